@@ -16,9 +16,11 @@ import numpy.typing as npt
 
 from evenshard.measure.collectives import Volumes, exchange_ms, part_volume
 from evenshard.measure.kernel_calls import KernelCall, kernel_call, part_lookups, replica_lookups
-from evenshard.measure.simulated.cluster import SimulatedCluster, columns_of, dense_ms
+from evenshard.measure.price.step import dense_ms
+from evenshard.measure.simulated.cluster import SimulatedCluster
 from evenshard.measure.simulated.device_model import NS_PER_MS, backward_ns, forward_ns, pass_ms, short_ms
 from evenshard.measure.simulated.gpu_profile import GpuProfile
+from evenshard.measure.simulated.price import work_columns
 from evenshard.measure.simulated.shard_work import MAXIMA, ShardWork, WorkCounter
 from evenshard.placement.optimizer_state import SGD
 from evenshard.placement.parts import TablePart, lookup_share
@@ -146,7 +148,7 @@ class ClusterState:
         homes = np.array([device for part in parts for device in part.devices], dtype=np.int64)
         sizes = np.array([part_bytes(self.task, table, part) for part in parts for _ in part.devices], dtype=float)
         if way == DATA_PARALLEL:
-            work = self._combined(columns_of(self._counter, replica_lookups(table, self.task)))
+            work = self._combined(work_columns(self._counter, replica_lookups(table, self.task)))
             none = np.zeros(0, dtype=np.int64)
             return Share(way, none, work[None], np.zeros((0, 4)), homes, sizes)
         call = self._calls.setdefault(kernel_call(table, way), len(self._calls))
@@ -164,7 +166,7 @@ class ClusterState:
         key = (position, way, part.rows.start, part.rows.stop, part.columns.size)
         if key not in self._known_work:
             table = self.task.tables[position]
-            work = columns_of(self._counter, part_lookups(part, table, self.task))
+            work = work_columns(self._counter, part_lookups(part, table, self.task))
             share = lookup_share(table, part.rows)
             one = part_volume(table, way, part.columns.size, share, self.task.num_devices)
             volumes = np.array([one.sent, one.summed, one.summed_in_node, one.input_bytes])

@@ -1,1 +1,1 @@
-"""Single measurements: speed, memory, accuracy of the bundled models, loops of several seeds."""
+"""Single measurements: speed, memory, loops of several seeds."""

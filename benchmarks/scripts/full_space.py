@@ -36,7 +36,7 @@ from evenshard.placement.task import ShardingTask
 from evenshard.planner.place import place_request
 from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
-from evenshard.sharders.models import PlacementModel, load_model
+from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.torchrec_planner import Bandwidths, machine_bandwidths
 from evenshard.sharders.torchrec_rival import PlannerSetting, TorchRecPlanner
 from evenshard.tables.catalog import load_catalog
@@ -74,7 +74,7 @@ class Line:
         side: one of ``SIDES``.
         setting: of TorchRec's planner; empty for the others.
         true_ms: true cost; None where none was found.
-        predicted_ms: by the cost model that comes with evenshard.
+        predicted_ms: by the device model.
         rating_ms: TorchRec's own rating.
         seconds: processor time that it took.
         parts: [table, first row, end, first column, end, devices] of each part.
@@ -149,9 +149,9 @@ def tables_called(name: str) -> tuple[Table, ...]:
 
 
 @cache
-def model() -> PlacementModel:
-    """The model that comes with evenshard."""
-    return load_model(None, HARDWARE)
+def model() -> DeviceModel:
+    """The device model."""
+    return DeviceModel(HARDWARE)
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from evenshard.placement.storage import Storage
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.place import place_request
 from evenshard.planner.request import PlacementRequest
-from evenshard.sharders.models import PlacementModel, load_model
+from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.torchrec_planner import machine_bandwidths
 from evenshard.sharders.torchrec_rival import PlannerSetting, TorchRecPlanner, offload_settings
 from evenshard.tables.cache import LOAD_FACTORS
@@ -118,7 +118,7 @@ class Model:
     def cluster(self) -> SimulatedCluster:
         """What prices every placement."""
         machine = self.task.machine
-        return SimulatedCluster(machine, [PROFILE] * self.devices, self.links, self.optimizer)
+        return SimulatedCluster(machine, [PROFILE] * self.devices, self.links)
 
     @property
     def times_larger(self) -> float:
@@ -232,9 +232,9 @@ class Line:
 
 
 @cache
-def cost_model() -> PlacementModel:
-    """The model that comes with evenshard."""
-    return load_model(None, HARDWARE)
+def cost_model() -> DeviceModel:
+    """The device model."""
+    return DeviceModel(HARDWARE)
 
 
 def exceeds(task: ShardingTask, parts: Sequence[TablePart]) -> bool:

@@ -1,11 +1,12 @@
 """What one placement saves against another: how often the simulated saving lies in its 90 % interval.
 
-python -m benchmarks.scripts.savings --first 300 --count 6
+python -m benchmarks.scripts.savings --model work/round_3 --first 300 --count 6
 
 The tables are random, and no training has seen them. They are placed, drift as in benchmarks.scripts.near, and are
 placed again: near the old placement, within a tenth of all bytes and free. From the old one and the free one, 1 to all
 tables move at random, too. Each pair is predicted and simulated (of the same profile, so that the error of a device is
-left aside).
+left aside). The model has learned from a simulated device: it is a loop's with ``measure.hardware``
+simulated:<profile>.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
-from benchmarks.scripts.bundled_models import BATCH_SIZE, DIMS
 from benchmarks.scripts.near import drift_factors
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import check_sharding
@@ -34,7 +35,8 @@ from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.text_table import text_table
 
-HARDWARE = ("simulated:h100", "simulated:a100_80gb", "simulated:v100", "simulated:rtx_2080_ti")
+BATCH_SIZE = 65_536
+DIMS = (4, 8, 16, 32, 64, 128, 256)
 TASKS = ((20, 2), (40, 4), (26, 8), (40, 8))
 """Tables and devices."""
 MOVED = (1, 2, 4, 8, 40)
@@ -75,9 +77,9 @@ class Pair:
         return -below <= off <= above, 50 * (below + above) / old.predicted_ms
 
 
-def pairs(hardware: str, number: int) -> Iterator[Pair]:
+def pairs(model: PlacementModel, number: int) -> Iterator[Pair]:
     """Those of one random task."""
-    model, rng = load_model(None, hardware), np.random.default_rng(number)
+    rng = np.random.default_rng(number)
     before, today = (_request(model, tables, TASKS[number % 4][1]) for tables in _tables(number, rng))
     old = place_request(before, model, EFFORT)
     tenth = sum(table.size_bytes for table in before.tables) // 10
@@ -141,15 +143,15 @@ def _moved(
 def main() -> None:
     """Prints a table: a row for each band of what the slowest devices share."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hardware", default=",".join(HARDWARE))
+    parser.add_argument("--model", type=Path, action="append", required=True, help="repeatable")
     parser.add_argument("--first", type=int, default=0, help="number of the first task")
     parser.add_argument("--count", type=int, default=12)
     args = parser.parse_args()
     known = [
         pair
         for number in range(args.first, args.first + args.count)
-        for hardware in args.hardware.split(",")
-        for pair in pairs(hardware, number)
+        for folder in args.model
+        for pair in pairs(load_model(folder), number)
     ]
     heads = list(RULES)
     rows = [("shared work", "pairs", "errors' correlation", *heads)]

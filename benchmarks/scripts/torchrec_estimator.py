@@ -40,7 +40,7 @@ from evenshard.planner.torchrec.estimator import EvenshardPerfModel
 from evenshard.planner.torchrec.estimator.examples import FittedMachine, TimesOfParts, random_parts
 from evenshard.planner.torchrec.estimator.perf_config import FittedEstimator, FittedPerfModel, fitted_estimator
 from evenshard.planner.torchrec.estimator.search import RatingProposer, WidthsEnumerator
-from evenshard.sharders.models import load_model
+from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.torchrec_planner import machine_bandwidths, table_name
 from evenshard.sharders.torchrec_rival import PlannerSetting, TorchRecPlan, TorchRecPlanner
 from evenshard.utils.errors import InfeasibleTask
@@ -99,7 +99,7 @@ class Case:
             return EvenshardPerfModel(topology, HARDWARE, tables=[*named])
 
         def cost_model(topology: Topology) -> EvenshardPerfModel:
-            return EvenshardPerfModel(topology, HARDWARE, model=load_model(None, HARDWARE))
+            return EvenshardPerfModel(topology, HARDWARE, model=DeviceModel(HARDWARE))
 
         def planner(kind: type[TorchRecPlanner], rates: Callable[[Topology], Any]) -> TorchRecPlanner:
             return kind(self.task, bandwidths, estimator_of=estimator_of, rates=rates)
@@ -136,7 +136,7 @@ class Case:
     def plan(self, side: str) -> tuple[Sequence[TablePart], float]:
         """One of ``SIDES``, with its rating, ms."""
         if side == "place":
-            answer = place_request(self.request, load_model(None, HARDWARE))
+            answer = place_request(self.request, DeviceModel(HARDWARE))
             return answer.parts, answer.predicted_ms
         swept = {"default_swept": self.default, "exported_swept": self.ours}
         plan = best_rated(swept[side].plans(SWEPT)) if side in swept else self.one_call[side].plan(PlannerSetting())

@@ -3,7 +3,7 @@
     python -m benchmarks.scripts.true_costs [--truth FOLDER] > report.md
 
 Prints markdown: the errors of the networks that stand for the true costs, DreamShard's table by the simulated device
-beside them, the bundled model's placements of real tables by true cost, and what column splits do to it. The networks
+beside them, `place`'s placements of real tables by true cost, and what column splits do to it. The networks
 are fitted once, in a few minutes, and kept in --cache. All the rest takes about six minutes on one core.
 """
 
@@ -32,7 +32,8 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.greedy import GreedySharder, expert_sharders
-from evenshard.sharders.models import PlacementModel, load_model
+from evenshard.sharders.model import DeviceModel
+from evenshard.sharders.models import PlacementModel
 from evenshard.sharders.random import RandomSharder
 from evenshard.tables.table import Table
 
@@ -166,7 +167,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     measured, costs = read(args.truth), load_true_costs(args.truth, args.cache, FitConfig())
-    model = load_model(None, HARDWARE)
+    model = DeviceModel(HARDWARE)
 
     print("# Placements on 4 x RTX 2080 Ti by true cost\n\n## The networks that stand for the true costs\n")
     print("| measurements | median error, % | 90th percentile, % | bias, % |\n|---|---:|---:|---:|")
@@ -174,7 +175,7 @@ def main() -> None:
         print(f"| {name} | {error.median_pct:.2f} | {error.p90_pct:.1f} | {error.bias_pct:+.2f} |", flush=True)
     print(f"\n## DreamShard's table: {TABLE_TASKS} tasks of real tables, dim 16, ms\n")
     strategies_table(measured.tables, costs)
-    print(f"\n## Placements by the bundled model ({model.digest[:12]})\n")
+    print("\n## Placements by the device model\n")
     print(f"{PLACED_TASKS} tasks of {PLACED_TABLES} tables.\n")
     print(
         "| dims | predicted / true | true cost inside the 90 % interval | above the best found, % (worst) "

@@ -33,7 +33,7 @@ from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
-from evenshard.sharders.models import load_model
+from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.plan_search.construction import Works
 from evenshard.sharders.plan_search.options import DEVICE, NODE
 from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort
@@ -93,7 +93,7 @@ class Case:
         machine = Machine(devices, DEVICES_PER_NODE, intra=INTRA, inter=inter)
         request = PlacementRequest(tables, (ROOM_BYTES,) * devices, BATCH_SIZE, hardware=HARDWARE, machine=machine)
         self.name = name
-        self.costs = part_costs(request, load_model(None, HARDWARE))
+        self.costs = part_costs(request, DeviceModel(HARDWARE))
         self.search = PlanSearch(self.costs)
         self.options, self.machine = self.search.options, machine
         self._works = Works.of(self.options)

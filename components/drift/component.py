@@ -22,7 +22,7 @@ def drift(
         summary: the verdict, why, and the tables of today beside those of the training.
         metrics: part of the load outside of the training data and part of the tables that are rare there, per cent.
         request: batch_size, num_devices, tolerated_pct and so on, as for the command.
-        model_uri: a registered model, such as ``models:/evenshard-cost@champion``, or ``bundled:h200``.
+        model_uri: a registered model, such as ``models:/evenshard-cost@champion``, or a model's folder.
         tables: table file (.yaml, .json, .csv, .parquet), folder of traffic or DLRM batch file.
         tables_address: address of the tables, such as ``s3://bucket/tables.parquet``, in place of ``tables``: the task
             reads them itself, with the endpoint and the keys in its environment.

@@ -34,8 +34,8 @@ def place(
         request: arguments of ``evenshard.place``, such as num_devices and memory_cap_gb; max_move_gb bounds what moves
             from the plan in use.
         tables: table file (.yaml, .json, .csv, .parquet), folder of traffic or DLRM batch file.
-        model_uri: a registered model, such as ``models:/evenshard-cost@champion``; empty for the one that comes with
-            evenshard for the hardware of the request.
+        model_uri: a registered model, such as ``models:/evenshard-cost@champion``; empty for the device model
+            of the hardware that the request names.
         model: a model's folder, in place of ``model_uri``.
         in_use: the plan that the training runs with: placement.json, or to compare alone evenshard's plan for TorchRec,
             or the folder that an earlier run left.

@@ -13,6 +13,7 @@ from evenshard.stages.generate_tables import run
 from evenshard.stages.loop import GenerateTablesConfig, GenerateTablesInputs, GenerateTablesOutputs
 from evenshard.tables.files import load_tables
 from evenshard.utils.errors import BadConfig
+from support.learned import LEARNED
 
 THEIRS = "feature,cardinality,dim,pooling,owner\na,200000,16,3,x\nb,9000,8,1,x\nc,50000,16,2,x\nd,7000,8,1,x\n"
 COLUMNS = ["--columns", "feature=name", "--columns", "cardinality=rows"]
@@ -25,13 +26,13 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_drift(capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["drift", "--tables", "theirs.csv", "--against", "bundled:h200", "--json"]
+    command = ["drift", "--tables", "theirs.csv", "--against", str(LEARNED), "--json"]
     assert main(command) == 2
     assert "column 'name' is missing" in capsys.readouterr().err
     assert main([*command, *COLUMNS]) in (0, 3)
     printed = capsys.readouterr()
     assert printed.err == "evenshard drift: theirs.csv: 1 column is not used: 'owner'.\n"
-    assert json.loads(printed.out)["model"]["source"] == "bundled:h200"
+    assert json.loads(printed.out)["model"]["source"] == str(LEARNED)
 
 
 def test_what_if(capsys: pytest.CaptureFixture[str]) -> None:

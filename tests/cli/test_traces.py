@@ -28,7 +28,7 @@ from support.answer_builders import answer as made_by_hand
 from support.traced_training import LOCAL_BATCH, LOOKUPS, PLAN, TABLES, WORLD_SIZE, record
 from support.truth import truth_file
 
-BUNDLED = "bundled:h200"
+DEVICE = "simulated:h200"
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +45,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answer_of(tables: Sequence[Table], batch_size: int = WORLD_SIZE * LOCAL_BATCH) -> PlacementAnswer:
-    return place(
-        tables, WORLD_SIZE, 1.0, model=BUNDLED, batch_size=batch_size, pinned={"wide": 1, "id": 0, "clicks": 0}
-    )
+    return place(tables, WORLD_SIZE, 1.0, model=DEVICE, batch_size=batch_size, pinned={"wide": 1, "id": 0, "clicks": 0})
 
 
 def traces(folder: Path) -> list[str]:
@@ -105,13 +103,13 @@ def test_the_placement_s_prediction_stands_beside_what_happened(
     )
     assert (compared["low_ms"], compared["high_ms"]) == (answer.low_ms, answer.high_ms), "with the device's error"
     assert compared["device"] == device_error_text(answer) != ""
-    plan = ["--placement", str(training / PLAN), "--tables", str(training / "tables.json"), "--model", BUNDLED]
+    plan = ["--placement", str(training / PLAN), "--tables", str(training / "tables.json"), "--model", DEVICE]
     of_plan = observed(capsys, *traces(training), *plan)["comparison"]
     assert of_plan["predicted_ms"] == pytest.approx(compared["predicted_ms"], rel=1e-5)
     told = pytest.approx((compared["low_ms"], compared["high_ms"]), rel=1e-5)
     assert (of_plan["low_ms"], of_plan["high_ms"]) == told and of_plan["device"] == compared["device"]
     assert of_plan["observed_ms"] == compared["observed_ms"] > 0
-    of_tables = ["--placement", str(training / "tables.json"), "--model", BUNDLED]
+    of_tables = ["--placement", str(training / "tables.json"), "--model", DEVICE]
     best = observed(capsys, *traces(training), *of_tables)["comparison"]
     assert best["devices"] is None and best["predicted_ms"] <= compared["predicted_ms"] * 1.0001
     assert main(["observe", *traces(training), "--placement", str(training / "placement.json")]) == 0
@@ -148,16 +146,14 @@ def test_what_is_missing_is_said_in_a_line(training: Path, tmp_path: Path, capsy
     assert "Add the table file: --tables" in refused(capsys, *both, "--placement", str(training / PLAN))
     assert "Name one: --model" in refused(capsys, *both, "--placement", str(training / "tables.json"))
     assert "it does not say which rank holds" in refused(
-        capsys, *both, "--placement", str(training / "tables.json"), "--model", BUNDLED, *costs
+        capsys, *both, "--placement", str(training / "tables.json"), "--model", DEVICE, *costs
     )
     tables = [Table(name, rows, dim, float(LOOKUPS)) for name, (rows, dim) in TABLES.items()]
     save_answer(answer_of(tables, batch_size=64), tmp_path / "batch.json")
     assert "--batch-size 32" in refused(capsys, *both, "--placement", str(tmp_path / "batch.json"))
-    save_answer(place(tables, 4, 1.0, model=BUNDLED, batch_size=32), tmp_path / "four.json")
+    save_answer(place(tables, 4, 1.0, model=DEVICE, batch_size=32), tmp_path / "four.json")
     assert "4 devices, the training has 2 ranks" in refused(capsys, *both, "--placement", str(tmp_path / "four.json"))
-    save_answer(
-        place(tables, 2, 1.0, model=BUNDLED, batch_size=32, sharding_types=["row_wise"]), tmp_path / "rows.json"
-    )
+    save_answer(place(tables, 2, 1.0, model=DEVICE, batch_size=32, sharding_types=["row_wise"]), tmp_path / "rows.json")
     rows = ["--placement", str(tmp_path / "rows.json")]
     assert "a cost dataset holds whole tables and columns of tables" in refused(capsys, *both, *rows, *costs)
     wider = [replace(table, embedding_dim=32) if table.name == "wide" else table for table in tables]
@@ -202,9 +198,9 @@ def test_the_help_shows_how_to_record(capsys: pytest.CaptureFixture[str]) -> Non
     compile(RECORDING, "recording", "exec")
 
 
-def test_a_gpu_s_bundled_model_predicts_for_a_table_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_s_device_model_predicts_for_a_table_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tables = tmp_path / "tables.json"
     save_tables([Table(f"t{number}", 1000, 64, 8.0) for number in range(8)], tables)
     trace = str(truth_file("traces/v100_16gb_2ranks.json.gz"))
     compared = observed(capsys, trace, "--placement", str(tables))["comparison"]
-    assert compared["predicted_by"] == "bundled:v100" and compared["devices"] is None
+    assert compared["predicted_by"] == "simulated:v100" and compared["devices"] is None

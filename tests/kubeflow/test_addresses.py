@@ -14,7 +14,6 @@ import yaml
 import evenshard
 from evenshard.cli import main
 from evenshard.planner.file import load_answer
-from evenshard.sharders import models
 from evenshard.tables.files import load_tables
 from evenshard.utils.errors import BadFile
 from evenshard.utils.s3 import Address, content_hash, upload
@@ -24,6 +23,7 @@ from evenshard_components.generate_tables.component import generate_tables
 from evenshard_components.watch.component import watch
 from evenshard_pipelines.build import build, default_cluster
 from support.kubeflow_builders import SMALL_PARAMS
+from support.learned import LEARNED
 from support.servers import S3
 from support.traffic_builders import TRAFFIC, write_parquet
 from support.watch_builders import traced_job
@@ -58,7 +58,7 @@ def the_run() -> Path:
 
 
 def test_place_reads_tables_and_a_model(at: str) -> None:
-    upload(Path(models.__file__).parent / "bundled/h200", f"{at}/model")
+    upload(LEARNED, f"{at}/model")
     words = ["pipeline", "run", "--pipeline", "place", "--set", f"tables={at}/tables.csv"]
     assert main([*words, "--set", f"model={at}/model", "--set", "request={num_devices: 2, batch_size: 32}"]) == 0
     answer = load_answer(the_run() / "place/placement/placement.json")
@@ -89,9 +89,9 @@ def test_a_loop_learns_from_tables(at: str) -> None:
 
 def test_drift_watches_tables(at: str) -> None:
     outputs = {"summary": artifact("summary"), "metrics": artifact("metrics")}
-    given = {"request": {}, "model_uri": "bundled:h200"}
+    given = {"request": {}, "model_uri": str(LEARNED)}
     assert drift.python_func(**outputs, **given, tables_address=f"{at}/tables.csv") is False
-    assert "The 12 tables are covered by bundled:h200." in Path(outputs["summary"].path).read_text()
+    assert f"The 12 tables are covered by {LEARNED}." in Path(outputs["summary"].path).read_text()
     with pytest.raises(BadFile, match="no such file, and no folder that was uploaded"):
         drift.python_func(**outputs, **given, tables_address=f"{at}/none.csv")
 
@@ -134,10 +134,10 @@ def test_traffic_is_read_as_a_job_wrote_it(at: str, s3: S3) -> None:
     Path("traffic/_SUCCESS").touch()
     put_one_by_one(s3, Path("traffic"), f"{at}/traffic")
     outputs = {"summary": artifact("summary"), "metrics": artifact("metrics")}
-    given = {"request": {"embedding_dim": 16, "batch_size": 2}, "model_uri": "bundled:h200"}
+    given = {"request": {"embedding_dim": 16, "batch_size": 2}, "model_uri": str(LEARNED)}
     drift.python_func(**outputs, **given, tables_address=f"{at}/traffic")
     assert "reuse of an index" in Path(outputs["summary"].path).read_text()
-    answer = evenshard.place(f"{at}/traffic", 2, 1.0, model="bundled:h200", embedding_dim=16, batch_size=2)
+    answer = evenshard.place(f"{at}/traffic", 2, 1.0, model=LEARNED, embedding_dim=16, batch_size=2)
     assert sorted(one.name for one in answer.request.tables) == ["ads", "user"]
 
 

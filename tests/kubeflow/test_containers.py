@@ -28,6 +28,7 @@ from evenshard.sharders.models import load_model
 from evenshard.version import __version__
 from support import podman
 from support.kubeflow_builders import SMALL_PARAMS
+from support.learned import LEARNED
 from support.repository import ROOT, git
 
 pytestmark = pytest.mark.containers
@@ -137,10 +138,10 @@ def test_every_stage_runs_in_containers_on_real_kernels(here: Here, workdir: Pat
     answer = load_answer(placement)
     assert len(answer.request.tables) == 12 and max(answer.device_of_table) == 1
 
-    words = ["--pipeline", "retrain", "--set", "tables=own.csv", "--set", "model_uri=bundled:h200"]
+    words = ["--pipeline", "retrain", "--set", "tables=own.csv", "--set", f"model_uri={LEARNED}"]
     done = here.evenshard("pipeline", "run", "--runner", "container", *words)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("The 12 tables are covered by bundled:h200.\n") and "sharder" not in done.stdout
+    assert done.stdout.startswith(f"The 12 tables are covered by {LEARNED}.\n") and "sharder" not in done.stdout
 
 
 def test_a_stage_that_fails_in_its_container_fails_the_run(here: Here, workdir: Path) -> None:

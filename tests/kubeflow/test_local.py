@@ -27,6 +27,7 @@ from evenshard.tables.files import save_tables
 from evenshard.utils.units import gb_to_bytes
 from support.documented import command
 from support.kubeflow_builders import SMALL_PARAMS
+from support.learned import LEARNED
 from support.watch_builders import traced_job
 
 
@@ -109,10 +110,10 @@ def test_a_stage_that_fails_stops_the_run_and_is_recorded(workdir: Path, capsys:
 def test_a_retrain_begins_where_the_model_does_not_cover_the_tables(
     workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["pipeline", "run", "--pipeline", "retrain", "--set", "tables=own.csv", "--set", "model_uri=bundled:h200"]
+    words = ["pipeline", "run", "--pipeline", "retrain", "--set", "tables=own.csv", "--set", f"model_uri={LEARNED}"]
     assert main([*words, "--out", "covered"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("The 12 tables are covered by bundled:h200.\n") and "saved: covered/" in out
+    assert out.startswith(f"The 12 tables are covered by {LEARNED}.\n") and "saved: covered/" in out
     (folder,) = Path("covered").iterdir()
     assert (folder / "drift/summary").exists() and not (folder / "generate-tables").exists()
 
@@ -134,7 +135,7 @@ def test_a_retrain_begins_where_the_model_does_not_cover_the_tables(
     captured = capsys.readouterr()
     assert captured.out == "" and "Inner task failed: 'generate-tables'" in captured.err
     (folder,) = Path("due").iterdir()
-    assert "Retrain: bundled:h200 does not cover" in (folder / "drift/summary").read_text()
+    assert f"Retrain: {LEARNED} does not cover" in (folder / "drift/summary").read_text()
     assert json.loads((folder / "record-outcome/outcome").read_text())["state"] == "FAILED"
 
 

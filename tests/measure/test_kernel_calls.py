@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from evenshard.measure.kernel_calls import EVERY_DEVICE, KernelCall, held_parts, lookups_of, part_lookups
+from evenshard.measure.kernel_calls import EVERY_DEVICE, KernelCall, Lookup, held_parts, lookups_of, part_lookups
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.plan import parts_by_table
@@ -36,23 +36,23 @@ def part(whole: Table, devices: tuple[int, ...], rows: Span | None = None, colum
 
 
 def test_a_plain_table_is_looked_up_as_it_is() -> None:
-    assert lookups_of(PLAIN, 64) == ((PLAIN, 64),)
+    assert lookups_of(PLAIN, 64) == (Lookup(PLAIN, 64),)
 
 
 def test_each_feature_is_a_table_with_bags_of_its_own() -> None:
     plain = replace(SHARED, feature_names=(), feature_pooling_factors=())
     assert lookups_of(SHARED, 64) == (
-        (replace(plain, name="shared#0", pooling_factor=1.0), 64),
-        (replace(plain, name="shared#1", pooling_factor=4.0), 64),
+        Lookup(replace(plain, name="shared#0", pooling_factor=1.0), 64),
+        Lookup(replace(plain, name="shared#1", pooling_factor=4.0), 64),
     )
 
 
 def test_a_sequence_is_bags_of_one_lookup() -> None:
     """64 samples with 3.25 lookups each: 208 bags; where lookups are no whole number, the bags hold the rest."""
-    assert lookups_of(SEQUENCE, 64) == ((replace(SEQUENCE, pooling="sum", pooling_factor=1.0), 208),)
-    ((odd, bags),) = lookups_of(replace(SEQUENCE, pooling_factor=0.03), 50)  # 1.5 lookups
+    assert lookups_of(SEQUENCE, 64) == (Lookup(replace(SEQUENCE, pooling="sum", pooling_factor=1.0), 208),)
+    ((odd, bags, _),) = lookups_of(replace(SEQUENCE, pooling_factor=0.03), 50)  # 1.5 lookups
     assert (bags, odd.pooling_factor) == (2, 0.75)
-    ((empty, bags),) = lookups_of(replace(SEQUENCE, pooling_factor=0.0), 50)
+    ((empty, bags, _),) = lookups_of(replace(SEQUENCE, pooling_factor=0.0), 50)
     assert (bags, empty.pooling_factor) == (1, 0.0)
 
 
@@ -69,7 +69,7 @@ def test_what_the_kernel_does_not_see_makes_no_other_table() -> None:
 
 def test_a_part_is_looked_up_for_all_samples_with_the_lookups_of_its_rows() -> None:
     half = part(SHARED, (0,), rows=Span(0, 10))
-    (first, bags), (second, _) = part_lookups(half, SHARED, task_of(SHARED))
+    (first, bags, _), (second, _, _) = part_lookups(half, SHARED, task_of(SHARED))
     assert (first.num_rows, bags) == (10, 64)
     assert (first.pooling_factor, second.pooling_factor) == (pytest.approx(0.2), pytest.approx(0.8))
 
@@ -78,16 +78,16 @@ def test_replicas_are_looked_up_for_the_samples_of_one_device() -> None:
     task = task_of(PLAIN, SHARED)
     placed = parts_by_table(task, [part(PLAIN, (0, 1, 2, 3)), part(SHARED, (1,))])
     replica, whole = held_parts(task, placed)
-    assert (replica.device, replica.call.is_dense, replica.looked_up) == (EVERY_DEVICE, True, ((PLAIN, 16),))
+    assert (replica.device, replica.call.is_dense, replica.lookups) == (EVERY_DEVICE, True, (Lookup(PLAIN, 16),))
     assert (whole.device, whole.call.is_dense) == (1, False)
-    assert [bags for _, bags in whole.looked_up] == [64, 64]
+    assert [one.bags for one in whole.lookups] == [64, 64]
 
 
 def test_replicas_repeat_less_than_the_whole_batch_does() -> None:
     twice = replace(PLAIN, reuse_bins=(0.0, 1.0) + (0.0,) * 15)
     task = task_of(twice, devices=2)
     (replica,) = held_parts(task, parts_by_table(task, [part(twice, (0, 1))]))
-    ((seen, _),) = replica.looked_up
+    ((seen, _, _),) = replica.lookups
     # Two lookups fall on one device together as often as not: of those that it sees, 1 in 3 twice.
     assert seen.reuse_bins is not None and seen.reuse_bins[:2] == (pytest.approx(2 / 3), pytest.approx(1 / 3))
 
@@ -95,13 +95,13 @@ def test_replicas_repeat_less_than_the_whole_batch_does() -> None:
 def test_deduplicated_sequences_are_looked_up_once_for_each_device_that_sends_them() -> None:
     """A row with 4 lookups, dealt to 4 devices, is sent by 4 (1 - 0.75**4) = 2.73 of them; so by 3, a little less."""
     four = replace(SEQUENCE, pooling_factor=4.0, is_deduplicated=True, reuse_bins=(0.0, 0.0, 1.0) + (0.0,) * 14)
-    ((sent, bags),) = part_lookups(part(four, (0,)), four, task_of(four))
+    ((sent, bags, _),) = part_lookups(part(four, (0,)), four, task_of(four))
     mean_count = (3 / 9 + 4 / 16) / (1 / 9 + 1 / 16)
     assert bags == round(64 * 4 * 4 * (1 - 0.75**mean_count) / mean_count)
     assert sent.reuse_bins == (0.0, 1.0) + (0.0,) * 15  # 2.45 devices, taken for two
     task = task_of(four)
     (replica,) = held_parts(task, parts_by_table(task, [part(four, (0, 1, 2, 3))]))
-    assert replica.looked_up[0][0].reuse_bins == pytest.approx(READ_ONCE)
+    assert replica.lookups[0].table.reuse_bins == pytest.approx(READ_ONCE)
 
 
 # Which parts share one ------------------------------------------------------------------------------------------------
@@ -147,4 +147,4 @@ def test_parts_of_unlike_types_share_no_call() -> None:
         "data_parallel",
     ]
     assert len({one.call for one in held if one.device == 0}) == 2
-    assert [one.looked_up[0][0].num_rows for one in held if one.call.sharding_type == "row_wise"] == [25] * 4
+    assert [one.lookups[0][0].num_rows for one in held if one.call.sharding_type == "row_wise"] == [25] * 4

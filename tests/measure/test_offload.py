@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenshard.measure.kernel_calls import Lookup
 from evenshard.measure.offload import (
     PROCESSOR_GB_S,
     SSD_GB_S,
@@ -40,13 +41,13 @@ def times_us(
     storage: Storage, table: Table = PLAIN, miss: float = 0.0, optimizer: str = "sgd", link: HostLink = LINK
 ) -> tuple[float, float]:
     """Forward and backward."""
-    found = offload_times([(table, BATCH)], storage, miss, optimizer, link)
+    found = offload_times([Lookup(table, BATCH, optimizer)], storage, miss, link)
     return found.forward_ms * 1e3, found.backward_ms * 1e3
 
 
 @pytest.mark.parametrize("optimizer", NUMBERS)
 def test_what_is_in_device_memory_costs_nothing_more(optimizer: str) -> None:
-    assert offload_times([(PLAIN, BATCH)], ON_DEVICE, 1.0, optimizer, LINK) == OffloadTimes(0.0, 0.0)
+    assert offload_times([Lookup(PLAIN, BATCH, optimizer)], ON_DEVICE, 1.0, LINK) == OffloadTimes(0.0, 0.0)
 
 
 # By hand -------------------------------------------------------------------------------------------------------------
@@ -166,7 +167,7 @@ def test_more_of_anything_is_never_faster(
     def took(miss: float, dim: int, batch_size: int, optimizer: str, link: HostLink) -> np.ndarray:
         bins = power_law_reuse_bins(rows, pooling * BATCH, 1.05)
         table = Table("t", rows, dim, pooling, bins)
-        found = offload_times([(table, batch_size)], Storage(kernel), miss, optimizer, link)
+        found = offload_times([Lookup(table, batch_size, optimizer)], Storage(kernel), miss, link)
         return np.array([found.forward_ms, found.backward_ms])
 
     known = HostLink(memory_gb_s=80.0)
@@ -188,16 +189,16 @@ def test_many_at_once_are_each_as_alone_and_a_part_is_the_sum_of_its_features() 
     tables = [
         replace(PLAIN, name=f"t{dim}", embedding_dim=dim, pooling_factor=dim / 7) for dim in (4, 16, 64, 128, 256)
     ]
-    looked_up = [(table, BATCH * (1 + number)) for number, table in enumerate(tables)]
+    lookups = [Lookup(table, BATCH * (1 + number), "adam") for number, table in enumerate(tables)]
     storages = [UVM, ON_DEVICE, CACHED, Storage(HOST), UVM]
     misses = [0.0, 0.0, 0.3, 0.0, 0.0]
-    found_P2 = offload_ms(looked_up, storages, misses, "adam", HostLink())
+    found_P2 = offload_ms(lookups, storages, misses, HostLink())
     assert found_P2.shape == (5, 2)
     for number, (storage, miss) in enumerate(zip(storages, misses, strict=True)):
-        alone = offload_times(looked_up[number : number + 1], storage, miss, "adam", HostLink())
+        alone = offload_times(lookups[number : number + 1], storage, miss, HostLink())
         assert (alone.forward_ms, alone.backward_ms) == pytest.approx(tuple(found_P2[number]))
-    whole = offload_times(looked_up, UVM, 0.0, "adam", HostLink())
-    each = [offload_times([one], UVM, 0.0, "adam", HostLink()) for one in looked_up]
+    whole = offload_times(lookups, UVM, 0.0, HostLink())
+    each = [offload_times([one], UVM, 0.0, HostLink()) for one in lookups]
     assert whole.forward_ms == pytest.approx(sum(one.forward_ms for one in each))
     assert whole.backward_ms == pytest.approx(sum(one.backward_ms for one in each))
 

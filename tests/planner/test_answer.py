@@ -10,7 +10,7 @@ from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.utils.errors import BadConfig
 from support.answer_builders import answer
 from support.builders import table
-from support.request_builders import LITTLE, QUICK, request, untrained
+from support.request_builders import LITTLE, request, untrained
 
 ROWS = Span(0, 1000)
 HALVES = (Span(0, 500), Span(500, 1000))
@@ -66,7 +66,7 @@ def test_the_gap_is_to_the_lower_bound() -> None:
 
 
 def test_a_device_takes_no_less_than_each_of_its_parts_alone() -> None:
-    one = place_request(request(8, 16, 64, 32, 8, 128), untrained(), PlaceConfig(QUICK, LITTLE))
+    one = place_request(request(8, 16, 64, 32, 8, 128), untrained(), PlaceConfig(LITTLE))
     for device, numbers in zip(one.devices, one.parts_on_device, strict=True):
         for number in numbers:
             assert one.alone_ms[number] <= device.predicted_total_ms

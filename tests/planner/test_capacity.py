@@ -30,7 +30,7 @@ from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.units import BYTES_PER_GB as GB
 from evenshard.utils.units import gb_to_bytes
 from support.builders import cuts_of
-from support.request_builders import QUICK, request, untrained
+from support.request_builders import request, untrained
 
 REQUESTS = int(os.environ.get("EVENSHARD_TIGHT_REQUESTS", "283"))
 """How many are asked; 2,000 take some minutes."""
@@ -217,7 +217,7 @@ def test_uneven_parts_fit_where_halves_of_halves_have_too_much_state() -> None:
     parts = legal_parts(asked.task())
     check_parts(asked, parts)
     assert cuts_of(parts) == {"a": (24, 44)}
-    assert len(place_request(asked, untrained(), PlaceConfig(QUICK)).parts) == 3
+    assert len(place_request(asked, untrained(), PlaceConfig()).parts) == 3
 
 
 def test_what_tables_need_at_least_has_the_state_of_the_fewest_parts() -> None:
@@ -310,10 +310,10 @@ def test_mlperfs_tables_fit_eight_devices_of_13_gb_by_columns() -> None:
 def test_the_search_knows_the_types_that_rules_leave() -> None:
     """Rows of the one node are row_wise; rules that leave nothing are named before anything is searched."""
     asked = request(8, 8, rules=Rules.of(table_types={"a": "table_row_wise"}))
-    assert place_request(asked, untrained(), PlaceConfig(QUICK)).type_of_table["a"] == ROW_WISE
+    assert place_request(asked, untrained(), PlaceConfig()).type_of_table["a"] == ROW_WISE
     nothing = request(8, 8, rules=Rules.of({"a": 0}, table_types={"a": "row_wise"}))
     with pytest.raises(InfeasibleTask, match="'a' may only be sharded row_wise, but it may only live on the devices"):
-        place_request(nothing, untrained(), PlaceConfig(QUICK))
+        place_request(nothing, untrained(), PlaceConfig())
 
 
 def test_the_memory_that_a_refusal_names_has_the_reserve_in_it() -> None:

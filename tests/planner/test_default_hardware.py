@@ -20,6 +20,7 @@ from evenshard.planner.what_if.api import what_if
 from evenshard.sharders.models import load_model, save_model
 from evenshard.utils.errors import BadConfig, BadFile
 from support.documented import command
+from support.learned import learned
 
 TABLES = [{"name": name, "num_rows": 10_000, "embedding_dim": 16, "pooling_factor": 3} for name in "abcd"]
 
@@ -27,11 +28,11 @@ TABLES = [{"name": name, "num_rows": 10_000, "embedding_dim": 16, "pooling_facto
 @pytest.fixture
 def cpu_model(tmp_path: Path) -> Path:
     """A model of this machine's CPU, as `make run` leaves one in work/round_3."""
-    bundled = load_model(None, "simulated:rtx_2080_ti")
-    seen = replace(bundled.trained_on, hardware="cpu: AMD EPYC (1 thread)", device_error=None, link="ethernet_25g")
+    model = learned()
+    seen = replace(model.trained_on, hardware="cpu: AMD EPYC (1 thread)", device_error=None, link="ethernet_25g")
     folder = tmp_path / "work" / "round_3"
     folder.parent.mkdir()
-    save_model(folder, bundled.cost_model, seen)
+    save_model(folder, model.cost_model, seen)
     return folder
 
 
@@ -92,5 +93,5 @@ def test_a_model_of_another_kind_than_the_first_hosts_of_a_file_is_refused(tmp_p
     cluster = tmp_path / "cluster.yaml"
     hosts = [{"devices": 2, "hardware": "h100"}, {"devices": 2, "hardware": "a100"}]
     cluster.write_text(yaml.safe_dump({"hosts": hosts, "inter": "ib_200g"}))
-    with pytest.raises(BadConfig, match="trained on simulated: a100_80gb, not on simulated:h100"):
-        evenshard.place(TABLES, cluster=cluster, model="bundled:a100_80gb")
+    with pytest.raises(BadConfig, match="simulated:a100_80gb is no model of simulated:h100"):
+        evenshard.place(TABLES, cluster=cluster, model="simulated:a100_80gb")

@@ -19,6 +19,7 @@ from evenshard.measure.costs import MeasuredPlacement
 from evenshard.measure.evidence import DeviceError, Evidence, device_text, error_factors, with_device_error
 from evenshard.measure.hardware import open_hardware
 from evenshard.measure.link import link
+from evenshard.measure.price.step import exchange_share
 from evenshard.measure.profiles import profile_path, write_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement
@@ -30,11 +31,10 @@ from evenshard.planner.highlights import device_error_text
 from evenshard.planner.page.page import page
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.summary import print_answer
-from evenshard.sharders.convex_search.prediction import exchange_share
-from evenshard.sharders.models import load_model
+from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.trained_on import TrainedOn
 from support.answer_builders import answer
-from support.request_builders import LITTLE, QUICK, request, untrained
+from support.request_builders import LITTLE, request, untrained
 
 CONFIRMED, UNCONFIRMED = DeviceError(12.0, 40), DeviceError()
 WORDS = {
@@ -84,7 +84,7 @@ def test_an_answer_tells_the_wide_interval_and_keeps_the_models() -> None:
 
 def test_it_comes_from_what_the_model_was_trained_on() -> None:
     learned = replace(untrained(), trained_on=replace(untrained().trained_on, device_error=CONFIRMED))
-    one = place_request(request(8, 16), learned, PlaceConfig(QUICK, LITTLE))
+    one = place_request(request(8, 16), learned, PlaceConfig(LITTLE))
     assert one.device_error == CONFIRMED and one.low_ms < one.model_low_ms < one.model_high_ms < one.high_ms
     assert one.lineage["model"]["trained_on"]["device_error"] == {"percent": 12.0, "points": 40}
 
@@ -101,7 +101,7 @@ def test_it_travels_from_the_profile_of_the_training_data_into_the_answer(tmp_pa
     write_profile(profile_path("v100"), {}, "", [], profile)
     TrainedOn.of(load_costs(costs, task.tables)).save(tmp_path / "trained_on.json")
     learned = replace(untrained(), trained_on=TrainedOn.load(tmp_path / "trained_on.json"))
-    one = place_request(asked, learned, PlaceConfig(QUICK, LITTLE))
+    one = place_request(asked, learned, PlaceConfig(LITTLE))
     assert one.device_error == CONFIRMED
     assert one.link_error == DeviceError()
     assert device_error_text(one) == (
@@ -114,7 +114,7 @@ def test_the_interval_knows_the_link() -> None:
     """The same placement over a link that measurements confirm, and over one that nothing does."""
     ends = {}
     for intra in ("pcie3_host", "50gb_s"):
-        one = place_request(request(8, 16, machine=Machine(2, 2, intra=intra)), untrained(), PlaceConfig(QUICK, LITTLE))
+        one = place_request(request(8, 16, machine=Machine(2, 2, intra=intra)), untrained(), PlaceConfig(LITTLE))
         assert one.link_error == link(intra).error
         share = exchange_share(one.devices)
         assert 0 < share < 1
@@ -147,7 +147,7 @@ def test_real_hardware_has_no_such_line(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_file_has_both_intervals_and_the_error(tmp_path: Path) -> None:
-    one = place_request(request(8, 16), untrained(), PlaceConfig(QUICK, LITTLE))
+    one = place_request(request(8, 16), untrained(), PlaceConfig(LITTLE))
     one = replace(one, device_error=CONFIRMED)
     record = json.loads(json_text(one))
     jsonschema.validate(record, json_schema())
@@ -161,7 +161,7 @@ def test_the_file_has_both_intervals_and_the_error(tmp_path: Path) -> None:
 
 def test_explain_and_diff_say_it_too(capsys: pytest.CaptureFixture[str]) -> None:
     model = replace(untrained(), trained_on=replace(untrained().trained_on, device_error=CONFIRMED))
-    one = place_request(request(8, 16), model, PlaceConfig(QUICK, LITTLE))
+    one = place_request(request(8, 16), model, PlaceConfig(LITTLE))
     explanation = explain(one, model, "a")
     assert explanation.device == WORDS[CONFIRMED]
     print_explanation(explanation)
@@ -190,7 +190,7 @@ def test_no_output_calls_a_simulated_time_measured(tmp_path: Path, capsys: pytes
     }.items():
         assert main(command) == 0
         texts[name] = capsys.readouterr().out
-    said = device_text("simulated:h200", load_model(hardware="simulated:h200").trained_on.device_error)
+    said = device_text("simulated:h200", DeviceModel("simulated:h200").device_error)
     for name, text in texts.items():
         without_fields = re.sub(r'(?:"|&#34;)\w*measured\w*(?:"|&#34;):', "", text)
         assert "measured" not in without_fields.lower(), name

@@ -7,16 +7,15 @@ from dataclasses import replace
 import pytest
 
 import evenshard
-from benchmarks.scripts.beyond_training import trials
+from evenshard.measure.price.step import PredictedDevice
 from evenshard.placement.parts import whole_tables
 from evenshard.planner.extrapolation import interval_factors, widening_note
 from evenshard.planner.request import PlacementRequest
-from evenshard.sharders.convex_search.prediction import PredictedDevice
-from evenshard.sharders.models import load_model
 from evenshard.sharders.trained_on import MOST_FACTOR, TrainedOn
 from evenshard.tables.table import Table
+from support.learned import learned
 
-LEARNED = load_model(None, "simulated:h100").trained_on
+LEARNED = learned().trained_on
 """Rows to 499,675,273, dims 4 to 512, lookups 0.01 to 300, batches 1,038 to 245,267, 64 devices, 8 to 32 bits."""
 NEAR = Table("near", 1000, 64, 2.0)
 WIDE = replace(NEAR, name="wide", embedding_dim=2048)
@@ -92,7 +91,7 @@ def test_a_batch_concerns_all_tables_and_devices_the_exchange() -> None:
 
 def test_an_answer_far_outside_says_so_and_is_less_sure() -> None:
     def half_widths(*tables: Table) -> tuple[float, float]:
-        answer = evenshard.place(tables, 2, 1000.0, hardware="simulated:h100", batch_size=4096)
+        answer = evenshard.place(tables, 2, 1000.0, model=learned(), batch_size=4096)
         assert any("wider" in note for note in answer.notes) == bool(answer.warnings)
         return answer.predicted_ms / answer.model_low_ms, answer.model_high_ms / answer.predicted_ms
 
@@ -105,10 +104,3 @@ def test_128_devices_where_the_model_saw_64_are_said() -> None:
     (line,) = LEARNED.devices_outside(tables, 128)
     assert line == "128 devices are more than the 64 the model was trained on"
     assert LEARNED.exchange_factor(128) == 2.0 and LEARNED.exchange_factor(64) == 1.0
-
-
-def test_simulated_times_beyond_the_training_data_are_in_the_wider_interval() -> None:
-    """Half of the tables look up twice as much as any that the model has seen: its own interval misses some."""
-    found = list(trials(load_model(None, "simulated:h100"), "pooling_factor", 2.0, 30))
-    assert all(one.in_widened for one in found) and not all(one.in_own for one in found)
-    assert all(1 < one.above <= 2 for one in found)

@@ -27,14 +27,14 @@ from evenshard.tables.assumptions import assumed_reuse_bins
 from evenshard.utils.errors import BadFile
 from support.answer_builders import answer as made
 from support.builders import table
-from support.request_builders import LITTLE, QUICK, ROOM, request, untrained
+from support.request_builders import LITTLE, ROOM, request, untrained
 
 
 def answer(**more: Any) -> PlacementAnswer:
     """Of whole tables, unless ``more`` says otherwise."""
     rules = {"rules": Rules({"a": (1,)}, apart=(("a", "b"),)), "sharding_types": (TABLE_WISE,)}
     asked = request(8, 16, 64, caps=(2**18, 2**19), **{**rules, **more})
-    return place_request(asked, untrained(), PlaceConfig(QUICK, LITTLE, compare=("random", "size_greedy")))
+    return place_request(asked, untrained(), PlaceConfig(LITTLE, compare=("random", "size_greedy")))
 
 
 GRID = Machine(4, 2, inter="infiniband_ndr")
@@ -68,7 +68,7 @@ def test_a_measured_answer_comes_back_as_it_was(tmp_path: Path) -> None:
         cost = DeviceCost(1, 2, 3, 4.5, input_dist_ms=0.25)
         return [PlacementCost((cost,) * task.num_devices, "modelled") for _ in placements]
 
-    config = PlaceConfig(QUICK, LITTLE, ("random",), num_measured=2)
+    config = PlaceConfig(LITTLE, ("random",), num_measured=2)
     one = place_request(request(8, 16), untrained(), config, measure)
     assert one.measured is not None and one.measured.max_device_ms == 10.75
     assert one.comparison == (Rival("random", one.comparison[0].predicted_ms, 10.75),)
@@ -301,12 +301,10 @@ def test_more_devices_than_the_models_link_connects_are_noted() -> None:
     whole: dict[str, Any] = {"sharding_types": ("table_wise",)}
     of_h200 = replace(untrained(), trained_on=replace(untrained().trained_on, link="nvlink_h200"))
     for caps, count in (((ROOM,) * 8, 0), ((ROOM,) * 9, 1)):
-        one = place_request(request(*[8] * 9, caps=caps, **whole), of_h200, PlaceConfig(QUICK, LITTLE))
+        one = place_request(request(*[8] * 9, caps=caps, **whole), of_h200, PlaceConfig(LITTLE))
         assert (one.link, len(one.notes)) == ("nvlink_h200", count)
     assert one.notes[0].startswith("9 devices are priced as if one node held them all")
-    assert (
-        place_request(request(*[8] * 9, caps=(ROOM,) * 9, **whole), untrained(), PlaceConfig(QUICK, LITTLE)).notes == ()
-    )
+    assert place_request(request(*[8] * 9, caps=(ROOM,) * 9, **whole), untrained(), PlaceConfig(LITTLE)).notes == ()
 
 
 def test_the_schema_says_what_the_contract_says() -> None:

@@ -14,7 +14,7 @@ from evenshard.placement.sharding import BY_COLUMNS, SHARDING_TYPES, TABLE_WISE
 from evenshard.placement.storage import FUSED
 from evenshard.planner.place import place_request
 from evenshard.planner.request import PlacementRequest
-from evenshard.sharders.models import load_model
+from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.plan_search.usual_cuts import MOST_SLOWER
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
@@ -46,7 +46,7 @@ def step_ms(seed: int, types: tuple[str, ...], memory: float) -> float:
     asked, cap = random_request(seed)
     asked = replace(asked, sharding_types=types, caps_bytes=(int(memory * cap),) * asked.num_devices)
     try:
-        return place_request(asked, load_model(None, "simulated:h200")).predicted_ms
+        return place_request(asked, DeviceModel("simulated:h200")).predicted_ms
     except InfeasibleTask:
         return float("inf")
 

@@ -21,10 +21,10 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.models import PlacementModel
 from evenshard.utils.errors import InfeasibleTask
 from support.builders import table
-from support.request_builders import LITTLE, QUICK
+from support.request_builders import LITTLE
 
 GB = 2**30
-CONFIG = PlaceConfig(QUICK, LITTLE)
+CONFIG = PlaceConfig(LITTLE)
 
 
 @cache

@@ -16,7 +16,7 @@ from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.summary import print_answer
 from evenshard.utils.units import ms_text
 from support.builders import table
-from support.request_builders import LITTLE, QUICK, request, untrained
+from support.request_builders import LITTLE, request, untrained
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_an_answer_says_when_its_times_are_of_another_optimizer(
     """In the terminal and on the page before the first time, and in the file."""
     monkeypatch.setenv("COLUMNS", "200")
     model = replace(untrained(), trained_on=replace(untrained().trained_on, optimizer=learned))
-    one, file = place_request(request(8, 16, optimizer=asked), model, PlaceConfig(QUICK, LITTLE)), io.StringIO()
+    one, file = place_request(request(8, 16, optimizer=asked), model, PlaceConfig(LITTLE)), io.StringIO()
     note = f"Predicted times are of {learned}; {asked}'s memory is counted, its {word} backward pass is not."
     assert one.notes == (() if word is None else (note,))
     assert json.loads(json_text(one))["notes"] == list(one.notes)

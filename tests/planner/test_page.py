@@ -145,7 +145,7 @@ def test_the_numbers_are_the_answers() -> None:
         "Sharding types table_wise, column_wise, row_wise",
         "Communication fp32 forward, fp32 backward",
         "512 MB of each device reserved, for what is not counted",
-        "Model bundled:h200",
+        "Model simulated:h200",
         "Placements simulated 1,234",
         "Rows of a table 10 to 5,000 1,048,576",
         "Apart </script>",

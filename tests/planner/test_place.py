@@ -19,6 +19,7 @@ from evenshard.tables.files import save_tables
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadInput, InfeasibleTask
 from evenshard.utils.units import BYTES_PER_GB
+from support.learned import LEARNED
 from support.patience import PATIENCE_S
 from support.request_builders import LITTLE
 
@@ -218,10 +219,10 @@ def test_a_missing_pooling_factor_is_assumed_and_reported(tmp_path: Path, capsys
 
 def test_a_request_far_from_the_training_data_is_flagged(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     tables = [Table("vast", 10**10, 4, 1.0), Table("deep", 1000, 64, 5000.0)]
-    answer = evenshard.place(tables, 2, 1000)
+    answer = evenshard.place(tables, 2, 1000, model=LEARNED)
     assert any("vast" in line for line in answer.warnings)
     assert any("deep" in line for line in answer.warnings)
-    assert evenshard.place(TABLES, 2).warnings == ()
+    assert evenshard.place(tables, 2, 1000).warnings == ()
 
 
 def test_the_first_lines_say_what_is_priced_and_as_what(table_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

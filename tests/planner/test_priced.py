@@ -9,10 +9,10 @@ import pytest
 import evenshard
 from evenshard.planner.priced import priced, repriced
 from evenshard.planner.pricing import part_costs
-from evenshard.sharders.models import load_model
+from evenshard.sharders.model import DeviceModel
 from evenshard.tables.table import Table
 
-MODEL = load_model(None, "simulated:h100")
+MODEL = DeviceModel("simulated:h100")
 NEAR = Table("near", 1000, 64, 2.0)
 FAR = Table("far", 1000, 2048, 3000.0)
 

@@ -31,7 +31,7 @@ from evenshard.utils.errors import InfeasibleTask
 from support.legal_placements import legal_placement
 from support.random_requests import random_request
 from support.repository import ROOT
-from support.request_builders import LITTLE, QUICK, request, untrained
+from support.request_builders import LITTLE, request, untrained
 
 REPRO = ROOT.parent / "shared" / "repro"
 LINK = "infiniband_ndr"
@@ -39,7 +39,7 @@ SAMPLE, BATCHES, BATCH = 60, 20, 100
 
 
 def answer(asked: PlacementRequest, effort: PlanSearchEffort = LITTLE) -> PlacementAnswer:
-    return place_request(asked, untrained(), PlaceConfig(QUICK, effort))
+    return place_request(asked, untrained(), PlaceConfig(effort))
 
 
 # By hand --------------------------------------------------------------------------------------------------------------

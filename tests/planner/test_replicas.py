@@ -19,14 +19,14 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.planner.summary import print_answer
 from evenshard.utils.errors import BadConfig
-from support.request_builders import LITTLE, QUICK, request, untrained
+from support.request_builders import LITTLE, request, untrained
 
 ALL: dict[str, Any] = {"sharding_types": (DATA_PARALLEL,)}
 OWN: dict[str, Any] = {"table_optimizers": {"a": "adagrad", "b": "sgd"}}
 
 
 def answer(**more: Any) -> PlacementAnswer:
-    return place_request(request(8, 16, **more), untrained(), PlaceConfig(QUICK, LITTLE))
+    return place_request(request(8, 16, **more), untrained(), PlaceConfig(LITTLE))
 
 
 def replicable(asked: PlacementRequest) -> set[str]:

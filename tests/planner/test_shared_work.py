@@ -8,6 +8,7 @@ from benchmarks.scripts.savings import pairs
 from evenshard.planner.diff.shared_work import MOST_ALIKE, difference_error, error_correlation, shared_work
 from evenshard.planner.priced import PricedParts
 from support.explain_builders import answered, asked
+from support.learned import learned
 
 FOUR = {"a": 6.0, "b": 2.0, "c": 3.0, "d": 1.0}
 
@@ -46,7 +47,7 @@ def test_errors_that_are_alike_go_out_of_a_difference() -> None:
 
 def test_savings_that_made_no_rule_lie_in_their_intervals_which_are_narrower_than_of_independent_errors() -> None:
     """Two simulated tasks, of 24 in benchmarks/savings_202611.md."""
-    found = [pair for number in (300, 302) for pair in pairs("simulated:h100", number)]
+    found = [pair for number in (300, 302) for pair in pairs(learned(), number)]
     ruled = [pair.interval(error_correlation(pair.shared)) for pair in found]
     independent = [pair.interval(0.0) for pair in found]
     assert len(found) > 20 and sum(inside for inside, _ in ruled) >= 0.85 * len(found)

@@ -14,8 +14,10 @@ import pytest
 
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.measure.evidence import DeviceError
+from evenshard.measure.hardware import HardwareName
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
+from evenshard.planner.model import learned_model_of, model_of
 from evenshard.sharders.convex_search.sharder import EvenshardSharder
 from evenshard.sharders.models import digest_of, load_model, save_cost_model, save_model
 from evenshard.sharders.trained_on import TrainedOn
@@ -322,7 +324,22 @@ def test_a_model_of_real_hardware_is_known_by_its_kind(folder: Path) -> None:
         load_model(folder, "cpu")
 
 
-@pytest.mark.parametrize("hardware", ["cpu", None, "simulated:", "b200", "simulated:b200"])
-def test_hardware_without_a_bundled_model_lists_those_that_have_one(hardware: str | None) -> None:
-    with pytest.raises(BadConfig, match=r"no model for hardware .*make run.*--model work/round_3.*simulated:h200"):
-        load_model(None, hardware)
+@pytest.mark.parametrize("hardware", ["cpu", "cuda", None, "auto"])
+def test_real_hardware_needs_a_model_that_has_learned(hardware: str | None) -> None:
+    with pytest.raises(BadConfig, match=r"no model for hardware .*make run.*--model work/round_3.*simulated:h100"):
+        model_of(None, hardware)
+
+
+@pytest.mark.parametrize("hardware", ["simulated:b200", "b200", "simulated:a100_40gb"])
+def test_each_profile_is_a_model_of_its_own(hardware: str) -> None:
+    found = model_of(None, hardware)
+    assert found.trained_on is None and found.source == found.hardware == str(HardwareName.parse(hardware))
+    assert model_of(found.source).digest == found.digest
+    with pytest.raises(BadConfig, match="is no model of"):
+        found.require_hardware("cuda")
+
+
+def test_what_older_placements_name_is_the_device_model_now() -> None:
+    assert model_of("bundled:h200") == model_of(None, "h200")
+    with pytest.raises(BadConfig, match="is a device model"):
+        learned_model_of("bundled:h200")

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from evenshard.measure.price.step import PredictedDevice
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.request import PlacementRequest
-from evenshard.sharders.convex_search.prediction import PredictedDevice
 from evenshard.tables.table import Table
 from support.builders import BATCH_SIZE, parts_of, table
 
@@ -20,7 +20,7 @@ LINEAGE = {
     "evenshard_version": "9.9",
     "tables": "mine.yaml",
     "model": {
-        "source": "bundled:h200",
+        "source": "simulated:h200",
         "sha256": "ab" * 32,
         "trained_on": {"hardware": "simulated: h200", "num_measured": 1234, "num_rows": [10, 5000]},
     },

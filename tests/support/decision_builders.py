@@ -11,10 +11,11 @@ from typing import Any
 import yaml
 
 from evenshard.placement.tasks import TaskSampling, sample_tasks, save_tasks
-from evenshard.sharders.models import load_model, save_model
+from evenshard.sharders.models import save_model
 from evenshard.tables.files import save_tables
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from support.convex_builders import random_model
+from support.learned import learned
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "measure": {"hardware": "simulated:h200", "visits": 1, "num_batches": 1, "warmup": 0, "repeats": 1},
@@ -36,15 +37,15 @@ def write_inputs(folder: Path, num_test_tasks: int = 8, memory_cap_gb: float = 4
 
 def good_model(folder: Path, num_measured: int = 1000) -> Path:
     """What comes with evenshard, as if it had learned from so many measurements: intervals differ, and no time."""
-    bundled = load_model(None, "simulated:h200")
-    cost_model = deepcopy(bundled.cost_model)
+    model = learned()
+    cost_model = deepcopy(model.cost_model)
     cost_model.calibration = replace(cost_model.calibration, floor=0.05 + 1 / num_measured)
-    save_model(folder, cost_model, replace(bundled.trained_on, num_measured=num_measured))
+    save_model(folder, cost_model, replace(model.trained_on, num_measured=num_measured))
     return folder
 
 
 def bad_model(folder: Path, num_measured: int = 1000, seed: int = 0) -> Path:
     """One that knows nothing and says the opposite of nothing."""
-    bundled = load_model(None, "simulated:h200")
-    save_model(folder, random_model(seed), replace(bundled.trained_on, num_measured=num_measured))
+    model = learned()
+    save_model(folder, random_model(seed), replace(model.trained_on, num_measured=num_measured))
     return folder

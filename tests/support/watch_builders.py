@@ -14,7 +14,7 @@ from evenshard.sharders.models import load_model
 from evenshard.tables.table import Table
 from support.trace_builders import TraceBuilder, step
 
-BATCH, MODEL = 65536, "bundled:h200"
+BATCH, MODEL = 65536, "simulated:h200"
 TABLES = (
     Table("wide", 1_000_000, 16, 40.0),
     Table("deep", 1_000_000, 8, 40.0),

@@ -30,6 +30,7 @@ from evenshard.utils.s3 import (
 from evenshard.utils.s3.client import readable_errors, s3_client
 from support.faulty_network import faulty_network
 from support.http_server import Silent, serving
+from support.learned import LEARNED
 from support.patience import PATIENCE_S
 from support.servers import S3, missing_seaweedfs, seaweedfs
 
@@ -607,11 +608,10 @@ def test_place_reads_tables_and_model_from_s3(
     store: S3, at: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from evenshard.cli import main
-    from evenshard.sharders import models
 
     (tmp_path / "t.csv").write_text("name,num_rows,embedding_dim,pooling_factor\na,1000,8,1\nb,2000,8,2\n")
     upload(tmp_path / "t.csv", f"{at}/t.csv")
-    upload(Path(models.__file__).parent / "bundled" / "h200", f"{at}/model")
+    upload(LEARNED, f"{at}/model")
     flags = ["--devices", "2", "--model", f"{at}/model", "-o", str(tmp_path / "placement.json")]
     assert main(["place", f"{at}/t.csv", *flags]) == 0
     answer = json.loads((tmp_path / "placement.json").read_text())

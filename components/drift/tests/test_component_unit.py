@@ -10,13 +10,13 @@ import pandas as pd
 import pytest
 from kfp import dsl
 
-from evenshard.sharders.models import load_model
 from evenshard.utils.errors import BadConfig
 from evenshard_components.drift.component import drift
+from support.learned import LEARNED, learned
 
 Artifacts = Callable[..., dict[str, Any]]
-H200 = "bundled:h200"
-BATCH_SIZE = int(load_model(None, "simulated:h200").trained_on.batch_size[1])
+H200 = str(LEARNED)
+BATCH_SIZE = int(learned().trained_on.batch_size[1])
 
 
 def tables(folder: Path, **changes: Any) -> Any:

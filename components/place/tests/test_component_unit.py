@@ -26,7 +26,7 @@ def tables(tmp_path: Path) -> Any:
     return dsl.Dataset(name="own", uri=str(tmp_path / "own.csv"))
 
 
-def test_the_bundled_model_places_and_numbers_may_be_floats(tables: Any, made: Artifacts) -> None:
+def test_a_device_model_places_and_numbers_may_be_floats(tables: Any, made: Artifacts) -> None:
     outputs = made(*OUTPUTS)
     place.python_func(tables=tables, request={"num_devices": 2.0, "pinned": {"t0": [1.0]}}, **outputs)
     answer = load_answer(Path(outputs["placement"].path, "placement.json"))

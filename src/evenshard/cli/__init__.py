@@ -21,7 +21,6 @@ from evenshard.cli import (
     decisions,
     estimators,
     init,
-    models,
     pipeline,
     place,
     placements,
@@ -51,7 +50,7 @@ GROUPS = {
     ),
     "the loop: measure and learn": (
         *("generate-tables", "benchmark", "train-cost", "train-policy", "evaluate"),
-        *("import-costs", "merge-costs", "describe", "observe", "calibrate-link", "calibrate-device", "bundle"),
+        *("import-costs", "merge-costs", "describe", "observe", "calibrate-link", "calibrate-device"),
     ),
     "in a team": ("dataset", "promote", "compare", "drift"),
     "on a cluster": ("pipeline", "upload"),
@@ -75,7 +74,7 @@ def _parser() -> OneLineParser:
     )
     commands = Commands(parser)
     families = [init, stages, costs, traces, place, what_if, placements, estimators, checkpoints]
-    families += [models, pipeline, storage, datasets, decisions]
+    families += [pipeline, storage, datasets, decisions]
     for module in families:
         module.add_commands(commands)
     return parser

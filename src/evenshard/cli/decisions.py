@@ -28,7 +28,7 @@ from evenshard.planner.options import place_option
 from evenshard.utils.outputs import PROMOTION
 
 if TYPE_CHECKING:
-    from evenshard.sharders.models import PlacementModel
+    from evenshard.sharders.model import Model
     from evenshard.stages.decisions.drift import Drift
     from evenshard.stages.decisions.replan import Replan
 
@@ -107,7 +107,7 @@ def _compare(args: argparse.Namespace) -> Mapping[str, Any]:
 def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.planner.diff.text import print_difference
     from evenshard.planner.file import load_answer, save_answer
-    from evenshard.planner.model import model_of
+    from evenshard.planner.model import learned_model_of
     from evenshard.stages.decisions.drift import drift_of
     from evenshard.stages.decisions.drift_text import print_drift
     from evenshard.tables.sources import tables_from
@@ -115,7 +115,7 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
 
     if args.placement is None and (args.out is not None or args.link_gb_s is not None):
         raise BadConfig("--out and --link-gb-s need an old placement. Name it with --placement.")
-    model = model_of(args.against, None)
+    model = learned_model_of(args.against, None)
     old = None if args.placement is None else load_answer(args.placement)
     batch_size = args.batch_size or (int(model.trained_on.batch_size[1]) if old is None else old.request.batch_size)
     tables = tables_from(
@@ -154,7 +154,7 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
     return BAD_INPUT if problem else {}
 
 
-def _drift_json(drift: Drift, model: PlacementModel, new: Replan | None, problem: str) -> Any:
+def _drift_json(drift: Drift, model: Model, new: Replan | None, problem: str) -> Any:
     from evenshard.utils.json_files import finite
 
     return finite(
@@ -225,8 +225,8 @@ def add_commands(commands: Commands) -> None:
         metavar="TABLES",
         help="table file, public set, or traffic, as for `evenshard place`",
     )
-    add("--against", type=A_MODEL, required=True, metavar="MODEL", help="models:/evenshard-cost@champion, a round's "
-        "folder such as work/round_3, or bundled:h200")  # fmt: skip
+    add("--against", type=A_MODEL, required=True, metavar="MODEL", help="models:/evenshard-cost@champion, or a "
+        "round's folder such as work/round_3")  # fmt: skip
     add("--placement", **PATH, help="placement.json of today: place the tables again on its devices, by its rules")
     add("-o", "--out", **OUTPUT, help="placement.json to write, of the new placement")
     add("--link-gb-s", type=at_least(1e-9, float), metavar="X",

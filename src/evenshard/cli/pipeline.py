@@ -60,7 +60,7 @@ def _run(args: argparse.Namespace) -> Mapping[str, Any]:
 
     pipeline, values = _built(args, _cluster(args), local=True)
     for name in ("tables", "model", "source", "model_uri", "in_use", "traces"):
-        if values.get(name) and not str(values[name]).startswith(("models:", "bundled:")):
+        if values.get(name) and not str(values[name]).startswith(("models:", "simulated:")):
             values[name] = local_file(values[name])
     for name, what in NEEDS.get(args.pipeline, {}).items():
         if not values.get(name):

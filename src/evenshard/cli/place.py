@@ -179,7 +179,7 @@ def add_commands(commands: Commands) -> None:
         "place",
         _place,
         "Place your own tables.",
-        "Answers in seconds with a model that comes with evenshard, or with one of your own (--model). Exit code 0: "
+        "Answers in seconds for a simulated device, or with a model of your own (--model). Exit code 0: "
         "placed; 2: bad input, or no placement can exist, with what is missing. Ctrl-C takes the best placement that "
         "was found until then.",
     )

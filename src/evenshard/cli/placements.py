@@ -15,7 +15,7 @@ from evenshard.cli.arguments import OUTPUT, PATH, Commands, at_least
 if TYPE_CHECKING:
     from evenshard.planner.answer import PlacementAnswer
     from evenshard.planner.diff.difference import Difference
-    from evenshard.sharders.models import PlacementModel
+    from evenshard.sharders.model import Model
 
 MODEL_HELP = (
     "model to use instead of the one that the file names: a round's folder such as work/round_3, or "
@@ -97,9 +97,7 @@ def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
     return {}
 
 
-def _write_renamed(
-    args: argparse.Namespace, new: PlacementAnswer, difference: Difference, model: PlacementModel | None
-) -> None:
+def _write_renamed(args: argparse.Namespace, new: PlacementAnswer, difference: Difference, model: Model | None) -> None:
     """The new placement with its devices renamed as the difference proposes; as it is where nothing is proposed."""
     from evenshard.planner.diff.renamed import renamed
     from evenshard.planner.file import save_answer
@@ -160,7 +158,7 @@ def _lineage(args: argparse.Namespace) -> Mapping[str, Any]:
     return {}
 
 
-def _model(args: argparse.Namespace, answer: PlacementAnswer) -> PlacementModel:
+def _model(args: argparse.Namespace, answer: PlacementAnswer) -> Model:
     """The model that is asked for, or the one that the file names; not the same is worth a word."""
     from evenshard.planner.model import model_of, named_model, other_model
     from evenshard.utils.errors import BadConfig, BadInput

@@ -59,7 +59,7 @@ def add_commands(commands: Commands) -> None:
         "--model",
         type=A_MODEL,
         metavar="PATH|URI",
-        help="predicts for a plan or a table file (default: the one that comes with evenshard for the GPU)",
+        help="predicts for a plan or a table file (default: the device model of the GPU)",
     )
     add("--costs-out", **OUTPUT, help="cost dataset to write (.parquet): needs all ranks, and --placement")
     add("--tables-out", **OUTPUT, help="tables of that dataset to write; parts of split tables are tables of their own")

@@ -8,7 +8,7 @@ from typing import Any
 
 from evenshard.kubeflow.place_request import as_markdown
 from evenshard.kubeflow.retry import with_retries
-from evenshard.planner.model import model_of
+from evenshard.planner.model import learned_model_of
 from evenshard.planner.options import option_field
 from evenshard.stages.decisions.drift import Drift, drift_of
 from evenshard.stages.decisions.drift_text import print_drift
@@ -52,7 +52,7 @@ def drift_since(tables: str, model: str, request: Mapping[str, Any]) -> tuple[Dr
         BadInput: if something of that cannot be used.
     """
     asked = section({"drift": dict(request)}, "drift", DriftRequest)
-    held = model_of(model, None)
+    held = learned_model_of(model, None)
     batch_size = asked.batch_size or int(held.trained_on.batch_size[1])
     with local(tables, listed=True) as path:
         now = tables_from(

@@ -76,7 +76,7 @@ def place_tables(
 
     Args:
         tables: path or S3 address of a table file, folder of traffic or DLRM batch file.
-        model: a model's folder, here or on S3, or its MLflow URI; None for the one that comes with evenshard.
+        model: a model's folder, here or on S3, or its MLflow URI; None for the device model of simulated hardware.
         request: arguments of ``evenshard.place``; ``max_move_gb`` bounds what moves from the plan in use.
         in_use: placement.json or plan for TorchRec that the training runs with, or a folder with either; None for none.
             A bound needs placement.json.

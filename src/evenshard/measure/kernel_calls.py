@@ -1,9 +1,10 @@
 """Which parts of tables share a kernel call, and what each call looks up.
 
-TorchRec makes one fused call on a device for each module, sharding type, data type of the weights, pooling, and for
-weighted lookups apart; replicated tables are looked up by a dense call. Whole pooled tables are written as column_wise
-with one part, and rows on a node as a grid of one column, so that they share the call (``planner.torchrec``). A part is
-looked up as one table or more: one for each feature, and a sequence as bags of one lookup each.
+TorchRec makes one fused call on a device for each module, sharding type, data type of the weights, pooling and
+optimizer, and for weighted lookups apart; replicated tables are looked up by a dense call. Whole pooled tables are
+written as column_wise with one part, and rows on a node as a grid of one column, so that they share the call
+(``planner.torchrec``). A part is looked up as one table or more: one for each feature, and a sequence as bags of one
+lookup each.
 
 Legend: B samples of the global batch.
 """
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from evenshard.placement.optimizer_state import SGD
 from evenshard.placement.parts import TablePart, deduplicated_table, part_table, replica_table
 from evenshard.placement.sharding import (
     COLUMN_WISE,
@@ -28,6 +30,20 @@ from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import SUM, Table
 
 
+class Lookup(NamedTuple):
+    """A table that a call looks up.
+
+    Attributes:
+        table: the table, or a part of one.
+        bags: samples of the batch that look it up.
+        optimizer: what updates it in the same call; of replicas sgd: their dense gradients are used later.
+    """
+
+    table: Table
+    bags: int
+    optimizer: str = SGD
+
+
 class KernelCall(NamedTuple):
     """What the parts that share a call have in common; of dense calls ``sharding_type`` is data_parallel."""
 
@@ -36,6 +52,7 @@ class KernelCall(NamedTuple):
     data_type: str
     pooling: str
     is_weighted: bool
+    optimizer: str = SGD
 
     @property
     def is_dense(self) -> bool:
@@ -50,12 +67,12 @@ class HeldPart:
     Attributes:
         call: the call that looks it up.
         device: its device; -1 for every one, each with a replica.
-        looked_up: tables to look up, each with the samples of its bags.
+        lookups: what it looks up.
     """
 
     call: KernelCall
     device: int
-    looked_up: tuple[tuple[Table, int], ...]
+    lookups: tuple[Lookup, ...]
 
 
 EVERY_DEVICE = -1
@@ -65,17 +82,18 @@ SHARED_CALLS = {TABLE_WISE: COLUMN_WISE, TABLE_COLUMN_WISE: COLUMN_WISE, TABLE_R
 """Types of pooled tables that are looked up, and exchanged, with those of another one."""
 
 
-def kernel_call(table: Table, way: str) -> KernelCall:
-    """The call that looks up the parts of a table that is sharded this way."""
+def kernel_call(table: Table, way: str, optimizer: str = SGD) -> KernelCall:
+    """The call that looks up the parts of a table that is sharded this way, and updates them with its optimizer."""
     word = way if table.is_sequence else SHARED_CALLS.get(way, way)
-    return KernelCall(table.module, word, table.dtype, table.pooling, table.is_weighted)
+    fused = SGD if way == DATA_PARALLEL else optimizer
+    return KernelCall(table.module, word, table.dtype, table.pooling, table.is_weighted, fused)
 
 
 def held_parts(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> Iterator[HeldPart]:
     """Every part, table after table; replicas once for all devices."""
     for table in task.tables:
         parts = by_table[table.name]
-        call = kernel_call(table, sharding_type(parts, table, task.machine))
+        call = kernel_call(table, sharding_type(parts, table, task.machine), task.optimizer_of(table.name))
         if call.is_dense:
             yield HeldPart(call, EVERY_DEVICE, replica_lookups(table, task))
             continue
@@ -83,27 +101,28 @@ def held_parts(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) 
             yield HeldPart(call, part.device, part_lookups(part, table, task))
 
 
-def part_lookups(part: TablePart, whole: Table, task: ShardingTask) -> tuple[tuple[Table, int], ...]:
+def part_lookups(part: TablePart, whole: Table, task: ShardingTask) -> tuple[Lookup, ...]:
     """What a device looks up of a part: lookups of all devices' samples."""
-    return lookups_of(deduplicated_table(part_table(part, whole), task.num_devices), task.batch_size)
+    own = deduplicated_table(part_table(part, whole), task.num_devices)
+    return lookups_of(own, task.batch_size, task.optimizer_of(whole.name))
 
 
-def replica_lookups(table: Table, task: ShardingTask) -> tuple[tuple[Table, int], ...]:
+def replica_lookups(table: Table, task: ShardingTask) -> tuple[Lookup, ...]:
     """What a device looks up of a replicated table: its own samples."""
     own = deduplicated_table(replica_table(table, task.num_devices), 1)
     return lookups_of(own, max(round(task.local_batch), 1))
 
 
-def lookups_of(table: Table, batch_size: int) -> tuple[tuple[Table, int], ...]:
-    """A table, or a part of one, as tables of one pooled feature, each with the samples of its bags."""
+def lookups_of(table: Table, batch_size: int, optimizer: str = SGD) -> tuple[Lookup, ...]:
+    """A table, or a part of one, as tables of one pooled feature."""
     plain = _plain(table)
     if table.is_sequence:
         bags = max(round(table.pooling_factor * batch_size), 1)
-        return ((replace(plain, pooling_factor=table.pooling_factor * batch_size / bags), bags),)
+        return (Lookup(replace(plain, pooling_factor=table.pooling_factor * batch_size / bags), bags, optimizer),)
     if table.num_features == 1:
-        return ((plain, batch_size),)
+        return (Lookup(plain, batch_size, optimizer),)
     return tuple(
-        (replace(plain, name=f"{table.name}#{number}", pooling_factor=one), batch_size)
+        Lookup(replace(plain, name=f"{table.name}#{number}", pooling_factor=one), batch_size, optimizer)
         for number, one in enumerate(table.feature_lookups)
     )
 

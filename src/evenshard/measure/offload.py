@@ -27,7 +27,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from evenshard.measure.kernel_calls import part_lookups
+from evenshard.measure.kernel_calls import Lookup, part_lookups
 from evenshard.measure.simulated.device_model import NS_PER_MS
 from evenshard.measure.simulated.gpu_profile import HOST_GB_S, GpuProfile
 from evenshard.measure.simulated.l2_cache import missed_bytes
@@ -119,20 +119,16 @@ class OffloadTimes:
     backward_ms: float
 
 
-def offload_times(
-    looked_up: Sequence[tuple[Table, int]], storage: Storage, miss: float, optimizer: str, link: HostLink
-) -> OffloadTimes:
+def offload_times(lookups: Sequence[Lookup], storage: Storage, miss: float, link: HostLink) -> OffloadTimes:
     """How much longer a step takes for a part that is not in device memory.
 
     Args:
-        looked_up: what a device looks up of it, as ``kernel_calls.part_lookups`` says: tables, each with the samples
-            of its bags.
+        lookups: what a device looks up of it, as ``kernel_calls.part_lookups`` says.
         storage: where it is kept.
         miss: share of the batch's distinct rows that are not in the cache, if there is one.
-        optimizer: updates the weights.
         link: of the device.
     """
-    times_P2 = offload_ms(looked_up, [storage] * len(looked_up), [miss] * len(looked_up), optimizer, link)
+    times_P2 = offload_ms(lookups, [storage] * len(lookups), [miss] * len(lookups), link)
     forward_ms, backward_ms = times_P2.sum(axis=0).tolist()
     return OffloadTimes(forward_ms, backward_ms)
 
@@ -150,22 +146,18 @@ def part_offload_times(task: ShardingTask, part: TablePart, table: Table, link: 
     if storage.is_on_device:
         return OffloadTimes(0.0, 0.0)
     miss = miss_ratio(part_table(part, table), task.batch_size, storage.load_factor) if storage.is_cached else 1.0
-    return offload_times(part_lookups(part, table, task), storage, miss, task.optimizer_of(table.name), link)
+    return offload_times(part_lookups(part, table, task), storage, miss, link)
 
 
 def offload_ms(
-    looked_up: Sequence[tuple[Table, int]],
-    storages: Sequence[Storage],
-    misses: Sequence[float],
-    optimizer: str,
-    link: HostLink,
+    lookups: Sequence[Lookup], storages: Sequence[Storage], misses: Sequence[float], link: HostLink
 ) -> FloatArray:
     """[P, 2] how much longer forward and backward take: ``offload_times`` of many tables at once."""
-    found_P2 = np.zeros((len(looked_up), 2))
+    found_P2 = np.zeros((len(lookups), 2))
     for kernel, pass_ns in _PASSES.items():
         own = [number for number, storage in enumerate(storages) if storage.kernel == kernel]
         if own:
-            rows = _rows_of(tuple(looked_up[number] for number in own), optimizer)
+            rows = _rows_of(tuple(lookups[number] for number in own))
             missing_P = np.array([misses[number] for number in own]) * rows.weight_bytes
             found_P2[own] = np.stack(pass_ns(rows, missing_P, link), axis=1) / NS_PER_MS
     return found_P2
@@ -203,21 +195,21 @@ class _Rows:
 
 
 @lru_cache(maxsize=10_000)  # a part is priced with caches of several sizes
-def _rows_of(looked_up: tuple[tuple[Table, int], ...], optimizer: str) -> _Rows:
-    tables = [table for table, _ in looked_up]
-    bags_P = np.array([bags for _, bags in looked_up], dtype=np.float64)
+def _rows_of(lookups: tuple[Lookup, ...]) -> _Rows:
+    tables = [one.table for one in lookups]
+    bags_P = np.array([one.bags for one in lookups], dtype=np.float64)
     dims_P = np.array([table.embedding_dim for table in tables], dtype=np.int64)
     bits_P = np.array([table.weight_bits for table in tables], dtype=np.int64)
     lookups_P = np.array([table.pooling_factor for table in tables]) * bags_P
     uniques_PK, counts_PK = looked_up_rows(tables, lookups_P)
     uniques_P, row_bytes_P = uniques_PK.sum(axis=1), sector_bytes(dims_P * bits_P // 8, LINE_BYTES)
-    per_row, per_weight = NUMBERS[optimizer]
+    per_row_P, per_weight_P = np.array([NUMBERS[one.optimizer] for one in lookups], dtype=np.float64).T
     return _Rows(
         lookups_P,
         lookups_P * row_bytes_P,
         uniques_P * row_bytes_P,
-        uniques_P * per_weight * sector_bytes(dims_P * STATE_BYTES, LINE_BYTES),
-        uniques_P * float(per_row * LINE_BYTES),
+        uniques_P * per_weight_P * sector_bytes(dims_P * STATE_BYTES, LINE_BYTES),
+        uniques_P * per_row_P * LINE_BYTES,
         bags_P * dims_P * PLAIN_BYTES,
         uniques_PK * row_bytes_P[:, None],
         counts_PK,

@@ -35,7 +35,7 @@ def parts_in_turn(hardware: Hardware, task: ShardingTask, parts: Sequence[TableP
     by_table = parts_by_table(task, parts)
     cells: dict[tuple[KernelCall, int, int], list[Table]] = {}
     for held in held_parts(task, by_table):
-        for table, batch_size in held.looked_up:
+        for table, batch_size, _ in held.lookups:
             cells.setdefault((held.call, held.device, batch_size), []).append(table)
     forward_D, backward_D = np.zeros(task.num_devices), np.zeros(task.num_devices)
     for (_, device, batch_size), tables in cells.items():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.measure.costs import PlacementCost
 from evenshard.measure.evidence import DeviceError, with_device_error
+from evenshard.measure.price.step import PredictedDevice, exchange_share
 from evenshard.placement.memory import PartMemory
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import as_cut, parts_by_table
@@ -20,7 +21,6 @@ from evenshard.planner.memory import DeviceMemory, NodeMemory, brim_warnings, de
 from evenshard.planner.nearness import Nearness
 from evenshard.planner.offloaded import OffloadedPart, offloaded_of
 from evenshard.planner.request import PlacementRequest
-from evenshard.sharders.convex_search.prediction import PredictedDevice, exchange_share
 from evenshard.tables.assumptions import Assumption, assumed_miss_ratios
 from evenshard.tables.cache import COUNTED
 from evenshard.utils.errors import BadConfig

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from evenshard.planner.optimizers import TableOptimizers
     from evenshard.planner.request import PlacementRequest
     from evenshard.planner.torchrec.modules import Collections
-    from evenshard.sharders.models import PlacementModel
+    from evenshard.sharders.model import Model
     from evenshard.tables.sources import TableSet
     from evenshard.tables.table import Table
 
@@ -28,7 +28,7 @@ VISITS = 3
 """Moments at which a candidate is measured: what disturbs one moment does not decide."""
 
 
-@checked(PlacementModel="evenshard.sharders.models")
+@checked(Model="evenshard.sharders.model")
 def place(
     tables: "str | Path | Sequence[Table] | Sequence[Mapping[str, Any]] | Collections | Any",
     num_devices: int | None = None,
@@ -49,7 +49,7 @@ def place(
     inter: str = "",
     cluster: str | Path | None = None,
     hardware: str | None = None,
-    model: "str | Path | PlacementModel | None" = None,
+    model: "str | Path | Model | None" = None,
     batch_size: int = 65_536,
     optimizer: str | None = None,
     dense_optimizer: str = "",
@@ -115,8 +115,7 @@ def place(
         hardware: hardware that the answer is for: cpu, cuda, or simulated:<profile>, a device model, which h100 is
             short for; where left out, what the model was trained on, or simulated:h100.
         model: a round's folder such as work/round_3, here or on S3, an MLflow URI such as
-            models:/evenshard-cost@champion, or a loaded model; where left out, the one that comes with evenshard for
-            the hardware.
+            models:/evenshard-cost@champion, or a loaded model; where left out, the device model of simulated hardware.
         batch_size: samples of a training step over all devices together.
         optimizer: optimizer of the tables: sgd, rowwise_adagrad, adagrad, adam, lamb, lars_sgd, partial_rowwise_adam or
             partial_rowwise_lamb. Its state takes memory, and candidates are timed with it; where left out, that of each
@@ -173,7 +172,6 @@ def place(
     from evenshard.planner.pricing import measured_parts
     from evenshard.planner.request import PlacementRequest
     from evenshard.planner.rules import Rules
-    from evenshard.sharders.convex_search.sharder import SearchConfig
     from evenshard.tables.named_lookups import with_pooling_factors
     from evenshard.utils.params import check_ranges
 
@@ -230,7 +228,7 @@ def place(
     if constraints is not None:
         request, unused = _constrained(request, tables, constraints)
         known = replace(known, notes=(*known.notes, *unused))
-    config = PlaceConfig(SearchConfig(seed=seed), compare=tuple(compare), num_measured=num_measured)
+    config = PlaceConfig(seed=seed, compare=tuple(compare), num_measured=num_measured)
     close_to = _near(near, max_move_gb)
     origin = str(tables) if isinstance(tables, str | Path) else None
     with measured_parts(request, loaded, VISITS) if num_measured else nullcontext() as measure:

@@ -4,16 +4,16 @@ The cost model's own interval is that of placements like those it has seen. Beyo
 rule here takes that a time neither falls nor grows faster than in proportion with rows, dims, lookups, weight bits,
 batch, and devices (for the exchange): a model that is right at the edge of its data then errs by no more than the
 factor that a table is beyond it. Factors of one table multiply, and each part of the time has the factor of its own
-tables. It is a rule and no measurement; docs/place.md says how it did on tables that a bundled model has not seen.
+tables. It is a rule and no measurement.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from evenshard.measure.price.step import PredictedDevice
 from evenshard.placement.parts import TablePart
 from evenshard.planner.request import PlacementRequest
-from evenshard.sharders.convex_search.prediction import PredictedDevice
 from evenshard.sharders.trained_on import TrainedOn
 
 

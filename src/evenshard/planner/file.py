@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import measured_or_simulated
+from evenshard.measure.price.step import PredictedDevice
 from evenshard.placement.parts import TablePart
 from evenshard.placement.storage import ON_DEVICE
 from evenshard.planner.answer import PlacementAnswer
@@ -30,7 +31,6 @@ from evenshard.planner.file_records import (
     Shard,
 )
 from evenshard.planner.file_versions import OLDER_FILES, FileOfVersion3
-from evenshard.sharders.convex_search.prediction import PredictedDevice
 from evenshard.tables.table import LATER_FIELDS
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile, MeasurementFailed

@@ -8,7 +8,7 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import load_answer, read_json
 from evenshard.planner.priced import repriced
 from evenshard.planner.torchrec.plan_file import load_plan_parts
-from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.model import Model
 from evenshard.utils.errors import BadConfig, BadFile
 
 PLACEMENT, PLAN = "placement.json", "plan.json"
@@ -29,7 +29,7 @@ def load_placement(path: Path) -> PlacementAnswer:
     return load_answer(path)
 
 
-def placement_in_use(path: Path, new: PlacementAnswer, model: PlacementModel) -> PlacementAnswer:
+def placement_in_use(path: Path, new: PlacementAnswer, model: Model) -> PlacementAnswer:
     """The placement of a file, as an answer that ``diff`` compares with the new one.
 
     A plan for TorchRec knows no lookups: its parts are priced as those of today's tables.

@@ -13,8 +13,8 @@ from typing import Any
 
 from evenshard.measure.cost_rows import read_lineage
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.model import REGISTERED, model_of, named_model
-from evenshard.sharders.models import BUNDLED, digest_of
+from evenshard.planner.model import BUNDLED, REGISTERED, SIMULATED, model_of, named_model
+from evenshard.sharders.models import digest_of
 from evenshard.tracking import ModelVersion, find_run, model_version
 from evenshard.tracking.tags import (
     COMMIT,
@@ -59,7 +59,7 @@ def lineage_of(answer: PlacementAnswer, data: Path) -> list[LineageLink]:
     Raises:
         BadConfig: if the placement names no model.
     """
-    source = named_model(answer)
+    named_model(answer)
     model: Mapping[str, Any] = answer.lineage["model"]
     trained_on = model.get("trained_on") or {}
     in_mlflow, tags = _in_mlflow(model)
@@ -70,17 +70,16 @@ def lineage_of(answer: PlacementAnswer, data: Path) -> list[LineageLink]:
         *in_mlflow,
     ]
     files = _parquet_files(data, Path("work"))
+    if not trained_on:
+        return [*links, *_tables(answer, tags, data, files)]
     of_costs, origins = _costs(trained_on.get("costs_sha256") or (), tags, data, files)
     links += of_costs
     links += _tables(answer, tags, data, files)
     links.append(_settings(tags, origins))
-    bundled = source.startswith(BUNDLED)
     commits = {"model": trained_on.get("git_commit", UNKNOWN), "costs": _joined(origins, "git_commit")}
     if COMMIT in tags:
         commits = {"evaluation": tags[COMMIT], **commits}
-    links += [
-        _commit(of, commit, bundled) for of, some in commits.items() for commit in str(some).split("; ") if commit
-    ]
+    links += [_commit(of, commit) for of, some in commits.items() for commit in str(some).split("; ") if commit]
     hardware = str(trained_on.get("hardware") or tags.get(HARDWARE) or UNKNOWN)
     versions = str(trained_on.get("versions") or tags.get(VERSIONS) or UNKNOWN)
     links.append(LineageLink("hardware", hardware, STATED, "that the model was trained on"))
@@ -101,7 +100,7 @@ def _model(model: Mapping[str, Any], away: str) -> LineageLink:
     if away and source.startswith(REGISTERED):
         return LineageLink("model", value, UNCHECKED, away)
     try:
-        if source.startswith((BUNDLED, REGISTERED)):
+        if source.startswith((BUNDLED, SIMULATED, REGISTERED)):
             found = model_of(source).digest
         else:
             found = digest_of(Path(source)) if Path(source).is_dir() else ""
@@ -243,8 +242,8 @@ def _compared_settings(recorded: str) -> tuple[str, str]:
     return UNCHECKED, "params.yaml here says something else" if here else "there is no params.yaml here"
 
 
-def _commit(of: str, commit: str, bundled: bool) -> LineageLink:
-    """Whether git knows the commit. A model that comes with the package was made in evenshard's own repository."""
+def _commit(of: str, commit: str) -> LineageLink:
+    """Whether git knows the commit."""
     what, bare = f"commit of {of}", commit.removesuffix("-dirty")
     dirty = "tracked files had been changed, and no commit holds them" if commit != bare else ""
     if commit == UNKNOWN:
@@ -256,8 +255,6 @@ def _commit(of: str, commit: str, bundled: bool) -> LineageLink:
         return LineageLink(what, commit, UNCHECKED, f"git knows it, but {dirty}")
     if known:
         return LineageLink(what, commit, FOUND, "git knows it")
-    if bundled:
-        return LineageLink(what, commit, UNCHECKED, "of evenshard's own repository")
     return LineageLink(what, commit, BROKEN, "git does not know it. Try `git fetch`")
 
 

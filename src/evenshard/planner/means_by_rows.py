@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from evenshard.measure.price.step import PartCosts
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import ROWS_ALONE, sharding_type
 from evenshard.placement.task import ShardingTask, cut_by_rows, ruled_out
 from evenshard.sharders.plan_search.bounds import lower_bound_ms
-from evenshard.sharders.plan_search.costs import PartCosts
 from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchResult
 from evenshard.tables.table import MEAN
 from evenshard.utils.errors import InfeasibleTask

@@ -1,33 +1,49 @@
-"""The model that answers a request: a named one, a registered one, or the one that made an earlier placement."""
+"""The model that answers a request: a simulated device's own, a learned one, or the one of an earlier placement."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evenshard.measure.hardware import HardwareName
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.sharders.models import PlacementModel, load_model
+from evenshard.sharders.model import DeviceModel, Model
 from evenshard.tracking import REGISTERED_POLICY, ModelVersion, download_model, model_version, version_of_files
 from evenshard.utils.errors import BadConfig, BadInput
+from evenshard.utils.installation import how_to_train
+from evenshard.utils.messages import brief
 from evenshard.utils.s3 import is_address, local
 
+if TYPE_CHECKING:
+    from evenshard.sharders.models import PlacementModel
+
 REGISTERED = "models:/"
+SIMULATED = "simulated:"
+"""What a device model is named by, before its profile: simulated:h200."""
+BUNDLED = "bundled:"
+"""What older placements name a model by that imitated a device model, before its profile: bundled:h200."""
 
 
-def model_of(where: str | Path | None, hardware: str | None = None) -> PlacementModel:
-    """A model from a folder, S3, MLflow (``models:/name@alias`` or ``models:/name/version``), or a bundled one.
+def model_of(where: str | Path | None, hardware: str | None = None) -> Model:
+    """A model from a folder, S3 or MLflow (``models:/name@alias`` or ``models:/name/version``), or a device model.
 
     Args:
-        where: None is the bundled one for ``hardware``; ``bundled:h200`` names one.
-            On S3 it is a folder that ``evenshard.utils.s3.upload`` left there.
-        hardware: hardware that the model must have been trained on, as for ``load_model``.
+        where: None or ``simulated:h200`` for the device model of simulated hardware. On S3 it is a folder that
+            ``evenshard.utils.s3.upload`` left there.
+        hardware: hardware that the model must have been trained on, such as simulated:h200 or cuda; None or auto for
+            any.
 
     Raises:
         BadInput: if there is none, it cannot be read, or it is of other hardware.
         TrackingFailed: if MLflow cannot be reached.
     """
+    device = _device_model(where, hardware)
+    if device is not None:
+        return device
+    from evenshard.sharders.models import load_model
+
+    assert where is not None
     if isinstance(where, str) and where.startswith(REGISTERED):
         version = model_version(where)  # an alias may name another one tomorrow
         registered: dict[str, Any] = {**_names(version), "run_id": version.run_id, "asked_for": where}
@@ -42,15 +58,56 @@ def model_of(where: str | Path | None, hardware: str | None = None) -> Placement
             ):
                 registered["policy"] = _names(policy)
         return replace(model, source=version.uri, registered=registered)
-    if where is not None and is_address(where):
+    if is_address(where):
         with local(where) as folder:
             return replace(load_model(folder, hardware), source=str(where))
-    return load_model(where, hardware)
+    return load_model(Path(where), hardware)
 
 
-def named_with_hardware(
-    model: str | Path | PlacementModel | None, hardware: str | None
-) -> tuple[PlacementModel | None, str | None]:
+def learned_model_of(where: str | Path | None, hardware: str | None = None) -> PlacementModel:
+    """A model that has learned from measured costs; arguments and errors of ``model_of``.
+
+    Raises:
+        BadConfig: if a device model is meant.
+    """
+    from evenshard.sharders.models import PlacementModel
+
+    found = model_of(where, hardware)
+    if not isinstance(found, PlacementModel):
+        raise BadConfig(
+            f"{found.source} is a device model, which has learned from no costs. Name a learned one: a round's folder "
+            "such as work/round_3, or models:/evenshard-cost@champion."
+        )
+    return found
+
+
+def _device_model(where: str | Path | None, hardware: str | None) -> DeviceModel | None:
+    """The device model that is asked for; None where a learned one is.
+
+    Raises:
+        BadConfig: if no model is named, and none is known for the hardware.
+    """
+    named = str(where or "")
+    if named.startswith(BUNDLED):
+        named = str(HardwareName.of("simulated", named.removeprefix(BUNDLED)))
+    if named.startswith(SIMULATED):
+        found = DeviceModel(named)
+        if hardware is not None:
+            found.require_hardware(hardware)
+    elif where is not None:
+        return None
+    elif hardware is not None and HardwareName.parse(hardware).kind.times == "simulated":
+        found = DeviceModel(str(HardwareName.parse(hardware)))
+    else:
+        raise BadConfig(
+            f"there is no model for hardware {brief(hardware)}. Train one with {how_to_train()} and name its folder "
+            f"(--model work/round_3), or place for a simulated device, such as simulated:h100."
+        )
+    assert found.profile  # a file that cannot be read is told here
+    return found
+
+
+def named_with_hardware(model: str | Path | Model | None, hardware: str | None) -> tuple[Model | None, str | None]:
     """A model that may be named, and the hardware to place for: where none is named, what the model was trained on.
 
     Returns:
@@ -62,7 +119,7 @@ def named_with_hardware(
     named = None if hardware is None else str(HardwareName.parse(hardware))
     if model is None:
         return None, named
-    loaded = model if isinstance(model, PlacementModel) else model_of(model, named)
+    loaded = model_of(model, named) if isinstance(model, str | Path) else model
     if named is not None:
         loaded.require_hardware(named)
     return loaded, named or loaded.hardware
@@ -80,7 +137,7 @@ def named_model(answer: PlacementAnswer) -> str:
     return source
 
 
-def other_model(answer: PlacementAnswer, model: PlacementModel) -> str | None:
+def other_model(answer: PlacementAnswer, model: Model) -> str | None:
     """One line if the model is not the one that made the answer, or None."""
     made_with = _model(answer)
     if made_with.get("sha256") == model.digest:

@@ -15,8 +15,7 @@ from evenshard.placement.task import memory_of_part
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
-from evenshard.sharders.convex_search.sharder import SearchConfig
-from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.model import Model
 from evenshard.utils.console import plain_console, plain_grid, print_whole
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.units import decimals, ms_text, size_text
@@ -77,14 +76,14 @@ class MoreMemory:
         return next(one for saves_ms, one in saved if saves_ms >= MOST_OF_IT * most_ms)
 
 
-def more_memory(answer: PlacementAnswer, model: PlacementModel, config: PlaceConfig | None = None) -> MoreMemory:
+def more_memory(answer: PlacementAnswer, model: Model, config: PlaceConfig | None = None) -> MoreMemory:
     """The answer's request with other sizes of memory.
 
     Args:
         model: of the answer; predicts all.
         config: how to search; by default as usual, with the seed of the answer.
     """
-    config = config or PlaceConfig(SearchConfig(seed=_seed(answer)))
+    config = config or PlaceConfig(seed=_seed(answer))
     request, now = answer.request, _option(1.0, answer)
     found: dict[float, MemoryOption] = {}
     best = now

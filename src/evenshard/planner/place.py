@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any
 
 from evenshard.measure.costs import PlacementCost
 from evenshard.measure.link import beyond_span
+from evenshard.measure.price.step import PartCosts
 from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.placement.parts import COLUMN_STEP, TablePart
 from evenshard.placement.plan import check_sharding
@@ -28,14 +28,11 @@ from evenshard.planner.replicas import replica_notes
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import rivals
 from evenshard.planner.rules import Rules
-from evenshard.sharders.convex_search.local_search import SearchEffort
-from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
-from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.learned import proposals
+from evenshard.sharders.model import Model
 from evenshard.sharders.plan_search.bounds import lower_bound_ms
-from evenshard.sharders.plan_search.costs import PartCosts
 from evenshard.sharders.plan_search.near import NearResult, NearSearch
 from evenshard.sharders.plan_search.nested import Starts, search_with_fewer_types
-from evenshard.sharders.plan_search.options import SMALL
 from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort, PlanSearchResult, Progress
 from evenshard.sharders.room.reasons import require_sharding_room, require_types
 from evenshard.tables.assumptions import Assumption
@@ -46,10 +43,6 @@ from evenshard.utils.process import one_thread
 from evenshard.version import __version__
 
 INTERRUPTED = "The search was interrupted: this is the best placement until then, another run may find a better one."
-QUICK = SearchEffort(num_chains=2, scores_per_table=300)
-"""Effort of a search for whole tables that only makes a start for the search over all ways to shard."""
-MOST_PAIRS = 2**19
-"""Tables times devices up to which whole tables are searched for by themselves."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +50,14 @@ class PlaceConfig:
     """How to answer.
 
     Attributes:
-        search: search for a placement of whole tables, where nothing else is allowed.
-        effort: search over all ways to shard.
+        effort: length of the search.
+        seed: of the search.
         compare: other sharders to compare with, by name; see ``rivals``.
         num_measured: candidates to measure; 0 trusts the model.
     """
 
-    search: SearchConfig = field(default_factory=SearchConfig)
     effort: PlanSearchEffort = field(default_factory=PlanSearchEffort)
+    seed: int = 0
     compare: tuple[str, ...] = ()
     num_measured: int = 0
 
@@ -72,7 +65,7 @@ class PlaceConfig:
 @one_thread()
 def place_request(
     request: PlacementRequest,
-    model: PlacementModel,
+    model: Model,
     config: PlaceConfig | None = None,
     measure: PartsMeasurer | None = None,
     tables_from: str | None = None,
@@ -131,20 +124,20 @@ def place_request(
             "source": model.source,
             "sha256": model.digest,
             **({} if model.registered is None else {"mlflow": dict(model.registered)}),
-            "trained_on": asdict(model.trained_on),
+            **({} if model.trained_on is None else {"trained_on": asdict(model.trained_on)}),
         },
         "tables": tables_from,
-        "search": {"seed": config.search.seed, "num_measured": config.num_measured},
+        "search": {"seed": config.seed, "num_measured": config.num_measured},
     }
     answer = PlacementAnswer(
         request=replace(request, assumptions=(*request.assumptions, *_even_rows(task, best.parts))),
         **answered.of_answer,
         lower_bound_ms=min(_bound_ms(means), best.predicted_ms),
-        warnings=model.trained_on.outside(request.task()),
+        warnings=() if model.trained_on is None else model.trained_on.outside(request.task()),
         comparison=rivals(request, costs, config.compare, measure if config.num_measured else None),
         measured=cost,
         lineage=json.loads(json.dumps(lineage)),  # as a file gives it back
-        link=model.trained_on.link,
+        link=model.link,
         notes=tuple(
             note
             for note in (
@@ -155,7 +148,7 @@ def place_request(
             )
             if note
         ),
-        device_error=model.trained_on.device_error,
+        device_error=model.device_error,
         link_error=link_error(request, model),
     )
     if near is None or beside is None:
@@ -175,18 +168,18 @@ def _check_dims(tables: Sequence[Table]) -> None:
 
 
 def _searched(
-    request: PlacementRequest, model: PlacementModel, config: PlaceConfig, costs: PartCosts, progress: Progress | None
+    request: PlacementRequest, model: Model, config: PlaceConfig, costs: PartCosts, progress: Progress | None
 ) -> tuple[PlanSearch, PlanSearchResult]:
     """What the search finds, told what fewer types answer."""
-    starts = _whole_starts(request, model, config.search)
-    return search_with_fewer_types(costs, config.effort, config.search.seed, starts, progress)
+    starts = _proposals(request, model, config.seed)
+    return search_with_fewer_types(costs, config.effort, config.seed, starts, progress)
 
 
 def _with_means(
     costs: PartCosts, first: Searched | None, config: PlaceConfig, near: Near | None, started: float
 ) -> MeansSearched:
     """The first search, and those among rows of MEAN tables, in the time that is left."""
-    limit_s, seed = config.effort.time_limit_s, config.search.seed
+    limit_s, seed = config.effort.time_limit_s, config.seed
 
     def make(of_rows: PartCosts, share: float) -> PlanSearch:
         require_types(of_rows.task)
@@ -227,34 +220,29 @@ def _bound_ms(means: MeansSearched) -> float:
     return min(means.bound_ms, *(lower_bound_ms(one.search.options) for one in means.found))
 
 
-def _whole_starts(request: PlacementRequest, model: PlacementModel, search: SearchConfig) -> Starts:
-    """Finds a placement of whole tables where all may be whole: a quick one, or a good one if nothing else is allowed.
-
-    It raises InfeasibleTask if nothing else is allowed, and there is none.
-    """
-
-    def searched(how: SearchConfig) -> tuple[Sequence[TablePart], ...]:
-        placement = EvenshardSharder(model.cost_model, model.policy, how).search(request.task()).best.placement
-        return (placement.parts(request.tables),)
+def _proposals(request: PlacementRequest, model: Model, seed: int) -> Starts:
+    """Placements of whole tables that a learned policy proposes, where all tables may be whole and in device memory."""
 
     @cache
-    def quick() -> tuple[Sequence[TablePart], ...]:
-        with suppress(InfeasibleTask):
-            return searched(replace(search, effort=QUICK, num_rollouts=16, max_splits=0))
-        return ()
+    def proposed() -> tuple[tuple[TablePart, ...], ...]:
+        placements = () if model.policy is None else proposals(model.policy, request.task(), seed)
+        return tuple(one.parts(request.tables) for one in placements)
 
-    def starts(task: ShardingTask, limit_s: float | None) -> tuple[Sequence[TablePart], ...]:
-        pairs = len(task.tables) * task.num_devices
-        alone = all(one == {TABLE_WISE} for one in task.types) and not task.may_offload
-        if any(FUSED not in task.kernels_of(position) for position in range(len(task.tables))):
+    def starts(task: ShardingTask, limit_s: float | None) -> Sequence[Sequence[TablePart]]:
+        on_device = (FUSED in task.kernels_of(at) for at in range(len(task.tables)))
+        if any(TABLE_WISE not in types for types in task.types) or not all(on_device):
             return ()
-        if any(TABLE_WISE not in one for one in task.types) or pairs > (MOST_PAIRS if alone else SMALL):
-            return ()
-        limits_s = [one for one in (limit_s, search.effort.time_limit_s) if one is not None]
-        full = replace(search, effort=replace(search.effort, time_limit_s=min(limits_s, default=None)))
-        return searched(full) if alone else quick()
+        return [parts for parts in proposed() if not _is_illegal(task, parts)]
 
     return starts
+
+
+def _is_illegal(task: ShardingTask, parts: Sequence[TablePart]) -> bool:
+    try:
+        check_sharding(task, parts)
+    except InfeasibleTask:
+        return True
+    return False
 
 
 def _even_rows(task: ShardingTask, parts: Sequence[TablePart]) -> Iterator[Assumption]:
@@ -265,13 +253,14 @@ def _even_rows(task: ShardingTask, parts: Sequence[TablePart]) -> Iterator[Assum
             yield Assumption(table.name, "row_shares", "lookups even over the rows that devices share")
 
 
-def _notes(request: PlacementRequest, model: PlacementModel, parts: Sequence[TablePart]) -> Iterator[str | None]:
+def _notes(request: PlacementRequest, model: Model, parts: Sequence[TablePart]) -> Iterator[str | None]:
     """How far the model's times are those of the request, and what trains its replicas."""
-    learned = model.trained_on.optimizer
-    for asked in dict.fromkeys(request.optimizer_of(table.name) for table in request.tables):
-        if learned != asked:
+    asked_for = dict.fromkeys(request.optimizer_of(table.name) for table in request.tables)
+    learned = None if model.trained_on is None else model.trained_on.optimizer
+    for asked in asked_for:
+        if learned not in (None, asked):
             order = list(NUMBERS)
             word = "slower" if order.index(asked) > order.index(learned) else "faster"
             yield f"Predicted times are of {learned}; {asked}'s memory is counted, its {word} backward pass is not."
     yield from replica_notes(request, tuple(dict.fromkeys(one.table for one in parts if len(one.devices) > 1)))
-    yield beyond_span(request.nodes.intra or model.trained_on.link, request.nodes.domain_size)
+    yield beyond_span(request.nodes.intra or model.link, request.nodes.domain_size)

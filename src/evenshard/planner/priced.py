@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from evenshard.measure.price.step import PartCosts, PredictedDevice, PredictedParts
 from evenshard.placement.parts import TablePart
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.extrapolation import interval_factors, widening_note
 from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
-from evenshard.sharders.convex_search.prediction import PredictedDevice
-from evenshard.sharders.models import PlacementModel
-from evenshard.sharders.plan_search.costs import PartCosts, PredictedParts
+from evenshard.sharders.model import Model
 from evenshard.utils.process import one_thread
 
 
@@ -41,7 +40,7 @@ class PricedParts:
 
 
 def priced(
-    request: PlacementRequest, model: PlacementModel, costs: PartCosts, found: PredictedParts
+    request: PlacementRequest, model: Model, costs: PartCosts, found: PredictedParts
 ) -> tuple[PricedParts, str | None]:
     """A prediction as an answer has it, and a sentence about its interval where that is wider than the model's own.
 
@@ -52,7 +51,9 @@ def priced(
         found: their prediction.
     """
     alone_ms, adds_ms = costs.part_ms(found.parts)
-    below, above = interval_factors(request, model.trained_on, found.parts, found.devices, alone_ms)
+    below = above = 1.0
+    if model.trained_on is not None:
+        below, above = interval_factors(request, model.trained_on, found.parts, found.devices, alone_ms)
     parts = PricedParts(
         parts=found.parts,
         alone_ms=alone_ms,
@@ -66,7 +67,7 @@ def priced(
 
 
 @one_thread()
-def repriced(answer: PlacementAnswer, parts: Sequence[TablePart], model: PlacementModel) -> PlacementAnswer:
+def repriced(answer: PlacementAnswer, parts: Sequence[TablePart], model: Model) -> PlacementAnswer:
     """The answer with other parts of the same tables, and what these are predicted to cost.
 
     Raises:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
+from typing import Any
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import PlacementCost, combine_visits
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import HardwareName, open_hardware
-from evenshard.measure.link import LINKS, NO_LINK, Link, link
+from evenshard.measure.link import LINKS, Link, link
 from evenshard.measure.offload import host_link
 from evenshard.measure.parts_in_turn import parts_in_turn
-from evenshard.measure.simulated.cluster import SimulatedCluster, alone_ms
+from evenshard.measure.price.step import DeviceKind, PartCosts
+from evenshard.measure.simulated.cluster import SimulatedCluster
 from evenshard.measure.simulated.gpu_profile import gpu_profile
-from evenshard.measure.simulated.shard_work import WorkCounter
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.task import ShardingTask
+from evenshard.planner.model import model_of
 from evenshard.planner.request import PlacementRequest
-from evenshard.sharders.models import PlacementModel, load_model
-from evenshard.sharders.plan_search.costs import DeviceKind, PartCosts
+from evenshard.sharders.model import Model
 from evenshard.utils.errors import BadConfig
 
 REAL_BYTES_PER_NS = {"cpu": 5.0, "cuda": 1000.0}
@@ -39,7 +39,7 @@ def hardware_of_devices(request: PlacementRequest) -> tuple[str, ...]:
     return tuple(machine.hardware_of(device) or request.hardware for device in range(request.num_devices))
 
 
-def links_of_request(request: PlacementRequest, model: PlacementModel) -> Links:
+def links_of_request(request: PlacementRequest, model: Model) -> Links:
     """The links of both tiers. Within a domain, where none is named: the one that the model's training data went over.
 
     Raises:
@@ -47,57 +47,37 @@ def links_of_request(request: PlacementRequest, model: PlacementModel) -> Links:
     """
     machine = request.nodes
     inter = link(machine.inter) if machine.num_domains > 1 else None
-    is_known = machine.intra or model.trained_on.link not in ("", NO_LINK) or model.cost_model.exchange.takes_time
-    if machine.domain_size > 1 and not is_known:
+    own = link(machine.intra) if machine.intra else model.exchange_link()
+    if machine.domain_size > 1 and own is None:
         raise BadConfig(
             f"the costs that the model learned from name no link and have no exchanges, so that {machine.domain_size} "
             f"devices would exchange in no time. Name their link, such as --intra nvlink_h100 or --intra 50gb_s."
         )
-    return Links(link(machine.intra) if machine.intra else _learned_link(model), inter)
+    return Links(own or Link(0.0, "none between devices that are alone"), inter)
 
 
-def link_error(request: PlacementRequest, model: PlacementModel) -> DeviceError | None:
+def link_error(request: PlacementRequest, model: Model) -> DeviceError | None:
     """How far modelled exchanges are from real ones: the larger error of both tiers; None where none is modelled."""
     if request.num_devices == 1:
         return None
     machine = request.nodes
-    inside = machine.intra or (model.trained_on.link if model.trained_on.link in LINKS else "")
+    inside = machine.intra or (model.link if model.link in LINKS else "")
     names = [*([inside] if machine.domain_size > 1 else []), *([machine.inter] if machine.num_domains > 1 else [])]
     return max((link(name).error for name in names if name), key=lambda error: error.percent, default=None)
 
 
-def _learned_link(model: PlacementModel) -> Link:
-    name = model.trained_on.link
-    if name in LINKS:
-        return LINKS[name]
-    learned = model.cost_model.exchange
-
-    def gb_s(ms_per_byte: float) -> float:
-        return 1e-6 / ms_per_byte if ms_per_byte > 0 else float("inf")
-
-    return Link(
-        latency_us=learned.latency_ms * 1e3,
-        source=f"fitted to {name or 'the exchanges of the training data'}",
-        bandwidth_gb_s=gb_s(learned.ms_per_byte),
-        slowest_gb_s=gb_s(learned.slowest_ms_per_byte),
-        shared_gb_s=gb_s(learned.total_ms_per_byte),
-    )
-
-
-def part_costs(
-    request: PlacementRequest, model: PlacementModel, others: Mapping[str, PlacementModel] | None = None
-) -> PartCosts:
+def part_costs(request: PlacementRequest, model: Model, others: Mapping[str, Any] | None = None) -> PartCosts:
     """What placements of parts of the request's tables are predicted to cost.
 
     Args:
         model: of the request's hardware.
-        others: models of other hardware in the machine, by its name; the bundled ones where left out.
+        others: models of other hardware in the machine, by its name; where left out, those of simulated devices.
     """
     names = hardware_of_devices(request)
     kinds: dict[str, DeviceKind] = {}
     for name in names:
         if name not in kinds:
-            own = model if name == request.hardware else (others or {}).get(name) or load_model(None, name)
+            own = model if name == request.hardware else (others or {}).get(name) or model_of(None, name)
             kinds[name] = _device_kind(own, name, request.nodes)
     order = list(kinds)
     return PartCosts(
@@ -108,21 +88,20 @@ def part_costs(
     )
 
 
-def _device_kind(model: PlacementModel, hardware: str, machine: Machine) -> DeviceKind:
+def _device_kind(model: Model, hardware: str, machine: Machine) -> DeviceKind:
     name = HardwareName.parse(hardware)
     if name.kind.times == "measured":
         bytes_per_ns = REAL_BYTES_PER_NS.get(name.kind.name, REAL_BYTES_PER_NS["cpu"])
-        return DeviceKind(model.cost_model, bytes_per_ns, host=host_link(machine))
+        return DeviceKind(model.price(), bytes_per_ns, host_link(machine))
     try:
         profile = gpu_profile(name.device)
     except BadConfig:  # a model is served where the profile that it was trained on is not
-        return DeviceKind(model.cost_model, REAL_BYTES_PER_NS["cuda"], host=host_link(machine))
-    alone = partial(alone_ms, WorkCounter(profile), profile)
-    return DeviceKind(model.cost_model, profile.hbm_bytes_per_ns, alone, host_link(machine, profile))
+        return DeviceKind(model.price(), REAL_BYTES_PER_NS["cuda"], host_link(machine))
+    return DeviceKind(model.price(), profile.hbm_bytes_per_ns, host_link(machine, profile))
 
 
 @contextmanager
-def measured_parts(request: PlacementRequest, model: PlacementModel, visits: int) -> Iterator[PartsMeasurer]:
+def measured_parts(request: PlacementRequest, model: Model, visits: int) -> Iterator[PartsMeasurer]:
     """Measures placements of the request on its hardware; on simulated hardware, simulates them.
 
     Args:
@@ -132,7 +111,7 @@ def measured_parts(request: PlacementRequest, model: PlacementModel, visits: int
     kinds = {HardwareName.parse(name) for name in names}
     if all(kind.kind.times != "measured" for kind in kinds):
         profiles = [gpu_profile(HardwareName.parse(name).device) for name in names]
-        cluster = SimulatedCluster(request.nodes, profiles, links, request.optimizer)
+        cluster = SimulatedCluster(request.nodes, profiles, links)
         yield lambda task, placements: [cluster.cost(task, parts) for parts in placements]
         return
     if len(kinds) > 1:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.config import MeasureConfig
+from evenshard.measure.price.step import PartCosts
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import broken_rule, parts_by_table
 from evenshard.placement.sharding import DATA_PARALLEL, GRID_SHARD, TABLE_WISE
@@ -21,7 +22,6 @@ from evenshard.planner.answer import Rival
 from evenshard.planner.pricing import PartsMeasurer
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.catalog import SHARDERS, Resources, sharder
-from evenshard.sharders.plan_search.costs import PartCosts
 from evenshard.sharders.torchrec_planner import Bandwidths, machine_bandwidths
 from evenshard.sharders.torchrec_rival import OUR_MEMORY, PlannerSetting, TorchRecPlanner, offload_settings
 from evenshard.utils.errors import BadConfig, InfeasibleTask

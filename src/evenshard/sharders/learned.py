@@ -144,3 +144,16 @@ def load_sharder(cost_net: Path, policy: Path, num_rollouts: int = 0) -> Trained
     of = learned_in(policy)
     net, normalizer = load_network(policy, of.policy)
     return of.sharder(load_network(cost_net, of.cost_net)[0], net, normalizer, num_rollouts)
+
+
+MOST_PROPOSALS, MOST_CHOICES = 64, 2**21
+"""Sampled placements that are proposed, and tables times devices of all of them: what fits a core's caches."""
+
+
+def proposals(sharder: TrainedSharder, task: ShardingTask, seed: int) -> list[Placement]:
+    """Sampled placements of a task, fewer where tables and devices are many; they keep to the memory."""
+    import torch
+
+    most = max(1, MOST_CHOICES // (len(task.tables) * task.num_devices))
+    sampled = sharder.sample_one(task, min(MOST_PROPOSALS, most), torch.Generator().manual_seed(seed))
+    return [one for one in sampled if one is not None]

@@ -6,7 +6,7 @@
     cost_net/     a learned sharder's cost network, which its policy needs     (with policy/, or not at all)
     policy/       its policy, whose rollouts are starts of the search; both folders name their kind
 
-A round of the loop leaves such a folder (``work/round_3``). For each simulated profile one comes with the package.
+A round of the loop leaves such a folder (``work/round_3``).
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import AUTO, HardwareName
+from evenshard.measure.link import LINKS, NO_LINK, Link
+from evenshard.measure.price.device_price import DevicePrice
 from evenshard.sharders.checkpoint import save_network
 from evenshard.sharders.convex_search.cost_model import CostModel
+from evenshard.sharders.convex_search.price import LearnedPrice
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
 from evenshard.sharders.features import FeatureNormalizer
@@ -29,12 +32,9 @@ from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.installation import how_to_train
-from evenshard.utils.messages import brief
 from evenshard.utils.outputs import MODEL_FOLDER, MODEL_PARTS, NETWORK_FOLDER
 
 COST_MODEL, COST_NET, POLICY = MODEL_PARTS
-BUNDLED = "bundled:"
-"""What a model that comes with the package is named by, before its profile: bundled:h200."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class PlacementModel:
         cost_model: predicts what placements cost.
         policy: proposes some; None where there is none.
         trained_on: training data of the cost model.
-        source: origin of the model: bundled:h200, or its folder.
+        source: origin of the model: its folder, or its name in MLflow.
         digest: SHA-256 of its files (``digest_of``).
         registered: identity in MLflow, if it came from there: name, version, model_id, run_id, and the names of its
             policy's own version.
@@ -63,6 +63,35 @@ class PlacementModel:
         """Hardware that it was trained on, as flags say it: cpu, cuda or simulated:<profile>."""
         return str(HardwareName.parse(self.trained_on.hardware))
 
+    @property
+    def link(self) -> str:
+        """Link of its training data; empty where no file states it."""
+        return self.trained_on.link
+
+    @property
+    def device_error(self) -> DeviceError | None:
+        """How far the simulated device of its training data is from the real one; None for real hardware."""
+        return self.trained_on.device_error
+
+    def price(self) -> DevicePrice:
+        """The compute times that it predicts."""
+        return LearnedPrice(self.cost_model)
+
+    def exchange_link(self) -> Link | None:
+        """The link of its training data, or what exchanges there were fitted to."""
+        if self.link in LINKS:
+            return LINKS[self.link]
+        learned = self.cost_model.exchange
+        if self.link in ("", NO_LINK) and not learned.takes_time:
+            return None
+        return Link(
+            latency_us=learned.latency_ms * 1e3,
+            source=f"fitted to {self.link or 'the exchanges of the training data'}",
+            bandwidth_gb_s=_gb_s(learned.ms_per_byte),
+            slowest_gb_s=_gb_s(learned.slowest_ms_per_byte),
+            shared_gb_s=_gb_s(learned.total_ms_per_byte),
+        )
+
     def require_hardware(self, hardware: str) -> None:
         """Raises BadConfig if it was trained on other hardware than this, in any spelling."""
         if not HardwareName.parse(hardware).has_measured(self.trained_on.hardware):
@@ -72,34 +101,31 @@ class PlacementModel:
             )
 
 
-def load_model(where: str | Path | None = None, hardware: str | None = None) -> PlacementModel:
-    """The model in a folder, or the one that comes with the package.
+def _gb_s(ms_per_byte: float) -> float:
+    return 1e-6 / ms_per_byte if ms_per_byte > 0 else float("inf")
+
+
+def load_model(folder: Path, hardware: str | None = None) -> PlacementModel:
+    """The model in a folder.
 
     Args:
-        where: the folder; or the one that comes with the package: bundled:h200, or None for that of ``hardware``.
+        folder: of a round of the loop, or what MLflow keeps of it.
         hardware: hardware that the model must have been trained on, such as simulated:h200 or cuda; None or auto for
             any.
 
     Raises:
-        BadConfig: if no model comes with the package for this hardware, or the folder's is for another one.
+        BadConfig: if it was trained on other hardware.
         BadFile: if the folder is missing, torn, or holds something else.
     """
-    hardware = None if hardware is None else str(HardwareName.parse(hardware))
-    if where is None or str(where).startswith(BUNDLED):
-        folder = _bundled_folder(hardware if where is None else _simulated(str(where).removeprefix(BUNDLED)))
-        model = _load(folder, BUNDLED + folder.name)
-    else:
-        model = _load(Path(where), str(where))
+    if not folder.is_dir():
+        raise BadFile(
+            folder, "no such folder", f"Name the folder of a round, such as work/round_3; {how_to_train()} trains it."
+        )
+    cost_model = CostModel.load(folder / COST_MODEL)
+    trained_on = TrainedOn.load(folder / COST_MODEL / TRAINED_ON)
+    model = PlacementModel(cost_model, _policy(folder), trained_on, str(folder), digest_of(folder))
     model.require_hardware(hardware or AUTO)
     return model
-
-
-def bundled_models() -> tuple[str, ...]:
-    """Names of the simulated profiles whose model comes with the package."""
-    folder = _bundle_root()
-    if not folder.is_dir():
-        return ()
-    return tuple(sorted(entry.name for entry in folder.iterdir() if (entry / COST_MODEL / TRAINED_ON).is_file()))
 
 
 def save_model(
@@ -145,36 +171,8 @@ def digest_of(folder: Path, weights_only: bool = False) -> str:
     return digest.hexdigest()
 
 
-def _load(folder: Path, source: str) -> PlacementModel:
-    if not folder.is_dir():
-        raise BadFile(
-            folder, "no such folder", f"Name the folder of a round, such as work/round_3; {how_to_train()} trains it."
-        )
-    cost_model = CostModel.load(folder / COST_MODEL)
-    trained_on = TrainedOn.load(folder / COST_MODEL / TRAINED_ON)
-    return PlacementModel(cost_model, _policy(folder), trained_on, source, digest_of(folder))
-
-
 def _policy(folder: Path) -> TrainedSharder | None:
     """The policy, if the folder has one: before it is trained, there is a cost network alone."""
     if not (folder / POLICY).exists():
         return None
     return load_sharder(folder / COST_NET, folder / POLICY)
-
-
-def _bundle_root() -> Path:
-    return Path(str(resources.files("evenshard.sharders").joinpath("bundled")))
-
-
-def _bundled_folder(hardware: str | None) -> Path:
-    profile_of = {_simulated(profile): profile for profile in bundled_models()}
-    if hardware not in profile_of:
-        raise BadConfig(
-            f"there is no model for hardware {brief(hardware)}. Train one with {how_to_train()} and name its folder "
-            f"(--model work/round_3), or use one that comes with evenshard: {', '.join(profile_of) or 'none'}."
-        )
-    return _bundle_root() / profile_of[hardware]
-
-
-def _simulated(profile: str) -> str:
-    return str(HardwareName.of("simulated", profile))

@@ -10,6 +10,7 @@ from evenshard.measure.cost_dataset import save_costs
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
 from evenshard.measure.evidence import device_text, with_device_error
 from evenshard.measure.hardware import HardwareName
+from evenshard.measure.price.step import PredictedDevice, exchange_share
 from evenshard.measure.profiles import profile_of_gpu
 from evenshard.measure.traces.ranks import ObservedTraining, RankTimes, observe
 from evenshard.placement.optimizer_state import NUMBERS, optimizer_problem
@@ -25,8 +26,7 @@ from evenshard.planner.priced import priced
 from evenshard.planner.pricing import link_error, part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.torchrec.plan_file import load_plan_parts
-from evenshard.sharders.convex_search.prediction import PredictedDevice, exchange_share
-from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.model import Model
 from evenshard.tables.files import load_tables, save_tables
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadFile
@@ -47,7 +47,7 @@ class ObserveInputs:
         traces: of the ranks of one training.
         placement: that it ran with: placement.json, or evenshard's plan for TorchRec; or a table file.
         tables: file of the tables; for a plan, which does not know their lookups.
-        model: predicts where ``placement`` does not; None: the one that comes with evenshard for the traces' GPU.
+        model: predicts where ``placement`` does not; None: the device model of the traces' GPU.
         columns: columns of the table file that are called otherwise, each with evenshard's.
     """
 
@@ -163,12 +163,12 @@ def _placed(source: Path, inputs: ObserveInputs, observation: ObservedTraining) 
         hardware=model.hardware,
     )
     known = bool(parts)
-    costs, learned = part_costs(request, model), model.trained_on
+    costs = part_costs(request, model)
     prediction = costs.predict(parts or place_request(request, model).parts)
     answered, _ = priced(request, model, costs, prediction)
     ends = (answered.model_low_ms, answered.model_high_ms)
     low_ms, high_ms = with_device_error(
-        learned.device_error,
+        model.device_error,
         answered.predicted_ms,
         *ends,
         link_error(request, model),
@@ -183,7 +183,7 @@ def _placed(source: Path, inputs: ObserveInputs, observation: ObservedTraining) 
         low_ms=low_ms,
         high_ms=high_ms,
         predicted_by=model.source,
-        device=device_text(learned.hardware, learned.device_error, link_error(request, model)),
+        device=device_text(model.hardware, model.device_error, link_error(request, model)),
         known=known,
     )
 
@@ -255,13 +255,13 @@ def _require_world(source: Path, num_devices: int, observation: ObservedTraining
         raise BadFile(source, problem, "Name the placement that the training ran with.")
 
 
-def _model(where: str | None, observation: ObservedTraining) -> PlacementModel:
+def _model(where: str | None, observation: ObservedTraining) -> Model:
     if where is not None:
         return model_of(where)
     gpu = observation.ranks[0].gpu
     profile = profile_of_gpu(gpu)
     if profile is None:
-        raise BadConfig(f"no model comes with evenshard for {gpu or 'a training on the CPU'}. Name one: --model.")
+        raise BadConfig(f"there is no device model of {gpu or 'a CPU'}. Name a model: --model.")
     return model_of(None, str(HardwareName.of("simulated", profile)))
 
 

@@ -136,7 +136,7 @@ def _strict(kind: Any) -> Any:
         return Annotated[int, PlainValidator(_whole)]
     if kind is float:
         return Annotated[float, PlainValidator(_real)]
-    if getattr(kind, "_is_protocol", False):
+    if getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False):
         return Any  # what it must have, the function looks for itself
     if isinstance(kind, type) and kind is not Any and kind not in _WORDS:
         return Annotated[Any, PlainValidator(partial(_instance, kind))]  # pydantic would look into a dataclass

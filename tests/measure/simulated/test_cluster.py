@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from evenshard.measure.collectives import Links, exchange_times, volumes_of
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.link import LINKS, link
-from evenshard.measure.simulated.cluster import SimulatedCluster, dense_ms
+from evenshard.measure.price.step import dense_ms
+from evenshard.measure.simulated.cluster import SimulatedCluster
 from evenshard.measure.simulated.device_model import backward_ms, forward_ms
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.hardware import SimulatedHardware
@@ -35,13 +36,13 @@ NODES = Machine(8, 4, inter="infiniband_ndr")
 LINKS_OF_NODES = Links(LINKS["nvlink_h200"], LINKS["infiniband_ndr"])
 
 
-def cluster(machine: Machine = NODES, optimizer: str = "sgd") -> SimulatedCluster:
+def cluster(machine: Machine = NODES) -> SimulatedCluster:
     links = LINKS_OF_NODES if machine.num_domains > 1 else Links(link(H200.link))
-    return SimulatedCluster(machine, [H200] * machine.num_devices, links, optimizer)
+    return SimulatedCluster(machine, [H200] * machine.num_devices, links)
 
 
-def of_task(*tables: Table, machine: Machine = NODES) -> ShardingTask:
-    return ShardingTask(tables, machine, (10**12,) * machine.num_devices, BATCH)
+def of_task(*tables: Table, machine: Machine = NODES, optimizer: str = "sgd") -> ShardingTask:
+    return ShardingTask(tables, machine, (10**12,) * machine.num_devices, BATCH, optimizer)
 
 
 def on(one: Table, *devices: int) -> TablePart:
@@ -65,7 +66,7 @@ def test_whole_tables_on_one_node_cost_what_the_device_model_says(optimizer: str
     hardware = SimulatedHardware(MeasureConfig("simulated:h200", noise=0.0, optimizer=optimizer))
     expected = hardware.measure(ShardingTask.whole("task", TABLES, 4, 10**12, BATCH), placement)
     parts = [on(one, device) for one, device in zip(TABLES, placement.device_of_table, strict=True)]
-    found = cluster(machine, optimizer).cost(of_task(*TABLES, machine=machine), parts)
+    found = cluster(machine).cost(of_task(*TABLES, machine=machine, optimizer=optimizer), parts)
     assert len(found.devices) == 4 and found.all_to_all == expected.all_to_all
     for ours, theirs in zip(found.devices, expected.devices, strict=True):
         assert ours.input_dist_ms > theirs.input_dist_ms == 0

@@ -36,7 +36,7 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.torchrec import sharding_plan, shards_of, tables_of
-from evenshard.sharders.models import load_model
+from evenshard.sharders.model import DeviceModel
 from evenshard.tables.catalog import load_catalog
 from evenshard.utils.units import gb_to_bytes
 from support.torchrec_builders import META
@@ -87,7 +87,7 @@ def answer(kernels: tuple[str, ...], training_pipeline: str, optimizer: str) -> 
             host_bytes=(gb_to_bytes(2048),) * 2,
         ),
     )
-    return place_request(request, load_model(None, request.hardware))
+    return place_request(request, DeviceModel(request.hardware))
 
 
 CASES = {

@@ -22,7 +22,7 @@ from evenshard.planner.rules import Rules
 from evenshard.planner.torchrec import load_plan, predicted, save_plan, sharding_plan, shards_of, tables_of
 from evenshard.planner.torchrec.plan_file import load_plan_parts
 from evenshard.utils.errors import BadConfig, BadFile, MissingPackage
-from support.request_builders import QUICK, untrained
+from support.request_builders import untrained
 from support.torchrec_builders import META, SPLIT, Model
 
 CAPS = (5000, 4400)
@@ -41,7 +41,7 @@ def asked(split: bool) -> PlacementRequest:
 @cache
 def answer(split: bool) -> PlacementAnswer:
     """Whole tables on 4 ranks, or a split one on 2."""
-    return place_request(asked(split), untrained(), PlaceConfig(QUICK))
+    return place_request(asked(split), untrained(), PlaceConfig())
 
 
 # Answers --------------------------------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def test_torchrecs_plan_is_judged_by_the_same_model() -> None:
     assert [part.device for part in theirs.parts] == [0, 0, 1, 0, 1, 1, 0]
     worst = max(device.predicted_total_ms for device in theirs.devices)
     assert theirs.predicted_ms == pytest.approx(worst)
-    bundled = predicted(plan, asked(True))
-    assert bundled.predicted_ms != theirs.predicted_ms and 0 < bundled.predicted_ms < 10
+    now = predicted(plan, asked(True))
+    assert now.predicted_ms != theirs.predicted_ms and 0 < now.predicted_ms < 10
     with pytest.raises(BadConfig, match="on device 1, but the devices are 0 to 0"):
         predicted(plan, PlacementRequest(asked(True).tables, (10**6,), 1024), untrained())

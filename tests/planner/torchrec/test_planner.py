@@ -397,8 +397,8 @@ def test_a_model_knows_its_hardware() -> None:
     assert chosen_model(known, "h200", "cuda") == (known, "simulated:h200")
     with pytest.raises(BadConfig, match="trained on simulated: h200, not on cpu"):
         chosen_model(known, "cpu", "cuda")
-    bundled, _ = chosen_model(None, "simulated:h200", "cuda")
-    assert bundled.source == "bundled:h200"
+    found, _ = chosen_model(None, "simulated:h200", "cuda")
+    assert found.source == "simulated:h200"
     with pytest.raises(BadConfig, match="there is no model for hardware 'simulated:tpu'"):
         chosen_model(None, "simulated:tpu", "cuda")
 

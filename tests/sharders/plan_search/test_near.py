@@ -13,14 +13,15 @@ import pytest
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import LINKS
+from evenshard.measure.price.step import DeviceKind, PartCosts
+from evenshard.measure.simulated.cluster import simulated_kind
+from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart, whole_tables
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import SHARDING_TYPES, TABLE_WISE
 from evenshard.placement.storage import USUAL_KERNELS
 from evenshard.placement.task import ShardingTask, TableLimits
-from evenshard.sharders.models import load_model
-from evenshard.sharders.plan_search.costs import DeviceKind, PartCosts
 from evenshard.sharders.plan_search.moves import EarlierPlacement, Moves
 from evenshard.sharders.plan_search.near import ALIKE, NearResult, NearSearch
 from evenshard.sharders.plan_search.options import Options
@@ -36,7 +37,7 @@ GB = 2**30
 
 @cache
 def kind() -> DeviceKind:
-    return DeviceKind(load_model(None, "simulated:h200").cost_model, 3000.0)
+    return simulated_kind(gpu_profile("h200"), Machine(1, 1))
 
 
 def costs_of(tables: Sequence[Table], devices: int, of_each: TableLimits | None = None, **changes: object) -> PartCosts:

@@ -11,6 +11,9 @@ import pytest
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import LINKS
+from evenshard.measure.price.step import DeviceKind, PartCosts
+from evenshard.measure.simulated.cluster import simulated_kind
+from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.sharding import (
@@ -23,9 +26,7 @@ from evenshard.placement.sharding import (
     TABLE_WISE,
 )
 from evenshard.placement.task import ShardingTask, TableLimits
-from evenshard.sharders.models import load_model
 from evenshard.sharders.plan_search import nested
-from evenshard.sharders.plan_search.costs import DeviceKind, PartCosts
 from evenshard.sharders.plan_search.nested import search_with_fewer_types, with_fewer_types
 from evenshard.sharders.plan_search.options import SMALL
 from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort, PlanSearchResult
@@ -37,7 +38,7 @@ SHORT = PlanSearchEffort(changes=300, idle_kicks=10)
 
 @cache
 def kind() -> DeviceKind:
-    return DeviceKind(load_model(None, "simulated:h200").cost_model, 3000.0)
+    return simulated_kind(gpu_profile("h200"), Machine(1, 1))
 
 
 def costs_of(tables: Sequence[Table], machine: Machine = TWO_NODES, **changes: object) -> PartCosts:

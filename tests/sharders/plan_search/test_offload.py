@@ -11,7 +11,8 @@ import pytest
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import LINKS
-from evenshard.measure.simulated.cluster import SimulatedCluster
+from evenshard.measure.price.step import DeviceKind, PartCosts
+from evenshard.measure.simulated.cluster import SimulatedCluster, simulated_kind
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
@@ -20,9 +21,7 @@ from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, USUAL_KERNELS, Storage
 from evenshard.placement.task import ShardingTask, TableLimits, used_bytes, used_host_bytes
-from evenshard.sharders.models import load_model
 from evenshard.sharders.plan_search.bounds import lower_bound_ms
-from evenshard.sharders.plan_search.costs import DeviceKind, PartCosts
 from evenshard.sharders.plan_search.options import Options, is_short_of_memory
 from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.plan_search.state import Choice, State, choices_of
@@ -40,7 +39,7 @@ COLD = Table("cold", 2**21, 128, 0.5)
 
 @cache
 def kind() -> DeviceKind:
-    return DeviceKind(load_model(None, "simulated:h100").cost_model, 3000.0)
+    return simulated_kind(gpu_profile("h100"), Machine(1, 1))
 
 
 def costs_of(

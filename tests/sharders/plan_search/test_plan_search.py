@@ -11,6 +11,9 @@ import pytest
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import LINKS
+from evenshard.measure.price.step import DeviceKind, PartCosts
+from evenshard.measure.simulated.cluster import simulated_kind
+from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart, column_parts, row_spans
 from evenshard.placement.plan import check_sharding, parts_by_table
@@ -24,11 +27,8 @@ from evenshard.placement.sharding import (
     sharding_type,
 )
 from evenshard.placement.task import ShardingTask, TableLimits
-from evenshard.sharders.models import load_model
 from evenshard.sharders.plan_search.bounds import lower_bound_ms
 from evenshard.sharders.plan_search.construction import Construction, Works
-from evenshard.sharders.plan_search.costs import DeviceKind, PartCosts
-from evenshard.sharders.plan_search.networks import CallNetwork
 from evenshard.sharders.plan_search.options import Options, column_cuts
 from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.plan_search.starts import constructed
@@ -43,7 +43,7 @@ SHORT = PlanSearchEffort(changes=300, idle_kicks=10)
 
 @cache
 def kind() -> DeviceKind:
-    return DeviceKind(load_model(None, "simulated:h200").cost_model, 3000.0)
+    return simulated_kind(gpu_profile("h200"), Machine(1, 1))
 
 
 def some_tables(count: int = 10) -> tuple[Table, ...]:
@@ -90,7 +90,7 @@ def test_changes_leave_the_sums_that_a_new_state_has() -> None:
         state.replace(unit, choice)
     again = State(options, other)
     assert state.device_ms_D == pytest.approx(again.device_ms_D, rel=1e-4)
-    assert (state.used_D == again.used_D).all() and (state.calls_D == again.calls_D).all()
+    assert (state.used_D == again.used_D).all() and (state.loads.calls_D == again.loads.calls_D).all()
 
 
 def test_the_answer_is_legal_and_better_than_its_starts() -> None:
@@ -208,17 +208,6 @@ def test_a_limit_on_the_time_of_a_piece_cuts_what_is_longer() -> None:
         ways_U = construction.ways(limit * construction.even_ms, SHARDING_TYPES)
         least_U = works.piece_UW.min(axis=1)
         assert (works.piece_UW[rows, ways_U] <= np.maximum(limit * construction.even_ms, least_U) * (1 + 1e-9)).all()
-
-
-def test_a_table_that_no_model_was_trained_on_counts_as_the_device_model_says() -> None:
-    """One row that every sample looks up ten times: the device updates it lookup after lookup."""
-    odd, plain = Table("odd", 1, 16, 10.0), Table("plain", 1000, 16, 10.0)
-    network = CallNetwork(kind().model, lambda looked_up: np.full((len(looked_up), 2), 5.0))
-    columns = network.columns([(odd, BATCH), (plain, BATCH)])
-    odd_ms, plain_ms = network.compute_ms(columns, np.ones(2, dtype=np.int64))
-    assert odd_ms == pytest.approx(10.0, rel=1e-4) and plain_ms < 5
-    members = network.member_ms([(odd, BATCH)], [0], np.ones(1, dtype=np.int64))
-    assert float(members.mean(dim=1).sum()) == pytest.approx(10.0, rel=1e-3)
 
 
 def test_time_of_each_part_beside_the_others() -> None:

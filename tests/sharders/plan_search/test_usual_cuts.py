@@ -10,12 +10,13 @@ import pytest
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import LINKS
+from evenshard.measure.price.step import PartCosts
+from evenshard.measure.simulated.cluster import simulated_kind
+from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart, column_parts, whole_tables
 from evenshard.placement.sharding import COLUMN_WISE, TABLE_WISE
 from evenshard.placement.task import ShardingTask, TableLimits
-from evenshard.sharders.models import load_model
-from evenshard.sharders.plan_search.costs import DeviceKind, PartCosts
 from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.plan_search.state import State, choices_of
 from evenshard.sharders.plan_search.usual_cuts import MOST_SLOWER, UsualCuts, num_odd_cuts
@@ -30,7 +31,7 @@ def search_of(*tables: Table, devices: int = 4, gb: float = 64, min_columns: int
     whole = [TableLimits(frozenset({TABLE_WISE}))] * (len(tables) - 1)
     limits = (TableLimits(frozenset({COLUMN_WISE}), min_columns=min_columns), *whole)
     task = ShardingTask(tables, Machine.one_node(devices), (int(gb * 2**30),) * devices, 16_384, limits=limits)
-    kind = DeviceKind(load_model(None, "simulated:h200").cost_model, 3000.0)
+    kind = simulated_kind(gpu_profile("h200"), Machine(1, 1))
     return PlanSearch(PartCosts(task, [kind], [0] * devices, Links(LINKS["nvlink_h200"])), SHORT)
 
 

@@ -21,6 +21,7 @@ from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.sources import TableSet
 from evenshard.tables.table import Table
 from support.builders import BATCH_SIZE, cost, measured, some_tables, table, task
+from support.learned import LEARNED
 
 DIMS = (4, 8, 16, 32, 64)
 
@@ -194,29 +195,29 @@ def tables(workdir: Path) -> Path:
     return workdir
 
 
-AGAINST = ["--against", "bundled:h200", "--batch-size", "4096"]
+AGAINST = ["--against", str(LEARNED), "--batch-size", "4096"]
 
 
 def test_covered_is_0_and_not_covered_is_3(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["drift", "--tables", "tables.csv", *AGAINST]) == 0
-    assert "12 tables are covered by bundled:h200" in capsys.readouterr().out
+    assert f"12 tables are covered by {LEARNED}" in capsys.readouterr().out
     save_tables([replace(one, embedding_dim=8192) for one in some_tables(12)], Path("wide.csv"))
     assert main(["drift", "--tables", "wide.csv", *AGAINST, "--json"]) == 3
     printed = json.loads(capsys.readouterr().out)
     assert printed["retrain_due"] and printed["outside_load_pct"] == pytest.approx(100)
-    assert printed["model"]["source"] == "bundled:h200" and printed["difference"] is None
+    assert printed["model"]["source"] == str(LEARNED) and printed["difference"] is None
 
 
 def test_the_batch_is_the_models_unless_one_says_so(tables: Path) -> None:
-    assert main(["drift", "--tables", "tables.csv", "--against", "bundled:h200"]) == 0
-    assert main(["drift", "--tables", "tables.csv", "--against", "bundled:h200", "--batch-size", "1"]) == 3
+    assert main(["drift", "--tables", "tables.csv", "--against", str(LEARNED)]) == 0
+    assert main(["drift", "--tables", "tables.csv", "--against", str(LEARNED), "--batch-size", "1"]) == 3
     assert main(["drift", "--tables", "tables.csv", *AGAINST, "--devices", "1000"]) == 3
 
 
 def test_a_new_placement_says_what_moves_and_what_it_saves(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The busiest tables have become idle and the idle ones busy; one is gone, with the rule that pinned it."""
     place = ["place", "tables.csv", "--devices", "3", "--batch-size", "4096", "--memory-cap-gb", "1", "-o", "old.json"]
-    place += ["--model", "bundled:h200"]
+    place += ["--model", str(LEARNED)]
     assert main([*place, "--pin", "t0=1", "--pin", "t3=2", "--together", "t1,t0"]) == 0
     before = some_tables(12)
     lookups = sorted(one.pooling_factor for one in before)
@@ -224,7 +225,7 @@ def test_a_new_placement_says_what_moves_and_what_it_saves(tables: Path, capsys:
     now = {one.name: replace(one, pooling_factor=rate * 5) for one, rate in zip(ranked, lookups, strict=True)}
     save_tables([now[one.name] for one in before if one.name != "t0"], Path("now.csv"))
     capsys.readouterr()
-    command = ["drift", "--tables", "now.csv", "--against", "bundled:h200", "--placement", "old.json"]
+    command = ["drift", "--tables", "now.csv", "--against", str(LEARNED), "--placement", "old.json"]
     assert main([*command, "-o", "new.json", "--link-gb-s", "10"]) == 0
     shown = capsys.readouterr().out
     assert "Removed: t0 (1 table)" in shown and "Moves" in shown and "Embedding work takes" in shown
@@ -236,7 +237,7 @@ def test_a_new_placement_says_what_moves_and_what_it_saves(tables: Path, capsys:
     difference = json.loads(capsys.readouterr().out)["difference"]
     assert difference["removed"] == ["t0"] and difference["traffic"]["moved_bytes"] > 0
 
-    same = ["drift", "--tables", "tables.csv", "--against", "bundled:h200", "--placement", "old.json", "--json"]
+    same = ["drift", "--tables", "tables.csv", "--against", str(LEARNED), "--placement", "old.json", "--json"]
     assert main(same) == 0
     nothing = json.loads(capsys.readouterr().out)["difference"]
     assert nothing["traffic"]["moved_bytes"] == 0 and nothing["times"]["saves_ms"] == pytest.approx(0)
@@ -247,9 +248,7 @@ def test_tables_that_do_not_fit_any_more_are_expected(tables: Path, capsys: pyte
     save_tables([replace(one, num_rows=400_000_000) for one in some_tables(12)], Path("grown.csv"))
     capsys.readouterr()
     assert (
-        main(
-            ["drift", "--tables", "grown.csv", "--against", "bundled:h200", "--placement", "old.json", "-o", "new.json"]
-        )
+        main(["drift", "--tables", "grown.csv", "--against", str(LEARNED), "--placement", "old.json", "-o", "new.json"])
         == 2
     )
     shown = capsys.readouterr().out
@@ -261,9 +260,9 @@ def test_tables_that_do_not_fit_any_more_are_expected(tables: Path, capsys: pyte
     ("argv", "expected"),
     [
         (["--against", "nowhere"], "nowhere: no such folder"),
-        (["--against", "bundled:tpu"], "no model for hardware"),
-        (["--against", "bundled:h200", "--out", "x.json"], "Name it with --placement"),
-        (["--against", "bundled:h200", "--placement", "x.json"], "x.json"),
+        (["--against", "simulated:tpu"], "tpu"),
+        (["--against", str(LEARNED), "--out", "x.json"], "Name it with --placement"),
+        (["--against", str(LEARNED), "--placement", "x.json"], "x.json"),
         (["--against", "models:/evenshard-cost@champion"], "or name a model's folder"),
     ],
 )

@@ -14,7 +14,7 @@ from evenshard.cli import main
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.noise import Noise
 from evenshard.planner.serving import served_code
-from evenshard.sharders.models import load_model, save_model
+from evenshard.sharders.models import save_model
 from evenshard.stages.decisions.contest import Contest, contest
 from evenshard.stages.decisions.promotion import Decision, PairedTask, PromotionRules, Verdict, decide
 from evenshard.stages.standings import QUIET
@@ -24,6 +24,7 @@ from evenshard.utils.errors import BadConfig, MeasurementFailed
 from support.builders import FakeHardware, cost_net, policy
 from support.convex_builders import NORMALIZER
 from support.decision_builders import bad_model, good_model, write_inputs
+from support.learned import learned
 
 # MLflow's opinion of the code that serves a model; here warnings are errors.
 pytestmark = pytest.mark.filterwarnings("ignore:.*type hint")
@@ -220,8 +221,8 @@ def test_as_good_with_less_measuring_wins_and_the_way_back_is_refused(place: Pat
 
 
 def test_the_policy_of_the_same_run_becomes_champion_too(place: Path) -> None:
-    bundled = load_model(None, "simulated:h200")
-    save_model(place / "both", bundled.cost_model, bundled.trained_on, (cost_net(), policy(), NORMALIZER))
+    model = learned()
+    save_model(place / "both", model.cost_model, model.trained_on, (cost_net(), policy(), NORMALIZER))
     assert main(["promote", "--candidate", str(place / "both")]) == 0
     crowned = tracking.champion(tracking.REGISTERED_POLICY)
     assert champion() == "models:/evenshard-cost/1" and crowned is not None and crowned.version == "1"
@@ -232,10 +233,10 @@ def test_a_version_brings_the_policy_of_its_own_run(place: Path) -> None:
 
     client = MlflowClient()
     experiment = client.create_experiment("evenshard")
-    bundled = load_model(None, "simulated:h200")
+    model = learned()
     for seed in range(2):
         folder, run_id = place / f"both_{seed}", client.create_run(experiment).info.run_id
-        save_model(folder, bundled.cost_model, bundled.trained_on, (cost_net(seed), policy(), NORMALIZER))
+        save_model(folder, model.cost_model, model.trained_on, (cost_net(seed), policy(), NORMALIZER))
         for name in (tracking.REGISTERED_COST, tracking.REGISTERED_POLICY):
             tracking.register_model(folder, served_code(), {}, run_id=run_id, name=name)
     assert main(["promote", "--candidate", "models:/evenshard-cost/1"]) == 0
@@ -248,8 +249,8 @@ def test_a_folder_that_a_run_has_registered_is_no_new_version(place: Path) -> No
 
     client = MlflowClient()
     run_id = client.create_run(client.create_experiment("evenshard")).info.run_id
-    bundled = load_model(None, "simulated:h200")
-    save_model(place / "both", bundled.cost_model, bundled.trained_on, (cost_net(), policy(), NORMALIZER))
+    model = learned()
+    save_model(place / "both", model.cost_model, model.trained_on, (cost_net(), policy(), NORMALIZER))
     for name in (tracking.REGISTERED_COST, tracking.REGISTERED_POLICY):
         tracking.register_model(place / "both", served_code(), {}, run_id=run_id, name=name)
     assert main(["promote", "--candidate", str(place / "both")]) == 0
@@ -260,8 +261,8 @@ def test_a_folder_that_a_run_has_registered_is_no_new_version(place: Path) -> No
 
 
 def test_a_version_without_a_run_brings_its_policy_too(place: Path) -> None:
-    bundled = load_model(None, "simulated:h200")
-    save_model(place / "both", bundled.cost_model, bundled.trained_on, (cost_net(), policy(), NORMALIZER))
+    model = learned()
+    save_model(place / "both", model.cost_model, model.trained_on, (cost_net(), policy(), NORMALIZER))
     register_folder(place / "both", served_code())
     assert tracking.champion(tracking.REGISTERED_POLICY) is None
     assert main(["promote", "--candidate", "models:/evenshard-cost/1"]) == 0
@@ -322,7 +323,7 @@ def test_what_was_measured_before_a_failure_is_not_measured_again(place: Path, m
         ([], "MLflow has no version of evenshard-cost yet"),
         (["--candidate", "nowhere"], "nowhere: no such folder"),
         (["--candidate", "models:/evenshard-cost/9"], "models:/evenshard-cost/9"),
-        (["--candidate", "bundled:h200"], "comes with evenshard"),
+        (["--candidate", "simulated:h200"], "is a device model"),
         (["--candidate", "good", "--hardware", "cpu"], "good: this model was trained on simulated: h200, not on cpu"),
         (["--tolerance-pct", "-1"], "below 0"),
     ],

@@ -17,6 +17,7 @@ Legend: N shards.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,7 +28,6 @@ from evenshard.tables.reuse import FloatArray
 
 RADIX_BITS = 8
 ROW_LIMITS = tuple(2.0 ** (RADIX_BITS * passes) - 1 for passes in range(1, 6))  # for ``sort_passes`` of 1, 2, ...
-OVERLAP = 3.0  # 1: what a kernel waits for adds up; infinite: the longest hides all others
 SHORT_LOOKUPS = 2.0**18  # below these, see ``short_call_us``
 NS_PER_MS, US_PER_MS, NS_PER_US = 1e6, 1e3, 1e3
 
@@ -114,18 +114,36 @@ def bounds_check_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
     )
 
 
-def lookup_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
-    """[N] the forward kernel: a warp takes a bag and adds up its rows, one after the other.
+class Waits(NamedTuple):
+    """What a kernel that reads rows waits for, [N] ns each; see ``overlapped``. All but chain add up over tables."""
 
-    However idle the rest of the GPU is, the longest bag takes its time.
-    """
-    instructions_ns = profile.lookup_ns_per_bag * work.bags + profile.lookup_ns_per_request * work.row_requests
-    l2_ns = (work.row_bytes + work.output_bytes) / profile.l2_gb_s
-    memory_ns = (work.row_miss_bytes + work.output_bytes) / profile.hbm_bytes_per_ns
-    miss_share = work.row_miss_bytes / np.where(work.row_bytes > 0, work.row_bytes, 1.0)
-    row_ns = profile.bag_hit_ns + (profile.bag_miss_ns - profile.bag_hit_ns) * miss_share
-    chain_ns = row_ns * work.longest_bag
-    return np.asarray(profile.lookup_floor_us * NS_PER_US + overlapped(instructions_ns, l2_ns, memory_ns, chain_ns))
+    instructions: FloatArray
+    l2: FloatArray
+    memory: FloatArray
+    chain: FloatArray
+
+
+def lookup_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
+    """[N] the forward kernel: a warp takes a bag and adds up its rows, one after the other."""
+    return profile.lookup_floor_us * NS_PER_US + overlapped(*lookup_waits(profile, work))
+
+
+def lookup_waits(profile: GpuProfile, work: ShardWork) -> Waits:
+    """What the forward kernel waits for."""
+    return Waits(
+        profile.lookup_ns_per_bag * work.bags + profile.lookup_ns_per_request * work.row_requests,
+        (work.row_bytes + work.output_bytes) / profile.l2_gb_s,
+        (work.row_miss_bytes + work.output_bytes) / profile.hbm_bytes_per_ns,
+        longest_bag_ns(profile, work.longest_bag, work.row_bytes, work.row_miss_bytes),
+    )
+
+
+def longest_bag_ns(
+    profile: GpuProfile, longest_bag: FloatArray, row_bytes: FloatArray, row_miss_bytes: FloatArray
+) -> FloatArray:
+    """[N] the longest bag, which takes its time however idle the rest of the GPU is."""
+    miss_share = row_miss_bytes / np.where(row_bytes > 0, row_bytes, 1.0)
+    return (profile.bag_hit_ns + (profile.bag_miss_ns - profile.bag_hit_ns) * miss_share) * longest_bag
 
 
 def index_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
@@ -138,29 +156,33 @@ def index_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
     )
 
 
-def sort_passes(work: ShardWork) -> FloatArray:
-    """[N] passes of the radix sort: as many as the linear indices of the whole shard have bytes."""
-    bits = np.floor(np.log2(np.maximum(work.num_rows, 1.0))) + 1
+def sort_passes(num_rows: FloatArray) -> FloatArray:
+    """[N] passes of the radix sort: as many as the linear indices of a call's rows have bytes."""
+    bits = np.floor(np.log2(np.maximum(num_rows, 1.0))) + 1
     return np.asarray(np.ceil(bits / RADIX_BITS))
 
 
 def sort_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
     """[N] the radix sort: each pass moves all pairs of an index and its bag."""
-    return np.asarray(profile.sort_floor_us * NS_PER_US + work.lookups * sort_passes(work) / profile.sort_pairs_per_ns)
+    passes = work.lookups * sort_passes(work.num_rows)
+    return np.asarray(profile.sort_floor_us * NS_PER_US + passes / profile.sort_pairs_per_ns)
 
 
 def gradient_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
-    """[N] the backward kernels: they sum up the gradients of each distinct row, and update the row and its state.
+    """[N] the backward kernels: they sum up the gradients of each distinct row, and update the row and its state."""
+    return profile.gradient_floor_us * NS_PER_US + overlapped(*gradient_waits(profile, work, optimizer))
 
-    However idle the rest of the GPU is, the hottest row of the shard takes its time.
-    """
+
+def gradient_waits(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> Waits:
+    """What the backward kernels wait for; the hottest row takes its time however idle the rest of the GPU is."""
     requests = work.row_requests + updated_state_requests(work, optimizer)
-    instructions_ns = profile.gradient_ns_per_request * requests + profile.gradient_ns_per_row * work.uniques
     updated_bytes = work.unique_bytes + updated_state_bytes(work, optimizer)
-    l2_ns = (work.grad_bytes + 2 * updated_bytes) / profile.l2_gb_s
-    memory_ns = (work.grad_miss_bytes + 2 * updated_bytes) / profile.hbm_bytes_per_ns
-    chain_ns = profile.hot_lookup_ns * work.hottest
-    return np.asarray(profile.gradient_floor_us * NS_PER_US + overlapped(instructions_ns, l2_ns, memory_ns, chain_ns))
+    return Waits(
+        profile.gradient_ns_per_request * requests + profile.gradient_ns_per_row * work.uniques,
+        (work.grad_bytes + 2 * updated_bytes) / profile.l2_gb_s,
+        (work.grad_miss_bytes + 2 * updated_bytes) / profile.hbm_bytes_per_ns,
+        profile.hot_lookup_ns * work.hottest,
+    )
 
 
 def updated_state_bytes(work: ShardWork, optimizer: str) -> FloatArray:
@@ -181,5 +203,11 @@ def overlapped(*parts_ns: FloatArray) -> FloatArray:
     The cube root of the sum of cubes: in the public measurements one wait hides most of another that is much shorter,
     but two equal ones take about a quarter longer than one.
     """
-    longest = np.maximum(np.maximum.reduce(parts_ns), 1e-9)
-    return np.asarray(longest * sum((part / longest) ** OVERLAP for part in parts_ns) ** (1 / OVERLAP))
+    return overlap(np.stack(parts_ns))
+
+
+def overlap(parts_ns: FloatArray) -> FloatArray:
+    """[...] ``overlapped`` of [parts, ...]."""
+    longest = np.maximum(parts_ns.max(axis=0), 1e-9)
+    ratios = parts_ns / longest
+    return np.asarray(longest * np.cbrt((ratios * ratios * ratios).sum(axis=0)))

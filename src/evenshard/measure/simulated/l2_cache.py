@@ -59,3 +59,40 @@ def _window(unique_bytes_NK: FloatArray, counts_NK: FloatArray, capacity_N: Floa
         active = active[step_A > TOLERANCE * window_N[active]]
     window_N[fits_N] = 700.0  # exp(-700) is nothing, and 0 * inf cannot arise
     return window_N
+
+
+class WindowGrid:
+    """Misses of streams that share a cache, by what each of their parts misses at some windows: these add up.
+
+    Between two windows of the grid the misses are taken to fall in a straight line with the bytes in the cache. Where
+    parts of unlike counts share a bin, ``missed_bytes`` takes their mean, and this takes each as it is.
+    """
+
+    edges_W = np.concatenate([[0.0], np.geomspace(1e-6, 32.0, 26)])
+
+    @staticmethod
+    def columns(unique_bytes_NK: FloatArray, looked_up_bytes_NK: FloatArray, counts_NK: FloatArray) -> FloatArray:
+        """[N, 2 W] of streams: bytes in a cache at each window, then bytes fetched; arguments of ``missed_bytes``."""
+        again_NK = np.maximum(looked_up_bytes_NK - unique_bytes_NK, 0.0)
+        cached, fetched = [], []
+        for edge in WindowGrid.edges_W.tolist():
+            forgotten_NK = np.exp(-counts_NK * edge)
+            cached.append((unique_bytes_NK * (1 - forgotten_NK)).sum(axis=1))
+            fetched.append((unique_bytes_NK + again_NK * forgotten_NK).sum(axis=1))
+        return np.stack([*cached, *fetched], axis=1)
+
+    @staticmethod
+    def missed_bytes(sums_WN: FloatArray, capacity: float) -> FloatArray:
+        """[N] bytes that streams fetch together, from the sums of their columns.
+
+        Args:
+            sums_WN: [2 W, N].
+            capacity: bytes that the cache holds.
+        """
+        count = len(WindowGrid.edges_W)
+        after_N = (sums_WN[:count] < capacity).sum(axis=0)
+        after_N = np.minimum(np.maximum(after_N, 1), count - 1)
+        at_4N = after_N + np.array([[-1], [0], [count - 1], [count]])
+        low_N, high_N, from_N, to_N = np.take_along_axis(sums_WN, at_4N, axis=0)
+        share_N = np.minimum((capacity - low_N) / np.maximum(high_N - low_N, 1e-9), 1.0)
+        return np.asarray(from_N + share_N * (to_N - from_N))

@@ -150,10 +150,7 @@ class WorkCounter:
         """
         alone_N, tables_N = sums_NC[:, _ROW_MISSES], sums_NC[:, _TABLES]
         sharing_N = np.minimum(self.tables_in_flight(sums_NC[:, _BAGS] / tables_N) / (tables_N - 1), 1.0)
-        uniques, lookups, unique_bytes, row_bytes = np.split(sums_NC[:, NUM_WORK_COLUMNS:], 4, axis=1)
-        counts = lookups / np.where(uniques > 0, uniques, 1.0)
-        counts[uniques <= 0] = 1.0
-        together_N = missed_bytes(unique_bytes, row_bytes, counts, np.full(len(sums_NC), self._l2_bytes))
+        together_N = missed_bytes(*reuse_columns(sums_NC), np.full(len(sums_NC), self._l2_bytes))
         return np.asarray(alone_N + sharing_N * np.maximum(together_N - alone_N, 0.0))
 
     def tables_in_flight(self, batch_size: FloatArray | float) -> FloatArray | float:
@@ -201,6 +198,12 @@ def _table_columns(tables: Sequence[Table], batch_size: int, l2_bytes: float, op
     return np.concatenate(
         [plain_TC, uniques_TK, uniques_TK * counts_TK, unique_bytes_TK, looked_up_bytes_TK], axis=1, dtype=np.float64
     )
+
+
+def reuse_columns(columns_TC: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """[T, K] each of a table's columns: bytes of its distinct rows, of all its lookups, and lookups of one row."""
+    uniques, lookups, unique_bytes, row_bytes = np.split(columns_TC[:, NUM_WORK_COLUMNS:], 4, axis=1)
+    return unique_bytes, row_bytes, np.where(uniques > 0, lookups / np.where(uniques > 0, uniques, 1.0), 1.0)
 
 
 def _bins(table: Table, num_lookups: float) -> ReuseBins:

@@ -35,7 +35,7 @@ from evenshard.planner.diff.difference import (
 )
 from evenshard.planner.diff.times import step_times
 from evenshard.planner.request import kept_optimizers
-from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.model import Model
 from evenshard.tables.table import Table
 from evenshard.utils.signature import checked
 from evenshard.utils.units import gb_to_bytes
@@ -43,7 +43,7 @@ from evenshard.utils.units import gb_to_bytes
 
 @checked()
 def diff(
-    old: PlacementAnswer, new: PlacementAnswer, model: PlacementModel | None = None, link_gb_s: float | None = None
+    old: PlacementAnswer, new: PlacementAnswer, model: Model | None = None, link_gb_s: float | None = None
 ) -> Difference:
     """What it takes to go from one answer to another, and what it brings.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff.difference import Difference
 from evenshard.planner.pricing import links_of_request
-from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.model import Model
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 from evenshard.utils.units import seconds_to_ms
@@ -49,7 +49,7 @@ def payback(
     difference: Difference,
     new: PlacementAnswer,
     steps: int,
-    model: PlacementModel | None = None,
+    model: Model | None = None,
     link_gb_s: float | None = None,
     restart_minutes: float = 0.0,
 ) -> Payback | None:
@@ -86,7 +86,7 @@ def payback(
 
 
 def _transfer(
-    difference: Difference, new: PlacementAnswer, model: PlacementModel | None, link_gb_s: float | None
+    difference: Difference, new: PlacementAnswer, model: Model | None, link_gb_s: float | None
 ) -> tuple[float, str]:
     """Seconds of the transfer, and what it goes over."""
     traffic = difference.traffic
@@ -97,7 +97,7 @@ def _transfer(
     machine, links = new.request.nodes, links_of_request(new.request, model)
     # Between hosts each device has a link of its own, which is the slow one: all bytes are taken to go over it.
     between = links.inter
-    name = machine.inter if between is not None else machine.intra or model.trained_on.link
+    name = machine.inter if between is not None else machine.intra or model.link
     busiest = float(traffic.busiest_bytes)
     time_ms = float((between or links.intra).bytes_ms(busiest, busiest, float(traffic.moved_bytes)))
     return time_ms / seconds_to_ms(1.0), name or "the link of the model's training data"

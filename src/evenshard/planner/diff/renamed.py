@@ -8,11 +8,11 @@ from dataclasses import replace
 from evenshard.placement.parts import Span, TablePart
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.priced import repriced
-from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.model import Model
 from evenshard.utils.errors import BadConfig
 
 
-def renamed(answer: PlacementAnswer, names: Sequence[int], model: PlacementModel) -> PlacementAnswer:
+def renamed(answer: PlacementAnswer, names: Sequence[int], model: Model) -> PlacementAnswer:
     """The answer on renamed devices, with the times that it has there.
 
     Tables that are cut by rows keep the order of their rows over devices, as TorchRec needs it.

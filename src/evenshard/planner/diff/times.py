@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from evenshard.measure.evidence import DeviceError, device_text
+from evenshard.measure.price.step import step_shares_ms
 from evenshard.placement.plan import check_sharding
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff.shared_work import difference_error, error_correlation, shared_work
 from evenshard.planner.priced import PricedParts, priced
 from evenshard.planner.pricing import link_error, part_costs
 from evenshard.planner.rules import Rules
-from evenshard.sharders.convex_search.prediction import step_shares_ms
-from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.model import Model
 from evenshard.sharders.plan_search.bounds import lower_bound_ms
 from evenshard.sharders.plan_search.options import Options
 from evenshard.utils.errors import InfeasibleTask
@@ -45,9 +45,7 @@ class StepTimes:
 
 
 @one_thread()
-def step_times(
-    old: PlacementAnswer, new: PlacementAnswer, model: PlacementModel | None
-) -> tuple[StepTimes, tuple[str, ...]]:
+def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) -> tuple[StepTimes, tuple[str, ...]]:
     """The times, and what to know about them.
 
     Args:
@@ -75,11 +73,11 @@ def step_times(
             check_sharding(costs.task, old.parts)
         except InfeasibleTask as error:
             notes.append(f"the old placement is not legal any more: {error}")
-    errors = model.trained_on.device_error, link_error(new.request, model)
+    errors = model.device_error, link_error(new.request, model)
     is_same = same_machine and set(old.parts) == set(new.parts)
     shared = shared_work(before, after, [table.name for table in new.request.tables])
     times = _times(model.source, before, after, shared, bound_ms, errors, is_same)
-    return times, (*notes, *_of_device(device_text(model.trained_on.hardware, *errors)))
+    return times, (*notes, *_of_device(device_text(model.hardware, *errors)))
 
 
 def _ends(one: PricedParts) -> tuple[float, float, float]:

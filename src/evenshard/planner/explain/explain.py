@@ -24,7 +24,7 @@ from evenshard.planner.explain.explanation import DeviceOption, Explanation, Mov
 from evenshard.planner.explain.kept import kept_options
 from evenshard.planner.explain.what_if import ChangeOutcome, Changes, WhatIf
 from evenshard.sharders.convex_search.cost_model import ROUNDING
-from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.model import Model
 from evenshard.sharders.plan_search.options import DEVICE, NODE, Way
 from evenshard.sharders.plan_search.state import Choice
 from evenshard.utils.errors import BadConfig
@@ -38,7 +38,7 @@ PRICED_SWAPS = 64
 
 @one_thread()
 @checked()
-def explain(answer: PlacementAnswer, model: PlacementModel, table: str) -> Explanation:
+def explain(answer: PlacementAnswer, model: Model, table: str) -> Explanation:
     """What a table costs as it is sharded, and what it would elsewhere and otherwise.
 
     Args:
@@ -64,7 +64,7 @@ def explain(answer: PlacementAnswer, model: PlacementModel, table: str) -> Expla
     return Explanation(
         table=name,
         model=model.source,
-        device=device_text(model.trained_on.hardware, model.trained_on.device_error),
+        device=device_text(model.hardware, model.device_error),
         step_ms=what_if.now.step_ms,
         slowest_device=int(what_if.now.ms_D.argmax()),
         sharding_type=answer.type_of_table[name],

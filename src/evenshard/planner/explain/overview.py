@@ -19,7 +19,7 @@ from evenshard.planner.explain.explain import PartMoves, way_options
 from evenshard.planner.explain.kept import kept_options
 from evenshard.planner.explain.what_if import WhatIf, devices_text
 from evenshard.sharders.convex_search.cost_model import ROUNDING
-from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.model import Model
 from evenshard.utils.process import one_thread
 
 MOST_TABLES_TRIED = 24
@@ -114,7 +114,7 @@ class Overview:
 
 
 @one_thread()
-def overview(answer: PlacementAnswer, model: PlacementModel) -> Overview:
+def overview(answer: PlacementAnswer, model: Model) -> Overview:
     """The overview of an answer.
 
     Args:
@@ -133,7 +133,7 @@ def overview(answer: PlacementAnswer, model: PlacementModel) -> Overview:
     means = np.mean(devices, axis=0).tolist()
     return Overview(
         model=model.source,
-        device=device_text(model.trained_on.hardware, model.trained_on.device_error),
+        device=device_text(model.hardware, model.device_error),
         step_ms=what_if.now.step_ms,
         slowest_device=slowest,
         num_devices=answer.num_devices,

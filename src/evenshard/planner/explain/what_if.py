@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.measure.price.step import PartCosts
 from evenshard.placement.feasibility import missing_text
 from evenshard.placement.sharding import (
     COLUMN_WISE,
@@ -27,8 +28,7 @@ from evenshard.placement.task import TableLimits, ruled_out
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.highlights import names_text
 from evenshard.planner.pricing import part_costs
-from evenshard.sharders.models import PlacementModel
-from evenshard.sharders.plan_search.costs import PartCosts
+from evenshard.sharders.model import Model
 from evenshard.sharders.plan_search.options import DEVICE, Options, Way
 from evenshard.sharders.plan_search.state import Choice, State, choices_of, parts_of
 from evenshard.tables.table import MEAN
@@ -66,7 +66,7 @@ class WhatIf:
             rules keep together.
     """
 
-    def __init__(self, answer: PlacementAnswer, model: PlacementModel) -> None:
+    def __init__(self, answer: PlacementAnswer, model: Model) -> None:
         self.answer, self.task = answer, answer.task
         self._asked = answer.request.task()
         of_request = part_costs(answer.request, model)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from evenshard.measure.price.step import PredictedDevice
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.highlights.setting import timing_word
-from evenshard.sharders.convex_search.prediction import PredictedDevice
 from evenshard.utils.units import ms_text, pct_text
 
 AS_FAST_PCT = 0.05

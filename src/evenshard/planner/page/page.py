@@ -105,7 +105,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "setting": highlights.setting_text(answer),
         "device_error": highlights.device_error_text(answer),
         "timed": highlights.timing_word(answer),
-        "learnt_from": measured_or_simulated(str(_trained_on(answer).get("hardware", ""))),
+        "predicted_by": _predicted_by(answer),
         "title": f"{_plural(len(answer.request.tables), 'table')} on {_plural(answer.num_devices, 'device')}",
         "best": best,
         "best_name": None if best is None else label_of(best.sharder) + highlights.whole_tables_text(answer, best),
@@ -261,6 +261,13 @@ def _ranges(answer: PlacementAnswer) -> list[tuple[str, str, str]]:
         ("Batch, samples", "batch_size", [answer.request.batch_size]),
     ]
     return [(name, _range(seen[key]), _range(values)) for name, key, values in asked if _is_range(seen.get(key))]
+
+
+def _predicted_by(answer: PlacementAnswer) -> str:
+    hardware = str(_trained_on(answer).get("hardware", ""))
+    if not hardware:
+        return "a device model"
+    return f"a cost model that learnt from {measured_or_simulated(hardware)} ones"
 
 
 def _trained_on(answer: PlacementAnswer) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evenshard.measure.price.step import PredictedParts
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
@@ -21,8 +22,7 @@ from evenshard.planner.torchrec.model import chosen_model
 from evenshard.planner.torchrec.modules import qualified_name
 from evenshard.planner.torchrec.plans import other_kernels, shards_of
 from evenshard.planner.torchrec.tables import LEFT_TO_TORCHREC
-from evenshard.sharders.models import PlacementModel
-from evenshard.sharders.plan_search.costs import PredictedParts
+from evenshard.sharders.model import Model
 
 if TYPE_CHECKING:
     from torchrec.distributed.types import ShardingPlan
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 def predicted(
     plan: ShardingPlan,
     asked: PlacementAnswer | PlacementRequest,
-    model: PlacementModel | str | Path | None = None,
+    model: Model | str | Path | None = None,
 ) -> PredictedParts:
     """What the cost model says about a plan, whether it keeps memory and rules or not.
 
@@ -41,7 +41,7 @@ def predicted(
         plan: TorchRec's or evenshard's, sharded in any way. Modules that evenshard does not place count nothing. Of
             tables on kernels that evenshard does not place on, it warns (logging).
         asked: an answer for the same tables and devices, or its request. Tables are called as ``tables_of`` calls them.
-        model: model as in ``evenshard.place``, the one that answered; None: the one that comes with evenshard.
+        model: model as in ``evenshard.place``, the one that answered; None: the device model of simulated hardware.
 
     Raises:
         BadInput: if the plan is of other tables, or if there is no model.

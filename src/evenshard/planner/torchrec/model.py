@@ -8,18 +8,16 @@ from pathlib import Path
 from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
 from evenshard.measure.profiles import profile_of_gpu
 from evenshard.planner.model import model_of, named_with_hardware
-from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.model import Model
 
 log = logging.getLogger(__name__)
 
 
-def chosen_model(
-    where: str | Path | PlacementModel | None, hardware: str | None, compute_device: str
-) -> tuple[PlacementModel, str]:
+def chosen_model(where: str | Path | Model | None, hardware: str | None, compute_device: str) -> tuple[Model, str]:
     """A model and the hardware that it speaks of.
 
     Args:
-        where: model as in ``evenshard.place``; None: the one that comes with evenshard for the hardware.
+        where: model as in ``evenshard.place``; None: the device model of simulated hardware.
         hardware: None: the model's, or the GPU's if there is no model either.
         compute_device: cuda or cpu.
 

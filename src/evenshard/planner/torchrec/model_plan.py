@@ -30,9 +30,7 @@ from evenshard.planner.torchrec.plan_report import PlanReport
 from evenshard.planner.torchrec.planner_arguments import PlannerArguments
 from evenshard.planner.torchrec.plans import sharding_plan
 from evenshard.sharders.base import Sharder
-from evenshard.sharders.convex_search.local_search import SearchEffort
-from evenshard.sharders.convex_search.sharder import SearchConfig
-from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.model import Model
 from evenshard.sharders.plan_search.search import PlanSearchEffort
 from evenshard.utils.errors import EvenshardError, InfeasibleTask
 from evenshard.utils.messages import cut, reason_of
@@ -98,7 +96,7 @@ class ModelPlanner:
     keeps_host: bool
     dense_gb: float | None
     sharder: Sharder | None
-    model: str | Path | PlacementModel | None
+    model: str | Path | Model | None
     seed: int
     planner_type: str
 
@@ -197,10 +195,7 @@ class ModelPlanner:
         """Where the columns live, as ``evenshard.place`` says."""
         on, limit_s, started = self.machine.compute_device, self.arguments.timeout_seconds, time.monotonic()
         model, hardware = chosen_model(self.model, self.settings.hardware, on)
-        config = PlaceConfig(
-            SearchConfig(seed=self.seed, effort=SearchEffort(time_limit_s=limit_s)),
-            PlanSearchEffort(time_limit_s=limit_s),
-        )
+        config = PlaceConfig(PlanSearchEffort(time_limit_s=limit_s), self.seed)
 
         def count(predicted_ms: float) -> None:
             result.num_found += 1

@@ -34,7 +34,7 @@ from evenshard.planner.torchrec.sharding_options import stats_of
 from evenshard.planner.torchrec.tables import DEFAULT_POOLING_FACTOR
 from evenshard.planner.torchrec.topology import links_of_topology, topology_of, with_memory
 from evenshard.sharders.base import Sharder
-from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.model import Model
 from evenshard.sharders.torchrec_planner import require_torchrec
 from evenshard.utils.errors import BadConfig, EvenshardError
 from evenshard.utils.messages import one_line
@@ -124,7 +124,7 @@ class EvenshardPlanner:
         intra: str | None = None,
         inter: str | None = None,
         hardware: str | None = None,
-        model: str | Path | PlacementModel | None = None,
+        model: str | Path | Model | None = None,
         seed: int = 0,
     ) -> None:
         """Settles the machine; nothing is planned yet. Without arguments, the process group must have started.

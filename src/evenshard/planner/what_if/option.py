@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from evenshard.measure.price.step import step_shares_ms
 from evenshard.placement.machine import Machine
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.memory import DeviceMemory
-from evenshard.sharders.convex_search.prediction import step_shares_ms
 
 SAMPLES_OF_COST = 10**9
 """Samples that a cost is of."""

@@ -12,7 +12,7 @@ from evenshard.planner.api import place
 from evenshard.planner.what_if.groups import layouts_of, replicas_ms, sync_of, synced_bytes
 from evenshard.planner.what_if.option import WhatIfOption
 from evenshard.planner.what_if.prices import Prices
-from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.model import Model
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief
 from evenshard.utils.units import bytes_to_gb
@@ -43,7 +43,7 @@ class Question:
     """
 
     tables: Any = field(repr=False)
-    models: Mapping[str, PlacementModel] = field(repr=False)
+    models: Mapping[str, Model] = field(repr=False)
     prices: Prices | None
     batch_size: int | None
     batch_per_device: int | None

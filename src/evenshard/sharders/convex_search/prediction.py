@@ -2,50 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from evenshard.measure.price.step import PredictedDevice
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.convex_search.cost_model import CostModel
-
-
-@dataclass(frozen=True)
-class PredictedDevice:
-    """Predicted times of one device in one training step, ms; zero where it holds no table."""
-
-    predicted_fwd_compute_ms: float
-    predicted_fwd_all_to_all_ms: float
-    predicted_bwd_all_to_all_ms: float
-    predicted_bwd_compute_ms: float
-    predicted_input_dist_ms: float = 0.0
-
-    @property
-    def predicted_total_ms(self) -> float:
-        """Its times together."""
-        return (
-            self.predicted_input_dist_ms
-            + self.predicted_fwd_compute_ms
-            + self.predicted_fwd_all_to_all_ms
-            + self.predicted_bwd_all_to_all_ms
-            + self.predicted_bwd_compute_ms
-        )
-
-
-def step_shares_ms(devices: Sequence[PredictedDevice]) -> tuple[float, float]:
-    """What kernels and exchanges take of the slowest device's time."""
-    slowest = max(devices, key=lambda one: one.predicted_total_ms)
-    compute_ms = slowest.predicted_fwd_compute_ms + slowest.predicted_bwd_compute_ms
-    return compute_ms, slowest.predicted_total_ms - compute_ms
-
-
-def exchange_share(devices: Sequence[PredictedDevice]) -> float:
-    """The share of exchanges in the slowest device's time, 0 to 1."""
-    compute_ms, exchange_ms = step_shares_ms(devices)
-    total_ms = compute_ms + exchange_ms
-    return exchange_ms / total_ms if total_ms > 0 else 0.0
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ fine it is cut: cutting columns repeats lookups, cutting rows repeats bags, repl
 way with the least work whose pieces, alone on their device, are below the time in question; the least time for which
 this fits into all devices is the bound. Memory counts with a price (Lagrange) that the bound is largest for.
 
-The bound counts the radix passes that a table's own rows need. It leaves out the latencies of exchanges, and what whole
+The bound counts the steps of time that a table's own rows need. It leaves out latencies of exchanges, and what whole
 parts cannot share out evenly. Of all cuts by columns the one into two even parts stands for the rest: more parts repeat
 more lookups.
 
-Legend: U units, W ways of a unit, D devices, H columns.
+Legend: U units, W ways of a unit, D devices, P lookups, K kinds of devices, H columns.
 """
 
 from __future__ import annotations
@@ -20,16 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from evenshard.measure.price.device_price import alone_ms
 from evenshard.placement.sharding import COLUMN_WISE, GRID_SHARD, TABLE_COLUMN_WISE
-from evenshard.sharders.plan_search.networks import (
-    FIRST_PIECE,
-    LINEAR,
-    LOOKED_UP,
-    PASS_ROWS_ARRAY,
-    ROWS,
-    CallNetwork,
-    Columns,
-)
 from evenshard.sharders.plan_search.options import Options, Way
 from evenshard.tables.reuse import FloatArray
 
@@ -39,53 +31,20 @@ SCALES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0)
 """Shares of a device's even load at which lines touch the compute times."""
 
 
-@dataclass(frozen=True)
-class TangentLine:
-    """A straight line below the compute time of a call: ``at_0 + slopes @ columns``, for columns that are sums."""
-
-    at_0: float
-    slopes_H: FloatArray
-
-    def works(self, columns_PH: Columns) -> FloatArray:
-        """[P] work of pieces along the line."""
-        return np.asarray(columns_PH @ self.slopes_H)
-
-
-def line_at(network: CallNetwork, sums_H: FloatArray) -> TangentLine:
-    """The line that touches the compute time at these sums, radix passes left out."""
-    bent = (sums_H[FIRST_PIECE:] + network.bias_H).reshape(network.pieces, -1)
-    piece_U = bent.argmax(axis=0)
-    active_U = bent.max(axis=0) > 0
-    slopes_H = np.zeros(len(sums_H))
-    slopes_H[LINEAR] = 1.0
-    output_U = network.output_U2.sum(axis=1)
-    units = bent.shape[1]
-    for unit in np.flatnonzero(active_U):
-        slopes_H[FIRST_PIECE + piece_U[unit] * units + unit] += output_U[unit]
-    value = float(network.overhead_2.sum() + sums_H[LINEAR].sum() + np.maximum(bent.max(axis=0), 0) @ output_U)
-    return TangentLine(value - float(slopes_H @ sums_H), slopes_H)
-
-
 def lower_bound_ms(options: Options) -> float:
     """The bound, ms; 0 where nothing can be said."""
     task, costs = options.task, options.costs
     devices = task.num_devices
-    alone_P = np.min(
-        [
-            network.compute_ms(columns_PH, np.ones(len(columns_PH), dtype=np.int64))
-            for network, columns_PH in zip(costs.networks, options.columns_KPH, strict=True)
-        ],
-        axis=0,
-    )
+    kinds = list(zip(costs.prices, options.lookups.columns_KPH, strict=True))
+    alone_P = np.min([alone_ms(price, columns_PH) for price, columns_PH in kinds], axis=0)
     whole = [row for unit in options.units for _, row in unit.ways[0].pieces[0].cells]
     best = 0.0
     room = _room(options)
     for scale in SCALES:
         works, at_0 = [], []
-        for network, columns_PH in zip(costs.networks, options.columns_KPH, strict=True):
-            mean_H = scale * columns_PH[whole].sum(axis=0, dtype=np.float64) / devices
-            line = line_at(network, mean_H)
-            works.append(line.works(columns_PH) + _own_passes(network, columns_PH))
+        for price, columns_PH in kinds:
+            line = price.line_at(scale * columns_PH[whole].sum(axis=0, dtype=np.float64) / devices)
+            works.append(line.works(columns_PH) + price.own_steps_ms(columns_PH))
             at_0.append(line.at_0)
         table = _ways(options, np.min(works, axis=0), alone_P)
         best = max(best, _bound(table, min(at_0), room, devices))
@@ -201,9 +160,3 @@ def _fits(ways: _Ways, time_ms: float, offset: float, room: float, devices: int)
             return False
         price *= 2
     return True
-
-
-def _own_passes(network: CallNetwork, columns_PH: Columns) -> FloatArray:
-    """[P] time of the radix passes that a piece's own rows need."""
-    passes = (columns_PH[:, ROWS, None] >= PASS_ROWS_ARRAY) @ network.pass_ms_2.sum(axis=1)
-    return np.asarray(columns_PH[:, LOOKED_UP] * passes)

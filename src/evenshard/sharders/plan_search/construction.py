@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.simulated.cluster import dense_ms
+from evenshard.measure.price.device_price import alone_ms
+from evenshard.measure.price.step import dense_ms
 from evenshard.placement.sharding import DATA_PARALLEL, TABLE_COLUMN_WISE
 from evenshard.sharders.plan_search.options import DEVICE, FULL_SHARE, NODE, Options, Piece, Way
 from evenshard.sharders.plan_search.state import Choice
@@ -71,12 +72,12 @@ def _added_ms(options: Options) -> FloatArray:
     """[P] what each looked-up row of columns adds to a mean device, by the slowest kind of device."""
     devices = options.task.num_devices
     found = []
-    for network, columns_PH in zip(options.costs.networks, options.columns_KPH, strict=True):
+    for price, columns_PH in zip(options.costs.prices, options.lookups.columns_KPH, strict=True):
         whole = [unit.ways[0].pieces[0].cells[0][1] for unit in options.units]
-        mean_H = columns_PH[whole].sum(axis=0, dtype=np.float64).astype(np.float32) / devices
-        base = float(network.compute_ms(mean_H[None], np.ones(1, dtype=np.int64))[0])
-        with_each = network.compute_ms(columns_PH + mean_H, np.ones(len(columns_PH), dtype=np.int64))
-        found.append(np.maximum(with_each - base, 1e-9))
+        mean_H = columns_PH[whole].sum(axis=0, dtype=np.float64).astype(columns_PH.dtype) / devices
+        mean_H[len(mean_H) - price.num_maxima :] = 0.0
+        base_ms = float(alone_ms(price, mean_H[None])[0])
+        found.append(np.maximum(alone_ms(price, columns_PH + mean_H) - base_ms, 1e-9))
     return np.asarray(np.max(found, axis=0))
 
 
@@ -93,6 +94,8 @@ class Construction:
         self._options, self._works, self._room_D = options, works, room_D
         self._known: dict[tuple[bytes, float], npt.NDArray[np.int64]] = {}
         task = options.task
+        allowed = (unit.allowed_D for unit in options.units)
+        self._allowed_U = np.array([task.num_devices if one is None else int(one.sum()) for one in allowed])
         self._groups_of = [
             [number for number, group in enumerate(task.apart) if set(unit.tables) & set(group)]
             for unit in options.units
@@ -165,6 +168,8 @@ class Construction:
     def place(self, ways_U: npt.NDArray[np.int64], by_memory: bool = False) -> list[Choice] | None:
         """Choices with these ways; None where the pieces found no room.
 
+        Units that may live on few devices go first, before others take their place there.
+
         Args:
             ways_U: way of each unit.
             by_memory: the largest pieces go first, instead of those with the most work.
@@ -175,7 +180,7 @@ class Construction:
         places = Places(self, devices)
         rows = np.arange(len(ways_U))
         key = works.bytes_UW[rows, ways_U] if by_memory else works.piece_UW[rows, ways_U]
-        order = np.argsort(-key, kind="stable").tolist()
+        order = np.lexsort((-key, self._allowed_U)).tolist()
         numbers = ways_U.tolist()
         spread = [unit for unit in order if options.units[unit].ways[numbers[unit]].scope != DEVICE]
         alone = [unit for unit in order if options.units[unit].ways[numbers[unit]].scope == DEVICE]

@@ -1,4 +1,7 @@
-"""Kicks: a few units changed at random, where no step helps."""
+"""Kicks: a few units changed at random, where no step helps.
+
+A kicked unit goes to random devices with room for it: the least busy ones are where the descent has left it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,8 @@ class Kicks:
                 unit = int(self._rng.integers(len(state.choices)))
             numbers = [n for n in range(len(self._pieces.options.units[unit].ways)) if self._changes.may_be(unit, n)]
             number = numbers[int(self._rng.integers(len(numbers)))]
-            choice = self._pieces.placed(state, unit, number)
+            order_D = self._rng.random(len(state.device_ms_D))
+            choice = self._pieces.placed(state, unit, number, order_D)
             if state.moves is not None:
                 unit, choice = self._kicked_near(state, state.moves, unit, choice)
             if choice is None or choice == state.choices[unit]:
@@ -53,7 +57,7 @@ class Kicks:
         unit = away[int(self._rng.integers(len(away)))]
         home = moves.homes[unit]
         undo = [(unit, state.choices[unit])]
-        before = state.device_ms_D
+        before = state.times()
         assert home is not None
         state.replace(unit, home)
         fits = state.fits(self._pieces.room_D)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evenshard.measure.price.step import PredictedParts
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import check_sharding
-from evenshard.sharders.plan_search.costs import PredictedParts
 from evenshard.sharders.plan_search.least_moves import least_moves
 from evenshard.sharders.plan_search.moves import EarlierPlacement, Moves
 from evenshard.sharders.plan_search.search import MOST_CANDIDATES, PlanSearch, PlanSearchResult
@@ -264,17 +264,17 @@ class NearSearch:
         """What it costs for each byte to send a unit home, and the unit, as far as that is legal."""
         before = state.score
         for unit in list(self._moves.away(state)):
-            saved, times_D, choice = state.moved_bytes, state.device_ms_D, state.choices[unit]
+            saved, times, choice = state.moved_bytes, state.times(), state.choices[unit]
             if self._send_home(state, unit):
                 yield (state.score - before) / max(saved - state.moved_bytes, 1), unit
-                state.undo([(unit, choice)], times_D)
+                state.undo([(unit, choice)], times)
 
     def _send_home(self, state: State, unit: int) -> bool:
         """Whether a unit could go home; then it is there."""
-        home, old, times_D = self._moves.homes[unit], state.choices[unit], state.device_ms_D
+        home, old, times = self._moves.homes[unit], state.choices[unit], state.times()
         assert home is not None
         state.replace(unit, home)
         if state.fits(self._search.room_D) and self._search.pieces.keeps_apart(state, unit, home):
             return True
-        state.undo([(unit, old)], times_D)
+        state.undo([(unit, old)], times)
         return False

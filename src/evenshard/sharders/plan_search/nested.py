@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from evenshard.measure.price.step import PartCosts
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.sharding import COLUMN_WISE, TABLE_COLUMN_WISE, TABLE_WISE
 from evenshard.placement.task import ShardingTask, memory_of_part
 from evenshard.sharders.plan_search.bounds import lower_bound_ms
-from evenshard.sharders.plan_search.costs import PartCosts
 from evenshard.sharders.plan_search.options import SMALL, Options
 from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort, PlanSearchResult, Progress
 from evenshard.sharders.room.legal_parts import TIME_LIMIT_S, first_fit, legal_parts

@@ -4,7 +4,7 @@ A piece is what the search places as one: columns on a device, rows on all devic
 replica on each. Tables that stay together are one unit, with one piece. Where device memory is short, large tables may
 also be kept outside of it: each way again for every cache that they may have, and for none.
 
-Legend: U units, P pieces, H columns of the cost network, K kinds of devices.
+Legend: U units, P pieces, K kinds of devices.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import numpy.typing as npt
 
 from evenshard.measure.collectives import PartVolume, part_volume
 from evenshard.measure.kernel_calls import KernelCall, kernel_call, part_lookups, replica_lookups
+from evenshard.measure.price.loads import LookupColumns
+from evenshard.measure.price.step import PartCosts
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, lookup_share, row_spans, whole_tables
 from evenshard.placement.sharding import (
     COLUMN_WISE,
@@ -31,8 +33,6 @@ from evenshard.placement.sharding import (
 )
 from evenshard.placement.storage import CACHED_KERNELS, FUSED, ON_DEVICE, Storage
 from evenshard.placement.task import ShardingTask, common_kernels, memory_of_part
-from evenshard.sharders.plan_search.costs import PartCosts
-from evenshard.sharders.plan_search.networks import Columns, Looked
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
@@ -102,6 +102,11 @@ class Way:
     pieces: tuple[Piece, ...]
     values: float = 0.0
     storage: Storage = ON_DEVICE
+
+    @cached_property
+    def calls(self) -> frozenset[int]:
+        """The kernel calls of its pieces."""
+        return frozenset(call for piece in self.pieces for call, _ in piece.cells)
 
     @property
     def is_usual(self) -> bool:
@@ -228,7 +233,7 @@ class Options:
     Attributes:
         units: the units.
         calls: kernel calls by number.
-        columns_KPH: columns of what is looked up, for each kind of device.
+        lookups: all that is looked up by any way.
         is_small: everything may be tried.
         offloads: tables may be kept outside of device memory.
 
@@ -243,13 +248,10 @@ class Options:
         self.offloads = is_short_of_memory(costs.task) if offloads is None else offloads
         self.is_small = len(self.task.tables) * self.task.num_devices <= SMALL
         self.calls: dict[KernelCall, int] = {}
-        self._looked_up: dict[tuple[Looked, ...], int] = {}
+        self.lookups = LookupColumns(costs.prices)
         self._even_share: dict[int, float] = {}
         self.units = tuple(self._units())
-        self.columns_KPH: list[Columns] = [
-            _summed(network.columns([one for group in self._looked_up for one in group]), list(self._looked_up))
-            for network in costs.networks
-        ]
+        self.lookups.update()
         self.collective_of_call = self._collectives()
 
     @cached_property
@@ -270,14 +272,7 @@ class Options:
         units = list(self.units)
         units[unit] = Unit(old.tables, (*old.ways, *ways), old.allowed_D)
         self.units = tuple(units)
-        known = len(self.columns_KPH[0])
-        self.collective_of_call = self._collectives()
-        new = list(self._looked_up)[known:]
-        if new:
-            self.columns_KPH = [
-                np.concatenate([old_PH, _summed(network.columns([one for group in new for one in group]), new)])
-                for old_PH, network in zip(self.columns_KPH, self.costs.networks, strict=True)
-            ]
+        self.lookups.update()
 
     def _collectives(self) -> tuple[tuple[str, str], ...]:
         """The module and the type of each kernel call: calls that share them share a collective."""
@@ -424,9 +419,8 @@ class Options:
         table = self.task.tables[position]
         rows = self._busiest_rows(table, rows_of)
         part = TablePart(table.name, rows, Span(0, columns), (0,), storage)
-        call = self.calls.setdefault(kernel_call(table, way), len(self.calls))
-        looked_up = part_lookups(part, table, self.task)
-        cell = self._looked_up.setdefault(looked_up, len(self._looked_up))
+        call = self._call(table, way)
+        cell = self.lookups.row(part_lookups(part, table, self.task))
         volume = part_volume(table, way, columns, lookup_share(table, rows), self.task.num_devices)
         memory = memory_of_part(self.task, table, part)
         return Piece(
@@ -440,6 +434,11 @@ class Options:
             self.costs.offload_K(part, table),
         )
 
+    def _call(self, table: Table, way: str) -> int:
+        """The number of the kernel call that looks up parts of a table."""
+        call = kernel_call(table, way, self.task.optimizer_of(table.name))
+        return self.calls.setdefault(call, len(self.calls))
+
     def _busiest_rows(self, table: Table, rows_of: int) -> Span:
         spans = row_spans(table, rows_of)
         if table.row_shares is None:
@@ -448,8 +447,8 @@ class Options:
 
     def _replica(self, position: int) -> Way:
         table = self.task.tables[position]
-        call = self.calls.setdefault(kernel_call(table, DATA_PARALLEL), len(self.calls))
-        cell = self._looked_up.setdefault(replica_lookups(table, self.task), len(self._looked_up))
+        call = self._call(table, DATA_PARALLEL)
+        cell = self.lookups.row(replica_lookups(table, self.task))
         whole = TablePart(table.name, Span(0, table.num_rows), Span(0, table.embedding_dim))
         whole = replace(whole, devices=tuple(range(self.task.num_devices)))
         size = memory_of_part(self.task, table, whole).device_bytes
@@ -510,17 +509,6 @@ def _joined(groups: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
             own |= other
         found.append(own)
     return [tuple(sorted(one)) for one in found]
-
-
-def _summed(columns_PH: Columns, groups: Sequence[tuple[Looked, ...]]) -> Columns:
-    """[groups, H] sums over the tables that stand for one piece."""
-    if not groups:
-        return columns_PH
-    sizes = np.array([len(group) for group in groups])
-    if (sizes == 1).all():
-        return columns_PH
-    firsts = np.cumsum(sizes) - sizes
-    return np.asarray(np.add.reduceat(columns_PH, firsts, axis=0))
 
 
 def volume_numbers(volume: PartVolume) -> FloatArray:

@@ -1,6 +1,6 @@
 """The pieces of a placement under search: where rules let them go, what they save and add there, and the best places.
 
-Legend: D devices, N devices or pieces asked for, P rows of the matrix of columns, H its columns.
+Legend: D devices, N devices or pieces asked for.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from evenshard.placement.sharding import TABLE_COLUMN_WISE
 from evenshard.sharders.plan_search.construction import Construction, Places
-from evenshard.sharders.plan_search.options import DEVICE, NODE, Piece
+from evenshard.sharders.plan_search.options import DEVICE, NODE, Piece, volume_numbers
 from evenshard.sharders.plan_search.state import Choice, State
 
 
@@ -79,47 +79,42 @@ class Pieces:
         return state.choices[unit].places.index(device)
 
     def gains_ms(self, state: State, units: Sequence[int], device: int) -> npt.NDArray[np.float64]:
-        """[N] what the device saves in computing without each unit's piece, ms."""
+        """[N] what the device saves without each unit's piece, ms; of exchanges, as if all devices had as much."""
         kind = int(self.costs.kind_of_D[device])
-        columns_PH = self.options.columns_KPH[kind]
         pieces = [state.way(unit).pieces[self.piece_on(state, unit, device)] for unit in units]
-        if not pieces:
-            return np.zeros(0)
-        columns_NH = np.array([columns_PH[[row for _, row in piece.cells]].sum(axis=0) for piece in pieces])
-        emptied_N = np.array([sum(state.held_CD[call, device] == 1 for call, _ in piece.cells) for piece in pieces])
-        rest_N = self.costs.networks[kind].compute_ms(
-            state.sums_DH[device] - columns_NH, state.calls_D[device] - emptied_N
-        )
+        rest_N = state.loads.without_ms([piece.cells for piece in pieces], device, device)
         offload_N = np.array([piece.offload_K[kind] if piece.offload_K else 0.0 for piece in pieces])
-        return np.asarray(state.compute_ms_D[device] - rest_N + offload_N)
+        exchange_N = np.array([self._exchange_ms(piece) for piece in pieces])
+        return np.asarray(state.loads.compute_ms_D[device] - rest_N + offload_N + exchange_N)
 
     def adds_ms(self, state: State, unit: int, number: int, devices: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """[N] what devices compute more with a piece of a unit, ms."""
+        """[N] what devices take longer with a piece of a unit, ms; exchanges as in ``gains_ms``."""
         piece = state.way(unit).pieces[number]
-        rows = [row for _, row in piece.cells]
-        added = np.zeros(len(devices))
-        calls = state.calls_D[devices] + sum(
-            (state.held_CD[call, devices] == 0).astype(np.int64) for call, _ in piece.cells
-        )
-        kinds = self.costs.kind_of_D[devices]
-        for kind, network in enumerate(self.costs.networks):
-            own = kinds == kind
-            if own.any():
-                sums = state.sums_DH[devices[own]] + self.options.columns_KPH[kind][rows].sum(axis=0)
-                added[own] = network.compute_ms(sums, calls[own]) - state.compute_ms_D[devices[own]]
-                added[own] += piece.offload_K[kind] if piece.offload_K else 0.0
-        return added
+        added_N = state.loads.with_ms(piece.cells, devices) - state.loads.compute_ms_D[devices]
+        if piece.offload_K:
+            added_N += np.array(piece.offload_K)[self.costs.kind_of_D[devices]]
+        return added_N + self._exchange_ms(piece)
+
+    def _exchange_ms(self, piece: Piece) -> float:
+        slopes_4, _ = self.costs.exchange_slopes
+        return float(volume_numbers(piece.volume) @ slopes_4)
 
     # Places -----------------------------------------------------------------------------------------------------------
 
-    def placed(self, state: State, unit: int, number: int) -> Choice | None:
-        """A unit in another way, where least is to do without it."""
+    def placed(
+        self, state: State, unit: int, number: int, order_D: npt.NDArray[np.float64] | None = None
+    ) -> Choice | None:
+        """A unit in another way, where least is to do without it.
+
+        Args:
+            order_D: [D] devices with room are taken in the order of these numbers instead.
+        """
         old = state.way(unit)
         free_D = self.room_D - state.used_D
-        load_D = state.device_ms_D.copy()
+        load_D = state.device_ms_D.copy() if order_D is None else order_D
         for where, piece in self.of_unit(state, unit):
             free_D[where] += piece.size_bytes
-        if old.scope == DEVICE:
+        if old.scope == DEVICE and order_D is None:
             for device in state.choices[unit].places:
                 load_D[device] -= float(self.gains_ms(state, [unit], device)[0])
         places = Places(self.construction, len(load_D))

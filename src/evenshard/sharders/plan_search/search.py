@@ -15,11 +15,11 @@ from functools import partial
 
 import numpy as np
 
+from evenshard.measure.price.step import PartCosts, PredictedParts
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.sharders.plan_search.changes import LEAST_STEP, PromisingChanges
 from evenshard.sharders.plan_search.construction import Construction, Works
-from evenshard.sharders.plan_search.costs import PartCosts, PredictedParts
 from evenshard.sharders.plan_search.kicks import Kicks
 from evenshard.sharders.plan_search.moves import Moves
 from evenshard.sharders.plan_search.options import DEVICE, NODE, Options
@@ -267,11 +267,11 @@ class PlanSearch:
             found = [one for number in numbers for one in self._changes.choices_in(state, unit, number)]
             scores: list[tuple[bool, float, int]] = []
             for choice in (state.choices[unit], *found):
-                old, times_D = state.choices[unit], state.device_ms_D
+                old, times = state.choices[unit], state.times()
                 state.replace(unit, choice)
                 is_legal = state.fits(self.room_D) and self.pieces.keeps_apart(state, unit, choice)
                 scores.append((not is_legal, state.score, len(scores)))
-                state.undo([(unit, old)], times_D)
+                state.undo([(unit, old)], times)
             state.replace(unit, (state.choices[unit], *found)[min(scores)[2]])
         return list(state.choices)
 
@@ -302,16 +302,16 @@ class PlanSearch:
     def _improve(self, state: State) -> None:
         """Descends, kicks and descends again; the state ends as the best that was seen."""
         self._descend(state)
-        best, times_D, idle = state.score, state.device_ms_D, 0
+        best, times, idle = state.score, state.times(), 0
         while not self._over() and idle < self.effort.idle_kicks:
             undo = self._kicks.kick(state)
             undo += self._descend(state)
             if state.score < best * (1 - LEAST_STEP):
-                best, times_D, idle = state.score, state.device_ms_D, 0
+                best, times, idle = state.score, state.times(), 0
                 self._report(state)
                 continue
             idle += 1
-            state.undo(undo, times_D)
+            state.undo(undo, times)
 
     def _descend(self, state: State) -> list[tuple[int, Choice]]:
         """Takes steps until none helps; what it takes to undo them."""
@@ -335,16 +335,16 @@ class PlanSearch:
         return []
 
     def _try(self, state: State, changes: Sequence[tuple[int, Choice]]) -> list[tuple[int, Choice]]:
-        before, times_D = state.score, state.device_ms_D
+        before, times = state.score, state.times()
         undo = [(unit, state.choices[unit]) for unit, _ in changes]
         state.replace_all(changes)
         self._changes_left -= 1
         if state.moves is not None and not all(
             self.pieces.keeps_apart(state, unit, choice) for unit, choice in changes
         ):
-            state.undo(undo, times_D)
+            state.undo(undo, times)
             return []
         if state.score < before * (1 - LEAST_STEP) and state.fits(self.room_D):
             return undo
-        state.undo(undo, times_D)
+        state.undo(undo, times)
         return []

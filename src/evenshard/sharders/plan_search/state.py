@@ -1,26 +1,25 @@
 """A placement under search: the way and the places of every unit, and the sums that its cost is made of.
 
-Legend: U units, D devices, C kernel calls, H columns of the cost network, K kinds of devices.
+Legend: U units, D devices, C kernel calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from evenshard.measure.collectives import Volumes, exchange_ms
-from evenshard.measure.simulated.cluster import dense_ms
+from evenshard.measure.price.loads import Loads, LoadTimes
+from evenshard.measure.price.step import PartCosts, dense_ms
 from evenshard.placement.parts import Span, TablePart, row_spans
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import COLUMN_WISE, sharding_type
 from evenshard.placement.storage import ON_DEVICE, Storage
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.plan_search.costs import PartCosts
-from evenshard.sharders.plan_search.networks import Columns
 from evenshard.sharders.plan_search.options import (
     DEVICE,
     EVERYWHERE,
@@ -45,6 +44,13 @@ class Choice:
     places: tuple[int, ...] = ()
 
 
+class Times(NamedTuple):
+    """Times of a state."""
+
+    device_ms_D: FloatArray
+    loads: LoadTimes
+
+
 class State:
     """A complete placement with all its sums; changed one unit at a time, and cheap to change back.
 
@@ -61,11 +67,8 @@ class State:
         task = options.task
         self.task: ShardingTask = task
         devices, calls = task.num_devices, len(options.calls)
-        width = options.columns_KPH[0].shape[1]
         self.choices = list(choices)
-        self.sums_DH: Columns = np.zeros((devices, width), dtype=np.float32)
-        self.calls_D = np.zeros(devices, dtype=np.int64)
-        self.held_CD = np.zeros((calls, devices), dtype=np.int32)
+        self.loads = Loads(options.lookups, self._costs.prices, self._costs.kind_of_D, calls)
         self.volumes_4D = np.zeros((4, devices))
         self.used_D = np.zeros(devices, dtype=np.int64)
         self.host_D = np.zeros(devices, dtype=np.int64)
@@ -77,10 +80,9 @@ class State:
         self.on_device: list[set[int]] = [set() for _ in range(devices)]
         self.on_node: list[set[int]] = [set() for _ in range(task.machine.num_nodes)]
         self.everywhere: set[int] = set()
-        self.compute_ms_D = np.zeros(devices)
         for unit, choice in enumerate(choices):
             self._add(unit, choice, 1)
-        self._refresh(np.arange(devices))
+        self.loads.refresh(np.arange(devices), range(calls))
         self.device_ms_D = self._device_ms()
 
     # Changes ----------------------------------------------------------------------------------------------------------
@@ -95,11 +97,16 @@ class State:
             self._replace(unit, choice)
         self.device_ms_D = self._device_ms()
 
-    def undo(self, changes: Sequence[tuple[int, Choice]], device_ms_D: FloatArray) -> None:
+    def times(self) -> Times:
+        """All times as they are now, to come back to."""
+        return Times(self.device_ms_D, self.loads.times())
+
+    def undo(self, changes: Sequence[tuple[int, Choice]], times: Times) -> None:
         """Back to earlier choices, with the times that they had."""
         for unit, choice in reversed(changes):
-            self._replace(unit, choice)
-        self.device_ms_D = device_ms_D
+            self._exchange(unit, choice)
+        self.device_ms_D = times.device_ms_D
+        self.loads.restore(times.loads)
 
     def replace(self, unit: int, choice: Choice) -> None:
         """Shards a unit another way, or elsewhere."""
@@ -107,15 +114,19 @@ class State:
 
     def _replace(self, unit: int, choice: Choice) -> None:
         old, old_way = self.choices[unit], self.way(unit)
-        self._add(unit, old, -1)
-        self.choices[unit] = choice
-        self._add(unit, choice, 1)
+        self._exchange(unit, choice)
         new_way = self.way(unit)
         if DEVICE == old_way.scope == new_way.scope:
             touched = np.array(sorted({*old.places, *choice.places}), dtype=np.int64)
         else:
             touched = np.union1d(self.touched(old_way, old), self.touched(new_way, choice))
-        self._refresh(touched)
+        self.loads.refresh(touched, {*old_way.calls, *new_way.calls})
+
+    def _exchange(self, unit: int, choice: Choice) -> None:
+        """One choice in the place of another in all sums; times have to follow."""
+        self._add(unit, self.choices[unit], -1)
+        self.choices[unit] = choice
+        self._add(unit, choice, 1)
 
     def touched(self, way: Way, choice: Choice) -> npt.NDArray[np.int64]:
         """Devices that hold some of it."""
@@ -139,16 +150,9 @@ class State:
                 where = _node(self.task, place)
             else:
                 where = slice(None)
-            for call, row in piece.cells:
-                for kind, columns_PH in enumerate(self.options.columns_KPH):
-                    if len(self.options.columns_KPH) == 1:
-                        self.sums_DH[where] += sign * columns_PH[row]
-                    else:
-                        mask = np.zeros(self.task.num_devices, dtype=bool)
-                        mask[where] = True
-                        self.sums_DH[mask & (self._costs.kind_of_D == kind)] += sign * columns_PH[row]
-                self.held_CD[call, where] += sign
-                self.users_C[call] += sign
+            for cell in piece.cells:
+                self.loads.add(cell, where, place, sign)
+                self.users_C[cell[0]] += sign
             volume_4 = sign * volume_numbers(piece.volume)
             self.volumes_4D[:, where] += volume_4[:, None] if isinstance(where, slice) else volume_4
             self.used_D[where] += sign * piece.size_bytes
@@ -172,17 +176,12 @@ class State:
             else:
                 home.discard(unit)
 
-    def _refresh(self, devices: npt.NDArray[np.int64]) -> None:
-        """Computing times of some devices."""
-        self.calls_D[devices] = (self.held_CD[:, devices] > 0).sum(axis=0)
-        for kind, network in enumerate(self._costs.networks):
-            own = devices if len(self._costs.networks) == 1 else devices[self._costs.kind_of_D[devices] == kind]
-            self.compute_ms_D[own] = network.compute_ms(self.sums_DH[own], self.calls_D[own])
-
     # Costs ------------------------------------------------------------------------------------------------------------
 
     def _device_ms(self) -> FloatArray:
-        total = self.compute_ms_D + self._dense_ms_D() + exchange_ms(self.task, self._volumes(), self._costs.links)
+        total = (
+            self.loads.compute_ms_D + self._dense_ms_D() + exchange_ms(self.task, self._volumes(), self._costs.links)
+        )
         return np.asarray(total + self.offload_D if self.offloaded else total)
 
     def _dense_ms_D(self) -> FloatArray:

@@ -39,25 +39,25 @@ class UsualCuts:
 
     def _kept(self, state: State, units: Sequence[int], most_ms: float) -> bool:
         """Whether these units could be cut as usual at this cost; where not, the state is as before."""
-        before, times_D = list(state.choices), state.device_ms_D
+        before, times = list(state.choices), state.times()
         if all([self._replaced(state, unit) for unit in units]):
             if state.cost_ms > most_ms:
                 self._improve(state)
             if state.cost_ms <= most_ms and state.fits(self._changes.pieces.room_D):
                 return True
         changed = [(unit, old) for unit, old in enumerate(before) if old != state.choices[unit]]
-        state.undo(changed, times_D)
+        state.undo(changed, times)
         return False
 
     def _replaced(self, state: State, unit: int) -> bool:
         """Cuts a unit as usual, in the way that costs least; False where no such way has a place."""
-        old, times_D = state.choices[unit], state.device_ms_D
+        old, times = state.choices[unit], state.times()
         scores: list[tuple[float, int, Choice]] = []
         for choice in self._choices(state, unit):
             state.replace(unit, choice)
             if state.fits(self._changes.pieces.room_D):
                 scores.append((state.score, len(scores), choice))
-            state.undo([(unit, old)], times_D)
+            state.undo([(unit, old)], times)
         if not scores:
             return False
         state.replace(unit, min(scores)[2])

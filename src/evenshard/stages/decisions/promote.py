@@ -19,10 +19,10 @@ from evenshard.measure.cost_dataset import load_costs, save_costs
 from evenshard.measure.hardware import open_hardware
 from evenshard.measure.journal import Journal
 from evenshard.placement.tasks import load_tasks
-from evenshard.planner.model import REGISTERED, model_of
+from evenshard.planner.model import REGISTERED, learned_model_of
 from evenshard.planner.serving import served_code
 from evenshard.sharders.convex_search.sharder import SearchConfig
-from evenshard.sharders.models import BUNDLED, PlacementModel
+from evenshard.sharders.models import PlacementModel
 from evenshard.stages.decisions.contest import Contest, contest
 from evenshard.stages.decisions.promotion import Decision, PromotionRules, decide
 from evenshard.tables.files import load_tables
@@ -117,7 +117,7 @@ def promote(
     before = champion(REGISTERED_COST)
     version = _candidate_version(inputs.candidate)
     where = version.uri if version is not None else str(inputs.candidate)
-    model = model_of(where, measure.hardware)
+    model = learned_model_of(where, measure.hardware)
     known = "" if before is None else before.uri
     if before is None:
         now = _crown(where, version)
@@ -141,10 +141,6 @@ def _candidate_version(candidate: str | None) -> ModelVersion | None:
                 f"MLflow has no version of {REGISTERED_COST} yet. Train one with {how_to_train()}, or name a folder."
             )
         return newest
-    if candidate.startswith(BUNDLED):
-        raise BadConfig(
-            f"{candidate} comes with evenshard and is not a version of {REGISTERED_COST}. Name a version, or a folder."
-        )
     if not candidate.startswith(REGISTERED):
         return None
     version = model_version(candidate)
@@ -164,7 +160,7 @@ def _contested(
     lineage: Lineage,
 ) -> Promotion:
     where, version, model = candidate
-    held = model_of(before.uri, None)  # whatever it was trained on, it is what places tables today
+    held = learned_model_of(before.uri, None)  # whatever it was trained on, it is what places tables today
     if held.digest == model.digest:
         return Promotion(PromotionOutcome.REFUSED, "its files are the champion's", where, before.uri, before.uri)
     pool = load_tables(inputs.tables)

@@ -9,7 +9,7 @@ from evenshard.planner.diff.diff import diff
 from evenshard.planner.diff.difference import Difference
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
-from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.model import Model
 from evenshard.tables.sources import TableSet
 
 
@@ -29,7 +29,7 @@ class Replan:
 def replan(
     old: PlacementAnswer,
     tables: TableSet,
-    model: PlacementModel,
+    model: Model,
     batch_size: int,
     config: PlaceConfig | None = None,
     link_gb_s: float | None = None,

@@ -19,7 +19,7 @@ from evenshard.planner.diff.payback import Payback, payback
 from evenshard.planner.diff.renamed import renamed
 from evenshard.planner.file import load_answer
 from evenshard.planner.place import PlaceConfig
-from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.model import Model
 from evenshard.stages import observe
 from evenshard.stages.decisions.replan import replan
 from evenshard.stages.observe import ObservedAndPredicted
@@ -90,7 +90,7 @@ class Watched:
 def watch(
     traces: Sequence[Path],
     in_use: Path,
-    model: PlacementModel,
+    model: Model,
     config: WatchConfig,
     tables: TableSet | None = None,
     search: PlaceConfig | None = None,

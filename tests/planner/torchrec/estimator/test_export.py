@@ -18,12 +18,12 @@ from evenshard.cli import main
 from evenshard.planner.torchrec.estimator import export_estimator, load_estimator
 from evenshard.planner.torchrec.estimator.examples import FittedMachine, random_parts
 from evenshard.planner.torchrec.estimator.files import save_estimator
-from evenshard.sharders import bundled
 from evenshard.sharders.torchrec_planner import machine_bandwidths
 from evenshard.sharders.torchrec_rival import TorchRecPlanner
 from evenshard.tables.catalog import load_catalog
 from evenshard.utils.errors import BadConfig, BadFile
 from support.documented import command, snippet
+from support.learned import LEARNED
 
 PAGE = "docs/torchrec_estimator.md"
 USE = """
@@ -142,9 +142,9 @@ def test_the_factory_knows_the_file(exported: Path) -> None:
 
 
 def test_the_predictions_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As documented, of a round's folder; a bundled model stands for it."""
+    """As documented, of a round's folder; a learned model stands for it."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(Path(bundled.__file__).parent / "h100", "work/round_3")
+    shutil.copytree(LEARNED, "work/round_3")
     assert main(command(PAGE, "evenshard export-estimator --model")) == 0
     from torchrec.distributed.planner.types import Topology
 

@@ -19,7 +19,7 @@ from evenshard.planner.torchrec import tables_of
 from evenshard.planner.torchrec.estimator import EvenshardPerfModel, export_estimator, fit
 from evenshard.planner.torchrec.estimator.examples import FittedMachine
 from evenshard.planner.torchrec.plans import shards_of
-from evenshard.sharders.models import load_model
+from evenshard.sharders.model import DeviceModel
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from support.documented import snippet
@@ -99,7 +99,7 @@ def test_a_plan_is_rated_as_evenshard_prices_it(documented: dict[str, Any]) -> N
 
 
 def test_the_predictions_of_a_model(documented: dict[str, Any]) -> None:
-    model = load_model(None, "simulated:h100")
+    model = DeviceModel("simulated:h100")
     machine = FittedMachine("simulated:h100", devices_per_node=2, batch_size=4 * BATCH, model=model)
     planner, plan = documented["planner"], documented["plan"]
     rates = EvenshardPerfModel(topology(), "simulated:h100", model=model)

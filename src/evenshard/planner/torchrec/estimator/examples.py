@@ -1,6 +1,6 @@
 """Random placements of random tables with their costs: what an estimator for TorchRec's planner is fitted to.
 
-The tables are those that the models which come with evenshard are trained on, without histograms of reuse: TorchRec's
+The tables are made up (``made_up_tables``), without histograms of reuse: TorchRec's
 planner knows none. Half of the placements shard all tables alike where that is possible, so that each type has devices
 of its own.
 """
@@ -14,25 +14,21 @@ from itertools import cycle
 import numpy as np
 
 from evenshard.measure.collectives import Links
-from evenshard.measure.hardware import HardwareName
-from evenshard.measure.link import Link, link
-from evenshard.measure.simulated.cluster import SimulatedCluster
-from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
+from evenshard.planner.model import model_of
 from evenshard.planner.pricing import links_of_request, part_costs
 from evenshard.planner.request import PlacementRequest
-from evenshard.sharders.bundled.broad_data import BroadConfig, draw_world
-from evenshard.sharders.models import PlacementModel
+from evenshard.planner.torchrec.estimator.made_up_tables import made_up_tables
+from evenshard.sharders.model import Model
 from evenshard.sharders.random_sharding import random_sharding
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
 _UNLIMITED_BYTES = 10**15
-_MOST_TABLES = 60
 _DEVICE_BYTES = 64 * 2**30
 """No table of the examples is larger than a part of this."""
 LARGEST_REPLICA_BYTES = 2**30
@@ -60,7 +56,7 @@ class FittedMachine:
     inter: str = "infiniband_ndr"
     batch_size: int = 65_536
     optimizer: str = "sgd"
-    model: PlacementModel | None = None
+    model: Model | None = None
 
     def request(self, tables: Sequence[Table], nodes: int, memory_bytes: int = _UNLIMITED_BYTES) -> PlacementRequest:
         """A request for such devices."""
@@ -77,52 +73,29 @@ class FittedMachine:
 
     def links(self) -> Links:
         """The links of several nodes."""
-        if self.model is not None:
-            return links_of_request(self.request([Table("any", 1, 4, 1.0)], 2), self.model)
-        return Links(self._intra(), link(self.inter))
+        return links_of_request(self.request([Table("any", 1, 4, 1.0)], 2), self._known_model)
 
-    def _intra(self) -> Link:
-        return link(self.intra or gpu_profile(HardwareName.parse(self.hardware).device).link)
+    @property
+    def _known_model(self) -> Model:
+        return self.model or model_of(None, self.hardware)
 
     def times(self, request: PlacementRequest) -> TimesOfParts:
         """What placements of a request cost."""
-        task = request.task()
-        if self.model is not None:
-            costs = part_costs(request, self.model)
+        costs = part_costs(request, self._known_model)
 
-            def predicted(parts: Sequence[TablePart]) -> FloatArray:
-                return np.array(
-                    [
-                        [
-                            one.predicted_fwd_compute_ms,
-                            one.predicted_bwd_compute_ms,
-                            one.predicted_input_dist_ms
-                            + one.predicted_fwd_all_to_all_ms
-                            + one.predicted_bwd_all_to_all_ms,
-                        ]
-                        for one in costs.predict(parts).devices
-                    ]
-                )
-
-            return predicted
-        profile = gpu_profile(HardwareName.parse(self.hardware).device)
-        links = Links(self._intra(), link(self.inter) if request.nodes.num_nodes > 1 else None)
-        cluster = SimulatedCluster(request.nodes, [profile] * request.num_devices, links, self.optimizer)
-
-        def simulated(parts: Sequence[TablePart]) -> FloatArray:
+        def predicted(parts: Sequence[TablePart]) -> FloatArray:
             return np.array(
                 [
                     [
-                        one.fwd_compute_ms,
-                        one.bwd_compute_ms,
-                        one.input_dist_ms + one.fwd_all_to_all_ms + one.bwd_all_to_all_ms,
+                        one.predicted_fwd_compute_ms,
+                        one.predicted_bwd_compute_ms,
+                        one.predicted_input_dist_ms + one.predicted_fwd_all_to_all_ms + one.predicted_bwd_all_to_all_ms,
                     ]
-                    for one in cluster.cost(task, parts).devices
-                ],
-                dtype=np.float64,
+                    for one in costs.predict(parts).devices
+                ]
             )
 
-        return simulated
+        return predicted
 
 
 @dataclass(frozen=True)
@@ -145,10 +118,8 @@ def draw_examples(
 ) -> Iterator[list[Example]]:
     """Examples of one set of tables after the other, on machines of these numbers of nodes in turn."""
     rng = np.random.default_rng(seed)
-    config = BroadConfig(max_tables=_MOST_TABLES)
     for number, num_nodes in zip(range(num_worlds), cycle(nodes), strict=False):
-        world = draw_world(f"example-{number}", config, _DEVICE_BYTES, rng, machine.batch_size)
-        request = machine.request([replace(table, reuse_bins=None) for table in world.tables], num_nodes)
+        request = machine.request([*made_up_tables(f"example-{number}", _DEVICE_BYTES, rng)], num_nodes)
         task, times_of = request.task(), machine.times(request)
         drawn = (random_parts(task, rng) for _ in range(per_world))
         yield [Example(task, parts, times_of(parts)) for parts in drawn]

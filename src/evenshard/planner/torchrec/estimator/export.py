@@ -11,7 +11,7 @@ from evenshard.planner.model import named_with_hardware
 from evenshard.planner.torchrec.estimator.examples import FittedMachine
 from evenshard.planner.torchrec.estimator.files import check_estimator_path, save_estimator
 from evenshard.planner.torchrec.estimator.fit import NODES, fit_estimator
-from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.model import Model
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 from evenshard.utils.params import check_ranges
@@ -21,7 +21,7 @@ def export_estimator(
     path: str | Path,
     hardware: str | None = None,
     *,
-    model: str | Path | PlacementModel | None = None,
+    model: str | Path | Model | None = None,
     devices_per_node: int = GPUS_OF_A_NODE,
     intra: str = "",
     inter: str = "infiniband_ndr",
@@ -67,7 +67,7 @@ def export_estimator(
 
 def machine_to_fit(
     hardware: str | None,
-    model: str | Path | PlacementModel | None,
+    model: str | Path | Model | None,
     devices_per_node: int,
     intra: str,
     inter: str,

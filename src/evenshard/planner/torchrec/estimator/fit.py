@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from evenshard.measure.hardware import HardwareName
+from evenshard.measure.kernel_calls import Lookup
 from evenshard.measure.link import Link
 from evenshard.measure.offload import host_link, offload_ms
-from evenshard.measure.simulated.cluster import dense_ms
+from evenshard.measure.price.step import dense_ms
 from evenshard.measure.simulated.gpu_profile import HOST_GB_S, gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import INDEX_BYTES, LENGTH_BYTES, LOOKUP_WEIGHT_BYTES
@@ -224,7 +225,7 @@ def _kernels(examples: Sequence[Example], fit: Mapping[str, Any], machine: Fitte
     """Coefficients of what tables outside of device memory add."""
     link = host_link(Machine(1, 1), _profile(machine.hardware))
     tables = list(dict.fromkeys(table for one in examples for table in one.task.tables))[:600]
-    looked_up = [(table, machine.batch_size) for table in tables]
+    lookups = [Lookup(table, machine.batch_size, machine.optimizer) for table in tables]
     found: dict[str, Any] = {}
     for kernel in (FUSED_UVM_CACHING, FUSED_UVM):
         cached = kernel == FUSED_UVM_CACHING
@@ -234,7 +235,7 @@ def _kernels(examples: Sequence[Example], fit: Mapping[str, Any], machine: Fitte
             for table, factor in zip(tables, factors, strict=True)
         ]
         storages = [Storage(kernel, factor) if cached else Storage(kernel) for factor in factors]
-        times_N2 = offload_ms(looked_up, storages, misses, machine.optimizer, link)
+        times_N2 = offload_ms(lookups, storages, misses, link)
         work = [
             host_work_of(_whole(table, machine.batch_size, kernel, factor), fit, fit["host_gb_s"] * 1e6)
             for table, factor in zip(tables, factors, strict=True)

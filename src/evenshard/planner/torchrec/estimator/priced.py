@@ -15,7 +15,7 @@ from evenshard.planner.torchrec.estimator.export import machine_to_fit
 from evenshard.planner.torchrec.modules import is_placed, located_tables
 from evenshard.planner.torchrec.plans import replica
 from evenshard.planner.torchrec.tables import tables_of
-from evenshard.sharders.models import PlacementModel
+from evenshard.sharders.model import Model
 from evenshard.sharders.torchrec_planner import merged, part_of_shard
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
@@ -54,7 +54,7 @@ class EvenshardPerfModel:
         topology: Topology,
         hardware: str | None = None,
         *,
-        model: str | Path | PlacementModel | None = None,
+        model: str | Path | Model | None = None,
         intra: str = "",
         inter: str = "infiniband_ndr",
         optimizer: str = "sgd",

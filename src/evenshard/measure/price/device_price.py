@@ -1,0 +1,95 @@
+"""The interface of a price: what a device of one kind takes for the tables that its kernel calls look up.
+
+A table that is looked up is a row of columns. Most of them add up over the tables of a kernel call; of the last few,
+the maxima, a call has the largest. From the sums of a call follow its times, from those of all its calls the time of a
+device. A model may also price all calls of a device as one (``is_by_call``).
+
+Two implementations: ``simulated/price.py``, the device model itself, and a learned model's (``sharders``).
+
+Legend: P tables looked up, N devices or calls asked for, D devices, G sums of a device (one, or one for each call),
+H columns, Q times of a call, M members of an ensemble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.measure.kernel_calls import HeldPart, Lookup
+from evenshard.tables.reuse import FloatArray
+
+Columns = npt.NDArray[Any]
+"""Numbers of 32 or 64 bits, as a price likes them."""
+
+
+@dataclass(frozen=True)
+class TangentLine:
+    """A straight line below the compute time of a device: ``at_0 + slopes @ columns``, for columns that are sums."""
+
+    at_0: float
+    slopes_H: FloatArray
+
+    def works(self, columns_PH: Columns) -> FloatArray:
+        """[P] work of tables along the line, ms."""
+        return np.asarray(columns_PH @ self.slopes_H)
+
+
+class DevicePrice(Protocol):
+    """Compute times of one kind of device, ms.
+
+    Attributes:
+        num_maxima: how many columns, the last ones, are maxima.
+        is_by_call: whether each kernel call of a device is priced by itself; else all of them as one.
+    """
+
+    @property
+    def num_maxima(self) -> int: ...
+
+    @property
+    def is_by_call(self) -> bool: ...
+
+    def columns(self, lookups: Sequence[Lookup]) -> Columns:
+        """[P, H] columns of tables."""
+        ...
+
+    def call_ms(self, sums_NH: Columns) -> FloatArray:
+        """[N, Q] times of calls, from the sums of their columns; zero where nothing is looked up."""
+        ...
+
+    def device_ms(self, times_GNQ: FloatArray, calls_N: npt.NDArray[np.int64]) -> FloatArray:
+        """[N] forward and backward time of devices, from the times of their calls.
+
+        Args:
+            times_GNQ: of ``call_ms``.
+            calls_N: kernel calls of each device; one without any takes no time.
+        """
+        ...
+
+    def held_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
+        """[D, M, 2] forward and backward time of devices that hold these parts, by each member of an ensemble."""
+        ...
+
+    def interval(self, members_M: FloatArray) -> float:
+        """Half the 90 % interval of a step, of its logarithm, by the model alone; 0 of a device model.
+
+        Args:
+            members_M: time of the slowest device by each member.
+        """
+        ...
+
+    def line_at(self, sums_H: FloatArray) -> TangentLine:
+        """A line below the time of a device whatever its calls are, close to it at these sums."""
+        ...
+
+    def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
+        """[P] time above every such line that each table takes wherever it is: steps that its own rows need."""
+        ...
+
+
+def alone_ms(price: DevicePrice, columns_PH: Columns) -> FloatArray:
+    """[P] forward and backward time of tables that have a call and a device to themselves."""
+    return price.device_ms(price.call_ms(columns_PH)[None], np.ones(len(columns_PH), dtype=np.int64))

@@ -1,0 +1,251 @@
+"""What a training step of a placement takes: compute by the price of its devices, exchanges by the links.
+
+Legend: D devices, K kinds of devices, P parts, H columns, M members of an ensemble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from evenshard.measure.collectives import (
+    GRADIENT_BYTES,
+    Links,
+    Volumes,
+    exchange_ms,
+    exchange_times,
+    part_volume,
+    volumes_of,
+)
+from evenshard.measure.kernel_calls import EVERY_DEVICE, HeldPart, held_parts
+from evenshard.measure.offload import HostLink, part_offload_times
+from evenshard.measure.price.device_price import DevicePrice, alone_ms
+from evenshard.measure.price.loads import Loads, LookupColumns
+from evenshard.placement.optimizer_state import NUMBERS
+from evenshard.placement.parts import TablePart, lookup_share
+from evenshard.placement.plan import parts_by_table
+from evenshard.placement.sharding import sharding_type
+from evenshard.placement.task import ShardingTask
+from evenshard.tables.reuse import FloatArray
+from evenshard.tables.table import Table
+
+NS_PER_MS = 1e6
+DENSE_PASSES = 4
+"""Times that a dense gradient's values move: zeroed, then read with the weights, which are written."""
+
+
+def dense_ms(values: float, bytes_per_ns: float, optimizer: str) -> float:
+    """Time that a device takes to clear dense gradients and to update weights and states with them, ms."""
+    states = NUMBERS[optimizer][1]
+    return values * GRADIENT_BYTES * (DENSE_PASSES + 2 * states) / bytes_per_ns / NS_PER_MS
+
+
+@dataclass(frozen=True)
+class DeviceKind:
+    """Devices that are alike.
+
+    Attributes:
+        price: their compute times.
+        bytes_per_ns: that their memory moves, for dense gradients.
+        host: what a device reaches outside of its memory, and how fast.
+    """
+
+    price: DevicePrice
+    bytes_per_ns: float
+    host: HostLink = field(default_factory=HostLink)
+
+
+@dataclass(frozen=True)
+class PredictedDevice:
+    """Predicted times of one device in one training step, ms; zero where it holds no table."""
+
+    predicted_fwd_compute_ms: float
+    predicted_fwd_all_to_all_ms: float
+    predicted_bwd_all_to_all_ms: float
+    predicted_bwd_compute_ms: float
+    predicted_input_dist_ms: float = 0.0
+
+    @property
+    def predicted_total_ms(self) -> float:
+        """Its times together."""
+        return (
+            self.predicted_input_dist_ms
+            + self.predicted_fwd_compute_ms
+            + self.predicted_fwd_all_to_all_ms
+            + self.predicted_bwd_all_to_all_ms
+            + self.predicted_bwd_compute_ms
+        )
+
+
+def step_shares_ms(devices: Sequence[PredictedDevice]) -> tuple[float, float]:
+    """What kernels and exchanges take of the slowest device's time."""
+    slowest = max(devices, key=lambda one: one.predicted_total_ms)
+    compute_ms = slowest.predicted_fwd_compute_ms + slowest.predicted_bwd_compute_ms
+    return compute_ms, slowest.predicted_total_ms - compute_ms
+
+
+def exchange_share(devices: Sequence[PredictedDevice]) -> float:
+    """The share of exchanges in the slowest device's time, 0 to 1."""
+    compute_ms, exchanged_ms = step_shares_ms(devices)
+    total_ms = compute_ms + exchanged_ms
+    return exchanged_ms / total_ms if total_ms > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class PredictedParts:
+    """What is predicted of a placement of parts.
+
+    Attributes:
+        parts: the placement.
+        devices: predicted times, by device id.
+        predicted_ms: predicted time of the slowest device.
+        low_ms, high_ms: the 90 % interval of that by the models alone; device models have none.
+    """
+
+    parts: tuple[TablePart, ...]
+    devices: tuple[PredictedDevice, ...]
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
+
+
+class PartCosts:
+    """Predicts any placement of the parts of a task's tables.
+
+    Args:
+        task: tables and machine.
+        kinds: kinds of its devices.
+        kind_of_D: [D] the kind of each device.
+        links: of its tiers.
+    """
+
+    def __init__(self, task: ShardingTask, kinds: Sequence[DeviceKind], kind_of_D: Sequence[int], links: Links) -> None:
+        self.task, self.links = task, links
+        self.kinds, self.kind_of_D = tuple(kinds), np.asarray(kind_of_D)
+        self.prices = tuple(kind.price for kind in kinds)
+
+    def of_task(self, task: ShardingTask) -> PartCosts:
+        """The costs of the same tables on the same machine under other rules."""
+        found = copy(self)
+        found.task = task
+        return found
+
+    def predict(self, parts: Sequence[TablePart]) -> PredictedParts:
+        """Times of every device, and how sure the slowest one's is.
+
+        Raises:
+            BadConfig: if the parts are not those of the task's tables.
+        """
+        by_table = parts_by_table(self.task, parts)
+        exchanges = exchange_times(self.task, volumes_of(self.task, by_table), self.links)
+        compute_DM2 = self._compute_ms(by_table) + self._offload_D12(by_table)
+        mean_D2 = compute_DM2.mean(axis=1)
+        devices = tuple(
+            PredictedDevice(float(fwd), float(out), float(back), float(bwd), float(inputs))
+            for (fwd, bwd), out, back, inputs in zip(
+                mean_D2, exchanges.forward, exchanges.backward, exchanges.input_dist, strict=True
+            )
+        )
+        exchanged_D1 = (exchanges.input_dist + exchanges.forward + exchanges.backward)[:, None]
+        members_M = (compute_DM2.sum(axis=2) + exchanged_D1).max(axis=0)
+        half = max(price.interval(members_M) for price in self.prices)
+        predicted_ms = max(device.predicted_total_ms for device in devices)
+        low_ms, high_ms = predicted_ms * float(np.exp(-half)), predicted_ms * float(np.exp(half))
+        return PredictedParts(tuple(parts), devices, predicted_ms, low_ms, high_ms)
+
+    def part_ms(self, parts: Sequence[TablePart]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Of each part: what it takes alone on its device, and what the device would save without it, ms.
+
+        Exchanges count as if all devices had as much to exchange.
+        """
+        by_table = parts_by_table(self.task, parts)
+        slopes_4, replica_ms = self.exchange_slopes
+        held = list(held_parts(self.task, by_table))
+        lookups = LookupColumns(self.prices)
+        calls = {call: number for number, call in enumerate(dict.fromkeys(one.call for one in held))}
+        cells = [(calls[one.call], lookups.row(one.lookups)) for one in held]
+        lookups.update()
+        loads = Loads(lookups, self.prices, self.kind_of_D, len(calls))
+        for one, cell in zip(held, cells, strict=True):
+            spread = one.device == EVERY_DEVICE
+            loads.add(cell, slice(None) if spread else one.device, one.device, 1)
+        loads.refresh(np.arange(self.task.num_devices), range(len(calls)))
+        alone_KP = [alone_ms(price, of_kind) for price, of_kind in zip(self.prices, lookups.columns_KPH, strict=True)]
+        busiest = int(loads.compute_ms_D.argmax())
+        alone, adds = np.zeros(len(held)), np.zeros(len(held))
+        tables = {table.name: table for table in self.task.tables}
+        ordered = [part for of_table in by_table.values() for part in of_table]
+        for number, (one, cell, part) in enumerate(zip(held, cells, ordered, strict=True)):
+            home = busiest if one.device == EVERY_DEVICE else one.device
+            rest_ms = loads.without_ms([[cell]], home, one.device)[0]
+            more = self._beside_ms(part, tables[part.table], by_table[part.table], slopes_4, replica_ms)
+            alone[number] = alone_KP[self.kind_of_D[home]][cell[1]] + more
+            adds[number] = loads.compute_ms_D[home] - rest_ms + more
+        position = {part: number for number, part in enumerate(ordered)}
+        order = [position[part] for part in parts]
+        return tuple(alone[order].tolist()), tuple(adds[order].tolist())
+
+    def _beside_ms(
+        self, part: TablePart, table: Table, of_table: Sequence[TablePart], slopes_4: FloatArray, replica_ms: float
+    ) -> float:
+        """What a part takes besides its kernels: exchanges, dense gradients, and memory that is not the device's."""
+        if len(part.devices) > 1:
+            values = table.num_rows * table.embedding_dim
+            return values * replica_ms + dense_ms(values, self.kinds[0].bytes_per_ns, self.task.optimizer)
+        way = sharding_type(of_table, table, self.task.machine)
+        one = part_volume(table, way, part.columns.size, lookup_share(table, part.rows), self.task.num_devices)
+        more = float(slopes_4 @ np.array([one.sent, one.summed, one.summed_in_node, one.input_bytes]))
+        return more if part.storage.is_on_device else more + self.offload_K(part, table)[self.kind_of_D[part.device]]
+
+    def offload_K(self, part: TablePart, table: Table) -> tuple[float, ...]:
+        """How much longer a part takes as it is kept, on each kind of device; nothing where that is device memory."""
+        if part.storage.is_on_device:
+            return ()
+        times = (part_offload_times(self.task, part, table, kind.host) for kind in self.kinds)
+        return tuple(one.forward_ms + one.backward_ms for one in times)
+
+    def _offload_D12(self, by_table: Mapping[str, Sequence[TablePart]]) -> FloatArray:
+        """[D, 1, 2] what devices take longer for parts that are not in their memory, forward and backward."""
+        found = np.zeros((self.task.num_devices, 1, 2))
+        for table in self.task.tables:
+            for part in by_table[table.name]:
+                if not part.storage.is_on_device:
+                    host = self.kinds[self.kind_of_D[part.device]].host
+                    times = part_offload_times(self.task, part, table, host)
+                    found[part.device, 0] += times.forward_ms, times.backward_ms
+        return found
+
+    @cached_property
+    def exchange_slopes(self) -> tuple[FloatArray, float]:
+        """[4] time of exchanges for each of the volumes, if all devices have as much; and of a weight of a replica."""
+        slopes = []
+        for number in range(4):
+            volumes = Volumes.empty(self.task.num_devices)
+            (volumes.sent, volumes.summed, volumes.summed_in_node, volumes.input_bytes)[number][:] = 1.0
+            slopes.append(float(exchange_ms(self.task, volumes, self.links)[0]))
+        volumes = Volumes.empty(self.task.num_devices)
+        volumes.replicated_values = 1.0
+        return np.array(slopes), float(exchange_ms(self.task, volumes, self.links)[0])
+
+    def _compute_ms(self, by_table: Mapping[str, Sequence[TablePart]]) -> FloatArray:
+        """[D, M, 2] compute times, forward and backward, by each member of the ensembles."""
+        devices = self.task.num_devices
+        held: list[HeldPart] = list(held_parts(self.task, by_table))
+        found = [kind.price.held_ms(held, devices) for kind in self.kinds]
+        values = replicated_values(by_table)
+        total = np.zeros((devices, max(times.shape[1] for times in found), 2))
+        for number, (kind, times) in enumerate(zip(self.kinds, found, strict=True)):
+            own_D = self.kind_of_D == number
+            total[own_D] = times[own_D]
+            total[own_D, :, 1] += dense_ms(values, kind.bytes_per_ns, self.task.optimizer)
+        return total
+
+
+def replicated_values(by_table: Mapping[str, Sequence[TablePart]]) -> float:
+    """Weights of all replicated tables."""
+    replicated = (part for parts in by_table.values() for part in parts if len(part.devices) > 1)
+    return float(sum(part.rows.size * part.columns.size for part in replicated))

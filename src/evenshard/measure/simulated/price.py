@@ -1,0 +1,187 @@
+"""The price of a simulated device: its device model, for kernel calls whose tables change.
+
+``device_model`` counts a call as a whole. Here each table has columns of its own, most of which add up: what kernels
+wait for is linear in them, the kernels' times follow. Only how tables share the L2 is taken from a grid
+(``WindowGrid``) while a search changes calls; what is predicted in the end (``held_ms``) is the device model itself.
+
+Legend: P tables looked up, N calls or devices, G calls of a device, D devices, H columns, C columns of a table's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.measure.kernel_calls import EVERY_DEVICE, HeldPart, Lookup
+from evenshard.measure.price.device_price import TangentLine
+from evenshard.measure.simulated.device_model import (
+    NS_PER_MS,
+    NS_PER_US,
+    SHORT_LOOKUPS,
+    US_PER_MS,
+    backward_ns,
+    bounds_check_ns,
+    forward_ns,
+    gradient_waits,
+    index_ns,
+    longest_bag_ns,
+    lookup_waits,
+    overlap,
+    pass_ms,
+    short_ms,
+    sort_passes,
+)
+from evenshard.measure.simulated.gpu_profile import GpuProfile
+from evenshard.measure.simulated.l2_cache import WindowGrid
+from evenshard.measure.simulated.shard_work import WorkCounter, reuse_columns
+from evenshard.tables.reuse import FloatArray
+
+TABLES, BAGS, LOOKUPS, ROWS, ROW_BYTES, ROW_MISSES = range(6)
+"""Counts of a table, and bytes of its rows."""
+OTHER_NS = slice(6, 8)
+"""Kernels of the forward and the backward pass that wait for nothing, the sort apart."""
+LOOKUP_WAITS, GRADIENT_WAITS = slice(8, 11), slice(11, 14)
+"""ns that a kernel waits for instructions, for the L2, and for device memory."""
+SHARED = slice(14, 14 + 2 * len(WindowGrid.edges_W))
+LONGEST_BAG, HOTTEST = -2, -1
+
+
+class DeviceModelPrice:
+    """The compute times of a simulated GPU; see ``DevicePrice``.
+
+    Args:
+        profile: its constants.
+    """
+
+    num_maxima = 2
+    is_by_call = True
+
+    def __init__(self, profile: GpuProfile) -> None:
+        self._profile, self._counter = profile, WorkCounter(profile)
+        forward_us = profile.bounds_floor_us + profile.lookup_floor_us
+        backward_us = profile.index_floor_us + profile.sort_floor_us + profile.gradient_floor_us
+        self._floors_ns = np.array([[forward_us], [backward_us]]) * NS_PER_US
+        self._launch_ms_2 = np.array([profile.fwd_host_us, profile.bwd_host_us]) / US_PER_MS
+        self._overhead_ms = (profile.fwd_overhead_us + profile.bwd_overhead_us) / US_PER_MS
+
+    def columns(self, lookups: Sequence[Lookup]) -> FloatArray:
+        """[P, H] columns of tables."""
+        profile = self._profile
+        work_PC = work_columns(self._counter, lookups)
+        work = self._counter.work_of_sums(work_PC)
+        found = np.zeros((len(lookups), SHARED.stop + 2))
+        found[:, TABLES], found[:, BAGS], found[:, LOOKUPS] = work.num_tables, work.bags, work.lookups
+        found[:, ROWS], found[:, ROW_BYTES], found[:, ROW_MISSES] = work.num_rows, work.row_bytes, work.row_miss_bytes
+        checked_ns = bounds_check_ns(profile, work) - profile.bounds_floor_us * NS_PER_US
+        indexed_ns = index_ns(profile, work) - profile.index_floor_us * NS_PER_US
+        found[:, OTHER_NS] = np.stack([checked_ns, indexed_ns], axis=1)
+        found[:, LOOKUP_WAITS] = np.stack(lookup_waits(profile, work)[:3], axis=1)
+        for optimizer in {one.optimizer for one in lookups}:
+            own = np.array([one.optimizer == optimizer for one in lookups])
+            found[own, GRADIENT_WAITS] = np.stack(gradient_waits(profile, work.select(own), optimizer)[:3], axis=1)
+        found[:, SHARED] = WindowGrid.columns(*reuse_columns(work_PC))
+        found[:, LONGEST_BAG], found[:, HOTTEST] = work.longest_bag, work.hottest
+        return found
+
+    def call_ms(self, sums_NH: FloatArray) -> FloatArray:
+        """[N, 3] of calls: forward and backward kernels, and what is added to a backward pass with a short call."""
+        profile, sums_HN = self._profile, np.maximum(sums_NH.T, 0.0)  # what is left of sums may be below 0 by rounding
+        more_N = self._shared_misses(sums_HN)
+        waits_WPN = np.empty((4, 2, len(sums_NH)))
+        waits_WPN[:3, 0], waits_WPN[:3, 1] = sums_HN[LOOKUP_WAITS], sums_HN[GRADIENT_WAITS]
+        waits_WPN[2, 0] += more_N / profile.hbm_bytes_per_ns
+        misses_N = sums_HN[ROW_MISSES] + more_N
+        waits_WPN[3, 0] = longest_bag_ns(profile, sums_HN[LONGEST_BAG], sums_HN[ROW_BYTES], misses_N)
+        waits_WPN[3, 1] = profile.hot_lookup_ns * sums_HN[HOTTEST]
+        sort_N = sums_HN[LOOKUPS] * sort_passes(sums_HN[ROWS])
+        found = np.empty((3, len(sums_NH)))
+        found[:2] = overlap(waits_WPN)
+        found[:2] += sums_HN[OTHER_NS]
+        found[:2] += self._floors_ns
+        found[1] += sort_N / profile.sort_pairs_per_ns
+        found[:2] /= NS_PER_MS
+        found[2] = (sums_HN[LOOKUPS] < SHORT_LOOKUPS) * (profile.short_call_us / US_PER_MS)
+        found *= sums_HN[TABLES] > 0.5
+        return found.T
+
+    def _shared_misses(self, sums_HN: FloatArray) -> FloatArray:
+        """[N] bytes that a call misses more because its tables share the L2; see ``WorkCounter``."""
+        tables_N = sums_HN[TABLES]
+        several_N = np.maximum(tables_N, 2.0)
+        in_flight_N = self._counter.tables_in_flight(np.maximum(sums_HN[BAGS], 1.0) / several_N)
+        sharing_N = np.minimum(in_flight_N / (several_N - 1), 1.0)
+        together_N = WindowGrid.missed_bytes(sums_HN[SHARED], self._profile.l2_bytes)
+        return np.asarray((tables_N > 1.5) * sharing_N * np.maximum(together_N - sums_HN[ROW_MISSES], 0.0))
+
+    def device_ms(self, times_GNQ: FloatArray, calls_N: npt.NDArray[np.int64]) -> FloatArray:
+        """[N] forward and backward time of devices, from the times of their calls."""
+        times_NQ = times_GNQ.sum(axis=0)
+        busy_N2 = np.maximum(times_NQ[:, :2], calls_N[:, None] * self._launch_ms_2)
+        took_N = busy_N2.sum(axis=1) + times_GNQ[..., 2].max(axis=0) + self._overhead_ms
+        return np.asarray(took_N * (calls_N > 0))
+
+    def held_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
+        """[D, 1, 2] forward and backward time of devices that hold these parts, by the device model."""
+        calls = {call: number for number, call in enumerate(dict.fromkeys(one.call for one in held))}
+        lookups: list[Lookup] = []
+        cells: list[int] = []
+        for one in held:
+            first = calls[one.call] * num_devices
+            where = range(num_devices) if one.device == EVERY_DEVICE else (one.device,)
+            for device in where:
+                lookups += one.lookups
+                cells += [first + device] * len(one.lookups)
+        if not cells:
+            return np.zeros((num_devices, 1, 2))
+        profile = self._profile
+        count = len(calls) * num_devices
+        work = self._counter.shard_work(work_columns(self._counter, lookups), np.array(cells, dtype=np.int64), count)
+        optimizer_N = np.array([call.optimizer for call in calls]).repeat(num_devices)
+        backward_N = np.zeros(count)
+        for optimizer in sorted(set(optimizer_N)):
+            own = optimizer_N == optimizer
+            backward_N[own] = backward_ns(profile, work.select(own), str(optimizer))
+        calls_D = (work.num_tables > 0).reshape(-1, num_devices).sum(axis=0).astype(np.float64)
+        forward_D = forward_ns(profile, work).reshape(-1, num_devices).sum(axis=0)
+        backward_D = backward_N.reshape(-1, num_devices).sum(axis=0)
+        short_D = short_ms(profile, work).reshape(-1, num_devices).max(axis=0)
+        forward = pass_ms(forward_D, calls_D, profile.fwd_overhead_us, profile.fwd_host_us)
+        backward = pass_ms(backward_D, calls_D, profile.bwd_overhead_us, profile.bwd_host_us) + short_D
+        return np.stack([forward, backward], axis=1)[:, None]
+
+    def interval(self, members_M: FloatArray) -> float:
+        """0: how far a device model is from the device is told by its evidence."""
+        return 0.0
+
+    def line_at(self, sums_H: FloatArray) -> TangentLine:
+        """A line below the time of a device: what its kernels wait for, as if one call had all of it.
+
+        Waits of several calls take no less than those of one (Minkowski). Left out are the longest bag, the hottest
+        row, misses of tables that share the L2, short calls, and launches that take longer than kernels.
+        """
+        slopes_H = np.zeros(len(sums_H))
+        slopes_H[OTHER_NS] = 1.0
+        for waits in (LOOKUP_WAITS, GRADIENT_WAITS):
+            norm_ns = max(float(overlap(sums_H[waits])), 1e-9)
+            slopes_H[waits] = (sums_H[waits] / norm_ns) ** 2
+        return TangentLine(self._overhead_ms + float(self._floors_ns.sum()) / NS_PER_MS, slopes_H / NS_PER_MS)
+
+    def own_steps_ms(self, columns_PH: FloatArray) -> FloatArray:
+        """[P] passes of the sort that the rows of each table need by themselves."""
+        passes_P = sort_passes(columns_PH[:, ROWS])
+        return columns_PH[:, LOOKUPS] * passes_P / self._profile.sort_pairs_per_ns / NS_PER_MS
+
+
+def work_columns(counter: WorkCounter, lookups: Sequence[Lookup]) -> FloatArray:
+    """[P, C] work of tables that are looked up."""
+    by_bags: dict[int, list[int]] = {}
+    for number, one in enumerate(lookups):
+        by_bags.setdefault(one.bags, []).append(number)
+    found: list[FloatArray] = [np.zeros(0)] * len(lookups)
+    for bags, numbers in by_bags.items():
+        rows = counter.columns([lookups[number].table for number in numbers], bags)
+        for number, row in zip(numbers, rows, strict=True):
+            found[number] = row
+    return np.array(found)

@@ -1,1 +1,0 @@
-"""The models that come with evenshard, one folder per simulated device, and how they were trained."""

@@ -1,0 +1,136 @@
+"""What predicts the times of placements: the interface of a model, and the device model of simulated hardware.
+
+A learned model (``models``) is the other implementation; only that needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
+
+from evenshard.measure.evidence import DeviceError
+from evenshard.measure.hardware import HardwareName
+from evenshard.measure.link import Link, link
+from evenshard.measure.price.device_price import DevicePrice
+from evenshard.measure.profiles import profile_path
+from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
+from evenshard.measure.simulated.price import DeviceModelPrice
+from evenshard.sharders.learned import TrainedSharder
+from evenshard.sharders.trained_on import TrainedOn
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.provenance import sha256_of
+
+
+@runtime_checkable
+class Model(Protocol):
+    """What predicts the times of placements on some hardware."""
+
+    @property
+    def hardware(self) -> str:
+        """Hardware that its times are of, as flags say it: cpu, cuda or simulated:<profile>."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """Where it comes from, which an answer names it by."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of its files."""
+        ...
+
+    @property
+    def registered(self) -> Mapping[str, Any] | None:
+        """Its identity in MLflow, if it came from there."""
+        ...
+
+    @property
+    def trained_on(self) -> TrainedOn | None:
+        """What it learned from; None of a device model, which learned from nothing."""
+        ...
+
+    @property
+    def policy(self) -> TrainedSharder | None:
+        """Proposes placements; None where there is none."""
+        ...
+
+    @property
+    def link(self) -> str:
+        """The name of the link between its devices; empty where none is known."""
+        ...
+
+    @property
+    def device_error(self) -> DeviceError | None:
+        """How far a simulated device is from the real one; None for real hardware."""
+        ...
+
+    def require_hardware(self, hardware: str) -> None:
+        """Raises BadConfig if it is of other hardware than this, in any spelling."""
+        ...
+
+    def price(self) -> DevicePrice:
+        """Compute times on its hardware."""
+        ...
+
+    def exchange_link(self) -> Link | None:
+        """The link between its devices; None where nothing is known of one."""
+        ...
+
+
+@dataclass(frozen=True)
+class DeviceModel:
+    """A simulated device as a model: nothing is learned, its own times are what is predicted.
+
+    Attributes:
+        hardware: simulated:<profile>.
+    """
+
+    hardware: str
+    registered: None = None
+    trained_on: None = None
+    policy: None = None
+
+    @cached_property
+    def profile(self) -> GpuProfile:
+        """Its constants.
+
+        Raises:
+            BadInput: if there is no such profile, or it cannot be read.
+        """
+        return gpu_profile(HardwareName.parse(self.hardware).device)
+
+    @property
+    def source(self) -> str:
+        """What an answer names it by."""
+        return self.hardware
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of its profile."""
+        return sha256_of(profile_path(HardwareName.parse(self.hardware).device))
+
+    @property
+    def link(self) -> str:
+        """The link between such devices."""
+        return self.profile.link
+
+    @property
+    def device_error(self) -> DeviceError:
+        """How far it is from the real device."""
+        return self.profile.error
+
+    def require_hardware(self, hardware: str) -> None:
+        """Raises BadConfig if it is not the model of this hardware, in any spelling."""
+        if not HardwareName.parse(hardware).has_measured(HardwareName.parse(self.hardware).provenance):
+            raise BadConfig(f"{self.hardware} is no model of {hardware}. Name one of the two.")
+
+    def price(self) -> DevicePrice:
+        """Its compute times."""
+        return DeviceModelPrice(self.profile)
+
+    def exchange_link(self) -> Link:
+        """The link between such devices."""
+        return link(self.link)

@@ -1,0 +1,132 @@
+"""The price of a simulated device: sums of columns take what the device model says of the tables themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from evenshard.measure.kernel_calls import Lookup
+from evenshard.measure.price.device_price import alone_ms
+from evenshard.measure.price.loads import Loads, LookupColumns
+from evenshard.measure.simulated.device_model import backward_ms, forward_ms
+from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.measure.simulated.price import DeviceModelPrice, work_columns
+from evenshard.measure.simulated.shard_work import WorkCounter
+from evenshard.tables.table import Table
+
+PROFILE = gpu_profile("h100")
+PRICE = DeviceModelPrice(PROFILE)
+COUNTER = WorkCounter(PROFILE)
+BATCH = 8_192
+
+
+def drawn(count: int, seed: int = 0, optimizer: str = "sgd") -> list[Lookup]:
+    rng = np.random.default_rng(seed)
+    rows, dims = 10 ** rng.uniform(1, 7, count), 4 * rng.integers(1, 64, count)
+    tables = [
+        Table(f"t{at}", int(rows[at]), int(dims[at]), float(rng.uniform(0.1, 60)), weight_bits=16)
+        for at in range(count)
+    ]
+    return [Lookup(one, BATCH, optimizer) for one in tables]
+
+
+def device_model_ms(lookups: list[Lookup], optimizer: str = "sgd") -> float:
+    """Forward and backward time of one call, counted as a whole."""
+    work = COUNTER.shard_work(work_columns(COUNTER, lookups), np.zeros(len(lookups), dtype=np.int64), 1)
+    return float((forward_ms(PROFILE, work) + backward_ms(PROFILE, work, optimizer))[0])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adam"])
+def test_a_table_alone_takes_what_the_device_model_says(optimizer: str) -> None:
+    lookups = drawn(20, optimizer=optimizer)
+    expected = [device_model_ms([one], optimizer) for one in lookups]
+    assert alone_ms(PRICE, PRICE.columns(lookups)) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("count", [2, 5, 30])
+def test_tables_of_a_call_share_the_l2_as_in_the_device_model(count: int) -> None:
+    """But for the grid of windows: far less than a device model is off by."""
+    for seed in range(5):
+        lookups = drawn(count, seed)
+        loads = loaded(lookups)
+        assert loads.compute_ms_D[0] == pytest.approx(device_model_ms(lookups), rel=1e-3)
+
+
+def loaded(lookups: list[Lookup], calls: int = 1, devices: int = 2) -> Loads:
+    """All on device 0, in calls by turns."""
+    columns = LookupColumns([PRICE])
+    rows = [columns.row((one,)) for one in lookups]
+    columns.update()
+    loads = Loads(columns, [PRICE], np.zeros(devices, dtype=np.int64), calls)
+    for row in rows:
+        loads.add((row % calls, row), 0, 0, 1)
+    loads.refresh(np.arange(devices), range(calls))
+    return loads
+
+
+def test_what_is_taken_away_leaves_what_was_there_before() -> None:
+    lookups = drawn(12)
+    fewer, loads = loaded(lookups[:7], 2), loaded(lookups, 2)
+    for row in range(7, 12):
+        loads.add((row % 2, row), 0, 0, -1)
+    loads.refresh(np.array([0]), [0, 1])
+    assert loads.compute_ms_D == pytest.approx(fewer.compute_ms_D, rel=1e-9)
+    for row in range(7):
+        loads.add((row % 2, row), 0, 0, -1)
+    loads.refresh(np.array([0]), [0, 1])
+    assert (loads.compute_ms_D == 0).all() and (loads.calls_D == 0).all()
+
+
+def test_times_without_and_with_a_table_are_those_of_doing_it() -> None:
+    lookups = drawn(9)
+    loads = loaded(lookups, 3)
+    found = loads.without_ms([[(row % 3, row)] for row in range(9)], 0, 0)
+    for row in range(9):
+        loads.add((row % 3, row), 0, 0, -1)
+        loads.refresh(np.array([0]), [row % 3])
+        assert found[row] == pytest.approx(loads.compute_ms_D[0], rel=1e-9)
+        again, alone = loads.with_ms([(row % 3, row)], np.array([0, 1]))
+        assert alone == pytest.approx(device_model_ms([lookups[row]]), rel=1e-9)
+        loads.add((row % 3, row), 0, 0, 1)
+        loads.refresh(np.array([0]), [row % 3])
+        assert again == pytest.approx(loads.compute_ms_D[0], rel=1e-9)
+
+
+def test_times_come_back_without_being_counted_again() -> None:
+    lookups = drawn(6)
+    loads = loaded(lookups, 2)
+    before = loads.times()
+    loads.add((0, 0), 0, 0, -1)
+    loads.refresh(np.array([0]), [0])
+    assert loads.compute_ms_D[0] < before.compute_ms_D[0]
+    loads.add((0, 0), 0, 0, 1)
+    loads.restore(before)
+    assert loads.compute_ms_D == pytest.approx(loaded(lookups, 2).compute_ms_D, rel=1e-12)
+    after = loads.without_ms([[(0, 0)]], 0, 0)
+    assert after[0] < loads.compute_ms_D[0]
+
+
+def test_calls_take_launches_and_only_one_overhead() -> None:
+    """Two calls with next to nothing take the host twice, the overhead of a pass once."""
+    tiny = [Lookup(Table(name, 1, 4, 0.0), BATCH, "sgd") for name in ("a", "b")]
+    one, two = loaded(tiny[:1], 1).compute_ms_D[0], loaded(tiny, 2).compute_ms_D[0]
+    launched_ms = (PROFILE.fwd_host_us + PROFILE.bwd_host_us) / 1e3
+    assert two - one == pytest.approx(launched_ms, rel=0.2)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_line_lies_below_all_loads_and_touches_near_its_own(seed: int) -> None:
+    lookups = [one._replace(table=replace(one.table, num_rows=10**6)) for one in drawn(40, seed)]
+    columns_PH = PRICE.columns(lookups)
+    steps_P = PRICE.own_steps_ms(columns_PH)
+    line = PRICE.line_at(columns_PH.sum(axis=0) / 2)
+    rng = np.random.default_rng(seed)
+    gaps = []
+    for _ in range(20):
+        some = np.flatnonzero(rng.random(40) < rng.random())
+        if len(some):
+            took = loaded([lookups[at] for at in some], int(rng.integers(1, 4))).compute_ms_D[0]
+            gaps.append(took - line.at_0 - (line.works(columns_PH[some]) + steps_P[some]).sum())
+    assert min(gaps) > -1e-9 and min(gaps) < 1.0
