@@ -8,10 +8,12 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import (
     KINDS,
     HardwareName,
+    is_simulated,
     measured_or_simulated,
     open_hardware,
     provenance_problem,
 )
+from evenshard.measure.simulated.gpu_profile import gpu_profile, profile_of
 from evenshard.tracking.datasets.partition import Partition
 from evenshard.utils.errors import BadConfig
 
@@ -125,3 +127,17 @@ def test_a_name_opens_as_its_kind_says() -> None:
     opened = open_hardware(MeasureConfig("simulated:v100"))
     assert opened.provenance.hardware == "simulated: v100"
     assert HardwareName.parse(opened.provenance.hardware) == HardwareName.parse("simulated:v100")
+
+
+def test_a_kind_says_what_others_ask_of_it() -> None:
+    kinds = {name: HardwareName.of(name, device).kind for name, device in (("cpu", ""), ("cuda", ""), ("auto", ""))}
+    assert [kind.compute_device for kind in kinds.values()] == ["cpu", "cuda", "cuda"]
+    assert [kind.is_host for kind in kinds.values()] == [True, False, False]
+    assert [kind.needs_gpu for kind in kinds.values()] == [False, True, False]
+    assert [kind.memory_bytes_per_ns for kind in kinds.values()] == [5.0, 1000.0, 5.0]
+    assert not any(kind.is_simulated for kind in kinds.values())
+    simulated = HardwareName.parse("simulated:h100")
+    assert simulated.kind.is_simulated and simulated.kind.compute_device == "cuda"
+    assert not simulated.kind.is_host and not simulated.kind.needs_gpu
+    assert profile_of(simulated) == gpu_profile("h100") and profile_of(HardwareName.parse("cuda: NVIDIA H100")) is None
+    assert is_simulated("cuda: NVIDIA H100, simulated: h100") and not is_simulated("cuda: NVIDIA H100, cpu: EPYC")

@@ -96,8 +96,8 @@ def _contents(args: argparse.Namespace, answer: PlacementAnswer) -> str:
         from evenshard.measure.hardware import HardwareName
         from evenshard.planner.torchrec.plan_file import plan_text
 
-        is_cpu = HardwareName.parse(answer.request.hardware).is_cpu
-        return plan_text(answer, args.local_world_size, "cpu" if is_cpu else "cuda")
+        kind = HardwareName.parse(answer.request.hardware).kind
+        return plan_text(answer, args.local_world_size, kind.compute_device)
     if args.format == CONSTRAINTS:
         from evenshard.planner.torchrec.constraint_file import constraints_text
 

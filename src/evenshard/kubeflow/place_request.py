@@ -110,10 +110,10 @@ def save_placement(answer: PlacementAnswer, placement: Path, plan: Path, page: P
     for folder in (placement, plan):
         folder.mkdir(parents=True, exist_ok=True)
     save_answer(answer, placement / PLACEMENT)
-    is_cpu = HardwareName.parse(answer.request.hardware).is_cpu
+    compute_device = HardwareName.parse(answer.request.hardware).kind.compute_device
     save_page(answer, page)
     try:
-        save_plan(answer, plan / PLAN, compute_device="cpu" if is_cpu else "cuda")
+        save_plan(answer, plan / PLAN, compute_device=compute_device)
     except BadConfig as error:  # the placement is worth having all the same
         log.warning("no plan for TorchRec: %s", error)
         (plan / NO_PLAN).write_text(f"{error}\n")

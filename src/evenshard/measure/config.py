@@ -70,7 +70,7 @@ class MeasureConfig:
             raise BadConfig(f"{self.hardware} exchanges nothing over a network. Leave --expect-transport out.")
         if problem := optimizer_problem(self.optimizer):
             raise BadConfig(f"measure.{problem}. Choose one of these.")
-        if self.noise and self.hardware_name.kind.times == "measured":
+        if self.noise and not chosen.kind.is_simulated:
             raise BadConfig(f"measure.noise is {self.noise}, but {self.hardware} has its own. Make it 0.")
 
     @property

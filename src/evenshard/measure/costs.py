@@ -15,7 +15,7 @@ from operator import attrgetter
 import numpy as np
 
 from evenshard.measure.evidence import DeviceError
-from evenshard.measure.hardware import measured_or_simulated, provenance_problem
+from evenshard.measure.hardware import is_simulated, provenance_problem
 from evenshard.placement.optimizer_state import SGD, optimizer_problem
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement, placement_of_whole
@@ -247,7 +247,7 @@ class Provenance:
     @property
     def device_error(self) -> DeviceError | None:
         """How far a simulated device is from the real one; None for real hardware."""
-        if measured_or_simulated(self.hardware) == "measured":
+        if not is_simulated(self.hardware):
             return None
         stated = DeviceError(self.device_error_percent, self.device_error_points)
         return stated if stated.points else DeviceError()

@@ -325,11 +325,11 @@ def real_device(config: MeasureConfig) -> torch.device:
         BadConfig: if CUDA is asked for where there is none, or an optimizer that the device's kernels lack.
     """
     hardware, has_gpu = config.hardware_name, torch.cuda.is_available()
-    if hardware.kind.name == "cuda" and not has_gpu:
+    if hardware.kind.needs_gpu and not has_gpu:
         raise BadConfig(
             "hardware is cuda, but torch finds no CUDA GPU here. Use cpu or auto, or install the cuda extra."
         )
-    if hardware.kind.name == "cpu" or not has_gpu:
+    if hardware.kind.is_host or not has_gpu:
         if config.optimizer in NOT_ON_CPU:
             others = ", ".join(name for name in EMB_OPT_TYPES if name not in NOT_ON_CPU)
             raise BadConfig(f"FBGEMM's CPU kernels have no {config.optimizer}. Use {others}, or measure on a GPU.")

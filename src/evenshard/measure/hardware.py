@@ -127,6 +127,10 @@ class Kind:
         runs_kernels: whether it runs kernels on devices of this machine, for each of which torchrun can start a
             process.
         device: placeholder of the device's name in flags and settings, such as "<profile>"; "" if the kind has none.
+        compute_device: what torch calls such devices.
+        needs_gpu: whether there must be a GPU here to ask or to measure on.
+        memory_bytes_per_ns: what the memory of such a device moves where no profile says it: guesses for a core of a
+            CPU, and for a GPU.
     """
 
     name: str
@@ -134,6 +138,19 @@ class Kind:
     times: Times = "measured"
     runs_kernels: bool = True
     device: str = ""
+    compute_device: Literal["cpu", "cuda"] = "cuda"
+    needs_gpu: bool = False
+    memory_bytes_per_ns: float = 1000.0
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether its times are those of a device model."""
+        return self.times == "simulated"
+
+    @property
+    def is_host(self) -> bool:
+        """Whether its devices are shares of a host: they have its memory, and there may be any number of them."""
+        return self.compute_device == "cpu"
 
     @property
     def usage(self) -> str:
@@ -146,11 +163,11 @@ DEFAULT_HARDWARE = "simulated:h100"
 AUTO = "auto"
 """CUDA where there is a GPU, else the CPU; as hardware that a model must be of: any."""
 KINDS = (
-    Kind("cpu", _open_kernels),
-    Kind("cuda", _open_kernels),
+    Kind("cpu", _open_kernels, compute_device="cpu", memory_bytes_per_ns=5.0),
+    Kind("cuda", _open_kernels, needs_gpu=True),
     Kind("simulated", _open_simulated, times="simulated", runs_kernels=False, device="<profile>"),
 )
-_KIND_OF = {kind.name: kind for kind in (Kind(AUTO, _open_kernels), *KINDS)}
+_KIND_OF = {kind.name: kind for kind in (Kind(AUTO, _open_kernels, memory_bytes_per_ns=5.0), *KINDS)}
 CHOICES = ", ".join(kind.usage for kind in _KIND_OF.values())
 """What flags and settings may say."""
 
@@ -197,11 +214,6 @@ class HardwareName:
         return f"{self.kind.name}:{self.device}" if self.kind.device else self.kind.name
 
     @property
-    def is_cpu(self) -> bool:
-        """Whether its devices are CPUs."""
-        return self.kind.name == "cpu"
-
-    @property
     def provenance(self) -> str:
         """As every row measured on it says."""
         device = Path(self.device).stem if self.device.endswith((".yaml", ".yml")) else self.device
@@ -230,7 +242,7 @@ class HardwareName:
 
         "cuda: NVIDIA H200" may lie in h200.
         """
-        is_own = self.kind.times == "measured" or folder.startswith(f"{self.kind.name}-")
+        is_own = not self.kind.is_simulated or folder.startswith(f"{self.kind.name}-")
         return is_own and _words(folder) <= _words(self.provenance)
 
 
@@ -245,7 +257,12 @@ def measured_or_simulated(hardware: str) -> Times:
     Args:
         hardware: one name in any of its spellings, or several joined.
     """
-    return "simulated" if any(name.kind.times == "simulated" for name in names_in(hardware)) else "measured"
+    return "simulated" if is_simulated(hardware) else "measured"
+
+
+def is_simulated(hardware: str) -> bool:
+    """Whether any of one or several names is of a device model."""
+    return any(name.kind.is_simulated for name in names_in(hardware))
 
 
 def provenance_problem(hardware: str) -> str | None:

@@ -128,7 +128,7 @@ def _enough_host_gb(request: PlacementRequest) -> int | None:
 
     What that placement takes of a host is enough for it.
     """
-    if HardwareName.parse(request.hardware).is_cpu:
+    if HardwareName.parse(request.hardware).kind.is_host:
         return None
 
     def task_with(gb: int) -> ShardingTask:

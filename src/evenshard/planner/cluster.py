@@ -10,7 +10,7 @@ from typing import Any
 
 from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
 from evenshard.measure.link import GPUS_OF_A_NODE, link, link_name
-from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.measure.simulated.gpu_profile import profile_of
 from evenshard.placement.machine import DeviceGroup, Machine
 from evenshard.planner.cluster_file import ClusterFile, load_cluster_file
 from evenshard.planner.device_memory import own_memory_gb, own_memory_note
@@ -166,13 +166,13 @@ def _spans(hardware: str, intra: str) -> float:
     name = intra or own_link(hardware)
     if name:
         return link(name).spans
-    return math.inf if HardwareName.parse(hardware).is_cpu else GPUS_OF_A_NODE
+    return math.inf if HardwareName.parse(hardware).kind.is_host else GPUS_OF_A_NODE
 
 
 def own_link(hardware: str) -> str:
     """The link between devices of a profile; empty for real hardware."""
-    name = HardwareName.parse(hardware)
-    return gpu_profile(name.device).link if name.kind.times == "simulated" else ""
+    profile = profile_of(HardwareName.parse(hardware))
+    return "" if profile is None else profile.link
 
 
 def _checked(machine: Machine) -> Machine:

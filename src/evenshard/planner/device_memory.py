@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evenshard.measure.hardware import HardwareName
-from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.measure.simulated.gpu_profile import profile_of
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.machine_memory import machine_bytes
 from evenshard.utils.params import check_ranges
@@ -40,19 +40,19 @@ def own_memory_gb(hardware: str, devices_per_node: int = 1) -> float:
         BadConfig: if the hardware is a GPU, and there is none here.
     """
     name = HardwareName.parse(hardware)
-    if name.kind.times == "simulated":
-        return gpu_profile(name.device).memory_gb
-    found = None if name.is_cpu else gpu_bytes()
+    if (profile := profile_of(name)) is not None:
+        return profile.memory_gb
+    found = None if name.kind.is_host else gpu_bytes()
     if found is not None:
         return bytes_to_gb(found)
-    if name.kind.name == "cuda":
+    if name.kind.needs_gpu:
         raise BadConfig("there is no GPU here to ask for its memory. Give memory_cap_gb.")
     return bytes_to_gb(machine_bytes() // devices_per_node)
 
 
 def own_memory_note(hardware: str, devices_per_node: int = 1) -> str | None:
     """What to know of ``own_memory_gb`` where the devices may be elsewhere; None where it is sure."""
-    if HardwareName.parse(hardware).is_cpu:
+    if HardwareName.parse(hardware).kind.is_host:
         return (
             f"Memory is that of this machine: {gb_text(machine_bytes())}, of which each of {devices_per_node} devices "
             f"of a node has {own_memory_gb(hardware, devices_per_node):.2f}. Give memory_cap_gb for other machines."

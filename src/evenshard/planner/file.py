@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.measure.evidence import DeviceError
-from evenshard.measure.hardware import measured_or_simulated
+from evenshard.measure.hardware import is_simulated, measured_or_simulated
 from evenshard.measure.price.step import PredictedDevice
 from evenshard.placement.parts import TablePart
 from evenshard.placement.storage import ON_DEVICE
@@ -274,7 +274,7 @@ def _device_error(record: PlacementFile) -> DeviceError | None:
     """That of the file; the first files do not state it, so that nothing confirms their simulated devices."""
     error = record.device_error
     if "device_error" not in record.model_fields_set:
-        error = DeviceError() if measured_or_simulated(record.request.hardware) == "simulated" else None
+        error = DeviceError() if is_simulated(record.request.hardware) else None
     return _checked(error, "device_error")
 
 

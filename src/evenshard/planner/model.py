@@ -96,7 +96,7 @@ def _device_model(where: str | Path | None, hardware: str | None) -> DeviceModel
             found.require_hardware(hardware)
     elif where is not None:
         return None
-    elif hardware is not None and HardwareName.parse(hardware).kind.times == "simulated":
+    elif hardware is not None and HardwareName.parse(hardware).kind.is_simulated:
         found = DeviceModel(str(HardwareName.parse(hardware)))
     else:
         raise BadConfig(

@@ -60,7 +60,7 @@ def offloaded_of(
 def _link(hardware: str, machine: Machine) -> HostLink:
     """Of a device to its host; where no profile describes the device, a usual one."""
     name = HardwareName.parse(hardware)
-    if name.kind.times == "measured":
+    if not name.kind.is_simulated:
         return host_link(machine)
     try:
         return host_link(machine, gpu_profile(name.device))

@@ -16,7 +16,7 @@ from evenshard.measure.offload import host_link
 from evenshard.measure.parts_in_turn import parts_in_turn
 from evenshard.measure.price.step import DeviceKind, PartCosts
 from evenshard.measure.simulated.cluster import SimulatedCluster
-from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.measure.simulated.gpu_profile import gpu_profile, profile_of
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.task import ShardingTask
@@ -24,10 +24,6 @@ from evenshard.planner.model import model_of
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.model import Model
 from evenshard.utils.errors import BadConfig
-
-REAL_BYTES_PER_NS = {"cpu": 5.0, "cuda": 1000.0}
-"""What the memory moves of hardware that no profile describes, for the dense gradients of replicas: guesses for a core
-of a CPU, and for a GPU."""
 
 PartsMeasurer = Callable[[ShardingTask, Sequence[Sequence[TablePart]]], list[PlacementCost]]
 """Measures placements of parts."""
@@ -90,13 +86,12 @@ def part_costs(request: PlacementRequest, model: Model, others: Mapping[str, Any
 
 def _device_kind(model: Model, hardware: str, machine: Machine) -> DeviceKind:
     name = HardwareName.parse(hardware)
-    if name.kind.times == "measured":
-        bytes_per_ns = REAL_BYTES_PER_NS.get(name.kind.name, REAL_BYTES_PER_NS["cpu"])
-        return DeviceKind(model.price(), bytes_per_ns, host_link(machine))
     try:
-        profile = gpu_profile(name.device)
+        profile = profile_of(name)
     except BadConfig:  # a model is served where the profile that it was trained on is not
-        return DeviceKind(model.price(), REAL_BYTES_PER_NS["cuda"], host_link(machine))
+        profile = None
+    if profile is None:
+        return DeviceKind(model.price(), name.kind.memory_bytes_per_ns, host_link(machine))
     return DeviceKind(model.price(), profile.hbm_bytes_per_ns, host_link(machine, profile))
 
 
@@ -109,7 +104,7 @@ def measured_parts(request: PlacementRequest, model: Model, visits: int) -> Iter
     """
     links, names = links_of_request(request, model), hardware_of_devices(request)
     kinds = {HardwareName.parse(name) for name in names}
-    if all(kind.kind.times != "measured" for kind in kinds):
+    if all(kind.kind.is_simulated for kind in kinds):
         profiles = [gpu_profile(HardwareName.parse(name).device) for name in names]
         cluster = SimulatedCluster(request.nodes, profiles, links)
         yield lambda task, placements: [cluster.cost(task, parts) for parts in placements]

@@ -17,7 +17,7 @@ from evenshard.measure.collectives import Links
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import HardwareName
 from evenshard.measure.link import link, link_of
-from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
+from evenshard.measure.simulated.gpu_profile import profile_of
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.utils.extras import require_package
@@ -50,10 +50,12 @@ class Bandwidths:
 def bandwidths_of(config: MeasureConfig) -> Bandwidths:
     """Those of a simulated device and its link; TorchRec's own constants for real hardware, which names none.
 
+    Device memory counts with what embedding kernels get out of it.
+
     Raises:
         BadConfig, BadFile: if the device or link profile cannot be read.
     """
-    profile = _profile(config.hardware_name)
+    profile = profile_of(config.hardware_name)
     if profile is None:
         return Bandwidths()
     link_gb_s = link(link_of(config, profile.link)).bandwidth_gb_s
@@ -62,17 +64,12 @@ def bandwidths_of(config: MeasureConfig) -> Bandwidths:
 
 def machine_bandwidths(hardware: str, machine: Machine, links: Links) -> Bandwidths:
     """Those of devices and of the links between them; of real devices' memory TorchRec's own constant."""
-    profile = _profile(HardwareName.parse(hardware))
+    profile = profile_of(HardwareName.parse(hardware))
     return Bandwidths(
         None if profile is None else profile.hbm_bytes_per_ns,
         links.intra.even_gb_s(machine.domain_size),
         links.widest.even_gb_s(machine.num_devices),
     )
-
-
-def _profile(hardware: HardwareName) -> GpuProfile | None:
-    """Of a simulated device, whose memory counts with what embedding kernels get out of it."""
-    return gpu_profile(hardware.device) if hardware.kind.times == "simulated" else None
 
 
 def require_torchrec() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from evenshard.measure.costs import MeasuredPlacement, optimizer_of
 from evenshard.measure.evidence import DeviceError
-from evenshard.measure.hardware import measured_or_simulated
+from evenshard.measure.hardware import is_simulated
 from evenshard.placement.optimizer_state import SGD, optimizer_problem
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import distinct_tables
@@ -255,7 +255,7 @@ class TrainedOn:
                 raise ValueError(f"missing: {', '.join(sorted(missing))}")
             if problem := found.problem():
                 raise ValueError(problem)
-            if "device_error" not in content and measured_or_simulated(found.hardware) == "simulated":
+            if "device_error" not in content and is_simulated(found.hardware):
                 return replace(found, device_error=DeviceError())
             return found
 

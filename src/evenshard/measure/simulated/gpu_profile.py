@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evenshard.measure.evidence import DeviceError, Evidence
+from evenshard.measure.hardware import HardwareName
 from evenshard.measure.profiles import profile_path, read_profile
 from evenshard.utils.errors import BadFile
 from evenshard.utils.limits import Range
@@ -159,6 +160,11 @@ RATES = (
 )
 """What times are divided by."""
 ABOVE_0 = Range(1e-9, 1e18)
+
+
+def profile_of(hardware: HardwareName) -> GpuProfile | None:
+    """The profile of simulated hardware; None of real hardware. Errors are those of ``gpu_profile``."""
+    return gpu_profile(hardware.device) if hardware.kind.is_simulated else None
 
 
 def gpu_profile(name: str) -> GpuProfile:

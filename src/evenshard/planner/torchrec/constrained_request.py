@@ -38,7 +38,7 @@ def constrained_request(
         constraints,
         TableSet(request.tables, request.assumptions),
         request.types,
-        "cpu" if HardwareName.parse(request.hardware).kind.name == "cpu" else "cuda",
+        HardwareName.parse(request.hardware).kind.compute_device,
         tuple(one for one in COMPUTE_KERNELS if memory_problem(one, request.nodes) is None),
         request.batch_size / request.num_devices,
     )

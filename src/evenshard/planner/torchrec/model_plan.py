@@ -207,7 +207,7 @@ class ModelPlanner:
             log.warning("%s", line)
         if limit_s is not None and time.monotonic() - started >= limit_s:
             result.say(f"The search ended after timeout_seconds={limit_s}: this is the best plan until then.")
-        if HardwareName.parse(hardware).is_cpu != (on == "cpu"):
+        if HardwareName.parse(hardware).kind.compute_device != on:
             result.say(f"The plan is for {on} ranks, and its times are of {hardware}: another may be faster on these.")
         return result.answer.parts
 

@@ -57,7 +57,7 @@ def memory_of_ranks(
     if gpu is not None:
         host = round((1 - RESERVED_SHARE) * of_rank)
         return replace(found, device=(gpu,) * world_size, host=(host,) * world_size, device_note="", host_note="")
-    if hardware is not None and HardwareName.parse(hardware).kind.times == "simulated":
+    if hardware is not None and HardwareName.parse(hardware).kind.is_simulated:
         return replace(found, device=(gb_to_bytes(own_memory_gb(hardware)),) * world_size, device_note="")
     return found
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TextIO
 
-from evenshard.measure.hardware import measured_or_simulated
+from evenshard.measure.hardware import is_simulated
 from evenshard.planner.highlights.setting import assumed_groups, device_error_text
 from evenshard.planner.what_if.comparison import Best
 from evenshard.planner.what_if.groups import CONTIGUOUS
@@ -61,7 +61,7 @@ def heading(found: WhatIfAnswer) -> str:
         f"{asked.batch_size:,} over all devices" if asked.batch_size else f"{asked.batch_per_device:,} on each device"
     )
     kinds = dict.fromkeys(one.hardware for one in found.options)
-    models = [printable(kind) for kind in kinds if measured_or_simulated(kind) == "simulated"]
+    models = [printable(kind) for kind in kinds if is_simulated(kind)]
     said = f" {', '.join(models)}: device models, not GPUs." if models else ""
     priced = "" if found.has_dense else " Embedding work alone: --dense-ms adds the dense rest of a step."
     return f"Batch {size}.{said} Predicted, with 90 % intervals.{priced}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenshard.measure.hardware import HardwareName, folder_name, measured_or_simulated
+from evenshard.measure.hardware import HardwareName, folder_name, is_simulated
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
@@ -49,7 +49,7 @@ class Partition:
     @property
     def is_simulated(self) -> bool:
         """Whether no device has measured it."""
-        return measured_or_simulated(self.hardware) == "simulated"
+        return is_simulated(self.hardware)
 
     def require_hardware(self, measured_on: Iterable[str]) -> None:
         """Refuses costs of other hardware, and simulated ones under the name of a device.

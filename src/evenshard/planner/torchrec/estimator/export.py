@@ -82,7 +82,7 @@ def machine_to_fit(
     loaded, hardware = named_with_hardware(model, hardware)
     if hardware is None:
         raise BadConfig("neither --hardware nor --model is given. Name one, such as --hardware simulated:h100.")
-    simulated = HardwareName.parse(hardware).kind.times == "simulated"
+    simulated = HardwareName.parse(hardware).kind.is_simulated
     if loaded is None and not simulated:
         raise BadConfig(
             f"hardware is {brief(hardware)}, and only a model knows its costs. Name one, such as --model work/round_3."

@@ -19,7 +19,7 @@ from evenshard.measure.kernel_calls import Lookup
 from evenshard.measure.link import Link
 from evenshard.measure.offload import host_link, offload_ms
 from evenshard.measure.price.step import dense_ms
-from evenshard.measure.simulated.gpu_profile import HOST_GB_S, gpu_profile
+from evenshard.measure.simulated.gpu_profile import HOST_GB_S, profile_of
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import INDEX_BYTES, LENGTH_BYTES, LOOKUP_WEIGHT_BYTES
 from evenshard.placement.parts import TablePart, lookup_share
@@ -33,7 +33,6 @@ from evenshard.placement.sharding import (
 )
 from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, Storage
 from evenshard.placement.task import ShardingTask
-from evenshard.planner.pricing import REAL_BYTES_PER_NS
 from evenshard.planner.torchrec.estimator.examples import Example, FittedMachine, draw_examples
 from evenshard.planner.torchrec.estimator.formula import (
     FIT_OF_TYPE,
@@ -143,9 +142,9 @@ def _rate(link: dict[str, float], ranks: int) -> float:
 def constants_of(machine: FittedMachine, tables: Sequence[Table]) -> dict[str, Any]:
     """What is not fitted: links, and what the reuse of rows is usually like."""
     name, links = HardwareName.parse(machine.hardware), machine.links()
-    profile = gpu_profile(name.device) if name.kind.times == "simulated" else None
+    profile = profile_of(name)
     assert links.inter is not None
-    bytes_per_ns = REAL_BYTES_PER_NS.get(name.kind.name, REAL_BYTES_PER_NS["cpu"])
+    bytes_per_ns = name.kind.memory_bytes_per_ns
     if profile is not None:
         bytes_per_ns = profile.hbm_bytes_per_ns
     shares = [_shares(table, machine.batch_size) for table in tables]
@@ -223,7 +222,7 @@ def _compute(examples: Sequence[Example], fit: Mapping[str, Any]) -> dict[str, A
 
 def _kernels(examples: Sequence[Example], fit: Mapping[str, Any], machine: FittedMachine) -> dict[str, Any]:
     """Coefficients of what tables outside of device memory add."""
-    link = host_link(Machine(1, 1), _profile(machine.hardware))
+    link = host_link(Machine(1, 1), profile_of(HardwareName.parse(machine.hardware)))
     tables = list(dict.fromkeys(table for one in examples for table in one.task.tables))[:600]
     lookups = [Lookup(table, machine.batch_size, machine.optimizer) for table in tables]
     found: dict[str, Any] = {}
@@ -248,11 +247,6 @@ def _kernels(examples: Sequence[Example], fit: Mapping[str, Any], machine: Fitte
             values = _not_negative(work_NC, times_N2[:, number], weights)
             found[kernel][which] = {name: _rounded(one) for name, one in zip(names, values, strict=True) if one > 0}
     return found
-
-
-def _profile(hardware: str) -> Any:
-    name = HardwareName.parse(hardware)
-    return gpu_profile(name.device) if name.kind.times == "simulated" else None
 
 
 def _whole(table: Table, batch_size: int, kernel: str, load_factor: float) -> FittedShard:
