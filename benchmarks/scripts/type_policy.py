@@ -30,12 +30,11 @@ import torch
 from benchmarks.scripts.full_space import BATCH_SIZE, DEVICES_PER_NODE, HARDWARE, INTER, INTRA, ROOM_BYTES
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import SHARDING_TYPES
+from evenshard.placement.sharding import DEVICE, NODE, SHARDING_TYPES
 from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.plan_search.construction import Works
-from evenshard.sharders.plan_search.options import DEVICE, NODE
 from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.plan_search.starts import constructed
 from evenshard.sharders.plan_search.state import Choice, State

@@ -19,7 +19,9 @@ from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
+    DEVICE,
     GRID_SHARD,
+    NODE,
     ROW_WISE,
     SHARDING_TYPES,
     TABLE_COLUMN_WISE,
@@ -38,7 +40,7 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.sharders.convex_search.cost_model import ExchangeTime
 from evenshard.sharders.models import PlacementModel, load_model, save_model
-from evenshard.sharders.plan_search.options import DEVICE, NODE, Options
+from evenshard.sharders.plan_search.options import Options
 from evenshard.sharders.plan_search.state import Choice, parts_of
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask

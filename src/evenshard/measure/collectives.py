@@ -30,10 +30,9 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.memory import INDEX_BYTES, LENGTH_BYTES, LOOKUP_WEIGHT_BYTES
 from evenshard.placement.parts import TablePart, deduplicated_table, lookup_share
 from evenshard.placement.sharding import (
-    DATA_PARALLEL,
-    GRID_SHARD,
-    ROW_WISE,
-    TABLE_ROW_WISE,
+    EVERYWHERE,
+    NODE,
+    TYPES,
     Communication,
     sharding_type,
 )
@@ -87,7 +86,7 @@ def part_volume(table: Table, way: str, columns: int, share: float, num_devices:
 
     Args:
         table: the whole one.
-        way: its sharding type, not data_parallel.
+        way: its sharding type, none of replicas.
         columns: of the part.
         share: of the table's lookups that go to the rows of the part.
         num_devices: of the machine: a device sends each distinct index of its own samples once, where asked to.
@@ -98,9 +97,9 @@ def part_volume(table: Table, way: str, columns: int, share: float, num_devices:
     if table.is_sequence:
         return PartVolume(sent=lookups * columns, input_bytes=input_bytes)
     values = float(table.num_features * columns)
-    if way == ROW_WISE:
+    if TYPES[way].scope == EVERYWHERE:
         return PartVolume(summed=values, input_bytes=input_bytes)
-    if way in (TABLE_ROW_WISE, GRID_SHARD):
+    if TYPES[way].scope == NODE:
         return PartVolume(summed_in_node=values, input_bytes=input_bytes)
     return PartVolume(sent=values, input_bytes=input_bytes)
 
@@ -119,7 +118,7 @@ def volumes_of(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) 
         parts = by_table[table.name]
         way = sharding_type(parts, table, task.machine)
         found.collectives.add(kernel_call(table, way)[:2])
-        if way == DATA_PARALLEL:
+        if TYPES[way].is_replicated:
             found.replicated_values += float(table.num_rows * table.embedding_dim)
             continue
         for part in parts:
@@ -316,10 +315,10 @@ def latency_ms(machine: Machine, way: str, links: Links) -> Latencies:
     The input takes two exchanges, of lengths and of what they count.
     """
     one = links.widest.latency_us / 1e3
-    if way == DATA_PARALLEL:
+    if TYPES[way].is_replicated:
         return Latencies(backward=one)
     out = one
-    if way in (TABLE_ROW_WISE, GRID_SHARD) and machine.num_nodes > 1:
+    if TYPES[way].scope == NODE and machine.num_nodes > 1:
         out += links.intra.latency_us / 1e3
     return Latencies(2 * one, links.intra.forward_share * out, out)
 

@@ -18,12 +18,7 @@ from typing import NamedTuple
 from evenshard.placement.optimizer_state import SGD
 from evenshard.placement.parts import TablePart, deduplicated_table, part_table, replica_table
 from evenshard.placement.sharding import (
-    COLUMN_WISE,
-    DATA_PARALLEL,
-    GRID_SHARD,
-    TABLE_COLUMN_WISE,
-    TABLE_ROW_WISE,
-    TABLE_WISE,
+    TYPES,
     sharding_type,
 )
 from evenshard.placement.task import ShardingTask
@@ -57,7 +52,7 @@ class KernelCall(NamedTuple):
     @property
     def is_dense(self) -> bool:
         """Whether it leaves dense gradients, that are reduced over all devices before an optimizer takes them."""
-        return self.sharding_type == DATA_PARALLEL
+        return TYPES[self.sharding_type].is_replicated
 
 
 @dataclass(frozen=True)
@@ -78,14 +73,10 @@ class HeldPart:
 EVERY_DEVICE = -1
 
 
-SHARED_CALLS = {TABLE_WISE: COLUMN_WISE, TABLE_COLUMN_WISE: COLUMN_WISE, TABLE_ROW_WISE: GRID_SHARD}
-"""Types of pooled tables that are looked up, and exchanged, with those of another one."""
-
-
 def kernel_call(table: Table, way: str, optimizer: str = SGD) -> KernelCall:
     """The call that looks up the parts of a table that is sharded this way, and updates them with its optimizer."""
-    word = way if table.is_sequence else SHARED_CALLS.get(way, way)
-    fused = SGD if way == DATA_PARALLEL else optimizer
+    word = way if table.is_sequence else TYPES[way].call or way
+    fused = SGD if TYPES[way].is_replicated else optimizer
     return KernelCall(table.module, word, table.dtype, table.pooling, table.is_weighted, fused)
 
 

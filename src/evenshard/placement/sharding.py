@@ -30,22 +30,75 @@ from evenshard.utils.messages import brief, cut
 TABLE_WISE, COLUMN_WISE, ROW_WISE = "table_wise", "column_wise", "row_wise"
 TABLE_ROW_WISE, TABLE_COLUMN_WISE, GRID_SHARD = "table_row_wise", "table_column_wise", "grid_shard"
 DATA_PARALLEL = "data_parallel"
-SHARDING_TYPES = (
-    TABLE_WISE,
-    COLUMN_WISE,
-    ROW_WISE,
-    TABLE_ROW_WISE,
-    TABLE_COLUMN_WISE,
-    GRID_SHARD,
-    DATA_PARALLEL,
-)
+DEVICE, NODE, EVERYWHERE, REPLICA = "device", "node", "everywhere", "replica"
+"""Where the rows of some columns live: on one device, cut over those of a node or over all, or whole on each."""
+
+
+@dataclass(frozen=True)
+class ShardingType:
+    """One of the ways to shard a table.
+
+    Attributes:
+        name: TorchRec's word.
+        scope: where the rows of some columns live: DEVICE, NODE, EVERYWHERE or REPLICA.
+        cuts_columns: whether columns are cut.
+        call: the type whose kernel calls and exchanges it shares where lookups are pooled; "" for its own.
+        within_node: the type that its parts are of, too, where they live on one node; "" if there is none.
+        on_one_node: whether the devices of all its parts are of one node.
+        of_sequences: whether TorchRec can do it with the tables of an ``EmbeddingCollection``.
+    """
+
+    name: str
+    scope: str
+    cuts_columns: bool = False
+    call: str = ""
+    within_node: str = ""
+    on_one_node: bool = False
+    of_sequences: bool = False
+
+    @property
+    def cuts_rows(self) -> bool:
+        """Whether rows are cut: its devices then hold partial sums of all samples' bags."""
+        return self.scope in (NODE, EVERYWHERE)
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every device holds the whole table; its gradients are averaged, and nothing else is exchanged."""
+        return self.scope == REPLICA
+
+    @property
+    def with_more_columns(self) -> str:
+        """The type of which a pooled table is a case with a single part by columns; "" if there is none."""
+        return "" if self.cuts_columns else self.call
+
+    def row_devices(self, machine: Machine, device: int) -> range:
+        """The devices that rows are cut over, one of which is given."""
+        if self.scope == EVERYWHERE:
+            return range(machine.num_devices)
+        return machine.devices_of_node(machine.node_of(device)) if self.scope == NODE else range(device, device + 1)
+
+
+TYPES = {
+    one.name: one
+    for one in (
+        ShardingType(TABLE_WISE, DEVICE, call=COLUMN_WISE, within_node=TABLE_COLUMN_WISE, of_sequences=True),
+        ShardingType(COLUMN_WISE, DEVICE, cuts_columns=True, within_node=TABLE_COLUMN_WISE, of_sequences=True),
+        ShardingType(ROW_WISE, EVERYWHERE, within_node=TABLE_ROW_WISE, of_sequences=True),
+        ShardingType(TABLE_ROW_WISE, NODE, call=GRID_SHARD, on_one_node=True),
+        ShardingType(TABLE_COLUMN_WISE, DEVICE, cuts_columns=True, call=COLUMN_WISE, on_one_node=True),
+        ShardingType(GRID_SHARD, NODE, cuts_columns=True),
+        ShardingType(DATA_PARALLEL, REPLICA, of_sequences=True),
+    )
+}
+"""All of them by name: what a type does is asked here, not by its name."""
+SHARDING_TYPES = tuple(TYPES)
 """TorchRec's words."""
 BY_COLUMNS = (TABLE_WISE, COLUMN_WISE)
-SEQUENCE_TYPES = (TABLE_WISE, COLUMN_WISE, ROW_WISE, DATA_PARALLEL)
+SEQUENCE_TYPES = tuple(one.name for one in TYPES.values() if one.of_sequences)
 """What TorchRec can do with the tables of an ``EmbeddingCollection``."""
-IN_ROWS = (ROW_WISE, TABLE_ROW_WISE, GRID_SHARD)
+IN_ROWS = tuple(one.name for one in TYPES.values() if one.cuts_rows)
 """Types whose devices hold partial sums of all samples' bags."""
-ROWS_ALONE = (ROW_WISE, TABLE_ROW_WISE)
+ROWS_ALONE = tuple(one.name for one in TYPES.values() if one.cuts_rows and not one.cuts_columns)
 """Types that cut rows and no columns: TorchRec takes means right of a collection whose tables all have one of these."""
 REPLICATED_DATA_TYPES = ("fp32", "fp16", "bf16")
 """Weights that a dense kernel can train; replicas have no other."""

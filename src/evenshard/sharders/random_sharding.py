@@ -12,11 +12,14 @@ from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
+    EVERYWHERE,
     GRID_SHARD,
+    NODE,
     ROW_WISE,
     TABLE_COLUMN_WISE,
     TABLE_ROW_WISE,
     TABLE_WISE,
+    TYPES,
 )
 from evenshard.placement.task import ShardingTask, ruled_out
 from evenshard.tables.table import Table
@@ -76,21 +79,20 @@ def _parts(table: Table, way: str, machine: Machine, rng: np.random.Generator) -
     rows, columns = Span(0, table.num_rows), Span(0, table.embedding_dim)
     everyone = list(range(machine.num_devices))
     nodes = rng.permutation(machine.num_nodes).tolist()
-    if way == DATA_PARALLEL:
+    of = TYPES[way]
+    if of.is_replicated:
         return [TablePart(table.name, rows, columns, tuple(everyone))]
-    if way == ROW_WISE:
+    if of.scope == EVERYWHERE:
         return _by_rows(table, columns, everyone)
-    if way == TABLE_ROW_WISE:
-        return _by_rows(table, columns, list(machine.devices_of_node(nodes[0])))
-    if way == GRID_SHARD:
-        cut = _cut(table, machine.num_nodes, rng)
+    if of.scope == NODE:
+        cut = _cut(table, machine.num_nodes, rng) if of.cuts_columns else [columns]
         return [
             part
             for span, node in zip(cut, nodes, strict=False)
             for part in _by_rows(table, span, list(machine.devices_of_node(node)))
         ]
-    homes = list(machine.devices_of_node(nodes[0])) if way == TABLE_COLUMN_WISE else everyone
-    cut = [columns] if way == TABLE_WISE else _cut(table, len(homes), rng)
+    homes = list(machine.devices_of_node(nodes[0])) if of.on_one_node else everyone
+    cut = _cut(table, len(homes), rng) if of.cuts_columns else [columns]
     chosen = rng.permutation(homes)[: len(cut)].tolist()
     return [TablePart(table.name, rows, span, (device,)) for span, device in zip(cut, chosen, strict=True)]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from evenshard.measure.kernel_calls import KernelCall, kernel_call
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.sharding import DATA_PARALLEL, IN_ROWS, ROW_WISE, sharding_type
+from evenshard.placement.sharding import EVERYWHERE, TYPES, sharding_type
 from evenshard.tables.table import MEAN, SUM, Table
 
 
@@ -64,12 +64,12 @@ class ExchangeGroup:
     @property
     def is_in_rows(self) -> bool:
         """Whether lookups go to whoever has their row."""
-        return self.sharding_type in IN_ROWS
+        return TYPES[self.sharding_type].cuts_rows
 
     @property
     def is_on_all(self) -> bool:
         """Whether the rows are cut over all devices, rather than those of a node."""
-        return self.sharding_type == ROW_WISE
+        return TYPES[self.sharding_type].scope == EVERYWHERE
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -117,15 +117,13 @@ def exchange_groups(
 
 
 def _blocks(table: Table, parts: Sequence[TablePart], way: str, machine: Machine) -> list[ColumnBlock]:
-    if way not in IN_ROWS:
+    if not TYPES[way].cuts_rows:
         return [ColumnBlock(table, part.columns, part.devices, (part.rows,) * len(part.devices)) for part in parts]
     found = []
     for columns in sorted({part.columns for part in parts}):
         own = [part for part in parts if part.columns == columns]
         devices = [part.device for part in own]
-        everyone = (
-            range(machine.num_devices) if way == ROW_WISE else machine.devices_of_node(machine.node_of(devices[0]))
-        )
+        everyone = TYPES[way].row_devices(machine, devices[0])
         # A collective takes all devices of its group: one without rows sends zeros.
         empty = [device for device in everyone if device not in devices]
         rows = (*(part.rows for part in own), *(Span(table.num_rows, table.num_rows) for _ in empty))
@@ -149,7 +147,7 @@ def _features(block: ColumnBlock) -> range:
 
 def kernel_pooling(call: KernelCall) -> str:
     """What a kernel does with a bag: of a mean over rows on several devices, each has a part of the sum."""
-    return SUM if call.pooling == MEAN and call.sharding_type in IN_ROWS else call.pooling
+    return SUM if call.pooling == MEAN and TYPES[call.sharding_type].cuts_rows else call.pooling
 
 
 def feature_tables(table: Table) -> tuple[Table, ...]:
@@ -165,4 +163,4 @@ def feature_tables(table: Table) -> tuple[Table, ...]:
 
 def is_replicated(group: ExchangeGroup) -> bool:
     """Whether every device holds its tables."""
-    return group.sharding_type == DATA_PARALLEL
+    return TYPES[group.sharding_type].is_replicated

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from evenshard.measure.evidence import device_text
 from evenshard.placement.optimizer_state import state_bytes
 from evenshard.placement.parts import part_table
-from evenshard.placement.sharding import COLUMN_WISE, DATA_PARALLEL, TABLE_COLUMN_WISE
+from evenshard.placement.sharding import COLUMN_WISE, DEVICE, NODE, TABLE_COLUMN_WISE, TYPES
 from evenshard.placement.task import ruled_out
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.explain.explanation import DeviceOption, Explanation, Move, PartExplanation, WayOption
@@ -25,7 +25,7 @@ from evenshard.planner.explain.kept import kept_options
 from evenshard.planner.explain.what_if import ChangeOutcome, Changes, WhatIf
 from evenshard.sharders.convex_search.cost_model import ROUNDING
 from evenshard.sharders.model import Model
-from evenshard.sharders.plan_search.options import DEVICE, NODE, Way
+from evenshard.sharders.plan_search.options import Way
 from evenshard.sharders.plan_search.state import Choice
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut
@@ -252,7 +252,7 @@ def _choices(what_if: WhatIf, position: int, name: str, without: ChangeOutcome) 
     may_D, kept = what_if.may_live(position), what_if.way(position).storage
     ways = [way for way in enumerate(what_if.options.units[position].ways) if way[1].sharding_type == name]
     alike = [way for way in ways if way[1].storage == kept]
-    if not alike and name != DATA_PARALLEL:
+    if not alike and not TYPES[name].is_replicated:
         alike = list(what_if.kept_so(position, [way for _, way in ways], kept))
     for number, way in alike or ways:
         if way.scope not in (DEVICE, NODE):
@@ -272,7 +272,7 @@ def _places(
     load = np.where(allowed_D, without.ms_D, np.inf)
     if way.scope == NODE:
         load = load.reshape(machine.num_nodes, -1).max(axis=1)
-    if way.sharding_type == TABLE_COLUMN_WISE:
+    if way.scope == DEVICE and TYPES[way.sharding_type].on_one_node:
         groups = [list(machine.devices_of_node(node)) for node in range(machine.num_nodes)]
     else:
         groups = [list(range(len(load)))]

@@ -18,10 +18,12 @@ from evenshard.measure.price.step import PartCosts
 from evenshard.placement.feasibility import missing_text
 from evenshard.placement.sharding import (
     COLUMN_WISE,
+    DEVICE,
     ROWS_ALONE,
     SHARDING_TYPES,
     TABLE_COLUMN_WISE,
     TABLE_WISE,
+    TYPES,
 )
 from evenshard.placement.storage import Storage
 from evenshard.placement.task import TableLimits, ruled_out
@@ -29,7 +31,7 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.highlights import names_text
 from evenshard.planner.pricing import part_costs
 from evenshard.sharders.model import Model
-from evenshard.sharders.plan_search.options import DEVICE, Options, Way
+from evenshard.sharders.plan_search.options import Options, Way
 from evenshard.sharders.plan_search.state import Choice, State, choices_of, parts_of
 from evenshard.tables.table import MEAN
 from evenshard.utils.errors import BadConfig
@@ -240,7 +242,11 @@ class WhatIf:
             )
         elif self._has_means_of_rows and name in ROWS_ALONE and (why := ruled_out(self.task, position).get(name)):
             yield why
-        if name == TABLE_COLUMN_WISE and len({self.task.machine.node_of(device) for device in devices}) > 1:
+        if (
+            TYPES[name].on_one_node
+            and way.scope == DEVICE
+            and len({self.task.machine.node_of(device) for device in devices}) > 1
+        ):
             yield "its columns must stay on one node"
 
     def _about_device(self, position: int, device: int) -> Iterator[str]:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.sharding import DATA_PARALLEL, ROW_WISE, SHARDING_TYPES, TABLE_ROW_WISE, TABLE_WISE
+from evenshard.placement.sharding import (
+    EVERYWHERE,
+    ROWS_ALONE,
+    SHARDING_TYPES,
+    TABLE_WISE,
+    TYPES,
+)
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.highlights.names import names_text
 from evenshard.planner.highlights.placed import PlacedPart, SpreadTable, sharded_tables
@@ -35,12 +41,12 @@ def _count(tables: int) -> str:
 
 def _which(answer: PlacementAnswer, way: str, tables: Sequence[SpreadTable]) -> str:
     machine = answer.request.nodes
-    if way == DATA_PARALLEL:
+    if TYPES[way].is_replicated:
         size = size_text(sum(table.parts[0].size_bytes for table in tables))
         return f", {size} on every device: {names_text([table.name for table in tables])}"
-    if way == ROW_WISE:
+    if way in ROWS_ALONE and TYPES[way].scope == EVERYWHERE:
         return f", rows over all {machine.num_devices:,} devices: {names_text([table.name for table in tables])}"
-    if way == TABLE_ROW_WISE:
+    if way in ROWS_ALONE:
         names = [f"{table.name} {where_text(table, machine).removeprefix('by rows ')}" for table in tables]
         return f", rows over the {machine.devices_per_node:,} devices of a node: {names_text(names)}"
     shown = "; ".join(f"{printable(table.name)} {where_text(table, machine)}" for table in tables[:MAX_CUT])

@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from evenshard.measure.hardware import measured_or_simulated
-from evenshard.placement.sharding import DATA_PARALLEL
+from evenshard.placement.sharding import TYPES
 from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.page.charts import MEMORY_KINDS, Axis, device_bars, host_bars, rival_axis, rival_bars, time_axis
@@ -97,7 +97,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
     offloaded = {one.number: one for one in answer.offloaded}
     held = {one.kind for bars_of in (bars, hosts) for bar in bars_of for one in bar.memory}
     best = highlights.best_rival(answer)
-    cut = [table for table in highlights.sharded_tables(answer) if table.way != DATA_PARALLEL]
+    cut = [table for table in highlights.sharded_tables(answer) if not TYPES[table.way].is_replicated]
     return {
         "answer": answer,
         "request": answer.request,

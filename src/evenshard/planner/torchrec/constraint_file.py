@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.placement.parts import COLUMN_STEP
-from evenshard.placement.sharding import COLUMN_WISE, DATA_PARALLEL, GRID_SHARD, TABLE_COLUMN_WISE, sharding_type
+from evenshard.placement.sharding import COLUMN_WISE, TABLE_COLUMN_WISE, TYPES, sharding_type
 from evenshard.placement.storage import HOST
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.torchrec.entries import DENSE_KERNEL, prefetches
@@ -96,13 +96,13 @@ def constraint_fields(answer: PlacementAnswer) -> dict[str, dict[str, Any]]:
         lookups, bags = bags_of(table)
         fields: dict[str, Any] = {
             "sharding_types": [way],
-            "compute_kernels": [DENSE_KERNEL if way == DATA_PARALLEL else storage.kernel],
+            "compute_kernels": [DENSE_KERNEL if TYPES[way].is_replicated else storage.kernel],
             "pooling_factors": list(lookups),
             "is_weighted": table.is_weighted,
         }
         if set(bags) != {1.0}:
             fields["num_poolings"] = list(bags)
-        if way in (COLUMN_WISE, TABLE_COLUMN_WISE, GRID_SHARD):
+        if TYPES[way].cuts_columns:
             fields["min_partition"] = _width(table.embedding_dim, len({part.columns for part in parts}))
         if storage.is_cached:
             prefetched = prefetches(answer.request.training_pipeline)

@@ -19,13 +19,7 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.memory import PREFETCH
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.sharding import (
-    COLUMN_WISE,
-    DATA_PARALLEL,
-    IN_ROWS,
-    ROW_WISE,
-    TABLE_COLUMN_WISE,
-    TABLE_ROW_WISE,
-    TABLE_WISE,
+    TYPES,
     sharding_type,
 )
 from evenshard.placement.storage import (
@@ -49,8 +43,6 @@ KERNELS_OF_TABLES = (FUSED, FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE)
 """Kernels that evenshard writes and reads, of tables that are no replicas."""
 DEFAULT_LOAD_FACTOR = 0.2
 """TorchRec's, where a plan names none."""
-WITHIN_NODE = {TABLE_WISE: TABLE_COLUMN_WISE, COLUMN_WISE: TABLE_COLUMN_WISE, ROW_WISE: TABLE_ROW_WISE}
-"""Types that parts on the ranks of one node are, too."""
 
 
 class ShardEntry(BaseModel):
@@ -120,16 +112,16 @@ def table_entry(
         BadConfig: if rows do not live where TorchRec looks them up, or their weights where no kernel of it does.
     """
     way = sharding_type(parts, table, machine)
-    if way == DATA_PARALLEL:
+    if TYPES[way].is_replicated:
         placed = [(rank, parts[0].rows, parts[0].columns) for rank in range(machine.num_devices)]
-    elif way in IN_ROWS:
+    elif TYPES[way].cuts_rows:
         placed = list(_row_blocks(parts, table, machine, way))
     else:
         placed = [(part.device, part.rows, part.columns) for part in parts]
     kept = _storage(table, parts[0].storage, compute_device)
     return TableEntry(
         sharding_type=written_as or way,
-        compute_kernel=DENSE_KERNEL if way == DATA_PARALLEL else kept.kernel,
+        compute_kernel=DENSE_KERNEL if TYPES[way].is_replicated else kept.kernel,
         ranks=tuple(rank for rank, _, _ in placed),
         shards=tuple(
             ShardEntry(
@@ -189,7 +181,7 @@ def storage_of(table: str, kernel: str, load_factor: float | None) -> Storage:
 def type_among(allowed: Collection[str], parts: Sequence[TablePart], table: Table, machine: Machine) -> str:
     """The type of a table's parts; that within a node where only this one is allowed."""
     way = sharding_type(parts, table, machine)
-    in_node = WITHIN_NODE.get(way, way)
+    in_node = TYPES[way].within_node or way
     return in_node if way not in allowed and in_node in allowed else way
 
 
@@ -199,7 +191,7 @@ def _row_blocks(
     """The rank, rows and columns of all blocks of rows, empty ones too."""
     for columns, of_columns in groupby(parts, key=lambda part: part.columns):
         held = {part.device: part.rows for part in of_columns}
-        ranks = range(machine.num_devices) if way == ROW_WISE else machine.devices_of_node(machine.node_of(min(held)))
+        ranks = TYPES[way].row_devices(machine, min(held))
         block = -(-table.num_rows // len(ranks))
         edges = [min(number * block, table.num_rows) for number in range(len(ranks) + 1)]
         blocks = {rank: Span(*edges[number : number + 2]) for number, rank in enumerate(ranks)}

@@ -11,11 +11,11 @@ from evenshard.placement.parts import COLUMN_STEP
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
-    GRID_SHARD,
+    NODE,
     SHARDING_TYPES,
     TABLE_COLUMN_WISE,
-    TABLE_ROW_WISE,
     TABLE_WISE,
+    TYPES,
 )
 from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE
 from evenshard.planner.replicas import left_out_note, tables_without_replicas
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 ON_GPU = (FUSED, FUSED_UVM_CACHING, FUSED_UVM, KEY_VALUE)
 """Where TorchRec keeps weights of tables on GPUs."""
 
-ROWS_IN_NODE = (TABLE_ROW_WISE, GRID_SHARD)
+ROWS_IN_NODE = tuple(one.name for one in TYPES.values() if one.scope == NODE)
 """Types whose groups of ranks are nodes or pods, as the environment of the job has it: in pods, for those who ask."""
 
 Ways = Mapping[tuple[str, str], frozenset[tuple[str, str]]]
@@ -187,7 +187,7 @@ def _without_replicas(
     rules: Rules, types: tuple[str, ...], left_out: Sequence[str], num_tables: int
 ) -> tuple[Rules, tuple[str, ...]]:
     """The rules and the types of all tables, where so many of them are not to be replicated."""
-    others = tuple(way for way in types if way != DATA_PARALLEL)
+    others = tuple(way for way in types if not TYPES[way].is_replicated)
     if len(left_out) == num_tables:
         return rules, others
     return replace(rules, table_types={**rules.table_types, **dict.fromkeys(left_out, others)}), types
@@ -219,7 +219,7 @@ def _types_on_cpu(
         left = tuple(
             way
             for way in ways
-            if not (table.is_sequence and way == DATA_PARALLEL)
+            if not (table.is_sequence and TYPES[way].is_replicated)
             and not leaves_a_rank_empty(table.num_rows, way, machine.nodes())
         )
         if left and left != tuple(ways):
@@ -302,7 +302,7 @@ def _within(
         pairs = [
             (way, kernel)
             for way in asked
-            for kernel in ((DENSE_KERNEL,) if way == DATA_PARALLEL else kept_as)
+            for kernel in ((DENSE_KERNEL,) if TYPES[way].is_replicated else kept_as)
             if (way, kernel) in own
         ]
         if not pairs:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import SHARDING_TYPES
+from evenshard.placement.sharding import SHARDING_TYPES, TYPES
 from evenshard.planner.torchrec.delta_file import RESTART, DeltaFile, TableDelta, entry_parts, read_delta
 from evenshard.planner.torchrec.entries import table_entry, type_among
 from evenshard.planner.torchrec.modules import LocatedTable, located_tables
 from evenshard.planner.torchrec.plans import parameter_sharding, shards_of
-from evenshard.planner.torchrec.trainable import SAME_CALL, ShardedTable, check_trainable, written_type
+from evenshard.planner.torchrec.trainable import ShardedTable, check_trainable, written_type
 from evenshard.sharders.torchrec_planner import require_torchrec
 from evenshard.tables.table import SEQUENCE, Table
 from evenshard.utils.errors import BadConfig
@@ -145,6 +145,6 @@ def _sharded(
 
 def _type(table: ShardedTable, running: str, together: Sequence[ShardedTable]) -> str:
     """The type to write: the running one where the table is a case of it, so that its kernel call stays."""
-    if table.pooling != SEQUENCE and SAME_CALL.get(table.way) == running:
+    if table.pooling != SEQUENCE and TYPES[table.way].with_more_columns == running:
         return running
     return written_type(table, together)

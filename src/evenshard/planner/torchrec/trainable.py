@@ -18,20 +18,13 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import (
     COLUMN_WISE,
-    DATA_PARALLEL,
-    GRID_SHARD,
-    IN_ROWS,
-    ROW_WISE,
+    ROWS_ALONE,
     SEQUENCE_TYPES,
-    TABLE_ROW_WISE,
-    TABLE_WISE,
+    TYPES,
 )
 from evenshard.tables.table import MEAN, SEQUENCE
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
-
-SAME_CALL = {TABLE_WISE: COLUMN_WISE, TABLE_ROW_WISE: GRID_SHARD}
-"""A pooled table of the first type is also one of the second with a single part by columns."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +48,9 @@ class ShardedTable:
 
 def leaves_a_rank_empty(num_rows: int, way: str, machine: Machine) -> bool:
     """Whether a rank that holds a part of a table by rows gets none of them, as TorchRec divides rows."""
-    if way not in IN_ROWS:
+    if not TYPES[way].cuts_rows:
         return False
-    ranks = machine.num_devices if way == ROW_WISE else machine.devices_per_node
+    ranks = len(TYPES[way].row_devices(machine, 0))
     block = math.ceil(num_rows / ranks)
     return block * (ranks - 1) >= num_rows
 
@@ -65,7 +58,7 @@ def leaves_a_rank_empty(num_rows: int, way: str, machine: Machine) -> bool:
 def check_trainable(collection: Sequence[ShardedTable], machine: Machine, compute_device: str) -> None:
     """Raises BadConfig if the tables of a collection cannot be trained so."""
     widths = {part.columns.size for one in collection if one.way == COLUMN_WISE for part in one.parts}
-    others = [one for one in collection if one.way not in (ROW_WISE, TABLE_ROW_WISE)]
+    others = [one for one in collection if one.way not in ROWS_ALONE]
     for one in collection:
         num_rows = max(part.rows.stop for part in one.parts)
         if compute_device == "cpu" and leaves_a_rank_empty(num_rows, one.way, machine):
@@ -75,12 +68,12 @@ def check_trainable(collection: Sequence[ShardedTable], machine: Machine, comput
             )
         if one.pooling == SEQUENCE:
             _check_sequence(one, widths, compute_device)
-        elif one.pooling == MEAN and one.way == GRID_SHARD:
+        elif one.pooling == MEAN and TYPES[one.way].cuts_rows and TYPES[one.way].cuts_columns:
             raise BadConfig(
-                f"table {brief(one.name)} is sharded grid_shard, in which TorchRec trains no means. Leave it whole, "
+                f"table {brief(one.name)} is sharded {one.way}, in which TorchRec trains no means. Leave it whole, "
                 f"replicate it, or cut it by columns."
             )
-        elif one.pooling == MEAN and one.way in (ROW_WISE, TABLE_ROW_WISE) and others:
+        elif one.pooling == MEAN and one.way in ROWS_ALONE and others:
             raise BadConfig(
                 f"table {brief(one.name)} is sharded {one.way}, which TorchRec trains with means only where all tables "
                 f"of a collection are cut by rows, and {brief(others[0].name)} is {others[0].way}. Leave it whole, "
@@ -99,7 +92,7 @@ def _check_sequence(table: ShardedTable, widths: set[int], compute_device: str) 
             f"table {brief(table.name)} of an EmbeddingCollection is cut by columns, where parts have the widths "
             f"{brief(sorted(widths))}. Give all of the collection one width."
         )
-    if table.way == DATA_PARALLEL and compute_device == "cpu":
+    if TYPES[table.way].is_replicated and compute_device == "cpu":
         raise BadConfig(
             f"table {brief(table.name)} of an EmbeddingCollection is replicated, which FBGEMM cannot look up on the "
             f"CPU. Choose another type."
@@ -111,8 +104,7 @@ def written_type(table: ShardedTable, collection: Sequence[ShardedTable]) -> str
 
     TorchRec looks up and exchanges the tables of each type apart: one type less saves a kernel call and exchanges.
     """
-    same = SAME_CALL.get(table.way)
+    same = TYPES[table.way].with_more_columns
     if table.pooling != SEQUENCE and same in table.allowed and any(one.way == same for one in collection):
-        assert same is not None
         return same
     return table.way

@@ -23,7 +23,7 @@ import numpy as np
 from evenshard.measure.collectives import GRADIENT_BYTES, Links, moved_ms, reduced_bytes
 from evenshard.measure.link import link
 from evenshard.placement.machine import Machine
-from evenshard.placement.sharding import DATA_PARALLEL
+from evenshard.placement.sharding import TYPES
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.what_if.option import Sync
 from evenshard.utils.errors import BadConfig
@@ -94,7 +94,7 @@ def synced_bytes(answer: PlacementAnswer) -> tuple[int, ...]:
     """What ``DMPCollection.sync`` averages of each device: weights and optimizer state, but of replicated tables."""
     held = [0] * answer.num_devices
     for part, memory in zip(answer.parts, answer.part_memory, strict=True):
-        if answer.type_of_table[part.table] != DATA_PARALLEL:
+        if not TYPES[answer.type_of_table[part.table]].is_replicated:
             held[part.device] += memory.weights + memory.optimizer_state
     return tuple(held)
 
@@ -125,7 +125,7 @@ def replicas_ms(answer: PlacementAnswer, machine: Machine) -> float:
     values = sum(
         table.num_rows * table.embedding_dim
         for table in answer.request.tables
-        if answer.type_of_table[table.name] == DATA_PARALLEL
+        if TYPES[answer.type_of_table[table.name]].is_replicated
     )
 
     def over(one: Machine) -> float:

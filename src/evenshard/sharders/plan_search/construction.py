@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from evenshard.measure.price.device_price import alone_ms
 from evenshard.measure.price.step import dense_ms
-from evenshard.placement.sharding import DATA_PARALLEL, TABLE_COLUMN_WISE
-from evenshard.sharders.plan_search.options import DEVICE, FULL_SHARE, NODE, Options, Piece, Way
+from evenshard.placement.sharding import DATA_PARALLEL, DEVICE, NODE, TABLE_COLUMN_WISE
+from evenshard.sharders.plan_search.options import FULL_SHARE, Options, Piece, Way
 from evenshard.sharders.plan_search.state import Choice
 from evenshard.tables.reuse import FloatArray
 

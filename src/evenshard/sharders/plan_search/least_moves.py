@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evenshard.placement.plan import check_sharding
+from evenshard.placement.sharding import DEVICE, NODE
 from evenshard.sharders.plan_search.moves import Moves
-from evenshard.sharders.plan_search.options import DEVICE, NODE, Options
+from evenshard.sharders.plan_search.options import Options
 from evenshard.sharders.plan_search.state import Choice, parts_of
 from evenshard.utils.errors import InfeasibleTask
 

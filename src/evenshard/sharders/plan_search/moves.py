@@ -16,7 +16,8 @@ from evenshard.placement.optimizer_state import SGD
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import broken_limit, parts_by_table
 from evenshard.placement.renaming import best_names, device_kinds
-from evenshard.sharders.plan_search.options import DEVICE, NODE, Options
+from evenshard.placement.sharding import DEVICE, NODE
+from evenshard.sharders.plan_search.options import Options
 from evenshard.sharders.plan_search.state import Choice, State, choice_like, parts_of_unit
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig

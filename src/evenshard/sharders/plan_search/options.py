@@ -24,29 +24,23 @@ from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, lookup_share
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
+    DEVICE,
+    EVERYWHERE,
     GRID_SHARD,
     IN_ROWS,
+    NODE,
+    REPLICA,
     ROW_WISE,
     TABLE_COLUMN_WISE,
     TABLE_ROW_WISE,
     TABLE_WISE,
+    TYPES,
 )
 from evenshard.placement.storage import CACHED_KERNELS, FUSED, ON_DEVICE, Storage
 from evenshard.placement.task import ShardingTask, common_kernels, memory_of_part
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
-DEVICE, NODE, EVERYWHERE, REPLICA = "device", "node", "everywhere", "replica"
-"""Where a piece lives: on a device, cut by rows on a node or on all devices, or whole on each."""
-SCOPES = {
-    TABLE_WISE: DEVICE,
-    COLUMN_WISE: DEVICE,
-    TABLE_COLUMN_WISE: DEVICE,
-    TABLE_ROW_WISE: NODE,
-    GRID_SHARD: NODE,
-    ROW_WISE: EVERYWHERE,
-    DATA_PARALLEL: REPLICA,
-}
 MAX_CUTS = 128
 SMALL = 2**16
 """Tables times devices up to which everything is tried; of larger tasks, less."""
@@ -407,12 +401,12 @@ class Options:
         if name == DATA_PARALLEL:
             return self._replica(position)
         machine = self.task.machine
-        rows_of = {NODE: machine.devices_per_node, EVERYWHERE: machine.num_devices}.get(SCOPES[name], 1)
+        rows_of = {NODE: machine.devices_per_node, EVERYWHERE: machine.num_devices}.get(TYPES[name].scope, 1)
         return self._way(position, name, tuple(widths), rows_of, storage)
 
     def _way(self, position: int, way: str, widths: Sequence[int], rows_of: int, storage: Storage = ON_DEVICE) -> Way:
         by_width = {width: self._piece(position, way, width, rows_of, storage) for width in set(widths)}
-        return Way(way, SCOPES[way], tuple(by_width[width] for width in widths), storage=storage)
+        return Way(way, TYPES[way].scope, tuple(by_width[width] for width in widths), storage=storage)
 
     def _piece(self, position: int, way: str, columns: int, rows_of: int, storage: Storage = ON_DEVICE) -> Piece:
         """A piece of these columns; of rows, the part with the most lookups stands for all of them."""

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.placement.sharding import TABLE_COLUMN_WISE
+from evenshard.placement.sharding import DEVICE, NODE, TABLE_COLUMN_WISE
 from evenshard.sharders.plan_search.construction import Construction, Places
-from evenshard.sharders.plan_search.options import DEVICE, NODE, Piece, volume_numbers
+from evenshard.sharders.plan_search.options import Piece, volume_numbers
 from evenshard.sharders.plan_search.state import Choice, State
 
 

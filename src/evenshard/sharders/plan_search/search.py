@@ -17,12 +17,12 @@ import numpy as np
 
 from evenshard.measure.price.step import PartCosts, PredictedParts
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import SHARDING_TYPES
+from evenshard.placement.sharding import DEVICE, NODE, SHARDING_TYPES
 from evenshard.sharders.plan_search.changes import LEAST_STEP, PromisingChanges
 from evenshard.sharders.plan_search.construction import Construction, Works
 from evenshard.sharders.plan_search.kicks import Kicks
 from evenshard.sharders.plan_search.moves import Moves
-from evenshard.sharders.plan_search.options import DEVICE, NODE, Options
+from evenshard.sharders.plan_search.options import Options
 from evenshard.sharders.plan_search.pieces import Pieces
 from evenshard.sharders.plan_search.starts import Start, constructed
 from evenshard.sharders.plan_search.state import Choice, State, choices_of

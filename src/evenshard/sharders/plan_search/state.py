@@ -17,19 +17,10 @@ from evenshard.measure.price.loads import Loads, LoadTimes
 from evenshard.measure.price.step import PartCosts, dense_ms
 from evenshard.placement.parts import Span, TablePart, row_spans
 from evenshard.placement.plan import parts_by_table
-from evenshard.placement.sharding import COLUMN_WISE, sharding_type
+from evenshard.placement.sharding import COLUMN_WISE, DEVICE, EVERYWHERE, NODE, REPLICA, TYPES, sharding_type
 from evenshard.placement.storage import ON_DEVICE, Storage
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.plan_search.options import (
-    DEVICE,
-    EVERYWHERE,
-    NODE,
-    REPLICA,
-    SCOPES,
-    Options,
-    Way,
-    volume_numbers,
-)
+from evenshard.sharders.plan_search.options import Options, Way, volume_numbers
 from evenshard.tables.reuse import FloatArray
 
 if TYPE_CHECKING:
@@ -295,7 +286,7 @@ def choice_like(options: Options, number: int, of_table: Sequence[TablePart]) ->
     task, machine, unit = options.task, options.task.machine, options.units[number]
     way_name = sharding_type(of_table, task.tables[unit.tables[0]], machine)
     widths = [part.columns.size for part in of_table] if len(unit.tables) == 1 else None
-    scope = SCOPES[way_name]
+    scope = TYPES[way_name].scope
     if scope == DEVICE:
         places = tuple(part.device for part in of_table)
     elif scope == NODE:
@@ -312,9 +303,9 @@ def _way_like(options: Options, unit: int, name: str, widths: Sequence[int] | No
     own = options.units[unit]
     for number, way in enumerate(own.ways):
         same = way.sharding_type == name if widths is None else [one.columns for one in way.pieces] == list(widths)
-        if same and way.scope == SCOPES[name] and way.storage == storage:
+        if same and way.scope == TYPES[name].scope and way.storage == storage:
             return number
-    by_columns = SCOPES[name] == DEVICE and widths is not None
+    by_columns = TYPES[name].scope == DEVICE and widths is not None
     if not own.ways or len(own.tables) > 1 or not (by_columns or storage != ON_DEVICE):
         return None
     whole = (options.task.tables[own.tables[0]].embedding_dim,)

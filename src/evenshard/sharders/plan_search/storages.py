@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from evenshard.sharders.plan_search.options import DEVICE, Way
+from evenshard.placement.sharding import DEVICE
+from evenshard.sharders.plan_search.options import Way
 from evenshard.sharders.plan_search.pieces import Pieces
 from evenshard.sharders.plan_search.state import Choice, State
 

@@ -1,0 +1,76 @@
+"""The records of sharding types: what each does, and that the parts that it makes are read as it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evenshard.placement.machine import Machine
+from evenshard.placement.sharding import (
+    EVERYWHERE,
+    NODE,
+    ROWS_ALONE,
+    SEQUENCE_TYPES,
+    SHARDING_TYPES,
+    TYPES,
+    sharding_type,
+    ways_of,
+)
+from evenshard.sharders.random_sharding import _parts
+from support.builders import table
+
+MACHINE = Machine(4, 2, intra="nvlink_v100", inter="ethernet_25g")
+TABLE = table("a", rows=100, dim=16, pooling=2.0)
+
+
+@pytest.mark.parametrize("name", SHARDING_TYPES)
+def test_parts_are_as_the_record_of_their_type_says(name: str) -> None:
+    of, rng = TYPES[name], np.random.default_rng(0)
+    for _ in range(20):
+        parts = _parts(TABLE, name, MACHINE, rng)
+        assert name in ways_of(parts, TABLE, MACHINE)
+        if of.is_replicated:
+            assert parts[0].devices == (0, 1, 2, 3)
+            continue
+        assert (len({part.rows for part in parts}) > 1) == of.cuts_rows
+        assert len({part.columns for part in parts}) == 1 or of.cuts_columns
+        for columns in {part.columns for part in parts}:
+            held = [part.device for part in parts if part.columns == columns]
+            assert sorted(held) == list(of.row_devices(MACHINE, held[0]))
+
+
+def test_where_rows_live() -> None:
+    assert [list(TYPES[name].row_devices(MACHINE, 2)) for name in ("column_wise", "grid_shard", "row_wise")] == [
+        [2],
+        [2, 3],
+        [0, 1, 2, 3],
+    ]
+    assert {one.name for one in TYPES.values() if one.scope in (NODE, EVERYWHERE)} == {
+        "row_wise",
+        "table_row_wise",
+        "grid_shard",
+    }
+    assert ROWS_ALONE == ("row_wise", "table_row_wise")
+    assert SEQUENCE_TYPES == ("table_wise", "column_wise", "row_wise", "data_parallel")
+
+
+def test_a_type_shares_the_calls_of_the_one_that_it_is_a_case_of() -> None:
+    assert {name: one.call for name, one in TYPES.items() if one.call} == {
+        "table_wise": "column_wise",
+        "table_column_wise": "column_wise",
+        "table_row_wise": "grid_shard",
+    }
+    assert [name for name, one in TYPES.items() if one.with_more_columns] == ["table_wise", "table_row_wise"]
+    for name, one in TYPES.items():
+        if one.within_node:
+            parts = _parts(TABLE, one.within_node, Machine.one_node(4), np.random.default_rng(0))
+            assert TYPES[sharding_type(parts, TABLE, Machine.one_node(4))].cuts_rows == one.cuts_rows, name
+
+
+def test_types_of_one_node_leave_it_with_no_part() -> None:
+    assert [name for name, one in TYPES.items() if one.on_one_node] == ["table_row_wise", "table_column_wise"]
+    rng = np.random.default_rng(0)
+    for name, one in TYPES.items():
+        nodes = [{MACHINE.node_of(part.devices[0]) for part in _parts(TABLE, name, MACHINE, rng)} for _ in range(20)]
+        assert not one.on_one_node or {len(found) for found in nodes} == {1}
+        assert one.on_one_node or not one.cuts_columns or 2 in map(len, nodes), name
