@@ -258,6 +258,19 @@ def called(monkeypatch: pytest.MonkeyPatch, *flags: str) -> dict[str, Any]:
     return found
 
 
+def test_a_simulated_device_is_placed_for_without_torch(tmp_path: Path) -> None:
+    """The command as a whole: tables, search, comparison, output and file."""
+    script = (
+        "import sys\n"
+        "for module in ('torch', 'scipy', 'pandas', 'mlflow', 'matplotlib'): sys.modules[module] = None\n"
+        "from evenshard.cli import main\n"
+        "sys.exit(main(['place', 'criteo_kaggle', '--devices', '2', '--measure', '1', '-o', 'placement.json']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "simulated (" in done.stdout and (tmp_path / "placement.json").exists()
+
+
 def test_the_command_has_the_defaults_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
     found = called(monkeypatch)
     assert found.pop("tables") == "tables.yaml"

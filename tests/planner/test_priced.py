@@ -9,17 +9,17 @@ import pytest
 import evenshard
 from evenshard.planner.priced import priced, repriced
 from evenshard.planner.pricing import part_costs
-from evenshard.sharders.model import DeviceModel
 from evenshard.tables.table import Table
+from support.learned import learned
 
-MODEL = DeviceModel("simulated:h100")
+MODEL = learned()
 NEAR = Table("near", 1000, 64, 2.0)
 FAR = Table("far", 1000, 2048, 3000.0)
 
 
 def test_an_answer_with_its_own_parts_is_priced_as_it_was_placed() -> None:
     """Parts in another order are the same, and the interval is as wide as beyond the training data it has to be."""
-    answer = evenshard.place((NEAR, FAR), 2, 1000.0, hardware="simulated:h100", batch_size=4096)
+    answer = evenshard.place((NEAR, FAR), 2, 1000.0, model=MODEL, batch_size=4096)
     costs = part_costs(answer.request, MODEL)
     own = costs.predict(answer.parts[::-1])
     now, note = priced(answer.request, MODEL, costs, own)

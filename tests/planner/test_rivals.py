@@ -21,7 +21,7 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import FULL_SPACE, MOST_SHARDS, TORCHREC, rivals
 from evenshard.planner.rules import Rules
 from evenshard.planner.torchrec.plans import shards_of
-from evenshard.sharders.models import load_model
+from evenshard.sharders.model import DeviceModel
 from support.builders import table
 from support.request_builders import ROOM, untrained
 
@@ -87,7 +87,7 @@ def test_torchrecs_plan_without_settings_is_never_better_than_its_answer_here(
     """Replicas, and bandwidths that it was told, made it up to 80 % slower than it is."""
     tables = tuple(table(f"t{number}", *shape) for number, shape in enumerate(shapes))
     request = asked(tables=tables, caps_bytes=(64 * 2**30,) * devices, sharding_types=types)
-    costs = part_costs(request, load_model(hardware="simulated:h200"))
+    costs = part_costs(request, DeviceModel("simulated:h200"))
     configs = [
         EmbeddingBagConfig(
             name=one.name, feature_names=[one.name], num_embeddings=one.num_rows, embedding_dim=one.embedding_dim

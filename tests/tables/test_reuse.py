@@ -20,6 +20,7 @@ from evenshard.tables.reuse import (
     ReuseBins,
     deduplicated_reuse,
     feasible_reuse_bins,
+    poisson_at_least,
     power_law_reuse_bins,
     reuse_bins_of_counts,
     thinned_reuse_bins,
@@ -266,3 +267,12 @@ def test_deduplication_leaves_what_a_real_one_leaves(kind: str, num_devices: int
     assert sum(bins) == pytest.approx(1)
     expected = np.array(reuse_bins_of_counts(np.bincount(sent)))
     assert np.array(bins) @ BIN_MEAN_COUNTS == pytest.approx(expected @ BIN_MEAN_COUNTS, rel=0.2)
+
+
+def test_the_chance_of_a_poisson_variable_is_the_incomplete_gamma_function() -> None:
+    """As torch has it, on both sides of the mean, from rare to sure."""
+    counts = np.array(MIN_COUNT_OF_BIN, dtype=np.float64)
+    rates = np.geomspace(0.01, 2e5, 60)[:, None]
+    wide = np.broadcast_to(counts, (60, len(counts))), np.broadcast_to(rates, (60, len(counts)))
+    expected = torch.special.gammainc(*(torch.from_numpy(one.copy()) for one in wide)).numpy()
+    assert poisson_at_least(counts, rates) == pytest.approx(expected, abs=1e-8)

@@ -255,12 +255,8 @@ def _constrained(
 
 def _near(near: str | Path | None, max_move_gb: float | None) -> "Near | None":
     """The earlier answer, and what may move from it."""
-    from evenshard.planner.in_use import load_placement
-    from evenshard.planner.near import Near
     from evenshard.utils.errors import BadConfig
     from evenshard.utils.params import check_ranges
-    from evenshard.utils.s3 import is_address, local
-    from evenshard.utils.units import gb_to_bytes
 
     if max_move_gb is not None:
         check_ranges(max_move_gb=max_move_gb)
@@ -271,6 +267,11 @@ def _near(near: str | Path | None, max_move_gb: float | None) -> "Near | None":
                 "or leave max_move_gb out."
             )
         return None
+    from evenshard.planner.in_use import load_placement
+    from evenshard.planner.near import Near
+    from evenshard.utils.s3 import is_address, local
+    from evenshard.utils.units import gb_to_bytes
+
     with local(near, listed=True) if is_address(near) else nullcontext(near) as here:
         old = load_placement(Path(here))
     return Near(old, str(near), None if max_move_gb is None else gb_to_bytes(max_move_gb))

@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from evenshard.measure.config import MeasureConfig
 from evenshard.sharders.base import Sharder
-from evenshard.sharders.convex_search.cost_model import CostModel
-from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.exact import ExactSharder
 from evenshard.sharders.greedy import expert_sharder, single_cost_sharder
 from evenshard.sharders.learned import LEARNED, TrainedSharder
 from evenshard.sharders.random import RandomSharder
 from evenshard.sharders.torchrec_planner import bandwidths_of
 from evenshard.sharders.torchrec_rival import TorchRecPlanner, TorchRecSharder
+
+if TYPE_CHECKING:  # torch takes a second to import, and rules of thumb need none
+    from evenshard.sharders.convex_search.cost_model import CostModel
+    from evenshard.sharders.convex_search.sharder import SearchConfig
 
 Resource = TypeVar("Resource")
 
@@ -36,7 +38,7 @@ class Resources:
         exact_s: time limit of an exact solver, in its own seconds.
         policy: a learned sharder, as trained.
         cost_model: as trained.
-        search: of a search with the cost model.
+        search: of a search with the cost model; None for the usual one.
     """
 
     seed: int = 0
@@ -45,7 +47,7 @@ class Resources:
     exact_s: float = 1.0
     policy: TrainedSharder | None = None
     cost_model: CostModel | None = None
-    search: SearchConfig = field(default_factory=SearchConfig)
+    search: SearchConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -130,11 +132,7 @@ SHARDERS = (
         is_full_space=True,
     ),
     *(Entry(name, lambda given: given.policy, needs="policy") for name in LEARNED),
-    Entry(
-        "evenshard",
-        lambda given: EvenshardSharder(_there(given.cost_model), given.policy, given.search),
-        needs="cost_model",
-    ),
+    Entry("evenshard", lambda given: _evenshard(given), needs="cost_model"),
 )
 HEURISTICS = tuple(one.name for one in SHARDERS if one.is_heuristic)
 
@@ -158,6 +156,12 @@ def label_of(name: str) -> str:
     """What a reader would call a sharder, those that are no longer in the table included."""
     known = next((one.label for one in SHARDERS if one.name == name), "")
     return known or name.replace("_", " ")
+
+
+def _evenshard(given: Resources) -> Sharder:
+    from evenshard.sharders.convex_search.sharder import EvenshardSharder
+
+    return EvenshardSharder(_there(given.cost_model), given.policy, given.search)
 
 
 def _there(resource: Resource | None) -> Resource:

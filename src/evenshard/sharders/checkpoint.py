@@ -23,7 +23,8 @@ from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import cut
 from evenshard.utils.outputs import NETWORK_FOLDER
 from evenshard.utils.records import record_of
-from evenshard.utils.weights import load_adam, load_weights, reading_saved, save_adam, save_weights
+from evenshard.utils.saved import reading_saved
+from evenshard.utils.weights import load_adam, load_weights, save_adam, save_weights
 
 
 class Network(nn.Module):

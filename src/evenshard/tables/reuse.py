@@ -9,6 +9,7 @@ Legend: T tables, K = 17 bins, R blocks of ranks.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -243,8 +244,6 @@ def _thinning(share: float) -> FloatArray:
 
     An index with count c has a binomial count there. Inside a bin, frequencies fall with the square of the count.
     """
-    import torch  # for the incomplete gamma function, P(Poisson(rate) >= n), which numpy lacks
-
     exact_KK = np.zeros((_EXACT_BINS, NUM_REUSE_BINS))
     counts = np.arange(1, MAX_COUNT_OF_BIN[_EXACT_BINS - 1] + 1)
     bin_of_count = np.searchsorted(MAX_COUNT_OF_BIN, counts, side="left")
@@ -260,9 +259,7 @@ def _thinning(share: float) -> FloatArray:
     octaves_K1 = np.array([1] * (NUM_REUSE_BINS - 1 - _EXACT_BINS) + [OCTAVES_OF_LAST_BIN])[:, None]
     steps_KS = 2.0 ** (octaves_K1 * (np.arange(_STEPS) + 0.5) / _STEPS)
     counts_KS = np.array(MIN_COUNT_OF_BIN[_EXACT_BINS:])[:, None] * steps_KS
-    rates = torch.from_numpy(counts_KS * share)[..., None].expand(-1, -1, NUM_REUSE_BINS)
-    at_least = torch.special.gammainc(torch.tensor(MIN_COUNT_OF_BIN, dtype=torch.float64).expand(rates.shape), rates)
-    chances_KSK = at_least.numpy().copy()
+    chances_KSK = poisson_at_least(np.array(MIN_COUNT_OF_BIN, dtype=np.float64), (counts_KS * share)[..., None])
     chances_KSK[..., :-1] -= chances_KSK[..., 1:]
     weights_KS = 1 / counts_KS  # 1 / count**2, of steps as wide as the count
     high_KK = (weights_KS[..., None] * chances_KSK).sum(axis=1) / weights_KS.sum(axis=1)[:, None]
@@ -270,6 +267,50 @@ def _thinning(share: float) -> FloatArray:
 
 
 _EXACT_BINS, _STEPS = 7, 8
+
+
+def poisson_at_least(counts: FloatArray, rates: FloatArray) -> FloatArray:
+    """[...] probability that a Poisson variable is at least so large: the regularized lower incomplete gamma function.
+
+    By its series below the count, by Lentz's continued fraction of the rest above it; NumPy has neither, and a box that
+    only measures has no SciPy.
+
+    Args:
+        counts: at least 1; broadcasts with the rates.
+        rates: of the variables, above 0.
+    """
+    counts, rates = (one.astype(np.float64) for one in np.broadcast_arrays(counts, rates))
+    scale = np.exp(counts * np.log(rates) - rates - np.vectorize(math.lgamma)(counts))
+    found, is_low = np.empty_like(scale), rates < counts + 1
+    low_n, low_x = counts[is_low], rates[is_low]
+    total = term = 1 / low_n
+    step = 0
+    while len(term) and (term > _PRECISION * total).any():
+        step += 1
+        term = term * low_x / (low_n + step)
+        total = total + term
+    found[is_low] = scale[is_low] * total
+    high_n, high_x = counts[~is_low], rates[~is_low]
+    b = high_x + 1 - high_n
+    c, d = np.full_like(b, 1 / _TINY), 1 / b
+    fraction, change, step = d, np.full_like(b, 2.0), 0
+    while len(b) and (np.abs(change - 1) > _PRECISION).any():
+        step += 1
+        a = -step * (step - high_n)
+        b = b + 2
+        d = 1 / _away_from_0(a * d + b)
+        c = _away_from_0(b + a / c)
+        change = c * d
+        fraction = fraction * change
+    found[~is_low] = 1 - scale[~is_low] * fraction
+    return np.asarray(found)
+
+
+def _away_from_0(values: FloatArray) -> FloatArray:
+    return np.asarray(np.where(np.abs(values) < _TINY, _TINY, values))
+
+
+_PRECISION, _TINY = 1e-13, 1e-300
 
 
 def deduplicated_reuse(bins: ReuseBins, num_devices: int) -> tuple[ReuseBins, float]:

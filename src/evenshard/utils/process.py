@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,10 +18,13 @@ def one_thread() -> Iterator[None]:
     """The block runs on one thread.
 
     Shards on a CPU, because one core stands for one device. Training, because the networks are small: several threads
-    gain next to nothing on an idle machine, and on a busy one they spend their time waiting for each other.
+    gain next to nothing on an idle machine, and on a busy one they spend their time waiting for each other. Where torch
+    has not been imported, nothing in the block computes with it.
     """
-    import torch
-
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

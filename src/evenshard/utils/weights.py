@@ -6,8 +6,7 @@ read. Only tensors of the names, shapes and types that the network has are taken
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from evenshard.utils.errors import BadFile, TrainingFailed
+from evenshard.utils.errors import TrainingFailed
 from evenshard.utils.messages import brief, reason_of
 from evenshard.utils.tensor_files import is_bomb
 
@@ -136,24 +135,3 @@ def _refuse_diverged(name: str, tensor: torch.Tensor) -> None:
             f"the training diverged: {name} is not finite any more, so nothing was saved. Lower the learning rate, or "
             f"look for outliers among the measured times with `evenshard describe`."
         )
-
-
-@contextmanager
-def reading_saved(folder: Path, what: str, remedy: str) -> Iterator[None]:
-    """Wraps the reading of a folder.
-
-    Args:
-        what: content of the folder, such as "network".
-        remedy: advice if it is missing.
-
-    Raises:
-        BadFile: a file of it is missing, or anything else went wrong.
-    """
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise BadFile(folder, f"{Path(error.filename).name} is missing", remedy) from None
-    except BadFile:
-        raise
-    except Exception as error:  # torch.load raises half a dozen kinds on a torn file
-        raise BadFile(folder, f"not readable as a saved {what} ({reason_of(error)})", remedy) from None

@@ -156,6 +156,8 @@ class Loads:
         self.calls_D[devices] = (self.held_CD[:, devices] > 0).sum(axis=0)
         for kind, price in enumerate(self._prices):
             own = devices if len(self._prices) == 1 else devices[self._kind_of_D[devices] == kind]
+            if not len(own):
+                continue
             sums_GDH, times_GDQ = self._sums_KGDH[kind], self._times_KGDQ[kind]
             which = np.ix_(np.array(sorted(calls) if price.is_by_call else [0], dtype=np.int64), own)
             sums = sums_GDH[which]

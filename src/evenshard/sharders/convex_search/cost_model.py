@@ -50,7 +50,8 @@ from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import cut
 from evenshard.utils.outputs import NETWORK_FOLDER
 from evenshard.utils.records import record_of
-from evenshard.utils.weights import load_weights, reading_saved, save_weights
+from evenshard.utils.saved import reading_saved
+from evenshard.utils.weights import load_weights, save_weights
 
 _Number = float | torch.Tensor
 KIND = "convex_cost_model"
