@@ -136,9 +136,10 @@ def broken_limit(task: ShardingTask, position: int, parts: Sequence[TablePart]) 
     kernel = parts[0].storage.kernel
     if kernel not in task.kernels_of(position):
         return f"table {brief(table.name)} is kept as {kernel}, allowed are {', '.join(task.kernels_of(position))}"
-    wrong = set().union(*(part.devices for part in parts)) - (limits.devices or set(range(task.num_devices)))
-    if wrong:
-        return f"table {brief(table.name)} is on device {min(wrong)}, allowed are {brief(sorted(limits.devices or ()))}"
+    allowed = range(task.num_devices) if limits.devices is None else limits.devices
+    if wrong := {device for part in parts for device in part.devices}.difference(allowed):
+        listed = brief(sorted(allowed)) if allowed else "none"
+        return f"table {brief(table.name)} is on device {min(wrong)}, allowed are {listed}"
     narrowest = min(part.columns.size for part in parts)
     if narrowest < min(limits.min_columns, table.embedding_dim):
         asked = f"where at least {limits.min_columns} are asked"
