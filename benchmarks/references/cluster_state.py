@@ -18,7 +18,7 @@ from evenshard.measure.collectives import Volumes, exchange_ms, part_volume
 from evenshard.measure.kernel_calls import KernelCall, kernel_call, part_lookups, replica_lookups
 from evenshard.measure.price.step import dense_ms
 from evenshard.measure.simulated.cluster import SimulatedCluster
-from evenshard.measure.simulated.device_model import NS_PER_MS, backward_ns, forward_ns, pass_ms, short_ms
+from evenshard.measure.simulated.device_model import backward_ns, forward_ns, pass_ms, short_ms
 from evenshard.measure.simulated.gpu_profile import GpuProfile
 from evenshard.measure.simulated.price import work_columns
 from evenshard.measure.simulated.shard_work import MAXIMA, ShardWork, WorkCounter
@@ -225,6 +225,7 @@ class ClusterState:
         volumes.replicated_values = self._replicated()
         volumes.collectives = {key for key, count in self._ways.items() if count > 0}
         self.totals_D += exchange_ms(self.task, volumes, self._links)
+        self.totals_D += dense_ms(volumes.replicated_values, profile.hbm_bytes_per_ns, self._optimizer)
 
     def _replicated(self) -> float:
         tables = self.task.tables
@@ -247,5 +248,4 @@ class ClusterState:
             by_call.setdefault(kernel_call(self.task.tables[position], DATA_PARALLEL), []).append(work)
         calls = self._counter.work_of_sums(np.array([self._combined(np.array(one)) for one in by_call.values()]))
         forward, backward, short = self._times(calls, SGD)
-        update_ms = dense_ms(self._replicated(), self._profile.hbm_bytes_per_ns, self._optimizer)
-        return np.array([len(by_call), forward.sum(), backward.sum() + NS_PER_MS * update_ms, short.max()])
+        return np.array([len(by_call), forward.sum(), backward.sum(), short.max()])

@@ -194,10 +194,6 @@ def test_what_cannot_be_written_is_said_before_the_work(
         (["train-policy", *POOL, "--cost-net", "n", "--out", "t.parquet"], "t.parquet: is not a folder"),
         (["train-policy", *POOL, "--cost-net", "n", "--out", "."], ".: is the working directory"),
         (["train-policy", *POOL, "--cost-net", "n", "--out", "lonely"], "lonely: lacks state.pt"),
-        (
-            ["bundle", "--hardware", "simulated:h200", "--out", "mydata"],
-            "mydata: holds thesis.txt, which is not part of a",
-        ),
         (["evaluate", *POOL, *LEARNED, "--out", "t.parquet"], "t.parquet is not a folder"),
         (["evaluate", *POOL, *LEARNED, "--out", "odd"], "odd/table.txt: is a folder"),
         (["promote", "--out", "t.parquet"], "t.parquet is not a folder"),

@@ -201,7 +201,7 @@ def test_the_wheel_holds_every_file_of_the_package(built: Built) -> None:
     expected = source_files()
     assert sorted(packed) == sorted(expected)
     assert packed == expected
-    for kind in (".json", ".yaml", ".pt", ".j2", "py.typed"):
+    for kind in (".json", ".yaml", ".j2", "py.typed"):
         assert any(name.endswith(kind) for name in packed), kind
 
 

@@ -105,7 +105,7 @@ def _gb_s(ms_per_byte: float) -> float:
     return 1e-6 / ms_per_byte if ms_per_byte > 0 else float("inf")
 
 
-def load_model(folder: Path, hardware: str | None = None) -> PlacementModel:
+def load_model(folder: str | Path, hardware: str | None = None) -> PlacementModel:
     """The model in a folder.
 
     Args:
@@ -117,6 +117,7 @@ def load_model(folder: Path, hardware: str | None = None) -> PlacementModel:
         BadConfig: if it was trained on other hardware.
         BadFile: if the folder is missing, torn, or holds something else.
     """
+    folder = Path(folder)
     if not folder.is_dir():
         raise BadFile(
             folder, "no such folder", f"Name the folder of a round, such as work/round_3; {how_to_train()} trains it."
