@@ -27,6 +27,7 @@ import numpy as np
 
 from benchmarks.references import others_measurements
 from benchmarks.scripts.fit_devices import POINTS
+from evenshard.measure.kernel_calls import Lookup
 from evenshard.measure.offload import HostLink, offload_ms
 from evenshard.measure.simulated.device_model import NS_PER_MS, backward_ms, lookup_ns
 from evenshard.measure.simulated.gpu_profile import gpu_profile
@@ -217,9 +218,9 @@ def on_device_ms(found: Measurement, every: Sequence[Measurement]) -> FloatArray
 
 def further_ms(run: Configuration, storage: Storage, link: HostLink) -> FloatArray:
     """[2] how much longer it takes outside of device memory, by the model."""
-    looked_up = run.looked_up
-    every = ([storage] * len(looked_up), [expected_miss(run)] * len(looked_up))
-    return np.asarray(offload_ms(looked_up, *every, run.optimizer, link).sum(axis=0))
+    lookups = [Lookup(table, bags, run.optimizer) for table, bags in run.looked_up]
+    every = ([storage] * len(lookups), [expected_miss(run)] * len(lookups))
+    return np.asarray(offload_ms(lookups, *every, link).sum(axis=0))
 
 
 # The fit -------------------------------------------------------------------------------------------------------------
@@ -331,14 +332,15 @@ def _even_draws_ms(row: dict[str, str]) -> float:
     pooling_factor, bits = float(row["L"]), 8 if "fp8" in row["weights"] else 32
     bins = power_law_reuse_bins(num_rows, pooling_factor * batch_size, 0.0)
     tables = [Table(f"t{number}", num_rows, dim, pooling_factor, bins, bits) for number in range(num_tables)]
-    looked_up, optimizer = [(table, batch_size) for table in tables], "rowwise_adagrad"
+    optimizer = "rowwise_adagrad"
+    lookups = [Lookup(table, batch_size, optimizer) for table in tables]
     if "prefetch" in row["what"]:
         moved_bytes = float(row["bw_gb_s"]) * float(row["total_us"]) * 1e3
         uniques = looked_up_rows(tables, np.full(num_tables, pooling_factor * batch_size))[0].sum()
         miss = moved_bytes / (2 * dim * bits / 8) / uniques
         storages, misses = [Storage(FUSED_UVM_CACHING)] * num_tables, [miss] * num_tables
-        return float(offload_ms(looked_up, storages, misses, optimizer, shipped_link())[:, 0].sum())
-    further = offload_ms(looked_up, [Storage(FUSED_UVM)] * num_tables, [0.0] * num_tables, optimizer, shipped_link())
+        return float(offload_ms(lookups, storages, misses, shipped_link())[:, 0].sum())
+    further = offload_ms(lookups, [Storage(FUSED_UVM)] * num_tables, [0.0] * num_tables, shipped_link())
     return float(_simulated_ms(tables, batch_size, optimizer).sum() + further.sum())
 
 

@@ -105,7 +105,8 @@ def pairs(model: PlacementModel, number: int) -> Iterator[Pair]:
 
 def _tables(number: int, rng: np.random.Generator) -> Iterator[tuple[Table, ...]]:
     """A task's tables, and the same with other lookups."""
-    pool = generate_tables(GeneratorConfig(2000, DIMS, weight_bits=(16, 32)[number % 2]), BATCH_SIZE, seed=5)
+    made = generate_tables(GeneratorConfig(2000, DIMS, weight_bits=(16, 32)[number % 2]), BATCH_SIZE, seed=5)
+    pool = [table for table in made if table.pooling_factor <= table.num_rows]  # of others no model has seen any
     drawn = rng.choice(len(pool), TASKS[number % 4][0], replace=False).tolist()
     tables = tuple(replace(pool[one], name=f"t{position}") for position, one in enumerate(drawn))
     yield tables

@@ -15,12 +15,7 @@ EXTERNAL = tuple(one.name for one in SHARDERS if not one.needs and one.package a
 AUTOSHARD = ("autoshard", "autoshard_cost_greedy")
 VARIANTS = {"dreamshard": ("dreamshard_argmax", "dreamshard"), "evenshard": ("evenshard", "evenshard_measured")}
 """Rows of one sharder that is asked in several ways."""
-LEARNED = tuple(
-    name
-    for one in SHARDERS
-    if one.needs in ("dreamshard", "cost_model")
-    for name in VARIANTS.get(one.name, (one.name,))
-)
+LEARNED = tuple(name for one in SHARDERS if one.name in VARIANTS for name in VARIANTS.get(one.name, (one.name,)))
 """Those that DreamShard's networks and the cost model make possible."""
 SUFFIX = "_transferred"
 TRANSFERRED = ("dreamshard_transferred", "evenshard_transferred")

@@ -86,7 +86,7 @@ def test_the_line_names_the_argument_its_value_and_what_is_expected() -> None:
         ({"communication": [-1]}, r"communication is \[-1\], not a list of strings. Correct it."),
         ({"optimizer": [float("nan")]}, r"optimizer is \[nan\], not a string. Correct it."),
         ({"progress": 3}, "progress is 3, not a function. Correct it."),
-        ({"model": 3}, "model is 3, not a string, a path or a PlacementModel. Correct it."),
+        ({"model": 3}, "model is 3, not a string, a path or a Model. Correct it."),
         ({"cluster": Path("\udc80")}, "which holds half of a character"),
         ({"num_devices": 10**6}, "num_devices is 1000000, not a whole number from 1 to 4,096"),
     ):
@@ -103,7 +103,7 @@ def test_the_line_names_the_argument_its_value_and_what_is_expected() -> None:
 def test_answers_are_explained_and_compared_with_checked_arguments_too() -> None:
     one = place(TABLES, **ASKED)
     for call, said in (
-        (lambda: explain(one, None, "a"), "model is None, not a PlacementModel"),  # type: ignore[arg-type]
+        (lambda: explain(one, None, "a"), "model is None, not a Model"),  # type: ignore[arg-type]
         (lambda: explain("placement.json", None, "a"), "answer is 'placement.json', not a PlacementAnswer"),  # type: ignore[arg-type]
         (lambda: diff(one, None), "new is None, not a PlacementAnswer"),  # type: ignore[arg-type]
         (lambda: diff(one, one, link_gb_s="25"), "link_gb_s is '25', not a number"),  # type: ignore[arg-type]

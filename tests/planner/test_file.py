@@ -68,7 +68,7 @@ def test_a_measured_answer_comes_back_as_it_was(tmp_path: Path) -> None:
         cost = DeviceCost(1, 2, 3, 4.5, input_dist_ms=0.25)
         return [PlacementCost((cost,) * task.num_devices, "modelled") for _ in placements]
 
-    config = PlaceConfig(LITTLE, ("random",), num_measured=2)
+    config = PlaceConfig(LITTLE, compare=("random",), num_measured=2)
     one = place_request(request(8, 16), untrained(), config, measure)
     assert one.measured is not None and one.measured.max_device_ms == 10.75
     assert one.comparison == (Rival("random", one.comparison[0].predicted_ms, 10.75),)

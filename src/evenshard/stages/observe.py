@@ -261,7 +261,7 @@ def _model(where: str | None, observation: ObservedTraining) -> Model:
     gpu = observation.ranks[0].gpu
     profile = profile_of_gpu(gpu)
     if profile is None:
-        raise BadConfig(f"there is no device model of {gpu or 'a CPU'}. Name a model: --model.")
+        raise BadConfig(f"there is no device model of {gpu or 'a CPU'}. Name one: --model.")
     return model_of(None, str(HardwareName.of("simulated", profile)))
 
 

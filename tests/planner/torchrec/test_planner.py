@@ -27,6 +27,7 @@ from evenshard.placement.task import ShardingTask
 from evenshard.planner.torchrec import EvenshardPlanner, sharding_plan, shards_of, tables_of
 from evenshard.planner.torchrec.dense_model import dense_bytes
 from evenshard.planner.torchrec.model import chosen_model
+from evenshard.sharders.model import DeviceModel
 from evenshard.utils.errors import BadConfig, InfeasibleTask, MissingPackage
 from evenshard.utils.units import BYTES_PER_GB
 from support.request_builders import untrained
@@ -75,8 +76,8 @@ def test_a_topology_tells_ranks_and_memory() -> None:
     """85 % of its memory is for the model, unless the caller knows better."""
     task = asked(topology=topology(3))
     assert (task.num_devices, task.memory_cap_bytes, task.batch_size) == (3, int(0.85 * BYTES_PER_GB), 3 * 512)
-    assert asked(topology=topology(3), memory_cap_gb=0.25).caps_bytes == (round(0.85 * BYTES_PER_GB / 4),) * 3
-    assert asked(topology=topology(3), memory_cap_gb=0.25, reserved_gb=0.0).caps_bytes == (BYTES_PER_GB // 4,) * 3
+    assert asked(topology=topology(3), memory_cap_gb=0.25).room_bytes == (round(0.85 * BYTES_PER_GB / 4),) * 3
+    assert asked(topology=topology(3), memory_cap_gb=0.25, reserved_gb=0.0).room_bytes == (BYTES_PER_GB // 4,) * 3
     assert asked(topology=topology(3), memory_cap_gb=0.25, reserved_gb=0.125).memory_cap_bytes == BYTES_PER_GB // 8
     assert asked(topology=topology(3), reserved_gb=0.5).memory_cap_bytes == BYTES_PER_GB // 2
     assert asked(topology=topology(2, "cpu", ddr_cap_bytes=10**6)).memory_cap_bytes == 850_000
@@ -84,7 +85,7 @@ def test_a_topology_tells_ranks_and_memory() -> None:
     uneven.devices[1].storage.hbm = 10**8
     assert asked(topology=uneven).caps_bytes == (task.memory_cap_bytes, 85_000_000, task.memory_cap_bytes)
     own = asked(world_size=2, memory_cap_gb=[1, 0.5], reserved_gb=0.0)
-    assert own.caps_bytes == (BYTES_PER_GB, BYTES_PER_GB // 2)
+    assert own.room_bytes == (BYTES_PER_GB, BYTES_PER_GB // 2)
     assert asked(topology=topology(3), reserved_gb=0.0, dense_gb=0.75).memory_cap_bytes == BYTES_PER_GB // 4
 
 
@@ -220,7 +221,9 @@ def test_a_model_without_collections_has_an_empty_plan() -> None:
 def test_an_impossible_task_is_torchrecs_error_with_evenshards_numbers() -> None:
     for sharder in (GREEDY, Fixed((0, 0, 0, 0, 0))):  # one that says so, and one that ignores memory
         planner = EvenshardPlanner(sharder=sharder, world_size=2, memory_cap_gb=gb(4700), **WEIGHTS)
-        with pytest.raises(PlannerError, match=r"the model: .* needs .* Raise memory_cap_gb or num_devices") as caught:
+        with pytest.raises(
+            PlannerError, match=r"the model: .* device 0 would hold .* Raise memory_cap_gb or num_devices"
+        ) as caught:
             planner.plan(Model(META))
         assert caught.value.error_type is PlannerErrorType.STRICT_CONSTRAINTS, "all memory together would do"
         assert isinstance(caught.value.__cause__, InfeasibleTask)
@@ -380,11 +383,9 @@ def test_the_gpu_chooses_the_model(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: name)
-    asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr("evenshard.planner.model.load_model", lambda *args: asked.append(args) or untrained())
     caplog.set_level(logging.WARNING)
-    assert chosen_model(None, None, "cuda")[1] == f"simulated:{profile or 'h100'}"
-    assert asked.pop() == (None, f"simulated:{profile or 'h100'}")
+    hardware = f"simulated:{profile or 'h100'}"
+    assert chosen_model(None, None, "cuda") == (DeviceModel(hardware), hardware)
     assert (f"no model is known for {name}" in caplog.text) == (profile is None)
     assert chosen_model(None, None, "cpu")[1] == "simulated:h100"
 
@@ -399,7 +400,7 @@ def test_a_model_knows_its_hardware() -> None:
         chosen_model(known, "cpu", "cuda")
     found, _ = chosen_model(None, "simulated:h200", "cuda")
     assert found.source == "simulated:h200"
-    with pytest.raises(BadConfig, match="there is no model for hardware 'simulated:tpu'"):
+    with pytest.raises(BadConfig, match="simulated device is 'tpu'"):
         chosen_model(None, "simulated:tpu", "cuda")
 
 
@@ -410,7 +411,7 @@ def test_a_model_may_stand_in_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr("evenshard.planner.model.model_version", lambda uri: version)
     monkeypatch.setattr("evenshard.planner.model.download_model", lambda uri: nullcontext(f"fetched {uri}"))
-    monkeypatch.setattr("evenshard.planner.model.load_model", lambda *args: asked.append(args) or untrained())
+    monkeypatch.setattr("evenshard.sharders.models.load_model", lambda *args: asked.append(args) or untrained())
     model, _ = chosen_model("models:/evenshard-cost@champion", None, "cpu")
     assert model.source == "models:/evenshard-cost/3"  # tomorrow's champion may be another
     assert asked == [("fetched models:/evenshard-cost/3", None)]
