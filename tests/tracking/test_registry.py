@@ -85,7 +85,11 @@ def test_mlflow_serves_what_evenshard_places(registry: Path) -> None:
 
 def test_the_columns_may_be_as_few_as_a_table_file_needs(registry: Path) -> None:
     few = rows()[["name", "num_rows", "embedding_dim", "pooling_factor"]]
-    pd.testing.assert_frame_equal(served("models:/evenshard-cost/1", few), served("models:/evenshard-cost/1", rows()))
+    with_few, with_all = (
+        one.assign(device=pd.factorize(one["device"])[0])  # devices are alike, and their names are nothing
+        for one in (served("models:/evenshard-cost/1", few), served("models:/evenshard-cost/1", rows()))
+    )
+    pd.testing.assert_frame_equal(with_few, with_all)
     with pytest.raises(Exception, match="pooling_factor"):
         served("models:/evenshard-cost/1", few.drop(columns="pooling_factor"))
     with pytest.raises(BadConfig, match="table 't0': num_rows is 0"):
