@@ -73,6 +73,22 @@ def random_choices(options: Options, rng: np.random.Generator) -> list[Choice]:
     return found
 
 
+def test_an_option_that_a_start_brings_has_its_own_kernel_call() -> None:
+    """A start may be sharded in a type that the search does not try by itself; its collective counts all the same."""
+    tables = some_tables()
+    limits = tuple(TableLimits(types=frozenset({TABLE_WISE})) for _ in tables)
+    whole, free = Options(costs_of(tables, limits=limits)), Options(costs_of(tables))
+    costs_ms = []
+    for options in (whole, free):
+        options.add_ways(0, [options.way_of(0, ROW_WISE, (tables[0].embedding_dim,))])
+        in_rows = Choice(len(options.units[0].ways) - 1)
+        on_first = [
+            next(n for n, way in enumerate(unit.ways) if way.sharding_type == TABLE_WISE) for unit in options.units
+        ]
+        costs_ms.append(State(options, [in_rows, *(Choice(number, (0,)) for number in on_first[1:])]).cost_ms)
+    assert costs_ms[0] == pytest.approx(costs_ms[1])
+
+
 def test_a_state_costs_what_is_predicted_of_its_parts() -> None:
     options, rng = Options(costs_of(some_tables())), np.random.default_rng(0)
     for _ in range(8):

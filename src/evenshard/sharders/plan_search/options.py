@@ -227,6 +227,7 @@ class Options:
     Attributes:
         units: the units.
         calls: kernel calls by number.
+        collective_of_call: the module and the type of each kernel call; calls that share them share a collective.
         lookups: all that is looked up by any way.
         is_small: everything may be tried.
         offloads: tables may be kept outside of device memory.
@@ -242,11 +243,11 @@ class Options:
         self.offloads = is_short_of_memory(costs.task) if offloads is None else offloads
         self.is_small = len(self.task.tables) * self.task.num_devices <= SMALL
         self.calls: dict[KernelCall, int] = {}
+        self.collective_of_call: list[tuple[str, str]] = []
         self.lookups = LookupColumns(costs.prices)
         self._even_share: dict[int, float] = {}
         self.units = tuple(self._units())
         self.lookups.update()
-        self.collective_of_call = self._collectives()
 
     @cached_property
     def flat(self) -> FlatWays:
@@ -267,10 +268,6 @@ class Options:
         units[unit] = Unit(old.tables, (*old.ways, *ways), old.allowed_D)
         self.units = tuple(units)
         self.lookups.update()
-
-    def _collectives(self) -> tuple[tuple[str, str], ...]:
-        """The module and the type of each kernel call: calls that share them share a collective."""
-        return tuple((call.module, call.sharding_type) for call in self.calls)
 
     def _units(self) -> Iterator[Unit]:
         task = self.task
@@ -431,7 +428,10 @@ class Options:
     def _call(self, table: Table, way: str) -> int:
         """The number of the kernel call that looks up parts of a table."""
         call = kernel_call(table, way, self.task.optimizer_of(table.name))
-        return self.calls.setdefault(call, len(self.calls))
+        if call not in self.calls:
+            self.calls[call] = len(self.calls)
+            self.collective_of_call.append((call.module, call.sharding_type))
+        return self.calls[call]
 
     def _busiest_rows(self, table: Table, rows_of: int) -> Span:
         spans = row_spans(table, rows_of)
