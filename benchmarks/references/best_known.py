@@ -23,9 +23,9 @@ from benchmarks.references.shard_times import IntArray, ShardTimes
 from benchmarks.references.steepest import descend
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.simulated.hardware import SimulatedHardware
-from evenshard.placement.feasibility import require_room
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
+from evenshard.placement.refusal import require_room
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.utils.errors import BadConfig, InfeasibleTask

@@ -13,10 +13,10 @@ from hypothesis import assume, given, settings
 
 from benchmarks.references.annealing import AnnealConfig
 from benchmarks.references.best_known import BestKnownSharder
-from evenshard.placement.feasibility import no_room, reason
 from evenshard.placement.items import Items, WholeTables, canonical_devices
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
+from evenshard.placement.refusal import no_room, reason
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.env import BalanceEnv

@@ -16,7 +16,7 @@ from evenshard.placement.sharding import (
     sharding_type,
     ways_of,
 )
-from evenshard.sharders.random_sharding import _parts
+from evenshard.sharders.random import _parts
 from support.builders import table
 
 MACHINE = Machine(4, 2, intra="nvlink_v100", inter="ethernet_25g")

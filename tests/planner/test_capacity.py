@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from ortools.sat.python import cp_model
 
-from evenshard.placement.feasibility import MORE_ROOM
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import check_sharding
+from evenshard.placement.refusal import MORE_ROOM
 from evenshard.placement.sharding import BY_COLUMNS, COLUMN_WISE, ROW_WISE, TABLE_WISE
 from evenshard.placement.storage import FUSED
 from evenshard.planner.capacity import refusal

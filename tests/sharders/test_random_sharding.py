@@ -11,7 +11,7 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import SHARDING_TYPES, sharding_type
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.random_sharding import possible_types, random_sharding
+from evenshard.sharders.random import possible_types, random_sharding
 from evenshard.utils.errors import InfeasibleTask
 from support.builders import table
 

@@ -219,8 +219,8 @@ LINK = {"latency_us": {"value": 30.0, "source": "measured"}, "bandwidth_gb_s": {
 
 
 def _read_tables(path: Path) -> None:
-    from evenshard.placement.feasibility import reason
     from evenshard.placement.items import WholeTables
+    from evenshard.placement.refusal import reason
     from evenshard.planner.request import PlacementRequest, caps_of
     from evenshard.tables.sources import tables_from
 
@@ -229,8 +229,8 @@ def _read_tables(path: Path) -> None:
 
 
 def _read_tasks(path: Path) -> None:
-    from evenshard.placement.feasibility import reason
     from evenshard.placement.items import WholeTables
+    from evenshard.placement.refusal import reason
     from evenshard.placement.tasks import load_tasks
 
     split = load_tasks(path, POOL)

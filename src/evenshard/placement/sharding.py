@@ -67,6 +67,22 @@ class ShardingType:
         return self.scope == REPLICA
 
     @property
+    def may_be_whole(self) -> bool:
+        """Whether a whole table on one device is a case of it."""
+        return self.scope == DEVICE and (self.on_one_node or not self.cuts_columns)
+
+    def covers(self, machine: Machine) -> bool:
+        """Whether all of its placements take every device of a machine."""
+        on_the_node = self.scope == NODE and not self.cuts_columns and machine.num_nodes == 1
+        return self.scope in (EVERYWHERE, REPLICA) or on_the_node
+
+    def is_distinct_on(self, machine: Machine) -> bool:
+        """Whether it is no other type's case on a machine: with one device, all are one, and nodes must be several."""
+        if self.on_one_node or self.scope == NODE:
+            return machine.num_nodes > 1 and machine.devices_per_node > 1
+        return machine.num_devices > 1 or self.name == TABLE_WISE
+
+    @property
     def with_more_columns(self) -> str:
         """The type of which a pooled table is a case with a single part by columns; "" if there is none."""
         return "" if self.cuts_columns else self.call
@@ -100,6 +116,18 @@ IN_ROWS = tuple(one.name for one in TYPES.values() if one.cuts_rows)
 """Types whose devices hold partial sums of all samples' bags."""
 ROWS_ALONE = tuple(one.name for one in TYPES.values() if one.cuts_rows and not one.cuts_columns)
 """Types that cut rows and no columns: TorchRec takes means right of a collection whose tables all have one of these."""
+COLUMNS_ALONE = tuple(one.name for one in TYPES.values() if one.cuts_columns and not one.cuts_rows)
+"""Types that cut columns and no rows."""
+GRIDS = tuple(one.name for one in TYPES.values() if one.cuts_columns and one.cuts_rows)
+"""Types that cut both."""
+NODE_ROWS = tuple(one.name for one in TYPES.values() if one.scope == NODE)
+"""Types that cut rows over the devices of a node."""
+NEVER_WHOLE = tuple(one.name for one in TYPES.values() if not one.may_be_whole)
+"""Types of which a whole table on one device is no case."""
+ALWAYS_CUT_COLUMNS = tuple(one for one in NEVER_WHOLE if TYPES[one].cuts_columns)
+"""Types with several parts by columns, however small the table."""
+REPLICATED = tuple(one.name for one in TYPES.values() if one.is_replicated)
+"""Types whose tables are whole on every device."""
 REPLICATED_DATA_TYPES = ("fp32", "fp16", "bf16")
 """Weights that a dense kernel can train; replicas have no other."""
 
@@ -268,10 +296,13 @@ def ways_of(parts: Sequence[TablePart], table: Table, machine: Machine) -> froze
 
 
 @lru_cache(maxsize=4096)
+def types_on_all(machine: Machine) -> tuple[str, ...]:
+    """Types whose placements all take every device."""
+    return tuple(one.name for one in TYPES.values() if one.covers(machine))
+
+
+@lru_cache(maxsize=4096)
 def whole_nodes(machine: Machine, devices: frozenset[int] | None) -> tuple[int, ...]:
     """Nodes of which a table may live on every device."""
     nodes = range(machine.num_nodes)
     return tuple(node for node in nodes if devices is None or devices.issuperset(machine.devices_of_node(node)))
-
-
-# Legality ------------------------------------------------------------------------------------------------------------

@@ -11,18 +11,19 @@ from evenshard.placement.memory import PartMemory, part_memory
 from evenshard.placement.optimizer_state import SGD
 from evenshard.placement.parts import COLUMN_STEP, TablePart, whole_tables
 from evenshard.placement.sharding import (
-    COLUMN_WISE,
-    DATA_PARALLEL,
-    GRID_SHARD,
+    ALWAYS_CUT_COLUMNS,
+    GRIDS,
     IN_ROWS,
+    NEVER_WHOLE,
+    NODE_ROWS,
+    REPLICATED,
     REPLICATED_DATA_TYPES,
-    ROW_WISE,
     ROWS_ALONE,
     SEQUENCE_TYPES,
     SHARDING_TYPES,
-    TABLE_ROW_WISE,
     TABLE_WISE,
     Communication,
+    types_on_all,
     whole_nodes,
 )
 from evenshard.placement.storage import FUSED, HOST_KERNELS, KEY_VALUE
@@ -283,12 +284,12 @@ def ruled_out(task: ShardingTask, position: int) -> dict[str, str]:
         for one in types:
             found.setdefault(one, why)
 
-    on_all = (ROW_WISE, DATA_PARALLEL, *((TABLE_ROW_WISE,) if machine.num_nodes == 1 else ()))
+    on_all = types_on_all(machine)
     if table.is_sequence:
         rule_out([one for one in SHARDING_TYPES if one not in SEQUENCE_TYPES], "its lookups are not pooled")
-        rule_out((COLUMN_WISE,), "TorchRec cuts all sequences of a collection into one width, or none")
+        rule_out(ALWAYS_CUT_COLUMNS, "TorchRec cuts all sequences of a collection into one width, or none")
     if table.pooling == MEAN:
-        rule_out((GRID_SHARD,), "TorchRec takes no means in a grid")
+        rule_out(GRIDS, "TorchRec takes no means in a grid")
         if table.is_weighted:
             rule_out(ROWS_ALONE, "TorchRec takes no means of weighted rows")
         elif position not in task.in_rows and not task.means_of_rows:
@@ -302,23 +303,23 @@ def ruled_out(task: ShardingTask, position: int) -> dict[str, str]:
         where = f"it may only live on the devices {brief(sorted(limits.devices))}"
         rule_out(on_all, where)
         if len(limits.devices) < 2:
-            rule_out((COLUMN_WISE, TABLE_ROW_WISE, GRID_SHARD), where)
+            rule_out(NEVER_WHOLE, where)
         if not whole_nodes(machine, limits.devices):
-            rule_out((TABLE_ROW_WISE, GRID_SHARD), f"{where}, which are not all of a node")
+            rule_out(NODE_ROWS, f"{where}, which are not all of a node")
         if len(whole_nodes(machine, limits.devices)) < 2:
-            rule_out((GRID_SHARD,), f"{where}, which are not all of two nodes")
+            rule_out(GRIDS, f"{where}, which are not all of two nodes")
     if machine.num_nodes == 1:
-        rule_out((GRID_SHARD,), "there is one node")
+        rule_out(GRIDS, "there is one node")
     if machine.devices_per_node == 1:
-        rule_out((TABLE_ROW_WISE, GRID_SHARD), "a node has one device")
+        rule_out(NODE_ROWS, "a node has one device")
     if not may_be_cut_by_columns(table, limits):
         narrowest = max(limits.min_columns, COLUMN_STEP)
         why = f"its {table.embedding_dim} columns cannot be cut into multiples of {COLUMN_STEP} of {narrowest} or more"
-        rule_out((COLUMN_WISE, GRID_SHARD), why)
+        rule_out(ALWAYS_CUT_COLUMNS, why)
     if table.num_rows < 2:
         rule_out(IN_ROWS, "it has a single row")
     if table.dtype not in REPLICATED_DATA_TYPES:
-        rule_out((DATA_PARALLEL,), f"replicas cannot have weights of {table.dtype}")
+        rule_out(REPLICATED, f"replicas cannot have weights of {table.dtype}")
     return found
 
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from evenshard.measure.hardware import HardwareName
 from evenshard.measure.link import LINKS
-from evenshard.placement.feasibility import MORE_MEMORY, MORE_ROOM
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.plan import check_sharding
+from evenshard.placement.refusal import MORE_MEMORY, MORE_ROOM
 from evenshard.placement.sharding import BY_COLUMNS, COLUMN_WISE, SHARDING_TYPES
 from evenshard.placement.storage import FUSED_UVM, Storage
 from evenshard.placement.task import TASK_ID, ShardingTask, memory_of_part, part_bytes, used_host_bytes

@@ -15,6 +15,7 @@ from evenshard.measure.price.step import PartCosts
 from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.placement.parts import COLUMN_STEP, TablePart
 from evenshard.placement.plan import check_sharding
+from evenshard.placement.refusal import require_types
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.storage import FUSED
 from evenshard.placement.task import ShardingTask
@@ -34,7 +35,7 @@ from evenshard.sharders.plan_search.bounds import lower_bound_ms
 from evenshard.sharders.plan_search.near import NearResult, NearSearch
 from evenshard.sharders.plan_search.nested import Starts, search_with_fewer_types
 from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort, PlanSearchResult, Progress
-from evenshard.sharders.room.reasons import require_sharding_room, require_types
+from evenshard.sharders.room.reasons import require_sharding_room
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.table import MEAN, Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask

@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from evenshard.placement.feasibility import no_placement_found, require_room
 from evenshard.placement.items import Items
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
+from evenshard.placement.refusal import no_placement_found, require_room
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.greedy import GreedySharder
 from evenshard.sharders.integer_program import add_hint, add_room, chosen_devices, device_variables

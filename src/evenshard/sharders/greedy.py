@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from evenshard.placement.feasibility import no_room, require_room
 from evenshard.placement.items import Items
 from evenshard.placement.placement import Placement
+from evenshard.placement.refusal import no_room, require_room
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 

@@ -1,15 +1,25 @@
-"""A random placement: every table on a random device that still has room."""
+"""Random placements: of whole tables, each on a device that still has room, and of tables sharded in random ways."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 
-from evenshard.placement.feasibility import no_room, require_room
 from evenshard.placement.items import Items
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
 from evenshard.placement.placement import Placement
-from evenshard.placement.task import ShardingTask
+from evenshard.placement.plan import check_sharding
+from evenshard.placement.refusal import no_room, require_room
+from evenshard.placement.sharding import EVERYWHERE, NODE, TABLE_WISE, TYPES
+from evenshard.placement.task import ShardingTask, may_be_cut_by_columns, ruled_out
+from evenshard.tables.table import Table
+from evenshard.utils.errors import InfeasibleTask
+
+ATTEMPTS = 20
+"""Placements that are drawn until one fits."""
 
 
 class RandomSharder:
@@ -49,3 +59,85 @@ def random_placement(task: ShardingTask, rng: np.random.Generator) -> Placement:
         device_of_item[item] = int(rng.choice(legal))
         used_DR[device_of_item[item]] += items.needs_IR[item]
     return items.placement(device_of_item)
+
+
+def random_sharding(task: ShardingTask, types: Sequence[str], rng: np.random.Generator) -> tuple[TablePart, ...]:
+    """A placement that fits: half of them shard every table alike where that is possible, the others as it comes.
+
+    Args:
+        types: to draw from; a table that can be none of them is placed whole.
+
+    Raises:
+        InfeasibleTask: if none of several draws fits.
+    """
+    for attempt in range(ATTEMPTS):
+        drawn = [str(rng.choice(list(types)))] if rng.random() < 0.5 else types
+        parts: list[TablePart] = []
+        for position, table in enumerate(task.tables):
+            legal = possible_types(task, position)
+            possible = [way for way in drawn if way in legal]
+            parts += _parts(table, str(rng.choice(possible or [TABLE_WISE])), task.machine, rng)
+        try:
+            check_sharding(task, parts)
+        except InfeasibleTask:
+            if attempt == ATTEMPTS - 1:
+                raise
+            continue
+        return tuple(parts)
+    raise AssertionError
+
+
+def possible_types(task: ShardingTask, position: int) -> tuple[str, ...]:
+    """The sharding types that a table can legally have on the machine, each of them a type of its own there."""
+    table, limits, machine = task.tables[position], task.limits_of(position), task.machine
+    never = ruled_out(task, position)
+    return tuple(
+        name
+        for name, of in TYPES.items()
+        if name not in never
+        and of.is_distinct_on(machine)
+        and (not of.cuts_columns or may_be_cut_by_columns(table, limits))
+        and (not of.cuts_rows or table.num_rows >= len(of.row_devices(machine, 0)))
+    )
+
+
+def _parts(table: Table, way: str, machine: Machine, rng: np.random.Generator) -> list[TablePart]:
+    rows, columns = Span(0, table.num_rows), Span(0, table.embedding_dim)
+    everyone = list(range(machine.num_devices))
+    nodes = rng.permutation(machine.num_nodes).tolist()
+    of = TYPES[way]
+    if of.is_replicated:
+        return [TablePart(table.name, rows, columns, tuple(everyone))]
+    if of.scope == EVERYWHERE:
+        return _by_rows(table, columns, everyone)
+    if of.scope == NODE:
+        cut = _cut(table, machine.num_nodes, rng) if of.cuts_columns else [columns]
+        return [
+            part
+            for span, node in zip(cut, nodes, strict=False)
+            for part in _by_rows(table, span, list(machine.devices_of_node(node)))
+        ]
+    homes = list(machine.devices_of_node(nodes[0])) if of.on_one_node else everyone
+    cut = _cut(table, len(homes), rng) if of.cuts_columns else [columns]
+    chosen = rng.permutation(homes)[: len(cut)].tolist()
+    return [TablePart(table.name, rows, span, (device,)) for span, device in zip(cut, chosen, strict=True)]
+
+
+def _by_rows(table: Table, columns: Span, devices: Sequence[int]) -> list[TablePart]:
+    """As even as can be."""
+    edges = [table.num_rows * at // len(devices) for at in range(len(devices) + 1)]
+    return [
+        TablePart(table.name, Span(edges[at], edges[at + 1]), columns, (device,)) for at, device in enumerate(devices)
+    ]
+
+
+def _widths(table: Table) -> int:
+    """Parts that its columns can be cut into at most; 1 where they cannot be cut."""
+    return 1 if table.embedding_dim % COLUMN_STEP else table.embedding_dim // COLUMN_STEP
+
+
+def _cut(table: Table, most: int, rng: np.random.Generator) -> list[Span]:
+    """Its columns in 2 to ``most`` parts, as even as can be."""
+    count = int(rng.integers(2, min(most, _widths(table)) + 1))
+    edges = [_widths(table) * at // count * COLUMN_STEP for at in range(count + 1)]
+    return [Span(edges[at], edges[at + 1]) for at in range(count)]

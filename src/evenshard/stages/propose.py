@@ -23,8 +23,7 @@ from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.learned import TrainedSharder, load_sharder
-from evenshard.sharders.random import RandomSharder, random_placement
-from evenshard.sharders.random_sharding import random_sharding
+from evenshard.sharders.random import RandomSharder, random_placement, random_sharding
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.messages import brief

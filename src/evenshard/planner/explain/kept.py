@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from evenshard.placement.feasibility import missing_text
 from evenshard.placement.parts import TablePart, part_table
+from evenshard.placement.refusal import missing_text
 from evenshard.placement.storage import CACHED_KERNELS, ON_DEVICE, Storage
 from evenshard.placement.task import memory_of_part, used_bytes, used_host_bytes, used_ssd_bytes
 from evenshard.planner.explain.what_if import WhatIf

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.measure.price.step import PartCosts
-from evenshard.placement.feasibility import missing_text
+from evenshard.placement.refusal import missing_text
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DEVICE,

@@ -12,9 +12,9 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from evenshard.placement.feasibility import no_room, require_room
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
+from evenshard.placement.refusal import no_room, require_room
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.env import BalanceEnv, Observation, ShardCostNet
 from evenshard.sharders.checkpoint import Network

@@ -15,10 +15,10 @@ import torch
 
 from evenshard.measure.costs import PlacementCost
 from evenshard.measure.hardware import Measure
-from evenshard.placement.feasibility import require_room
 from evenshard.placement.items import Items, canonical_devices
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
+from evenshard.placement.refusal import require_room
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.fast_cost_model import FastCostModel

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from evenshard.placement.feasibility import no_placement_found, require_room
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
+from evenshard.placement.refusal import no_placement_found, require_room
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.checkpoint import Network
 from evenshard.sharders.dreamshard.cost_net import REPRESENTATION_SIZE, DreamShardCostNet, linear_layers, mlp

@@ -20,13 +20,14 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.memory import CACHE_SLOT_BYTES
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, row_spans
 from evenshard.placement.sharding import (
-    COLUMN_WISE,
-    DATA_PARALLEL,
-    GRID_SHARD,
-    ROW_WISE,
-    TABLE_COLUMN_WISE,
-    TABLE_ROW_WISE,
-    TABLE_WISE,
+    COLUMNS_ALONE,
+    EVERYWHERE,
+    GRIDS,
+    NEVER_WHOLE,
+    NODE,
+    REPLICATED,
+    ROWS_ALONE,
+    TYPES,
     whole_nodes,
 )
 from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, ON_DEVICE, Storage
@@ -158,7 +159,7 @@ class PackedItems:
 
 def least_outside(task: ShardingTask, positions: Sequence[int]) -> tuple[Storage, ...]:
     """Wherever tables on one device may be kept outside of its memory, each with the least of it."""
-    if task.num_devices > 1 and any(task.types[at] <= {DATA_PARALLEL} for at in positions):  # replicas never leave it
+    if task.num_devices > 1 and any(task.types[at] <= {*REPLICATED} for at in positions):  # replicas never leave it
         return ()
     kernels = common_kernels(task, positions)
     found = [Storage(FUSED_UVM)] if FUSED_UVM in kernels else []
@@ -172,7 +173,7 @@ def _items(
     known: KnownItems | None = None,
 ) -> PackedItems:
     known = {} if known is None else known
-    only_replicated = {at for at, types in enumerate(task.types) if types == {DATA_PARALLEL}}
+    only_replicated = {at for at, types in enumerate(task.types) if types and types <= {*REPLICATED}}
     if task.num_devices == 1:
         only_replicated = set()
     apart_of: dict[int, list[int]] = {}
@@ -223,14 +224,14 @@ def _item(
         return whole
     types = task.types[positions[0]]
     cuts = _cuts(task, positions[0], storage)
-    grid = _grid(task, positions[0], storage) if GRID_SHARD in types else None
+    grid = _grid(task, positions[0], storage) if types & {*GRIDS} else None
     known = tuple(_known(task, positions[0], storage))
     in_rows = grid is not None or any(cut.in_rows for cut in cuts)
     least = whole.size_bytes - (_rounded_bytes(task, tables[0], task.num_devices) if in_rows else 0)
     return replace(
         whole,
         least_bytes=min(least, *(one.device_bytes for one in known)) if known else least,
-        may_be_whole=bool(types & {TABLE_WISE, TABLE_COLUMN_WISE}),
+        may_be_whole=bool(types - {*NEVER_WHOLE}),
         cuts=cuts,
         grid=grid,
         known=known,
@@ -241,16 +242,16 @@ def _cuts(task: ShardingTask, position: int, storage: Storage) -> tuple[Cut, ...
     table, limits, types = task.tables[position], task.limits_of(position), task.types[position]
     anywhere, of_nodes = _scopes(task.machine, limits.devices)
     found = []
-    if types & {COLUMN_WISE, TABLE_COLUMN_WISE} and may_be_cut_by_columns(table, limits):
+    if (by_columns := types & {*COLUMNS_ALONE}) and may_be_cut_by_columns(table, limits):
         line, least = _columns(task, table, storage), _least_fours(limits)
-        found.append(
-            Cut(0, table.embedding_dim // COLUMN_STEP, line, least, anywhere if COLUMN_WISE in types else of_nodes)
-        )
-    for way, fills, scopes in (
-        (TABLE_ROW_WISE, task.machine.devices_per_node, of_nodes),
-        (ROW_WISE, task.num_devices, anywhere),
+        scopes = of_nodes if all(TYPES[one].on_one_node for one in by_columns) else anywhere
+        found.append(Cut(0, table.embedding_dim // COLUMN_STEP, line, least, scopes))
+    rows_over = {TYPES[one].scope for one in types & {*ROWS_ALONE}}
+    for scope, fills, scopes in (
+        (NODE, task.machine.devices_per_node, of_nodes),
+        (EVERYWHERE, task.num_devices, anywhere),
     ):
-        if way in types:
+        if scope in rows_over:
             found.append(Cut(fills, table.num_rows, _rows(task, table, storage), 1, scopes))
     return tuple(found)
 
@@ -286,14 +287,15 @@ def _grid(task: ShardingTask, position: int, storage: Storage) -> Grid:
 def _known(task: ShardingTask, position: int, storage: Storage) -> Iterator[KnownParts]:
     """Replicas; and even rows where what they take is not a line."""
     table, types, machine = task.tables[position], task.types[position], task.machine
-    if DATA_PARALLEL in types and storage == ON_DEVICE:
+    if types & {*REPLICATED} and storage == ON_DEVICE:
         everywhere = tuple(range(task.num_devices))
         yield KnownParts((_part(table, devices=everywhere),), dict.fromkeys(everywhere, _replica(task, table)))
     if _is_line(task, table):
         return
-    nodes = whole_nodes(machine, task.limits_of(position).devices) if TABLE_ROW_WISE in types else ()
+    rows_over = {TYPES[one].scope for one in types & {*ROWS_ALONE}}
+    nodes = whole_nodes(machine, task.limits_of(position).devices) if NODE in rows_over else ()
     scopes = [machine.devices_of_node(node) for node in nodes]
-    for devices in [range(task.num_devices)] * (ROW_WISE in types) + scopes:
+    for devices in [range(task.num_devices)] * (EVERYWHERE in rows_over) + scopes:
         cut = zip(row_spans(table, len(devices)), devices, strict=False)
         parts = tuple(_part(table, rows=rows, devices=(device,)) for rows, device in cut)
         yield KnownParts(parts, {part.device: _taken(task, table, part.rows, None, storage) for part in parts})

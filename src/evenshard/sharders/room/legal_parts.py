@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 
-from evenshard.placement.feasibility import MORE_ROOM
 from evenshard.placement.items import joined_groups
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.plan import check_sharding
+from evenshard.placement.refusal import MORE_ROOM, require_types
 from evenshard.placement.storage import FUSED, ON_DEVICE, Storage
 from evenshard.placement.task import ShardingTask, part_bytes
 from evenshard.sharders.room.fill import more_ways, packed, quick_ways
 from evenshard.sharders.room.items import KnownItems, PackedItems, least_outside
 from evenshard.sharders.room.program import solved
-from evenshard.sharders.room.reasons import require_sharding_room, require_types, sharding_needs_and_room
+from evenshard.sharders.room.reasons import require_sharding_room, sharding_needs_and_room
 from evenshard.utils.errors import InfeasibleTask, MissingPackage
 from evenshard.utils.extras import require_package
 from evenshard.utils.messages import cut

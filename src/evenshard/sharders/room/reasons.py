@@ -11,61 +11,19 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.placement import feasibility
-from evenshard.placement.feasibility import MORE_MEMORY, MORE_ROOM, Reason
+from evenshard.placement import refusal
 from evenshard.placement.items import WholeTables
 from evenshard.placement.parts import COLUMN_STEP
 from evenshard.placement.placement import caps_text
-from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES
-from evenshard.placement.storage import FUSED, KEY_VALUE
-from evenshard.placement.task import ShardingTask, common_kernels, ruled_out
+from evenshard.placement.refusal import MORE_MEMORY, MORE_ROOM, Reason
+from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.room.cuts import Cut
 from evenshard.sharders.room.fill import most_blocks
 from evenshard.sharders.room.items import PackedItem, PackedItems
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.messages import brief
 from evenshard.utils.units import gb_text
-
-
-def require_types(task: ShardingTask) -> None:
-    """Raises InfeasibleTask if the rules of a table leave it no way to be sharded, or no memory to be kept in."""
-    position = next((at for at in range(len(task.tables)) if not task.kernels_of(at)), None)
-    if position is not None:
-        kernels = task.limits_of(position).kernels or task.kernels
-        raise InfeasibleTask(
-            f"table {brief(task.tables[position].name)} may only be kept {' or '.join(kernels)}, but the machine has "
-            f"no memory for that.",
-            f"Give host_memory_gb, or ssd_gb for {KEY_VALUE}, or allow it {FUSED}.",
-        )
-    if (group := next((one for one in task.together if not common_kernels(task, one)), None)) is not None:
-        raise InfeasibleTask(
-            f"tables {brief(', '.join(task.tables[at].name for at in group))} stay together, and no kernel is allowed "
-            f"for all of them.",
-            "Allow them a common one, or drop the rule.",
-        )
-    if (position := next((at for at in range(len(task.tables)) if _never_in_memory(task, at)), None)) is not None:
-        raise InfeasibleTask(
-            f"table {brief(task.tables[position].name)} may only be sharded {DATA_PARALLEL}, and only be kept "
-            f"{' or '.join(task.kernels_of(position))}: replicas live in device memory.",
-            f"Allow it another type, or {FUSED}.",
-        )
-    position = next((at for at, types in enumerate(task.types) if not types), None)
-    if position is None:
-        return
-    why = ruled_out(task, position)
-    asked = [one for one in SHARDING_TYPES if one in task.limits_of(position).types]
-    clauses = dict.fromkeys(why[one] for one in asked)
-    raise InfeasibleTask(
-        f"table {brief(task.tables[position].name)} may only be sharded {' or '.join(asked)}, but "
-        f"{', and '.join(clauses)}.",
-        "Allow it another type, or drop one of these rules.",
-    )
-
-
-def _never_in_memory(task: ShardingTask, position: int) -> bool:
-    """Whether a table may only be replicated, and not in device memory."""
-    only_replicas = task.num_devices > 1 and task.types[position] == {DATA_PARALLEL}
-    return only_replicas and FUSED not in task.kernels_of(position)
 
 
 def require_sharding_room(task: ShardingTask, items: PackedItems | None = None) -> None:
@@ -85,14 +43,14 @@ def _reason(task: ShardingTask, items: PackedItems) -> Reason | None:
         need, room = task.room_bytes[device] - int(items.room_D[device]), task.room_bytes[device]
         names = brief(", ".join(table.name for table in items.replicas))
         return Reason(
-            f"replicas of {names}, which may only be sharded data_parallel, need {gb_text(need)} on every device; "
-            f"device {device} has {gb_text(room)}.",
+            f"replicas of {names}, which may only be sharded {' or '.join(REPLICATED)}, need {gb_text(need)} on "
+            f"every device; device {device} has {gb_text(room)}.",
             f"{MORE_MEMORY}, or allow them another type.",
         )
     relaxed, cut = _relaxed(task, items)
     if relaxed is None:
         return None
-    if (found := feasibility.reason(relaxed, cut)) is not None:
+    if (found := refusal.reason(relaxed, cut)) is not None:
         return found
     for item in items.items:
         if item.is_free and not _fits_alone(task, item, items.room_D):
@@ -128,7 +86,7 @@ def sharding_needs_and_room(task: ShardingTask, items: PackedItems) -> str:
     """What the tables need, and what the devices have, as a clause."""
     relaxed, cut = _relaxed(task, items)
     assert relaxed is not None, "replicas alone fit or do not"
-    return feasibility.needs_and_room(relaxed, cut)
+    return refusal.needs_and_room(relaxed, cut)
 
 
 def _relaxed(task: ShardingTask, items: PackedItems) -> tuple[WholeTables | None, frozenset[int]]:

@@ -24,7 +24,7 @@ from evenshard.planner.pricing import links_of_request, part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.torchrec.estimator.made_up_tables import made_up_tables
 from evenshard.sharders.model import Model
-from evenshard.sharders.random_sharding import random_sharding
+from evenshard.sharders.random import random_sharding
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from evenshard.placement.feasibility import Reason, missing_text, reason, require_room
 from evenshard.placement.items import WholeTables
+from evenshard.placement.refusal import Reason, missing_text, reason, require_room
 from evenshard.placement.task import ShardingTask
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.units import BYTES_PER_GB as GB

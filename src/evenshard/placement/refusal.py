@@ -1,7 +1,7 @@
 """Plain reasons why a task has no placement, with numbers and what to do. Nothing is searched here.
 
 Not every impossible task has a plain reason: tables may fit by the numbers and not in pieces. Sharders that meet a dead
-end say so with the other errors below, and ``sharders/packing.py`` finds out whether there is a way around it.
+end say so with the other errors below, and ``sharders/room`` finds out whether there is a way around it.
 
 Legend: T tables, I items, D devices.
 """
@@ -16,8 +16,11 @@ import numpy.typing as npt
 
 from evenshard.placement.items import Items, WholeTables
 from evenshard.placement.placement import caps_text, legal_mask, tables_text
-from evenshard.placement.task import ShardingTask
+from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES
+from evenshard.placement.storage import FUSED, KEY_VALUE
+from evenshard.placement.task import ShardingTask, common_kernels, ruled_out
 from evenshard.utils.errors import InfeasibleTask
+from evenshard.utils.messages import brief
 from evenshard.utils.messages import cut as shortened
 from evenshard.utils.units import BYTES_PER_GB, gb_text, size_text
 
@@ -56,6 +59,47 @@ def require_room(task: ShardingTask, cut: Collection[int] = ()) -> None:
     """Raises InfeasibleTask if no placement of the task can exist for a plain reason; arguments as of ``reason``."""
     if (why := reason(WholeTables.of(task), cut)) is not None:
         raise InfeasibleTask(f"{shortened(task.task_id)}: {why.problem}", why.remedy)
+
+
+def require_types(task: ShardingTask) -> None:
+    """Raises InfeasibleTask if the rules of a table leave it no way to be sharded, or no memory to be kept in."""
+    position = next((at for at in range(len(task.tables)) if not task.kernels_of(at)), None)
+    if position is not None:
+        kernels = task.limits_of(position).kernels or task.kernels
+        raise InfeasibleTask(
+            f"table {brief(task.tables[position].name)} may only be kept {' or '.join(kernels)}, but the machine has "
+            f"no memory for that.",
+            f"Give host_memory_gb, or ssd_gb for {KEY_VALUE}, or allow it {FUSED}.",
+        )
+    if (group := next((one for one in task.together if not common_kernels(task, one)), None)) is not None:
+        raise InfeasibleTask(
+            f"tables {brief(', '.join(task.tables[at].name for at in group))} stay together, and no kernel is allowed "
+            f"for all of them.",
+            "Allow them a common one, or drop the rule.",
+        )
+    if (position := next((at for at in range(len(task.tables)) if _never_in_memory(task, at)), None)) is not None:
+        raise InfeasibleTask(
+            f"table {brief(task.tables[position].name)} may only be sharded {' or '.join(REPLICATED)}, and only be "
+            f"kept {' or '.join(task.kernels_of(position))}: replicas live in device memory.",
+            f"Allow it another type, or {FUSED}.",
+        )
+    position = next((at for at, types in enumerate(task.types) if not types), None)
+    if position is None:
+        return
+    why = ruled_out(task, position)
+    asked = [one for one in SHARDING_TYPES if one in task.limits_of(position).types]
+    clauses = dict.fromkeys(why[one] for one in asked)
+    raise InfeasibleTask(
+        f"table {brief(task.tables[position].name)} may only be sharded {' or '.join(asked)}, but "
+        f"{', and '.join(clauses)}.",
+        "Allow it another type, or drop one of these rules.",
+    )
+
+
+def _never_in_memory(task: ShardingTask, position: int) -> bool:
+    """Whether a table may only be replicated, and not in device memory."""
+    only_replicas = task.num_devices > 1 and bool(task.types[position]) and task.types[position] <= {*REPLICATED}
+    return only_replicas and FUSED not in task.kernels_of(position)
 
 
 def no_room(task: ShardingTask, tables: Sequence[int], used_bytes: Sequence[int]) -> InfeasibleTask:
