@@ -22,7 +22,7 @@ from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.file import json_schema
-from evenshard.planner.page.charts import Axis, device_bars, host_bars, rival_axis, rival_bars, time_axis
+from evenshard.planner.page.charts import Axis, device_bars, host_bars, rival_axis, time_axis
 from evenshard.planner.page.page import page, save_page
 from evenshard.planner.rivals import FULL_SPACE, TORCHREC
 from evenshard.planner.rules import Rules
@@ -254,16 +254,29 @@ def test_a_device_that_ran_out_of_memory_and_tables_that_cost_nothing() -> None:
 
 def test_bars_are_proportional() -> None:
     one = answer(caps=(GB, 2 * GB), asked={"reserved_bytes": GB // 4})
-    first, second = device_bars(one, axis := time_axis(one))
-    assert [part.pct for part in first.segments] == pytest.approx([2 * part.pct for part in second.segments])
-    assert sum(part.pct for part in first.segments) == pytest.approx(axis.pct(4.0))
-    assert first.is_slowest and not second.is_slowest
+    axis, drawn = time_axis(one), Elements(page(one))
+    times = [pct for tag, pct in _widths(drawn) if tag[0] == "k"]
+    assert times[:5] == pytest.approx([2 * pct for pct in times[5:]], abs=1e-3)
+    assert sum(times[:5]) == pytest.approx(axis.pct(4.0), abs=1e-3)
+    rows = [
+        attributes.get("class") for tag, attributes in drawn.tags if "row" in (attributes.get("class") or "").split()
+    ]
+    assert rows[:2] == ["row slowest", "row"]
+    first, second = device_bars(one)
     # 0.25 and 0.5 GB of weights, 0.25 GB reserved of 1 and 2 GB.
-    assert [(part.name, part.pct) for part in first.memory] == [("weights", pytest.approx(25))]
-    assert [part.pct for part in second.memory] == [pytest.approx(25)]
-    assert (first.reserved_pct, first.cap_pct) == pytest.approx((25, 50))
-    assert (second.reserved_pct, second.cap_pct, second.full_pct) == pytest.approx((12.5, 100, 100 / 3.5))
+    assert [(part.name, part.pct) for part in first.segments] == [("weights", pytest.approx(25))]
+    assert [part.pct for part in second.segments] == [pytest.approx(25)]
+    assert (first.reserved_pct, first.pct) == pytest.approx((25, 50))
+    assert (second.reserved_pct, second.pct, second.full_pct) == pytest.approx((12.5, 100, 100 / 3.5))
     assert first.peak_pct == 0
+
+
+def _widths(elements: Elements) -> list[tuple[str, float]]:
+    """The class and the width, per cent, of each segment of a bar."""
+    styles = [
+        (str(attributes.get("class")), str(attributes.get("style"))) for tag, attributes in elements.tags if tag == "i"
+    ]
+    return [(name, float(style[6:-1])) for name, style in styles if re.fullmatch(r"width:[\d.]+%", style)]
 
 
 def offloaded() -> PlacementAnswer:
@@ -278,33 +291,33 @@ def offloaded() -> PlacementAnswer:
 
 
 def test_memory_component_by_component() -> None:
-    first, second = device_bars(offloaded(), time_axis(offloaded()))
-    assert [part.name for part in first.memory] == [
+    first, second = device_bars(offloaded())
+    assert [part.name for part in first.segments] == [
         "weights", "optimizer state", "caches", "inputs", "outputs", "own samples", "dense model"
     ]  # fmt: skip
-    pct = {part.name: part.pct for part in first.memory}
+    pct = {part.name: part.pct for part in first.segments}
     assert pct["weights"] == 6.25 and pct["optimizer state"] == 12.5 and pct["dense model"] == 6.25
     assert pct["caches"] == pytest.approx(3.125 + 100 * (2**20 * 4 + 2**19 * 16) / (4 * GB))
-    assert [part.name for part in second.memory] == ["own samples", "dense model"]
+    assert [part.name for part in second.segments] == ["own samples", "dense model"]
     assert (first.peak_pct, second.peak_pct) == (0, 0)  # next to nothing more
-    assert {part.kind for part in second.memory} < {part.kind for part in first.memory}
+    assert {part.kind for part in second.segments} < {part.kind for part in first.segments}
 
 
 def test_a_peak_at_another_moment() -> None:
     """Of an idle device: a fourth of its memory as outputs are exchanged, three as gradients are ordered."""
     one = answer((0,), tables=[table("a", 64, 2048)], asked={"training_pipeline": "none"}, caps=(2**23, 2**20))
-    busy, idle = device_bars(one, time_axis(one))
+    busy, idle = device_bars(one)
     assert (busy.peak_pct, round(idle.peak_pct)) == (0, 75)
-    assert sum(part.pct for part in idle.memory) == pytest.approx(25, abs=0.2)
+    assert sum(part.pct for part in idle.segments) == pytest.approx(25, abs=0.2)
     assert idle.full_pct == idle.peak_pct
 
 
 def test_memory_of_hosts() -> None:
     first, second = host_bars(offloaded())
     assert (first.label, second.label) == ("host 0", "host 1")
-    assert [(part.name, part.pct) for part in first.memory] == [("weights", 50), ("optimizer state", 100)]
-    assert (first.used_bytes, first.room_pct, first.full_pct) == (3 * GB // 2, 50, 150)
-    assert (second.memory, second.used_bytes, second.room_pct) == ((), 0, 100)
+    assert [(part.name, part.pct) for part in first.segments] == [("weights", 50), ("optimizer state", 100)]
+    assert (first.used_bytes, first.pct, first.full_pct) == (3 * GB // 2, 50, 150)
+    assert (second.segments, second.used_bytes, second.pct) == ((), 0, 100)
     assert host_bars(answer()) == ()
     on_ssd = replace(
         offloaded(),
@@ -336,12 +349,16 @@ def test_where_tables_are_kept_is_on_the_page_where_some_are_not_in_device_memor
 def test_everything_fits_on_the_axes() -> None:
     one = full()
     assert time_axis(one).stop > 5.0
-    axis = rival_axis(one)
-    bars = rival_bars(one, axis)
-    assert [bar.name for bar in bars] == ["greedy by dim", "greedy by size", "x"]
-    assert bars[0].pct / bars[1].pct == pytest.approx(3 / 8)
-    assert bars[1].measured_pct == pytest.approx(axis.pct(7.5))
-    assert bars[2].pct == 0
+    axis, html = rival_axis(one), page(one)
+    compared = html[html.index('id="comparison"') : html.index('id="deciding"')]
+    assert re.findall(r"<span>(greedy by dim|greedy by size|x)</span>", compared) == [
+        "greedy by dim",
+        "greedy by size",
+        "x",
+    ]
+    widths = [float(pct) for pct in re.findall(r"var\(--others\);width:([\d.]+)%", compared)]
+    assert widths[0] / widths[1] == pytest.approx(3 / 8, abs=1e-5) and widths[2] == 0
+    assert f'class="seen" style="left:{axis.pct(7.5):.4f}%"' in compared
 
 
 @pytest.mark.parametrize("longest", [1e-4, 0.19, 1.0, 2.66, 18.7, 999.0, 12345.0])

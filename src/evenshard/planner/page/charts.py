@@ -1,16 +1,15 @@
-"""The bars of the page: times, memory and rivals, as shares of an axis."""
+"""The axes and bars of the page: what they are of, and how long they are."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from evenshard.planner import highlights
-from evenshard.planner.answer import PlacementAnswer, Rival
-from evenshard.planner.highlights import STEP_PARTS
+from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.memory import DEVICE_COMPONENTS
-from evenshard.sharders.catalog import label_of
 from evenshard.utils.units import ms_text, pct_text, size_text
 
 NUM_TICKS = 5
@@ -20,8 +19,6 @@ MEMORY_KINDS = tuple(DEVICE_COMPONENTS)
 """Components of memory by the number of their colour."""
 LEAST_PEAK = 0.005
 """Of all memory: a peak that is no more beyond the components is not drawn."""
-LABELLED_PCT = 7.0
-"""A segment this wide has room for its number."""
 
 
 @dataclass(frozen=True)
@@ -64,29 +61,13 @@ class Axis:
         )
 
 
-@dataclass(frozen=True)
-class Segment:
-    """One of the five times of a device.
-
-    Attributes:
-        kind: its number, 0 to 4, which gives its colour.
-        pct: its length on the axis.
-        label: its number, where there is room.
-    """
-
-    kind: int
-    ms: float
-    pct: float
-    label: str
-
-
-@dataclass(frozen=True)
-class MemorySegment:
+class MemorySegment(NamedTuple):
     """A component of the memory of a device or host.
 
     Attributes:
         kind: its number, which gives its colour.
         name: as in ``memory.DEVICE_COMPONENTS``.
+        num_bytes: its size.
         pct: its length, of all that the device or host has.
     """
 
@@ -97,81 +78,27 @@ class MemorySegment:
 
 
 @dataclass(frozen=True)
-class DeviceBar:
-    """What a device does and holds.
+class MemoryBar:
+    """What a device, a host, or a host's SSDs hold.
 
     Attributes:
-        segments: the five times.
-        total_ms: predicted.
-        measured_ms, measured_pct: measured time, if there is one.
-        num_tables: tables of which it holds all or a part.
-        memory: the components of its memory that it has some of.
-        used_bytes, limit_bytes, reserved_bytes, cap_bytes: taken at the peak, what that may be, set aside, in all.
-        peak_pct: the peak, of all that it has; 0 where it is no more than the components, or next to nothing more.
+        label: which one.
+        segments: the components that it has some of.
+        used_bytes, limit_bytes: taken, at the peak, and what that may be.
+        pct: all that it has, on the axis of all such bars.
+        full_pct: taken, of what that may be.
         reserved_pct: set aside, of all that it has.
-        cap_pct: all that it has, on the memory axis.
-        full_pct: taken, of what is not reserved.
-        text: all that in a line.
-    """
-
-    device: int
-    segments: tuple[Segment, ...]
-    total_ms: float
-    is_slowest: bool
-    measured_ms: float | None
-    measured_pct: float
-    num_tables: int
-    memory: tuple[MemorySegment, ...]
-    used_bytes: int
-    limit_bytes: int
-    reserved_bytes: int
-    cap_bytes: int
-    peak_pct: float
-    reserved_pct: float
-    cap_pct: float
-    full_pct: float
-    text: str
-
-
-@dataclass(frozen=True)
-class HostBar:
-    """What a host holds in its memory or on its SSDs.
-
-    Attributes:
-        label: which host, and which of the two.
-        memory: weights, optimizer state.
-        used_bytes, room_bytes: taken, and what tables may take.
-        room_pct: that, on the axis of hosts.
-        full_pct: taken, of that.
+        peak_pct: the peak, of all that it has; 0 where it is no more than the components, or next to nothing more.
     """
 
     label: str
-    memory: tuple[MemorySegment, ...]
+    segments: tuple[MemorySegment, ...]
     used_bytes: int
-    room_bytes: int
-    room_pct: float
-    full_pct: float
-
-
-@dataclass(frozen=True)
-class RivalBar:
-    """Another sharder beside the answer.
-
-    Attributes:
-        pct: length of its predicted time; 0 where it found no placement.
-        measured_pct: position of its measured time, if there is one.
-        difference: difference to the answer, in words; empty without a placement.
-        verdict: "", "no placement" or "breaks a rule".
-    """
-
-    name: str
-    predicted_ms: float | None
-    measured_ms: float | None
+    limit_bytes: int
     pct: float
-    measured_pct: float
-    difference: str
-    verdict: str
-    note: str
+    full_pct: float
+    reserved_pct: float = 0.0
+    peak_pct: float = 0.0
 
 
 def time_axis(answer: PlacementAnswer) -> Axis:
@@ -181,47 +108,49 @@ def time_axis(answer: PlacementAnswer) -> Axis:
     return Axis.of([*totals, *measured, answer.high_ms, answer.lower_bound_ms])
 
 
-def device_bars(answer: PlacementAnswer, axis: Axis) -> tuple[DeviceBar, ...]:
-    """One per device, by device id."""
-    slowest = highlights.slowest_device(answer)
+def rival_axis(answer: PlacementAnswer) -> Axis:
+    """Step times of evenshard and its rivals."""
+    rivals = [time for one in answer.comparison for time in (one.predicted_ms, one.measured_ms) if time is not None]
+    measured = [] if answer.measured is None else [answer.measured.max_device_ms]
+    return Axis.of([answer.predicted_ms, *measured, *rivals])
+
+
+def device_bars(answer: PlacementAnswer) -> tuple[MemoryBar, ...]:
+    """The memory of each device, by device id."""
     most = max(*answer.request.caps_bytes, 1)
-    bars = []
-    for number, (device, memory) in enumerate(zip(answer.devices, answer.memory, strict=True)):
-        times, num_tables = highlights.predicted_step_times(device), len(answer.parts_on_device[number])
-        used, limit, cap = memory.most_bytes, memory.limit_bytes, memory.cap
-        measured_ms = None if answer.measured is None else answer.measured.devices[number].total_ms
-        segments = _memory_segments(memory.components, cap)
-        each = ", ".join(f"{name} {ms_text(ms)}" for name, ms in zip(STEP_PARTS, times, strict=True))
-        held = ", ".join(f"{one.name} {size_text(one.num_bytes)}" for one in segments)
-        text = (
-            f"device {number}: {ms_text(device.predicted_total_ms)} ms ({each}); {num_tables:,} tables, "
-            f"{size_text(used)} of {size_text(limit)} ({pct_text(100 * memory.full)}; {held or 'nothing'})"
+    return tuple(
+        MemoryBar(
+            label=f"device {one.device}",
+            segments=_segments(one.components, one.cap),
+            used_bytes=one.most_bytes,
+            limit_bytes=one.limit_bytes,
+            pct=100 * one.cap / most,
+            full_pct=100 * one.full,
+            reserved_pct=100 * min(one.reserved / one.cap, 1) if one.cap else 0.0,
+            peak_pct=100 * one.peak / one.cap if one.peak > one.counted_bytes + LEAST_PEAK * one.cap else 0.0,
         )
-        bars.append(
-            DeviceBar(
-                device=number,
-                segments=tuple(_segment(kind, ms, axis) for kind, ms in enumerate(times)),
-                total_ms=device.predicted_total_ms,
-                is_slowest=number == slowest and answer.num_devices > 1,
-                measured_ms=measured_ms,
-                measured_pct=0.0 if measured_ms is None else axis.pct(measured_ms),
-                num_tables=num_tables,
-                memory=segments,
-                used_bytes=used,
-                limit_bytes=limit,
-                reserved_bytes=min(memory.reserved, cap),
-                cap_bytes=cap,
-                peak_pct=100 * memory.peak / cap if memory.peak > memory.counted_bytes + LEAST_PEAK * cap else 0.0,
-                reserved_pct=100 * min(memory.reserved / cap, 1) if cap else 0.0,
-                cap_pct=100 * cap / most,
-                full_pct=100 * memory.full,
-                text=text,
-            )
-        )
-    return tuple(bars)
+        for one in answer.memory
+    )
 
 
-def _memory_segments(components: Iterable[tuple[str, int]], all_bytes: int) -> tuple[MemorySegment, ...]:
+def host_bars(answer: PlacementAnswer) -> tuple[MemoryBar, ...]:
+    """Memory and SSDs of each host, as far as any host uses them."""
+    hosts, found = answer.host_memory, []
+    most = max(1, *(max(one.room, one.ssd_room) for one in hosts))
+    for host in hosts:
+        name = f"host {host.node}" if len(hosts) > 1 else "host"
+        if any(one.used_bytes for one in hosts):
+            segments = _segments((("weights", host.weights), ("optimizer state", host.optimizer_state)), host.room)
+            pcts = 100 * host.room / most, 100 * host.full
+            found.append(MemoryBar(name, segments, host.used_bytes, host.room, *pcts))
+        if any(one.ssd for one in hosts):
+            segments = _segments((("weights", host.ssd),), host.ssd_room)
+            pcts = 100 * host.ssd_room / most, 100 * host.ssd_full
+            found.append(MemoryBar(f"{name}, SSDs", segments, host.ssd, host.ssd_room, *pcts))
+    return tuple(found)
+
+
+def _segments(components: Iterable[tuple[str, int]], all_bytes: int) -> tuple[MemorySegment, ...]:
     """Those that are not empty."""
     return tuple(
         MemorySegment(MEMORY_KINDS.index(name), name, size, 100 * size / all_bytes if all_bytes else 0.0)
@@ -230,50 +159,14 @@ def _memory_segments(components: Iterable[tuple[str, int]], all_bytes: int) -> t
     )
 
 
-def host_bars(answer: PlacementAnswer) -> tuple[HostBar, ...]:
-    """Memory and SSDs of each host, as far as any host uses them."""
-    hosts, found = answer.host_memory, []
-    most = max(1, *(max(one.room, one.ssd_room) for one in hosts))
-    for host in hosts:
-        name = f"host {host.node}" if len(hosts) > 1 else "host"
-        if any(one.used_bytes for one in hosts):
-            held = (("weights", host.weights), ("optimizer state", host.optimizer_state))
-            segments = _memory_segments(held, host.room)
-            pcts = 100 * host.room / most, 100 * host.full
-            found.append(HostBar(name, segments, host.used_bytes, host.room, *pcts))
-        if any(one.ssd for one in hosts):
-            segments = _memory_segments((("weights", host.ssd),), host.ssd_room)
-            pcts = 100 * host.ssd_room / most, 100 * host.ssd_full
-            found.append(HostBar(f"{name}, SSDs", segments, host.ssd, host.ssd_room, *pcts))
-    return tuple(found)
-
-
-def _segment(kind: int, time_ms: float, axis: Axis) -> Segment:
-    pct = axis.pct(time_ms)
-    return Segment(kind, time_ms, pct, ms_text(time_ms) if pct >= LABELLED_PCT else "")
-
-
-def rival_axis(answer: PlacementAnswer) -> Axis:
-    """Step times of evenshard and its rivals."""
-    rivals = [time for one in answer.comparison for time in (one.predicted_ms, one.measured_ms) if time is not None]
-    measured = [] if answer.measured is None else [answer.measured.max_device_ms]
-    return Axis.of([answer.predicted_ms, *measured, *rivals])
-
-
-def rival_bars(answer: PlacementAnswer, axis: Axis) -> tuple[RivalBar, ...]:
-    """The fastest first; at the end, those without a placement."""
-    ordered = sorted(answer.comparison, key=lambda one: (one.predicted_ms is None, one.predicted_ms or 0.0))
-    return tuple(_rival_bar(answer, one, axis) for one in ordered)
-
-
-def _rival_bar(answer: PlacementAnswer, rival: Rival, axis: Axis) -> RivalBar:
-    return RivalBar(
-        name=label_of(rival.sharder),
-        predicted_ms=rival.predicted_ms,
-        measured_ms=rival.measured_ms,
-        pct=0.0 if rival.predicted_ms is None else axis.pct(rival.predicted_ms),
-        measured_pct=0.0 if rival.measured_ms is None else axis.pct(rival.measured_ms),
-        difference=highlights.rival_difference(answer, rival),
-        verdict="no placement" if rival.predicted_ms is None else "breaks a rule" if rival.note else "",
-        note=rival.note,
+def device_text(answer: PlacementAnswer, number: int) -> str:
+    """What a device does and holds, in a line."""
+    device, memory = answer.devices[number], answer.memory[number]
+    times = zip(highlights.STEP_PARTS, highlights.predicted_step_times(device), strict=True)
+    each = ", ".join(f"{name} {ms_text(ms)}" for name, ms in times)
+    held = ", ".join(f"{name} {size_text(size)}" for name, size in memory.components if size)
+    return (
+        f"device {number}: {ms_text(device.predicted_total_ms)} ms ({each}); "
+        f"{len(answer.parts_on_device[number]):,} tables, {size_text(memory.most_bytes)} of "
+        f"{size_text(memory.limit_bytes)} ({pct_text(100 * memory.full)}; {held or 'nothing'})"
     )

@@ -19,7 +19,7 @@ from evenshard.measure.hardware import measured_or_simulated
 from evenshard.placement.sharding import TYPES
 from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.page.charts import MEMORY_KINDS, Axis, device_bars, host_bars, rival_axis, rival_bars, time_axis
+from evenshard.planner.page.charts import MEMORY_KINDS, device_bars, device_text, host_bars, rival_axis, time_axis
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import FULL_SPACE
 from evenshard.sharders.catalog import label_of
@@ -36,6 +36,8 @@ _NUM_SLOWEST, NUM_COSTLIEST = 8, 10
 """Costliest tables of the slowest device, and of all."""
 MAX_CUT_ROWS, MAX_STRIP = 100, 16
 """Cut tables that have a line of their own, and parts that it draws."""
+_LABELLED_PCT = 7.0
+"""A bar's segment this wide has room for its number."""
 _MAX_BADLY_SERVED = 5
 """Tables whose caches serve them badly that are named, the worst ones."""
 _LISTED = 12
@@ -90,70 +92,49 @@ def _count(number: float) -> str:
 
 
 def _view(answer: PlacementAnswer) -> dict[str, Any]:
-    axis, rivals_axis = time_axis(answer), rival_axis(answer)
-    parts, slowest = highlights.placed_parts(answer), highlights.slowest_device(answer)
-    mean_ms = fmean(device.predicted_total_ms for device in answer.devices)
-    bars, hosts = device_bars(answer, axis), host_bars(answer)
-    offloaded = {one.number: one for one in answer.offloaded}
-    held = {one.kind for bars_of in (bars, hosts) for bar in bars_of for one in bar.memory}
-    best = highlights.best_rival(answer)
+    axis, slowest = time_axis(answer), highlights.slowest_device(answer)
+    parts, bars, hosts = highlights.placed_parts(answer), device_bars(answer), host_bars(answer)
+    held = {segment.kind for bar in (*bars, *hosts) for segment in bar.segments}
     cut = [table for table in highlights.sharded_tables(answer) if not TYPES[table.way].is_replicated]
     return {
         "answer": answer,
         "request": answer.request,
         "version": __version__,
-        "setting": highlights.setting_text(answer),
-        "device_error": highlights.device_error_text(answer),
+        "highlights": highlights,
+        "label_of": label_of,
+        "device_text": device_text,
         "timed": highlights.timing_word(answer),
         "predicted_by": _predicted_by(answer),
         "title": f"{_plural(len(answer.request.tables), 'table')} on {_plural(answer.num_devices, 'device')}",
-        "best": best,
-        "best_name": None if best is None else label_of(best.sharder) + highlights.whole_tables_text(answer, best),
-        "best_difference": None if best is None else highlights.rival_difference(answer, best),
-        "reserve": highlights.reserve_text(answer.request),
+        "best": highlights.best_rival(answer),
         "advice": [*highlights.advice(answer), *_badly_served(answer)],
-        "part_names": highlights.STEP_PARTS,
         "axis": axis,
-        "bound_pct": axis.pct(answer.lower_bound_ms),
-        "low_pct": axis.pct(answer.low_ms),
-        "high_pct": axis.pct(answer.high_ms),
+        "labelled_pct": _LABELLED_PCT,
         "bars": bars,
         "as_rows": answer.num_devices <= _MAX_ROWS,
         "labels_every": max(answer.num_devices // 16, 1),
         "slowest": slowest,
+        "marked": slowest if answer.num_devices > 1 else None,
         "digits": decimals(answer.predicted_ms),
-        "mean_ms": mean_ms,
-        "mean_pct": 100 * mean_ms / max(answer.predicted_ms, 1e-12),
-        "fullest": max(bars, key=lambda bar: bar.full_pct),
-        "total_bytes": sum(bar.used_bytes for bar in bars),
-        "room_bytes": sum(bar.limit_bytes for bar in bars),
+        "mean_ms": fmean(device.predicted_total_ms for device in answer.devices),
         "memory_kinds": [(kind, name) for kind, name in enumerate(MEMORY_KINDS) if kind in held],
-        "has_peaks": any(bar.peak_pct for bar in bars),
         "hosts": hosts[:_MAX_ROWS],
         "num_hosts": len(hosts),
         "kept": [*highlights.kept_texts(answer), *highlights.host_texts(answer)],
-        "offload": highlights.offload_text(answer),
-        "offloaded": offloaded,
-        "offloaded_bytes": sum(one.used_bytes + one.ssd for one in answer.host_memory),
-        "memory_axis": Axis(max(answer.request.caps_bytes), 1.0),
-        "rivals_axis": rivals_axis,
-        "rivals": rival_bars(answer, rivals_axis),
-        "full_space": next((rival for rival in answer.comparison if rival.sharder == FULL_SPACE), None),
-        "asked_torchrec": highlights.asked_text(answer),
+        "offloaded": {one.number: one for one in answer.offloaded},
+        "rivals_axis": rival_axis(answer),
+        "rivals": sorted(answer.comparison, key=lambda one: (one.predicted_ms is None, one.predicted_ms or 0.0)),
+        "full_space": any(rival.sharder == FULL_SPACE for rival in answer.comparison),
         "rival_measured": any(rival.measured_ms is not None for rival in answer.comparison),
         "on_slowest": highlights.costliest([one for one in parts if slowest in one.part.devices], _NUM_SLOWEST),
         "costliest": highlights.costliest(parts, NUM_COSTLIEST),
         "may_cut": highlights.may_cut(answer.request),
-        "ways": highlights.sharding_texts(answer),
         "near": list(highlights.near_texts(answer)),
-        "bound": highlights.bound_text(answer),
         "cut": cut[:MAX_CUT_ROWS],
         "num_cut": len(cut),
-        "where_text": lambda table: highlights.where_text(table, answer.request.nodes),
         "max_strip": MAX_STRIP,
         "parts": parts,
         "open_list": len(parts) <= MAX_OPEN,
-        "assumed": highlights.assumed_groups(answer),
         "notes": (*highlights.assumed_lookups_texts(answer), *answer.notes),
         "listed": _LISTED,
         "asked": _asked(answer),
