@@ -8,42 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.planner.api import place
-from evenshard.planner.options import place_option
+from evenshard.planner.options import options_of, place_option, place_options
 from evenshard.utils.signature import checked
 
 if TYPE_CHECKING:
     from evenshard.planner.what_if.prices import Prices
     from evenshard.planner.what_if.result import WhatIfAnswer
-
-SHARED_KNOBS = (
-    "memory_cap_gb",
-    "reserved_gb",
-    "dense_gb",
-    "training_pipeline",
-    "host_memory_gb",
-    "host_bandwidth_gb_s",
-    "ssd_gb",
-    "ssd_bandwidth_gb_s",
-    "compute_kernels",
-    "optimizer",
-    "dense_optimizer",
-    "weight_bits",
-    "traffic",
-    "embedding_dim",
-    "pooling_factors",
-    "default_pooling_factor",
-    "columns",
-    "communication",
-    "sharding_types",
-    "allow_column_split",
-    "together",
-    "apart",
-    "table_types",
-    "min_columns",
-    "table_kernels",
-    "seed",
-)
-"""Knobs of ``evenshard.place`` that hold for every machine alike."""
 
 
 @checked(place, Prices="evenshard.planner.what_if.prices", PlacementModel="evenshard.sharders.models")
@@ -175,3 +145,17 @@ def what_if(
     asked = [(name, machine, size) for name, machine in machines for size in sizes_of(machine, group_sizes)]
     options = (question.option(*one) for one in (asked if progress is None else progress(asked)))
     return WhatIfAnswer(tuple(options), question, max_step_ms)
+
+
+_OF_ONE_MACHINE = {
+    *("num_devices", "nodes", "cluster", "constraints"),
+    *("pinned", "forbidden", "forbidden_devices", "pinned_nodes"),
+    *("near", "max_move_gb", "num_measured", "compare"),
+}
+"""Arguments of ``evenshard.place`` about one machine and its devices, or about one answer."""
+SHARED_KNOBS = tuple(
+    one.name
+    for one in place_options()
+    if one.name not in _OF_ONE_MACHINE and one.name not in {own.name for own in options_of(what_if)}
+)
+"""All other arguments of ``evenshard.place``, which hold for every machine alike, unless ``what_if`` has its own."""
