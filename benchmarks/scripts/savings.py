@@ -22,7 +22,7 @@ from benchmarks.scripts.near import drift_factors
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.task import ShardingTask
-from evenshard.planner.diff.shared_work import difference_error, error_correlation, shared_work
+from evenshard.planner.diff.times import difference_error, error_correlation, shared_work
 from evenshard.planner.near import Near
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.priced import PricedParts, priced

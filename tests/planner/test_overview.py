@@ -14,7 +14,7 @@ from evenshard.cli import main
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.explain.overview import NUM_CHANGES, Overview, overview
-from evenshard.planner.explain.overview_text import print_overview
+from evenshard.planner.explain.text import print_overview
 from evenshard.planner.file import save_answer
 from evenshard.sharders.models import load_model, save_model
 from support.documented import command

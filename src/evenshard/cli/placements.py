@@ -26,8 +26,7 @@ MODEL_HELP = (
 def _explain(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.planner.explain.explain import explain
     from evenshard.planner.explain.overview import overview
-    from evenshard.planner.explain.overview_text import print_overview
-    from evenshard.planner.explain.text import print_explanation
+    from evenshard.planner.explain.text import print_explanation, print_overview
     from evenshard.planner.file import load_answer
     from evenshard.planner.more_memory import more_memory, print_more_memory
     from evenshard.utils.errors import BadConfig

@@ -6,7 +6,7 @@
     request, rules        what is asked: tables, devices, memory, optimizer, rules by table name
     model                 which model answers; serving, mlflow_model: where MLflow serves one
     place                 the answer: search, column splits (splits), comparison (rivals), measuring; refusals: capacity
-    answer, file          the answer and placement.json with its JSON schema; file_records, file_versions: what it holds
+    answer, file          the answer and placement.json with its JSON schema; file_records: what it holds
     memory, offloaded     what fills devices and hosts, and what tables outside of device memory take
     summary, highlights/  the answer on the terminal; page/: as one HTML page
     explain/              what a step would take with a table elsewhere, sharded otherwise or kept otherwise

@@ -112,7 +112,7 @@ class PlacementAnswer:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        from evenshard.planner.page.card import card
+        from evenshard.planner.page.page import card
 
         return card(self)
 

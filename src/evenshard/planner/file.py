@@ -1,7 +1,7 @@
 """placement.json: what it holds, its JSON schema (``evenshard place --schema``), writing and reading.
 
 The file holds the request too, tables included, so that ``evenshard explain`` and ``evenshard diff`` need nothing else
-but the model that its lineage names. ``file_records`` says what stands in it, ``file_versions`` reads earlier ones.
+but the model that its lineage names. ``file_records`` says what stands in it, also in earlier versions.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from evenshard.placement.storage import ON_DEVICE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file_records import (
     FILE_VERSION,
+    OLDER_FILES,
     STEP_TIMES,
     DeviceTimes,
+    FileOfVersion3,
     MeasuredStep,
     MemoryRecord,
     PlacementFile,
@@ -30,7 +32,6 @@ from evenshard.planner.file_records import (
     PredictedTimes,
     Shard,
 )
-from evenshard.planner.file_versions import OLDER_FILES, FileOfVersion3
 from evenshard.tables.table import LATER_FIELDS
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile, MeasurementFailed

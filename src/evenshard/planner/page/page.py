@@ -1,7 +1,8 @@
-"""An answer as one HTML file with everything in it, for ``--report``.
+"""An answer as HTML: one file with everything in it, for ``--report``, and a card for notebooks.
 
 The page loads nothing: styles and script stand in it, and it tells the browser to load nothing else. Names are the
-user's own and are escaped. ``charts.py`` says how long bars are, ``page.html.j2`` how it all looks.
+user's own and are escaped. ``charts.py`` says how long bars are, ``page.html.j2`` how it all looks. In the card, styles
+stand in the elements: a notebook has its own, and may be light or dark.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.page.charts import MEMORY_KINDS, device_bars, device_text, host_bars, rival_axis, time_axis
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import FULL_SPACE
+from evenshard.planner.summary import shown_devices
 from evenshard.sharders.catalog import label_of
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.messages import printable
@@ -42,6 +44,8 @@ _MAX_BADLY_SERVED = 5
 """Tables whose caches serve them badly that are named, the worst ones."""
 _LISTED = 12
 """Tables that an assumption names."""
+COLOURS = ("#009e73", "#0072b2", "#6bbdec", "#efb336", "#d55e00")
+"""Of the five times in a bar, in the order of a step; those of the page."""
 
 
 def save_page(answer: PlacementAnswer, path: Path, missing: str = "") -> None:
@@ -267,3 +271,32 @@ def _range(values: Iterable[float]) -> str:
     listed = list(values)
     low, high = _count(min(listed)), _count(max(listed))
     return low if low == high else f"{low} to {high}"
+
+
+def card(answer: PlacementAnswer) -> str:
+    """The headline and a bar for each device as a piece of HTML, for notebooks; the same answer gives the same text."""
+    slowest, fullest = shown_devices(answer)
+    longest_ms = max(one.predicted_total_ms for one in answer.devices) or 1.0
+    bars = []
+    for device in sorted((*slowest, *fullest)):
+        times = highlights.predicted_step_times(answer.devices[device])
+        widths = [100 * time_ms / longest_ms for time_ms in times]
+        bars.append((device, answer.devices[device].predicted_total_ms, list(zip(widths, COLOURS, strict=True))))
+    count = len(answer.request.tables)
+    title = f"{count:,} table{'s' * (count > 1)}"
+    return rendered(
+        "card.html.j2",
+        title=title,
+        setting=highlights.setting_text(answer),
+        headline=highlights.step_headline(answer),
+        bars=bars,
+        memory=answer.memory,
+        num_parts=[len(held) for held in answer.parts_on_device],
+        slowest=highlights.slowest_device(answer),
+        digits=decimals(answer.predicted_ms),
+        left_out=answer.num_devices - len(bars),
+        legend=list(zip(highlights.STEP_PARTS, COLOURS, strict=True)),
+        ways=highlights.sharding_texts(answer),
+        notes=[*answer.notes, *highlights.advice(answer)],
+        warnings=[*highlights.assumed_lookups_texts(answer), *answer.memory_warnings, *answer.warnings],
+    )

@@ -8,10 +8,9 @@ from typing import TextIO
 
 from evenshard.measure.hardware import is_simulated
 from evenshard.planner.highlights.setting import assumed_groups, device_error_text
-from evenshard.planner.what_if.comparison import Best
 from evenshard.planner.what_if.groups import CONTIGUOUS
 from evenshard.planner.what_if.option import SAMPLES_OF_COST, PredictedInterval, WhatIfOption
-from evenshard.planner.what_if.result import WhatIfAnswer
+from evenshard.planner.what_if.result import Best, WhatIfAnswer
 from evenshard.utils.console import plain_console, plain_grid, print_whole
 from evenshard.utils.messages import printable
 from evenshard.utils.units import decimals, ms_text, pct_text, size_text
