@@ -19,7 +19,7 @@ from evenshard.placement.parts import Span, TablePart
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.api import place
 from evenshard.planner.file import save_answer
-from evenshard.planner.highlights import device_error_text
+from evenshard.planner.highlights.setting import device_error_text
 from evenshard.planner.torchrec import save_plan
 from evenshard.stages.observe import tables_of_devices
 from evenshard.tables.files import load_tables, save_tables

@@ -27,7 +27,7 @@ from evenshard.planner.diff.diff import diff
 from evenshard.planner.explain.explain import explain
 from evenshard.planner.explain.text import print_explanation
 from evenshard.planner.file import json_schema, json_text, load_answer, save_answer
-from evenshard.planner.highlights import device_error_text
+from evenshard.planner.highlights.setting import device_error_text
 from evenshard.planner.page.page import page
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.summary import print_answer

@@ -12,8 +12,9 @@ from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.storage import Storage
-from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.highlights.memory import badly_served, badly_served_text, offload_text
+from evenshard.planner.highlights.setting import assumed_groups
 from evenshard.tables.cache import ASSUMED, BOUND, COUNTED, LOAD_FACTORS, miss_ratio
 from evenshard.tables.table import Table
 from support.answer_builders import answer
@@ -58,13 +59,13 @@ def test_hardware_without_a_profile_has_a_usual_link(hardware: str) -> None:
 def test_a_cache_that_misses_much_and_takes_long_is_named() -> None:
     counted = replace(BUSY, miss_ratios=KNOWN)
     one = kept((counted, CACHED), totals_ms=(50.0, 5.0))
-    (bad,) = highlights.badly_served(one)
+    (bad,) = badly_served(one)
     taken = f"{bad.offload_ms:.1f}"
-    assert highlights.badly_served_text(one, bad) == (
+    assert badly_served_text(one, bad) == (
         f"busy misses 90 % of the distinct rows of a batch at load factor 0.1 (counted in traffic). Being there "
         f"takes {taken} of the 50.0 ms of device 0: give it more cache or device memory."
     )
-    assert highlights.offload_text(one) == (f"being outside of device memory takes {taken} of the 50.0 ms of device 0")
+    assert offload_text(one) == (f"being outside of device memory takes {taken} of the 50.0 ms of device 0")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_a_cache_that_misses_much_and_takes_long_is_named() -> None:
 )
 def test_others_are_not(one: PlacementAnswer, why: str) -> None:
     assert one.offloaded[0].offload_ms > 0
-    assert highlights.badly_served(one) == [], why
+    assert badly_served(one) == [], why
 
 
 def test_the_worst_part_of_a_table_stands_for_it_and_the_worst_table_is_first() -> None:
@@ -91,7 +92,7 @@ def test_the_worst_part_of_a_table_stands_for_it_and_the_worst_table_is_first() 
     tables = [replace(BUSY, miss_ratios=KNOWN), busier]
     asked = {"machine": HOST, "sharding_types": ()}
     one = answer(tables=tables, parts=(*cut, whole), totals_ms=(10.0, 5.0), asked=asked)
-    assert [(bad.part.table, bad.part.device) for bad in highlights.badly_served(one)] == [("busier", 0), ("busy", 1)]
+    assert [(bad.part.table, bad.part.device) for bad in badly_served(one)] == [("busier", 0), ("busy", 1)]
 
 
 def test_what_is_assumed_of_caches() -> None:
@@ -103,4 +104,4 @@ def test_what_is_assumed_of_caches() -> None:
     found = {each.table: each.text for each in one.assumptions}
     assert list(found) == ["bounded", "unknown"] and {each.column for each in one.assumptions} == {"miss_ratios"}
     assert found["bounded"].startswith(BOUND) and found["unknown"].startswith(ASSUMED)
-    assert [group.tables for group in highlights.assumed_groups(one)] == [("bounded",), ("unknown",)]
+    assert [group.tables for group in assumed_groups(one)] == [("bounded",), ("unknown",)]

@@ -11,8 +11,11 @@ import pytest
 from evenshard.placement.machine import DeviceGroup, Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.storage import Storage
-from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer, Rival
+from evenshard.planner.highlights.advice import advice
+from evenshard.planner.highlights.memory import offload_text
+from evenshard.planner.highlights.placed import costliest, placed_parts
+from evenshard.planner.highlights.setting import link_text, machine_text
 from evenshard.planner.page.page import page
 from evenshard.planner.rivals import FULL_SPACE
 from evenshard.planner.rules import Rules
@@ -199,7 +202,7 @@ def test_where_tables_are_kept_is_said_where_some_are_not_in_device_memory(monke
         "0.25 to 0.5): b, c",
         "kept     fused_uvm: 1 table, 1.00 MB in host memory: d",
         "hosts    host memory: 2.00 MB of 4.00 MB used on host 1, the fullest of 2 (50 %); 3.00 MB in all",
-        f"kept     {highlights.offload_text(offloaded())}",
+        f"kept     {offload_text(offloaded())}",
     ]
     assert "kept" not in printed(answer(), monkeypatch) and "hosts" not in printed(answer(), monkeypatch)
 
@@ -327,9 +330,9 @@ def test_machine_and_links_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     pods = replace(nodes().request, machine=Machine(4, 1, 2, "nvlink_h100", "infiniband_ndr"))
     one = answer((0, 1, 2), (4, 3, 2, 1), asked={"machine": pods.machine})
-    assert highlights.link_text(one) == "link nvlink_h100 within 2 nodes, infiniband_ndr between them (modelled)"
+    assert link_text(one) == "link nvlink_h100 within 2 nodes, infiniband_ndr between them (modelled)"
     kinds = (DeviceGroup("simulated:h100", 2), DeviceGroup("simulated:h200", 2))
-    assert highlights.machine_text(replace(pods, machine=Machine(4, 4, groups=kinds))) == (
+    assert machine_text(replace(pods, machine=Machine(4, 4, groups=kinds))) == (
         "2 x simulated:h100 + 2 x simulated:h200"
     )
 
@@ -393,38 +396,38 @@ DECISIVE = {"alone_ms": (3.9, 1.0, 1.0), "totals_ms": (4.0, 2.0)}
     ],
 )
 def test_a_table_that_decides_the_step(asked: dict[str, object], words: str) -> None:
-    (line,) = highlights.advice(answer(asked=asked, **DECISIVE))
+    (line,) = advice(answer(asked=asked, **DECISIVE))
     assert line.startswith("a decides the step: the device that holds it takes 3.90 ms at least")
     assert "mean device takes 3.00 ms" in line
     assert words in line
 
 
 def test_no_table_decides_where_all_devices_are_as_slow_or_none_is_costly() -> None:
-    assert highlights.advice(answer(alone_ms=(3.9, 1.0, 1.0), totals_ms=(4.0, 3.9))) == []
-    assert highlights.advice(answer(alone_ms=(3.7, 1.0, 1.0))) == []
+    assert advice(answer(alone_ms=(3.9, 1.0, 1.0), totals_ms=(4.0, 3.9))) == []
+    assert advice(answer(alone_ms=(3.7, 1.0, 1.0))) == []
 
 
 def test_a_placement_at_the_bound_leaves_nothing_to_gain() -> None:
-    (line,) = highlights.advice(answer(lower_bound_ms=3.96))
+    (line,) = advice(answer(lower_bound_ms=3.96))
     assert line.startswith("No other placement gains more than 1.0 %")
 
 
 def test_reserved_memory_makes_it_tighter() -> None:
     # 0.75 GB of tables in twice 0.4 GB.
-    assert "94 % of the memory" in highlights.advice(answer(asked={"reserved_bytes": int(0.6 * GB)}))[0]
-    assert highlights.advice(answer()) == []
+    assert "94 % of the memory" in advice(answer(asked={"reserved_bytes": int(0.6 * GB)}))[0]
+    assert advice(answer()) == []
 
 
 def test_the_costliest_tables_come_first() -> None:
-    parts = highlights.placed_parts(answer(adds_ms=(3.0, 0.5, 1.0)))
-    assert [one.part.table for one in highlights.costliest(parts, 2)] == ["a", "c"]
+    parts = placed_parts(answer(adds_ms=(3.0, 0.5, 1.0)))
+    assert [one.part.table for one in costliest(parts, 2)] == ["a", "c"]
     assert [one.share for one in parts] == [0.75, 0.25, 0.5]
-    cut = highlights.placed_parts(answer((0, 1, 1, 1), cuts={"a": (16,)}, adds_ms=(1.0, 2.0, 0.5, 1.5)))
-    assert [(one.part.table, one.adds_ms) for one in highlights.costliest(cut, 2)] == [("a", 2.0), ("c", 1.5)]
+    cut = placed_parts(answer((0, 1, 1, 1), cuts={"a": (16,)}, adds_ms=(1.0, 2.0, 0.5, 1.5)))
+    assert [(one.part.table, one.adds_ms) for one in costliest(cut, 2)] == [("a", 2.0), ("c", 1.5)]
 
 
 def test_tight_memory_and_idle_devices_are_told() -> None:
-    lines = highlights.advice(answer((0, 0, 0), caps=(GB * 3 // 4, GB // 64)))
+    lines = advice(answer((0, 0, 0), caps=(GB * 3 // 4, GB // 64)))
     assert len(lines) == 2
     assert "98 % of the memory" in lines[0]
     assert lines[1] == "Device 1 holds no table."

@@ -10,10 +10,32 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.highlights.advice import advice
+from evenshard.planner.highlights.comparison import asked_text, not_compared_text, rival_text
+from evenshard.planner.highlights.memory import (
+    badly_served,
+    badly_served_text,
+    fullest_device,
+    host_texts,
+    kept_texts,
+    offload_text,
+    reserve_text,
+)
+from evenshard.planner.highlights.near import near_texts
+from evenshard.planner.highlights.setting import (
+    LOOKUPS,
+    assumed_groups,
+    assumed_lookups_texts,
+    device_error_text,
+    may_cut,
+    setting_text,
+    timing_word,
+)
+from evenshard.planner.highlights.step import bound_text, predicted_step_times, slowest_device, step_headline
+from evenshard.planner.highlights.ways import sharding_texts
 from evenshard.utils.console import plain_console, plain_grid, print_whole
-from evenshard.utils.messages import printable
+from evenshard.utils.messages import names_text, printable
 from evenshard.utils.units import BYTES_PER_GB, decimals, ms_text, size_text
 
 _Number = TypeVar("_Number", int, float)
@@ -52,19 +74,19 @@ def print_answer(answer: PlacementAnswer, file: TextIO | None = None, missing: s
         missing: why TorchRec's planner is not among the others, where it was asked for.
     """
     console = plain_console(file)
-    compared, not_compared = highlights.rival_text(answer), highlights.not_compared_text(answer, missing)
-    _print_text(console, f"{highlights.setting_text(answer)}. {highlights.reserve_text(answer.request)}.", "dim")
-    if text := highlights.device_error_text(answer):
+    compared, not_compared = rival_text(answer), not_compared_text(answer, missing)
+    _print_text(console, f"{setting_text(answer)}. {reserve_text(answer.request)}.", "dim")
+    if text := device_error_text(answer):
         unconfirmed = any(one is not None and not one.is_confirmed for one in (answer.device_error, answer.link_error))
         _print_text(console, f"{printable(text)}.", "bold yellow" if unconfirmed else "dim")
-    for note in (*highlights.assumed_lookups_texts(answer), *answer.notes):
+    for note in (*assumed_lookups_texts(answer), *answer.notes):
         _print_text(console, printable(note), "bold yellow")
     for warning in _warnings(answer):
         _print_text(console, f"Warning: {printable(warning)}", "bold yellow")
     console.print()
-    _print_text(console, f"{highlights.step_headline(answer)}.", "bold")
+    _print_text(console, f"{step_headline(answer)}.", "bold")
     _print_text(console, " ".join(line for line in (f"{compared}." if compared else "", not_compared) if line))
-    if asked := highlights.asked_text(answer):
+    if asked := asked_text(answer):
         _print_text(console, f"{printable(asked)}.", "dim")
     console.print()
     print_whole(console, _devices(answer, console))
@@ -104,7 +126,7 @@ def shown_devices(answer: PlacementAnswer) -> tuple[list[int], list[int]]:
 def _devices(answer: PlacementAnswer, console: Console) -> Grid:
     slowest, fullest = shown_devices(answer)
     heads = [head.format(unit=_memory_unit(answer)[0]) for head in _HEADS]
-    heads += [] if answer.measured is None else [highlights.timing_word(answer)]
+    heads += [] if answer.measured is None else [timing_word(answer)]
     lines = {device: _cells(answer, device) for device in (*slowest, *fullest)}
     if _left(console.width, heads, lines.values()) < LEAST_BAR:
         for line in (heads, *lines.values()):
@@ -113,7 +135,7 @@ def _devices(answer: PlacementAnswer, console: Console) -> Grid:
     bars = _bars(answer, list(lines), min(left, MOST_BAR), console.options.ascii_only)
     grid = plain_grid(*heads)
     grid.add_column(LEGEND if left + len(SLOWEST) >= len(LEGEND) and answer.num_devices > 1 else "", no_wrap=True)
-    marked = highlights.slowest_device(answer)
+    marked = slowest_device(answer)
     for number, (device, line) in enumerate(lines.items()):
         if number == len(slowest):
             grid.add_row()
@@ -159,7 +181,7 @@ def _bar(answer: PlacementAnswer, device: int, width: int, ascii_only: bool) -> 
     eighths, so that a narrow bar shows what differs by some percent.
     """
     longest_ms = max(other.predicted_total_ms for other in answer.devices)
-    times = highlights.predicted_step_times(answer.devices[device])
+    times = predicted_step_times(answer.devices[device])
     share = sum(times) / longest_ms if longest_ms > 0 else 0.0
     whole, eighths = (round(share * width), 0) if ascii_only else divmod(round(share * width * 8), 8)
     full, bar, total_ms, drawn = FULL_ASCII if ascii_only else FULL, Text(), 0.0, 0
@@ -204,20 +226,20 @@ def _range(values: Sequence[_Number], text: Callable[[_Number], str]) -> str:
 
 def _sharding(answer: PlacementAnswer) -> Iterator[Line]:
     """What moves, how tables are sharded, where there is a choice, and what no placement can beat."""
-    for text in highlights.near_texts(answer):
+    for text in near_texts(answer):
         yield "near", text, "green"
     if answer.num_devices == 1:
         return
-    if highlights.may_cut(answer.request):
-        for way, text in highlights.sharding_texts(answer):
+    if may_cut(answer.request):
+        for way, text in sharding_texts(answer):
             yield "sharded", f"{way}: {text}", "cyan"
-    yield "bound", highlights.bound_text(answer), "dim"
+    yield "bound", bound_text(answer), "dim"
 
 
 def _memory(answer: PlacementAnswer) -> Iterator[Line]:
     """What fills the fullest device; where tables are kept, where some are not in device memory."""
     if answer.request.training_pipeline:
-        fullest, (unit, of_unit) = highlights.fullest_device(answer), _memory_unit(answer)
+        fullest, (unit, of_unit) = fullest_device(answer), _memory_unit(answer)
         shown = [(what, size) for what, size in fullest.components if size >= 0.005 * of_unit]
         rest = fullest.counted_bytes - sum(size for _, size in shown)
         shown += [("the rest", rest)] if rest >= 0.005 * of_unit else []
@@ -229,19 +251,19 @@ def _memory(answer: PlacementAnswer) -> Iterator[Line]:
         if fullest.peak - fullest.counted_bytes >= 0.005 * of_unit:
             peak = f", {fullest.peak / of_unit:.2f} when {fullest.moment}"
         yield "memory", f"{where}{' + '.join(parts)} = {total}{peak}{reserved}", "cyan"
-    for kernel, text in highlights.kept_texts(answer):
+    for kernel, text in kept_texts(answer):
         yield "kept", f"{kernel}: {text}", "cyan"
-    for what, text in highlights.host_texts(answer):
+    for what, text in host_texts(answer):
         yield "hosts", f"{what}: {text}", "cyan"
-    if text := highlights.offload_text(answer):
+    if text := offload_text(answer):
         yield "kept", text, "cyan"
 
 
 def _troubles(answer: PlacementAnswer) -> Iterator[Line]:
-    for line in highlights.advice(answer):
+    for line in advice(answer):
         yield "note", printable(line), "green"
-    for one in highlights.badly_served(answer)[:_MAX_BADLY_SERVED]:
-        yield "note", highlights.badly_served_text(answer, one), "green"
-    for group in (one for one in highlights.assumed_groups(answer) if one.column != highlights.LOOKUPS):
-        count, names = len(group.tables), highlights.names_text(group.tables)
+    for one in badly_served(answer)[:_MAX_BADLY_SERVED]:
+        yield "note", badly_served_text(answer, one), "green"
+    for group in (one for one in assumed_groups(answer) if one.column != LOOKUPS):
+        count, names = len(group.tables), names_text(group.tables)
         yield "assumed", f"{group.column} of {count:,} table{'s' * (count > 1)}: {group.text} ({names})", "dim"

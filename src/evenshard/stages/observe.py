@@ -19,7 +19,7 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import BY_COLUMNS, sharding_type
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.file import load_answer, read_json
-from evenshard.planner.highlights import device_error_text
+from evenshard.planner.highlights.setting import device_error_text
 from evenshard.planner.model import model_of
 from evenshard.planner.place import place_request
 from evenshard.planner.priced import priced

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
 MAX_VALUE = 80  # characters of one value
+MAX_NAMES = 3  # names of many
 MAX_MESSAGE = 1200  # characters of a whole message; what is longer was not written for a person
 _CREDENTIALS = re.compile(r"\b((?!s3:)[a-zA-Z][\w+.-]*://)\S*@")
 _SECRET_SETTINGS = re.compile(
@@ -50,6 +51,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def printable(text: str) -> str:
     """Without characters that steer a terminal, line breaks among them."""
     return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
+
+
+def names_text(names: Sequence[str]) -> str:
+    """The first three of many names, and how many more there are."""
+    shown = ", ".join(printable(name) for name in names[:MAX_NAMES])
+    more = len(names) - MAX_NAMES
+    return f"{shown} and {more:,} more" if more > 0 else shown
 
 
 def without_credentials(text: str) -> str:

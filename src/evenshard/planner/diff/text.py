@@ -10,10 +10,9 @@ from rich.table import Table as Grid
 
 from evenshard.planner.diff.difference import Difference, PartMove, Rekept, Renaming, Traffic
 from evenshard.planner.diff.payback import Payback
-from evenshard.planner.highlights import names_text
 from evenshard.sharders.convex_search.cost_model import ROUNDING
 from evenshard.utils.console import plain_console, plain_grid
-from evenshard.utils.messages import printable
+from evenshard.utils.messages import names_text, printable
 from evenshard.utils.units import bytes_to_gb, decimals, ms_text, pct_text, size_text
 
 _NARROWEST = 80

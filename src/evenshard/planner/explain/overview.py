@@ -13,13 +13,14 @@ import numpy as np
 
 from evenshard.measure.evidence import device_text
 from evenshard.placement.sharding import TABLE_WISE
-from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.explain.explain import PartMoves, way_options
 from evenshard.planner.explain.kept import kept_options
 from evenshard.planner.explain.what_if import WhatIf, devices_text
+from evenshard.planner.highlights.step import STEP_PARTS, predicted_step_times
 from evenshard.sharders.convex_search.cost_model import ROUNDING
 from evenshard.sharders.model import Model
+from evenshard.utils.messages import names_text
 from evenshard.utils.process import one_thread
 
 MOST_TABLES_TRIED = 24
@@ -129,7 +130,7 @@ def overview(answer: PlacementAnswer, model: Model) -> Overview:
     tried = list(costliest)[:MOST_TABLES_TRIED]
     moves = PartMoves(answer, what_if)
     changes = [change for name in tried if (change := _best_change(answer, what_if, moves, name, costliest[name]))]
-    devices = [highlights.predicted_step_times(one) for one in what_if.costs.predict(answer.parts).devices]
+    devices = [predicted_step_times(one) for one in what_if.costs.predict(answer.parts).devices]
     means = np.mean(devices, axis=0).tolist()
     return Overview(
         model=model.source,
@@ -138,7 +139,7 @@ def overview(answer: PlacementAnswer, model: Model) -> Overview:
         slowest_device=slowest,
         num_devices=answer.num_devices,
         mean_ms=float(what_if.now.ms_D.mean()),
-        times=tuple(map(DeviceTime, highlights.STEP_PARTS, devices[slowest], means)),
+        times=tuple(map(DeviceTime, STEP_PARTS, devices[slowest], means)),
         tables=tuple(_share(answer, what_if, name, number) for name, number in costliest.items()),
         changes=tuple(sorted(changes, key=lambda one: one.step_ms)[:NUM_CHANGES]),
         num_tried=len(tried),
@@ -190,7 +191,7 @@ def _changes(
             f" its columns {answer.parts[number].extent}" if what_if.way(position).sharding_type != TABLE_WISE else ""
         )
         if move.swap_with:
-            yield move.step_ms, f"swap{columns} with {highlights.names_text(move.swap_with)} on device {move.to_device}"
+            yield move.step_ms, f"swap{columns} with {names_text(move.swap_with)} on device {move.to_device}"
         else:
             yield move.step_ms, f"move{columns} to device {move.to_device}"
     for way in way_options(what_if, position, what_if.without(position)):

@@ -16,10 +16,9 @@ from evenshard.planner.explain.explanation import Explanation, Move, PartExplana
 from evenshard.planner.explain.kept import KeptOption
 from evenshard.planner.explain.overview import Overview
 from evenshard.planner.explain.what_if import devices_text, ranges_text
-from evenshard.planner.highlights import names_text
 from evenshard.sharders.convex_search.cost_model import ROUNDING
 from evenshard.utils.console import plain_console, plain_grid
-from evenshard.utils.messages import printable
+from evenshard.utils.messages import names_text, printable
 from evenshard.utils.units import bytes_to_gb, decimals, ms_text, pct_text, size_text
 
 _NARROWEST = 80

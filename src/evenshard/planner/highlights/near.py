@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.highlights.names import names_text
-from evenshard.utils.messages import printable
+from evenshard.utils.messages import names_text, printable
 from evenshard.utils.units import ms_text, size_text
 
 

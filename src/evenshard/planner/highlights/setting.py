@@ -12,10 +12,9 @@ from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.link import is_modelled
 from evenshard.placement.sharding import TABLE_WISE, Communication
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.highlights.names import names_text
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.assumptions import Assumption
-from evenshard.utils.messages import printable
+from evenshard.utils.messages import names_text, printable
 
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w])")
 

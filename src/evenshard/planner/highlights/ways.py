@@ -13,9 +13,8 @@ from evenshard.placement.sharding import (
     TYPES,
 )
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.highlights.names import names_text
 from evenshard.planner.highlights.placed import PlacedPart, SpreadTable, sharded_tables
-from evenshard.utils.messages import printable
+from evenshard.utils.messages import names_text, printable
 from evenshard.utils.units import size_text
 
 MAX_CUT, MAX_LISTED_PARTS = 4, 4

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.highlights.step import STEP_PARTS, predicted_step_times
 from evenshard.planner.memory import DEVICE_COMPONENTS
 from evenshard.utils.units import ms_text, pct_text, size_text
 
@@ -162,7 +162,7 @@ def _segments(components: Iterable[tuple[str, int]], all_bytes: int) -> tuple[Me
 def device_text(answer: PlacementAnswer, number: int) -> str:
     """What a device does and holds, in a line."""
     device, memory = answer.devices[number], answer.memory[number]
-    times = zip(highlights.STEP_PARTS, highlights.predicted_step_times(device), strict=True)
+    times = zip(STEP_PARTS, predicted_step_times(device), strict=True)
     each = ", ".join(f"{name} {ms_text(ms)}" for name, ms in times)
     held = ", ".join(f"{name} {size_text(size)}" for name, size in memory.components if size)
     return (

@@ -18,8 +18,8 @@ from markupsafe import Markup
 
 from evenshard.measure.hardware import measured_or_simulated
 from evenshard.placement.sharding import TYPES
-from evenshard.planner import highlights
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.highlights import advice, comparison, memory, near, placed, setting, step, ways
 from evenshard.planner.page.charts import MEMORY_KINDS, device_bars, device_text, host_bars, rival_axis, time_axis
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import FULL_SPACE
@@ -60,7 +60,7 @@ def page(answer: PlacementAnswer, missing: str = "") -> str:
     Args:
         missing: why TorchRec's planner is not among the others, where it was asked for.
     """
-    not_compared = highlights.not_compared_text(answer, missing)
+    not_compared = comparison.not_compared_text(answer, missing)
     return rendered("page.html.j2", not_compared=not_compared, **_view(answer))
 
 
@@ -96,22 +96,26 @@ def _count(number: float) -> str:
 
 
 def _view(answer: PlacementAnswer) -> dict[str, Any]:
-    axis, slowest = time_axis(answer), highlights.slowest_device(answer)
-    parts, bars, hosts = highlights.placed_parts(answer), device_bars(answer), host_bars(answer)
+    axis, slowest = time_axis(answer), step.slowest_device(answer)
+    parts, bars, hosts = placed.placed_parts(answer), device_bars(answer), host_bars(answer)
     held = {segment.kind for bar in (*bars, *hosts) for segment in bar.segments}
-    cut = [table for table in highlights.sharded_tables(answer) if not TYPES[table.way].is_replicated]
+    cut = [table for table in placed.sharded_tables(answer) if not TYPES[table.way].is_replicated]
     return {
         "answer": answer,
         "request": answer.request,
         "version": __version__,
-        "highlights": highlights,
+        "comparison": comparison,
+        "memory": memory,
+        "setting": setting,
+        "step": step,
+        "ways": ways,
         "label_of": label_of,
         "device_text": device_text,
-        "timed": highlights.timing_word(answer),
+        "timed": setting.timing_word(answer),
         "predicted_by": _predicted_by(answer),
         "title": f"{_plural(len(answer.request.tables), 'table')} on {_plural(answer.num_devices, 'device')}",
-        "best": highlights.best_rival(answer),
-        "advice": [*highlights.advice(answer), *_badly_served(answer)],
+        "best": comparison.best_rival(answer),
+        "advice": [*advice.advice(answer), *_badly_served(answer)],
         "axis": axis,
         "labelled_pct": _LABELLED_PCT,
         "bars": bars,
@@ -124,22 +128,22 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "memory_kinds": [(kind, name) for kind, name in enumerate(MEMORY_KINDS) if kind in held],
         "hosts": hosts[:_MAX_ROWS],
         "num_hosts": len(hosts),
-        "kept": [*highlights.kept_texts(answer), *highlights.host_texts(answer)],
+        "kept": [*memory.kept_texts(answer), *memory.host_texts(answer)],
         "offloaded": {one.number: one for one in answer.offloaded},
         "rivals_axis": rival_axis(answer),
         "rivals": sorted(answer.comparison, key=lambda one: (one.predicted_ms is None, one.predicted_ms or 0.0)),
         "full_space": any(rival.sharder == FULL_SPACE for rival in answer.comparison),
         "rival_measured": any(rival.measured_ms is not None for rival in answer.comparison),
-        "on_slowest": highlights.costliest([one for one in parts if slowest in one.part.devices], _NUM_SLOWEST),
-        "costliest": highlights.costliest(parts, NUM_COSTLIEST),
-        "may_cut": highlights.may_cut(answer.request),
-        "near": list(highlights.near_texts(answer)),
+        "on_slowest": placed.costliest([one for one in parts if slowest in one.part.devices], _NUM_SLOWEST),
+        "costliest": placed.costliest(parts, NUM_COSTLIEST),
+        "may_cut": setting.may_cut(answer.request),
+        "near": list(near.near_texts(answer)),
         "cut": cut[:MAX_CUT_ROWS],
         "num_cut": len(cut),
         "max_strip": MAX_STRIP,
         "parts": parts,
         "open_list": len(parts) <= MAX_OPEN,
-        "notes": (*highlights.assumed_lookups_texts(answer), *answer.notes),
+        "notes": (*setting.assumed_lookups_texts(answer), *answer.notes),
         "listed": _LISTED,
         "asked": _asked(answer),
         "made_by": _made_by(answer),
@@ -149,8 +153,8 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
 
 
 def _badly_served(answer: PlacementAnswer) -> list[str]:
-    worst = highlights.badly_served(answer)
-    return [highlights.badly_served_text(answer, one) for one in worst[:_MAX_BADLY_SERVED]]
+    worst = memory.badly_served(answer)
+    return [memory.badly_served_text(answer, one) for one in worst[:_MAX_BADLY_SERVED]]
 
 
 def _plural(count: int, what: str) -> str:
@@ -166,17 +170,17 @@ def _asked(answer: PlacementAnswer) -> list[tuple[str, str]]:
     cap = f"{size_text(caps[0])} each" if len(caps) == 1 else f"{size_text(caps[0])} to {size_text(caps[-1])}"
     per_device = request.batch_size / request.num_devices
     asked = [
-        ("Machine", highlights.machine_text(request)),
+        ("Machine", setting.machine_text(request)),
         ("Devices", f"{request.num_devices:,}, {cap}"),
-        ("Reserved", highlights.reserve_text(request)),
+        ("Reserved", memory.reserve_text(request)),
         ("Dense model", f"{size_text(request.dense_bytes)} of each device" if request.dense_bytes else ""),
         ("Hosts", _hosts(request)),
         ("Compute kernels", ", ".join(request.kernels) if request.nodes.host_bytes or request.nodes.ssd_bytes else ""),
         ("Batch", f"{request.batch_size:,} samples, {_count(per_device)} on each device"),
         ("Training pipeline", request.training_pipeline),
-        ("Optimizer", highlights.optimizer_text(request)),
+        ("Optimizer", setting.optimizer_text(request)),
         ("Dense optimizer", request.dense_optimizer),
-        ("Links", highlights.link_text(answer).removeprefix("link ")),
+        ("Links", setting.link_text(answer).removeprefix("link ")),
         ("Sharding types", ", ".join(request.types)),
         ("Communication", f"{request.communication.forward} forward, {request.communication.backward} backward"),
     ]
@@ -231,7 +235,7 @@ def _made_by(answer: PlacementAnswer) -> list[tuple[str, str]]:
 def _ranges(answer: PlacementAnswer) -> list[tuple[str, str, str]]:
     """What the model has seen, and what was asked, beside each other."""
     seen = _trained_on(answer)
-    parts = highlights.placed_parts(answer)
+    parts = placed.placed_parts(answer)
     tables = [one.table for one in parts]
     shards = [[tables[number] for number in numbers] for numbers in answer.parts_on_device]
     dims = [sum(table.embedding_dim for table in shard) for shard in shards]
@@ -279,7 +283,7 @@ def card(answer: PlacementAnswer) -> str:
     longest_ms = max(one.predicted_total_ms for one in answer.devices) or 1.0
     bars = []
     for device in sorted((*slowest, *fullest)):
-        times = highlights.predicted_step_times(answer.devices[device])
+        times = step.predicted_step_times(answer.devices[device])
         widths = [100 * time_ms / longest_ms for time_ms in times]
         bars.append((device, answer.devices[device].predicted_total_ms, list(zip(widths, COLOURS, strict=True))))
     count = len(answer.request.tables)
@@ -287,16 +291,16 @@ def card(answer: PlacementAnswer) -> str:
     return rendered(
         "card.html.j2",
         title=title,
-        setting=highlights.setting_text(answer),
-        headline=highlights.step_headline(answer),
+        setting=setting.setting_text(answer),
+        headline=step.step_headline(answer),
         bars=bars,
         memory=answer.memory,
         num_parts=[len(held) for held in answer.parts_on_device],
-        slowest=highlights.slowest_device(answer),
+        slowest=step.slowest_device(answer),
         digits=decimals(answer.predicted_ms),
         left_out=answer.num_devices - len(bars),
-        legend=list(zip(highlights.STEP_PARTS, COLOURS, strict=True)),
-        ways=highlights.sharding_texts(answer),
-        notes=[*answer.notes, *highlights.advice(answer)],
-        warnings=[*highlights.assumed_lookups_texts(answer), *answer.memory_warnings, *answer.warnings],
+        legend=list(zip(step.STEP_PARTS, COLOURS, strict=True)),
+        ways=ways.sharding_texts(answer),
+        notes=[*answer.notes, *advice.advice(answer)],
+        warnings=[*setting.assumed_lookups_texts(answer), *answer.memory_warnings, *answer.warnings],
     )

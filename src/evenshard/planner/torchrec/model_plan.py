@@ -14,7 +14,8 @@ from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import part_bytes, used_bytes, used_host_bytes
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.highlights import EMBEDDING_WORK, assumed_lookups_texts
+from evenshard.planner.highlights.setting import assumed_lookups_texts
+from evenshard.planner.highlights.step import EMBEDDING_WORK
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.torchrec.compare import predicted
