@@ -15,10 +15,9 @@ from evenshard.measure.link import LINKS
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.diff.diff import diff
+from evenshard.planner.diff.diff import diff, renamed
 from evenshard.planner.diff.difference import Difference
 from evenshard.planner.diff.payback import Payback, payback
-from evenshard.planner.diff.renamed import renamed
 from evenshard.planner.diff.text import payback_lines
 from evenshard.planner.file import load_answer, save_answer
 from evenshard.sharders.models import load_model, save_model

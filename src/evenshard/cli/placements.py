@@ -98,7 +98,7 @@ def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
 
 def _write_renamed(args: argparse.Namespace, new: PlacementAnswer, difference: Difference, model: Model | None) -> None:
     """The new placement with its devices renamed as the difference proposes; as it is where nothing is proposed."""
-    from evenshard.planner.diff.renamed import renamed
+    from evenshard.planner.diff.diff import renamed
     from evenshard.planner.file import save_answer
     from evenshard.utils.errors import BadConfig
 

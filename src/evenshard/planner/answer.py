@@ -18,7 +18,6 @@ from evenshard.placement.sharding import TABLE_WISE, sharding_type
 from evenshard.placement.storage import Storage
 from evenshard.placement.task import ShardingTask, memory_of_part
 from evenshard.planner.memory import DeviceMemory, NodeMemory, brim_warnings, device_memories, host_memories
-from evenshard.planner.nearness import Nearness
 from evenshard.planner.offloaded import OffloadedPart, offloaded_of
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.assumptions import Assumption, assumed_miss_ratios
@@ -47,6 +46,35 @@ class Rival:
     measured_ms: float | None = None
     note: str = ""
     setting: str = ""
+
+
+@dataclass(frozen=True)
+class Nearness:
+    """An answer beside the placement that it was to be near to. Bytes are those that ``evenshard diff`` counts.
+
+    Attributes:
+        source: the file of the earlier placement.
+        max_move_bytes: that may move; None for no bound.
+        moved_bytes: weights and optimizer state that go to a device which lacks them.
+        moved_tables: tables of which something moves.
+        new_tables: that the earlier placement does not have, or not in this shape; they move nothing.
+        gone_tables: that it has and the answer does not.
+        stay_ms: predicted where as little as possible moves, new tables placed beside.
+        stay_bytes: that moves then: 0 unless something cannot stay.
+        free_ms: predicted of the best placement without a bound.
+        free_bytes: that moves then, with those names of the devices with which least does.
+    """
+
+    source: str
+    max_move_bytes: int | None
+    moved_bytes: int
+    moved_tables: tuple[str, ...]
+    new_tables: tuple[str, ...]
+    gone_tables: tuple[str, ...]
+    stay_ms: float
+    stay_bytes: int
+    free_ms: float
+    free_bytes: int
 
 
 @dataclass(frozen=True)
@@ -106,7 +134,7 @@ class PlacementAnswer:
 
     def __repr__(self) -> str:
         """About ten lines; ``summary`` is all of it."""
-        from evenshard.planner.brief import brief_text
+        from evenshard.planner.summary import brief_text
 
         return brief_text(self)
 

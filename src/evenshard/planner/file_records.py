@@ -17,9 +17,8 @@ from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import Times
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE
-from evenshard.planner.answer import Rival
+from evenshard.planner.answer import Nearness, Rival
 from evenshard.planner.memory import DeviceMemory, NodeMemory
-from evenshard.planner.nearness import Nearness
 from evenshard.planner.request import PlacementRequest
 
 FILE_VERSION: Literal[4] = 4

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from evenshard.placement.moves import same_shape
-from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.answer import Nearness, PlacementAnswer
 from evenshard.planner.diff.diff import diff
-from evenshard.planner.nearness import Nearness
 from evenshard.planner.request import PlacementRequest, kept_optimizers
 from evenshard.sharders.plan_search.moves import EarlierPlacement
 from evenshard.sharders.plan_search.near import NearResult

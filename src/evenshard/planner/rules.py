@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from numbers import Real
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import COLUMN_STEP
@@ -31,8 +31,6 @@ from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.limits import read_text
 from evenshard.utils.messages import brief, cut
 from evenshard.utils.yaml_files import load_yaml
-
-_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -120,24 +118,14 @@ class Rules:
     def of_tables(self, names: Collection[str]) -> Rules:
         """The rules of these tables only."""
 
-        def of(values: Mapping[str, _Value]) -> dict[str, _Value]:
-            return {name: value for name, value in values.items() if name in names}
+        def of(rule: Any) -> Any:
+            if isinstance(rule, Mapping):
+                return {name: value for name, value in rule.items() if name in names}
+            groups = (tuple(name for name in group if name in names) for group in rule)
+            return tuple(group for group in groups if len(group) > 1)
 
-        def left(groups: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
-            kept = (tuple(name for name in group if name in names) for group in groups)
-            return tuple(group for group in kept if len(group) > 1)
-
-        return Rules(
-            pinned=of(self.pinned),
-            forbidden=of(self.forbidden),
-            forbidden_devices=self.forbidden_devices,
-            together=left(self.together),
-            apart=left(self.apart),
-            pinned_nodes=of(self.pinned_nodes),
-            table_types=of(self.table_types),
-            min_columns=of(self.min_columns),
-            table_kernels=of(self.table_kernels),
-        )
+        rules = {name: of(rule) for name, rule in vars(self).items() if name != "forbidden_devices"}
+        return Rules(**rules, forbidden_devices=self.forbidden_devices)
 
     def problem(self, names: Iterable[str], machine: Machine) -> str | None:
         """Says in one sentence what makes the rules unusable for these tables and devices, or None."""

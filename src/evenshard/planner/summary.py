@@ -1,7 +1,8 @@
-"""An answer as text for the terminal: a headline, a table by device, and warnings."""
+"""An answer as text for the terminal: a headline, a table by device, and warnings; and in brief, as Python shows it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import StringIO
 from typing import TextIO, TypeVar
@@ -10,14 +11,16 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from evenshard.measure.price.step import PredictedDevice
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.highlights.advice import advice
-from evenshard.planner.highlights.comparison import asked_text, not_compared_text, rival_text
+from evenshard.planner.highlights.comparison import asked_text, best_rival, not_compared_text, rival_text
 from evenshard.planner.highlights.memory import (
     badly_served,
     badly_served_text,
     fullest_device,
     host_texts,
+    is_offloaded,
     kept_texts,
     offload_text,
     reserve_text,
@@ -30,10 +33,12 @@ from evenshard.planner.highlights.setting import (
     device_error_text,
     may_cut,
     setting_text,
+    tables_and_machine,
     timing_word,
 )
 from evenshard.planner.highlights.step import bound_text, predicted_step_times, slowest_device, step_headline
 from evenshard.planner.highlights.ways import sharding_texts
+from evenshard.sharders.catalog import label_of
 from evenshard.utils.console import plain_console, plain_grid, print_whole
 from evenshard.utils.messages import names_text, printable
 from evenshard.utils.units import BYTES_PER_GB, decimals, ms_text, size_text
@@ -55,8 +60,8 @@ _HEADS = ("device", "tables", "memory, {unit}", "full", "forward", "exchange", "
 """An exchange is those of inputs, outputs and gradients together."""
 FULLNESS = _HEADS.index("full")
 """The column that narrow terminals can do without."""
-INDENT = 9
-"""Width of the first word of the lines below the table."""
+INDENT, BRIEF_INDENT = 9, 10
+"""Width of the first word of the lines below the table, and of those of the brief text."""
 
 
 def summary_text(answer: PlacementAnswer) -> str:
@@ -146,9 +151,7 @@ def _devices(answer: PlacementAnswer, console: Console) -> Grid:
 
 def _cells(answer: PlacementAnswer, device: int) -> list[str]:
     one, memory = answer.devices[device], answer.memory[device]
-    compute_ms = one.predicted_fwd_compute_ms + one.predicted_bwd_compute_ms
-    exchange_ms = one.predicted_total_ms - compute_ms
-    times = (one.predicted_fwd_compute_ms, exchange_ms, one.predicted_bwd_compute_ms, one.predicted_total_ms)
+    times = (*_shares_ms(one), one.predicted_total_ms)
     digits, unit = decimals(answer.predicted_ms), _memory_unit(answer)[1]
     return [
         str(device),
@@ -158,6 +161,12 @@ def _cells(answer: PlacementAnswer, device: int) -> list[str]:
         *(f"{time_ms:.{digits}f}" for time_ms in times),
         *([] if answer.measured is None else [ms_text(answer.measured.devices[device].total_ms)]),
     ]
+
+
+def _shares_ms(device: PredictedDevice) -> tuple[float, float, float]:
+    """The times of a device: forward, all exchanges together, backward."""
+    forward_ms, backward_ms = device.predicted_fwd_compute_ms, device.predicted_bwd_compute_ms
+    return forward_ms, device.predicted_total_ms - (forward_ms + backward_ms), backward_ms
 
 
 def _left(width: int, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> int:
@@ -267,3 +276,43 @@ def _troubles(answer: PlacementAnswer) -> Iterator[Line]:
     for group in (one for one in assumed_groups(answer) if one.column != LOOKUPS):
         count, names = len(group.tables), names_text(group.tables)
         yield "assumed", f"{group.column} of {count:,} table{'s' * (count > 1)}: {group.text} ({names})", "dim"
+
+
+# In brief -------------------------------------------------------------------------------------------------------------
+
+
+def brief_text(answer: PlacementAnswer) -> str:
+    """About ten lines, without a break at the end: times, the slowest and fullest device, how tables are sharded."""
+    title = f"{tables_and_machine(answer.request)}, batch {answer.request.batch_size:,}"
+    return "\n".join(
+        [f"PlacementAnswer: {title}", *(f"  {word:{BRIEF_INDENT}}{text}" for word, text in _lines(answer))]
+    )
+
+
+def _lines(answer: PlacementAnswer) -> Iterator[tuple[str, str]]:
+    yield "time", step_headline(answer)
+    slowest, digits = slowest_device(answer), decimals(answer.predicted_ms)
+    times = [one.predicted_total_ms for one in answer.devices]
+    if answer.num_devices > 1:
+        ends = dict.fromkeys(f"{time_ms:.{digits}f}" for time_ms in (min(times), max(times)))
+        yield "devices", f"{' to '.join(ends)} ms, the slowest is device {slowest}"
+    one = answer.devices[slowest]
+    parts = zip(("forward", "exchange", "backward"), _shares_ms(one), strict=True)
+    shares = " + ".join(f"{name} {value:.{digits}f}" for name, value in parts)
+    yield "slowest", f"{shares} = {one.predicted_total_ms:.{digits}f} ms"
+    full = fullest_device(answer)
+    yield "memory", f"device {full.device}, the fullest: {size_text(full.most_bytes)} of {size_text(full.limit_bytes)}"
+    ways = Counter(answer.type_of_table.values())
+    yield "sharded", ", ".join(f"{count:,} {way}" for way, count in ways.most_common())
+    if is_offloaded(answer):
+        kernels = Counter(storage.kernel for storage in answer.storage_of_table.values())
+        yield "kept", ", ".join(f"{count:,} {kernel}" for kernel, count in kernels.most_common())
+    if (rival := best_rival(answer)) is not None and rival.predicted_ms is not None:
+        yield "others", f"the best of them, {label_of(rival.sharder)}: {ms_text(rival.predicted_ms)} ms"
+    warnings = [*assumed_lookups_texts(answer), *answer.memory_warnings, *answer.warnings]
+    counts = {"note": len(answer.notes), "assumption": len(assumed_groups(answer)), "warning": len(warnings)}
+    said = ", ".join(f"{count} {word}{'s' * (count > 1)}" for word, count in counts.items() if count)
+    yield "more", f".summary(), .to_frame(), .save_report(path){f'; {said}' if said else ''}"
+    if warnings:
+        more = f" ({len(warnings) - 1} more)" if len(warnings) > 1 else ""
+        yield "warning", f"{printable(warnings[0]).rstrip('.')}{more}"

@@ -18,7 +18,7 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.memory import part_memory
 from evenshard.placement.moves import SHAPE, SharedPiece, larger_machine, shared_pieces
 from evenshard.placement.optimizer_state import SGD
-from evenshard.placement.parts import column_parts
+from evenshard.placement.parts import Span, TablePart, column_parts
 from evenshard.placement.renaming import best_names, device_kinds
 from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer
@@ -34,9 +34,11 @@ from evenshard.planner.diff.difference import (
     Traffic,
 )
 from evenshard.planner.diff.times import step_times
+from evenshard.planner.priced import repriced
 from evenshard.planner.request import kept_optimizers
 from evenshard.sharders.model import Model
 from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig
 from evenshard.utils.signature import checked
 from evenshard.utils.units import gb_to_bytes
 
@@ -208,3 +210,42 @@ def _renaming(
         return None
     new_names = tuple(names[: new.num_devices].tolist())
     return Renaming(new_names, _traffic(_moves(pieces, new_names), link_gb_s))
+
+
+def renamed(answer: PlacementAnswer, names: Sequence[int], model: Model) -> PlacementAnswer:
+    """The answer on renamed devices, with the times that it has there.
+
+    Tables that are cut by rows keep the order of their rows over devices, as TorchRec needs it.
+
+    Args:
+        answer: the answer.
+        names: the name that each of its devices gets.
+        model: predicts the times.
+
+    Raises:
+        BadConfig: if a name is none of the answer's devices.
+    """
+    if sorted(names) != list(range(answer.num_devices)):
+        raise BadConfig(
+            f"the names {', '.join(map(str, names))} are not those of the {answer.num_devices} devices of the new "
+            f"placement: they are names of the old one's. Map the ranks when the job starts."
+        )
+    parts = tuple(part for of_table in answer.parts_of_table.values() for part in _renamed(of_table, names))
+    old_names = sorted(range(len(names)), key=lambda device: names[device])
+    measured = answer.measured
+    if measured is not None:
+        measured = replace(measured, devices=tuple(measured.devices[device] for device in old_names))
+    return replace(repriced(answer, parts, model), measured=measured)
+
+
+def _renamed(parts: Sequence[TablePart], names: Sequence[int]) -> Iterator[TablePart]:
+    """The parts of one table."""
+    by_columns: dict[Span, list[TablePart]] = {}
+    for part in parts:
+        by_columns.setdefault(part.columns, []).append(part)
+    for of_columns in by_columns.values():
+        homes = [tuple(sorted(names[device] for device in part.devices)) for part in of_columns]
+        if len(of_columns) > 1:
+            homes.sort()
+        for part, devices in zip(of_columns, homes, strict=True):
+            yield replace(part, devices=devices)

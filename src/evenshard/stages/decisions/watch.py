@@ -13,10 +13,9 @@ from pathlib import Path
 
 from evenshard.measure.traces.ranks import ObservedTraining
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.diff.diff import diff
+from evenshard.planner.diff.diff import diff, renamed
 from evenshard.planner.diff.difference import Difference
 from evenshard.planner.diff.payback import Payback, payback
-from evenshard.planner.diff.renamed import renamed
 from evenshard.planner.file import load_answer
 from evenshard.planner.place import PlaceConfig
 from evenshard.sharders.model import Model
