@@ -2,8 +2,8 @@
 
 What is real: the sdist holds every file that git tracks and builds the wheel, and tests run from it; the wheel holds
 every file of ``src/evenshard`` as it is; every Python that it names compiles it, where that Python is installed; pip
-installs it, with its dependencies resolved, into a clean environment that has torch as a training image does, and must
-neither fetch a package beyond ``CORE`` nor touch what the image has. What is not: the image's packages and those of
+installs it, with its dependencies resolved, into a clean environment, and must neither fetch a package beyond ``CORE``
+nor, in an image that trains with TorchRec, touch what is there. What is not: the image's packages and those of
 ``CORE`` are links to the ones installed here, since to unpack them takes half a minute.
 """
 
@@ -35,8 +35,9 @@ from packaging.utils import canonicalize_name
 from support.repository import ROOT, git
 
 MADE_HERE = {".git", ".hypothesis", ".venv", "build", "data", "dist", "reports", "work"}
-CORE = ("jinja2", "numpy", "pydantic", "pyyaml", "rich", "scipy", "torch")
-TORCHREC = ("fbgemm-gpu-cpu", "torchrec")
+CORE = ("jinja2", "numpy", "pydantic", "pyyaml", "rich")
+TORCHREC = ("fbgemm-gpu-cpu", "scipy", "torch", "torchrec")
+CORE_MB = 200
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PYTHONS = [
     line.rpartition(" ")[2]
@@ -87,8 +88,11 @@ TOO_MANY = "".join(f"- {{name: t{n}, num_rows: 200000, embedding_dim: 1024, pool
 NEEDS = {
     "place tables.parquet": "pyarrow",
     "describe costs.parquet": "pyarrow",
-    "place tables.yaml --model models:/evenshard-policy/1": "mlflow",
-    "place tables.yaml --model s3://bucket/model": "boto3",
+    "place tables.yaml --model work/round_3": "torch",
+    "generate-tables --tables-out tables.parquet --tasks-out tasks.json": "torch",
+    "compare loop-1 loop-2": "mlflow",
+    "place s3://bucket/tables.yaml": "boto3",
+    "diff placement.json placement.json": "scipy",
     "pipeline compile --pipeline train --out loop.yaml": "kfp",
     "place many.yaml --devices 2 --memory-cap-gb 1.42 --batch-size 2 --sharding-types table_wise": "ortools",
 }
@@ -278,7 +282,6 @@ def test_the_core_places_tables_outside_of_the_checkout(core: Path, tmp_path: Pa
     run([evenshard, "place", "tables.yaml", "--devices", "2", "--report", "page.html", "-o", "own.json"], tmp_path)
     assert "planner needs torchrec: pip install" in (tmp_path / "page.html").read_text()
     assert "C21" in run([evenshard, "explain", "placement.json", "--table", "C21"], tmp_path).stdout
-    assert "Nothing moves" in run([evenshard, "diff", "placement.json", "placement.json"], tmp_path).stdout
 
 
 def test_a_missing_package_is_one_line_with_a_command(built: Built, core: Path, tmp_path: Path) -> None:
@@ -286,6 +289,7 @@ def test_a_missing_package_is_one_line_with_a_command(built: Built, core: Path, 
     (tmp_path / "many.yaml").write_text(TOO_MANY)
     for name in ("tables.parquet", "costs.parquet"):
         (tmp_path / name).write_bytes(b"PAR1")
+    run([str(core / "evenshard"), "place", "tables.yaml", "--devices", "2", "-o", "placement.json"], tmp_path)
     commands = json.dumps([command.split() for command in NEEDS])
     output = run([str(core / "python"), "-c", RUNS_COMMANDS], tmp_path, commands).stdout
     for (command, package), line in zip(NEEDS.items(), output.splitlines(), strict=True):
@@ -293,7 +297,7 @@ def test_a_missing_package_is_one_line_with_a_command(built: Built, core: Path, 
         assert (code, message.count("\n")) == (2, 1), message
         assert f" needs {package}: pip install '{built.wheel}[" in message, command
     said = run([str(core / "python"), "-c", OPENS_HARDWARE], tmp_path).stdout
-    assert said.startswith(f"Measuring kernels needs fbgemm_gpu: pip install '{built.wheel}[")
+    assert said.startswith("A learned model, and what learns or measures, needs torch: pip install ")
     # pip takes the command of the first one, and finds no pyarrow without an index.
     words = shlex.split(json.loads(output.splitlines()[0])[1].partition(": pip ")[2])
     pip = [sys.executable, "-m", "pip", "--python", str(core / "python"), *words, "--no-index", "--find-links", "none"]
@@ -305,6 +309,14 @@ def test_beside_torchrec_it_plans_for_a_model(beside_torchrec: Path, tmp_path: P
     plan = json.loads(run([str(beside_torchrec / "python"), "-c", PLANS_MODEL], tmp_path).stdout)
     assert len(plan) == 26
     assert {rank for ranks in plan.values() for rank in ranks} == set(range(8))
+
+
+def test_the_core_is_small(core: Path) -> None:
+    (site_packages,) = core.parent.glob("lib/python*/site-packages")
+    own = {"pip", "setuptools", "pkg_resources", "_distutils_hack"}
+    tops = [one for one in site_packages.iterdir() if not one.name.startswith(tuple(own))]
+    files = {file.resolve() for top in tops for file in (top.resolve().rglob("*") if top.is_dir() else [top])}
+    assert 50 < sum(file.stat().st_size for file in files if file.is_file()) / 1e6 < CORE_MB
 
 
 def test_python_finds_the_installed_package(core: Path, tmp_path: Path) -> None:

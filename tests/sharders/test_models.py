@@ -19,7 +19,8 @@ from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.model import learned_model_of, model_of
 from evenshard.sharders.convex_search.sharder import EvenshardSharder
-from evenshard.sharders.models import digest_of, load_model, save_cost_model, save_model
+from evenshard.sharders.model import digest_of
+from evenshard.sharders.models import load_model, save_cost_model, save_model
 from evenshard.sharders.trained_on import TrainedOn
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadFile

@@ -33,6 +33,7 @@ from evenshard.cli.arguments import Commands, OneLineParser
 from evenshard.cli.completion import SHELLS, PrintCompletion
 from evenshard.cli.help import GroupedCommands
 from evenshard.utils.errors import BadInput, BadRecords, EvenshardError, InfeasibleTask
+from evenshard.utils.extras import named_packages
 from evenshard.utils.messages import one_line
 from evenshard.version import __version__
 
@@ -92,7 +93,7 @@ def run_command(parser: OneLineParser, argv: list[str] | None = None) -> int:
 
     log_to_stderr()
     try:
-        with _others_dismissed():
+        with _others_dismissed(), named_packages():
             metrics = args.call(args)
         if isinstance(metrics, int):
             return metrics

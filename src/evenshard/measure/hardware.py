@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from evenshard.utils.errors import BadConfig
+from evenshard.utils.extras import require_package
 from evenshard.utils.messages import brief, did_you_mean
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def open_hardware(config: MeasureConfig) -> Hardware:
 
 
 def _open_kernels(config: MeasureConfig) -> Hardware:
+    require_package("torch")
     from evenshard.measure.distributed import collective
     from evenshard.measure.fbgemm import real_device
     from evenshard.measure.in_turn import OneDeviceInTurn

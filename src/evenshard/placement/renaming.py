@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.task import ShardingTask
+from evenshard.utils.extras import require_package
 
 Bytes = npt.NDArray[np.int64]
 Worth = npt.NDArray[np.float64]
@@ -61,6 +62,7 @@ def _assigned(worth_NO: Worth, sizes: Sequence[int]) -> tuple[float, Names]:
     Args:
         sizes: of blocks that stay together, each in the one before.
     """
+    require_package("scipy")
     from scipy.optimize import linear_sum_assignment
 
     size, *smaller = sizes

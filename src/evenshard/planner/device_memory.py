@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from evenshard.measure.hardware import HardwareName
 from evenshard.measure.simulated.gpu_profile import profile_of
 from evenshard.utils.errors import BadConfig
+from evenshard.utils.extras import require_package
 from evenshard.utils.machine_memory import machine_bytes
 from evenshard.utils.params import check_ranges
 from evenshard.utils.units import bytes_to_gb, gb_text, gb_to_bytes
@@ -22,6 +23,7 @@ def reserves_of(caps_bytes: Sequence[int], reserved_bytes: int, reserved_share: 
 
 def gpu_bytes() -> int | None:
     """Memory of a GPU here, of the smallest of several, as its driver says; None where there is none."""
+    require_package("torch")
     import torch
 
     if not torch.cuda.is_available():

@@ -14,7 +14,7 @@ from typing import Any
 from evenshard.measure.cost_rows import read_lineage
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.model import BUNDLED, REGISTERED, SIMULATED, model_of, named_model
-from evenshard.sharders.models import digest_of
+from evenshard.sharders.model import digest_of
 from evenshard.tracking import ModelVersion, find_run, model_version
 from evenshard.tracking.tags import (
     COMMIT,

@@ -11,6 +11,7 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.sharders.model import DeviceModel, Model
 from evenshard.tracking import REGISTERED_POLICY, ModelVersion, download_model, model_version, version_of_files
 from evenshard.utils.errors import BadConfig, BadInput
+from evenshard.utils.extras import require_package
 from evenshard.utils.installation import how_to_train
 from evenshard.utils.messages import brief
 from evenshard.utils.s3 import is_address, local
@@ -41,6 +42,7 @@ def model_of(where: str | Path | None, hardware: str | None = None) -> Model:
     device = _device_model(where, hardware)
     if device is not None:
         return device
+    require_package("torch")
     from evenshard.sharders.models import load_model
 
     assert where is not None
@@ -70,6 +72,7 @@ def learned_model_of(where: str | Path | None, hardware: str | None = None) -> P
     Raises:
         BadConfig: if a device model is meant.
     """
+    require_package("torch")
     from evenshard.sharders.models import PlacementModel
 
     found = model_of(where, hardware)

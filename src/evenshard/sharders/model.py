@@ -5,9 +5,11 @@ A learned model (``models``) is the other implementation; only that needs torch.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from evenshard.measure.evidence import DeviceError
@@ -18,8 +20,9 @@ from evenshard.measure.profiles import profile_path
 from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
 from evenshard.measure.simulated.price import DeviceModelPrice
 from evenshard.sharders.learned import TrainedSharder
-from evenshard.sharders.trained_on import TrainedOn
+from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
 from evenshard.utils.errors import BadConfig
+from evenshard.utils.outputs import MODEL_PARTS
 from evenshard.utils.provenance import sha256_of
 
 
@@ -134,3 +137,19 @@ class DeviceModel:
     def exchange_link(self) -> Link:
         """The link between such devices."""
         return link(self.link)
+
+
+def digest_of(folder: Path, weights_only: bool = False) -> str:
+    """SHA-256 over names and contents of the files of a model's three parts, in the order of their names.
+
+    Args:
+        weights_only: leaves out what the parts were trained on.
+    """
+    digest = hashlib.sha256()
+    files = [path for part in MODEL_PARTS for path in (folder / part).rglob("*") if path.is_file()]
+    files = [path for path in files if not (weights_only and path.name == TRAINED_ON)]
+    for path in sorted(files, key=lambda one: one.relative_to(folder).as_posix()):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()

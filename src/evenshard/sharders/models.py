@@ -11,7 +11,6 @@ A round of the loop leaves such a folder (``work/round_3``).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.learned import TrainedSharder, load_sharder
+from evenshard.sharders.model import digest_of
 from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
@@ -154,22 +154,6 @@ def save_cost_model(folder: Path, cost_model: CostModel, trained_on: TrainedOn) 
     with atomic_path(folder, NETWORK_FOLDER) as draft:
         cost_model.save(draft)
         trained_on.save(draft / TRAINED_ON)
-
-
-def digest_of(folder: Path, weights_only: bool = False) -> str:
-    """SHA-256 over names and contents of the files of a model's three parts, in the order of their names.
-
-    Args:
-        weights_only: leaves out what the parts were trained on.
-    """
-    digest = hashlib.sha256()
-    files = [path for part in MODEL_PARTS for path in (folder / part).rglob("*") if path.is_file()]
-    files = [path for path in files if not (weights_only and path.name == TRAINED_ON)]
-    for path in sorted(files, key=lambda one: one.relative_to(folder).as_posix()):
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode())
-        digest.update(content)
-    return digest.hexdigest()
 
 
 def _policy(folder: Path) -> TrainedSharder | None:

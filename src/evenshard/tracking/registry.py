@@ -165,7 +165,7 @@ def _uploaded(
     patience: Patience,
 ) -> Any:
     """A logged model that has all of its files; one of this run that an earlier attempt has left half-made is used."""
-    from evenshard.sharders.models import digest_of
+    from evenshard.sharders.model import digest_of
 
     with scratch_folder() as scratch:
         model, served = scratch / "model", scratch / "pyfunc"
@@ -301,7 +301,7 @@ def version_of_files(name: str, folder: Path, run_id: str = "") -> ModelVersion 
 
 
 def _with_files(client: Any, name: str, folder: Path, run_id: str = "") -> ModelVersion | None:
-    from evenshard.sharders.models import digest_of
+    from evenshard.sharders.model import digest_of
 
     with scratch_folder() as scratch:
         try:

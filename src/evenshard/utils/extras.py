@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from evenshard.utils.errors import MissingPackage
 from evenshard.utils.installation import in_image, pip_words
 from evenshard.utils.messages import reason_of
 
 EXTRAS = {
+    "scipy": ("near", "Naming devices so that least moves"),
+    "torch": ("learn", "A learned model, and what learns or measures,"),
     "pandas": ("pandas", "A data frame"),
     "shtab": ("completion", "Shell completion"),
     "pyarrow": ("parquet", "A Parquet file"),
@@ -46,6 +50,22 @@ def require_package(module: str) -> None:
         raise MissingPackage(f"{EXTRAS[package][1]} needs {package}{problem}: {remedy(package)}") from None
 
 
+@contextmanager
+def named_packages() -> Iterator[None]:
+    """Where a package of ``EXTRAS`` is found to be absent, says what to install.
+
+    Raises:
+        MissingPackage: in place of ``ModuleNotFoundError``.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        raise MissingPackage(f"{EXTRAS[package][1]} needs {package}: {remedy(package)}") from None
+
+
 def remedy(package: str) -> str:
     """What to do about a package of ``EXTRAS`` that is missing: a command, or what an image needs, which has no pip."""
     if not in_image():
@@ -60,7 +80,7 @@ def install_command(package: str) -> str:
     It leaves the installed torch alone, unless that is too old for an FBGEMM that can be measured.
     """
     command = f"pip install {pip_words(EXTRAS[package][0])}"
-    if package not in ("fbgemm_gpu", "torchrec"):
+    if package not in ("fbgemm_gpu", "torchrec") or importlib.util.find_spec("torch") is None:
         return command
     import torch
 

@@ -24,6 +24,8 @@ from evenshard.tables.reuse import FloatArray
 
 Columns = npt.NDArray[Any]
 """Numbers of 32 or 64 bits, as a price likes them."""
+# Sums of 32-bit numbers in another order differ by less, relatively.
+ROUNDING = 1e-5
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from evenshard.measure.price.device_price import ROUNDING
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff.difference import Difference, PartMove
 from evenshard.planner.diff.payback import Payback
 from evenshard.planner.diff.text import EQUAL, payback_lines
 from evenshard.planner.diff.times import OWN_FIGURES
 from evenshard.planner.highlights.memory import fullest_device
-from evenshard.sharders.convex_search.cost_model import ROUNDING
 from evenshard.utils.messages import printable
 from evenshard.utils.units import bytes_to_gb, ms_text, pct_text, size_text
 

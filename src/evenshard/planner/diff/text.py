@@ -8,9 +8,9 @@ from typing import TextIO
 
 from rich.table import Table as Grid
 
+from evenshard.measure.price.device_price import ROUNDING
 from evenshard.planner.diff.difference import Difference, PartMove, Rekept, Renaming, Traffic
 from evenshard.planner.diff.payback import Payback
-from evenshard.sharders.convex_search.cost_model import ROUNDING
 from evenshard.utils.console import plain_console, plain_grid
 from evenshard.utils.messages import names_text, printable
 from evenshard.utils.units import bytes_to_gb, decimals, ms_text, pct_text, size_text

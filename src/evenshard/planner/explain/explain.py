@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.measure.evidence import device_text
+from evenshard.measure.price.device_price import ROUNDING
 from evenshard.placement.optimizer_state import state_bytes
 from evenshard.placement.parts import part_table
 from evenshard.placement.sharding import COLUMN_WISE, DEVICE, NODE, TABLE_COLUMN_WISE, TYPES
@@ -23,7 +24,6 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.explain.explanation import DeviceOption, Explanation, Move, PartExplanation, WayOption
 from evenshard.planner.explain.kept import kept_options
 from evenshard.planner.explain.what_if import ChangeOutcome, Changes, WhatIf
-from evenshard.sharders.convex_search.cost_model import ROUNDING
 from evenshard.sharders.model import Model
 from evenshard.sharders.plan_search.options import Way
 from evenshard.sharders.plan_search.state import Choice

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from evenshard.measure.evidence import device_text
+from evenshard.measure.price.device_price import ROUNDING
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.explain.explain import PartMoves, way_options
 from evenshard.planner.explain.kept import kept_options
 from evenshard.planner.explain.what_if import WhatIf, devices_text
 from evenshard.planner.highlights.step import STEP_PARTS, predicted_step_times
-from evenshard.sharders.convex_search.cost_model import ROUNDING
 from evenshard.sharders.model import Model
 from evenshard.utils.messages import names_text
 from evenshard.utils.process import one_thread

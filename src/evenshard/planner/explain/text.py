@@ -11,12 +11,12 @@ from typing import TextIO
 
 from rich.table import Table as Grid
 
+from evenshard.measure.price.device_price import ROUNDING
 from evenshard.placement.sharding import DATA_PARALLEL
 from evenshard.planner.explain.explanation import Explanation, Move, PartExplanation, WayOption
 from evenshard.planner.explain.kept import KeptOption
 from evenshard.planner.explain.overview import Overview
 from evenshard.planner.explain.what_if import devices_text, ranges_text
-from evenshard.sharders.convex_search.cost_model import ROUNDING
 from evenshard.utils.console import plain_console, plain_grid
 from evenshard.utils.messages import names_text, printable
 from evenshard.utils.units import bytes_to_gb, decimals, ms_text, pct_text, size_text

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from evenshard.placement.parts import Span
 from evenshard.planner.torchrec.pieces import Rectangle, add_piece, pieces_of, taken
 from evenshard.planner.torchrec.running import sharded_collections, unsharded
@@ -20,6 +18,7 @@ from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
 if TYPE_CHECKING:
+    import torch
     from torchrec.distributed.model_parallel import DistributedModelParallel
     from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingEnv
 
@@ -58,6 +57,8 @@ def reshard(model: DistributedModelParallel, delta: Delta) -> float:
 
 def _rebuilt(model: DistributedModelParallel, path: str, old: Any, changed: EmbeddingModuleShardingPlan) -> Any:
     """The collection under its new plan, with what the old one has learned."""
+    import torch
+
     plan = {**old.module_sharding_plan, **changed}
     rates, step = _progress(old, model._env)
     whole = unsharded(old)
@@ -160,6 +161,7 @@ def _move(
     All ranks list the same pieces in the same order, so that sender and receiver agree; what stays on its rank is
     copied there.
     """
+    import torch
     import torch.distributed as dist
 
     rank, group = env.rank, env.process_group

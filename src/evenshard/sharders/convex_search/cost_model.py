@@ -39,6 +39,7 @@ import torch
 from torch import nn
 
 from evenshard.measure.link import BYTES_PER_VALUE
+from evenshard.measure.price.device_price import ROUNDING
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.convex_search.network import LOOKUPS, PASS_ROWS, ConvexNet, EnsembleSizes
@@ -58,7 +59,6 @@ KIND = "convex_cost_model"
 
 CHUNK_ENTRIES = 2**24  # of the table-to-device matrices of ``placement_ms``: 64 MB at a time
 LEAST_HALF_WIDTH = 0.005  # held-out placements of known tables say too little about unseen tables
-ROUNDING = 1e-5  # sums of float32 in another order differ by less, relatively
 
 
 @dataclass(frozen=True)
