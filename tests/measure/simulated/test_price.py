@@ -87,7 +87,7 @@ def test_times_without_and_with_a_table_are_those_of_doing_it() -> None:
         loads.add((row % 3, row), 0, 0, -1)
         loads.refresh(np.array([0]), [row % 3])
         assert found[row] == pytest.approx(loads.compute_ms_D[0], rel=1e-9)
-        again, alone = loads.with_ms([(row % 3, row)], np.array([0, 1]))
+        again, alone = loads.with_ms([[(row % 3, row)]], np.array([0, 1]))[0]
         assert alone == pytest.approx(device_model_ms([lookups[row]]), rel=1e-9)
         loads.add((row % 3, row), 0, 0, 1)
         loads.refresh(np.array([0]), [row % 3])

@@ -216,29 +216,40 @@ class Loads:
             left.remove(row)
         return np.asarray(columns_PH[left, -maxima:].max(axis=0, initial=0.0))
 
-    def with_ms(self, cells: Sequence[Cell], devices: npt.NDArray[np.int64]) -> FloatArray:
-        """[N] compute time of each of some devices with further lookups."""
-        found = np.zeros(len(devices))
-        calls_N = self.calls_D[devices] + sum(
-            ((self.held_CD[call, devices] == 0).astype(np.int64) for call in {call for call, _ in cells}),
-            np.zeros(len(devices), dtype=np.int64),
-        )
+    def with_ms(self, pieces: Sequence[Sequence[Cell]], devices: npt.NDArray[np.int64]) -> FloatArray:
+        """[P, N] compute time of each of some devices with the lookups of each piece besides its own."""
+        found_PN = np.zeros((len(pieces), len(devices)))
+        calls_PN = np.tile(self.calls_D[devices], (len(pieces), 1))
+        for number, cells in enumerate(pieces):
+            for call in {call for call, _ in cells}:
+                calls_PN[number] += self.held_CD[call, devices] == 0
         kinds = self._kind_of_D[devices]
         for kind, price in enumerate(self._prices):
             own = np.flatnonzero(kinds == kind)
             if not len(own):
                 continue
             columns_PH, maxima = self._lookups.columns_KPH[kind], price.num_maxima
-            times_GNQ = self._times_KGDQ[kind][:, devices[own]]
-            by_group: dict[int, list[int]] = {}
-            for call, row in cells:
-                by_group.setdefault(call if price.is_by_call else 0, []).append(row)
-            for group, rows in by_group.items():
-                more_PH = columns_PH[rows]
-                sums_NH = self._sums_KGDH[kind][group, devices[own]] + more_PH.sum(axis=0)
-                if maxima:
-                    own_M = more_PH[:, -maxima:].max(axis=0)
-                    sums_NH[:, -maxima:] = np.maximum(self._sums_KGDH[kind][group, devices[own], -maxima:], own_M)
-                times_GNQ[group] = price.call_ms(sums_NH)
-            found[own] = price.device_ms(times_GNQ, calls_N[own])
-        return found
+            times_GPNQ = self._times_KGDQ[kind][:, None, devices[own]].repeat(len(pieces), axis=1)
+            numbers: list[int] = []
+            groups: list[int] = []
+            changed: list[Columns] = []
+            for number, cells in enumerate(pieces):
+                by_group: dict[int, list[int]] = {}
+                for call, row in cells:
+                    by_group.setdefault(call if price.is_by_call else 0, []).append(row)
+                for group, rows in by_group.items():
+                    more_PH = columns_PH[rows]
+                    held_NH = self._sums_KGDH[kind][group, devices[own]]
+                    sums_NH = held_NH + more_PH.sum(axis=0)
+                    if maxima:
+                        own_M = more_PH[:, -maxima:].max(axis=0)
+                        sums_NH[:, -maxima:] = np.maximum(held_NH[:, -maxima:], own_M)
+                    numbers.append(number)
+                    groups.append(group)
+                    changed.append(sums_NH)
+            if changed:
+                times_XQ = price.call_ms(np.concatenate(changed))
+                times_GPNQ[groups, numbers] = times_XQ.reshape(len(changed), len(own), -1)
+            flat_GXQ = times_GPNQ.reshape(len(times_GPNQ), len(pieces) * len(own), -1)
+            found_PN[:, own] = price.device_ms(flat_GXQ, calls_PN[:, own].ravel()).reshape(len(pieces), -1)
+        return found_PN

@@ -57,23 +57,20 @@ class PromisingChanges:
             return
         targets = np.argsort(state.device_ms_D, kind="stable")[:MOVE_TARGETS]
         gains = self.pieces.gains_ms(state, movable, slow)
+        pieces = [state.way(unit).pieces[self.pieces.piece_on(state, unit, slow)] for unit in movable]
+        with_UN = state.device_ms_D[targets] + self.pieces.adds_ms(state, pieces, targets)
         found = []
-        for unit, gain in zip(movable, gains, strict=True):
-            number = self.pieces.piece_on(state, unit, slow)
-            size = state.way(unit).pieces[number].size_bytes
+        for unit, gain, piece, with_N in zip(movable, gains, pieces, with_UN, strict=True):
             may = np.array([self.pieces.may_go(state, unit, int(device)) for device in targets])
-            may &= state.used_D[targets] + size <= self.pieces.room_D[targets]
+            may &= state.used_D[targets] + piece.size_bytes <= self.pieces.room_D[targets]
             if state.moves is not None:
                 changes = ([(unit, _moved(state.choices[unit], slow, int(device)))] for device in targets)
                 may &= [state.moves.affords(state, change) for change in changes]
             if not may.any():
                 continue
-            own = targets[may]
-            after = np.maximum(
-                state.device_ms_D[own] + self.pieces.adds_ms(state, unit, number, own), state.device_ms_D[slow] - gain
-            )
+            after = np.where(may, np.maximum(with_N, state.device_ms_D[slow] - gain), np.inf)
             best = int(after.argmin())
-            found.append((float(after[best]), unit, int(own[best])))
+            found.append((float(after[best]), unit, int(targets[best])))
         found.sort()
         for expected, unit, device in found[:TRIED_MOVES]:
             if expected >= state.device_ms_D[slow] * (1 + LEAST_STEP):

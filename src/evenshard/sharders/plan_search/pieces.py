@@ -80,6 +80,12 @@ class Pieces:
 
     def gains_ms(self, state: State, units: Sequence[int], device: int) -> npt.NDArray[np.float64]:
         """[N] what the device saves without each unit's piece, ms; of exchanges, as if all devices had as much."""
+        known = state.gains.setdefault(device, {})
+        if new := [unit for unit in units if unit not in known]:
+            known.update(zip(new, self._gains_ms(state, new, device).tolist(), strict=True))
+        return np.array([known[unit] for unit in units])
+
+    def _gains_ms(self, state: State, units: Sequence[int], device: int) -> npt.NDArray[np.float64]:
         kind = int(self.costs.kind_of_D[device])
         pieces = [state.way(unit).pieces[self.piece_on(state, unit, device)] for unit in units]
         rest_N = state.loads.without_ms([piece.cells for piece in pieces], device, device)
@@ -87,13 +93,15 @@ class Pieces:
         exchange_N = np.array([self._exchange_ms(piece) for piece in pieces])
         return np.asarray(state.loads.compute_ms_D[device] - rest_N + offload_N + exchange_N)
 
-    def adds_ms(self, state: State, unit: int, number: int, devices: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """[N] what devices take longer with a piece of a unit, ms; exchanges as in ``gains_ms``."""
-        piece = state.way(unit).pieces[number]
-        added_N = state.loads.with_ms(piece.cells, devices) - state.loads.compute_ms_D[devices]
-        if piece.offload_K:
-            added_N += np.array(piece.offload_K)[self.costs.kind_of_D[devices]]
-        return added_N + self._exchange_ms(piece)
+    def adds_ms(
+        self, state: State, pieces: Sequence[Piece], devices: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float64]:
+        """[pieces, N] what devices take longer with each piece, ms; exchanges as in ``gains_ms``."""
+        added_PN = state.loads.with_ms([piece.cells for piece in pieces], devices) - state.loads.compute_ms_D[devices]
+        for number, piece in enumerate(pieces):
+            if piece.offload_K:
+                added_PN[number] += np.array(piece.offload_K)[self.costs.kind_of_D[devices]]
+        return added_PN + np.array([self._exchange_ms(piece) for piece in pieces])[:, None]
 
     def _exchange_ms(self, piece: Piece) -> float:
         slopes_4, _ = self.costs.exchange_slopes

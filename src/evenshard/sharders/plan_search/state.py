@@ -35,11 +35,16 @@ class Choice:
     places: tuple[int, ...] = ()
 
 
+Gains = dict[int, dict[int, float]]
+"""What a device saves without each unit, ms: by device, then by unit, as far as anybody has asked."""
+
+
 class Times(NamedTuple):
     """Times of a state."""
 
     device_ms_D: FloatArray
     loads: LoadTimes
+    gains: Gains
 
 
 class State:
@@ -71,6 +76,7 @@ class State:
         self.on_device: list[set[int]] = [set() for _ in range(devices)]
         self.on_node: list[set[int]] = [set() for _ in range(task.machine.num_nodes)]
         self.everywhere: set[int] = set()
+        self.gains: Gains = {}
         for unit, choice in enumerate(choices):
             self._add(unit, choice, 1)
         self.loads.refresh(np.arange(devices), range(calls))
@@ -90,7 +96,7 @@ class State:
 
     def times(self) -> Times:
         """All times as they are now, to come back to."""
-        return Times(self.device_ms_D, self.loads.times())
+        return Times(self.device_ms_D, self.loads.times(), self.gains)
 
     def undo(self, changes: Sequence[tuple[int, Choice]], times: Times) -> None:
         """Back to earlier choices, with the times that they had."""
@@ -98,6 +104,7 @@ class State:
             self._exchange(unit, choice)
         self.device_ms_D = times.device_ms_D
         self.loads.restore(times.loads)
+        self.gains = times.gains
 
     def replace(self, unit: int, choice: Choice) -> None:
         """Shards a unit another way, or elsewhere."""
@@ -112,6 +119,8 @@ class State:
         else:
             touched = np.union1d(self.touched(old_way, old), self.touched(new_way, choice))
         self.loads.refresh(touched, {*old_way.calls, *new_way.calls})
+        changed = set(touched.tolist())
+        self.gains = {device: gains for device, gains in self.gains.items() if device not in changed}
 
     def _exchange(self, unit: int, choice: Choice) -> None:
         """One choice in the place of another in all sums; times have to follow."""
