@@ -120,7 +120,7 @@ def test_what_is_left_out_keeps_memory_for_what_is_not_counted_and_for_batches_o
     table = [Table("one", BYTES_PER_GB // 64, 16, 1.0)]
 
     def used(cap_gb: float, **more: Any) -> int:
-        return evenshard.place(table, 1, cap_gb, **more).used_bytes[0]
+        return evenshard.place(table, 1, cap_gb, optimizer="sgd", **more).used_bytes[0]
 
     assert used(1.2, training_pipeline="") == BYTES_PER_GB
     inputs = 65_536 * (8 + 12)
@@ -233,7 +233,7 @@ def test_the_first_lines_say_what_is_priced_and_as_what(table_file: Path, capsys
     assert head.startswith(
         "16 x simulated:h100 (a device model, not a GPU), link nvlink_h100 (modelled), batch 65,536, pipeline "
     )
-    assert "optimizer sgd. 2.00 GB of each device reserved, for what is not counted: CUDA context" in head
+    assert "optimizer rowwise_adagrad. 2.00 GB of each device reserved, for what is not counted: CUDA context" in head
     assert " simulated h100: " in head
     assert " 16 devices are priced as if one node held them all" in head
     record = json.loads(out.read_text())

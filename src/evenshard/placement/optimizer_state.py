@@ -8,6 +8,8 @@ from evenshard.utils.messages import brief
 
 STATE_BYTES = 4  # of one number; FBGEMM keeps states in FP32 whatever the weights' precision
 SGD = "sgd"
+# What recommenders train tables with; of tables that come without a model, which would say it.
+DEFAULT_OPTIMIZER = "rowwise_adagrad"
 NUMBERS = {
     SGD: (0, 0),
     "rowwise_adagrad": (1, 0),

@@ -119,7 +119,8 @@ def place(
         batch_size: samples of a training step over all devices together.
         optimizer: optimizer of the tables: sgd, rowwise_adagrad, adagrad, adam, lamb, lars_sgd, partial_rowwise_adam or
             partial_rowwise_lamb. Its state takes memory, and candidates are timed with it; where left out, that of each
-            table of a model, else sgd.
+            table of a TorchRec model, which trains with sgd unless it says otherwise; for other tables that of the
+            costs that a learned model was trained on, else rowwise_adagrad.
         dense_optimizer: optimizer of the dense model, which trains replicas (data_parallel), likewise: only tables of
             the same one are replicated. By naming it you say that learning rate and other settings are the same, too.
             Where left out, tables of a model with fused optimizers of their own are not replicated, unless
@@ -195,7 +196,7 @@ def place(
     loaded.require_hardware(devices.hardware)
     known = _tables(tables, batch_size, traffic, embedding_dim, weight_bits, default_pooling_factor, columns)
     known = with_pooling_factors(known, pooling_factors)
-    optimizers = _optimizers(tables, optimizer)
+    optimizers = _optimizers(tables, optimizer, loaded)
     request = PlacementRequest(
         tables=known.tables,
         caps_bytes=devices.caps_bytes,
@@ -303,12 +304,14 @@ def dense_bytes_of(tables: Any, dense_gb: float | None) -> int:
     return dense_bytes(tables)
 
 
-def _optimizers(tables: Any, optimizer: str | None) -> "TableOptimizers":
+def _optimizers(tables: Any, optimizer: str | None, model: "Model") -> "TableOptimizers":
     """The optimizers of the tables: those of a model, where nothing else is asked for."""
+    from evenshard.placement.optimizer_state import DEFAULT_OPTIMIZER
     from evenshard.planner.optimizers import optimizers_of
 
     if not _is_of_torchrec(tables):
-        return optimizers_of((), {}, optimizer)
+        known = DEFAULT_OPTIMIZER if model.trained_on is None else model.trained_on.optimizer
+        return optimizers_of((), {}, optimizer or known)
     from evenshard.planner.torchrec.fused_optimizers import model_optimizers
 
     return model_optimizers(tables, optimizer)

@@ -16,7 +16,7 @@ from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel
 
 from evenshard.measure.hardware import DEFAULT_HARDWARE
-from evenshard.placement.optimizer_state import SGD
+from evenshard.placement.optimizer_state import DEFAULT_OPTIMIZER
 from evenshard.placement.parts import TablePart
 from evenshard.planner import api
 from evenshard.planner.device_memory import own_memory_gb, reserve_of
@@ -86,7 +86,7 @@ class ServedModel(PythonModel):
             caps_of(memory_cap_gb, num_devices),
             batch_size,
             reserved_bytes,
-            optimizer or SGD,
+            optimizer or DEFAULT_OPTIMIZER,
             reserved_share=reserved_share,
             dense_bytes=gb_to_bytes(dense_gb or 0.0),
             training_pipeline=training_pipeline,

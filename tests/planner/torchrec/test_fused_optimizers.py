@@ -248,7 +248,7 @@ def test_an_answer_for_tables_becomes_no_plan_that_leaves_the_models_optimizer(t
         with pytest.raises(BadConfig, match=UNSAID):
             write()
     assert load_plan(path, bags(2)) == sharding_plan(unsaid, bags(2))
-    for more in ({"dense_optimizer": "sgd"}, {"sharding_types": ["data_parallel"]}):
+    for more in ({"optimizer": "sgd", "dense_optimizer": "sgd"}, {"sharding_types": ["data_parallel"]}):
         answer = evenshard.place(TABLES, 2, 32, **more)
         save_plan(answer, path)
         plan = load_plan(path, model)

@@ -192,7 +192,7 @@ def command(folder: Path) -> None:
     rows = [f"{name},{one.num_embeddings},{one.embedding_dim},2.5" for name, one in zip(NAMES, configs, strict=True)]
     (folder / "tables.csv").write_text("\n".join(columns + rows))
     pins = [word for name, device in PINNED.items() for word in ("--pin", f"{name}={device}")]
-    machine = ["--devices", str(WORLD_SIZE), "--memory-cap-gb", CAPS_GB, "--batch-size", "2048"]
+    machine = ["--devices", str(WORLD_SIZE), "--memory-cap-gb", CAPS_GB, "--batch-size", "2048", "--optimizer", "sgd"]
     machine += ["--reserved-gb", "0", "--training-pipeline", ""]  # weights alone, of which there are few
     output = ["--allow-column-split", "--format", "torchrec", "-o", str(folder / "plan.json")]
     assert main(["place", str(folder / "tables.csv"), *machine, *pins, *output]) == 0

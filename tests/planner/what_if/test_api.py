@@ -67,7 +67,7 @@ def test_tables_that_do_not_fit_say_what_is_missing() -> None:
 
 
 def test_groups_are_placed_with_their_share_of_the_batch_and_averaged() -> None:
-    one = option_of(devices=[4], group_sizes=[2], sync_every=5)
+    one = option_of(devices=[4], group_sizes=[2], sync_every=5, optimizer="sgd")
     assert one.answer is not None and one.sync is not None
     assert (one.num_groups, one.answer.num_devices, one.answer.request.batch_size) == (2, 2, 4096)
     assert one.sync.bytes_of_all <= 2 * sum(each.size_bytes for each in TABLES)
