@@ -1,0 +1,62 @@
+"""What a loop of an earlier evenshard left is read: costs, their journal, a model, and a placement that it made.
+
+``data/earlier_loop`` was made at commit 8d6dd00, before whole tables were parts, by one round on simulated:h200; the
+optimizers' states, which only another round of training would read, are left out.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from evenshard.cli import main
+from evenshard.measure.cost_dataset import load_costs
+from evenshard.placement.sharding import TABLE_WISE
+from evenshard.planner.file import load_answer
+from evenshard.planner.model import model_of
+from evenshard.planner.priced import repriced
+from evenshard.tables.files import load_tables
+
+EARLIER = Path(__file__).parent / "data" / "earlier_loop"
+GIVEN = ["--tables", "tables.parquet", "--tasks", "tasks.json"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy, to work in."""
+    shutil.copytree(EARLIER, tmp_path / "loop")
+    monkeypatch.chdir(tmp_path / "loop")
+    return tmp_path / "loop"
+
+
+def test_a_benchmark_goes_on_from_the_journal_and_measures_nothing_again(folder: Path) -> None:
+    lines = len((folder / "journal.jsonl").read_text().splitlines())
+    flags = ["--round", "1", *GIVEN, "--journal", "journal.jsonl", "--out", "again.parquet"]
+    assert main(["benchmark", *flags]) == 0
+    assert len((folder / "journal.jsonl").read_text().splitlines()) == lines
+    pool = load_tables(folder / "tables.parquet")
+    costs, again = (load_costs(folder / name, pool) for name in ("costs.parquet", "again.parquet"))
+    assert len(costs) == 16 and [one.cost for one in again] == [one.cost for one in costs]
+    assert [one.placement for one in again] == [one.placement for one in costs]
+
+
+def test_its_costs_train_another_model(folder: Path) -> None:
+    flags = ["--round", "1", *GIVEN, "--costs", "costs.parquet", "--out", "net", "--model-out", "model"]
+    assert main(["train-cost", *flags]) == 0
+    assert (folder / "model" / "state.pt").is_file()
+
+
+def test_its_placement_costs_what_it_did_by_its_model(folder: Path) -> None:
+    answer, model = load_answer(folder / "placement.json"), model_of(folder)
+    assert model.policy is not None and answer.lineage["model"]["sha256"] != model.digest  # without optimizers' states
+    again = repriced(answer, answer.parts, model)
+    assert again.predicted_ms == pytest.approx(answer.predicted_ms, rel=1e-5)
+    assert answer.predicted_ms > 3 and set(answer.type_of_table.values()) == {TABLE_WISE}
+
+
+def test_its_model_places_tables(folder: Path) -> None:
+    flags = ["--devices", "2", "--memory-cap-gb", "40", "--model", ".", "-o", "a.json"]
+    assert main(["place", "criteo_kaggle", *flags]) == 0
+    assert load_answer(folder / "a.json").request.optimizer == "sgd"  # that of its costs
