@@ -93,9 +93,7 @@ class Pieces:
         exchange_N = np.array([self._exchange_ms(piece) for piece in pieces])
         return np.asarray(state.loads.compute_ms_D[device] - rest_N + offload_N + exchange_N)
 
-    def adds_ms(
-        self, state: State, pieces: Sequence[Piece], devices: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.float64]:
+    def adds_ms(self, state: State, pieces: Sequence[Piece], devices: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """[pieces, N] what devices take longer with each piece, ms; exchanges as in ``gains_ms``."""
         added_PN = state.loads.with_ms([piece.cells for piece in pieces], devices) - state.loads.compute_ms_D[devices]
         for number, piece in enumerate(pieces):
