@@ -99,7 +99,7 @@ class Pieces:
         for number, piece in enumerate(pieces):
             if piece.offload_K:
                 added_PN[number] += np.array(piece.offload_K)[self.costs.kind_of_D[devices]]
-        return added_PN + np.array([self._exchange_ms(piece) for piece in pieces])[:, None]
+        return np.asarray(added_PN + np.array([self._exchange_ms(piece) for piece in pieces])[:, None])
 
     def _exchange_ms(self, piece: Piece) -> float:
         slopes_4, _ = self.costs.exchange_slopes
