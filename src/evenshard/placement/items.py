@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -95,7 +96,7 @@ class Items:
         allowed_ID = np.ones((len(members), devices), dtype=bool)
         for position, may_go in enumerate(whole.allowed):
             if may_go is not None:
-                allowed_ID[item_of_T[position]] &= np.isin(np.arange(devices), list(may_go))
+                allowed_ID[item_of_T[position]] &= device_mask(devices, may_go)
         return Items(members, item_of_T, needs_IR, room_DR, allowed_ID)
 
     @property
@@ -149,6 +150,27 @@ def canonical_devices(devices: Sequence[int], kinds: Sequence[int]) -> list[int]
         if device not in names:
             names[device] = next(left[kinds[device]])
     return [names[device] for device in devices]
+
+
+@lru_cache(maxsize=4096)
+def device_mask(num_devices: int, devices: frozenset[int] | None) -> npt.NDArray[np.bool_]:
+    """[D] True where a table may live that may live on these devices, None for any; not to be written to."""
+    mask_D = np.ones(num_devices, dtype=bool) if devices is None else np.isin(np.arange(num_devices), list(devices))
+    mask_D.flags.writeable = False
+    return mask_D
+
+
+def allowed_together(task: ShardingTask, positions: Sequence[int]) -> npt.NDArray[np.bool_] | None:
+    """[D] where tables may live that are placed as one; None where that is everywhere."""
+    sets = {devices for at in positions if (devices := task.limits_of(at).devices) is not None}
+    if not sets:
+        return None
+    return np.asarray(np.logical_and.reduce([device_mask(task.num_devices, devices) for devices in sets]))
+
+
+def apart_groups(task: ShardingTask, positions: Sequence[int]) -> tuple[int, ...]:
+    """Numbers of the groups of tables that stay apart of which these tables have one, ascending."""
+    return tuple(number for number, group in enumerate(task.apart) if not set(group).isdisjoint(positions))
 
 
 def joined_groups(count: int, groups: Iterable[Sequence[int]]) -> tuple[tuple[int, ...], ...]:

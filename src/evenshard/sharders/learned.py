@@ -151,9 +151,15 @@ MOST_PROPOSALS, MOST_CHOICES = 64, 2**21
 
 
 def proposals(sharder: TrainedSharder, task: ShardingTask, seed: int) -> list[Placement]:
-    """Sampled placements of a task, fewer where tables and devices are many; they keep to the memory."""
+    """Sampled placements of a task; they keep to the memory."""
     import torch
 
+    return rollouts(sharder, task, torch.Generator().manual_seed(seed))
+
+
+def rollouts(
+    sharder: TrainedSharder, task: ShardingTask, generator: torch.Generator, count: int = MOST_PROPOSALS
+) -> list[Placement]:
+    """So many sampled placements, fewer where tables and devices are many, without those that found no room."""
     most = max(1, MOST_CHOICES // (len(task.tables) * task.num_devices))
-    sampled = sharder.sample_one(task, min(MOST_PROPOSALS, most), torch.Generator().manual_seed(seed))
-    return [one for one in sampled if one is not None]
+    return [one for one in sharder.sample_one(task, min(count, most), generator) if one is not None]

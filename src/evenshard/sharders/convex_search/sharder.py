@@ -26,11 +26,9 @@ from evenshard.sharders.convex_search.local_search import LocalSearch, SearchEff
 from evenshard.sharders.convex_search.marginal_greedy import MAX_SPLITS, marginal_greedy
 from evenshard.sharders.convex_search.prediction import PredictedPlacement
 from evenshard.sharders.greedy import expert_sharders
-from evenshard.sharders.learned import TrainedSharder
+from evenshard.sharders.learned import MOST_PROPOSALS, TrainedSharder, rollouts
 from evenshard.sharders.room.legal_parts import any_placement
 from evenshard.utils.errors import BadConfig, InfeasibleTask
-
-MAX_ROLLOUT_CHOICES = 2**21  # tables times devices of all rollouts: what fits a core's caches, and a second
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class SearchConfig:
         packing_time_limit_s: time to find any legal placement if no proposal is one; see ``any_placement``.
     """
 
-    num_rollouts: int = 64
+    num_rollouts: int = MOST_PROPOSALS
     max_splits: int = MAX_SPLITS
     effort: SearchEffort = field(default_factory=SearchEffort)
     seed: int = 0
@@ -170,10 +168,9 @@ class EvenshardSharder:
     def _rollouts(self, task: ShardingTask, generator: torch.Generator) -> list[Placement]:
         if self._policy is None:
             return []
-        most = max(1, MAX_ROLLOUT_CHOICES // (len(task.tables) * task.num_devices))
-        sampled = self._policy.sample_one(task, min(self._config.num_rollouts, most), generator)
         items = Items.of(task)  # the policy knows memory, and no other rule
-        return [one for one in sampled if one is not None and items.is_legal(one)]
+        sampled = rollouts(self._policy, task, generator, self._config.num_rollouts)
+        return [one for one in sampled if items.is_legal(one)]
 
 
 def _experts(task: ShardingTask) -> list[Placement]:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from evenshard.measure.price.device_price import alone_ms
 from evenshard.measure.price.step import dense_ms
+from evenshard.placement.items import apart_groups
 from evenshard.placement.sharding import DATA_PARALLEL, DEVICE, NODE, TABLE_COLUMN_WISE
 from evenshard.sharders.plan_search.options import FULL_SHARE, Options, Piece, Way
 from evenshard.sharders.plan_search.state import Choice
@@ -96,10 +97,7 @@ class Construction:
         task = options.task
         allowed = (unit.allowed_D for unit in options.units)
         self._allowed_U = np.array([task.num_devices if one is None else int(one.sum()) for one in allowed])
-        self._groups_of = [
-            [number for number, group in enumerate(task.apart) if set(unit.tables) & set(group)]
-            for unit in options.units
-        ]
+        self._groups_of = [apart_groups(task, unit.tables) for unit in options.units]
 
     @property
     def even_ms(self) -> float:
@@ -201,7 +199,7 @@ class Construction:
         """Memory of the devices."""
         return self._room_D
 
-    def groups_of(self, unit: int) -> list[int]:
+    def groups_of(self, unit: int) -> tuple[int, ...]:
         """Groups of tables that stay apart, of which the unit has one."""
         return self._groups_of[unit]
 

@@ -20,6 +20,7 @@ from evenshard.measure.collectives import PartVolume, part_volume
 from evenshard.measure.kernel_calls import KernelCall, kernel_call, part_lookups, replica_lookups
 from evenshard.measure.price.loads import LookupColumns
 from evenshard.measure.price.step import PartCosts
+from evenshard.placement.items import allowed_together, joined_groups
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, lookup_share, row_spans, whole_tables
 from evenshard.placement.sharding import (
     COLUMN_WISE,
@@ -271,20 +272,11 @@ class Options:
 
     def _units(self) -> Iterator[Unit]:
         task = self.task
-        inside = {position for group in task.together for position in group}
-        groups = [(position,) for position in range(len(task.tables)) if position not in inside]
-        for members in [*groups, *_joined(task.together)]:
-            yield Unit(members, self._ways(members), self._allowed(members))
-
-    def _allowed(self, members: Sequence[int]) -> npt.NDArray[np.bool_] | None:
-        sets = [self.task.limits_of(position).devices for position in members]
-        if all(one is None for one in sets):
-            return None
-        allowed_D = np.ones(self.task.num_devices, dtype=bool)
-        for one in sets:
-            if one is not None:
-                allowed_D &= np.isin(np.arange(self.task.num_devices), list(one))
-        return allowed_D
+        number_of = {position: number for number, group in enumerate(task.together) for position in group}
+        groups = joined_groups(len(task.tables), task.together)
+        # Single tables come first, then the groups in the order of the rules.
+        for members in sorted(groups, key=lambda group: max(number_of.get(position, -1) for position in group)):
+            yield Unit(members, self._ways(members), allowed_together(task, members))
 
     def _ways(self, members: Sequence[int]) -> tuple[Way, ...]:
         if len(members) > 1:
@@ -491,18 +483,6 @@ def column_cuts(columns: int, most: int, least_width: int) -> Iterator[tuple[int
 
 
 _COUNTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64, 96, MAX_CUTS)
-
-
-def _joined(groups: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Groups that share a table are one."""
-    found: list[set[int]] = []
-    for group in groups:
-        own = set(group)
-        for other in [one for one in found if one & own]:
-            found.remove(other)
-            own |= other
-        found.append(own)
-    return [tuple(sorted(one)) for one in found]
 
 
 def volume_numbers(volume: PartVolume) -> FloatArray:

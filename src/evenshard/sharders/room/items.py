@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.placement.items import joined_groups
+from evenshard.placement.items import allowed_together, apart_groups, device_mask, joined_groups
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import CACHE_SLOT_BYTES
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, row_spans
@@ -176,10 +176,6 @@ def _items(
     only_replicated = {at for at, types in enumerate(task.types) if types and types <= {*REPLICATED}}
     if task.num_devices == 1:
         only_replicated = set()
-    apart_of: dict[int, list[int]] = {}
-    for number, group in enumerate(task.apart):
-        for position in group:
-            apart_of.setdefault(position, []).append(number)
     replicas = tuple(task.tables[position] for position in sorted(only_replicated))
     taken = sum(_replica(task, table).device for table in replicas)
     found: list[list[PackedItem]] = []
@@ -190,7 +186,7 @@ def _items(
         for storage in storages(positions):
             key = positions[0], storage
             if key not in known:
-                known[key] = _item(task, positions, apart_of, storage)
+                known[key] = _item(task, positions, storage)
             found[-1].append(known[key])
     return PackedItems(
         tuple(first for first, *_ in found),
@@ -201,21 +197,17 @@ def _items(
     )
 
 
-def _item(
-    task: ShardingTask, positions: Sequence[int], apart_of: Mapping[int, Sequence[int]], storage: Storage
-) -> PackedItem:
+def _item(task: ShardingTask, positions: Sequence[int], storage: Storage) -> PackedItem:
     tables = tuple(task.tables[position] for position in positions)
     wholes = [_taken(task, table, storage=storage) for table in tables]
-    allowed_D = _mask(task.num_devices, task.limits_of(positions[0]).devices)
-    for position in positions[1:]:
-        allowed_D = allowed_D & _mask(task.num_devices, task.limits_of(position).devices)
+    allowed_D = allowed_together(task, positions)
     whole = PackedItem(
         tuple(positions),
         tables,
         tuple(one.device for one in wholes),
         sum(one.device for one in wholes),
-        allowed_D,
-        tuple(sorted({number for position in positions for number in apart_of.get(position, ())})),
+        device_mask(task.num_devices, None) if allowed_D is None else allowed_D,
+        apart_groups(task, positions),
         may_be_whole=True,
         outside=Taken(0, sum(one.host for one in wholes), sum(one.ssd for one in wholes)),
         storage=storage,
@@ -378,13 +370,6 @@ def _part(
 
 
 @lru_cache(maxsize=4096)
-def _mask(num_devices: int, devices: frozenset[int] | None) -> npt.NDArray[np.bool_]:
-    mask_D = np.ones(num_devices, dtype=bool) if devices is None else np.isin(np.arange(num_devices), list(devices))
-    mask_D.flags.writeable = False
-    return mask_D
-
-
-@lru_cache(maxsize=4096)
 def _whole_nodes(machine: Machine, devices: frozenset[int] | None) -> tuple[Devices, ...]:
     """Devices of each node on all of which a table may live."""
     return tuple(np.array(machine.devices_of_node(node)) for node in whole_nodes(machine, devices))
@@ -393,7 +378,7 @@ def _whole_nodes(machine: Machine, devices: frozenset[int] | None) -> tuple[Devi
 @lru_cache(maxsize=4096)
 def _scopes(machine: Machine, devices: frozenset[int] | None) -> tuple[tuple[Devices, ...], tuple[Devices, ...]]:
     """All devices that a table may live on, and those of each node."""
-    anywhere = np.flatnonzero(_mask(machine.num_devices, devices))
+    anywhere = np.flatnonzero(device_mask(machine.num_devices, devices))
     nodes = anywhere // machine.devices_per_node
     of_nodes = tuple(anywhere[nodes == node] for node in np.unique(nodes).tolist())
     return (anywhere,), of_nodes
