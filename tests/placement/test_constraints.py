@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 
 from benchmarks.references.annealing import AnnealConfig
 from benchmarks.references.best_known import BestKnownSharder
-from evenshard.placement.items import Items, WholeTables, canonical_devices
+from evenshard.placement.items import Items, WholeTables, allowed_together, apart_groups, canonical_devices
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.refusal import no_room, reason
@@ -52,6 +52,15 @@ def policy() -> DreamShardSharder:
 
 
 # The rule ------------------------------------------------------------------------------------------------------------
+
+
+def test_tables_that_are_placed_as_one_live_where_all_of_them_may_and_stay_apart_from_what_any_must() -> None:
+    tables = sized(1, 1, 1, 1)
+    of_task = limited(task(tables, 3), allowed=(only(0, 1), None, only(1, 2), None), apart=((1, 3), (0, 3), (2, 3)))
+    assert allowed_together(of_task, (1, 3)) is None
+    found = [allowed_together(of_task, positions) for positions in ((0, 1), (0, 2))]
+    assert [None if one is None else one.tolist() for one in found] == [[True, True, False], [False, True, False]]
+    assert [apart_groups(of_task, positions) for positions in ((0, 1), (2,), (3,))] == [(0, 1), (2,), (0, 1, 2)]
 
 
 @settings(max_examples=150, deadline=None)

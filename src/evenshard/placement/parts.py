@@ -88,9 +88,14 @@ def column_parts(table: Table, cuts: Iterable[int] = ()) -> tuple[TablePart, ...
     return tuple(TablePart(table.name, Span(0, table.num_rows), Span(*columns)) for columns in pairwise(edges))
 
 
+def whole_part(table: Table, devices: tuple[int, ...] = ()) -> TablePart:
+    """A table as one part: on one device, or a replica on each of several."""
+    return TablePart(table.name, Span(0, table.num_rows), Span(0, table.embedding_dim), devices)
+
+
 def whole_tables(tables: Iterable[Table]) -> tuple[TablePart, ...]:
     """Each table as one part."""
-    return tuple(part for table in tables for part in column_parts(table))
+    return tuple(map(whole_part, tables))
 
 
 def tables_of_parts(parts: Sequence[TablePart], tables: Iterable[Table]) -> tuple[Table, ...]:
@@ -143,7 +148,7 @@ def part_called(name: str, by_name: Mapping[str, Table]) -> TablePart | None:
         by_name: the whole tables.
     """
     if name in by_name:
-        return column_parts(by_name[name])[0]
+        return whole_part(by_name[name])
     found = _NAME.fullmatch(name)
     whole = by_name.get(found[1]) if found else None
     if found is None or whole is None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.parts import TablePart, whole_part
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
@@ -46,10 +46,7 @@ class Placement:
                 f"the placement has {len(self.device_of_table)} tables, but {len(tables)} tables are given. "
                 f"Give the tables of its task, in their order."
             )
-        return tuple(
-            TablePart(table.name, Span(0, table.num_rows), Span(0, table.embedding_dim), (device,))
-            for table, device in zip(tables, self.device_of_table, strict=True)
-        )
+        return tuple(whole_part(table, (device,)) for table, device in zip(tables, self.device_of_table, strict=True))
 
 
 def placement_of_whole(task: ShardingTask, parts: Sequence[TablePart]) -> Placement:

@@ -25,7 +25,7 @@ from evenshard.measure.simulated.gpu_profile import HOST_GB_S
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import PREFETCH
 from evenshard.placement.optimizer_state import SGD, state_bytes
-from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.parts import TablePart, whole_part
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_parts_memory, parts_by_table
 from evenshard.placement.refusal import no_placement_found, require_room
@@ -440,7 +440,7 @@ class TorchRecPlanner:
         table = self._task.tables[position]
         if entry.sharding_spec is None:
             everywhere = tuple(range(self._task.num_devices))
-            return (TablePart(table.name, Span(0, table.num_rows), Span(0, table.embedding_dim), everywhere),)
+            return (whole_part(table, everywhere),)
         found = merged(
             [
                 part_of_shard(table.name, rank, shard.shard_offsets, shard.shard_sizes)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.parts import TablePart, whole_part
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import grouped_parts, parts_by_table
 from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES, tiling_problem
@@ -380,4 +380,4 @@ def _parts(table: Table, entry: ParameterSharding) -> tuple[TablePart, ...]:
 
 def replica(table: Table, ranks: Sequence[int]) -> TablePart:
     """A table with a replica on each of these ranks."""
-    return TablePart(table.name, Span(0, table.num_rows), Span(0, table.embedding_dim), tuple(sorted(ranks)))
+    return whole_part(table, tuple(sorted(ranks)))

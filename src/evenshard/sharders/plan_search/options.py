@@ -10,7 +10,7 @@ Legend: U units, P pieces, K kinds of devices.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -21,7 +21,7 @@ from evenshard.measure.kernel_calls import KernelCall, kernel_call, part_lookups
 from evenshard.measure.price.loads import LookupColumns
 from evenshard.measure.price.step import PartCosts
 from evenshard.placement.items import allowed_together, joined_groups
-from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, lookup_share, row_spans, whole_tables
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, lookup_share, row_spans, whole_part, whole_tables
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
@@ -435,8 +435,7 @@ class Options:
         table = self.task.tables[position]
         call = self._call(table, DATA_PARALLEL)
         cell = self.lookups.row(replica_lookups(table, self.task))
-        whole = TablePart(table.name, Span(0, table.num_rows), Span(0, table.embedding_dim))
-        whole = replace(whole, devices=tuple(range(self.task.num_devices)))
+        whole = whole_part(table, tuple(range(self.task.num_devices)))
         size = memory_of_part(self.task, table, whole).device_bytes
         piece = Piece(table.embedding_dim, 1, ((call, cell),), PartVolume(), size)
         return Way(DATA_PARALLEL, REPLICA, (piece,), float(table.num_rows * table.embedding_dim))

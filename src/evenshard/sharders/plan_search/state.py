@@ -15,7 +15,7 @@ import numpy.typing as npt
 from evenshard.measure.collectives import Volumes, exchange_ms
 from evenshard.measure.price.loads import Loads, LoadTimes
 from evenshard.measure.price.step import PartCosts, dense_ms
-from evenshard.placement.parts import Span, TablePart, row_spans
+from evenshard.placement.parts import Span, TablePart, row_spans, whole_part
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import COLUMN_WISE, DEVICE, EVERYWHERE, NODE, REPLICA, TYPES, sharding_type
 from evenshard.placement.storage import ON_DEVICE, Storage
@@ -258,7 +258,7 @@ def parts_of_unit(options: Options, number: int, choice: Choice) -> dict[int, li
         rows = Span(0, table.num_rows)
         own = found.setdefault(position, [])
         if way.scope == REPLICA:
-            own.append(TablePart(table.name, rows, Span(0, table.embedding_dim), tuple(range(task.num_devices))))
+            own.append(whole_part(table, tuple(range(task.num_devices))))
             continue
         widths = [piece.columns for piece in way.pieces] if len(unit.tables) == 1 else [table.embedding_dim]
         stop = 0

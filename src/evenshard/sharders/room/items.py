@@ -18,7 +18,7 @@ import numpy.typing as npt
 from evenshard.placement.items import allowed_together, apart_groups, device_mask, joined_groups
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import CACHE_SLOT_BYTES
-from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, row_spans
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, row_spans, whole_part
 from evenshard.placement.sharding import (
     COLUMNS_ALONE,
     EVERYWHERE,
@@ -97,10 +97,7 @@ class PackedItem:
 
     def whole(self, device: int) -> list[TablePart]:
         """Its tables on a device."""
-        return [
-            TablePart(table.name, Span(0, table.num_rows), Span(0, table.embedding_dim), (device,))
-            for table in self.tables
-        ]
+        return [whole_part(table, (device,)) for table in self.tables]
 
     def kept(self, parts: Iterable[TablePart]) -> list[TablePart]:
         """Its parts, where they are kept."""
@@ -151,10 +148,7 @@ class PackedItems:
     def replica_parts(self) -> list[TablePart]:
         """The replicated tables."""
         everywhere = tuple(range(len(self.room_D)))
-        return [
-            TablePart(table.name, Span(0, table.num_rows), Span(0, table.embedding_dim), everywhere)
-            for table in self.replicas
-        ]
+        return [whole_part(table, everywhere) for table in self.replicas]
 
 
 def least_outside(task: ShardingTask, positions: Sequence[int]) -> tuple[Storage, ...]:
@@ -281,7 +275,7 @@ def _known(task: ShardingTask, position: int, storage: Storage) -> Iterator[Know
     table, types, machine = task.tables[position], task.types[position], task.machine
     if types & {*REPLICATED} and storage == ON_DEVICE:
         everywhere = tuple(range(task.num_devices))
-        yield KnownParts((_part(table, devices=everywhere),), dict.fromkeys(everywhere, _replica(task, table)))
+        yield KnownParts((whole_part(table, everywhere),), dict.fromkeys(everywhere, _replica(task, table)))
     if _is_line(task, table):
         return
     rows_over = {TYPES[one].scope for one in types & {*ROWS_ALONE}}
