@@ -7,13 +7,20 @@ import pytest
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.sharding import (
+    ALWAYS_CUT_COLUMNS,
+    COLUMNS_ALONE,
     EVERYWHERE,
+    GRIDS,
+    NEVER_WHOLE,
     NODE,
+    NODE_ROWS,
+    REPLICATED,
     ROWS_ALONE,
     SEQUENCE_TYPES,
     SHARDING_TYPES,
     TYPES,
     sharding_type,
+    types_on_all,
     ways_of,
 )
 from evenshard.sharders.random import _parts
@@ -37,6 +44,24 @@ def test_parts_are_as_the_record_of_their_type_says(name: str) -> None:
         for columns in {part.columns for part in parts}:
             held = [part.device for part in parts if part.columns == columns]
             assert sorted(held) == list(of.row_devices(MACHINE, held[0]))
+
+
+def test_what_types_have_in_common_is_read_off_their_records() -> None:
+    assert NEVER_WHOLE == ("column_wise", "row_wise", "table_row_wise", "grid_shard", "data_parallel")
+    assert (GRIDS, REPLICATED) == (("grid_shard",), ("data_parallel",))
+    assert NODE_ROWS == ("table_row_wise", "grid_shard")
+    assert ALWAYS_CUT_COLUMNS == ("column_wise", "grid_shard")
+    assert COLUMNS_ALONE == ("column_wise", "table_column_wise")
+
+
+def test_what_a_type_is_on_a_machine() -> None:
+    one_node, one_device = Machine.one_node(4), Machine.one_node(1)
+    assert types_on_all(MACHINE) == ("row_wise", "data_parallel")
+    assert types_on_all(one_node) == ("row_wise", "table_row_wise", "data_parallel")
+    distinct = {name for name in SHARDING_TYPES if TYPES[name].is_distinct_on(one_node)}
+    assert distinct == {"table_wise", "column_wise", "row_wise", "data_parallel"}
+    assert [name for name in SHARDING_TYPES if TYPES[name].is_distinct_on(one_device)] == ["table_wise"]
+    assert all(TYPES[name].is_distinct_on(MACHINE) for name in SHARDING_TYPES)
 
 
 def test_where_rows_live() -> None:

@@ -38,8 +38,3 @@ def state_bytes(table: Table, optimizer: str) -> int:
         raise BadConfig(f"{problem}. Choose one of these.")
     per_row, per_weight = NUMBERS[optimizer]
     return table.num_rows * (per_row + per_weight * table.embedding_dim) * STATE_BYTES
-
-
-def state_bytes_of_rows(table: Table, optimizer: str) -> int:
-    """What of ``state_bytes`` every part of a table has, however few columns it holds."""
-    return table.num_rows * NUMBERS[optimizer][0] * STATE_BYTES

@@ -142,8 +142,7 @@ def _difference_pct(common: Sequence[PairedTask]) -> Interval:
         return Interval(math.nan, math.nan, math.nan)
     if all(one.same_placement for one in common):  # nothing is left to chance
         return Interval(0.0, 0.0, 0.0)
-    scale = 100 / fmean(one.champion_ms for one in common)
-    return Interval.of([(one.candidate_ms - one.champion_ms) * scale for one in common])
+    return Interval.of_difference_pct([one.candidate_ms for one in common], [one.champion_ms for one in common])
 
 
 def _noise_pct(noise: Noise, num_common: int, num_same: int) -> float:

@@ -160,8 +160,7 @@ def _difference(first: LoopRun, other: LoopRun, sharder: str) -> SharderDifferen
     common = [t for t in before if math.isfinite(before[t]) and math.isfinite(after.get(t, math.inf))]
     if not common:
         return None
-    scale = 100 / fmean(before[task] for task in common)
-    difference = Interval.of([(after[task] - before[task]) * scale for task in common])
+    difference = Interval.of_difference_pct([after[task] for task in common], [before[task] for task in common])
     threshold_pct = equal_below_pct(first, other, len(common))
     return SharderDifference(difference, threshold_pct, _verdict(difference, threshold_pct))
 
