@@ -220,7 +220,7 @@ def test_a_file_leaves_memory_and_hardware_to_the_flags(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("[", "is not readable as YAML"),
+        ("[", "not readable as YAML"),
         ("", "None is not an object with fields"),
         ({}, "hosts is missing"),
         ({"hosts": []}, "hosts is empty"),

@@ -20,7 +20,7 @@ from evenshard.utils.messages import brief
 from evenshard.utils.params import section
 from evenshard.utils.provenance import sha256_of
 from evenshard.utils.s3 import content_hash, is_address
-from evenshard.utils.yaml_files import load_documents, load_yaml
+from evenshard.utils.yaml_files import load_documents, read_yaml
 
 ADDRESSES = {"tables", "source", "model", "in_use", "traces"}
 """Parameters of pipelines that are addresses; see ``evenshard.kubeflow.addresses``."""
@@ -113,11 +113,7 @@ def data_hash(source: str, runs_now: bool = True) -> str:
     path = Path(source)
     pointer = path.with_name(path.name + ".dvc")
     if pointer.is_file():
-        try:
-            content = load_yaml(read_text(pointer))
-        except (OSError, ValueError) as error:
-            raise BadFile(pointer, f"not readable as YAML ({error})", "Write it with `dvc add`.") from None
-        match content:
+        match read_yaml(pointer, "Write it with `dvc add`."):
             case {"outs": [{"md5": str() as md5}, *_]}:
                 return f"md5:{md5}"
     return f"sha256:{sha256_of(path)}" if path.is_file() else ""

@@ -19,9 +19,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from evenshard.utils.errors import BadFile
-from evenshard.utils.limits import RANGES, read_text
+from evenshard.utils.limits import RANGES
 from evenshard.utils.records import record_of
-from evenshard.utils.yaml_files import load_yaml
+from evenshard.utils.yaml_files import read_yaml
 
 
 @dataclass(frozen=True)
@@ -107,12 +107,7 @@ def load_cluster_file(path: str | Path) -> ClusterFile:
     """
     keys, of_hosts = (", ".join(field.name for field in fields(kind)) for kind in (ClusterFile, Hosts))
     remedy = f"Its keys are {keys}; those of an entry of hosts are {of_hosts}."
-    try:
-        content = load_yaml(read_text(Path(path)))
-    except FileNotFoundError:
-        raise BadFile(path, "no such file", "Check the path.") from None
-    except (OSError, ValueError) as error:
-        raise BadFile(path, f"is not readable as YAML ({error})", remedy) from None
+    content = read_yaml(Path(path), remedy)
     if isinstance(content, dict) and "stages" in content:
         other = "says what pods of a pipeline get, which `evenshard pipeline --cluster` takes"
         raise BadFile(path, other, f"Describe the machine in a file of its own. {remedy}")

@@ -28,9 +28,8 @@ from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.storage import COMPUTE_KERNELS, FUSED
 from evenshard.placement.task import TableLimits
 from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.limits import read_text
 from evenshard.utils.messages import brief, cut
-from evenshard.utils.yaml_files import load_yaml
+from evenshard.utils.yaml_files import read_yaml
 
 
 @dataclass(frozen=True)
@@ -201,12 +200,7 @@ def load_rules(path: Path) -> Rules:
         BadFile: if it is missing, not YAML, or holds something else.
     """
     remedy = f"Its keys are {', '.join(RULES)}, as in {{pinned: {{user_id: 0}}, apart: [[a, b]]}}."
-    try:
-        content = load_yaml(read_text(path))
-    except FileNotFoundError:
-        raise BadFile(path, "no such file", "Check the path.") from None
-    except (OSError, ValueError) as error:
-        raise BadFile(path, f"is not readable as YAML ({error})", remedy) from None
+    content = read_yaml(path, remedy)
     if content is None:
         return Rules()
     if not isinstance(content, Mapping):

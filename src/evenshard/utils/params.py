@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.limits import RANGES, read_text
+from evenshard.utils.limits import RANGES
 from evenshard.utils.messages import brief, cut
-from evenshard.utils.yaml_files import load_yaml
+from evenshard.utils.yaml_files import read_yaml
 
 Config = TypeVar("Config")
 CORRECT_IT = "Correct it in params.yaml, or in the file of --params."
@@ -24,12 +24,7 @@ def load_params(path: Path) -> dict[str, Any]:
     Raises:
         BadFile: if it is missing or no YAML mapping.
     """
-    try:
-        params = load_yaml(read_text(path))
-    except FileNotFoundError:
-        raise BadFile(path, "no such file", "Name one with --params.") from None
-    except (OSError, ValueError) as error:
-        raise BadFile(path, f"not readable as YAML ({error})", "Repair it.") from None
+    params = read_yaml(path, "Repair it.", "Name one with --params.")
     if not isinstance(params, dict):
         raise BadFile(path, "is not a mapping of sections", "Write sections: generate_tables: {source: dlrm_2021}.")
     odd = next(_odd_keys(params), None)

@@ -7,10 +7,30 @@ libyaml recurses for each bracket until the process dies, so both are counted be
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from evenshard.utils.limits import MAX_DIGITS, MAX_LEVELS, MAX_TEXT_BYTES, MAX_YAML_VALUES
+from evenshard.utils.errors import BadFile
+from evenshard.utils.limits import MAX_DIGITS, MAX_LEVELS, MAX_TEXT_BYTES, MAX_YAML_VALUES, read_text
 from evenshard.utils.messages import brief
+
+
+def read_yaml(path: Path, remedy: str, if_missing: str = "Check the path.") -> Any:
+    """The content of a file.
+
+    Args:
+        remedy: advice where it is not YAML.
+        if_missing: advice where there is no file.
+
+    Raises:
+        BadFile: if it is missing or cannot be read.
+    """
+    try:
+        return load_yaml(read_text(path))
+    except FileNotFoundError:
+        raise BadFile(path, "no such file", if_missing) from None
+    except (OSError, ValueError) as error:
+        raise BadFile(path, f"not readable as YAML ({error})", remedy) from None
 
 
 def load_yaml(text: str) -> Any:

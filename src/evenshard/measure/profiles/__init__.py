@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from evenshard.measure.evidence import Evidence, evidence_of
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.limits import Range, read_text
+from evenshard.utils.limits import Range
 from evenshard.utils.messages import brief
-from evenshard.utils.yaml_files import load_yaml
+from evenshard.utils.yaml_files import read_yaml
 
 Profile = TypeVar("Profile")
 CONSTANTS = Range(0, 1e18)
@@ -165,12 +165,7 @@ def write_profile(
 
 
 def _load(path: Path) -> dict[str, Any]:
-    try:
-        content = load_yaml(read_text(path))
-    except FileNotFoundError:
-        raise BadFile(path, "no such file", _REMEDY) from None
-    except (OSError, ValueError) as error:
-        raise BadFile(path, f"not readable as YAML ({error})", _REMEDY) from None
+    content = read_yaml(path, _REMEDY, _REMEDY)
     if not isinstance(content, dict):
         raise BadFile(path, "is not a mapping of constants", _REMEDY)
     return content
