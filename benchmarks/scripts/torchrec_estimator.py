@@ -8,12 +8,11 @@ placements that fit, by TorchRec's default estimator, by the exported one in Tor
 its performance model. With --what plans: true costs of plans, and their ratings in brackets, ms, of ``SIDES``:
 
 - default, default_swept: TorchRec's estimator with TorchRec's own setting, and with ``min_partition`` and the order of
-  the partitioner swept, where it takes the plan that it rates best; default_climbed: with the exported proposer;
-- exported_swept: the exported estimator with its performance model, swept likewise; climbed: with its proposer and all
-  widths at once;
-- cost_model, device_model: as climbed, with plans rated by evenshard: by the model that comes with it, whose
-  predictions ``evenshard place`` goes by, and by the device model, whose costs are the true ones but for histograms of
-  reuse, which TorchRec's planner does not know; counted: by the device model and with the histograms, the true costs;
+  the partitioner swept, where it takes the plan that it rates best;
+- exported, exported_swept: the exported estimator with its performance model, likewise;
+- device_model, device_model_swept: the exported estimator with plans rated by evenshard's device model, whose costs are
+  the true ones but for histograms of reuse, which TorchRec's planner does not know; counted_swept: with the histograms,
+  the true costs;
 - place: the answer of ``evenshard place``.
 
 Devices have 67 GB for tables, 8 to a node; a global batch of 65,536, SGD.
@@ -39,7 +38,6 @@ from evenshard.planner.place import place_request
 from evenshard.planner.torchrec.estimator import EvenshardPerfModel
 from evenshard.planner.torchrec.estimator.examples import FittedMachine, TimesOfParts, random_parts
 from evenshard.planner.torchrec.estimator.perf_config import FittedEstimator, FittedPerfModel, fitted_estimator
-from evenshard.planner.torchrec.estimator.search import RatingProposer, WidthsEnumerator
 from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.torchrec_planner import machine_bandwidths, table_name
 from evenshard.sharders.torchrec_rival import PlannerSetting, TorchRecPlan, TorchRecPlanner
@@ -56,26 +54,13 @@ SWEPT = tuple(PlannerSetting(width, order) for order in ("storage", "perf") for 
 SIDES = (
     "default",
     "default_swept",
+    "exported",
     "exported_swept",
-    "climbed",
-    "cost_model",
     "device_model",
-    "counted",
-    "default_climbed",
+    "device_model_swept",
+    "counted_swept",
     "place",
 )
-
-
-class ClimbingPlanner(TorchRecPlanner):
-    """TorchRec's planner with the exported proposer, and all widths at once."""
-
-    def _proposers(self, setting: PlannerSetting) -> list[Any]:
-        return [RatingProposer(self.topology)]
-
-    def _unsorted_enumerator(
-        self, topology: Topology, constraints: dict[str, Any], estimators: list[Any]
-    ) -> WidthsEnumerator:
-        return WidthsEnumerator(topology, self.batch_per_device, constraints, estimators)
 
 
 class Case:
@@ -98,22 +83,17 @@ class Case:
             named = (replace(table, name=table_name(at)) for at, table in enumerate(self.task.tables))
             return EvenshardPerfModel(topology, HARDWARE, tables=[*named])
 
-        def cost_model(topology: Topology) -> EvenshardPerfModel:
-            return EvenshardPerfModel(topology, HARDWARE, model=DeviceModel(HARDWARE))
-
-        def planner(kind: type[TorchRecPlanner], rates: Callable[[Topology], Any]) -> TorchRecPlanner:
-            return kind(self.task, bandwidths, estimator_of=estimator_of, rates=rates)
+        def planner(rates: Callable[[Topology], Any]) -> TorchRecPlanner:
+            return TorchRecPlanner(self.task, bandwidths, estimator_of=estimator_of, rates=rates)
 
         self.default = TorchRecPlanner(self.task, bandwidths)
         self.shards_only = TorchRecPlanner(self.task, bandwidths, estimator_of=estimator_of)
-        self.ours = planner(TorchRecPlanner, FittedPerfModel)
-        self.one_call = {
-            "climbed": planner(ClimbingPlanner, FittedPerfModel),
-            "device_model": planner(ClimbingPlanner, device_model),
-            "counted": planner(ClimbingPlanner, counted),
-            "cost_model": planner(ClimbingPlanner, cost_model),
-            "default_climbed": ClimbingPlanner(self.task, bandwidths),
+        self.ours = planner(FittedPerfModel)
+        self._planners = {
             "default": self.default,
+            "exported": self.ours,
+            "device_model": planner(device_model),
+            "counted": planner(counted),
         }
 
     def true_ms(self, parts: Sequence[TablePart]) -> float:
@@ -138,8 +118,8 @@ class Case:
         if side == "place":
             answer = place_request(self.request, DeviceModel(HARDWARE))
             return answer.parts, answer.predicted_ms
-        swept = {"default_swept": self.default, "exported_swept": self.ours}
-        plan = best_rated(swept[side].plans(SWEPT)) if side in swept else self.one_call[side].plan(PlannerSetting())
+        planner = self._planners[side.removesuffix("_swept")]
+        plan = best_rated(planner.plans(SWEPT)) if side.endswith("_swept") else planner.plan(PlannerSetting())
         return plan.parts, plan.rating_ms
 
 

@@ -30,7 +30,7 @@ _WHAT = "an estimator"
 _REMEDY = "Write it again with `evenshard export-estimator ... -o estimator.json`."
 _TEXTS = ("command", "fitted_to", "hardware")
 """They name folders and files of the user, whatever characters those have."""
-_MODULES = ("formula", "search", "perf_config")
+_MODULES = ("formula", "perf_config")
 """Of this package, that a .py file holds, in this order."""
 _FACTORY = ("torchrec.distributed.planner.estimator.estimator", "EmbeddingPerfEstimatorFactory")
 _USE = '''
@@ -59,7 +59,7 @@ _HOW = """
     costs = estimator.estimator(topology, constraints)
     planner = EmbeddingShardingPlanner(
         topology, batch_size, costs.enumerator(batch_size), constraints=constraints,
-        proposer=costs.proposer(), performance_model=costs.performance_model(),
+        performance_model=costs.performance_model(),
     )
 """
 
@@ -95,7 +95,7 @@ def save_estimator(fit: dict[str, Any], path: str | Path, command: str = "") -> 
 def load_estimator(
     path: str | Path, topology: Topology, constraints: dict[str, ParameterConstraints] | None = None
 ) -> FittedEstimator:
-    """The estimator of a JSON file, with its enumerator, proposer and performance model as methods.
+    """The estimator of a JSON file, with its enumerator and performance model as methods.
 
     Args:
         path: file of ``evenshard export-estimator``.

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from torchrec.distributed.planner.constants import CROSS_NODE_BANDWIDTH, HBM_TO_DDR_MEM_BW, INTRA_NODE_BANDWIDTH
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.estimator.annotations import (
     backward_compute,
     bwd_comms,
@@ -31,7 +32,6 @@ from evenshard.planner.torchrec.estimator.formula import (
     WorldSize,
     shard_times,
 )
-from evenshard.planner.torchrec.estimator.search import PROPOSALS, WIDTHS, RatingProposer, WidthsEnumerator
 
 USUAL_SHARES = MappingProxyType({"table_wise": 0.25, "row_wise": 0.5, "table_row_wise": 0.5, "data_parallel": 0.1})
 """Part of its kernel call that a shard bears where nothing is known of the tables."""
@@ -170,23 +170,14 @@ class FittedEstimator(EmbeddingPerfEstimator):  # type: ignore[misc]
     which each table is sharded as takes the least time of all ranks together, which is found in several rounds.
     """
 
-    def enumerator(self, batch_size: int, widths: tuple[int, ...] = WIDTHS) -> WidthsEnumerator:
-        """All ways to shard each table, cut by columns in several widths, with these times and TorchRec's storage.
+    def enumerator(self, batch_size: int) -> EmbeddingEnumerator:
+        """TorchRec's, with these times and TorchRec's storage.
 
         Args:
             batch_size: samples of a rank.
-            widths: values of ``min_partition``, for tables whose constraints name none.
         """
         storage = EmbeddingStorageEstimator(topology=self._topology, constraints=self._constraints)
-        return WidthsEnumerator(self._topology, batch_size, self._constraints, [self, storage], widths)
-
-    def proposer(self, proposals: int = PROPOSALS) -> RatingProposer:
-        """A search by ratings.
-
-        Args:
-            proposals: plans to rate.
-        """
-        return RatingProposer(self._topology, proposals)
+        return EmbeddingEnumerator(self._topology, batch_size, self._constraints, [self, storage])
 
     def performance_model(self) -> "FittedPerfModel":
         """What rates whole plans with these times, and with these only."""
