@@ -116,8 +116,12 @@ IN_ROWS = tuple(one.name for one in TYPES.values() if one.cuts_rows)
 """Types whose devices hold partial sums of all samples' bags."""
 ROWS_ALONE = tuple(one.name for one in TYPES.values() if one.cuts_rows and not one.cuts_columns)
 """Types that cut rows and no columns: TorchRec takes means right of a collection whose tables all have one of these."""
+CUT_COLUMNS = tuple(one.name for one in TYPES.values() if one.cuts_columns)
+"""Types that cut columns, and rows or not."""
 COLUMNS_ALONE = tuple(one.name for one in TYPES.values() if one.cuts_columns and not one.cuts_rows)
 """Types that cut columns and no rows."""
+ROWS_OF_ALL = tuple(one.name for one in TYPES.values() if one.scope == EVERYWHERE)
+"""Types that cut rows over all devices."""
 GRIDS = tuple(one.name for one in TYPES.values() if one.cuts_columns and one.cuts_rows)
 """Types that cut both."""
 NODE_ROWS = tuple(one.name for one in TYPES.values() if one.scope == NODE)

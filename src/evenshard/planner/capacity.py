@@ -12,7 +12,7 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.refusal import MORE_MEMORY, MORE_ROOM
-from evenshard.placement.sharding import BY_COLUMNS, COLUMN_WISE, SHARDING_TYPES
+from evenshard.placement.sharding import BY_COLUMNS, SHARDING_TYPES, TABLE_WISE
 from evenshard.placement.storage import FUSED_UVM, Storage
 from evenshard.placement.task import TASK_ID, ShardingTask, memory_of_part, part_bytes, used_host_bytes
 from evenshard.planner.cluster import own_link
@@ -52,7 +52,7 @@ def refusal(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
         (BY_COLUMNS, "Split by columns (--allow-column-split)"),
         (SHARDING_TYPES, "Sharded in every way (sharding_types left out)"),
     ):
-        if set(types) <= set(request.types) or (types == BY_COLUMNS and COLUMN_WISE in request.types):
+        if {*types} - {TABLE_WISE} <= {*request.types}:
             continue
         more_types = replace(request, sharding_types=types)
         fewer = request.nodes if _fits(more_types.task()) else _enough_devices(more_types)

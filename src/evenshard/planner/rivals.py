@@ -15,7 +15,7 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.price.step import PartCosts
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import broken_rule, parts_by_table
-from evenshard.placement.sharding import DATA_PARALLEL, GRID_SHARD, TABLE_WISE
+from evenshard.placement.sharding import GRIDS, REPLICATED, ROWS_OF_ALL, TABLE_WISE
 from evenshard.placement.storage import FUSED
 from evenshard.placement.task import TASK_ID, ShardingTask
 from evenshard.planner.answer import Rival
@@ -37,7 +37,7 @@ PLAIN = (PlannerSetting(), PlannerSetting(lookups=False))
 """TorchRec as it comes: these are asked with its own bandwidths, and the last one without constraints but of types."""
 MOST_SHARDS = 2_000
 """Tables times devices that it is asked for: it takes seconds for 26 x 16 and minutes for 400 x 8."""
-OFFLOAD_SETTINGS = offload_settings((0.02, 0.1), (None, 32), ("", "row_wise"), (OUR_MEMORY,))
+OFFLOAD_SETTINGS = offload_settings((0.02, 0.1), (None, 32), ("", *ROWS_OF_ALL), (OUR_MEMORY,))
 """What it is asked with where tables do not fit: with our count of memory, so that its plans fit, too."""
 _TIMEOUT_S = 5
 """After which it answers with the best plan so far, for each setting."""
@@ -117,9 +117,9 @@ def _full_space(request: PlacementRequest, links: Links) -> tuple[list[Candidate
 
 def _settings(request: PlacementRequest) -> list[PlannerSetting]:
     """What it is asked with where it is told bandwidths and lookups."""
-    grids = (False, True) if request.nodes.num_nodes > 1 and GRID_SHARD in request.types else (False,)
+    grids = (False, True) if request.nodes.num_nodes > 1 and {*GRIDS} & {*request.types} else (False,)
     found = [PlannerSetting(columns, grid_shard=grid) for grid in grids for columns in TORCHREC_MIN_PARTITIONS]
-    if DATA_PARALLEL in request.types:
+    if {*REPLICATED} & {*request.types}:
         found += [PlannerSetting(columns, replicas=False) for columns in TORCHREC_MIN_PARTITIONS]
     return found
 

@@ -30,11 +30,11 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_parts_memory, parts_by_table
 from evenshard.placement.refusal import no_placement_found, require_room
 from evenshard.placement.sharding import (
-    COLUMN_WISE,
+    CUT_COLUMNS,
     DATA_PARALLEL,
-    GRID_SHARD,
+    GRIDS,
+    REPLICATED,
     SHARDING_TYPES,
-    TABLE_COLUMN_WISE,
     TABLE_WISE,
     sharding_type,
 )
@@ -123,8 +123,7 @@ def offload_settings(
         for proposers, way, columns, factor, who in product(
             (SCALE_UP, ALL_PROPOSERS), only, min_partitions, load_factors, memory
         )
-        if not (proposers == ALL_PROPOSERS and way)
-        and (columns == min_partitions[0] or way in ("", COLUMN_WISE, TABLE_COLUMN_WISE, GRID_SHARD))
+        if not (proposers == ALL_PROPOSERS and way) and (columns == min_partitions[0] or way in ("", *CUT_COLUMNS))
     )
 
 
@@ -302,7 +301,7 @@ class TorchRecPlanner:
     def _constraints(self, setting: PlannerSetting, widths: Mapping[str, int]) -> dict[str, Any]:
         from torchrec.distributed.planner.types import ParameterConstraints
 
-        left_out = {*(() if setting.grid_shard else (GRID_SHARD,)), *(() if setting.replicas else (DATA_PARALLEL,))}
+        left_out = {*(() if setting.grid_shard else GRIDS), *(() if setting.replicas else REPLICATED)}
         found = {}
         for name, position in self._position.items():
             table, types = self._task.tables[position], self._task.types[position]

@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.measure.hardware import DEFAULT_HARDWARE
 from evenshard.placement.parts import COLUMN_STEP
-from evenshard.placement.sharding import (
-    COLUMN_WISE,
-    DATA_PARALLEL,
-    NODE,
-    SHARDING_TYPES,
-    TABLE_COLUMN_WISE,
-    TABLE_WISE,
-    TYPES,
-)
+from evenshard.placement.sharding import COLUMNS_ALONE, DATA_PARALLEL, NODE, SHARDING_TYPES, TABLE_WISE, TYPES
 from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE
 from evenshard.planner.replicas import left_out_note, tables_without_replicas
 from evenshard.planner.request import PlacementRequest
@@ -237,7 +229,7 @@ def whole_where_too_narrow(rules: Rules, known: TableSet, types: Sequence[str]) 
     for table in known.tables:
         asked = table_types.get(table.name, tuple(types))
         steps = -(-rules.min_columns.get(table.name, COLUMN_STEP) // COLUMN_STEP)
-        if {*asked} <= {COLUMN_WISE, TABLE_COLUMN_WISE} and table.embedding_dim < 2 * steps * COLUMN_STEP:
+        if {*asked} <= {*COLUMNS_ALONE} and table.embedding_dim < 2 * steps * COLUMN_STEP:
             table_types[table.name], written[table.name] = (*asked, TABLE_WISE), asked[0]
     return replace(rules, table_types=table_types), written
 

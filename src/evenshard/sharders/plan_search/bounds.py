@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from evenshard.measure.price.device_price import alone_ms
-from evenshard.placement.sharding import COLUMN_WISE, GRID_SHARD, TABLE_COLUMN_WISE
+from evenshard.placement.sharding import CUT_COLUMNS
 from evenshard.sharders.plan_search.options import Options, Way
 from evenshard.tables.reuse import FloatArray
 
@@ -83,7 +83,7 @@ def _ways(options: Options, work_P: FloatArray, alone_P: FloatArray) -> _Ways:
     replicas_W = flat.values_W * replica_ms
     bounds = _least_offload(options)
     total_W = (flat.summed(work_P) + flat.volume_W4 @ slopes_4 + replicas_W + bounds.offload_W) * flat.copies_W
-    finer_W = np.isin(flat.type_W, [number for number, name in enumerate(flat.names) if name in _FINER])
+    finer_W = np.isin(flat.type_W, [number for number, name in enumerate(flat.names) if name in CUT_COLUMNS])
     alone_W = np.where(finer_W, 0.0, flat.longest(alone_P) + replicas_W + bounds.longest_W)
     return _Ways(flat.padded(total_W), flat.padded(alone_W), flat.padded(bounds.bytes_W))
 
@@ -116,10 +116,6 @@ def _least_offload(options: Options) -> _Offload:
         offload_W[ordered] = [*offload_W[ordered[1:]], 0.0]
         longest_W[ordered] = [*longest_W[ordered[1:]], 0.0]
     return _Offload(bytes_W, offload_W, longest_W)
-
-
-_FINER = (COLUMN_WISE, TABLE_COLUMN_WISE, GRID_SHARD)
-"""Ways of which any widths are allowed: the even cuts among the ways do not bound their pieces."""
 
 
 def _bound(ways: _Ways, offset: float, room: float, devices: int) -> float:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from evenshard.measure.price.device_price import alone_ms
 from evenshard.measure.price.step import dense_ms
 from evenshard.placement.items import apart_groups
-from evenshard.placement.sharding import DATA_PARALLEL, DEVICE, NODE, TABLE_COLUMN_WISE
+from evenshard.placement.sharding import DATA_PARALLEL, DEVICE, NODE, TYPES
 from evenshard.sharders.plan_search.options import FULL_SHARE, Options, Piece, Way
 from evenshard.sharders.plan_search.state import Choice
 from evenshard.tables.reuse import FloatArray
@@ -292,7 +292,7 @@ class Places:
             fits_D &= allowed_D
         for group in self._construction.groups_of(unit):
             fits_D[list(self.apart.get(group, ()))] = False
-        if way.sharding_type == TABLE_COLUMN_WISE:
+        if TYPES[way.sharding_type].on_one_node:
             fits_D = _one_node(fits_D, load_D, len(way.pieces), self._construction.options)
         load_D = np.where(fits_D, load_D, np.inf)
         if len(way.pieces) == 1:

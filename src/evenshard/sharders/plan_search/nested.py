@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from evenshard.measure.price.step import PartCosts
 from evenshard.placement.parts import TablePart, whole_tables
-from evenshard.placement.sharding import COLUMN_WISE, TABLE_COLUMN_WISE, TABLE_WISE
+from evenshard.placement.sharding import COLUMNS_ALONE, TABLE_WISE
 from evenshard.placement.task import ShardingTask, memory_of_part
 from evenshard.sharders.plan_search.bounds import lower_bound_ms
 from evenshard.sharders.plan_search.options import SMALL, Options
@@ -23,7 +23,7 @@ from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort, 
 from evenshard.sharders.room.legal_parts import TIME_LIMIT_S, first_fit, legal_parts
 from evenshard.utils.errors import InfeasibleTask
 
-FEWER_TYPES = ({TABLE_WISE, COLUMN_WISE, TABLE_COLUMN_WISE}, {TABLE_WISE})
+FEWER_TYPES = ({TABLE_WISE, *COLUMNS_ALONE}, {TABLE_WISE})
 """What tables may be at most, search after search; a table that may be none of it keeps its types."""
 LITTLE_MEMORY = 1.1
 """Memory of all devices in that of all tables, whole."""

@@ -346,6 +346,10 @@ class Options:
         """The type of a table that is cut by columns: it may leave its node only where that is allowed."""
         return COLUMN_WISE if COLUMN_WISE in self._types(position) else TABLE_COLUMN_WISE
 
+    def usual_name(self, position: int, name: str) -> str:
+        """What a type that a table's parts are of is called among its options."""
+        return self.by_columns(position) if name == COLUMN_WISE else name
+
     def _may_be_replicated(self, position: int) -> bool:
         limits, devices = self.task.limits_of(position), self.task.num_devices
         everywhere = limits.devices is None or len(limits.devices) == devices

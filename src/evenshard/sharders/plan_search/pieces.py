@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.placement.sharding import DEVICE, NODE, TABLE_COLUMN_WISE
+from evenshard.placement.sharding import DEVICE, NODE, TYPES
 from evenshard.sharders.plan_search.construction import Construction, Places
 from evenshard.sharders.plan_search.options import Piece, volume_numbers
 from evenshard.sharders.plan_search.state import Choice, State
@@ -46,7 +46,7 @@ class Pieces:
         places, machine = state.choices[unit].places, self.costs.task.machine
         if device in places:
             return False
-        stays = len(places) > 1 and state.way(unit).sharding_type == TABLE_COLUMN_WISE
+        stays = len(places) > 1 and TYPES[state.way(unit).sharding_type].on_one_node
         if stays and machine.node_of(device) != machine.node_of(places[0]):
             return False
         groups = set(self.construction.groups_of(unit))

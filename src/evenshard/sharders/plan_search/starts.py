@@ -5,15 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from evenshard.placement.sharding import (
-    COLUMN_WISE,
-    DATA_PARALLEL,
-    GRID_SHARD,
-    ROW_WISE,
-    TABLE_COLUMN_WISE,
-    TABLE_ROW_WISE,
-    TABLE_WISE,
-)
+from evenshard.placement.sharding import COLUMNS_ALONE, GRIDS, NODE_ROWS, REPLICATED, ROWS_OF_ALL, TABLE_WISE
 from evenshard.sharders.plan_search.construction import Construction
 from evenshard.sharders.plan_search.options import FULL_SHARE
 from evenshard.sharders.plan_search.state import Choice, State
@@ -22,9 +14,9 @@ LIMITS = (8.0, 4.0, 2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125, 0.09, 0.06
 """Limits on the time of a piece that constructions try, in mean works of a device."""
 TYPE_SETS = tuple(
     {*columns, *rows, *replicas}
-    for columns in ((), (TABLE_WISE,), (COLUMN_WISE, TABLE_COLUMN_WISE), (TABLE_WISE, COLUMN_WISE, TABLE_COLUMN_WISE))
-    for rows in ((), (ROW_WISE,), (TABLE_ROW_WISE,), (TABLE_ROW_WISE, GRID_SHARD))
-    for replicas in ((), (DATA_PARALLEL,))
+    for columns in ((), (TABLE_WISE,), COLUMNS_ALONE, (TABLE_WISE, *COLUMNS_ALONE))
+    for rows in ((), ROWS_OF_ALL, tuple(one for one in NODE_ROWS if one not in GRIDS), NODE_ROWS)
+    for replicas in ((), REPLICATED)
     if columns or rows
 )
 """Sets of types that constructions use: each type that is used costs a kernel call and its collectives."""
@@ -32,7 +24,7 @@ FULL_SHARES = (FULL_SHARE, 0.85, 0.7, 0.5)
 """Parts of all memory that constructions fill: the next one where large pieces found no room."""
 REPLICA_PRICES = (1.0, 0.3)
 """Factors on the work of replicas that constructions try."""
-LARGE_TYPE_SETS = tuple(types for types in TYPE_SETS if TABLE_WISE in types and GRID_SHARD not in types)
+LARGE_TYPE_SETS = tuple(types for types in TYPE_SETS if TABLE_WISE in types and not types.intersection(GRIDS))
 
 
 @dataclass
@@ -59,7 +51,7 @@ def constructed(construction: Construction, deadline: float = float("inf")) -> l
         if found and time.monotonic() >= deadline:
             break
         limits = LIMITS if options.is_small else LIMITS[::3]
-        prices = REPLICA_PRICES if DATA_PARALLEL in types and options.is_small else (1.0,)
+        prices = REPLICA_PRICES if types.intersection(REPLICATED) and options.is_small else (1.0,)
         for price in prices:
             best: tuple[float, list[Choice]] | None = None
             for limit in limits:

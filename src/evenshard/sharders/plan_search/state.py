@@ -17,7 +17,7 @@ from evenshard.measure.price.loads import Loads, LoadTimes
 from evenshard.measure.price.step import PartCosts, dense_ms
 from evenshard.placement.parts import Span, TablePart, row_spans, whole_part
 from evenshard.placement.plan import parts_by_table
-from evenshard.placement.sharding import COLUMN_WISE, DEVICE, EVERYWHERE, NODE, REPLICA, TYPES, sharding_type
+from evenshard.placement.sharding import DEVICE, EVERYWHERE, NODE, REPLICA, TYPES, sharding_type
 from evenshard.placement.storage import ON_DEVICE, Storage
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.plan_search.options import Options, Way, volume_numbers
@@ -318,7 +318,6 @@ def _way_like(options: Options, unit: int, name: str, widths: Sequence[int] | No
     if not own.ways or len(own.tables) > 1 or not (by_columns or storage != ON_DEVICE):
         return None
     whole = (options.task.tables[own.tables[0]].embedding_dim,)
-    if name == COLUMN_WISE:
-        name = options.by_columns(own.tables[0])
-    options.add_ways(unit, [options.way_of(unit, name, whole if widths is None else widths, storage)])
+    named = options.usual_name(own.tables[0], name)
+    options.add_ways(unit, [options.way_of(unit, named, whole if widths is None else widths, storage)])
     return len(options.units[unit].ways) - 1
