@@ -103,7 +103,6 @@ SLOW = (
     *SHARED["s3"],
     "test_examples.py",
     "test_parts.py",
-    "test_drop_in.py",
     "test_release.py",
     "test_training.py",
     "test_every_type.py",
