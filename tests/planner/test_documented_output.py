@@ -58,3 +58,28 @@ def test_a_request_that_cannot_be_met(capsys: pytest.CaptureFixture[str]) -> Non
     start = "$ evenshard place mlperf_dlrm_v2 --devices 2 --memory-cap-gb 30"
     assert main(command(PAGE, start)[2:]) == 2
     stands_there(shown(PAGE, start), capsys.readouterr().err)
+
+
+def test_a_placement_near_that_of_today(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tables are the page's; in the old placement item had 8 lookups, and there was no shop."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    page, tables = "docs/running_jobs.md", snippet("docs/running_jobs.md", "{name: clicks, num_rows: 2000000")
+    earlier = "\n".join(line for line in tables.splitlines() if "shop" not in line).replace("factor: 60", "factor: 8")
+    for text, name in ((earlier, "old.yaml"), (tables, "tables.yaml")):
+        Path(name).write_text(text)
+    start = "evenshard place tables.yaml --devices 4 --hardware simulated:h100 --allow-column-split --near old.json"
+    near = command(page, f"{start} --max-move-gb 0.3")
+    flags = near[2 : near.index("--near")]
+    assert main(["place", "old.yaml", *flags, "-o", "old.json"]) == 0
+    assert main(command(page, f"{start} --max-move-gb 0 ")) == 0
+    capsys.readouterr()
+    assert main(near) == 0
+    stands_there(
+        [" ".join(snippet(page, "near     old.json: moves").partition("\n\n")[2].split())], capsys.readouterr().out
+    )
+    diff = "evenshard diff stay.json near.json --steps 100000"
+    assert main(command(page, diff)) == 0
+    stands_there([" ".join(snippet(page, "Pays back after").partition("\n\n")[2].split())], capsys.readouterr().out)

@@ -139,9 +139,11 @@ def test_what_the_docs_show_of_a_change_of_plan(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.chdir(tmp_path)
     page, start = "docs/running_jobs.md", "evenshard place tables.yaml --devices 4 --hardware simulated:h100"
+    start = f"{start} --allow-column-split"
     for tables, name in ((OLD, "old.json"), (NOW, "new.json")):
         save_tables(tables, "tables.yaml")
-        assert main(["place", "tables.yaml", "--devices", "4", "--hardware", "simulated:h100", "-o", name]) == 0
+        flags = ["--devices", "4", "--hardware", "simulated:h100", "--allow-column-split", "-o", name]
+        assert main(["place", "tables.yaml", *flags]) == 0
     for gigabytes, name in (("0 ", "stay.json"), ("0.3", "near.json")):
         assert main(documented.command(page, f"{start} --near old.json --max-move-gb {gigabytes}")) == 0
         assert (tmp_path / name).exists()
