@@ -12,12 +12,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from benchmarks.references.annealing import Start
 from benchmarks.references.shard_times import IntArray, ShardTimes
 from evenshard.measure.simulated.shard_work import NUM_ROWS
-from evenshard.sharders.convex_search.marginal_greedy import row_splits
+from evenshard.sharders.plan_search.whole_starts import row_splits
 
 MAX_SPLITS = 16  # numbers of devices with few rows that are tried; all up to 16 devices
 PER_KIND = 3  # starts of one kind that go on
@@ -29,11 +28,8 @@ def greedy_starts(times: ShardTimes, num_devices: int) -> list[Start]:
 
     Tables that may not go everywhere come first. Splits for which that finds no room are left out.
     """
-    rows_T, pass_rows = times.columns_TC[:-1, NUM_ROWS], [limit + 1 for limit in times.row_limits[1:]]
-    allowed, below = row_splits(
-        torch.from_numpy(rows_T), torch.from_numpy(times.alone_ms_T), num_devices, pass_rows, MAX_SPLITS
-    )
-    allowed_STD, limit_SD = allowed.numpy(), below.double().numpy() - 1
+    rows_T = times.columns_TC[:-1, NUM_ROWS]
+    allowed_STD, limit_SD = row_splits(rows_T, times.alone_ms_T, num_devices, times.row_limits[1:], MAX_SPLITS)
     starts, tables, devices = allowed_STD.shape
     sums_SDC = np.zeros((starts, devices, times.columns_TC.shape[1]))
     device_of_ST = np.zeros((starts, tables), dtype=np.int64)

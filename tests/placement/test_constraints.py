@@ -14,33 +14,35 @@ from hypothesis import assume, given, settings
 from benchmarks.references.annealing import AnnealConfig
 from benchmarks.references.best_known import BestKnownSharder
 from evenshard.placement.items import Items, WholeTables, allowed_together, apart_groups, canonical_devices
-from evenshard.placement.placement import Placement
+from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.plan import check_placement
 from evenshard.placement.refusal import no_room, reason
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.env import BalanceEnv
 from evenshard.sharders.base import Sharder
-from evenshard.sharders.convex_search.fast_cost_model import FastCostModel
-from evenshard.sharders.convex_search.local_search import LocalSearch, SearchEffort
-from evenshard.sharders.convex_search.marginal_greedy import marginal_greedy
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig, distinct
 from evenshard.sharders.dreamshard.env import EpisodeBatch, acting_mask_BTD, choose_sampled, rollout
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.exact import ExactSharder
 from evenshard.sharders.greedy import GreedySharder, expert_sharders
+from evenshard.sharders.plan_search.options import Options
+from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort
+from evenshard.sharders.plan_search.state import State, choices_of, parts_of
+from evenshard.sharders.plan_search.whole_starts import whole_starts
 from evenshard.sharders.random import RandomSharder, random_placement
 from evenshard.sharders.room.legal_parts import any_placement
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from support import builders
+from support.additive_price import Additive
 from support.builders import ROOMY, every_placement, sized, some_tables, split_by, table, task, working
 from support.constraint_builders import is_legal, legal_placements, limited, limited_tasks, only
 from support.convex_builders import NORMALIZER, random_model
 
 MODEL = random_model()
-QUICK = SearchConfig(num_rollouts=4, effort=SearchEffort(num_chains=2, scores_per_table=200))
-HASTY = SearchConfig(num_rollouts=2, effort=SearchEffort(num_chains=2, scores_per_table=30))
+QUICK = SearchConfig(num_rollouts=4, scores_per_table=400)
+HASTY = SearchConfig(num_rollouts=2, scores_per_table=60)
 
 
 def weight(one: Table) -> float:
@@ -217,96 +219,81 @@ def test_random_is_uniform_over_the_legal_placements_of_two_tables() -> None:
 # Search --------------------------------------------------------------------------------------------------------------
 
 
-class Additive:
-    """A device costs the sum of its tables' weights, and a little for each device in use."""
-
-    def __init__(self, of_task: ShardingTask, seed: int = 0) -> None:
-        weights = torch.rand(len(of_task.tables), generator=torch.Generator().manual_seed(seed)) * 9 + 0.1
-        self.columns_TH, self.empty_H = weights[:, None], torch.full((1,), 0.5)
-        self.wait_T = torch.zeros(len(of_task.tables))  # no exchange
-
-    def device_ms(self, sums: torch.Tensor) -> torch.Tensor:
-        return sums[..., 0]
-
-    def slowest(self, placement: Placement) -> float:
-        return max(float(self.columns_TH[list(shard)].sum()) for shard in placement.shards()) + 0.5
-
-
-def searched(
-    of_task: ShardingTask, cost_model: Additive, starts: Sequence[Placement], scores: int = 100
-) -> list[Placement]:
-    effort = SearchEffort(scores_per_table=scores, kicked_tables=3)
-    return LocalSearch(of_task, cost_model, effort, torch.Generator().manual_seed(0)).improve(starts)
+def searched(model: Additive, starts: Sequence[Placement], changes: int = 2_000) -> list[Placement]:
+    """The candidates of a search, the answer first."""
+    search = PlanSearch(model.costs, PlanSearchEffort(changes))
+    result = search.run([start.parts(model.task.tables) for start in starts])
+    return [placement_of_whole(model.task, parts) for parts in result.candidates]
 
 
 @settings(max_examples=40, deadline=None)
 @given(of_task=limited_tasks())
-def test_local_search_stays_legal_and_no_start_gets_worse(of_task: ShardingTask) -> None:
+def test_the_search_stays_legal_and_answers_no_worse_than_any_start(of_task: ShardingTask) -> None:
     legal = legal_placements(of_task)
     assume(legal)
-    cost_model, starts = Additive(of_task), legal[:: max(1, len(legal) // 4)]
-    for start, end in zip(starts, searched(of_task, cost_model, starts), strict=True):
-        assert is_legal(of_task, end)
-        assert cost_model.slowest(end) <= cost_model.slowest(start) * (1 + 1e-5)
+    model, starts = Additive.drawn(of_task), legal[:: max(1, len(legal) // 4)]
+    found = searched(model, starts)
+    assert all(is_legal(of_task, one) for one in found)
+    assert model.slowest(found[0]) <= min(map(model.slowest, starts)) * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_local_search_finds_the_best_legal_placement_of_small_tasks(seed: int) -> None:
+def test_the_search_finds_the_best_legal_placement_of_small_tasks(seed: int) -> None:
     """Seven tables on three devices: one pinned, one kept off a device, two together, three apart, unlike caps."""
     tables = some_tables(7, seed)
     most = max(one.size_bytes for one in tables)
     caps = tuple(int(sum(one.size_bytes for one in tables) * share) + most for share in (0.5, 0.4, 0.3))
     limits = {"together": ((0, 3),), "apart": ((1, 2, 4),), "allowed": (None, only(1), *[None] * 4, only(0, 2))}
     of_task = limited(task(tables, 3), room_bytes=caps, **limits)
-    cost_model = Additive(of_task, seed)
-    *_, best = legal = sorted(legal_placements(of_task), key=cost_model.slowest, reverse=True)
-    assert cost_model.slowest(legal[2]) > cost_model.slowest(best)
-    found = searched(of_task, cost_model, legal[:3], scores=1000)
-    assert min(cost_model.slowest(placement) for placement in found) == pytest.approx(
-        cost_model.slowest(best), rel=1e-5
-    )
+    model = Additive.drawn(of_task, seed)
+    *_, best = legal = sorted(legal_placements(of_task), key=model.slowest, reverse=True)
+    assert model.slowest(legal[2]) > model.slowest(best)
+    assert model.slowest(searched(model, legal[:3])[0]) == pytest.approx(model.slowest(best), rel=1e-5)
+
+
+def step_from(of_task: ShardingTask, devices: Sequence[int]) -> tuple[int, ...]:
+    """Where the tables, of weights 5, 4, 3 and 3, are after one step of a search."""
+    search = PlanSearch(Additive(of_task, (5.0, 4.0, 3.0, 3.0)).costs)
+    choices = choices_of(search.options, Placement(tuple(devices), of_task.num_devices).parts(of_task.tables))
+    assert choices is not None
+    state = State(search.options, choices)
+    change = search.neighbours.step(state)
+    assert change is not None
+    state.replace_all(change)
+    return placement_of_whole(of_task, state.parts()).device_of_table
 
 
 def test_a_swap_may_not_bring_two_together_that_stay_apart() -> None:
     """5 + 4 against 3 + 3 wants to swap the 4 for a 3; t0 (5) must not meet t2, so the other 3 comes."""
-    cost_model = Additive(task(sized(1, 1, 1, 1)))
-    cost_model.columns_TH = torch.tensor([5.0, 4.0, 3.0, 3.0])[:, None]
     of_task = limited(task(sized(1, 1, 1, 1)), apart=((0, 2),))
-    (found,) = searched(of_task, cost_model, [Placement((0, 0, 1, 1), 2)])
-    assert split_by(found) == {(0, 3), (1, 2)}
+    assert split_by(Placement(step_from(of_task, (0, 0, 1, 1)), 2)) == {(0, 3), (1, 2)}
 
 
 def test_a_swap_may_exchange_two_that_stay_apart() -> None:
     """5 + 4 against 3 + 3, where only the 5 and a 3 that stay apart may leave their devices: they change places."""
-    cost_model = Additive(task(sized(1, 1, 1, 1)))
-    cost_model.columns_TH = torch.tensor([5.0, 4.0, 3.0, 3.0])[:, None]
     of_task = limited(task(sized(1, 1, 1, 1)), apart=((0, 2),), allowed=(None, only(0), None, only(1)))
-    (found,) = searched(of_task, cost_model, [Placement((0, 0, 1, 1), 2)])
-    assert found.device_of_table == (1, 0, 0, 1)
+    assert step_from(of_task, (0, 0, 1, 1)) == (1, 0, 0, 1)
 
 
 def test_a_swap_may_not_bring_a_table_where_it_must_not_live() -> None:
-    cost_model = Additive(task(sized(1, 1, 1, 1)))
-    cost_model.columns_TH = torch.tensor([5.0, 4.0, 3.0, 3.0])[:, None]
     of_task = limited(task(sized(1, 1, 1, 1)), allowed=(only(0), only(0, 1), only(1), None))
-    (found,) = searched(of_task, cost_model, [Placement((0, 0, 1, 1), 2)])
-    assert found.device_of_table == (0, 1, 1, 0)
+    assert step_from(of_task, (0, 0, 1, 1)) == (0, 1, 1, 0)
 
 
 @settings(max_examples=60, deadline=None)
 @given(of_task=limited_tasks())
-def test_greedy_on_the_model_is_legal_in_all_its_ways(of_task: ShardingTask) -> None:
-    assert all(is_legal(of_task, placement) for placement in marginal_greedy(of_task, Additive(of_task)))
+def test_starts_of_whole_tables_are_legal(of_task: ShardingTask) -> None:
+    options = Options(Additive.drawn(of_task).costs)
+    for choices in whole_starts(options):
+        assert is_legal(of_task, placement_of_whole(of_task, parts_of(options, choices)))
 
 
-def test_greedy_on_the_model_places_what_is_pinned_first() -> None:
+def test_starts_of_whole_tables_place_what_is_pinned_first() -> None:
     """By cost alone, 9 and 8 would fill the two devices, and the pinned 1 would find no room on device 0."""
-    tables = sized(2, 2, 1)
-    cost_model = Additive(task(tables))
-    cost_model.columns_TH = torch.tensor([9.0, 8.0, 1.0])[:, None]
-    of_task = limited(task(tables, 2, 4 * 4), allowed=(None, None, only(0)), room_bytes=(4 * 2, 4 * 4))
-    (found,) = marginal_greedy(of_task, cost_model)
-    assert found.device_of_table == (1, 1, 0)
+    of_task = limited(task(sized(2, 2, 1), 2, 4 * 4), allowed=(None, None, only(0)), room_bytes=(4 * 2, 4 * 4))
+    options = Options(Additive(of_task, (9.0, 8.0, 1.0)).costs)
+    (choices,) = whole_starts(options)
+    assert placement_of_whole(of_task, parts_of(options, choices)).device_of_table == (1, 1, 0)
 
 
 def test_like_placements_on_unlike_devices_are_two() -> None:
@@ -343,7 +330,6 @@ def test_the_search_sharder_solves_small_tasks_under_constraints(seed: int) -> N
 def test_where_all_proposals_fail_packing_begins() -> None:
     """3, 3, 2, 2, 2 on two devices of 6: the heaviest first puts the 3s apart, and the last 2 finds 1 left on both."""
     of_task = task([table(f"t{n}", rows, 1) for n, rows in enumerate((3, 3, 2, 2, 2))], 2, cap=4 * 6)
-    assert marginal_greedy(of_task, FastCostModel(MODEL, of_task)) == []
     for expert in expert_sharders():
         with pytest.raises(InfeasibleTask):
             expert.place(of_task)

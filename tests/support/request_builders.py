@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any
 
 from evenshard.planner.request import PlacementRequest
-from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.models import PlacementModel
 from evenshard.sharders.plan_search.search import PlanSearchEffort
@@ -15,7 +14,7 @@ from support.builders import BATCH_SIZE, table
 from support.convex_builders import random_model
 
 ROOM = 2**30
-QUICK = SearchConfig(effort=SearchEffort(num_chains=2, scores_per_table=100))
+QUICK = SearchConfig(scores_per_table=100)
 LITTLE = PlanSearchEffort(changes=200, idle_kicks=5)
 """A short search for whole tables, and one over all ways to shard."""
 

@@ -12,13 +12,12 @@ from benchmarks.studies.study import BenchConfig
 from evenshard.sharders.autoshard.impala import ImpalaConfig
 from evenshard.sharders.autoshard.train import AutoShardConfig
 from evenshard.sharders.convex_search.fit import CostModelFitConfig
-from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.sharder import SearchConfig
 from evenshard.sharders.convex_search.train import EvenshardConfig
 from evenshard.sharders.dreamshard.fit import FitConfig
 from evenshard.sharders.dreamshard.train import DreamShardConfig
 
-QUICK = SearchConfig(num_rollouts=4, effort=SearchEffort(num_chains=2, scores_per_table=50))
+QUICK = SearchConfig(num_rollouts=4, scores_per_table=50)
 TINY = Budgets(
     dreamshard=DreamShardConfig(num_rounds=2, placements_per_round=3, cost_updates=5, policy_updates=1, num_episodes=2),
     evenshard=EvenshardConfig(num_shards=4, own_placements=2, fit=CostModelFitConfig(num_updates=20), search=QUICK),

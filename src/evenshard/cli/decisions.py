@@ -40,7 +40,6 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.measure.config import MeasureConfig
     from evenshard.measure.distributed import collective
     from evenshard.planner.serving import served_code
-    from evenshard.sharders.convex_search.local_search import SearchEffort
     from evenshard.sharders.convex_search.sharder import SearchConfig
     from evenshard.stages.decisions.promote import (
         COSTS,
@@ -65,7 +64,7 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     if collective.is_follower():
         collective.serve(measure)
         return {}
-    search = SearchConfig(effort=SearchEffort(scores_per_table=evaluate.scores_per_table), seed=evaluate.seed)
+    search = SearchConfig(scores_per_table=evaluate.scores_per_table, seed=evaluate.seed)
     log_backlog(served_code)  # in which the newest version may be
     inputs = PromoteInputs(args.tables, args.tasks, args.candidate, tuple(args.costs))
     outputs, rules = PromoteOutputs(args.out), PromotionRules(args.tolerance_pct)

@@ -46,14 +46,14 @@ GRADIENT_BYTES = 4
 
 @dataclass
 class Volumes:
-    """What each device holds that decides what it exchanges, [D] each; a sample is one of the global batch.
+    """What each device holds that decides what it exchanges, [..., D] each; a sample is one of the global batch.
 
     Attributes:
         sent: values that it makes for each sample, which others get whole.
         summed: values of partial sums for each sample, of tables whose rows are on all devices.
         summed_in_node: likewise, of tables whose rows are on one node.
         input_bytes: bytes of indices, lengths and weights that it gets for each sample.
-        replicated_values: values of dense gradients; the same number for all.
+        replicated_values: values of dense gradients; the same number for all devices, [...] as the others.
         collectives: (module, sharding type) of what is exchanged, as in kernel calls.
     """
 
@@ -61,7 +61,7 @@ class Volumes:
     summed: FloatArray
     summed_in_node: FloatArray
     input_bytes: FloatArray
-    replicated_values: float = 0.0
+    replicated_values: float | FloatArray = 0.0
     collectives: set[tuple[str, str]] = field(default_factory=set)
 
     @staticmethod
@@ -79,6 +79,11 @@ class PartVolume:
     summed: float = 0.0
     summed_in_node: float = 0.0
     input_bytes: float = 0.0
+
+    @property
+    def numbers_4(self) -> FloatArray:
+        """[4] its numbers, in the order of ``Volumes``."""
+        return np.array([self.sent, self.summed, self.summed_in_node, self.input_bytes])
 
 
 def part_volume(table: Table, way: str, columns: int, share: float, num_devices: int) -> PartVolume:
@@ -168,24 +173,31 @@ def all_to_all_bytes(machine: Machine, per_device: FloatArray) -> TierBytes:
     """An exchange in which each device sends ``per_device`` bytes to every other one.
 
     Args:
-        per_device: [D].
+        per_device: [..., D].
     """
     size, devices = machine.domain_size, machine.num_devices
-    domain_sums = per_device.reshape(-1, size).sum(axis=1).repeat(size)
-    received_intra, received_inter = domain_sums - per_device, per_device.sum() - domain_sums
+    domain_sums = _of_each(per_device, size, np.add)
+    received_intra = domain_sums - per_device
+    received_inter = per_device.sum(axis=-1, keepdims=True) - domain_sums
     sent_intra, sent_inter = per_device * (size - 1), per_device * (devices - size)
     return TierBytes(
         np.maximum(sent_intra, received_intra), np.maximum(sent_inter, received_inter), sent_intra, sent_inter
     )
 
 
+def _of_each(per_device: FloatArray, size: int, what: np.ufunc) -> FloatArray:
+    """[..., D] the sum, or the maximum, of each group of so many devices."""
+    grouped = per_device.reshape(*per_device.shape[:-1], -1, size)
+    return np.asarray(what.reduce(grouped, axis=-1)).repeat(size, axis=-1)
+
+
 def reduced_bytes(machine: Machine, buffers: FloatArray) -> TierBytes:
-    """A reduce-scatter of a buffer on every device, [D] bytes: in each domain first, then between them.
+    """A reduce-scatter of a buffer on every device, [..., D] bytes: in each domain first, then between them.
 
     A device without rows takes part with a buffer as long as that of the others.
     """
     size, domains = machine.domain_size, machine.num_domains
-    longest = np.full_like(buffers, buffers.max())
+    longest = np.broadcast_to(buffers.max(axis=-1, keepdims=True), buffers.shape)
     return TierBytes.reduced(longest * ((size - 1) / size), longest * ((domains - 1) / domains / size))
 
 
@@ -195,7 +207,7 @@ def node_reduced_bytes(machine: Machine, buffers: FloatArray) -> TierBytes:
     A device without rows takes part with a buffer as long as that of the others in its node.
     """
     size = machine.devices_per_node
-    longest = buffers.reshape(-1, size).max(axis=1).repeat(size)
+    longest = _of_each(buffers, size, np.maximum)
     in_node = TierBytes.reduced(longest * ((size - 1) / size), np.zeros_like(buffers))
     return in_node + _between_nodes(machine, longest / machine.num_devices)
 
@@ -203,13 +215,13 @@ def node_reduced_bytes(machine: Machine, buffers: FloatArray) -> TierBytes:
 def _between_nodes(machine: Machine, per_device: FloatArray) -> TierBytes:
     """An exchange between the devices of all nodes that have the same number in their node."""
     size, nodes = machine.devices_per_node, machine.num_nodes
-    of_domain = machine.domain_size // size
-    by_node = per_device.reshape(nodes, size)
-    all_nodes = by_node.sum(axis=0)
-    domain = by_node.reshape(-1, of_domain, size).sum(axis=1).repeat(of_domain, axis=0)
+    of_domain, lead = machine.domain_size // size, per_device.shape[:-1]
+    by_node = per_device.reshape(*lead, nodes, size)
+    all_nodes = by_node.sum(axis=-2, keepdims=True)
+    domain = by_node.reshape(*lead, -1, of_domain, size).sum(axis=-2).repeat(of_domain, axis=-2)
     sent_intra, sent_inter = by_node * (of_domain - 1), by_node * (nodes - of_domain)
     intra, inter = np.maximum(sent_intra, domain - by_node), np.maximum(sent_inter, all_nodes - domain)
-    return TierBytes(*(one.reshape(-1) for one in (intra, inter, sent_intra, sent_inter)))
+    return TierBytes(*(one.reshape(per_device.shape) for one in (intra, inter, sent_intra, sent_inter)))
 
 
 # Times ----------------------------------------------------------------------------------------------------------------
@@ -226,10 +238,15 @@ class ExchangeTimes:
 
 @dataclass(frozen=True)
 class Links:
-    """The links of a machine's two tiers; without a second one there is one domain."""
+    """The links of a machine's two tiers; without a second one there is one domain.
+
+    Attributes:
+        counts_inputs: whether the exchange of indices counts; measurements of whole tables in turn have none.
+    """
 
     intra: Link
     inter: Link | None = None
+    counts_inputs: bool = True
 
     @property
     def widest(self) -> Link:
@@ -239,37 +256,47 @@ class Links:
 
 def exchange_times(task: ShardingTask, volumes: Volumes, links: Links) -> ExchangeTimes:
     """How long the exchanges of a placement take on each device."""
-    machine, local = task.machine, task.local_batch
+    machine = task.machine
     if machine.num_devices == 1:
         nothing = np.zeros(1)
         return ExchangeTimes(nothing, nothing, nothing)
     outputs = _outputs(task, volumes)
     way: Communication = task.communication
-    # What a device gets, the others send: an all-to-all with both sides swapped.
-    inputs = all_to_all_bytes(machine, volumes.input_bytes * local)
     latencies = latencies_ms(machine, volumes.collectives, links)
     forward_ms = links.intra.forward_share * moved_ms(machine, outputs * way.forward_bytes, links)
     backward_ms = moved_ms(machine, outputs * way.backward_bytes + _gradients(machine, volumes), links)
     return ExchangeTimes(
-        latencies.input_dist + moved_ms(machine, inputs, links),
+        latencies.input_dist + _inputs_ms(task, volumes, links),
         latencies.forward + forward_ms,
         latencies.backward + backward_ms,
     )
 
 
 def exchange_ms(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray:
-    """[D] all ``exchange_times`` of a device together, in a third of the time: what a search asks for."""
+    """[D] all ``exchange_times`` of a device together."""
+    if task.num_devices == 1:
+        return np.zeros(1)
+    return latencies_ms(task.machine, volumes.collectives, links).total_ms + exchanged_ms(task, volumes, links)
+
+
+def exchanged_ms(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray:
+    """[..., D] what bytes take of ``exchange_ms``, of many placements at once, in a third of the time."""
     machine, way = task.machine, task.communication
     if machine.num_devices == 1:
-        return np.zeros(1)
+        return np.zeros_like(volumes.sent)
     both_ways = links.intra.forward_share * way.forward_bytes + way.backward_bytes
     moved = _outputs(task, volumes) * both_ways
-    if volumes.replicated_values:
+    if np.any(volumes.replicated_values):
         moved += _gradients(machine, volumes)
-    inputs = all_to_all_bytes(machine, volumes.input_bytes * task.local_batch)
-    latencies = latencies_ms(machine, volumes.collectives, links)
-    fixed_ms = latencies.input_dist + latencies.forward + latencies.backward
-    return np.asarray(fixed_ms + moved_ms(machine, moved, links) + moved_ms(machine, inputs, links))
+    return np.asarray(moved_ms(machine, moved, links) + _inputs_ms(task, volumes, links))
+
+
+def _inputs_ms(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray:
+    """[..., D] time of the bytes of indices, lengths and weights."""
+    if not links.counts_inputs:
+        return np.zeros_like(volumes.input_bytes)
+    # What a device gets, the others send: an all-to-all with both sides swapped.
+    return moved_ms(task.machine, all_to_all_bytes(task.machine, volumes.input_bytes * task.local_batch), links)
 
 
 def _outputs(task: ShardingTask, volumes: Volumes) -> TierBytes:
@@ -284,7 +311,8 @@ def _outputs(task: ShardingTask, volumes: Volumes) -> TierBytes:
 
 def _gradients(machine: Machine, volumes: Volumes) -> TierBytes:
     """The all-reduce of dense gradients: a reduce-scatter, and as much to gather what it leaves."""
-    return reduced_bytes(machine, np.full(machine.num_devices, 2.0 * GRADIENT_BYTES * volumes.replicated_values))
+    values = np.asarray(volumes.replicated_values, dtype=np.float64)[..., None]
+    return reduced_bytes(machine, np.broadcast_to(2.0 * GRADIENT_BYTES * values, volumes.sent.shape))
 
 
 @dataclass(frozen=True)
@@ -294,6 +322,11 @@ class Latencies:
     input_dist: float = 0.0
     forward: float = 0.0
     backward: float = 0.0
+
+    @property
+    def total_ms(self) -> float:
+        """All of them."""
+        return self.input_dist + self.forward + self.backward
 
     def __add__(self, other: Latencies) -> Latencies:
         return Latencies(
@@ -320,19 +353,18 @@ def latency_ms(machine: Machine, way: str, links: Links) -> Latencies:
     out = one
     if TYPES[way].scope == NODE and machine.num_nodes > 1:
         out += links.intra.latency_us / 1e3
-    return Latencies(2 * one, links.intra.forward_share * out, out)
+    return Latencies(2 * one * links.counts_inputs, links.intra.forward_share * out, out)
 
 
 def moved_ms(machine: Machine, moved: TierBytes, links: Links) -> FloatArray:
-    """[D] time that bytes take on both tiers."""
+    """[..., D] time that bytes take on both tiers."""
     return _tier_ms(moved.intra, moved.intra_sent, links.intra, machine.domain_size) + (
         0.0 if links.inter is None else _tier_ms(moved.inter, moved.inter_sent, links.inter, machine.num_devices)
     )
 
 
 def _tier_ms(moved: FloatArray, sent: FloatArray, link: Link, size: int) -> FloatArray:
-    """[D] time of bytes over a link that connects groups of devices of this size."""
+    """[..., D] time of bytes over a link that connects groups of devices of this size."""
     if math.isinf(link.slowest_gb_s) and math.isinf(link.shared_gb_s):
         return link.bytes_ms(moved, 0.0, 0.0)
-    most = moved.reshape(-1, size).max(axis=1).repeat(size)
-    return link.bytes_ms(moved, most, sent.reshape(-1, size).sum(axis=1).repeat(size))
+    return link.bytes_ms(moved, _of_each(moved, size, np.maximum), _of_each(sent, size, np.add))

@@ -84,13 +84,7 @@ class PlacementModel:
         learned = self.cost_model.exchange
         if self.link in ("", NO_LINK) and not learned.takes_time:
             return None
-        return Link(
-            latency_us=learned.latency_ms * 1e3,
-            source=f"fitted to {self.link or 'the exchanges of the training data'}",
-            bandwidth_gb_s=_gb_s(learned.ms_per_byte),
-            slowest_gb_s=_gb_s(learned.slowest_ms_per_byte),
-            shared_gb_s=_gb_s(learned.total_ms_per_byte),
-        )
+        return learned.link(f"fitted to {self.link or 'the exchanges of the training data'}")
 
     def require_hardware(self, hardware: str) -> None:
         """Raises BadConfig if it was trained on other hardware than this, in any spelling."""
@@ -99,10 +93,6 @@ class PlacementModel:
                 f"{self.source}: this model was trained on {self.trained_on.hardware}, not on {hardware}. Name the "
                 f"other model, or leave the hardware out."
             )
-
-
-def _gb_s(ms_per_byte: float) -> float:
-    return 1e-6 / ms_per_byte if ms_per_byte > 0 else float("inf")
 
 
 def load_model(folder: str | Path, hardware: str | None = None) -> PlacementModel:

@@ -26,7 +26,6 @@ from evenshard.placement.tasks import load_tasks, single_table_task
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.catalog import HEURISTICS, SHARDERS, Resources
 from evenshard.sharders.convex_search.cost_model import CostModel
-from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.sharder import SearchConfig
 from evenshard.sharders.learned import TrainedSharder, load_sharder
 from evenshard.stages import report, report_page
@@ -77,7 +76,7 @@ def run(
     policy = load_sharder(inputs.cost_net, inputs.policy, config.num_rollouts)
     rounds = [load_costs(path, pool) for path in inputs.costs]
     model = None if inputs.cost_model is None else CostModel.load(inputs.cost_model)
-    search = SearchConfig(effort=SearchEffort(scores_per_table=config.scores_per_table), seed=config.seed)
+    search = SearchConfig(scores_per_table=config.scores_per_table, seed=config.seed)
     own_journal = journal_beside(outputs.report)
     with closing(open_hardware(measure)) as hardware, Journal(inputs.journal or own_journal) as journal:
         resources = Resources(

@@ -20,7 +20,6 @@ from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import sample_shards
 from evenshard.sharders.convex_search.cost_model import CostModel
-from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.learned import TrainedSharder, load_sharder
 from evenshard.sharders.random import RandomSharder, random_placement, random_sharding
@@ -31,7 +30,7 @@ from evenshard.utils.params import require
 from evenshard.utils.process import one_thread
 
 log = logging.getLogger(__name__)
-EFFORT = SearchEffort(scores_per_table=1000)
+SCORES_PER_TABLE = 1_000
 """A longer search finds placements that are a little better, but no other errors of the model."""
 MEASURED_LINK = "measured"
 """Link of a machine whose exchanges are timed, not modelled."""
@@ -120,7 +119,9 @@ def _with_searched(
     mixed, asked = list(proposed), Counter[str]()
     if proposers.cost_model is None:
         return mixed
-    sharder = EvenshardSharder(proposers.cost_model, proposers.policy, SearchConfig(effort=EFFORT, seed=seed))
+    sharder = EvenshardSharder(
+        proposers.cost_model, proposers.policy, SearchConfig(scores_per_table=SCORES_PER_TABLE, seed=seed)
+    )
     found: dict[str, Sequence[Placement]] = {}
     for number, task in enumerate(tasks):
         if not proposers.searches(number):

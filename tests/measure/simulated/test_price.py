@@ -9,7 +9,7 @@ import pytest
 
 from evenshard.measure.kernel_calls import Lookup
 from evenshard.measure.price.device_price import alone_ms
-from evenshard.measure.price.loads import Loads, LookupColumns
+from evenshard.measure.price.loads import CellChanges, Loads, LookupColumns
 from evenshard.measure.simulated.device_model import backward_ms, forward_ms
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.price import DeviceModelPrice, work_columns
@@ -59,9 +59,9 @@ def loaded(lookups: list[Lookup], calls: int = 1, devices: int = 2) -> Loads:
     columns = LookupColumns([PRICE])
     rows = [columns.row((one,)) for one in lookups]
     columns.update()
-    loads = Loads(columns, [PRICE], np.zeros(devices, dtype=np.int64), calls)
+    loads = Loads(columns, [PRICE], np.zeros(devices, dtype=np.int64), [1] * calls)
     for row in rows:
-        loads.add((row % calls, row), 0, 0, 1)
+        loads.add((row % calls, row), 0, 1)
     loads.refresh(np.arange(devices), range(calls))
     return loads
 
@@ -70,42 +70,34 @@ def test_what_is_taken_away_leaves_what_was_there_before() -> None:
     lookups = drawn(12)
     fewer, loads = loaded(lookups[:7], 2), loaded(lookups, 2)
     for row in range(7, 12):
-        loads.add((row % 2, row), 0, 0, -1)
+        loads.add((row % 2, row), 0, -1)
     loads.refresh(np.array([0]), [0, 1])
     assert loads.compute_ms_D == pytest.approx(fewer.compute_ms_D, rel=1e-9)
     for row in range(7):
-        loads.add((row % 2, row), 0, 0, -1)
+        loads.add((row % 2, row), 0, -1)
     loads.refresh(np.array([0]), [0, 1])
     assert (loads.compute_ms_D == 0).all() and (loads.calls_D == 0).all()
 
 
-def test_times_without_and_with_a_table_are_those_of_doing_it() -> None:
+def test_times_after_changes_are_those_of_making_them() -> None:
+    """Each table goes to the other device, with the two largest of all going together last: maxima, calls, sums."""
     lookups = drawn(9)
-    loads = loaded(lookups, 3)
-    found = loads.without_ms([[(row % 3, row)] for row in range(9)], 0, 0)
-    for row in range(9):
-        loads.add((row % 3, row), 0, 0, -1)
-        loads.refresh(np.array([0]), [row % 3])
-        assert found[row] == pytest.approx(loads.compute_ms_D[0], rel=1e-9)
-        again, alone = loads.with_ms([[(row % 3, row)]], np.array([0, 1]))[0]
-        assert alone == pytest.approx(device_model_ms([lookups[row]]), rel=1e-9)
-        loads.add((row % 3, row), 0, 0, 1)
-        loads.refresh(np.array([0]), [row % 3])
-        assert again == pytest.approx(loads.compute_ms_D[0], rel=1e-9)
-
-
-def test_times_come_back_without_being_counted_again() -> None:
-    lookups = drawn(6)
-    loads = loaded(lookups, 2)
-    before = loads.times()
-    loads.add((0, 0), 0, 0, -1)
-    loads.refresh(np.array([0]), [0])
-    assert loads.compute_ms_D[0] < before.compute_ms_D[0]
-    loads.add((0, 0), 0, 0, 1)
-    loads.restore(before)
-    assert loads.compute_ms_D == pytest.approx(loaded(lookups, 2).compute_ms_D, rel=1e-12)
-    after = loads.without_ms([[(0, 0)]], 0, 0)
-    assert after[0] < loads.compute_ms_D[0]
+    loads, number_E = loaded(lookups, 3), np.arange(9)
+    largest = np.argsort(-PRICE.columns(lookups)[:, -2])[:2]
+    row_E = np.concatenate([number_E, largest])
+    change_E = np.concatenate([number_E, [9, 9]])
+    goes = CellChanges(change_E, row_E % 3, row_E, np.zeros(11, dtype=np.int64), np.full(11, -1))
+    comes = CellChanges(change_E, row_E % 3, row_E, np.ones(11, dtype=np.int64), np.full(11, 1))
+    both = CellChanges(*(np.concatenate(pair) for pair in zip(vars(goes).values(), vars(comes).values(), strict=True)))
+    found_ND = loads.changed_ms(both, 10)
+    for change in range(10):
+        made = loads.copy()
+        for row in row_E[change_E == change].tolist():
+            made.add((row % 3, row), 0, -1)
+            made.add((row % 3, row), 1, 1)
+        made.refresh(np.arange(2), range(3))
+        assert found_ND[change] == pytest.approx(made.compute_ms_D, rel=1e-9)
+    assert loads.compute_ms_D == pytest.approx(loaded(lookups, 3).compute_ms_D, rel=1e-12)
 
 
 def test_calls_take_launches_and_only_one_overhead() -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,8 +17,10 @@ from evenshard.measure.link import Link
 from evenshard.placement.placement import Placement
 from evenshard.sharders.convex_search.additive import QUANTITIES, additive_work_TA
 from evenshard.sharders.convex_search.cost_model import Calibration, CostModel, ExchangeTime
-from evenshard.sharders.convex_search.fast_cost_model import FastCostModel
 from evenshard.sharders.convex_search.prediction import PredictedPlacement
+from evenshard.sharders.convex_search.sharder import whole_costs
+from evenshard.sharders.plan_search.options import Options
+from evenshard.sharders.plan_search.state import Choice, State
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadFile, TrainingFailed
@@ -235,9 +238,6 @@ def test_the_slowest_device_waits_for_the_one_that_exchanges_most() -> None:
     assert alone[0] > alone[1]
     late_ms = 2 * (64 - 4) * BATCH_SIZE / 2 * 4 * EXCHANGE.slowest_ms_per_byte
     assert mean == pytest.approx(float(alone[0]) + late_ms, rel=1e-5)
-    cost_model = FastCostModel(model, of_task)
-    slowest = cost_model.device_ms(cost_model.empty_H + cost_model.columns_TH).max() + cost_model.wait_T.max()
-    assert mean == pytest.approx(float(slowest), rel=1e-5)
     parts = PredictedPlacement.of(model, of_task, Placement((0, 1), 2))
     assert max(device.predicted_total_ms for device in parts.devices) == pytest.approx(mean, rel=1e-5)
 
@@ -275,18 +275,16 @@ def test_a_wider_calibration_gives_wider_intervals() -> None:
 
 
 @pytest.mark.parametrize("exchange", [EXCHANGE, ExchangeTime(0.3, 1e-5)])
-def test_a_search_scores_devices_as_the_model_does(exchange: ExchangeTime) -> None:
-    """From columns that only add up, also where a table's rows bring another pass; an empty device costs nothing."""
+def test_a_search_scores_placements_as_the_model_does(exchange: ExchangeTime) -> None:
+    """From columns that only add up, also where a table's rows bring another pass, and with an empty device."""
     model = random_model(exchange=exchange)
-    tables = [replace(one, num_rows=one.num_rows * 40) for one in TABLES]
-    of_task = task(tables, devices=3)
-    cost_model, represented = FastCostModel(model, of_task), model.represent(tables, BATCH_SIZE)
-    weights = (torch.rand(50, len(tables), generator=torch.Generator().manual_seed(1)) < 0.4).float()
-    weights[7] = 0
-    expected = model.device_ms(weights @ represented, float(represented[:, 0].sum()), 3, BATCH_SIZE)
-    found = cost_model.device_ms(cost_model.empty_H + weights @ cost_model.columns_TH)
-    torch.testing.assert_close(found + weights @ cost_model.wait_T, expected)
-    assert found[7] == 0 and bool(cost_model.wait_T.any()) == (exchange is EXCHANGE)
+    tables = tuple(replace(one, num_rows=one.num_rows * 40) for one in TABLES)
+    of_task, rng = task(tables, devices=3), np.random.default_rng(1)
+    options = Options(whole_costs(model, of_task))
+    for devices in (*rng.integers(3, size=(20, len(tables))), np.arange(len(tables)) % 2):
+        state = State(options, [Choice(0, (int(device),)) for device in devices])
+        mean = model.placement_ms(of_task, [Placement(tuple(devices.tolist()), 3)])[0]
+        assert state.cost_ms == pytest.approx(float(mean), rel=1e-5)
 
 
 def test_no_interval_is_narrower_than_half_a_per_cent_to_either_side() -> None:

@@ -11,7 +11,6 @@ from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.prediction import PredictedPlacement
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig, distinct
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
@@ -21,7 +20,7 @@ from support import builders
 from support.builders import ROOMY, cost, every_placement, some_tables, table, task
 from support.convex_builders import NORMALIZER, random_model
 
-QUICK = SearchConfig(num_rollouts=8, effort=SearchEffort(num_chains=4, scores_per_table=500))
+QUICK = SearchConfig(num_rollouts=8, scores_per_table=500)
 MODEL = random_model()
 
 
@@ -65,7 +64,7 @@ def test_never_predicted_worse_than_any_expert_and_legal(seed: int, with_policy:
 
 def test_even_without_any_search_the_best_expert_is_the_answer() -> None:
     of_task = task(some_tables(14, 1), 3)
-    nothing = replace(QUICK, num_rollouts=0, effort=SearchEffort(scores_per_table=0, time_limit_s=0.0))
+    nothing = replace(QUICK, num_rollouts=0, scores_per_table=0, time_limit_s=0.0)
     experts = [predicted_ms(of_task, expert.place(of_task)) for expert in expert_sharders()]
     found = EvenshardSharder(MODEL, None, nothing).search(of_task)
     assert found.best.predicted_ms <= min(experts) * (1 + 1e-6)

@@ -14,7 +14,6 @@ from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.convex_search import train as evenshard_loop
 from evenshard.sharders.convex_search.fit import CostModelFitConfig
-from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.sharder import SearchConfig
 from evenshard.sharders.convex_search.train import EvenshardConfig, TrainedEvenshard, train_evenshard
 from evenshard.sharders.random import random_placement
@@ -26,7 +25,7 @@ QUICK = EvenshardConfig(
     num_shards=12,
     own_placements=4,
     fit=CostModelFitConfig(num_updates=30),
-    search=SearchConfig(num_rollouts=0, effort=SearchEffort(num_chains=2, scores_per_table=50)),
+    search=SearchConfig(num_rollouts=0, scores_per_table=50),
 )
 
 

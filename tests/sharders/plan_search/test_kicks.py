@@ -31,10 +31,13 @@ def whole_search(room: int = 10**10) -> PlanSearch:
 
 def kicked(search: PlanSearch, at: tuple[int, ...]) -> set[tuple[int, int]]:
     """The units that single kicks of a placement change, each with where it goes."""
-    kicks, found = Kicks(search._changes, np.random.default_rng(0), 1), set()
+    kicks, found = Kicks(search.neighbours, np.random.default_rng(0), 1), set()
     for _ in range(600):
         state = State(search.options, [Choice(0, (device,)) for device in at])
-        found |= {(unit, state.choices[unit].places[0]) for unit, _ in kicks.kick(state)}
+        is_changed = kicks.kick(state)
+        moved = {(unit, own.places[0]) for unit, own in enumerate(state.choices) if own.places[0] != at[unit]}
+        assert is_changed == bool(moved)
+        found |= moved
     return found
 
 

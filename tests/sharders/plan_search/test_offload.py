@@ -129,8 +129,7 @@ def test_a_tiny_task_is_solved_with_every_cache() -> None:
         for unit in options.units
     ]
     per_unit[0] = [choice for choice in per_unit[0] if choice.places != (1,)]  # the devices are alike
-    room_D = np.array(costs.task.room_bytes)
-    best = min(state.cost_ms for choices in product(*per_unit) if (state := State(options, choices)).fits(room_D))
+    best = min(state.cost_ms for choices in product(*per_unit) if (state := State(options, choices)).fits())
     assert PlanSearch(costs, PlanSearchEffort(changes=2000)).run().best.predicted_ms <= best * 1.01
 
 
@@ -170,14 +169,14 @@ def test_sums_stay_right_and_choices_come_back() -> None:
         parts = state.parts()
         assert choices_of(options, parts) == state.choices
         assert costs.predict(parts).predicted_ms == pytest.approx(state.cost_ms, rel=2e-4)
-        assert state.host_D.reshape(2, -1).sum(axis=1).tolist() == pytest.approx(
+        assert state.used_3D[1].reshape(2, -1).sum(axis=1).tolist() == pytest.approx(
             used_host_bytes(costs.task, parts), rel=1e-3
         )
         changed = State(options, choices)
         changed.replace(0, Choice(0, (0,) * (options.units[0].ways[0].scope == "device")))
         changed.replace(0, choices[0])
         assert changed.cost_ms == pytest.approx(state.cost_ms, rel=1e-5)
-        assert changed.host_D.tolist() == state.host_D.tolist()
+        assert changed.used_3D[1].tolist() == state.used_3D[1].tolist()
 
 
 def test_a_cache_of_any_size_can_be_where_a_search_begins() -> None:

@@ -106,7 +106,7 @@ def test_changes_leave_the_sums_that_a_new_state_has() -> None:
         state.replace(unit, choice)
     again = State(options, other)
     assert state.device_ms_D == pytest.approx(again.device_ms_D, rel=1e-4)
-    assert (state.used_D == again.used_D).all() and (state.loads.calls_D == again.loads.calls_D).all()
+    assert (state.used_3D == again.used_3D).all() and (state.loads.calls_D == again.loads.calls_D).all()
 
 
 def test_the_answer_is_legal_and_better_than_its_starts() -> None:
@@ -126,13 +126,14 @@ def test_a_step_makes_the_score_better_within_the_memory_or_is_none() -> None:
     for room, moves in ((2 * tables[0].size_bytes, True), (tables[0].size_bytes - 1, False)):
         search = PlanSearch(costs_of(tables, two, room_bytes=(2 * tables[0].size_bytes, room)), SHORT)
         state = State(search.options, [Choice(0, (0,)), Choice(0, (0,))])
+        there, back = [(0, Choice(0, (1,)))], [(0, Choice(0, (0,)))]
+        assert search.neighbours.best(state, [back]) is None  # as good as before
+        assert search.neighbours.best(state, [back, there]) == (there if moves else None)
         before = state.score
-        assert search._try(state, [(0, state.choices[0])]) == []  # as good as before
-        assert bool(search._try(state, [(0, Choice(0, (1,)))])) == moves
-        assert state.choices[0].places == (int(moves),)
-        assert (state.score < before) == moves
+        state.replace_all(there)
+        assert state.fits() == moves and state.score < before
         if moves:
-            assert search._try(state, [(0, Choice(0, (0,)))]) == [] and state.choices[0].places == (1,)
+            assert search.neighbours.best(state, [back]) is None
 
 
 def test_the_same_seed_gives_the_same_placement() -> None:
@@ -218,7 +219,7 @@ def test_rows_are_cut_as_torchrec_cuts_them() -> None:
 def test_a_limit_on_the_time_of_a_piece_cuts_what_is_longer() -> None:
     options = Options(costs_of(some_tables()))
     works = Works.of(options)
-    construction = Construction(options, works, np.array(options.task.room_bytes))
+    construction = Construction(options, works)
     rows = np.arange(len(options.units))
     for limit in (2.0, 0.5, 0.1):
         ways_U = construction.ways(limit * construction.even_ms, SHARDING_TYPES)

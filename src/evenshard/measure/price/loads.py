@@ -1,14 +1,16 @@
-"""What devices look up, and what that takes: sums of columns, changed one lookup at a time.
+"""What devices look up, and what that takes: sums of columns, changed one by one or tried out many at a time.
 
-Legend: K kinds of devices, P lookups, G sums of a device (one, or one for each kernel call), D devices, N devices or
-pieces asked for, H columns, Q times of a call, C kernel calls.
+Legend: K kinds of devices, P lookups, G sums of a device (one, or one for each kernel call), D devices, C kernel calls,
+H columns, M maxima among them, Q times of a call, N changes that are tried out, E additions and removals of them all,
+Y calls of changed devices, T changed devices, Z sums that change.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,7 @@ from evenshard.tables.reuse import FloatArray
 
 Cell = tuple[int, int]
 """The number of a kernel call, and the row of what is looked up in it."""
+Indices = npt.NDArray[np.int64]
 
 
 class LookupColumns:
@@ -65,17 +68,45 @@ def _joined(price: DevicePrice, columns_PH: Columns, groups: Sequence[tuple[Look
     return np.asarray(found)
 
 
-class LoadTimes(NamedTuple):
-    """Times of the lookups of devices.
+@dataclass(frozen=True)
+class CellChanges:
+    """Lookups that changes add to devices or take away from them, all changes one after the other.
 
     Attributes:
-        times_KGDQ: of their calls, for each kind of device.
-        calls_D, compute_ms_D: as ``Loads`` has them.
+        change_E: the change that each belongs to.
+        call_E, row_E: its kernel call and row.
+        device_E: its device.
+        sign_E: 1 where it comes, -1 where it goes.
     """
 
-    times_KGDQ: Sequence[FloatArray]
-    calls_D: npt.NDArray[np.int64]
-    compute_ms_D: FloatArray
+    change_E: Indices
+    call_E: Indices
+    row_E: Indices
+    device_E: Indices
+    sign_E: Indices
+
+    def select(self, which: npt.NDArray[Any]) -> CellChanges:
+        """Some of them, or all in another order."""
+        return CellChanges(
+            self.change_E[which], self.call_E[which], self.row_E[which], self.device_E[which], self.sign_E[which]
+        )
+
+
+@dataclass
+class _KindLoads:
+    """The loads of all devices as one kind of device would take them.
+
+    Attributes:
+        price: of the kind.
+        sums_GDH: sums of columns; the maxima among them follow with the times.
+        times_GDQ: times of the calls.
+        largest_CD2M: the largest and the second largest of each maximum, of each call on each device.
+    """
+
+    price: DevicePrice
+    sums_GDH: Columns
+    times_GDQ: FloatArray
+    largest_CD2M: Columns
 
 
 class Loads:
@@ -90,166 +121,158 @@ class Loads:
         lookups: what may be looked up.
         prices: of each kind of device.
         kind_of_D: the kind of each device.
-        num_calls: C.
+        span_C: how many devices, one after the other, look up the same in each call: one, those of a node, or all.
     """
 
     def __init__(
-        self,
-        lookups: LookupColumns,
-        prices: Sequence[DevicePrice],
-        kind_of_D: npt.NDArray[np.int64],
-        num_calls: int,
+        self, lookups: LookupColumns, prices: Sequence[DevicePrice], kind_of_D: Indices, span_C: Sequence[int]
     ) -> None:
-        self._lookups, self._prices, self._kind_of_D = lookups, prices, kind_of_D
-        devices = len(kind_of_D)
-        self.held_CD = np.zeros((num_calls, devices), dtype=np.int32)
+        self._lookups, self._kind_of_D, self._span_C = lookups, kind_of_D, span_C
+        devices, calls = len(kind_of_D), len(span_C)
+        self.held_CD = np.zeros((calls, devices), dtype=np.int64)
         self.calls_D = np.zeros(devices, dtype=np.int64)
         self.compute_ms_D = np.zeros(devices)
-        self._sums_KGDH = [
-            np.zeros((num_calls if price.is_by_call else 1, devices, columns_PH.shape[1]), dtype=columns_PH.dtype)
-            for price, columns_PH in zip(prices, lookups.columns_KPH, strict=True)
-        ]
-        self._times_KGDQ = [
-            price.call_ms(sums_GDH[:, 0]).repeat(devices, axis=0).reshape(len(sums_GDH), devices, -1)
-            for price, sums_GDH in zip(prices, self._sums_KGDH, strict=True)
-        ]
+        self._kinds = []
+        for price, columns_PH in zip(prices, lookups.columns_KPH, strict=True):
+            sums_GDH = np.zeros((calls if price.is_by_call else 1, devices, columns_PH.shape[1]), columns_PH.dtype)
+            times_GDQ = price.call_ms(sums_GDH[:, 0]).repeat(devices, axis=0).reshape(len(sums_GDH), devices, -1)
+            largest_CD2M = np.zeros((calls, devices, 2, price.num_maxima), columns_PH.dtype)
+            self._kinds.append(_KindLoads(price, sums_GDH, times_GDQ, largest_CD2M))
         self._keeps_rows = any(price.num_maxima for price in prices)
         self._rows: dict[tuple[int, int], list[int]] = {}
 
-    def add(self, cell: Cell, devices: int | slice, place: int, sign: int) -> None:
-        """Adds a lookup to devices, or takes it away; ``refresh`` has to follow.
+    def copy(self) -> Loads:
+        """A copy that may change by itself."""
+        found = copy(self)
+        found.held_CD, found.calls_D, found.compute_ms_D = (
+            self.held_CD.copy(),
+            self.calls_D.copy(),
+            self.compute_ms_D.copy(),
+        )
+        found._kinds = [
+            _KindLoads(one.price, one.sums_GDH.copy(), one.times_GDQ.copy(), one.largest_CD2M.copy())
+            for one in self._kinds
+        ]
+        found._rows = {key: list(rows) for key, rows in self._rows.items()}
+        return found
+
+    def add(self, cell: Cell, device: int, sign: int) -> None:
+        """Adds a lookup to a device and those that look up the same, or takes it away; ``refresh`` has to follow.
 
         Args:
             cell: its call and row.
-            devices: a device, or those that all look up the same in this call.
-            place: tells apart these devices from the others of the call.
+            device: the first of the devices.
             sign: 1 to add, -1 to take away.
         """
         call, row = cell
+        span = self._span_C[call]
+        devices = slice(device, device + span)
         self.held_CD[call, devices] += sign
-        rows: list[int] = []
+        is_empty = not self.held_CD[call, device]
+        for one, columns_PH in zip(self._kinds, self._lookups.columns_KPH, strict=True):
+            sums_SH = one.sums_GDH[call if one.price.is_by_call else 0, devices]
+            if is_empty and one.price.is_by_call:
+                sums_SH[...] = 0.0
+            else:
+                sums_SH += sign * columns_PH[row]
         if self._keeps_rows:
-            rows = self._rows.setdefault((call, place), [])
+            rows = self._rows.setdefault((call, device // span), [])
             if sign > 0:
                 rows.append(row)
             else:
                 rows.remove(row)
-        for price, sums_GDH, columns_PH in zip(self._prices, self._sums_KGDH, self._lookups.columns_KPH, strict=True):
-            sums_H, columns_H = sums_GDH[call if price.is_by_call else 0, devices], columns_PH[row]
-            maxima = price.num_maxima
-            if not maxima:
-                sums_H += sign * columns_H
-                continue
-            added_H, largest_M, own_M = sums_H[..., :-maxima], sums_H[..., -maxima:], columns_H[-maxima:]
-            if sign > 0:
-                added_H += columns_H[:-maxima]
-                np.maximum(largest_M, own_M, out=largest_M)
-            elif rows:
-                added_H -= columns_H[:-maxima]
-                if (own_M >= largest_M).any():
-                    largest_M[...] = columns_PH[rows, -maxima:].max(axis=0)
-            else:
-                sums_H[...] = 0.0
+            self._update_largest(call, devices, rows)
 
-    def refresh(self, devices: npt.NDArray[np.int64], calls: Collection[int]) -> None:
+    def _update_largest(self, call: int, devices: slice, rows: Sequence[int]) -> None:
+        """The two largest of each maximum of a call, and the largest among the sums."""
+        for one, columns_PH in zip(self._kinds, self._lookups.columns_KPH, strict=True):
+            if maxima := one.price.num_maxima:
+                columns_RM = columns_PH[rows, -maxima:]
+                if len(rows) > 2:
+                    columns_RM = np.partition(columns_RM, (-2, -1), axis=0)[-2:]
+                largest_2M = np.zeros((2, maxima), columns_PH.dtype)
+                ordered_RM = np.sort(columns_RM, axis=0)[::-1]
+                largest_2M[: len(ordered_RM)] = ordered_RM
+                one.largest_CD2M[call, devices] = largest_2M
+                one.sums_GDH[call, devices, -maxima:] = largest_2M[0]
+
+    def refresh(self, devices: Indices, calls: Collection[int]) -> None:
         """Compute times of devices whose lookups in these calls have changed."""
         self.calls_D[devices] = (self.held_CD[:, devices] > 0).sum(axis=0)
-        for kind, price in enumerate(self._prices):
-            own = devices if len(self._prices) == 1 else devices[self._kind_of_D[devices] == kind]
+        for kind, one in enumerate(self._kinds):
+            own = devices if len(self._kinds) == 1 else devices[self._kind_of_D[devices] == kind]
             if not len(own):
                 continue
-            sums_GDH, times_GDQ = self._sums_KGDH[kind], self._times_KGDQ[kind]
-            which = np.ix_(np.array(sorted(calls) if price.is_by_call else [0], dtype=np.int64), own)
-            sums = sums_GDH[which]
-            times_GDQ[which] = price.call_ms(sums.reshape(-1, sums.shape[2])).reshape(*sums.shape[:2], -1)
-            self.compute_ms_D[own] = price.device_ms(times_GDQ[:, own], self.calls_D[own])
+            which = np.ix_(np.array(sorted(calls) if one.price.is_by_call else [0], dtype=np.int64), own)
+            sums = one.sums_GDH[which]
+            one.times_GDQ[which] = one.price.call_ms(sums.reshape(-1, sums.shape[2])).reshape(*sums.shape[:2], -1)
+            self.compute_ms_D[own] = one.price.device_ms(one.times_GDQ[:, own], self.calls_D[own])
 
-    def times(self) -> LoadTimes:
-        """All times as they are now, to ``restore`` where lookups are what they were again."""
-        kept = [times_GDQ.copy() for times_GDQ in self._times_KGDQ]
-        return LoadTimes(kept, self.calls_D.copy(), self.compute_ms_D.copy())
+    def changed_ms(self, changes: CellChanges, count: int) -> FloatArray:
+        """[N, D] compute times of all devices after each of so many changes, by itself."""
+        found_ND = np.repeat(self.compute_ms_D[None], count, axis=0)
+        for kind, one in enumerate(self._kinds):
+            own = changes
+            if len(self._kinds) > 1:
+                own = changes.select(self._kind_of_D[changes.device_E] == kind)
+            if len(own.change_E):
+                self._change_kind(one, self._lookups.columns_KPH[kind], own, found_ND)
+        return found_ND
 
-    def restore(self, times: LoadTimes) -> None:
-        """Back to earlier times, in the place of ``refresh``."""
-        for times_GDQ, kept in zip(self._times_KGDQ, times.times_KGDQ, strict=True):
-            times_GDQ[...] = kept
-        self.calls_D[...], self.compute_ms_D[...] = times.calls_D, times.compute_ms_D
+    def _change_kind(self, one: _KindLoads, columns_PH: Columns, changes: CellChanges, found_ND: FloatArray) -> None:
+        """Fills in the times of changed devices of a kind."""
+        calls, devices = self.held_CD.shape
+        key_E = (changes.change_E * devices + changes.device_E) * calls + changes.call_E
+        order_E = np.argsort(key_E, kind="stable")
+        key_E, sign_E, row_E = key_E[order_E], changes.sign_E[order_E], changes.row_E[order_E]
+        first_Y = _firsts(key_E)
+        call_Y, pair_Y = key_E[first_Y] % calls, key_E[first_Y] // calls
+        held_Y = self.held_CD[call_Y, pair_Y % devices]
+        more_Y = (held_Y + np.add.reduceat(sign_E, first_Y) > 0).astype(np.int64) - (held_Y > 0)
+        first_T = _firsts(pair_Y)
+        change_T, device_T = np.divmod(pair_Y[first_T], devices)
+        calls_T = self.calls_D[device_T] + np.add.reduceat(more_Y, first_T)
+        if one.price.is_by_call:
+            group_Z, device_Z, first_Z = call_Y, pair_Y % devices, first_Y
+            number_Z = np.repeat(np.arange(len(first_T)), np.diff(first_T, append=len(pair_Y)))
+        else:
+            group_Z, device_Z, first_Z = np.zeros(len(first_T), dtype=np.int64), device_T, first_Y[first_T]
+            number_Z = np.arange(len(first_T))
+        sums_ZH = one.sums_GDH[group_Z, device_Z]
+        count_Z = np.diff(first_Z, append=len(row_E))
+        for at in range(int(count_Z.max())):  # twice, mostly: far faster than ``reduceat`` of rows
+            some = np.flatnonzero(count_Z > at)
+            where = first_Z[some] + at
+            sums_ZH[some] += sign_E[where, None].astype(columns_PH.dtype) * columns_PH[row_E[where]]
+        if maxima := one.price.num_maxima:
+            largest_Z2M = one.largest_CD2M[group_Z, device_Z]
+            sums_ZH[:, -maxima:] = self._maxima(largest_Z2M, columns_PH[row_E, -maxima:], sign_E, first_Z)
+            for at in np.flatnonzero(np.add.reduceat((sign_E < 0).astype(np.int64), first_Z) > 1).tolist():
+                own = slice(first_Z[at], first_Z[at + 1] if at + 1 < len(first_Z) else None)
+                rows = self._rows_after(int(group_Z[at]), int(device_Z[at]), row_E[own], sign_E[own])
+                sums_ZH[at, -maxima:] = columns_PH[rows, -maxima:].max(axis=0, initial=0.0)
+        times_GTQ = one.times_GDQ[:, device_T]
+        times_GTQ[group_Z, number_Z] = one.price.call_ms(sums_ZH)
+        found_ND[change_T, device_T] = one.price.device_ms(times_GTQ, calls_T)
 
-    def without_ms(self, pieces: Sequence[Sequence[Cell]], device: int, place: int) -> FloatArray:
-        """[N] compute time of a device without each of some pieces that it holds.
+    @staticmethod
+    def _maxima(largest_Z2M: Columns, columns_EM: Columns, sign_E: Indices, first_Z: Indices) -> Columns:
+        """[Z, M] the maxima of calls after additions, and one removal at most."""
+        removed_E1 = sign_E[:, None] < 0
+        removed_ZM = np.maximum.reduceat(np.where(removed_E1, columns_EM, -1.0), first_Z, axis=0)
+        added_ZM = np.maximum.reduceat(np.where(removed_E1, 0.0, columns_EM), first_Z, axis=0)
+        left_ZM = np.where(removed_ZM >= largest_Z2M[:, 0], largest_Z2M[:, 1], largest_Z2M[:, 0])
+        return np.asarray(np.maximum(left_ZM, added_ZM))
 
-        Args:
-            pieces: the lookups of each.
-            place: as it was told to ``add``.
-        """
-        kind = int(self._kind_of_D[device])
-        price, sums_GH = self._prices[kind], self._sums_KGDH[kind][:, device]
-        columns_PH, maxima = self._lookups.columns_KPH[kind], price.num_maxima
-        times_GNQ = self._times_KGDQ[kind][:, [device] * len(pieces)]
-        calls_N = np.full(len(pieces), self.calls_D[device])
-        numbers: list[int] = []
-        groups: list[int] = []
-        changed: list[Columns] = []
-        for number, cells in enumerate(pieces):
-            for call, count in Counter(call for call, _ in cells).items():
-                calls_N[number] -= count == self.held_CD[call, device]
-            by_group: dict[int, list[int]] = {}
-            for call, row in cells:
-                by_group.setdefault(call if price.is_by_call else 0, []).append(row)
-            for group, rows in by_group.items():
-                numbers.append(number)
-                groups.append(group)
-                taken_H = columns_PH[rows[0]] if len(rows) == 1 else columns_PH[rows].sum(axis=0)
-                rest_H = sums_GH[group] - taken_H
-                if maxima:
-                    rest_H[-maxima:] = self._largest_without(columns_PH, (group, place), rows, maxima)
-                changed.append(rest_H)
-        if not changed:
-            return np.zeros(0)
-        times_GNQ[groups, numbers] = price.call_ms(np.array(changed))
-        return price.device_ms(times_GNQ, calls_N)
+    def _rows_after(self, call: int, device: int, row_E: Indices, sign_E: Indices) -> list[int]:
+        """The rows of a call on a device after additions and removals."""
+        rows = list(self._rows.get((call, device // self._span_C[call]), ()))
+        rows += row_E[sign_E > 0].tolist()
+        for row in row_E[sign_E < 0].tolist():
+            rows.remove(row)
+        return rows
 
-    def _largest_without(self, columns_PH: Columns, key: tuple[int, int], rows: Sequence[int], maxima: int) -> Columns:
-        """[M] the maxima of a call without some of its rows."""
-        left = list(self._rows[key])
-        for row in rows:
-            left.remove(row)
-        return np.asarray(columns_PH[left, -maxima:].max(axis=0, initial=0.0))
 
-    def with_ms(self, pieces: Sequence[Sequence[Cell]], devices: npt.NDArray[np.int64]) -> FloatArray:
-        """[P, N] compute time of each of some devices with the lookups of each piece besides its own."""
-        found_PN = np.zeros((len(pieces), len(devices)))
-        calls_PN = np.tile(self.calls_D[devices], (len(pieces), 1))
-        for number, cells in enumerate(pieces):
-            for call in {call for call, _ in cells}:
-                calls_PN[number] += self.held_CD[call, devices] == 0
-        kinds = self._kind_of_D[devices]
-        for kind, price in enumerate(self._prices):
-            own = np.flatnonzero(kinds == kind)
-            if not len(own):
-                continue
-            columns_PH, maxima = self._lookups.columns_KPH[kind], price.num_maxima
-            times_GPNQ = self._times_KGDQ[kind][:, None, devices[own]].repeat(len(pieces), axis=1)
-            numbers: list[int] = []
-            groups: list[int] = []
-            changed: list[Columns] = []
-            for number, cells in enumerate(pieces):
-                by_group: dict[int, list[int]] = {}
-                for call, row in cells:
-                    by_group.setdefault(call if price.is_by_call else 0, []).append(row)
-                for group, rows in by_group.items():
-                    more_PH = columns_PH[rows]
-                    held_NH = self._sums_KGDH[kind][group, devices[own]]
-                    sums_NH = held_NH + more_PH.sum(axis=0)
-                    if maxima:
-                        own_M = more_PH[:, -maxima:].max(axis=0)
-                        sums_NH[:, -maxima:] = np.maximum(held_NH[:, -maxima:], own_M)
-                    numbers.append(number)
-                    groups.append(group)
-                    changed.append(sums_NH)
-            if changed:
-                times_XQ = price.call_ms(np.concatenate(changed))
-                times_GPNQ[groups, numbers] = times_XQ.reshape(len(changed), len(own), -1)
-            flat_GXQ = times_GPNQ.reshape(len(times_GPNQ), len(pieces) * len(own), -1)
-            found_PN[:, own] = price.device_ms(flat_GXQ, calls_PN[:, own].ravel()).reshape(len(pieces), -1)
-        return found_PN
+def _firsts(sorted_E: Indices) -> Indices:
+    """Where each run of equal numbers begins."""
+    return np.flatnonzero(np.diff(sorted_E, prepend=-1))

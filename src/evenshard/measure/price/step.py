@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from evenshard.measure.collectives import (
 from evenshard.measure.kernel_calls import EVERY_DEVICE, HeldPart, held_parts
 from evenshard.measure.offload import HostLink, part_offload_times
 from evenshard.measure.price.device_price import DevicePrice, alone_ms
-from evenshard.measure.price.loads import Loads, LookupColumns
+from evenshard.measure.price.loads import CellChanges, Loads, LookupColumns
 from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.placement.parts import TablePart, lookup_share
 from evenshard.placement.plan import parts_by_table
@@ -38,10 +39,13 @@ DENSE_PASSES = 4
 """Times that a dense gradient's values move: zeroed, then read with the weights, which are written."""
 
 
-def dense_ms(values: float, bytes_per_ns: float, optimizer: str) -> float:
+Numbers = TypeVar("Numbers", float, FloatArray)
+
+
+def dense_ms(values: Numbers, bytes_per_ns: float, optimizer: str) -> Numbers:
     """Time that a device takes to clear dense gradients and to update weights and states with them, ms."""
     states = NUMBERS[optimizer][1]
-    return values * GRADIENT_BYTES * (DENSE_PASSES + 2 * states) / bytes_per_ns / NS_PER_MS
+    return values * (GRADIENT_BYTES * (DENSE_PASSES + 2 * states) / bytes_per_ns / NS_PER_MS)
 
 
 @dataclass(frozen=True)
@@ -169,22 +173,25 @@ class PartCosts:
         calls = {call: number for number, call in enumerate(dict.fromkeys(one.call for one in held))}
         cells = [(calls[one.call], lookups.row(one.lookups)) for one in held]
         lookups.update()
-        loads = Loads(lookups, self.prices, self.kind_of_D, len(calls))
+        spans = [self.task.num_devices if call.is_dense else 1 for call in calls]
+        loads = Loads(lookups, self.prices, self.kind_of_D, spans)
         for one, cell in zip(held, cells, strict=True):
-            spread = one.device == EVERY_DEVICE
-            loads.add(cell, slice(None) if spread else one.device, one.device, 1)
+            loads.add(cell, 0 if one.device == EVERY_DEVICE else one.device, 1)
         loads.refresh(np.arange(self.task.num_devices), range(len(calls)))
         alone_KP = [alone_ms(price, of_kind) for price, of_kind in zip(self.prices, lookups.columns_KPH, strict=True)]
         busiest = int(loads.compute_ms_D.argmax())
-        alone, adds = np.zeros(len(held)), np.zeros(len(held))
+        homes = np.array([busiest if one.device == EVERY_DEVICE else one.device for one in held])
+        call_E, row_E = np.array(cells, dtype=np.int64).T
+        number_E = np.arange(len(held))
+        left_ND = loads.changed_ms(CellChanges(number_E, call_E, row_E, homes, np.full(len(held), -1)), len(held))
+        adds = loads.compute_ms_D[homes] - left_ND[number_E, homes]
+        alone = np.array([alone_KP[self.kind_of_D[home]][row] for home, row in zip(homes, row_E, strict=True)])
         tables = {table.name: table for table in self.task.tables}
         ordered = [part for of_table in by_table.values() for part in of_table]
-        for number, (one, cell, part) in enumerate(zip(held, cells, ordered, strict=True)):
-            home = busiest if one.device == EVERY_DEVICE else one.device
-            rest_ms = loads.without_ms([[cell]], home, one.device)[0]
+        for number, part in enumerate(ordered):
             more = self._beside_ms(part, tables[part.table], by_table[part.table], slopes_4, replica_ms)
-            alone[number] = alone_KP[self.kind_of_D[home]][cell[1]] + more
-            adds[number] = loads.compute_ms_D[home] - rest_ms + more
+            alone[number] += more
+            adds[number] += more
         position = {part: number for number, part in enumerate(ordered)}
         order = [position[part] for part in parts]
         return tuple(alone[order].tolist()), tuple(adds[order].tolist())
@@ -198,7 +205,7 @@ class PartCosts:
             return values * replica_ms + dense_ms(values, self.kinds[0].bytes_per_ns, self.task.optimizer)
         way = sharding_type(of_table, table, self.task.machine)
         one = part_volume(table, way, part.columns.size, lookup_share(table, part.rows), self.task.num_devices)
-        more = float(slopes_4 @ np.array([one.sent, one.summed, one.summed_in_node, one.input_bytes]))
+        more = float(slopes_4 @ one.numbers_4)
         return more if part.storage.is_on_device else more + self.offload_K(part, table)[self.kind_of_D[part.device]]
 
     def offload_K(self, part: TablePart, table: Table) -> tuple[float, ...]:

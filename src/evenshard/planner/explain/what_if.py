@@ -87,7 +87,7 @@ class WhatIf:
         ms_D = np.array([one.predicted_total_ms for one in self.costs.predict(answer.parts).devices])
         # The state takes all rows of a table for as busy as the busiest; changes are added to the exact prediction.
         self._offset_D = ms_D - self._state.device_ms_D
-        self.now = ChangeOutcome(ms_D, self._state.used_D.copy(), self._state.host_D.copy())
+        self.now = ChangeOutcome(ms_D, *self._state.used_3D[:2])
         self.room_D = np.array(self.task.room_bytes, dtype=np.int64)
         self.together = [set(group) for group in self.task.together]
         for group in self.together:
@@ -125,19 +125,13 @@ class WhatIf:
     def devices(self, position: int, choice: Choice | None = None) -> tuple[int, ...]:
         """Devices that hold some of the table."""
         choice = choice or self.choice(position)
-        found = self._state.touched(self.way(position, choice), choice).tolist()
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(self._state.devices_of(self.way(position, choice), choice)))
 
     def after(self, changes: Changes) -> ChangeOutcome:
         """What the changes lead to."""
-        undo = {position: self.choice(position) for position in changes}
-        for position, choice in changes.items():
-            self._state.replace(position, choice)
-        ms_D = self._state.device_ms_D + self._offset_D
-        outcome = ChangeOutcome(ms_D, self._state.used_D.copy(), self._state.host_D.copy())
-        for position, choice in undo.items():
-            self._state.replace(position, choice)
-        return outcome
+        state = self._state.copy()
+        state.replace_all(list(changes.items()))
+        return ChangeOutcome(state.device_ms_D + self._offset_D, *state.used_3D[:2])
 
     def step_ms(self, position: int, choice: Choice) -> float:
         """Time of the slowest device with a table sharded otherwise, each part priced with its own rows."""

@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from evenshard.measure.link import BYTES_PER_VALUE
+from evenshard.measure.link import BYTES_PER_VALUE, Link
 from evenshard.measure.price.device_price import ROUNDING
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
@@ -81,6 +81,18 @@ class ExchangeTime:
     def takes_time(self) -> bool:
         """Whether any time is known of it; where no exchange was measured, none is."""
         return any(astuple(self))
+
+    def link(self, source: str) -> Link:
+        """The same as a link.
+
+        Args:
+            source: of its numbers.
+        """
+        own, slowest, shared = (
+            1e-6 / one if one > 0 else math.inf
+            for one in (self.ms_per_byte, self.slowest_ms_per_byte, self.total_ms_per_byte)
+        )
+        return Link(self.latency_ms * 1e3, source, own, slowest, shared)
 
     def problem(self) -> str | None:
         """Says in one clause what makes it impossible, or None."""

@@ -1,34 +1,37 @@
-"""evenshard's own sharder: several sharders propose, the cost model predicts, a local search improves.
+"""evenshard's own sharder of whole tables: other sharders propose, the cost model predicts, the search improves.
 
-Proposals are the greedy experts, greedy on the model's own costs (``marginal_greedy``), and rollouts of a trained
-policy where there is one. The most promising are improved by moves and swaps (``local_search``). All of them stay in
-the race, so the answer is never predicted worse than any of them. With a budget for measuring, the best few are
-measured, and the measured best wins.
+Proposals are the greedy experts and rollouts of a trained policy where there is one. They are among the starts of the
+search (``plan_search``), and stay in the race, so the answer is never predicted worse than any of them. With a budget
+for measuring, the best few are measured, and the measured best wins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
+from evenshard.measure.collectives import Links
 from evenshard.measure.costs import PlacementCost
 from evenshard.measure.hardware import Measure
+from evenshard.measure.price.step import DeviceKind, PartCosts
 from evenshard.placement.items import Items, canonical_devices
-from evenshard.placement.placement import Placement
+from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.plan import check_placement
 from evenshard.placement.refusal import require_room
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.convex_search.cost_model import CostModel
-from evenshard.sharders.convex_search.fast_cost_model import FastCostModel
-from evenshard.sharders.convex_search.local_search import LocalSearch, SearchEffort
-from evenshard.sharders.convex_search.marginal_greedy import MAX_SPLITS, marginal_greedy
 from evenshard.sharders.convex_search.prediction import PredictedPlacement
+from evenshard.sharders.convex_search.price import LearnedPrice
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.sharders.learned import MOST_PROPOSALS, TrainedSharder, rollouts
+from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.room.legal_parts import any_placement
 from evenshard.utils.errors import BadConfig, InfeasibleTask
+
+MOST_STARTS = 8
+"""Proposals, the best ones by the cost model, that the search starts from."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +40,17 @@ class SearchConfig:
 
     Attributes:
         num_rollouts: sampled from the policy, fewer where tables and devices are many.
-        max_splits: numbers of devices with few rows that ``marginal_greedy`` tries; 0 for none.
-        effort: length of the local search.
+        scores_per_table: the search ends when it has scored so many devices for each table of the task, two for each
+            change that it tries out.
         seed: seed of rollouts and search.
+        time_limit_s: the search ends after so many seconds at the latest; None for no limit.
         packing_time_limit_s: time to find any legal placement if no proposal is one; see ``any_placement``.
     """
 
     num_rollouts: int = MOST_PROPOSALS
-    max_splits: int = MAX_SPLITS
-    effort: SearchEffort = field(default_factory=SearchEffort)
+    scores_per_table: int = 2_000
     seed: int = 0
+    time_limit_s: float | None = None
     packing_time_limit_s: float = 10.0
 
 
@@ -70,7 +74,7 @@ class SearchResult:
 class EvenshardSharder:
     """Places a task with a cost model, with or without a policy. The same arguments give the same placement.
 
-    (With ``SearchEffort.time_limit_s``, that holds as long as the limit is not reached.)
+    (With ``SearchConfig.time_limit_s``, that holds as long as the limit is not reached.)
     """
 
     name = "evenshard"
@@ -105,23 +109,13 @@ class EvenshardSharder:
         """
         require_room(task)
         generator = torch.Generator().manual_seed(self._config.seed)
-        cost_model = FastCostModel(self.model, task)
         experts, kinds = _experts(task), Items.of(task).device_kinds()
-        starts = distinct(
-            [
-                *known,
-                *experts,
-                *marginal_greedy(task, cost_model, self._config.max_splits),
-                *self._rollouts(task, generator),
-            ],
-            kinds,
-        )
-        if not starts:
-            starts = [any_placement(task, self._config.seed, self._config.packing_time_limit_s)]
-        start_ms = self.model.overall_ms(task, starts)[0]
-        chosen = [starts[n] for n in start_ms.argsort(stable=True)[: self._config.effort.num_chains].tolist()]
-        search = LocalSearch(task, cost_model, self._config.effort, generator)
-        candidates = distinct([*search.improve(chosen), *starts], kinds)
+        starts = distinct([*known, *experts, *self._rollouts(task, generator)], kinds)
+        start_ms = self.model.overall_ms(task, starts)[0] if starts else torch.zeros(0)
+        found = self._searched(task, [starts[n] for n in start_ms.argsort(stable=True)[:MOST_STARTS].tolist()])
+        if not found:
+            found = [any_placement(task, self._config.seed, self._config.packing_time_limit_s)]
+        candidates = distinct([*found, *starts], kinds)
         predicted_ms = self.model.overall_ms(task, candidates)[0]
         order = predicted_ms.argsort(stable=True).tolist()
         best = candidates[order[0]]
@@ -133,6 +127,17 @@ class EvenshardSharder:
             predicted_ms=tuple(predicted_ms[order].tolist()),
             expert=experts[int(expert_ms.argmin())] if experts else None,
         )
+
+    def _searched(self, task: ShardingTask, starts: Sequence[Placement]) -> list[Placement]:
+        """What the search among whole tables found, from these starts and its own; nothing where nothing has room."""
+        costs = whole_costs(self.model, task)
+        changes = self._config.scores_per_table * len(task.tables) // 2
+        effort = PlanSearchEffort(changes, time_limit_s=self._config.time_limit_s)
+        try:
+            result = PlanSearch(costs, effort, self._config.seed).run([one.parts(task.tables) for one in starts])
+        except InfeasibleTask:
+            return []
+        return [placement_of_whole(task, parts) for parts in result.candidates]
 
     def place_measured(
         self, task: ShardingTask, measure: Measure, num_measured: int, found: SearchResult | None = None
@@ -171,6 +176,13 @@ class EvenshardSharder:
         items = Items.of(task)  # the policy knows memory, and no other rule
         sampled = rollouts(self._policy, task, generator, self._config.num_rollouts)
         return [one for one in sampled if items.is_legal(one)]
+
+
+def whole_costs(model: CostModel, task: ShardingTask) -> PartCosts:
+    """What placements of whole tables cost by the model, its own exchanges included; these have none of indices."""
+    exchange = model.exchange.link("fitted to the exchanges of the training data")
+    kind = DeviceKind(LearnedPrice(model), float("inf"))
+    return PartCosts(task, [kind], [0] * task.num_devices, Links(exchange, counts_inputs=False))
 
 
 def _experts(task: ShardingTask) -> list[Placement]:

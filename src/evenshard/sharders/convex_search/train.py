@@ -20,7 +20,6 @@ from evenshard.placement.tasks import distinct_tables, sample_shards
 from evenshard.sharders.convex_search.calibration import calibrate_for_chosen
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.fit import CostModelFitConfig, CostModelFitMetrics, fit_cost_model
-from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.learned import TrainedSharder
 from evenshard.utils.errors import InfeasibleTask
@@ -42,7 +41,7 @@ class EvenshardConfig:
     own_placements: int = 20
     own_rounds: int = 1
     fit: CostModelFitConfig = field(default_factory=CostModelFitConfig)
-    search: SearchConfig = field(default_factory=lambda: SearchConfig(effort=SearchEffort(scores_per_table=1000)))
+    search: SearchConfig = field(default_factory=lambda: SearchConfig(scores_per_table=1_000))
 
 
 @dataclass(frozen=True)

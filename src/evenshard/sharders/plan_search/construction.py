@@ -88,11 +88,10 @@ class Construction:
     Args:
         options: units and ways.
         works: their work.
-        room_D: memory of the devices.
     """
 
-    def __init__(self, options: Options, works: Works, room_D: npt.NDArray[np.int64]) -> None:
-        self._options, self._works, self._room_D = options, works, room_D
+    def __init__(self, options: Options, works: Works) -> None:
+        self._options, self._works, self._room_D = options, works, options.room_D
         self._known: dict[tuple[bytes, float], npt.NDArray[np.int64]] = {}
         task = options.task
         allowed = (unit.allowed_D for unit in options.units)
@@ -194,11 +193,6 @@ class Construction:
         """Units and ways."""
         return self._options
 
-    @property
-    def room_D(self) -> npt.NDArray[np.int64]:
-        """Memory of the devices."""
-        return self._room_D
-
     def groups_of(self, unit: int) -> tuple[int, ...]:
         """Groups of tables that stay apart, of which the unit has one."""
         return self._groups_of[unit]
@@ -215,7 +209,7 @@ class Places:
     def __init__(self, construction: Construction, num_devices: int) -> None:
         self._construction = construction
         self.load_D = np.zeros(num_devices)
-        self.free_D = construction.room_D.copy()
+        self.free_D = construction.options.room_D.copy()
         machine = construction.options.task.machine
         self.host_N = np.array(machine.host_bytes or (0,) * machine.num_nodes, dtype=np.int64)
         self.ssd_N = np.array(machine.ssd_bytes or (0,) * machine.num_nodes, dtype=np.int64)

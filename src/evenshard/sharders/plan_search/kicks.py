@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from evenshard.sharders.plan_search.changes import PromisingChanges
 from evenshard.sharders.plan_search.moves import Moves
+from evenshard.sharders.plan_search.neighbours import Neighbours
 from evenshard.sharders.plan_search.state import Choice, State
 
 
@@ -21,12 +21,12 @@ class Kicks:
         most: units that a kick changes.
     """
 
-    def __init__(self, changes: PromisingChanges, rng: np.random.Generator, most: int) -> None:
+    def __init__(self, changes: Neighbours, rng: np.random.Generator, most: int) -> None:
         self._changes, self._pieces, self._rng, self._most = changes, changes.pieces, rng, most
 
-    def kick(self, state: State) -> list[tuple[int, Choice]]:
-        """Changes a few units at random; what it takes to undo it."""
-        undo: list[tuple[int, Choice]] = []
+    def kick(self, state: State) -> bool:
+        """Changes a few units at random; False where none of them could change."""
+        is_changed = False
         slow = int(state.device_ms_D.argmax())
         movable, spread = self._pieces.units_on(state, slow)
         near = [*movable, *spread]
@@ -38,14 +38,14 @@ class Kicks:
             numbers = [n for n in range(len(self._pieces.options.units[unit].ways)) if self._changes.may_be(unit, n)]
             number = numbers[int(self._rng.integers(len(numbers)))]
             order_D = self._rng.random(len(state.device_ms_D))
-            choice = self._pieces.placed(state, unit, number, order_D)
+            choice = next(iter(self._pieces.placed(state, unit, [number], order_D)), None)
             if state.moves is not None:
                 unit, choice = self._kicked_near(state, state.moves, unit, choice)
             if choice is None or choice == state.choices[unit]:
                 continue
-            undo.append((unit, state.choices[unit]))
             state.replace(unit, choice)
-        return undo
+            is_changed = True
+        return is_changed
 
     def _kicked_near(self, state: State, moves: Moves, unit: int, choice: Choice | None) -> tuple[int, Choice | None]:
         """The kick of a unit where moves have a bound: one that moves too much brings another unit home instead."""
@@ -56,10 +56,6 @@ class Kicks:
             return unit, None
         unit = away[int(self._rng.integers(len(away)))]
         home = moves.homes[unit]
-        undo = [(unit, state.choices[unit])]
-        before = state.times()
         assert home is not None
-        state.replace(unit, home)
-        fits = state.fits(self._pieces.room_D)
-        state.undo(undo, before)
-        return unit, home if fits and self._pieces.keeps_apart(state, unit, home) else None
+        is_legal = np.isfinite(self._changes.scores(state, [[(unit, home)]])[0])
+        return unit, home if is_legal else None

@@ -18,7 +18,7 @@ from evenshard.placement.plan import broken_limit, parts_by_table
 from evenshard.placement.renaming import best_names, device_kinds
 from evenshard.placement.sharding import DEVICE, NODE
 from evenshard.sharders.plan_search.options import Options
-from evenshard.sharders.plan_search.state import Choice, State, choice_like, parts_of_unit
+from evenshard.sharders.plan_search.state import Change, Choice, State, choice_like, parts_of_unit
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 
@@ -130,10 +130,15 @@ class Moves:
         over_ms = self.step_ms * (_OVER + over / max(self.all_bytes, 1)) if over > 0 else 0.0
         return self.price * moved_bytes + over_ms
 
-    def affords(self, state: State, changes: Sequence[tuple[int, Choice]]) -> bool:
-        """Whether changes stay within the bound, or lead towards it."""
-        more = sum(self.bytes_of(unit, choice) - self.bytes_of(unit, state.choices[unit]) for unit, choice in changes)
-        return more <= 0 or state.moved_bytes + more <= self.most_bytes
+    def moved_after(self, state: State, change: Change) -> int:
+        """Bytes that have moved after a change."""
+        more = sum(self.bytes_of(unit, choice) - self.bytes_of(unit, state.choices[unit]) for unit, choice in change)
+        return state.moved_bytes + more
+
+    def affords(self, state: State, change: Change) -> bool:
+        """Whether a change stays within the bound, or leads towards it."""
+        moved = self.moved_after(state, change)
+        return moved <= state.moved_bytes or moved <= self.most_bytes
 
     def away(self, state: State) -> Iterator[int]:
         """The units that are not at home, as far as they have one."""

@@ -161,9 +161,9 @@ class NearSearch:
 
     def _freed(self, free: PlanSearchResult) -> list[list[Choice]]:
         """The first placements without a bound, as choices that fit: even rows may not fit where uneven ones do."""
-        options, room_D = self._search.options, self._search.room_D
+        options = self._search.options
         known = (choices_of(options, parts) for parts in free.candidates[:RETURNING])
-        return [choices for choices in known if choices is not None and State(options, choices).fits(room_D)]
+        return [choices for choices in known if choices is not None and State(options, choices).fits()]
 
     def _as_they_are(self, free: PlanSearchResult) -> Iterator[_Found]:
         """The earlier placement and the free one within the bound, for which there may be no choices."""
@@ -227,12 +227,12 @@ class NearSearch:
         moves = self._moves
         for price in PRICES:
             moves.price = price * moves.step_ms / max(moves.all_bytes, 1)
-            self._search.improve(state, self._search.changes_in_all // 6, kicks=False)
+            self._search.improve(state, self._search.tries // 6, kicks=False)
 
     def _improve(self, state: State, share: float) -> None:
         moves = self._moves
         moves.price = LAST_PRICE * moves.step_ms / max(moves.all_bytes, 1)
-        self._search.improve(state, int(self._search.changes_in_all * share))
+        self._search.improve(state, int(self._search.tries * share))
 
     # Returning --------------------------------------------------------------------------------------------------------
 
@@ -256,25 +256,20 @@ class NearSearch:
             if not ranked:
                 break
             for _, unit in ranked:  # all of them: what follows is the same for every bound
-                self._send_home(state, unit)
+                home = moves.homes[unit]
+                assert home is not None
+                if np.isfinite(search.neighbours.scores(state, [[(unit, home)]])[0]):
+                    state.replace(unit, home)
                 note()
         return found
 
     def _homeward(self, state: State) -> Iterator[tuple[float, int]]:
         """What it costs for each byte to send a unit home, and the unit, as far as that is legal."""
-        before = state.score
-        for unit in list(self._moves.away(state)):
-            saved, times, choice = state.moved_bytes, state.times(), state.choices[unit]
-            if self._send_home(state, unit):
-                yield (state.score - before) / max(saved - state.moved_bytes, 1), unit
-                state.undo([(unit, choice)], times)
-
-    def _send_home(self, state: State, unit: int) -> bool:
-        """Whether a unit could go home; then it is there."""
-        home, old, times = self._moves.homes[unit], state.choices[unit], state.times()
-        assert home is not None
-        state.replace(unit, home)
-        if state.fits(self._search.room_D) and self._search.pieces.keeps_apart(state, unit, home):
-            return True
-        state.undo([(unit, old)], times)
-        return False
+        away = list(self._moves.away(state))
+        homes = [home for home in (self._moves.homes[unit] for unit in away) if home is not None]
+        changes = [[(unit, home)] for unit, home in zip(away, homes, strict=True)]
+        scores_N = self._search.neighbours.scores(state, changes) if changes else np.zeros(0)
+        for unit, change, score in zip(away, changes, scores_N.tolist(), strict=True):
+            if np.isfinite(score):
+                saved = state.moved_bytes - self._moves.moved_after(state, change)
+                yield (score - state.score) / max(saved, 1), unit

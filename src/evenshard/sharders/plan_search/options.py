@@ -10,15 +10,15 @@ Legend: U units, P pieces, K kinds of devices.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.collectives import PartVolume, part_volume
-from evenshard.measure.kernel_calls import KernelCall, kernel_call, part_lookups, replica_lookups
-from evenshard.measure.price.loads import LookupColumns
+from evenshard.measure.collectives import latencies_ms, part_volume
+from evenshard.measure.kernel_calls import KernelCall, Lookup, kernel_call, part_lookups, replica_lookups
+from evenshard.measure.price.loads import CellChanges, LookupColumns
 from evenshard.measure.price.step import PartCosts
 from evenshard.placement.items import allowed_together, joined_groups
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, lookup_share, row_spans, whole_part, whole_tables
@@ -55,29 +55,33 @@ LEAST_OFFLOADED = 1e-3
 """Of a device's room: smaller tables stay in device memory."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Piece:
     """What one piece takes of each device that it lives on.
 
     Attributes:
+        number: among all pieces of the options.
         columns: its number of columns.
-        rows_of: devices that its rows are cut over.
-        cells: (kernel call, row of the matrix of columns) of what is looked up.
-        volume: what it adds to the exchanges.
+        span: devices, one after the other, that each have as much of it.
+        cells: (kernel call, row of the matrix of columns) of what is looked up; each call once.
+        volume_4: what it adds to the volumes of each of its devices (``PartVolume``).
         size_bytes: device memory.
         host_bytes: memory of its host.
         ssd_bytes: of its host's SSDs.
         offload_K: how much longer it takes as it is not in device memory, on each kind of device, ms.
+        values: weights of a replica.
     """
 
+    number: int
     columns: int
-    rows_of: int
+    span: int
     cells: tuple[tuple[int, int], ...]
-    volume: PartVolume
+    volume_4: FloatArray
     size_bytes: int
     host_bytes: int = 0
     ssd_bytes: int = 0
     offload_K: tuple[float, ...] = ()
+    values: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -88,14 +92,12 @@ class Way:
         sharding_type: the type.
         scope: where its pieces live.
         pieces: in the order of their columns.
-        values: weights of a replica.
         storage: where its weights are kept.
     """
 
     sharding_type: str
     scope: str
     pieces: tuple[Piece, ...]
-    values: float = 0.0
     storage: Storage = ON_DEVICE
 
     @cached_property
@@ -159,21 +161,21 @@ class FlatWays:
     type_W: npt.NDArray[np.int64]
 
     @staticmethod
-    def of(units: Sequence[Unit], copies: dict[str, int]) -> FlatWays:
-        """The ways of these units; ``copies`` says on how many devices a piece of each scope lives."""
+    def of(units: Sequence[Unit]) -> FlatWays:
+        """The ways of these units."""
         names: dict[str, int] = {}
         rows: list[tuple[float, ...]] = []
         cells: list[tuple[int, int]] = []
         for unit, one in enumerate(units):
             for number, way in enumerate(one.ways):
-                volumes = np.array([volume_numbers(piece.volume) for piece in way.pieces])
-                own = float(copies[way.scope])
+                volumes = np.array([piece.volume_4 for piece in way.pieces])
+                own = float(way.pieces[0].span)
                 rows.append(
                     (
                         unit,
                         number,
                         own,
-                        way.values,
+                        way.pieces[0].values,
                         own * sum(piece.size_bytes for piece in way.pieces),
                         names.setdefault(way.sharding_type, len(names)),
                         *volumes.sum(axis=0),
@@ -222,6 +224,105 @@ class FlatWays:
         return found
 
 
+@dataclass(frozen=True)
+class PieceChanges:
+    """Pieces that changes add or take away, all changes one after the other. Legend: E pieces.
+
+    Attributes:
+        change_E: the change that each belongs to.
+        piece_E: its number among the options' pieces.
+        device_E: the first of its devices, or one of them.
+        sign_E: 1 where it comes, -1 where it goes.
+    """
+
+    change_E: npt.NDArray[np.int64]
+    piece_E: npt.NDArray[np.int64]
+    device_E: npt.NDArray[np.int64]
+    sign_E: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class PieceArrays:
+    """All pieces as arrays. Legend: P pieces, K kinds of devices, C kernel calls of a piece.
+
+    Attributes:
+        span_P, size_P, host_P, ssd_P, values_P, volume_P4: as ``Piece`` has them.
+        offload_PK: likewise; zeros where all pieces are in device memory.
+        cells_P: cells of each; ``call_C`` and ``row_C`` have those of all pieces, the first at ``first_P``.
+    """
+
+    span_P: npt.NDArray[np.int64]
+    size_P: npt.NDArray[np.int64]
+    host_P: npt.NDArray[np.int64]
+    ssd_P: npt.NDArray[np.int64]
+    values_P: FloatArray
+    volume_P4: FloatArray
+    offload_PK: FloatArray
+    cells_P: npt.NDArray[np.int64]
+    first_P: npt.NDArray[np.int64]
+    call_C: npt.NDArray[np.int64]
+    row_C: npt.NDArray[np.int64]
+
+    @staticmethod
+    def of(pieces: Sequence[Piece], num_kinds: int) -> PieceArrays:
+        """These pieces."""
+        whole = [(one.span, one.size_bytes, one.host_bytes, one.ssd_bytes) for one in pieces]
+        span_P, size_P, host_P, ssd_P = np.array(whole, dtype=np.int64).T
+        cells = np.array([cell for one in pieces for cell in one.cells], dtype=np.int64).reshape(-1, 2)
+        cells_P = np.array([len(one.cells) for one in pieces], dtype=np.int64)
+        nothing = (0.0,) * num_kinds
+        return PieceArrays(
+            span_P,
+            size_P,
+            host_P,
+            ssd_P,
+            values_P=np.array([one.values for one in pieces]),
+            volume_P4=np.array([one.volume_4 for one in pieces]),
+            offload_PK=np.array([one.offload_K or nothing for one in pieces]),
+            cells_P=cells_P,
+            first_P=np.cumsum(cells_P) - cells_P,
+            call_C=cells[:, 0],
+            row_C=cells[:, 1],
+        )
+
+    def on_each_device(self, changes: PieceChanges) -> PieceChanges:
+        """The changes of each device by itself."""
+        from_F, offset_F = _repeated(self.span_P[changes.piece_E])
+        return PieceChanges(
+            changes.change_E[from_F],
+            changes.piece_E[from_F],
+            changes.device_E[from_F] + offset_F,
+            changes.sign_E[from_F],
+        )
+
+    def cells(self, on_each: PieceChanges) -> CellChanges:
+        """What changes of single devices look up."""
+        from_C, offset_C = _repeated(self.cells_P[on_each.piece_E])
+        cell_C = self.first_P[on_each.piece_E[from_C]] + offset_C
+        return CellChanges(
+            on_each.change_E[from_C],
+            self.call_C[cell_C],
+            self.row_C[cell_C],
+            on_each.device_E[from_C],
+            on_each.sign_E[from_C],
+        )
+
+    def users(self, changes: PieceChanges, count: int, num_calls: int) -> FloatArray:
+        """[N, C] how many more pieces use each kernel call after each of so many changes."""
+        cells = self.cells(changes)
+        at_C = cells.change_E * num_calls + cells.call_E
+        return np.asarray(
+            np.bincount(at_C, cells.sign_E, count * num_calls).reshape(count, num_calls), dtype=np.float64
+        )
+
+
+def _repeated(counts_E: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Each number so many times, and which time it is."""
+    from_F = np.repeat(np.arange(len(counts_E)), counts_E)
+    starts_E = np.cumsum(counts_E) - counts_E
+    return from_F, np.arange(len(from_F)) - starts_E[from_F]
+
+
 class Options:
     """All units of a task with their ways, and the columns of all their pieces.
 
@@ -229,6 +330,7 @@ class Options:
         units: the units.
         calls: kernel calls by number.
         collective_of_call: the module and the type of each kernel call; calls that share them share a collective.
+        pieces: all pieces of all ways.
         lookups: all that is looked up by any way.
         is_small: everything may be tried.
         offloads: tables may be kept outside of device memory.
@@ -245,22 +347,46 @@ class Options:
         self.is_small = len(self.task.tables) * self.task.num_devices <= SMALL
         self.calls: dict[KernelCall, int] = {}
         self.collective_of_call: list[tuple[str, str]] = []
+        self.pieces: list[Piece] = []
         self.lookups = LookupColumns(costs.prices)
-        self._even_share: dict[int, float] = {}
+        self._arrays: PieceArrays | None = None
         self.units = tuple(self._units())
         self.lookups.update()
 
     @cached_property
     def flat(self) -> FlatWays:
         """The ways that the options began with."""
+        return FlatWays.of(self.units)
+
+    @property
+    def span_of_call(self) -> list[int]:
+        """Devices, one after the other, that look up the same in each kernel call."""
+        return [self.span(TYPES[call.sharding_type].scope) for call in self.calls]
+
+    @cached_property
+    def room_D(self) -> npt.NDArray[np.int64]:
+        """Memory of the devices."""
+        return np.array(self.task.room_bytes, dtype=np.int64)
+
+    @property
+    def piece_arrays(self) -> PieceArrays:
+        """All pieces as arrays."""
+        if self._arrays is None or len(self._arrays.span_P) < len(self.pieces):
+            self._arrays = PieceArrays.of(self.pieces, len(self.costs.kinds))
+        return self._arrays
+
+    def latency_ms(self, is_used_NC: npt.NDArray[np.bool_]) -> FloatArray:
+        """[N] latencies of the collectives of the kernel calls that are used; calls that share one count once."""
+        names = list(dict.fromkeys(self.collective_of_call))
+        machine, links = self.task.machine, self.costs.links
+        of_call_CL = np.array([[own == name for name in names] for own in self.collective_of_call])
+        latency_L = np.array([latencies_ms(machine, {name}, links).total_ms for name in names])
+        return np.asarray((is_used_NC @ of_call_CL) @ latency_L)
+
+    def span(self, scope: str) -> int:
+        """Devices, one after the other, that have as much of a piece of this scope."""
         machine = self.task.machine
-        copies = {
-            DEVICE: 1,
-            NODE: machine.devices_per_node,
-            EVERYWHERE: machine.num_devices,
-            REPLICA: machine.num_devices,
-        }
-        return FlatWays.of(self.units, copies)
+        return {DEVICE: 1, NODE: machine.devices_per_node}.get(scope, machine.num_devices)
 
     def add_ways(self, unit: int, ways: Sequence[Way]) -> None:
         """More ways for a unit, which ``way_of`` made."""
@@ -293,21 +419,8 @@ class Options:
 
     def _together(self, members: Sequence[int], storage: Storage) -> Way:
         """Tables on one device, whole."""
-        wholes = [self._piece(position, TABLE_WISE, self._columns_of(position), 1, storage) for position in members]
-        volumes = [piece.volume for piece in wholes]
-        whole = Piece(
-            columns=sum(piece.columns for piece in wholes),
-            rows_of=1,
-            cells=tuple(cell for piece in wholes for cell in piece.cells),
-            volume=PartVolume(
-                *(sum(getattr(one, name) for one in volumes) for name in PartVolume.__dataclass_fields__)
-            ),
-            size_bytes=sum(piece.size_bytes for piece in wholes),
-            host_bytes=sum(piece.host_bytes for piece in wholes),
-            ssd_bytes=sum(piece.ssd_bytes for piece in wholes),
-            offload_K=tuple(np.sum([piece.offload_K for piece in wholes], axis=0).tolist()),
-        )
-        return Way(TABLE_WISE, DEVICE, (whole,), storage=storage)
+        wholes = [(at, replace(whole_part(self.task.tables[at], (0,)), storage=storage)) for at in members]
+        return Way(TABLE_WISE, DEVICE, (self._piece(wholes, TABLE_WISE),), storage)
 
     def _storages(self, members: Sequence[int]) -> list[Storage]:
         """Where the weights of a unit may be kept, in device memory first."""
@@ -398,28 +511,45 @@ class Options:
         return self._way(position, name, tuple(widths), rows_of, storage)
 
     def _way(self, position: int, way: str, widths: Sequence[int], rows_of: int, storage: Storage = ON_DEVICE) -> Way:
-        by_width = {width: self._piece(position, way, width, rows_of, storage) for width in set(widths)}
-        return Way(way, TYPES[way].scope, tuple(by_width[width] for width in widths), storage=storage)
-
-    def _piece(self, position: int, way: str, columns: int, rows_of: int, storage: Storage = ON_DEVICE) -> Piece:
-        """A piece of these columns; of rows, the part with the most lookups stands for all of them."""
+        """A table in parts of these widths; of its rows, the part with the most lookups stands for all of them."""
         table = self.task.tables[position]
         rows = self._busiest_rows(table, rows_of)
-        part = TablePart(table.name, rows, Span(0, columns), (0,), storage)
-        call = self._call(table, way)
-        cell = self.lookups.row(part_lookups(part, table, self.task))
-        volume = part_volume(table, way, columns, lookup_share(table, rows), self.task.num_devices)
-        memory = memory_of_part(self.task, table, part)
-        return Piece(
-            columns,
-            rows_of,
-            ((call, cell),),
-            volume,
-            memory.device_bytes,
-            memory.host_bytes,
-            memory.ssd_weights,
-            self.costs.offload_K(part, table),
+        part_of = {width: TablePart(table.name, rows, Span(0, width), (0,), storage) for width in widths}
+        by_width = {width: self._piece([(position, part)], way) for width, part in part_of.items()}
+        return Way(way, TYPES[way].scope, tuple(by_width[width] for width in widths), storage)
+
+    def _piece(self, parts: Sequence[tuple[int, TablePart]], way: str) -> Piece:
+        """A piece of these parts, each with the position of its table."""
+        devices, is_replica = self.task.num_devices, TYPES[way].is_replicated
+        of_call: dict[int, tuple[Lookup, ...]] = {}
+        volumes, memory, offloads, values = [], [], [], 0.0
+        for position, part in parts:
+            table = self.task.tables[position]
+            call = self._call(table, way)
+            own = replica_lookups(table, self.task) if is_replica else part_lookups(part, table, self.task)
+            of_call[call] = (*of_call.get(call, ()), *own)
+            memory.append(memory_of_part(self.task, table, part))
+            if is_replica:
+                values += table.num_rows * table.embedding_dim
+                continue
+            volumes.append(
+                part_volume(table, way, part.columns.size, lookup_share(table, part.rows), devices).numbers_4
+            )
+            offloads.append(self.costs.offload_K(part, table))
+        piece = Piece(
+            number=len(self.pieces),
+            columns=sum(part.columns.size for _, part in parts),
+            span=self.span(TYPES[way].scope),
+            cells=tuple((call, self.lookups.row(lookups)) for call, lookups in of_call.items()),
+            volume_4=np.sum(volumes, axis=0) if volumes else np.zeros(4),
+            size_bytes=sum(one.device_bytes for one in memory),
+            host_bytes=sum(one.host_bytes for one in memory),
+            ssd_bytes=sum(one.ssd_weights for one in memory),
+            offload_K=tuple(np.sum(offloads, axis=0).tolist()) if any(offloads) else (),
+            values=values,
         )
+        self.pieces.append(piece)
+        return piece
 
     def _call(self, table: Table, way: str) -> int:
         """The number of the kernel call that looks up parts of a table."""
@@ -436,13 +566,8 @@ class Options:
         return max(spans, key=lambda span: lookup_share(table, span))
 
     def _replica(self, position: int) -> Way:
-        table = self.task.tables[position]
-        call = self._call(table, DATA_PARALLEL)
-        cell = self.lookups.row(replica_lookups(table, self.task))
-        whole = whole_part(table, tuple(range(self.task.num_devices)))
-        size = memory_of_part(self.task, table, whole).device_bytes
-        piece = Piece(table.embedding_dim, 1, ((call, cell),), PartVolume(), size)
-        return Way(DATA_PARALLEL, REPLICA, (piece,), float(table.num_rows * table.embedding_dim))
+        whole = whole_part(self.task.tables[position], tuple(range(self.task.num_devices)))
+        return Way(DATA_PARALLEL, REPLICA, (self._piece([(position, whole)], DATA_PARALLEL),))
 
 
 def is_short_of_memory(task: ShardingTask) -> bool:
@@ -486,8 +611,3 @@ def column_cuts(columns: int, most: int, least_width: int) -> Iterator[tuple[int
 
 
 _COUNTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64, 96, MAX_CUTS)
-
-
-def volume_numbers(volume: PartVolume) -> FloatArray:
-    """[4] what a piece adds to the volumes of a device."""
-    return np.array([volume.sent, volume.summed, volume.summed_in_node, volume.input_bytes])

@@ -1,6 +1,6 @@
-"""The pieces of a placement under search: where rules let them go, what they save and add there, and the best places.
+"""The pieces of a placement under search: where rules let them go, and where another way of a unit has a place.
 
-Legend: D devices, N devices or pieces asked for.
+Legend: D devices.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from evenshard.placement.sharding import DEVICE, NODE, TYPES
 from evenshard.sharders.plan_search.construction import Construction, Places
-from evenshard.sharders.plan_search.options import Piece, volume_numbers
-from evenshard.sharders.plan_search.state import Choice, State
+from evenshard.sharders.plan_search.options import Piece
+from evenshard.sharders.plan_search.state import Choice, Indices, State, firsts_of
+from evenshard.tables.reuse import FloatArray
 
 
 class Pieces:
@@ -24,7 +24,7 @@ class Pieces:
     """
 
     def __init__(self, construction: Construction) -> None:
-        self.construction, self.options, self.room_D = construction, construction.options, construction.room_D
+        self.construction, self.options, self.room_D = construction, construction.options, construction.options.room_D
         self.costs = construction.options.costs
 
     # Rules ------------------------------------------------------------------------------------------------------------
@@ -56,6 +56,11 @@ class Pieces:
             if other not in (unit, leaves)
         )
 
+    def is_bound(self, state: State, unit: int) -> bool:
+        """Whether there may be devices that rules do not let a piece of a unit go to."""
+        limited = self.options.units[unit].allowed_D is not None or len(state.choices[unit].places) > 1
+        return limited or bool(self.construction.groups_of(unit))
+
     def node_may(self, unit: int, node: int) -> bool:
         """Whether rules let rows of a unit live on a node."""
         allowed_D = self.options.units[unit].allowed_D
@@ -72,79 +77,63 @@ class Pieces:
             if other != unit
         )
 
-    # Times ------------------------------------------------------------------------------------------------------------
-
-    def piece_on(self, state: State, unit: int, device: int) -> int:
-        """The number of the piece of a unit on a device."""
-        return state.choices[unit].places.index(device)
-
-    def gains_ms(self, state: State, units: Sequence[int], device: int) -> npt.NDArray[np.float64]:
-        """[N] what the device saves without each unit's piece, ms; of exchanges, as if all devices had as much."""
-        known = state.gains.setdefault(device, {})
-        if new := [unit for unit in units if unit not in known]:
-            known.update(zip(new, self._gains_ms(state, new, device).tolist(), strict=True))
-        return np.array([known[unit] for unit in units])
-
-    def _gains_ms(self, state: State, units: Sequence[int], device: int) -> npt.NDArray[np.float64]:
-        kind = int(self.costs.kind_of_D[device])
-        pieces = [state.way(unit).pieces[self.piece_on(state, unit, device)] for unit in units]
-        rest_N = state.loads.without_ms([piece.cells for piece in pieces], device, device)
-        offload_N = np.array([piece.offload_K[kind] if piece.offload_K else 0.0 for piece in pieces])
-        exchange_N = np.array([self._exchange_ms(piece) for piece in pieces])
-        return np.asarray(state.loads.compute_ms_D[device] - rest_N + offload_N + exchange_N)
-
-    def adds_ms(self, state: State, pieces: Sequence[Piece], devices: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """[pieces, N] what devices take longer with each piece, ms; exchanges as in ``gains_ms``."""
-        added_PN = state.loads.with_ms([piece.cells for piece in pieces], devices) - state.loads.compute_ms_D[devices]
-        for number, piece in enumerate(pieces):
-            if piece.offload_K:
-                added_PN[number] += np.array(piece.offload_K)[self.costs.kind_of_D[devices]]
-        return np.asarray(added_PN + np.array([self._exchange_ms(piece) for piece in pieces])[:, None])
-
-    def _exchange_ms(self, piece: Piece) -> float:
-        slopes_4, _ = self.costs.exchange_slopes
-        return float(volume_numbers(piece.volume) @ slopes_4)
-
     # Places -----------------------------------------------------------------------------------------------------------
 
-    def placed(
-        self, state: State, unit: int, number: int, order_D: npt.NDArray[np.float64] | None = None
-    ) -> Choice | None:
-        """A unit in another way, where least is to do without it.
+    def number_on(self, state: State, unit: int, device: int) -> int:
+        """The number, among all pieces of the options, of the piece of a unit on a device."""
+        return state.way(unit).pieces[state.choices[unit].places.index(device)].number
+
+    def placed(self, state: State, unit: int, numbers: Sequence[int], order_D: FloatArray) -> list[Choice]:
+        """A unit in each of some ways, on the first devices with memory for it; without ways that have no place.
 
         Args:
-            order_D: [D] devices with room are taken in the order of these numbers instead.
+            order_D: [D] the order of the devices, such as how busy they are without the unit.
         """
-        old = state.way(unit)
-        free_D = self.room_D - state.used_D
-        load_D = state.device_ms_D.copy() if order_D is None else order_D
+        free_3D = -state.used_3D
         for where, piece in self.of_unit(state, unit):
-            free_D[where] += piece.size_bytes
-        if old.scope == DEVICE and order_D is None:
-            for device in state.choices[unit].places:
-                load_D[device] -= float(self.gains_ms(state, [unit], device)[0])
-        places = Places(self.construction, len(load_D))
-        places.load_D, places.free_D = load_D, free_D
-        if state.offloaded:
-            host_D, ssd_D = state.host_D.copy(), state.ssd_D.copy()
-            for where, piece in self.of_unit(state, unit):
-                host_D[where] -= piece.host_bytes
-                ssd_D[where] -= piece.ssd_bytes
-            places.take_hosts(host_D, ssd_D)
+            free_3D[:, where] += np.array([[piece.size_bytes], [piece.host_bytes], [piece.ssd_bytes]])
+        free_D = self.room_D + free_3D[0]
+        ways, groups = self.options.units[unit].ways, set(self.construction.groups_of(unit))
+        devices = np.argsort(order_D, kind="stable")
+        allowed_D = self.options.units[unit].allowed_D
+        found: list[Choice] = []
+        for number in numbers:
+            way = ways[number]
+            simple = way.storage.is_on_device and not groups and not TYPES[way.sharding_type].on_one_node
+            if not simple or way.scope == NODE:
+                choice = self._taken(state, unit, number, order_D, free_D, -free_3D[1:])
+            elif way.scope == DEVICE:
+                fits_D = free_D >= max(piece.size_bytes for piece in way.pieces)
+                fits_D = fits_D if allowed_D is None else fits_D & allowed_D
+                places = devices[fits_D[devices]][: len(way.pieces)].tolist()
+                choice = Choice(number, tuple(places)) if len(places) == len(way.pieces) else None
+            else:
+                choice = Choice(number) if (free_D >= way.pieces[0].size_bytes).all() else None
+            if choice is not None:
+                found.append(choice)
+        return found
+
+    def _taken(
+        self, state: State, unit: int, number: int, order_D: FloatArray, free_D: Indices, used_2D: Indices
+    ) -> Choice | None:
+        """A unit in one way, by the rules of a construction.
+
+        Args:
+            free_D: memory of the devices without the unit.
+            used_2D: what is taken of hosts and of SSDs without it, by device.
+        """
+        places = Places(self.construction, len(order_D))
+        places.load_D, places.free_D = order_D.copy(), free_D.copy()
+        if used_2D.any():
+            places.take_hosts(*used_2D)
         for other, choice in enumerate(state.choices if self.construction.groups_of(unit) else ()):
             if other != unit and state.way(other).scope == DEVICE:
                 for group in self.construction.groups_of(other):
                     places.apart.setdefault(group, set()).update(choice.places)
         return places.take(unit, number, 0.0)
 
-    def of_unit(self, state: State, unit: int) -> Iterator[tuple[int | slice, Piece]]:
+    def of_unit(self, state: State, unit: int) -> Iterator[tuple[slice, Piece]]:
         """The pieces of a unit, and the devices where they are now."""
-        way, choice = state.way(unit), state.choices[unit]
-        if way.scope == DEVICE:
-            yield from zip(choice.places, way.pieces, strict=True)
-        elif way.scope == NODE:
-            for piece, node in zip(way.pieces, choice.places, strict=True):
-                own = self.costs.task.machine.devices_of_node(node)
-                yield slice(own.start, own.stop), piece
-        else:
-            yield slice(None), way.pieces[0]
+        way = state.way(unit)
+        for piece, first in zip(way.pieces, firsts_of(way, state.choices[unit]), strict=True):
+            yield slice(first, first + piece.span), piece

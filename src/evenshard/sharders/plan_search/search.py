@@ -18,21 +18,21 @@ import numpy as np
 from evenshard.measure.price.step import PartCosts, PredictedParts
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import DEVICE, NODE, SHARDING_TYPES
-from evenshard.sharders.plan_search.changes import LEAST_STEP, PromisingChanges
 from evenshard.sharders.plan_search.construction import Construction, Works
 from evenshard.sharders.plan_search.kicks import Kicks
 from evenshard.sharders.plan_search.moves import Moves
+from evenshard.sharders.plan_search.neighbours import LEAST_STEP, Neighbours
 from evenshard.sharders.plan_search.options import Options
 from evenshard.sharders.plan_search.pieces import Pieces
 from evenshard.sharders.plan_search.starts import Start, constructed
-from evenshard.sharders.plan_search.state import Choice, State, choices_of
+from evenshard.sharders.plan_search.state import Choice, State, choices_of, scores_of
 from evenshard.sharders.plan_search.usual_cuts import MOST_SLOWER, UsualCuts, num_odd_cuts
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.process import on_interrupt
 
 MOST_LARGE_STARTS = 4
 """Of a large task, starts that are counted."""
-_STAGES = ((0.5, 0.45), (0.15, 0.35), (0.0, 0.2))
+_STAGES = ((0.15, 64, 0), (0.4, 4, 40), (0.45, 1, 200))
 """Share of the starts that is improved, at least one, and of all changes that are tried for it; stage after stage.
 Known placements count as starts, too; they are improved in the end, if they are worth it."""
 MOST_COUNTED_DEVICES = 128
@@ -63,9 +63,9 @@ class PlanSearchEffort:
         time_limit_s: the search ends after so many seconds at the latest; None for no limit.
     """
 
-    changes: int = 1_500
+    changes: int = 12_000
     idle_kicks: int = 100
-    kicked: int = 3
+    kicked: int = 5
     time_limit_s: float | None = None
 
 
@@ -109,12 +109,12 @@ class PlanSearch:
     ) -> None:
         self.costs, self.effort = costs, effort or PlanSearchEffort()
         self.options = Options(costs, offloads)
-        self.room_D = np.array(costs.task.room_bytes, dtype=np.int64)
-        self.construction = Construction(self.options, Works.of(self.options), self.room_D)
+        self.construction = Construction(self.options, Works.of(self.options))
         self.pieces, rng = Pieces(self.construction), np.random.default_rng(seed)
-        self._changes = PromisingChanges(self.pieces, rng)
-        self._kicks = Kicks(self._changes, rng, self.effort.kicked)
-        self._changes_left = self._changes_in_all = self._scaled(self.effort.changes)
+        self.neighbours = Neighbours(self.pieces, rng)
+        self._kicks = Kicks(self.neighbours, rng, self.effort.kicked)
+        self._tries = self._scaled(self.effort.changes)
+        self._last_change = self._tries
         self._progress = progress
         limit_s = self.effort.time_limit_s
         self._deadline = float("inf") if limit_s is None else time.monotonic() + limit_s
@@ -130,22 +130,21 @@ class PlanSearch:
         Raises:
             InfeasibleTask: if none was found.
         """
-        own = constructed(self.construction, self._deadline)
-        starts, count = own or list(self._starts_at(known)), len(own) + len(known)
+        starts = [*constructed(self.construction, self._deadline), *self._starts_at(known)]
         if not starts and known:  # its rows are uneven, as its memory is
             return PlanSearchResult(self.costs.predict(known[0]), tuple(map(tuple, known)))
         if not starts:
             raise InfeasibleTask("no placement was found: the tables' pieces found no room.", "Raise memory_cap_gb.")
         with on_interrupt(self.interrupt):
-            for improved, of_changes in _STAGES:
+            for share, kept, idle in _STAGES:
                 starts = sorted(starts, key=lambda one: one.cost_ms)
-                kept = max(1, round(improved * (count if self.options.is_small else min(count, MOST_LARGE_STARTS))))
-                for start in starts[:kept]:
-                    self._changes_left = int(self._changes_in_all * of_changes / kept)
-                    self._changes.types = start.types if improved else set(SHARDING_TYPES)
+                chosen = starts[: kept if self.options.is_small else min(kept, MOST_LARGE_STARTS)]
+                for start in chosen:
+                    self._last_change = self.neighbours.tried + int(self._tries * share / len(chosen))
+                    self.neighbours.types = start.types if len(chosen) > 1 else set(SHARDING_TYPES)
                     state = State(self.options, start.choices)
                     self._report(state)
-                    self._improve(state)
+                    self._improve(state, idle)
                     start.choices, start.cost_ms = list(state.choices), state.cost_ms
             starts = sorted(starts, key=lambda one: one.cost_ms)[:MOST_CANDIDATES]
             states = [State(self.options, start.choices) for start in starts]
@@ -189,15 +188,15 @@ class PlanSearch:
         if state is None or not num_odd_cuts(state):
             yield begun
         if state is not None:
-            self.improve(state, round(SHARE_FOR_KNOWN * self._changes_in_all))
+            self.improve(state, round(SHARE_FOR_KNOWN * self._tries))
             yield self._with_usual_cuts([(self.costs.predict(state.parts()), state)])
 
     def _with_usual_cuts(self, ended: Sequence[tuple[PredictedParts, State]]) -> PredictedParts:
         """The best of these placements, or one with usual cuts in the place of odd ones that costs hardly more."""
         best, state = ended[0]
         odd, most_ms = num_odd_cuts(state), best.predicted_ms * (1 + MOST_SLOWER)
-        changes = round(SHARE_FOR_CUTS * self._changes_in_all)
-        cuts = UsualCuts(self._changes, partial(self.improve, changes=changes))
+        changes = round(SHARE_FOR_CUTS * self._tries)
+        cuts = UsualCuts(self.neighbours, partial(self.improve, changes=changes))
         usual = best
         for _, other in ended[:MOST_FOR_CUTS]:
             if not odd or self._is_interrupted or time.monotonic() >= self._deadline:
@@ -212,13 +211,13 @@ class PlanSearch:
         for parts in known:
             state = self._state_of(parts)
             if state is not None:
-                yield Start(list(state.choices), set(SHARDING_TYPES))
+                yield Start(list(state.choices), set(SHARDING_TYPES), state.cost_ms)
 
     def _state_of(self, parts: Sequence[TablePart]) -> State | None:
         """A placement as a state; None where no choices stand for it, or not in this memory: its rows are uneven."""
         choices = choices_of(self.options, parts)
         state = None if choices is None else State(self.options, choices)
-        return state if state is not None and state.fits(self.room_D) else None
+        return state if state is not None and state.fits() else None
 
     def _scaled(self, changes: int) -> int:
         """More changes for more devices, and where tables may leave device memory; of a large task each takes long."""
@@ -240,10 +239,10 @@ class PlanSearch:
 
     def improve(self, state: State, changes: int, kicks: bool = True) -> None:
         """Makes a placement better by trying so many changes, of all types; without kicks until no step helps."""
-        self._changes_left, self._changes.types = changes, set(SHARDING_TYPES)
+        self._last_change, self.neighbours.types = self.neighbours.tried + changes, set(SHARDING_TYPES)
         with on_interrupt(self.interrupt):
             if kicks:
-                self._improve(state)
+                self._improve(state, self.effort.idle_kicks)
             else:
                 self._descend(state)
 
@@ -255,7 +254,7 @@ class PlanSearch:
             units: to place.
             moves: prices what moves.
         """
-        self._changes.types = set(SHARDING_TYPES)
+        self.neighbours.types = set(SHARDING_TYPES)
         state = State(
             self.options, [self._anywhere(one) if one in units else own for one, own in enumerate(choices)], moves
         )
@@ -264,15 +263,15 @@ class PlanSearch:
         for unit in (*by_size, *by_size):
             count = len(self.options.units[unit].ways)
             numbers = range(count) if len(units) <= MOST_BESIDE else (int(numbers_U[unit]),)
-            found = [one for number in numbers for one in self._changes.choices_in(state, unit, number)]
-            scores: list[tuple[bool, float, int]] = []
-            for choice in (state.choices[unit], *found):
-                old, times = state.choices[unit], state.times()
-                state.replace(unit, choice)
-                is_legal = state.fits(self.room_D) and self.pieces.keeps_apart(state, unit, choice)
-                scores.append((not is_legal, state.score, len(scores)))
-                state.undo([(unit, old)], times)
-            state.replace(unit, (state.choices[unit], *found)[min(scores)[2]])
+            (without_D,) = self.neighbours.without(state, [unit])
+            choices = [state.choices[unit], *self.neighbours.choices_in(state, unit, numbers, without_D)]
+            pieces = state.piece_changes([[(unit, choice)] for choice in choices])
+            total_ND, fits_N = state.after(pieces, len(choices))
+            scores_N = scores_of(total_ND) + [
+                moves.price_ms(moves.moved_after(state, [(unit, choice)])) for choice in choices
+            ]
+            is_legal_N = fits_N & [self.pieces.keeps_apart(state, unit, choice) for choice in choices]
+            state.replace(unit, choices[int(np.lexsort((scores_N, ~is_legal_N))[0])])
         return list(state.choices)
 
     def _anywhere(self, unit: int) -> Choice:
@@ -290,61 +289,35 @@ class PlanSearch:
         return self._is_interrupted
 
     @property
-    def changes_in_all(self) -> int:
-        """That a search tries out."""
-        return self._changes_in_all
+    def tries(self) -> int:
+        """Changes that the search tries out."""
+        return self._tries
 
     # Improvement ------------------------------------------------------------------------------------------------------
 
     def _over(self) -> bool:
-        return self._changes_left <= 0 or self._is_interrupted or time.monotonic() >= self._deadline
+        return self.neighbours.tried >= self._last_change or self._is_interrupted or time.monotonic() >= self._deadline
 
-    def _improve(self, state: State) -> None:
+    def _improve(self, state: State, most_idle: int) -> None:
         """Descends, kicks and descends again; the state ends as the best that was seen."""
         self._descend(state)
-        best, times, idle = state.score, state.times(), 0
-        while not self._over() and idle < self.effort.idle_kicks:
-            undo = self._kicks.kick(state)
-            undo += self._descend(state)
-            if state.score < best * (1 - LEAST_STEP):
-                best, times, idle = state.score, state.times(), 0
-                self._report(state)
-                continue
+        idle = 0
+        while not self._over() and idle < most_idle:
+            trial = state.copy()
             idle += 1
-            state.undo(undo, times)
+            if not self._kicks.kick(trial):
+                continue
+            self._descend(trial)
+            if trial.score < state.score * (1 - LEAST_STEP):
+                state.become(trial)
+                self._report(state)
+                idle = 0
 
-    def _descend(self, state: State) -> list[tuple[int, Choice]]:
-        """Takes steps until none helps; what it takes to undo them."""
-        undo: list[tuple[int, Choice]] = []
+    def _descend(self, state: State) -> None:
+        """Takes steps until none helps."""
         while not self._over():
-            steps = self._step(state)
-            if not steps:
-                break
-            undo += steps
+            change = self.neighbours.step(state)
+            if change is None:
+                return
+            state.replace_all(change)
             self._report(state)
-        return undo
-
-    def _step(self, state: State) -> list[tuple[int, Choice]]:
-        """One step that makes the score better, or none; what it takes to undo it."""
-        for changes in self._changes.of(state):
-            undo = self._try(state, changes)
-            if undo:
-                return undo
-            if self._over():
-                break
-        return []
-
-    def _try(self, state: State, changes: Sequence[tuple[int, Choice]]) -> list[tuple[int, Choice]]:
-        before, times = state.score, state.times()
-        undo = [(unit, state.choices[unit]) for unit, _ in changes]
-        state.replace_all(changes)
-        self._changes_left -= 1
-        if state.moves is not None and not all(
-            self.pieces.keeps_apart(state, unit, choice) for unit, choice in changes
-        ):
-            state.undo(undo, times)
-            return []
-        if state.score < before * (1 - LEAST_STEP) and state.fits(self.room_D):
-            return undo
-        state.undo(undo, times)
-        return []

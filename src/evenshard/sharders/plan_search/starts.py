@@ -9,6 +9,7 @@ from evenshard.placement.sharding import COLUMNS_ALONE, GRIDS, NODE_ROWS, REPLIC
 from evenshard.sharders.plan_search.construction import Construction
 from evenshard.sharders.plan_search.options import FULL_SHARE
 from evenshard.sharders.plan_search.state import Choice, State
+from evenshard.sharders.plan_search.whole_starts import whole_starts
 
 LIMITS = (8.0, 4.0, 2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125, 0.09, 0.06, 0.04)
 """Limits on the time of a piece that constructions try, in mean works of a device."""
@@ -68,4 +69,9 @@ def constructed(construction: Construction, deadline: float = float("inf")) -> l
                     best = one
             if best is not None and tuple(best[1]) not in found:
                 found[tuple(best[1])] = Start(best[1], types, best[0])
+    if options.is_small and not (found and time.monotonic() >= deadline):
+        for choices in whole_starts(options):
+            state = State(options, choices)
+            if state.fits():
+                found.setdefault(tuple(choices), Start(choices, {TABLE_WISE}, state.cost_ms))
     return list(found.values())

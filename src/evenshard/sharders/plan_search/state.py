@@ -1,30 +1,37 @@
 """A placement under search: the way and the places of every unit, and the sums that its cost is made of.
 
-Legend: U units, D devices, C kernel calls.
+Changes are tried out many at a time, all from the same state: their sums and times are counted as arrays, and the state
+stays as it is until one of them is made.
+
+Legend: U units, D devices, C kernel calls, L collectives, N changes that are tried out, E additions and removals of
+pieces of them all, F the same on each device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.collectives import Volumes, exchange_ms
-from evenshard.measure.price.loads import Loads, LoadTimes
+from evenshard.measure.collectives import Volumes, exchanged_ms
+from evenshard.measure.price.loads import Loads
 from evenshard.measure.price.step import PartCosts, dense_ms
 from evenshard.placement.parts import Span, TablePart, row_spans, whole_part
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import DEVICE, EVERYWHERE, NODE, REPLICA, TYPES, sharding_type
 from evenshard.placement.storage import ON_DEVICE, Storage
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.plan_search.options import Options, Way, volume_numbers
+from evenshard.sharders.plan_search.options import Options, PieceChanges, Way
 from evenshard.tables.reuse import FloatArray
 
 if TYPE_CHECKING:
     from evenshard.sharders.plan_search.moves import Moves
+
+Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -35,20 +42,12 @@ class Choice:
     places: tuple[int, ...] = ()
 
 
-Gains = dict[int, dict[int, float]]
-"""What a device saves without each unit, ms: by device, then by unit, as far as anybody has asked."""
-
-
-class Times(NamedTuple):
-    """Times of a state."""
-
-    device_ms_D: FloatArray
-    loads: LoadTimes
-    gains: Gains
+Change = Sequence[tuple[int, Choice]]
+"""Units, each once, with what they choose instead."""
 
 
 class State:
-    """A complete placement with all its sums; changed one unit at a time, and cheap to change back.
+    """A complete placement with all its sums; cheap to copy and to change by a unit.
 
     Args:
         options: units and ways.
@@ -64,23 +63,33 @@ class State:
         self.task: ShardingTask = task
         devices, calls = task.num_devices, len(options.calls)
         self.choices = list(choices)
-        self.loads = Loads(options.lookups, self._costs.prices, self._costs.kind_of_D, calls)
+        self.loads = Loads(options.lookups, self._costs.prices, self._costs.kind_of_D, options.span_of_call)
         self.volumes_4D = np.zeros((4, devices))
-        self.used_D = np.zeros(devices, dtype=np.int64)
-        self.host_D = np.zeros(devices, dtype=np.int64)
-        self.ssd_D = np.zeros(devices, dtype=np.int64)
+        self.used_3D = np.zeros((3, devices), dtype=np.int64)
         self.offload_D = np.zeros(devices)
-        self.offloaded = 0
         self.users_C = np.zeros(calls, dtype=np.int64)
         self.replicated_values = 0.0
         self.on_device: list[set[int]] = [set() for _ in range(devices)]
         self.on_node: list[set[int]] = [set() for _ in range(task.machine.num_nodes)]
         self.everywhere: set[int] = set()
-        self.gains: Gains = {}
         for unit, choice in enumerate(choices):
             self._add(unit, choice, 1)
         self.loads.refresh(np.arange(devices), range(calls))
         self.device_ms_D = self._device_ms()
+
+    def copy(self) -> State:
+        """A copy that may change by itself."""
+        found = copy(self)
+        found.choices, found.loads = list(self.choices), self.loads.copy()
+        found.volumes_4D, found.used_3D = self.volumes_4D.copy(), self.used_3D.copy()
+        found.offload_D, found.users_C = self.offload_D.copy(), self.users_C.copy()
+        found.on_device, found.on_node = list(map(set, self.on_device)), list(map(set, self.on_node))
+        found.everywhere = set(self.everywhere)
+        return found
+
+    def become(self, other: State) -> None:
+        """What another state of the same options is; that one may not change any more."""
+        vars(self).update(vars(other))
 
     # Changes ----------------------------------------------------------------------------------------------------------
 
@@ -88,80 +97,49 @@ class State:
         """How a unit is sharded now."""
         return self.options.units[unit].ways[self.choices[unit].way]
 
-    def replace_all(self, changes: Sequence[tuple[int, Choice]]) -> None:
+    def replace_all(self, change: Change) -> None:
         """Shards units another way, or elsewhere."""
-        for unit, choice in changes:
-            self._replace(unit, choice)
+        touched: set[int] = set()
+        calls: set[int] = set()
+        for unit, choice in change:
+            for sign in (-1, 1):
+                if sign > 0:
+                    self.choices[unit] = choice
+                self._add(unit, self.choices[unit], sign)
+                touched.update(self.devices_of(self.way(unit), self.choices[unit]))
+                calls.update(self.way(unit).calls)
+        self.loads.refresh(np.array(sorted(touched), dtype=np.int64), calls)
         self.device_ms_D = self._device_ms()
-
-    def times(self) -> Times:
-        """All times as they are now, to come back to."""
-        return Times(self.device_ms_D, self.loads.times(), self.gains)
-
-    def undo(self, changes: Sequence[tuple[int, Choice]], times: Times) -> None:
-        """Back to earlier choices, with the times that they had."""
-        for unit, choice in reversed(changes):
-            self._exchange(unit, choice)
-        self.device_ms_D = times.device_ms_D
-        self.loads.restore(times.loads)
-        self.gains = times.gains
 
     def replace(self, unit: int, choice: Choice) -> None:
         """Shards a unit another way, or elsewhere."""
         self.replace_all([(unit, choice)])
 
-    def _replace(self, unit: int, choice: Choice) -> None:
-        old, old_way = self.choices[unit], self.way(unit)
-        self._exchange(unit, choice)
-        new_way = self.way(unit)
-        if DEVICE == old_way.scope == new_way.scope:
-            touched = np.array(sorted({*old.places, *choice.places}), dtype=np.int64)
-        else:
-            touched = np.union1d(self.touched(old_way, old), self.touched(new_way, choice))
-        self.loads.refresh(touched, {*old_way.calls, *new_way.calls})
-        changed = set(touched.tolist())
-        self.gains = {device: gains for device, gains in self.gains.items() if device not in changed}
-
-    def _exchange(self, unit: int, choice: Choice) -> None:
-        """One choice in the place of another in all sums; times have to follow."""
-        self._add(unit, self.choices[unit], -1)
-        self.choices[unit] = choice
-        self._add(unit, choice, 1)
-
-    def touched(self, way: Way, choice: Choice) -> npt.NDArray[np.int64]:
-        """Devices that hold some of it."""
-        if way.scope in (EVERYWHERE, REPLICA):
-            return np.arange(self.task.num_devices)
+    def devices_of(self, way: Way, choice: Choice) -> Sequence[int]:
+        """Devices that hold some of a unit that is sharded so."""
+        if way.scope == DEVICE:
+            return choice.places
         if way.scope == NODE:
-            return np.concatenate([np.arange(self.task.num_devices)[_node(self.task, node)] for node in choice.places])
-        return np.array(choice.places, dtype=np.int64)
+            return [device for node in choice.places for device in self.task.machine.devices_of_node(node)]
+        return range(self.task.num_devices)
 
     def _add(self, unit: int, choice: Choice, sign: int) -> None:
         way = self.options.units[unit].ways[choice.way]
         if self.moves is not None:
             self.moved_bytes += sign * self.moves.bytes_of(unit, choice)
         self._index(unit, way, choice, sign)
-        places: Sequence[int] = choice.places if way.scope in (DEVICE, NODE) else (0,) * len(way.pieces)
-        for piece, place in zip(way.pieces, places, strict=True):
-            where: slice | int
-            if way.scope == DEVICE:
-                where = place
-            elif way.scope == NODE:
-                where = _node(self.task, place)
-            else:
-                where = slice(None)
+        for piece, first in zip(way.pieces, firsts_of(way, choice), strict=True):
+            where = slice(first, first + piece.span)
             for cell in piece.cells:
-                self.loads.add(cell, where, place, sign)
+                self.loads.add(cell, first, sign)
                 self.users_C[cell[0]] += sign
-            volume_4 = sign * volume_numbers(piece.volume)
-            self.volumes_4D[:, where] += volume_4[:, None] if isinstance(where, slice) else volume_4
-            self.used_D[where] += sign * piece.size_bytes
+            self.volumes_4D[:, where] += sign * piece.volume_4[:, None]
+            self.used_3D[0, where] += sign * piece.size_bytes
             if piece.offload_K:
-                self.host_D[where] += sign * piece.host_bytes
-                self.ssd_D[where] += sign * piece.ssd_bytes
+                self.used_3D[1, where] += sign * piece.host_bytes
+                self.used_3D[2, where] += sign * piece.ssd_bytes
                 self.offload_D[where] += sign * np.array(piece.offload_K)[self._costs.kind_of_D[where]]
-                self.offloaded += sign
-        self.replicated_values += sign * way.values
+            self.replicated_values += sign * piece.values
 
     def _index(self, unit: int, way: Way, choice: Choice, sign: int) -> None:
         """Remembers where a unit lives, or forgets it."""
@@ -179,23 +157,24 @@ class State:
     # Costs ------------------------------------------------------------------------------------------------------------
 
     def _device_ms(self) -> FloatArray:
-        total = (
-            self.loads.compute_ms_D + self._dense_ms_D() + exchange_ms(self.task, self._volumes(), self._costs.links)
-        )
-        return np.asarray(total + self.offload_D if self.offloaded else total)
+        compute_ND, volumes_4ND = self.loads.compute_ms_D[None], self.volumes_4D[:, None]
+        values_N, users_NC = np.array([self.replicated_values]), self.users_C[None]
+        return np.asarray(self._total_ms(compute_ND, volumes_4ND, values_N, users_NC)[0] + self.offload_D)
 
-    def _dense_ms_D(self) -> FloatArray:
-        if not self.replicated_values:
-            return np.zeros(self.task.num_devices)
-        per_kind = [
-            dense_ms(self.replicated_values, kind.bytes_per_ns, self.task.optimizer) for kind in self._costs.kinds
-        ]
-        return np.asarray(np.array(per_kind)[self._costs.kind_of_D])
-
-    def _volumes(self) -> Volumes:
-        collectives = {self.options.collective_of_call[call] for call in np.flatnonzero(self.users_C > 0).tolist()}
-        sent, summed, in_node, inputs = np.maximum(self.volumes_4D, 0.0)
-        return Volumes(sent, summed, in_node, inputs, self.replicated_values, collectives)
+    def _total_ms(
+        self, compute_ND: FloatArray, volumes_4ND: FloatArray, values_N: FloatArray, users_NC: npt.NDArray[Any]
+    ) -> FloatArray:
+        """[N, D] times of devices, offloading left aside."""
+        sent, summed, in_node, inputs = np.maximum(volumes_4ND, 0.0)
+        volumes = Volumes(sent, summed, in_node, inputs, values_N)
+        total_ND = compute_ND + exchanged_ms(self.task, volumes, self._costs.links)
+        if self.task.num_devices > 1:
+            total_ND += self.options.latency_ms(users_NC > 0)[:, None]
+        if values_N.any():
+            kinds = [kind.bytes_per_ns for kind in self._costs.kinds]
+            per_kind = np.stack([dense_ms(values_N, one, self.task.optimizer) for one in kinds])
+            total_ND += per_kind[self._costs.kind_of_D].T
+        return total_ND
 
     @property
     def cost_ms(self) -> float:
@@ -205,21 +184,62 @@ class State:
     @property
     def score(self) -> float:
         """What a search descends: the cost, a little of how slow the other slow devices are, and the price of moves."""
-        slowest = self.device_ms_D.max()
-        if slowest <= 0:
-            return 0.0
-        rest = float(((self.device_ms_D / slowest) ** 16).mean())
         moved_ms = 0.0 if self.moves is None else self.moves.price_ms(self.moved_bytes)
-        return float(slowest) * (1 + 0.02 * rest) + moved_ms
+        return float(scores_of(self.device_ms_D)) + moved_ms
 
-    def fits(self, room_D: npt.NDArray[np.int64]) -> bool:
+    def fits(self) -> bool:
         """Whether the memory suffices."""
-        if not (self.used_D <= room_D).all():
-            return False
-        return not self.offloaded or (
-            _host_fits(self.task, self.host_D, self.task.machine.host_bytes)
-            and _host_fits(self.task, self.ssd_D, self.task.machine.ssd_bytes)
-        )
+        return bool(self._fits(self.used_3D[:, None])[0])
+
+    def _fits(self, used_3ND: Indices) -> npt.NDArray[np.bool_]:
+        """[N] whether the memory of devices, of their hosts and of the SSDs suffices."""
+        machine = self.task.machine
+        fits_N = (used_3ND[0] <= self.options.room_D).all(axis=-1)
+        if used_3ND[1:].any():
+            for used_ND, rooms in zip(used_3ND[1:], (machine.host_bytes, machine.ssd_bytes), strict=True):
+                by_host = used_ND.reshape(len(used_ND), machine.num_nodes, -1).sum(axis=-1)
+                fits_N &= (by_host <= np.array(rooms or (0,) * machine.num_nodes)).all(axis=-1)
+        return np.asarray(fits_N)
+
+    # Changes that are tried out ---------------------------------------------------------------------------------------
+
+    def piece_changes(self, changes: Sequence[Change]) -> PieceChanges:
+        """What changes add and take away."""
+        rows: list[tuple[int, int, int, int]] = []
+        for number, change in enumerate(changes):
+            for unit, choice in change:
+                for one, sign in ((self.choices[unit], -1), (choice, 1)):
+                    way = self.options.units[unit].ways[one.way]
+                    for piece, first in zip(way.pieces, firsts_of(way, one), strict=True):
+                        rows.append((number, piece.number, first, sign))
+        return PieceChanges(*np.array(rows, dtype=np.int64).reshape(-1, 4).T)
+
+    def after(self, pieces: PieceChanges, count: int) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+        """[N, D] times of devices after each of so many changes, by itself, and [N] whether the memory suffices."""
+        arrays, devices = self.options.piece_arrays, self.task.num_devices
+        on_each = arrays.on_each_device(pieces)
+        piece_F, at_F = on_each.piece_E, on_each.change_E * devices + on_each.device_E
+
+        def summed(values_F: npt.NDArray[Any]) -> FloatArray:
+            weights = on_each.sign_E * values_F
+            return np.asarray(np.bincount(at_F, weights, count * devices), dtype=np.float64).reshape(count, devices)
+
+        volumes_4ND = np.repeat(self.volumes_4D[:, None], count, axis=1)
+        for at in np.flatnonzero(arrays.volume_P4.any(axis=0)).tolist():
+            volumes_4ND[at] += summed(arrays.volume_P4[piece_F, at])
+        used_3ND = np.repeat(self.used_3D[:, None], count, axis=1)
+        used_3ND[0] += summed(arrays.size_P[piece_F]).astype(np.int64)
+        values_N = np.full(count, self.replicated_values)
+        if arrays.values_P.any():
+            values_N += np.bincount(pieces.change_E, pieces.sign_E * arrays.values_P[pieces.piece_E], count)
+        compute_ND = self.loads.changed_ms(arrays.cells(on_each), count)
+        more_NC = arrays.users(pieces, count, len(self.users_C))
+        total_ND = self._total_ms(compute_ND, volumes_4ND, values_N, self.users_C + more_NC) + self.offload_D
+        if arrays.offload_PK.any():
+            total_ND += summed(arrays.offload_PK[piece_F, self._costs.kind_of_D[on_each.device_E]])
+            for at, sizes_P in enumerate((arrays.host_P, arrays.ssd_P), 1):
+                used_3ND[at] += summed(sizes_P[piece_F]).astype(np.int64)
+        return total_ND, self._fits(used_3ND)
 
     # Out --------------------------------------------------------------------------------------------------------------
 
@@ -228,16 +248,22 @@ class State:
         return parts_of(self.options, self.choices)
 
 
-def _host_fits(task: ShardingTask, used_D: npt.NDArray[np.int64], room_N: Sequence[int]) -> bool:
-    """Whether hosts have the memory that their devices take together."""
-    if not room_N:
-        return not used_D.any()
-    return bool((used_D.reshape(task.machine.num_nodes, -1).sum(axis=1) <= np.array(room_N)).all())
+def scores_of(device_ms: FloatArray) -> FloatArray:
+    """[...] the cost of the slowest of [..., D] devices, and a little of how slow the other slow ones are."""
+    slowest = device_ms.max(axis=-1)
+    ratios = device_ms / np.maximum(slowest, 1e-12)[..., None]
+    for _ in range(4):
+        ratios = ratios * ratios
+    return np.asarray(slowest * (1 + 0.02 * ratios.mean(axis=-1)))
 
 
-def _node(task: ShardingTask, node: int) -> slice:
-    devices = task.machine.devices_of_node(node)
-    return slice(devices.start, devices.stop)
+def firsts_of(way: Way, choice: Choice) -> Sequence[int]:
+    """The first device of each piece."""
+    if way.scope == DEVICE:
+        return choice.places
+    if way.scope == NODE:
+        return [node * way.pieces[0].span for node in choice.places]
+    return (0,)
 
 
 def parts_of(options: Options, choices: Sequence[Choice]) -> tuple[TablePart, ...]:

@@ -30,7 +30,7 @@ def other_storages(pieces: Pieces, state: State, slow: int, units: Sequence[int]
     """Tables of the slow device with more of them in device memory; where it is full, in exchange for others."""
     if not pieces.options.offloads:
         return
-    free_D = pieces.room_D - state.used_D
+    free_D = pieces.room_D - state.used_3D[0]
     kept = [one for unit in units for one in _kept_otherwise(pieces, state, unit, slow)]
     faster = sorted((one for one in kept if one.gain_ms > 0), key=lambda one: -one.gain_ms)[:MOST_FASTER]
     smaller = sorted((one for one in kept if one.taken_bytes < 0), key=lambda one: -one.gain_ms)
@@ -51,7 +51,7 @@ def other_storages(pieces: Pieces, state: State, slow: int, units: Sequence[int]
 def _kept_otherwise(pieces: Pieces, state: State, unit: int, device: int) -> Iterator[_OtherStorage]:
     """The other storages of a unit, sharded and placed as it is."""
     way, choice = state.way(unit), state.choices[unit]
-    at = pieces.piece_on(state, unit, device) if way.scope == DEVICE else 0
+    at = choice.places.index(device) if way.scope == DEVICE else 0
     kind = int(pieces.costs.kind_of_D[device])
     now = way.pieces[at]
     for number, other in enumerate(pieces.options.units[unit].ways):

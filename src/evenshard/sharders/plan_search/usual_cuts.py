@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from evenshard.sharders.plan_search.changes import PromisingChanges
+import numpy as np
+
+from evenshard.sharders.plan_search.neighbours import Neighbours
 from evenshard.sharders.plan_search.state import Choice, State
 
 MOST_SLOWER = 0.01
@@ -23,7 +25,7 @@ class UsualCuts:
         improve: makes a state better, by a few changes.
     """
 
-    def __init__(self, changes: PromisingChanges, improve: Callable[[State], None]) -> None:
+    def __init__(self, changes: Neighbours, improve: Callable[[State], None]) -> None:
         self._changes, self._improve = changes, improve
 
     def apply(self, state: State, most_ms: float) -> None:
@@ -39,38 +41,39 @@ class UsualCuts:
 
     def _kept(self, state: State, units: Sequence[int], most_ms: float) -> bool:
         """Whether these units could be cut as usual at this cost; where not, the state is as before."""
-        before, times = list(state.choices), state.times()
-        if all([self._replaced(state, unit) for unit in units]):
-            if state.cost_ms > most_ms:
-                self._improve(state)
-            if state.cost_ms <= most_ms and state.fits(self._changes.pieces.room_D):
-                return True
-        changed = [(unit, old) for unit, old in enumerate(before) if old != state.choices[unit]]
-        state.undo(changed, times)
-        return False
+        trial = state.copy()
+        if not all([self._replaced(trial, unit) for unit in units]):
+            return False
+        if trial.cost_ms > most_ms:
+            self._improve(trial)
+        if trial.cost_ms > most_ms or not trial.fits():
+            return False
+        state.become(trial)
+        return True
 
     def _replaced(self, state: State, unit: int) -> bool:
         """Cuts a unit as usual, in the way that costs least; False where no such way has a place."""
-        old, times = state.choices[unit], state.times()
-        scores: list[tuple[float, int, Choice]] = []
-        for choice in self._choices(state, unit):
-            state.replace(unit, choice)
-            if state.fits(self._changes.pieces.room_D):
-                scores.append((state.score, len(scores), choice))
-            state.undo([(unit, old)], times)
-        if not scores:
+        choices = list(self._choices(state, unit))
+        if not choices:
             return False
-        state.replace(unit, min(scores)[2])
+        scores_N = self._changes.scores(state, [[(unit, choice)] for choice in choices])
+        best = int(scores_N.argmin())
+        if np.isinf(scores_N[best]):
+            return False
+        state.replace(unit, choices[best])
         return True
 
     def _choices(self, state: State, unit: int) -> Iterator[Choice]:
         """A unit in each usual way that is like its own but for the columns."""
-        own = state.way(unit)
-        for number, way in enumerate(self._changes.pieces.options.units[unit].ways):
-            if way.scope == own.scope and way.storage == own.storage and way.is_usual:
-                for choice in self._changes.choices_in(state, unit, number):
-                    if self._changes.pieces.keeps_apart(state, unit, choice):
-                        yield choice
+        own, (without_D,) = state.way(unit), self._changes.without(state, [unit])
+        numbers = [
+            number
+            for number, way in enumerate(self._changes.pieces.options.units[unit].ways)
+            if way.scope == own.scope and way.storage == own.storage and way.is_usual
+        ]
+        for choice in self._changes.choices_in(state, unit, numbers, without_D):
+            if self._changes.pieces.keeps_apart(state, unit, choice):
+                yield choice
 
 
 def num_odd_cuts(state: State) -> int:

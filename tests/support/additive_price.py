@@ -1,0 +1,73 @@
+"""A price that adds up: each table has a weight, and a device takes the sum of its tables' weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evenshard.measure.collectives import Links
+from evenshard.measure.kernel_calls import HeldPart, Lookup
+from evenshard.measure.link import Link
+from evenshard.measure.price.device_price import Columns, TangentLine
+from evenshard.measure.price.step import DeviceKind, PartCosts
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import ShardingTask
+from evenshard.tables.reuse import FloatArray
+
+
+@dataclass(frozen=True)
+class AdditivePrice:
+    """See ``DevicePrice``; ``weights`` by the table's name."""
+
+    weights: Mapping[str, float]
+    num_maxima: int = 0
+    is_by_call: bool = False
+
+    def columns(self, lookups: Sequence[Lookup]) -> Columns:
+        return np.array([[self.weights[one.table.name]] for one in lookups])
+
+    def call_ms(self, sums_NH: Columns) -> FloatArray:
+        return np.asarray(sums_NH)
+
+    def device_ms(self, times_GNQ: FloatArray, calls_N: np.ndarray) -> FloatArray:
+        return np.where(calls_N > 0, times_GNQ[0, :, 0] + 0.5, 0.0)
+
+    def held_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
+        found = np.zeros((num_devices, 1, 2))
+        for one in held:
+            found[one.device, 0, 0] += sum(self.weights[own.table.name] for own in one.lookups)
+        found[found.any(axis=2), 0] += 0.5
+        return found
+
+    def interval(self, members_M: FloatArray) -> float:
+        return 0.0
+
+    def line_at(self, sums_H: FloatArray) -> TangentLine:
+        return TangentLine(0.5, np.ones(1))
+
+    def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
+        return np.zeros(len(columns_PH))
+
+
+@dataclass(frozen=True)
+class Additive:
+    """Costs of a task whose device takes its tables' weights, drawn or given, and 0.5 where it holds any."""
+
+    task: ShardingTask
+    weights: tuple[float, ...]
+
+    @staticmethod
+    def drawn(task: ShardingTask, seed: int = 0) -> Additive:
+        weights = np.random.default_rng(seed).uniform(0.1, 9.1, len(task.tables))
+        return Additive(task, tuple(weights.tolist()))
+
+    @property
+    def costs(self) -> PartCosts:
+        by_name = {table.name: own for table, own in zip(self.task.tables, self.weights, strict=True)}
+        kind = DeviceKind(AdditivePrice(by_name), float("inf"))
+        return PartCosts(self.task, [kind], [0] * self.task.num_devices, Links(Link(0.0, "none"), counts_inputs=False))
+
+    def slowest(self, placement: Placement) -> float:
+        return max(sum(self.weights[at] for at in shard) for shard in placement.shards()) + 0.5
