@@ -25,8 +25,8 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.torchrec import EvenshardPlanner, sharding_plan, shards_of, tables_of
+from evenshard.planner.torchrec.compare import chosen_model
 from evenshard.planner.torchrec.dense_model import dense_bytes
-from evenshard.planner.torchrec.model import chosen_model
 from evenshard.sharders.model import DeviceModel
 from evenshard.utils.errors import BadConfig, InfeasibleTask, MissingPackage
 from evenshard.utils.units import BYTES_PER_GB
@@ -124,7 +124,7 @@ def test_a_topology_tells_memory_of_hosts() -> None:
     """Each node has what its ranks have together; TorchRec assumes 128 GB of a rank."""
     ranks: dict[str, Any] = {"local_world_size": 2, "hbm_cap_bytes": 10**9}
     machine = host_memory(topology=topology(4, ddr_cap_bytes=3 * GB, **ranks))
-    assert machine.host_bytes == (6 * GB, 6 * GB)
+    assert machine.nodes.host_bytes == (6 * GB, 6 * GB)
     uneven = topology(4, ddr_cap_bytes=3 * GB, **ranks)
     uneven.devices[3].storage.ddr = GB
     assert host_memory(topology=uneven).host_bytes == (6 * GB, 4 * GB)

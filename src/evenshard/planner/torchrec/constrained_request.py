@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from evenshard.measure.hardware import HardwareName
 from evenshard.placement.storage import COMPUTE_KERNELS
 from evenshard.planner.request import PlacementRequest, memory_problem
-from evenshard.planner.torchrec.constraints import CARRIED, OF_KERNELS, constrained_model, is_default, left_aside
+from evenshard.planner.torchrec.constraints import CARRIED, OF_KERNELS, by_field, constrained_model, left_aside
 from evenshard.planner.torchrec.model_request import whole_where_too_narrow
+from evenshard.planner.torchrec.tables import changed_fields
 from evenshard.tables.sources import TableSet
-from evenshard.utils.messages import cut
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
@@ -49,14 +49,14 @@ def constrained_request(
 
 def _left_to_plans(constraints: Mapping[str, ParameterConstraints]) -> tuple[str, ...]:
     """What of constraints only a plan of ``EvenshardPlanner`` hands on, in a sentence, if anything is."""
-    found: dict[str, list[str]] = {}
-    for name, own in constraints.items():
-        words = [one.name for one in fields(own) if one.name in CARRIED and not is_default(one, own)]
-        words += [left for word in OF_KERNELS for left in left_aside(word, getattr(own, word, None), is_kept=False)]
-        for word in words:
-            found.setdefault(word, []).append(name)
-    text = cut(", ".join(f"{word} ({cut(', '.join(names), 40)})" for word, names in found.items()), 400)
-    if not text:
+    found = {
+        name: (
+            *(field for field in changed_fields(own) if field in CARRIED),
+            *(left for word in OF_KERNELS for left in left_aside(word, getattr(own, word, None), is_kept=False)),
+        )
+        for name, own in constraints.items()
+    }
+    if not (text := by_field(found)):
         return ()
     return (
         f"These of TorchRec's constraints change nothing here; EvenshardPlanner hands them on to its plan: {text}.",

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from evenshard.placement.sharding import DATA_PARALLEL
-from evenshard.placement.storage import COMPUTE_KERNELS
+from evenshard.placement.storage import FUSED
 from evenshard.planner.rules import Rules
-from evenshard.planner.torchrec.entries import DENSE_KERNEL, FUSED_KERNEL
-from evenshard.planner.torchrec.failures import TooStrict
-from evenshard.planner.torchrec.modules import LocatedTable, located_tables, other_tables_in
-from evenshard.planner.torchrec.planner_arguments import DEFAULT_BATCH_SIZE
-from evenshard.planner.torchrec.poolings import with_bags
+from evenshard.planner.torchrec.modules import located_tables, other_tables_in
+from evenshard.planner.torchrec.tables import changed_fields, with_bags
+from evenshard.sharders.torchrec_compat import TooStrict
+from evenshard.sharders.torchrec_planner import DENSE_KERNEL
 from evenshard.tables.cache import LOAD_FACTORS
 from evenshard.tables.sources import TableSet
 from evenshard.tables.table import Table
@@ -77,63 +76,26 @@ def constrained_model(
     batch_size: float,
     sharders: Sequence[Any] | None = None,
 ) -> Constrained:
-    """The tables of a model and their rules, as ``constrained`` makes them; tables left to TorchRec are left aside.
+    """The tables of a model and their rules, by constraints; those of tables left to TorchRec are left aside.
 
     Args:
         collections: as ``tables_of`` takes them.
         constraints: by the names of tables, as TorchRec's planner takes them.
-        known: the tables of the model.
-        types, compute_device, kernels, batch_size: as for ``constrained``.
+        known: the tables of the model. A pooling factor that is not assumed is kept.
+        types: the ways in which tables may be sharded that have no rule of their own.
+        compute_device: cuda or cpu.
+        kernels: where it has memory for weights; of what a constraint names, others are left aside.
+        batch_size: samples per rank.
         sharders: sharders of modules; TorchRec's default ones where left out.
 
     Raises:
         BadConfig: if a constraint asks for what evenshard does not place, or is not one.
     """
-    from torch import nn
-    from torchrec.distributed.planner.types import ParameterConstraints
-
-    if not isinstance(constraints, Mapping):
-        raise BadConfig(f"constraints is {brief(constraints)}. {_CONSTRAINTS_ARE}")
-    wrong = next((name for name, one in constraints.items() if not isinstance(one, ParameterConstraints)), None)
-    if wrong is not None:
-        raise BadConfig(f"constraints of table {brief(wrong)} are {brief(constraints[wrong])}. {_CONSTRAINTS_ARE}")
+    _check_kind(constraints)
     located = located_tables(collections, sharders)
     names = {name for one in located for name in (one.name, one.config.name)}
-    others: set[str] = set()
-    if isinstance(collections, nn.Module):
-        others = {name.rpartition(".")[2] for name, _ in other_tables_in(collections, sharders)} - names
-    own = {name: one for name, one in constraints.items() if name not in others}
-    return constrained(own, known, located, types, compute_device, kernels, batch_size)
-
-
-_CONSTRAINTS_ARE = "Give TorchRec's, by table: {'clicks': ParameterConstraints(pooling_factors=[37.5])}."
-
-
-def constrained(
-    constraints: Mapping[str, ParameterConstraints],
-    known: TableSet,
-    located: Sequence[LocatedTable],
-    types: Sequence[str],
-    compute_device: str,
-    kernels: Sequence[str] = COMPUTE_KERNELS,
-    batch_size: float = DEFAULT_BATCH_SIZE,
-) -> Constrained:
-    """The tables of a model and their rules, by constraints.
-
-    Args:
-        constraints: by the names of tables, as TorchRec's planner takes them.
-        known: the tables. A pooling factor that is not assumed is kept.
-        located: where they are in the model, in the same order.
-        types: the ways in which tables may be sharded that have no rule of their own.
-        compute_device: cuda or cpu.
-        kernels: where it has memory for weights; of what a constraint names, others are left aside.
-        batch_size: samples per rank.
-
-    Raises:
-        BadConfig: if a constraint asks for what evenshard does not place.
-    """
-    names = {name for one in located for name in (one.name, one.config.name)}
-    unknown = cut(", ".join(name for name in constraints if name not in names), 400)
+    others = _tables_of_others(collections, sharders)
+    unknown = cut(", ".join(name for name in constraints if name not in names | others), 400)
     constraints = {name: own for name, own in constraints.items() if name in names}
     assumed = {one.table for one in known.assumptions if one.column == "pooling_factor"}
     tables: list[Table] = []
@@ -168,7 +130,11 @@ def constrained(
         if own.min_partition is not None:
             min_columns[table.name] = own.min_partition
     assumptions = (one for one in known.assumptions if one.column != "pooling_factor" or one.table in assumed)
-    unused = cut(", ".join(_unused(constraints)), 400)
+    idle = {
+        name: [field for field in changed_fields(own) if field not in (*USED, *CARRIED, *OF_KERNELS)]
+        for name, own in constraints.items()
+    }
+    unused = by_field(idle)
     return Constrained(
         replace(known, tables=tuple(tables), assumptions=tuple(assumptions)),
         Rules.of(table_types=table_types, min_columns=min_columns, table_kernels=table_kernels),
@@ -178,6 +144,27 @@ def constrained(
             *((_unused_note(unused),) if unused else ()),
         ),
     )
+
+
+def _check_kind(constraints: Mapping[str, ParameterConstraints]) -> None:
+    """Raises BadConfig if something else stands where constraints belong."""
+    from torchrec.distributed.planner.types import ParameterConstraints
+
+    are = "Give TorchRec's, by table: {'clicks': ParameterConstraints(pooling_factors=[37.5])}."
+    if not isinstance(constraints, Mapping):
+        raise BadConfig(f"constraints is {brief(constraints)}. {are}")
+    for name, one in constraints.items():
+        if not isinstance(one, ParameterConstraints):
+            raise BadConfig(f"constraints of table {brief(name)} are {brief(one)}. {are}")
+
+
+def _tables_of_others(collections: Collections, sharders: Sequence[Any] | None) -> set[str]:
+    """The tables of a model that are left to TorchRec."""
+    from torch import nn
+
+    if not isinstance(collections, nn.Module):
+        return set()
+    return {name.rpartition(".")[2] for name, _ in other_tables_in(collections, sharders)}
 
 
 def _check_device(name: str, own: ParameterConstraints, compute_device: str) -> None:
@@ -196,7 +183,7 @@ def _lookups(name: str, own: ParameterConstraints, features: Sequence[str]) -> t
             f"constraints of table {brief(name)}: feature_names are {brief(own.feature_names)}, the table's are "
             f"{brief(list(features))}. Correct them."
         )
-    if is_default(_field(own, "pooling_factors"), own):
+    if "pooling_factors" not in changed_fields(own):
         return None
     return _of_features(name, own, features, "pooling_factors")
 
@@ -267,7 +254,7 @@ def _types_and_kernels(
     if not of_parts and own.sharding_types is None:
         return (DATA_PARALLEL,), ()
     cut_types = tuple(one for one in asked if one != DATA_PARALLEL) if of_parts else ()
-    may_be_replicated = DENSE_KERNEL in named and (FUSED_KERNEL in of_parts or not cut_types)
+    may_be_replicated = DENSE_KERNEL in named and (FUSED in of_parts or not cut_types)
     left = tuple(one for one in asked if one in cut_types or (one == DATA_PARALLEL and may_be_replicated))
     if not left:
         raise TooStrict(
@@ -282,24 +269,17 @@ def _words(values: Iterable[Any]) -> tuple[str, ...]:
     return tuple(str(getattr(one, "value", one)) for one in values)
 
 
-def _unused(constraints: Mapping[str, ParameterConstraints]) -> Iterator[str]:
-    """Fields that are set and change nothing, each with its tables."""
+def by_field(fields_of: Mapping[str, Iterable[str]]) -> str:
+    """Fields of constraints, each with the tables that set it, as a text; empty where there are none.
+
+    Args:
+        fields_of: by table.
+    """
     tables_of: dict[str, list[str]] = {}
-    for name, own in constraints.items():
-        for one in fields(own):
-            if one.name not in (*USED, *CARRIED, *OF_KERNELS) and not is_default(one, own):
-                tables_of.setdefault(one.name, []).append(name)
-    for field_name, names in tables_of.items():
-        yield f"{field_name} ({cut(', '.join(names), 40)})"
-
-
-def _field(own: ParameterConstraints, name: str) -> Field[Any]:
-    return next(one for one in fields(own) if one.name == name)
-
-
-def is_default(one: Field[Any], own: Any) -> bool:
-    default = one.default if one.default_factory is MISSING else one.default_factory()
-    return bool(getattr(own, one.name) == default)
+    for table, named in fields_of.items():
+        for one in named:
+            tables_of.setdefault(one, []).append(table)
+    return cut(", ".join(f"{one} ({cut(', '.join(tables), 40)})" for one, tables in tables_of.items()), 400)
 
 
 def carry_over(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraints]) -> tuple[str, ...]:
@@ -334,12 +314,8 @@ def carry_over(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraint
                     continue
                 if ours is not None:
                     setattr(entry, word, _with_own_sizes(given, ours))
-                for left in left_aside(word, given, is_kept=ours is not None):
-                    unused.setdefault(left, []).append(name)
-    notes = []
-    if unused:
-        text = cut(", ".join(f"{word} ({cut(', '.join(names), 40)})" for word, names in unused.items()), 400)
-        notes.append(_unused_note(text))
+                unused.setdefault(name, []).extend(left_aside(word, given, is_kept=ours is not None))
+    notes = [_unused_note(text)] if (text := by_field(unused)) else []
     if without_cache:
         notes.append(
             f"The constraints' cache_params are in the plan for tables without a cache, as TorchRec writes them "
@@ -361,7 +337,7 @@ def _with_own_sizes(given: Any, ours: Any) -> Any:
 
 def _says_anything(given: Any) -> bool:
     """Whether a constraint says something to kernels; statistics of caches count in the search."""
-    return not all(is_default(one, given) for one in fields(given) if one.name != "stats")
+    return not changed_fields(given).keys() <= {"stats"}
 
 
 def left_aside(word: str, given: Any, *, is_kept: bool) -> Iterator[str]:

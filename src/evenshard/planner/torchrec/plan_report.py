@@ -2,34 +2,60 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from evenshard.placement.sharding import DATA_PARALLEL
+from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.torchrec.machine import TorchRecMachine
-from evenshard.planner.torchrec.planner_arguments import DEFAULT_BATCH_SIZE, PlannerArguments, heuristical
-from evenshard.planner.torchrec.sharding_options import estimate, log_statistics, options_of_plan
+from evenshard.planner.torchrec.planner_arguments import PlannerArguments, heuristical
+from evenshard.sharders.torchrec_compat import check_ranks, debug_statistics, known_arguments
 from evenshard.utils.messages import reason_of
 
 if TYPE_CHECKING:
     from torch import nn
-    from torchrec.distributed.planner.types import ShardingOption, Stats, StorageReservation, Topology
-    from torchrec.distributed.types import ModuleSharder, ShardingPlan
+    from torchrec.distributed.planner.types import (
+        Enumerator,
+        ParameterConstraints,
+        Shard,
+        ShardingOption,
+        Stats,
+        StorageReservation,
+        Topology,
+    )
+    from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
+
+log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class FinishedPlan:
-    """A plan after the callbacks.
+@dataclass
+class ModelPlan:
+    """A plan of a model, as it grows.
 
     Attributes:
-        plan: the plan.
-        options: the same, as TorchRec's callbacks and statistics know it.
-        notes: what there is to say about it, in sentences.
+        plan: of all its tables.
+        answer: evenshard's; None where a sharder decided, or there are no tables.
+        notes: what there is to say, a line each; those that are not the search's own.
+        options: the plan as TorchRec's ``ShardingOption``s.
+        num_found: placements that the search found, each better than the one before.
+        lookups: pooling factors of each feature, by the path of a table's module and its name.
     """
 
     plan: ShardingPlan
-    options: list[ShardingOption]
-    notes: tuple[str, ...]
+    answer: PlacementAnswer | None = None
+    notes: tuple[str, ...] = ()
+    options: list[ShardingOption] = field(default_factory=list)
+    num_found: int = 1
+    lookups: Mapping[tuple[str, str], Sequence[float]] = field(default_factory=dict)
+
+    def say(self, note: str) -> None:
+        """Logs a note, and keeps it with the answer, if there is one."""
+        log.warning("%s", note)
+        self.notes = (*self.notes, note)
+        if self.answer is not None:
+            self.answer = replace(self.answer, notes=(*self.answer.notes, note))
 
 
 @dataclass(frozen=True)
@@ -38,7 +64,6 @@ class PlanReport:
 
     Attributes:
         arguments: TorchRec's, as the planner was given them.
-        stats: TorchRec's statistics.
         topology: of the ranks, with all their memory.
         machine: the same, with what is kept of it.
         dense_bytes: memory of the dense model on each rank.
@@ -46,71 +71,67 @@ class PlanReport:
     """
 
     arguments: PlannerArguments
-    stats: Sequence[Stats]
     topology: Topology
     machine: TorchRecMachine
     dense_bytes: int
     planner_type: str
 
-    def finished(
-        self,
-        plan: ShardingPlan,
-        module: nn.Module,
-        sharders: Sequence[ModuleSharder[Any]],
-        lookups: Mapping[tuple[str, str], Sequence[float]],
-        *,
-        num_plans: int,
-        seconds: float,
-    ) -> FinishedPlan:
+    def finish(
+        self, result: ModelPlan, module: nn.Module, sharders: Sequence[ModuleSharder[Any]], seconds: float
+    ) -> bool:
         """Calls the callbacks with the plan, rates it where a performance model is given, and logs the statistics.
 
         Args:
-            plan: of the model.
+            result: the plan; it gets TorchRec's options, and what callbacks make of both.
             module: the model.
             sharders: of modules.
-            lookups: as ``options_of_plan`` takes them.
-            num_plans: placements that the search found, each better than the one before.
-            seconds: that it took.
+            seconds: that the search took.
+
+        Returns:
+            Whether the callbacks changed the plan.
 
         Raises:
             PlannerError: TorchRec's, if the callbacks leave a rank that there is not.
         """
-        given, notes = self.arguments, []
-        batch_size, constraints = given.batch_size or DEFAULT_BATCH_SIZE, dict(given.constraints or {})
-        options = options_of_plan(plan, module, sharders, self.machine.world_size, batch_size, lookups, constraints)
+        given, plan = self.arguments, result.plan
+        constraints, batch_size = given.constraints_by_table, given.batch_size
+        world_size = self.machine.nodes.num_devices
+        options = _options_of_plan(plan, module, sharders, world_size, batch_size, result.lookups, constraints)
         enumerator, is_estimated = given.enumerator, True
         try:
-            enumerator = estimate(options, enumerator, sharders, self.topology, batch_size, constraints)
+            enumerator = _estimate(options, enumerator, sharders, self.topology, batch_size, constraints)
         except Exception as error:  # of an estimate that only statistics need
             if given.enumerator is not None or given.performance_model is not None:
                 raise
             is_estimated = False
-            notes.append(f"no statistics were logged: TorchRec's estimates of the plan failed ({reason_of(error)}).")
+            result.say(f"no statistics were logged: TorchRec's estimates of the plan failed ({reason_of(error)}).")
         if given.performance_model is not None:
-            notes.append(
+            result.say(
                 f"performance_model ({type(given.performance_model).__name__}) rates the plan "
                 f"{given.performance_model.rate(plan=options):.4g}; it chose nothing: evenshard's cost model did."
             )
         if given.callbacks:
-            options, plan = self._called_back(options)
-        if is_estimated and self.stats:
+            options, result.plan = self._called_back(options)
+        result.options = options
+        if is_estimated and given.stats:
             values = {
-                "sharding_plan": plan,
+                "sharding_plan": result.plan,
                 "topology": self.topology,
                 "batch_size": batch_size,
                 "storage_reservation": self._reservation(module, sharders),
-                "num_proposals": num_plans,
-                "num_plans": num_plans,
+                "num_proposals": result.num_found,
+                "num_plans": result.num_found,
                 "run_time": seconds,
                 "best_plan": options,
                 "constraints": constraints or None,
                 "sharders": list(sharders),
                 "enumerator": enumerator,
                 "debug": given.debug,
+                **debug_statistics(planner_type=self.planner_type, timeout_seconds=given.timeout_seconds),
             }
-            debug_stats = {"planner_type": self.planner_type, "timeout_seconds": given.timeout_seconds}
-            log_statistics(self.stats, values, debug_stats)
-        return FinishedPlan(plan, options, tuple(notes))
+            for one in given.stats:
+                one.log(**known_arguments(one.log, values))
+        return bool(result.plan != plan)
 
     def _called_back(self, options: list[ShardingOption]) -> tuple[list[ShardingOption], ShardingPlan]:
         """What the callbacks, one after the other, make of the plan."""
@@ -119,8 +140,7 @@ class PlanReport:
         for callback in self.arguments.callbacks or ():
             options = callback(options)
         plan = planners.to_sharding_plan(options, self.topology)
-        if hasattr(planners, "validate_rank_assignment"):  # TorchRec 1.8 or newer
-            planners.validate_rank_assignment(plan, self.topology)
+        check_ranks(plan, self.topology)
         return options, plan
 
     def _reservation(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> StorageReservation:
@@ -136,11 +156,116 @@ class PlanReport:
         try:
             kept.reserve(
                 topology=self.topology,
-                batch_size=given.batch_size or DEFAULT_BATCH_SIZE,
+                batch_size=given.batch_size,
                 module=module,
                 sharders=list(sharders),
-                constraints=None if given.constraints is None else dict(given.constraints),
+                constraints=given.constraints_by_table or None,
             )
         except PlannerError:  # its estimate of inputs is 20 times what they take
             return FixedPercentageStorageReservation(share)
         return kept
+
+
+# A plan as TorchRec's ShardingOptions ---------------------------------------------------------------------------------
+
+
+def _options_of_plan(
+    plan: ShardingPlan,
+    module: nn.Module,
+    sharders: Sequence[ModuleSharder[Any]],
+    world_size: int,
+    batch_size: int,
+    lookups: Mapping[tuple[str, str], Sequence[float]],
+    constraints: Mapping[str, ParameterConstraints],
+) -> list[ShardingOption]:
+    """An option for each table of a plan, with its ranks, in the plan's order; times and memory are not filled in.
+
+    Args:
+        plan: of the model.
+        module: the model.
+        sharders: those that the plan was made for.
+        world_size: ranks.
+        batch_size: samples per rank.
+        lookups: pooling factors of each feature, by the path of a table's module and its name; those of the
+            constraints, or TorchRec's default, of tables that are missing.
+        constraints: by table.
+    """
+    from torchrec.distributed.planner.constants import POOLING_FACTOR
+    from torchrec.distributed.planner.enumerators import get_partition_by_type
+    from torchrec.distributed.planner.types import ShardingOption
+
+    sharder_of = {one.module_type: one for one in sharders}
+    found = []
+    for path, entries in plan.plan.items():
+        holder = module.get_submodule(path)
+        weights = sharder_of[type(holder)].shardable_parameters(holder)
+        for name, entry in entries.items():
+            own = constraints.get(name)
+            assumed = [POOLING_FACTOR] if own is None else own.pooling_factors
+            found.append(
+                ShardingOption(
+                    name=name,
+                    tensor=weights[name],
+                    module=(path, holder),
+                    input_lengths=list(lookups.get((path, name), assumed)),
+                    batch_size=batch_size,
+                    sharding_type=entry.sharding_type,
+                    partition_by=get_partition_by_type(entry.sharding_type),
+                    compute_kernel=entry.compute_kernel,
+                    shards=_shards(entry, weights[name].shape, world_size),
+                    cache_params=entry.cache_params,
+                    enforce_hbm=entry.enforce_hbm,
+                    stochastic_rounding=entry.stochastic_rounding,
+                    bounds_check_mode=entry.bounds_check_mode,
+                    feature_names=None if own is None else own.feature_names,
+                    output_dtype=entry.output_dtype,
+                    key_value_params=entry.key_value_params,
+                )
+            )
+    return found
+
+
+def _shards(entry: ParameterSharding, shape: Sequence[int], world_size: int) -> list[Shard]:
+    """The shards of a table; a replica is a whole one on each rank."""
+    from torchrec.distributed.planner.types import Shard
+
+    if entry.sharding_type == DATA_PARALLEL:
+        return [Shard(size=list(shape), offset=[0] * len(shape), rank=rank) for rank in range(world_size)]
+    return [
+        Shard(size=list(one.shard_sizes), offset=list(one.shard_offsets), rank=one.placement.rank())
+        for one in entry.sharding_spec.shards
+    ]
+
+
+def _estimate(
+    options: Sequence[ShardingOption],
+    enumerator: Enumerator | None,
+    sharders: Sequence[ModuleSharder[Any]],
+    topology: Topology,
+    batch_size: int,
+    constraints: Mapping[str, ParameterConstraints],
+) -> Enumerator:
+    """Fills in times and memory as TorchRec estimates them, and returns the enumerator that did.
+
+    Args:
+        options: of a plan.
+        enumerator: with its own estimates, after it has enumerated a model for these sharders; TorchRec's usual one
+            where left out.
+    """
+    from torch import nn
+    from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+
+    if enumerator is None:
+        enumerator = EmbeddingEnumerator(topology=topology, batch_size=batch_size, constraints=dict(constraints))
+        enumerator.enumerate(nn.Module(), list(sharders))  # an empty model, for the sharders alone
+    enumerator.populate_estimates(list(options))
+    return enumerator
+
+
+def stats_of(stats: Stats | list[Stats] | None) -> list[Stats]:
+    """The statistics to log: those given; TorchRec's own where left out."""
+    from torchrec.distributed.planner.stats import EmbeddingStats
+
+    if stats is None:
+        return [EmbeddingStats()]
+    return list(stats) if isinstance(stats, list) else [stats]
