@@ -9,8 +9,11 @@ from itertools import accumulate
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from evenshard.placement.sharding import DATA_PARALLEL
-from evenshard.placement.storage import FUSED
+from evenshard.measure.hardware import HardwareName
+from evenshard.placement.parts import COLUMN_STEP
+from evenshard.placement.sharding import COLUMNS_ALONE, DATA_PARALLEL, TABLE_WISE
+from evenshard.placement.storage import COMPUTE_KERNELS, FUSED
+from evenshard.planner.request import PlacementRequest, memory_problem
 from evenshard.planner.rules import Rules
 from evenshard.planner.torchrec.modules import located_tables, other_tables_in
 from evenshard.planner.torchrec.tables import changed_fields, with_bags
@@ -144,6 +147,48 @@ def constrained_model(
             *((_unused_note(unused),) if unused else ()),
         ),
     )
+
+
+def constrained_request(
+    request: PlacementRequest, collections: Collections, constraints: Mapping[str, ParameterConstraints]
+) -> tuple[PlacementRequest, tuple[str, ...]]:
+    """The request under constraints, and what of them changes nothing, in sentences.
+
+    Args:
+        request: of the tables of the collections.
+        collections: as ``tables_of`` takes them.
+        constraints: TorchRec's, by the names of tables.
+
+    Raises:
+        BadConfig: if a constraint makes no sense, or contradicts a rule of the request.
+    """
+    found = constrained_model(
+        collections,
+        constraints,
+        TableSet(request.tables, request.assumptions),
+        request.types,
+        HardwareName.parse(request.hardware).kind.compute_device,
+        tuple(one for one in COMPUTE_KERNELS if memory_problem(one, request.nodes) is None),
+        request.batch_size / request.num_devices,
+    )
+    rules, _ = whole_where_too_narrow(request.rules + found.rules, found.known, request.types)
+    changed = replace(request, tables=found.known.tables, rules=rules, assumptions=found.known.assumptions)
+    return changed, (*found.notes, *_left_to_plans(constraints))
+
+
+def whole_where_too_narrow(rules: Rules, known: TableSet, types: Sequence[str]) -> tuple[Rules, dict[str, str]]:
+    """Tables that may only be cut by columns, and are too narrow for it, may stay whole: TorchRec's one shard.
+
+    Returns:
+        The rules, and the type that each such table is to be called.
+    """
+    table_types, written = dict(rules.table_types), {}
+    for table in known.tables:
+        asked = table_types.get(table.name, tuple(types))
+        steps = -(-rules.min_columns.get(table.name, COLUMN_STEP) // COLUMN_STEP)
+        if {*asked} <= {*COLUMNS_ALONE} and table.embedding_dim < 2 * steps * COLUMN_STEP:
+            table_types[table.name], written[table.name] = (*asked, TABLE_WISE), asked[0]
+    return replace(rules, table_types=table_types), written
 
 
 def _check_kind(constraints: Mapping[str, ParameterConstraints]) -> None:
@@ -282,6 +327,9 @@ def by_field(fields_of: Mapping[str, Iterable[str]]) -> str:
     return cut(", ".join(f"{one} ({cut(', '.join(tables), 40)})" for one, tables in tables_of.items()), 400)
 
 
+# What a plan hands on to kernels --------------------------------------------------------------------------------------
+
+
 def carry_over(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraints]) -> tuple[str, ...]:
     """Writes into a plan what constraints say to the kernels: ``CARRIED``, and ``OF_KERNELS`` but for sizes of caches.
 
@@ -351,6 +399,22 @@ def left_aside(word: str, given: Any, *, is_kept: bool) -> Iterator[str]:
     for size in _SIZES:
         if getattr(given, size, None) is not None:
             yield f"{word}.{size}"
+
+
+def _left_to_plans(constraints: Mapping[str, ParameterConstraints]) -> tuple[str, ...]:
+    """What of constraints only a plan of ``EvenshardPlanner`` hands on, in a sentence, if anything is."""
+    found = {
+        name: (
+            *(field for field in changed_fields(own) if field in CARRIED),
+            *(left for word in OF_KERNELS for left in left_aside(word, getattr(own, word, None), is_kept=False)),
+        )
+        for name, own in constraints.items()
+    }
+    if not (text := by_field(found)):
+        return ()
+    return (
+        f"These of TorchRec's constraints change nothing here; EvenshardPlanner hands them on to its plan: {text}.",
+    )
 
 
 def _unused_note(what: str) -> str:

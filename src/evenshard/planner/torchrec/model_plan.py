@@ -105,8 +105,8 @@ class ModelPlanner:
             result.say(_placed_by_torchrec(theirs))
         if not result.plan.plan:
             return result
-        report = PlanReport(given, topology, machine, dense, self.planner_type)
-        if report.finish(result, module, sharders, time.monotonic() - started):
+        report = PlanReport(given, topology, machine, dense, self.planner_type, module, sharders)
+        if report.finish(result, time.monotonic() - started):
             self._say_changed(result)
         return result
 

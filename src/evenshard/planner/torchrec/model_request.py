@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.measure.hardware import DEFAULT_HARDWARE
-from evenshard.placement.parts import COLUMN_STEP
-from evenshard.placement.sharding import COLUMNS_ALONE, DATA_PARALLEL, NODE, SHARDING_TYPES, TABLE_WISE, TYPES
+from evenshard.placement.sharding import DATA_PARALLEL, NODE, SHARDING_TYPES, TABLE_WISE, TYPES
 from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE
 from evenshard.planner.replicas import left_out_note, tables_without_replicas
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
-from evenshard.planner.torchrec.constraints import constrained_model
+from evenshard.planner.torchrec.constraints import constrained_model, whole_where_too_narrow
 from evenshard.planner.torchrec.fused_optimizers import model_optimizers
 from evenshard.planner.torchrec.machine import TorchRecMachine
 from evenshard.planner.torchrec.modules import LocatedTable, located_tables
@@ -230,21 +229,6 @@ def _types_on_cpu(
         if left and left != tuple(ways):
             table_types[table.name] = left
     return table_types
-
-
-def whole_where_too_narrow(rules: Rules, known: TableSet, types: Sequence[str]) -> tuple[Rules, dict[str, str]]:
-    """Tables that may only be cut by columns, and are too narrow for it, may stay whole: TorchRec's one shard.
-
-    Returns:
-        The rules, and the type that each such table is to be called.
-    """
-    table_types, written = dict(rules.table_types), {}
-    for table in known.tables:
-        asked = table_types.get(table.name, tuple(types))
-        steps = -(-rules.min_columns.get(table.name, COLUMN_STEP) // COLUMN_STEP)
-        if {*asked} <= {*COLUMNS_ALONE} and table.embedding_dim < 2 * steps * COLUMN_STEP:
-            table_types[table.name], written[table.name] = (*asked, TABLE_WISE), asked[0]
-    return replace(rules, table_types=table_types), written
 
 
 # What module sharders and an enumerator leave ------------------------------------------------------------------------

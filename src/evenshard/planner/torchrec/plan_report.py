@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.planner.types import (
         Enumerator,
-        ParameterConstraints,
         Shard,
         ShardingOption,
         Stats,
@@ -68,6 +67,8 @@ class PlanReport:
         machine: the same, with what is kept of it.
         dense_bytes: memory of the dense model on each rank.
         planner_type: name of the planner's class.
+        module: the model.
+        sharders: of modules, those that the plan was made for.
     """
 
     arguments: PlannerArguments
@@ -75,16 +76,14 @@ class PlanReport:
     machine: TorchRecMachine
     dense_bytes: int
     planner_type: str
+    module: nn.Module
+    sharders: list[ModuleSharder[Any]]
 
-    def finish(
-        self, result: ModelPlan, module: nn.Module, sharders: Sequence[ModuleSharder[Any]], seconds: float
-    ) -> bool:
+    def finish(self, result: ModelPlan, seconds: float) -> bool:
         """Calls the callbacks with the plan, rates it where a performance model is given, and logs the statistics.
 
         Args:
             result: the plan; it gets TorchRec's options, and what callbacks make of both.
-            module: the model.
-            sharders: of modules.
             seconds: that the search took.
 
         Returns:
@@ -94,16 +93,12 @@ class PlanReport:
             PlannerError: TorchRec's, if the callbacks leave a rank that there is not.
         """
         given, plan = self.arguments, result.plan
-        constraints, batch_size = given.constraints_by_table, given.batch_size
-        world_size = self.machine.nodes.num_devices
-        options = _options_of_plan(plan, module, sharders, world_size, batch_size, result.lookups, constraints)
-        enumerator, is_estimated = given.enumerator, True
+        options, enumerator = self._options(result), None
         try:
-            enumerator = _estimate(options, enumerator, sharders, self.topology, batch_size, constraints)
+            enumerator = self._estimated(options)
         except Exception as error:  # of an estimate that only statistics need
             if given.enumerator is not None or given.performance_model is not None:
                 raise
-            is_estimated = False
             result.say(f"no statistics were logged: TorchRec's estimates of the plan failed ({reason_of(error)}).")
         if given.performance_model is not None:
             result.say(
@@ -113,18 +108,18 @@ class PlanReport:
         if given.callbacks:
             options, result.plan = self._called_back(options)
         result.options = options
-        if is_estimated and given.stats:
+        if enumerator is not None and given.stats:
             values = {
                 "sharding_plan": result.plan,
                 "topology": self.topology,
-                "batch_size": batch_size,
-                "storage_reservation": self._reservation(module, sharders),
+                "batch_size": given.batch_size,
+                "storage_reservation": self._reservation(),
                 "num_proposals": result.num_found,
                 "num_plans": result.num_found,
                 "run_time": seconds,
                 "best_plan": options,
-                "constraints": constraints or None,
-                "sharders": list(sharders),
+                "constraints": given.constraints_by_table or None,
+                "sharders": self.sharders,
                 "enumerator": enumerator,
                 "debug": given.debug,
                 **debug_statistics(planner_type=self.planner_type, timeout_seconds=given.timeout_seconds),
@@ -143,7 +138,7 @@ class PlanReport:
         check_ranks(plan, self.topology)
         return options, plan
 
-    def _reservation(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> StorageReservation:
+    def _reservation(self) -> StorageReservation:
         """The one that was given; or, as TorchRec's statistics show it, what evenshard keeps without one."""
         from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
         from torchrec.distributed.planner.types import PlannerError
@@ -157,72 +152,69 @@ class PlanReport:
             kept.reserve(
                 topology=self.topology,
                 batch_size=given.batch_size,
-                module=module,
-                sharders=list(sharders),
+                module=self.module,
+                sharders=self.sharders,
                 constraints=given.constraints_by_table or None,
             )
         except PlannerError:  # its estimate of inputs is 20 times what they take
             return FixedPercentageStorageReservation(share)
         return kept
 
+    def _options(self, result: ModelPlan) -> list[ShardingOption]:
+        """An option for each table of the plan, with its ranks, in the plan's order; without times and memory yet.
 
-# A plan as TorchRec's ShardingOptions ---------------------------------------------------------------------------------
+        Tables whose lookups the plan does not tell have those of the constraints, or TorchRec's default.
+        """
+        from torchrec.distributed.planner.constants import POOLING_FACTOR
+        from torchrec.distributed.planner.enumerators import get_partition_by_type
+        from torchrec.distributed.planner.types import ShardingOption
 
-
-def _options_of_plan(
-    plan: ShardingPlan,
-    module: nn.Module,
-    sharders: Sequence[ModuleSharder[Any]],
-    world_size: int,
-    batch_size: int,
-    lookups: Mapping[tuple[str, str], Sequence[float]],
-    constraints: Mapping[str, ParameterConstraints],
-) -> list[ShardingOption]:
-    """An option for each table of a plan, with its ranks, in the plan's order; times and memory are not filled in.
-
-    Args:
-        plan: of the model.
-        module: the model.
-        sharders: those that the plan was made for.
-        world_size: ranks.
-        batch_size: samples per rank.
-        lookups: pooling factors of each feature, by the path of a table's module and its name; those of the
-            constraints, or TorchRec's default, of tables that are missing.
-        constraints: by table.
-    """
-    from torchrec.distributed.planner.constants import POOLING_FACTOR
-    from torchrec.distributed.planner.enumerators import get_partition_by_type
-    from torchrec.distributed.planner.types import ShardingOption
-
-    sharder_of = {one.module_type: one for one in sharders}
-    found = []
-    for path, entries in plan.plan.items():
-        holder = module.get_submodule(path)
-        weights = sharder_of[type(holder)].shardable_parameters(holder)
-        for name, entry in entries.items():
-            own = constraints.get(name)
-            assumed = [POOLING_FACTOR] if own is None else own.pooling_factors
-            found.append(
-                ShardingOption(
-                    name=name,
-                    tensor=weights[name],
-                    module=(path, holder),
-                    input_lengths=list(lookups.get((path, name), assumed)),
-                    batch_size=batch_size,
-                    sharding_type=entry.sharding_type,
-                    partition_by=get_partition_by_type(entry.sharding_type),
-                    compute_kernel=entry.compute_kernel,
-                    shards=_shards(entry, weights[name].shape, world_size),
-                    cache_params=entry.cache_params,
-                    enforce_hbm=entry.enforce_hbm,
-                    stochastic_rounding=entry.stochastic_rounding,
-                    bounds_check_mode=entry.bounds_check_mode,
-                    feature_names=None if own is None else own.feature_names,
-                    output_dtype=entry.output_dtype,
-                    key_value_params=entry.key_value_params,
+        sharder_of = {one.module_type: one for one in self.sharders}
+        found = []
+        constraints, world_size = self.arguments.constraints_by_table, self.machine.nodes.num_devices
+        for path, entries in result.plan.plan.items():
+            holder = self.module.get_submodule(path)
+            weights = sharder_of[type(holder)].shardable_parameters(holder)
+            for name, entry in entries.items():
+                own = constraints.get(name)
+                assumed = [POOLING_FACTOR] if own is None else own.pooling_factors
+                found.append(
+                    ShardingOption(
+                        name=name,
+                        tensor=weights[name],
+                        module=(path, holder),
+                        input_lengths=list(result.lookups.get((path, name), assumed)),
+                        batch_size=self.arguments.batch_size,
+                        sharding_type=entry.sharding_type,
+                        partition_by=get_partition_by_type(entry.sharding_type),
+                        compute_kernel=entry.compute_kernel,
+                        shards=_shards(entry, weights[name].shape, world_size),
+                        cache_params=entry.cache_params,
+                        enforce_hbm=entry.enforce_hbm,
+                        stochastic_rounding=entry.stochastic_rounding,
+                        bounds_check_mode=entry.bounds_check_mode,
+                        feature_names=None if own is None else own.feature_names,
+                        output_dtype=entry.output_dtype,
+                        key_value_params=entry.key_value_params,
+                    )
                 )
-            )
-    return found
+        return found
+
+    def _estimated(self, options: list[ShardingOption]) -> Enumerator:
+        """Fills in times and memory as TorchRec estimates them, and returns the enumerator that did.
+
+        One that was given has enumerated the model for these sharders already.
+        """
+        from torch import nn
+        from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+
+        given = self.arguments
+        enumerator = given.enumerator
+        if enumerator is None:
+            enumerator = EmbeddingEnumerator(self.topology, given.batch_size, constraints=given.constraints_by_table)
+            enumerator.enumerate(nn.Module(), self.sharders)  # an empty model, for the sharders alone
+        enumerator.populate_estimates(options)
+        return enumerator
 
 
 def _shards(entry: ParameterSharding, shape: Sequence[int], world_size: int) -> list[Shard]:
@@ -235,31 +227,6 @@ def _shards(entry: ParameterSharding, shape: Sequence[int], world_size: int) -> 
         Shard(size=list(one.shard_sizes), offset=list(one.shard_offsets), rank=one.placement.rank())
         for one in entry.sharding_spec.shards
     ]
-
-
-def _estimate(
-    options: Sequence[ShardingOption],
-    enumerator: Enumerator | None,
-    sharders: Sequence[ModuleSharder[Any]],
-    topology: Topology,
-    batch_size: int,
-    constraints: Mapping[str, ParameterConstraints],
-) -> Enumerator:
-    """Fills in times and memory as TorchRec estimates them, and returns the enumerator that did.
-
-    Args:
-        options: of a plan.
-        enumerator: with its own estimates, after it has enumerated a model for these sharders; TorchRec's usual one
-            where left out.
-    """
-    from torch import nn
-    from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
-
-    if enumerator is None:
-        enumerator = EmbeddingEnumerator(topology=topology, batch_size=batch_size, constraints=dict(constraints))
-        enumerator.enumerate(nn.Module(), list(sharders))  # an empty model, for the sharders alone
-    enumerator.populate_estimates(list(options))
-    return enumerator
 
 
 def stats_of(stats: Stats | list[Stats] | None) -> list[Stats]:

@@ -202,6 +202,7 @@ class EvenshardPlanner:
         require_torchrec()
         storage_reservation = reservation_of(storage_reservation, heuristical_storage_reservation_percentage)
         batch_size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
+        self._stats = stats_of(stats)
         self._arguments = PlannerArguments(
             topology,
             batch_size,
@@ -210,7 +211,7 @@ class EvenshardPlanner:
             proposer,
             partitioner,
             performance_model,
-            stats_of(stats),
+            self._stats,
             constraints,
             debug,
             callbacks,

@@ -22,7 +22,7 @@ from evenshard.measure.price.step import dense_ms
 from evenshard.measure.simulated.gpu_profile import HOST_GB_S, profile_of
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import INDEX_BYTES, LENGTH_BYTES, LOOKUP_WEIGHT_BYTES
-from evenshard.placement.parts import TablePart, lookup_share
+from evenshard.placement.parts import TablePart, lookup_share, whole_part
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import (
     DATA_PARALLEL,
@@ -221,19 +221,22 @@ def _kernels(examples: Sequence[Example], fit: Mapping[str, Any], machine: Fitte
     link = host_link(Machine(1, 1), profile_of(HardwareName.parse(machine.hardware)))
     tables = list(dict.fromkeys(table for one in examples for table in one.task.tables))[:600]
     lookups = [Lookup(table, machine.batch_size, machine.optimizer) for table in tables]
+    task, host = machine.request(tables, 1).task(), fit["host_gb_s"] * 1e6
     found: dict[str, Any] = {}
     for kernel in (FUSED_UVM_CACHING, FUSED_UVM):
         cached = kernel == FUSED_UVM_CACHING
-        factors = [LOAD_FACTORS[number % len(LOAD_FACTORS)] if cached else 0.0 for number in range(len(tables))]
+        factors = LOAD_FACTORS if cached else (1.0,)
+        storages = [Storage(kernel, factors[number % len(factors)]) for number in range(len(tables))]
         misses = [
-            miss_ratio(table, machine.batch_size, factor) if cached else 1.0
-            for table, factor in zip(tables, factors, strict=True)
+            miss_ratio(table, machine.batch_size, storage.load_factor) if cached else 1.0
+            for table, storage in zip(tables, storages, strict=True)
         ]
-        storages = [Storage(kernel, factor) if cached else Storage(kernel) for factor in factors]
         times_N2 = offload_ms(lookups, storages, misses, link)
         work = [
-            host_work_of(_whole(table, machine.batch_size, kernel, factor), fit, fit["host_gb_s"] * 1e6)
-            for table, factor in zip(tables, factors, strict=True)
+            host_work_of(
+                shard_work(task, table, replace(whole_part(table, (0,)), storage=storage), TABLE_WISE), fit, host
+            )
+            for table, storage in zip(tables, storages, strict=True)
         ]
         names = [name for name in work[0] if cached or name != "missed_ms"]
         work_NC = np.array([[one[name] for name in names] for one in work])
@@ -243,21 +246,6 @@ def _kernels(examples: Sequence[Example], fit: Mapping[str, Any], machine: Fitte
             for which, values in _passes(work_NC, times_N2, weights)
         }
     return found
-
-
-def _whole(table: Table, batch_size: int, kernel: str, load_factor: float) -> FittedShard:
-    """A whole table."""
-    return FittedShard(
-        TABLE_WISE,
-        kernel,
-        table.num_rows,
-        table.embedding_dim,
-        table.num_rows,
-        table.pooling_factor * batch_size,
-        float(table.num_features * batch_size),
-        table.weight_bits / 8,
-        load_factor=load_factor,
-    )
 
 
 def _passes(work_NC: FloatArray, times_N2: FloatArray, weights_N: FloatArray) -> Iterator[tuple[str, FloatArray]]:
