@@ -124,7 +124,7 @@ def test_a_topology_tells_memory_of_hosts() -> None:
     """Each node has what its ranks have together; TorchRec assumes 128 GB of a rank."""
     ranks: dict[str, Any] = {"local_world_size": 2, "hbm_cap_bytes": 10**9}
     machine = host_memory(topology=topology(4, ddr_cap_bytes=3 * GB, **ranks))
-    assert machine.nodes.host_bytes == (6 * GB, 6 * GB)
+    assert machine.host_bytes == (6 * GB, 6 * GB)
     uneven = topology(4, ddr_cap_bytes=3 * GB, **ranks)
     uneven.devices[3].storage.ddr = GB
     assert host_memory(topology=uneven).host_bytes == (6 * GB, 4 * GB)
