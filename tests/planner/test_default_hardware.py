@@ -15,7 +15,7 @@ from evenshard.cli import main
 from evenshard.measure.hardware import DEFAULT_HARDWARE
 from evenshard.measure.inventory import inventory, inventory_text
 from evenshard.planner.cluster import devices_of
-from evenshard.planner.torchrec.model import chosen_model
+from evenshard.planner.torchrec.compare import chosen_model
 from evenshard.planner.what_if.api import what_if
 from evenshard.sharders.models import load_model, save_model
 from evenshard.utils.errors import BadConfig, BadFile

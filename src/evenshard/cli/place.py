@@ -140,7 +140,7 @@ def _print_more_memory(args: argparse.Namespace, answer: PlacementAnswer) -> Non
 def _torchrec() -> tuple[tuple[str, ...], str]:
     """TorchRec's planners to compare with; where TorchRec is not installed, why."""
     from evenshard.planner.rivals import TORCHREC
-    from evenshard.sharders.torchrec_planner import require_torchrec
+    from evenshard.sharders.torchrec_compat import require_torchrec
     from evenshard.utils.errors import MissingPackage
 
     try:

@@ -241,7 +241,7 @@ def _constrained(
     request: "PlacementRequest", tables: Any, constraints: "Mapping[str, ParameterConstraints]"
 ) -> "tuple[PlacementRequest, tuple[str, ...]]":
     """The request under TorchRec's constraints, and what of these changes nothing."""
-    from evenshard.planner.torchrec.constrained_request import constrained_request
+    from evenshard.planner.torchrec.constraints import constrained_request
     from evenshard.tables.table import Table
     from evenshard.utils.errors import BadConfig
 

@@ -9,7 +9,7 @@ the column of host memory, which fused kernels leave empty.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,14 +19,34 @@ from evenshard.measure.hardware import HardwareName
 from evenshard.measure.link import link, link_of
 from evenshard.measure.simulated.gpu_profile import profile_of
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart
-from evenshard.utils.extras import require_package
+from evenshard.placement.parts import Span, TablePart, whole_part
+from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES, tiling_problem
+from evenshard.placement.storage import (
+    CACHED_KERNELS,
+    FUSED,
+    FUSED_UVM,
+    FUSED_UVM_CACHING,
+    KEY_VALUE,
+    ON_DEVICE,
+    Storage,
+)
+from evenshard.sharders.torchrec_compat import make_topology
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import Topology
+    from torchrec.distributed.types import ParameterSharding
 
 BYTES_PER_MS = 1e6  # in 10**9 bytes per second
 UNLIMITED_BYTES = 2**60
+DENSE_KERNEL = "dense"
+"""The compute kernel of replicas, whose weights an optimizer updates."""
+KERNELS_OF_TABLES = (FUSED, FUSED_UVM_CACHING, FUSED_UVM, KEY_VALUE)
+"""Kernels that evenshard writes and reads, of tables that are no replicas; all of them where ranks are GPUs."""
+DEFAULT_LOAD_FACTOR = 0.2
+"""TorchRec's, where a plan names none."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +92,6 @@ def machine_bandwidths(hardware: str, machine: Machine, links: Links) -> Bandwid
     )
 
 
-def require_torchrec() -> None:
-    """Imports what planner and export use of TorchRec; later imports of it cost nothing and warn of nothing.
-
-    Raises:
-        MissingPackage: if TorchRec is not installed.
-    """
-    require_package("torchrec.distributed.model_parallel")
-    require_package("torchrec.distributed.planner")
-
-
 def machine_topology(
     machine: Machine, room_bytes: Sequence[int], bandwidths: Bandwidths, host_bytes: Sequence[int] | None = None
 ) -> Topology:
@@ -94,21 +104,12 @@ def machine_topology(
         host_bytes: of each device, its share of its host's memory. Where it is left out, what devices may hold is
             capped as host memory instead, and that of the devices has no limit.
     """
-    from torchrec.distributed.planner import types
-
-    ranks = {
-        "world_size": machine.num_devices,
-        "local_world_size": machine.devices_per_node,
-        "pod_size": machine.nodes_per_domain,
-    }
     if host_bytes is None:
-        hbm_cap, of_ddr = UNLIMITED_BYTES, list(room_bytes)
+        hbm_cap, caps = UNLIMITED_BYTES, {"ddr_cap": room_bytes}
     else:
-        hbm_cap, of_ddr = max(room_bytes), list(host_bytes)
-    given = {"ddr_cap": of_ddr}
-    if host_bytes is not None and len(set(room_bytes)) > 1:  # else TorchRec would cut rows by memory, too
-        given["hbm_cap"] = list(room_bytes)
-    caps = types.CustomTopologyData(given, machine.num_devices)
+        hbm_cap, caps = max(room_bytes), {"ddr_cap": host_bytes}
+        if len(set(room_bytes)) > 1:  # else TorchRec would cut rows by memory, too
+            caps["hbm_cap"] = room_bytes
     known_gb_s = {
         "hbm_mem_bw": bandwidths.hbm_gb_s,
         "intra_host_bw": bandwidths.intra_node_gb_s,
@@ -116,33 +117,80 @@ def machine_topology(
         "hbm_to_ddr_mem_bw": bandwidths.host_gb_s,
     }
     per_ms = {name: gb_s * BYTES_PER_MS for name, gb_s in known_gb_s.items() if gb_s is not None}
-    if not hasattr(types, "TopologyFactory"):  # TorchRec before 1.6
-        if machine.nodes_per_domain == 1:
-            del ranks["pod_size"]
-        return types.Topology(
-            compute_device="cuda",
-            hbm_cap=hbm_cap,
-            ddr_cap=max(of_ddr),
-            custom_topology_data=caps,
-            **ranks,
-            **per_ms,
+    ranks = machine.num_devices, machine.devices_per_node, machine.nodes_per_domain
+    return make_topology("cuda", *ranks, hbm_cap=hbm_cap, caps=caps, bandwidths=per_ms)
+
+
+def parts_of_shards(
+    table: str, shards: Iterable[tuple[int, Sequence[int], Sequence[int]]], storage: Storage = ON_DEVICE
+) -> list[TablePart]:
+    """The parts of a table that the shards of a plan are, but for those without rows, which a rank may have.
+
+    Args:
+        table: its name.
+        shards: rank, offsets and sizes of each; the latter are TorchRec's [rows, columns].
+        storage: where a plan keeps the weights.
+    """
+    return [
+        TablePart(table, Span(row, row + num_rows), Span(column, column + num_columns), (rank,), storage)
+        for rank, (row, column), (num_rows, num_columns) in shards
+        if num_rows
+    ]
+
+
+def storage_of(table: str, kernel: str, load_factor: float | None) -> Storage:
+    """Where a plan keeps the weights of a table; device memory where its kernel is none that evenshard knows.
+
+    Raises:
+        BadConfig: if the load factor makes no sense.
+    """
+    if kernel not in KERNELS_OF_TABLES:
+        return ON_DEVICE
+    if kernel not in CACHED_KERNELS:
+        return Storage(kernel)
+    try:
+        return Storage(kernel, DEFAULT_LOAD_FACTOR if load_factor is None else min(load_factor, 1.0))
+    except BadConfig as error:
+        raise BadConfig(f"table {brief(table)}: {error}") from None
+
+
+def parts_of_parameter(table: Table, entry: ParameterSharding) -> tuple[TablePart, ...]:
+    """The parts that a table's entry in a ``ShardingPlan`` stands for; those on one rank are one wider part.
+
+    Raises:
+        BadConfig: if the entry does not list its shards, or is not of the table.
+    """
+    if entry.sharding_type not in SHARDING_TYPES:
+        raise BadConfig(
+            f"table {brief(table.name)} is sharded {brief(entry.sharding_type)}; evenshard knows "
+            f"{', '.join(SHARDING_TYPES)}. Constrain TorchRec's planner to these."
         )
-    return types.TopologyFactory.create_topology(
-        types.TrainerConfig(
-            hbm_cap_bytes=hbm_cap,
-            ddr_cap_bytes=max(of_ddr),
-            additional_params={"custom_topology_data": caps},
-            **ranks,
-        ),
-        types.HardwareConfig(**per_ms),
-        types.KernelConfig(compute_device="cuda", use_hardware_based_bandwidth=True),
+    if entry.sharding_type == DATA_PARALLEL:
+        if not entry.ranks:
+            raise BadConfig(f"the plan does not list the ranks of table {brief(table.name)}. Give a complete plan.")
+        return (replica(table, entry.ranks),)
+    shards = getattr(entry.sharding_spec, "shards", None)
+    if not shards:
+        raise BadConfig(f"the plan does not list the shards of table {brief(table.name)}. Give a complete plan.")
+    ranks = [shard.placement.rank() for shard in shards]
+    if entry.ranks is not None and list(entry.ranks) != ranks:
+        raise BadConfig(
+            f"table {brief(table.name)} is on the ranks {entry.ranks}, its shards on {ranks}. Make a new plan."
+        )
+    load_factor = None if entry.cache_params is None else entry.cache_params.load_factor
+    parts = parts_of_shards(
+        table.name,
+        [(shard.placement.rank(), shard.shard_offsets, shard.shard_sizes) for shard in shards],
+        storage_of(table.name, entry.compute_kernel, load_factor),
     )
+    if problem := tiling_problem(parts, table):
+        raise BadConfig(f"table {brief(table.name)} {problem}")
+    return merged(parts)
 
 
-def part_of_shard(table: str, rank: int, shard_offsets: Sequence[int], shard_sizes: Sequence[int]) -> TablePart:
-    """The part of a table that a shard of a plan is; offsets and sizes are TorchRec's [rows, columns]."""
-    rows, columns = (Span(start, start + size) for start, size in zip(shard_offsets, shard_sizes, strict=True))
-    return TablePart(table, rows, columns, (rank,))
+def replica(table: Table, ranks: Sequence[int]) -> TablePart:
+    """A table with a replica on each of these ranks."""
+    return whole_part(table, tuple(sorted(ranks)))
 
 
 def merged(parts: Sequence[TablePart]) -> tuple[TablePart, ...]:

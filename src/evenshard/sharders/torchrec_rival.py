@@ -25,7 +25,7 @@ from evenshard.measure.simulated.gpu_profile import HOST_GB_S
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import PREFETCH
 from evenshard.placement.optimizer_state import SGD, state_bytes
-from evenshard.placement.parts import TablePart, whole_part
+from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_parts_memory, parts_by_table
 from evenshard.placement.refusal import no_placement_found, require_room
@@ -38,14 +38,16 @@ from evenshard.placement.sharding import (
     TABLE_WISE,
     sharding_type,
 )
-from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, ON_DEVICE, Storage
+from evenshard.placement.storage import FUSED, USUAL_KERNELS
 from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part
+from evenshard.sharders.torchrec_compat import require_torchrec
 from evenshard.sharders.torchrec_planner import (
+    DENSE_KERNEL,
     Bandwidths,
     machine_topology,
-    merged,
-    part_of_shard,
-    require_torchrec,
+    parts_of_parameter,
+    parts_of_shards,
+    storage_of,
     table_name,
 )
 from evenshard.tables.table import MEAN, Table
@@ -66,7 +68,6 @@ _PIPELINES = {
     "sparse_dist": "TRAIN_SPARSE_DIST",
     PREFETCH: "TRAIN_PREFETCH_SPARSE_DIST",
 }
-_KERNELS = (FUSED, FUSED_UVM_CACHING, FUSED_UVM)
 
 EstimatorOf = Callable[["Topology", dict[str, Any]], Any]
 """Makes a ``ShardEstimator`` of a topology and constraints."""
@@ -186,7 +187,7 @@ class TorchRecPlanner:
         from torchrec.distributed.planner.types import PlannerError
 
         constraints = self._constraints(setting, widths or {})
-        rates = self._offload_perf_model if setting.load_factor is not None else self._perf_model
+        rates = self._perf_model(setting)
         planner = EmbeddingShardingPlanner(
             topology=self._topology_of(setting),
             batch_size=self.batch_per_device,
@@ -207,8 +208,12 @@ class TorchRecPlanner:
         except PlannerError:
             raise InfeasibleTask(f"TorchRec's planner found no plan ({setting})") from None
         rating_ms = float(rates.rate(planner._best_plan))
-        shards = {name: entry for entries in plan.values() for name, entry in entries.items()}
-        parts = tuple(part for name, position in self._position.items() for part in self._parts(position, shards[name]))
+        entries = {name: entry for of_module in plan.values() for name, entry in of_module.items()}
+        parts = tuple(
+            part
+            for name, position in self._position.items()
+            for part in parts_of_parameter(self._task.tables[position], entries[name])
+        )
         return TorchRecPlan(setting, rating_ms, parts)
 
     def plans(self, chosen: Sequence[PlannerSetting]) -> Iterator[TorchRecPlan]:
@@ -235,7 +240,7 @@ class TorchRecPlanner:
             of_table = by_table[table.name]
             option = template.__deepcopy__({})
             option.sharding_type = sharding_type(of_table, table, self._task.machine)
-            option.compute_kernel = "dense" if option.sharding_type == DATA_PARALLEL else "fused"
+            option.compute_kernel = DENSE_KERNEL if option.sharding_type == DATA_PARALLEL else FUSED
             option.shards = [
                 Shard([part.rows.size, part.columns.size], [part.rows.start, part.columns.start], rank=rank)
                 for part in of_table
@@ -243,7 +248,7 @@ class TorchRecPlanner:
             ]
             options.append(option)
         enumerator.populate_estimates(options)
-        return float(self._perf_model.rate(options))
+        return float(self._perf_model(PlannerSetting()).rate(options))
 
     @cached_property
     def _rating_templates(self) -> tuple[_SortedEnumerator, list[ShardingOption]]:
@@ -253,18 +258,10 @@ class TorchRecPlanner:
         first = {option.name: option for option in enumerator.enumerate(self._module, self._sharders)}
         return enumerator, list(first.values())
 
-    @cached_property
-    def _perf_model(self) -> Any:
-        return self._perf_model_of(self.topology)
-
-    @cached_property
-    def _offload_perf_model(self) -> Any:
-        return self._perf_model_of(self.offload_topology)
-
-    def _perf_model_of(self, topology: Topology) -> Any:
+    def _perf_model(self, setting: PlannerSetting) -> Any:
         from torchrec.distributed.planner.perf_models import NoopPerfModel
 
-        return (self._rates or NoopPerfModel)(topology)
+        return (self._rates or NoopPerfModel)(self._topology_of(setting))
 
     # What TorchRec is given ------------------------------------------------------------------------------------------
 
@@ -309,7 +306,7 @@ class TorchRecPlanner:
             allowed = [setting.only] if setting.only in able else [way for way in able if way not in left_out] or able
             found[name] = ParameterConstraints(
                 sharding_types=allowed,
-                compute_kernels=["fused", "dense"],  # dense is for replicas
+                compute_kernels=[FUSED, DENSE_KERNEL],
                 min_partition=widths.get(table.name, setting.min_partition),
                 pooling_factors=list(table.feature_lookups) if setting.lookups else [1.0] * table.num_features,
                 is_weighted=table.is_weighted,
@@ -327,7 +324,8 @@ class TorchRecPlanner:
         task, table, kernels = self._task, self._task.tables[position], self._task.kernels_of(position)
         if table.num_rows < LEAST_ROWS and FUSED in kernels:
             kernels = (FUSED,)
-        constraints.compute_kernels = [one for one in _KERNELS if one in kernels] + ["dense"] * (FUSED in kernels)
+        replicas = (DENSE_KERNEL,) if FUSED in kernels else ()
+        constraints.compute_kernels = [*(one for one in USUAL_KERNELS if one in kernels), *replicas]
         constraints.cache_params = CacheParams(
             algorithm=CacheAlgorithm.LRU,
             load_factor=load_factor,
@@ -353,17 +351,14 @@ class TorchRecPlanner:
         ]
 
     def _enumerator(self, setting: PlannerSetting, constraints: dict[str, Any]) -> _SortedEnumerator:
+        from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
         from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 
         topology = self._topology_of(setting)
         times = (self._estimator_of or EmbeddingPerfEstimator)(topology, constraints)
         estimators = [times, self._storage_estimator(setting, constraints)]
-        return _SortedEnumerator(self._unsorted_enumerator(topology, constraints, estimators), self._position)
-
-    def _unsorted_enumerator(self, topology: Topology, constraints: dict[str, Any], estimators: list[Any]) -> Any:
-        from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
-
-        return EmbeddingEnumerator(topology, self.batch_per_device, constraints, estimators)
+        enumerator = EmbeddingEnumerator(topology, self.batch_per_device, constraints, estimators)
+        return _SortedEnumerator(enumerator, self._position)
 
     def _storage_estimator(self, setting: PlannerSetting, constraints: dict[str, Any]) -> Any:
         from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
@@ -433,22 +428,6 @@ class TorchRecPlanner:
                 collection = EmbeddingBagCollection(tables=of_module, is_weighted=is_weighted, device=meta)
             root.add_module(f"collection_{number}", collection)
         return root
-
-    def _parts(self, position: int, entry: Any) -> tuple[TablePart, ...]:
-        """The parts of a table that its entry in a plan stands for."""
-        table = self._task.tables[position]
-        if entry.sharding_spec is None:
-            everywhere = tuple(range(self._task.num_devices))
-            return (whole_part(table, everywhere),)
-        found = merged(
-            [
-                part_of_shard(table.name, rank, shard.shard_offsets, shard.shard_sizes)
-                for rank, shard in zip(entry.ranks, entry.sharding_spec.shards, strict=True)
-                if shard.shard_sizes[0] > 0
-            ]
-        )
-        storage = _storage(entry.compute_kernel, entry.cache_params)
-        return tuple(replace(part, storage=storage) for part in found)
 
 
 class TorchRecSharder:
@@ -547,19 +526,14 @@ class _OurMemory:
         for option in sharding_options:
             table = self._task.tables[self._position[option.name]]
             everywhere = tuple(range(self._task.num_devices)) if option.sharding_type == DATA_PARALLEL else (0,)
-            storage = _storage(option.compute_kernel, option.cache_params)
+            cache_params = option.cache_params
+            load_factor = None if cache_params is None else cache_params.load_factor
+            storage = storage_of(table.name, option.compute_kernel, load_factor)
             for shard in option.shards:
                 shard.storage = TorchRecStorage(hbm=0, ddr=0)
-                if shard.size[0]:
-                    part = part_of_shard(table.name, 0, shard.offset, shard.size)
-                    memory = self._memory(table, replace(part, devices=everywhere, storage=storage))
+                for part in parts_of_shards(table.name, [(0, shard.offset, shard.size)], storage):
+                    memory = self._memory(table, replace(part, devices=everywhere))
                     shard.storage = TorchRecStorage(hbm=memory.device_bytes, ddr=memory.host_bytes)
-
-
-def _storage(kernel: str, cache_params: Any) -> Storage:
-    if kernel == FUSED_UVM_CACHING:
-        return Storage(kernel, min(cache_params.load_factor, 1.0))
-    return Storage(kernel) if kernel in _KERNELS else ON_DEVICE
 
 
 @contextmanager

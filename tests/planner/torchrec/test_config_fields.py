@@ -18,8 +18,7 @@ from torchrec.modules.embedding_configs import (
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from evenshard.planner.torchrec import tables_of
-from evenshard.planner.torchrec.config_fields import USED_FIELDS, changed_fields
-from evenshard.planner.torchrec.tables import table_set_of
+from evenshard.planner.torchrec.tables import USED_FIELDS, changed_fields, table_set_of
 from evenshard.tables.sources import with_traffic, with_weight_bits
 from evenshard.tables.torchrec_configs import UNUSED_FIELDS
 from support.torchrec_builders import META, USER

@@ -14,8 +14,7 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.storage import COMPUTE_KERNELS
 from evenshard.planner.rules import Rules
-from evenshard.planner.torchrec.constraints import CARRIED, OF_KERNELS, USED, Constrained, constrained
-from evenshard.planner.torchrec.modules import located_tables
+from evenshard.planner.torchrec.constraints import CARRIED, OF_KERNELS, USED, Constrained, constrained_model
 from evenshard.planner.torchrec.tables import table_set_of
 from evenshard.utils.errors import BadConfig
 
@@ -45,9 +44,8 @@ SET: dict[str, Any] = {
 
 
 def of(kernels: tuple[str, ...] = COMPUTE_KERNELS, **named: Any) -> Constrained:
-    located = located_tables(CONFIGS)
     constraints = {"a": ParameterConstraints(**named)}
-    return constrained(constraints, table_set_of(CONFIGS), located, (TABLE_WISE,), "cuda", kernels)
+    return constrained_model(CONFIGS, constraints, table_set_of(CONFIGS), (TABLE_WISE,), "cuda", kernels, 512)
 
 
 @pytest.mark.parametrize("name", [one.name for one in fields(ParameterConstraints)])
@@ -128,8 +126,7 @@ def test_what_cannot_be_placed_is_one_line(named: dict[str, Any], message: str) 
 
 
 def test_a_constraint_of_no_table_is_named_and_left_aside() -> None:
-    found = constrained(
-        {"z": ParameterConstraints(min_partition=8)}, table_set_of(CONFIGS), located_tables(CONFIGS), (), "cuda"
-    )
+    constraints = {"z": ParameterConstraints(min_partition=8)}
+    found = constrained_model(CONFIGS, constraints, table_set_of(CONFIGS), (), "cuda", COMPUTE_KERNELS, 512)
     assert found.notes == ("These constraints are of tables that the model does not have: z.",)
     assert found.rules == Rules()

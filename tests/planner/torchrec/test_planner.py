@@ -25,8 +25,8 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.torchrec import EvenshardPlanner, sharding_plan, shards_of, tables_of
+from evenshard.planner.torchrec.compare import chosen_model
 from evenshard.planner.torchrec.dense_model import dense_bytes
-from evenshard.planner.torchrec.model import chosen_model
 from evenshard.sharders.model import DeviceModel
 from evenshard.utils.errors import BadConfig, InfeasibleTask, MissingPackage
 from evenshard.utils.units import BYTES_PER_GB

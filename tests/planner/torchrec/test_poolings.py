@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from evenshard.planner.torchrec.poolings import bags_of, with_bags
+from evenshard.planner.torchrec.tables import bags_of, with_bags
 from evenshard.tables.table import SEQUENCE, Table
 
 CLICKS = Table("clicks", 100, 8, 4.0)

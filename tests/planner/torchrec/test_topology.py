@@ -73,10 +73,10 @@ def test_pods_are_those_of_the_jobs_environment(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda *group: 8)
     monkeypatch.setenv("TOPOLOGY_DOMAIN_MULTIPLE", "2")
     machine = machine_of(None, None, 2, "cuda", 1, 0.0)
-    assert machine.nodes_per_domain == 2 and machine.nodes().domain_size == 4
+    assert machine.nodes.nodes_per_domain == 2 and machine.nodes.domain_size == 4
     assert topology_of(machine).intra_group_size == 4
     monkeypatch.setenv("TOPOLOGY_DOMAIN_MULTIPLE", "9")
-    assert machine_of(None, None, 2, "cuda", 1, 0.0).nodes_per_domain == 4, "all nodes"
+    assert machine_of(None, None, 2, "cuda", 1, 0.0).nodes.nodes_per_domain == 4, "all nodes"
 
 
 def test_memory_of_a_topology_is_replaced_in_a_copy() -> None:

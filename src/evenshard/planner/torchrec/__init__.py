@@ -27,13 +27,12 @@ from __future__ import annotations
 from evenshard.placement.parts import TablePart
 from evenshard.planner.torchrec.compare import predicted
 from evenshard.planner.torchrec.constraint_file import torchrec_constraints
-from evenshard.planner.torchrec.delta_file import reshard_delta, save_delta
+from evenshard.planner.torchrec.delta_file import load_delta, reshard_delta, save_delta
 from evenshard.planner.torchrec.dense_model import dense_bytes
 from evenshard.planner.torchrec.plan_file import load_plan, save_plan
 from evenshard.planner.torchrec.planner import EvenshardPlanner
 from evenshard.planner.torchrec.plans import placement_of, sharding_plan, shards_of
 from evenshard.planner.torchrec.reshard import reshard
-from evenshard.planner.torchrec.running import load_delta
 from evenshard.planner.torchrec.tables import tables_of
 
 __all__ = [

@@ -11,7 +11,7 @@ things it cannot:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -182,18 +182,18 @@ class _Work:
         elif _cuts(was) != _cuts(now):
             self._other_columns(name)
 
+    def _keys(self, name: str) -> dict[str, Key]:
+        """A table's states by the name that the optimizer which trains it has for them."""
+        fqn = self.located[name]
+        return {str(key[-1]): key for key in self.files.names if len(key) > 2 and key[-2] == fqn}
+
     def _states(self, name: str) -> dict[str, Key]:
         """The states of a sharded table by TorchRec's name for them, without the table's."""
-        fqn = self.located[name]
-        return {
-            str(key[-1]).rpartition(".")[2]: key
-            for key in self.files.names
-            if len(key) > 2 and key[-2] == fqn and "." in str(key[-1])
-        }
+        return {state.rpartition(".")[2]: key for state, key in self._keys(name).items() if "." in state}
 
     def _other_columns(self, name: str) -> None:
         was, now = _cuts(self.old[name]), _cuts(self.new[name])
-        num_rows, dim = self._shape(name)
+        num_rows, dim = _shape_of(self.old[name])
         for state, key in self._states(name).items():
             size = self.files.size(key)
             if size == (num_rows, dim):
@@ -201,7 +201,7 @@ class _Work:
             self._check_rows(name, state, size, num_rows)
             states = [self._row_state(key, was, columns, num_rows) for columns in now]
             self.files.remove(key)
-            self.files.write(key, (len(now) * num_rows,), _one_behind_the_other(states))
+            self.files.write(key, states)
             self.converted.append(name)
             if any(edge not in {edge for span in was for edge in span} for span in now for edge in span):
                 self.inexact.append(name)
@@ -223,7 +223,7 @@ class _Work:
         assert self.optimizer is not None
         self._check_fused(name, states)
         self.converted.append(name)
-        num_rows, dim = self._shape(name)
+        num_rows, dim = _shape_of(self.old[name])
         names = DENSE_NAMES[self.optimizer]
         if self.dense_state is None or not set(names) <= self.dense_names:
             self.begun_anew.append(name)  # the optimizer of the dense model is another one, or keeps no state
@@ -238,11 +238,9 @@ class _Work:
                 self.files.rename(key, (*target, dense))
                 continue
             self._check_rows(name, fused, self.files.size(key), num_rows)
-            cuts = _cuts(self.old[name])
-            by_row = self._dense_is_by_row()
-            values = self._spread(key, cuts, by_row)
+            values = self._spread(key, _cuts(self.old[name]), self._dense_is_by_row())
             self.files.remove(key)
-            self.files.write((*target, dense), tuple(values.shape), [((0, 0), values)])
+            self.files.write((*target, dense), [values])
         if self.step is not None:
             self.files.share(self.step, (*target, STEP))
 
@@ -250,10 +248,8 @@ class _Work:
         """The state of a replica that has seen no step, by the dense optimizer's names for it."""
         for dense in sorted(self.dense_names):
             assert self.dense_state is not None
-            values = torch.zeros(()) if dense == STEP else torch.zeros(self._shape(name))
-            self.files.write(
-                (*self.dense_state, self.located[name], dense), tuple(values.shape), [((0,) * values.dim(), values)]
-            )
+            values = torch.zeros(()) if dense == STEP else torch.zeros(_shape_of(self.old[name]))
+            self.files.write((*self.dense_state, self.located[name], dense), [values])
 
     def _spread(self, key: Key, cuts: Sequence[Span], by_row: bool) -> torch.Tensor:
         """A row-wise state as the dense optimizer keeps it: [rows, 1], or for each column that of its part."""
@@ -271,16 +267,15 @@ class _Work:
         return bool(wide) and all(size[1] == 1 for size in wide)
 
     def _from_replica(self, name: str) -> None:
-        fqn = self.located[name]
-        states = {str(key[-1]): key for key in self.files.names if len(key) > 2 and key[-2] == fqn}
-        if self.optimizer is None and not states:
-            return  # SGD
-        if self.optimizer in (None, "sgd"):
-            if self.optimizer is None:
-                raise BadConfig(
-                    "the checkpoint has no state of a sharded table to tell the tables' optimizer by. Name it "
-                    "(--optimizer)."
-                )
+        fqn, states = self.located[name], self._keys(name)
+        if self.optimizer is None:
+            if not states:
+                return  # SGD
+            raise BadConfig(
+                "the checkpoint has no state of a sharded table to tell the tables' optimizer by. Name it "
+                "(--optimizer)."
+            )
+        if self.optimizer == SGD:
             for key in states.values():
                 self.files.remove(key)
             return
@@ -289,7 +284,7 @@ class _Work:
                 "the checkpoint has no state of a sharded table to tell by where it belongs. Name the place, such as "
                 "--tables-state optimizer.state."
             )
-        num_rows, dim = self._shape(name)
+        num_rows, dim = _shape_of(self.old[name])
         cuts = _cuts(self.new[name])
         self.converted.append(name)
         by_row = self.optimizer == "rowwise_adagrad"
@@ -304,10 +299,9 @@ class _Work:
                 self.files.rename(given, target)
                 continue
             if by_row:
-                means = (self._mean(given, columns, num_rows) for columns in cuts)
-                self.files.write(target, (len(cuts) * num_rows,), _one_behind_the_other(means))
+                self.files.write(target, (self._mean(given, columns, num_rows) for columns in cuts))
             else:
-                self.files.write(target, (num_rows, dim), [((0, 0), torch.zeros(num_rows, dim))])
+                self.files.write(target, [torch.zeros(num_rows, dim)])
         for key in states.values():
             if key in self.files.names:
                 self.files.remove(key)
@@ -318,10 +312,6 @@ class _Work:
             return torch.zeros(num_rows)
         values = self.files.rows(key, Span(0, num_rows))
         return values[:, 0] if values.shape[1] == 1 else values[:, columns.start : columns.stop].mean(dim=1)
-
-    def _shape(self, name: str) -> tuple[int, int]:
-        parts = self.old[name]
-        return max(part.rows.stop for part in parts), max(part.columns.stop for part in parts)
 
     def _check_fused(self, name: str, states: Mapping[str, Key]) -> None:
         """Raises BadFile if a sharded table has not the states of the tables' optimizer."""
@@ -336,7 +326,7 @@ class _Work:
 
     def _check_dense(self, name: str, state: str, key: Key, by_row: bool) -> None:
         """Raises BadFile if the state of a replica is neither a number for each weight nor, by rows, for each row."""
-        num_rows, dim = self._shape(name)
+        num_rows, dim = _shape_of(self.old[name])
         if self.files.size(key) not in ((num_rows, dim), (num_rows, 1 if by_row else dim)):
             raise BadFile(
                 self.files.path,
@@ -360,12 +350,9 @@ def _by(size: Sequence[int]) -> str:
     return " x ".join(map(str, size)) or "one number"
 
 
-def _one_behind_the_other(states: Iterable[torch.Tensor]) -> Iterator[tuple[tuple[int], torch.Tensor]]:
-    """Row-wise states of parts as chunks, as TorchRec saves them."""
-    start = 0
-    for values in states:
-        yield (start,), values
-        start += len(values)
+def _shape_of(parts: Sequence[TablePart]) -> tuple[int, int]:
+    """Rows and columns of the table that parts make."""
+    return max(part.rows.stop for part in parts), max(part.columns.stop for part in parts)
 
 
 def _located(files: CheckpointFiles, tables: Mapping[str, tuple[TablePart, ...]]) -> dict[str, str]:
@@ -386,8 +373,7 @@ def _located(files: CheckpointFiles, tables: Mapping[str, tuple[TablePart, ...]]
         known = next((one for one in (name, f"{path}.{name}") if one in tables), None)
         if known is None:
             continue
-        parts = tables[known]
-        shape = (max(part.rows.stop for part in parts), max(part.columns.stop for part in parts))
+        shape = _shape_of(tables[known])
         if files.size(key) != shape:
             problem = f"table {brief(known)} has {_by(files.size(key))} weights, {shape[0]} x {shape[1]} in the plan"
             raise BadFile(files.path, problem, "Give its plan.")

@@ -14,18 +14,22 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from evenshard.placement.parts import Span
 from evenshard.planner.torchrec.checkpoint_metadata import METADATA, REMEDY, TENSOR_SUFFIX, read_metadata
 from evenshard.utils.errors import BadFile
 from evenshard.utils.messages import brief
 from evenshard.utils.tensor_files import load_tensors
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorStorageMetadata
 
 Key = tuple[Any, ...]
 """Where a value stood in the state that was saved, such as ("model", "ebc.embedding_bags.user.weight")."""
@@ -63,9 +67,9 @@ class CheckpointFiles:
             BadFile: if the value is not a tensor.
         """
         found = self.metadata.state_dict_metadata[self.names[key]]
-        if not hasattr(found, "chunks"):
+        if not isinstance(found, TensorStorageMetadata):
             raise BadFile(self.path, f"{brief(self.names[key])} is not a tensor", REMEDY)
-        return found  # type: ignore[return-value]
+        return found
 
     def size(self, key: Key) -> tuple[int, ...]:
         """The size of a tensor."""
@@ -155,32 +159,26 @@ class CheckpointFiles:
         for index in [one for one in self.metadata.storage_data if one.fqn == name]:
             self.metadata.storage_data[replace(index, fqn=other)] = self.metadata.storage_data[index]
 
-    def write(self, key: Key, size: tuple[int, ...], chunks: Iterable[tuple[tuple[int, ...], torch.Tensor]]) -> None:
-        """Writes a tensor, chunk by chunk.
+    def write(self, key: Key, parts: Iterable[torch.Tensor]) -> None:
+        """Writes a tensor of parts that stand one behind the other, rows upon rows, each as a chunk.
 
         Args:
-            size: of the whole.
-            chunks: where each begins, and its values.
+            key: place in the state.
+            parts: at least one; a number alone is one without dimensions.
         """
-        from torch.distributed.checkpoint.filesystem import _StorageInfo
-        from torch.distributed.checkpoint.metadata import (
-            ChunkStorageMetadata,
-            MetadataIndex,
-            TensorProperties,
-            TensorStorageMetadata,
-        )
-
         assert self._out is not None
-        name, listed = _flat(key), []
-        properties = TensorProperties()
-        for number, (offset, values) in enumerate(chunks):
+        name, chunks = _flat(key), []
+        properties, size = TensorProperties(), torch.Size()
+        for number, values in enumerate(parts):
+            offset = torch.Size((size[0] if number else 0, *(0,) * (values.dim() - 1))[: values.dim()])
             begin = self._out.tell()
             torch.save(values.contiguous(), self._out)
-            listed.append(ChunkStorageMetadata(torch.Size(offset), values.size()))
-            index = MetadataIndex(name, torch.Size(offset), number)
+            chunks.append(ChunkStorageMetadata(offset, values.size()))
+            index = MetadataIndex(name, offset, number)
             self.metadata.storage_data[index] = _StorageInfo(self._file_name, begin, self._out.tell() - begin)
             properties = TensorProperties(dtype=values.dtype)
-        self.metadata.state_dict_metadata[name] = TensorStorageMetadata(properties, torch.Size(size), listed)
+            size = torch.Size(first + count for first, count in zip(offset, values.size(), strict=True))
+        self.metadata.state_dict_metadata[name] = TensorStorageMetadata(properties, size, chunks)
         self._know(key)
 
     def _know(self, key: Key) -> None:

@@ -15,23 +15,23 @@ from functools import partial
 from math import prod
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from evenshard.utils.errors import BadFile
 from evenshard.utils.messages import brief, reason_of
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.filesystem import _StorageInfo
-    from torch.distributed.checkpoint.metadata import (
-        BytesStorageMetadata,
-        ChunkStorageMetadata,
-        Metadata,
-        StorageMeta,
-        TensorProperties,
-        TensorStorageMetadata,
-    )
 
 METADATA = ".metadata"
 TENSOR_SUFFIX = ".distcp"
@@ -103,8 +103,6 @@ class _Unpickler(pickle.Unpickler):
         if module in _OF_RECORDS and name in _RECORDS:
             return _RECORDS[name]
         if (module, name) == (_METADATA_MODULE, "_MEM_FORMAT_ENCODING"):
-            from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
-
             return partial(_MEM_FORMAT_ENCODING)
         if (module, name) == ("torch.serialization", "_get_layout"):
             return partial(super().find_class(module, name))
@@ -129,8 +127,6 @@ def _tensor_files(path: Path) -> dict[str, int]:
 
 
 def _metadata(found: Any, files: Mapping[str, int]) -> Metadata:
-    from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-
     said = _fields(
         found,
         "Metadata",
@@ -165,8 +161,6 @@ def _is_key(key: Any) -> bool:
 
 
 def _value(found: Any) -> TensorStorageMetadata | BytesStorageMetadata:
-    from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
-
     if isinstance(found, _RECORDS["BytesStorageMetadata"]):
         _fields(found, "BytesStorageMetadata")
         return BytesStorageMetadata()
@@ -184,8 +178,6 @@ def _value(found: Any) -> TensorStorageMetadata | BytesStorageMetadata:
 
 
 def _chunk(found: Any, size: torch.Size) -> ChunkStorageMetadata:
-    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
-
     said = _fields(found, "ChunkStorageMetadata", offsets=(torch.Size,), sizes=(torch.Size,))
     begins, sizes = said["offsets"], said["sizes"]
     fits = len(begins) == len(sizes) == len(size) and min((*begins, *sizes), default=0) >= 0
@@ -195,8 +187,6 @@ def _chunk(found: Any, size: torch.Size) -> ChunkStorageMetadata:
 
 
 def _properties(found: Any) -> TensorProperties:
-    from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, TensorProperties
-
     said, kinds = found.state, (torch.dtype, torch.layout, bool, _MEM_FORMAT_ENCODING, bool)
     is_right = isinstance(said, tuple) and len(said) == len(kinds)
     if not is_right or not all(isinstance(one, kind) for one, kind in zip(said, kinds, strict=True)):
@@ -207,8 +197,6 @@ def _properties(found: Any) -> TensorProperties:
 
 
 def _storage_info(found: Any, files: Mapping[str, int]) -> _StorageInfo:
-    from torch.distributed.checkpoint.filesystem import _StorageInfo
-
     said = _fields(
         found,
         "_StorageInfo",
@@ -232,8 +220,6 @@ def _storage_info(found: Any, files: Mapping[str, int]) -> _StorageInfo:
 
 
 def _storage_meta(found: Any) -> StorageMeta | None:
-    from torch.distributed.checkpoint.metadata import StorageMeta
-
     if found is None:
         return None
     texts = dict.fromkeys(("checkpoint_id", "save_id", "load_id"), (str, NoneType))

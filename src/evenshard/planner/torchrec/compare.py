@@ -1,4 +1,4 @@
-"""The predicted cost of a TorchRec plan, by the model that also predicts evenshard's answers.
+"""The cost model of a TorchRec user, and what it predicts of a TorchRec plan, as it does of evenshard's answers.
 
 ::
 
@@ -14,11 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
 from evenshard.measure.price.step import PredictedParts
+from evenshard.measure.profiles import profile_of_gpu
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.model import model_of, named_with_hardware
 from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
-from evenshard.planner.torchrec.model import chosen_model
 from evenshard.planner.torchrec.modules import qualified_name
 from evenshard.planner.torchrec.plans import other_kernels, shards_of
 from evenshard.planner.torchrec.tables import LEFT_TO_TORCHREC
@@ -28,6 +30,36 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ShardingPlan
 
 log = logging.getLogger(__name__)
+
+
+def chosen_model(where: str | Path | Model | None, hardware: str | None, compute_device: str) -> tuple[Model, str]:
+    """A model and the hardware that it speaks of.
+
+    Args:
+        where: model as in ``evenshard.place``; None: the device model of simulated hardware.
+        hardware: None: the model's, or the GPU's if there is no model either.
+        compute_device: cuda or cpu.
+
+    Raises:
+        BadInput: if there is no such model, or it is of other hardware.
+    """
+    model, own = named_with_hardware(where, hardware)
+    own = own or _hardware_here(compute_device)
+    return model or model_of(None, own), own
+
+
+def _hardware_here(compute_device: str) -> str:
+    """By the name of the GPU; of others, and on the CPU, the default."""
+    import torch
+
+    if compute_device != "cuda" or not torch.cuda.is_available():
+        return DEFAULT_HARDWARE
+    name = torch.cuda.get_device_name()
+    profile = profile_of_gpu(name)
+    if profile is not None:
+        return str(HardwareName.of("simulated", profile))
+    log.warning("no model is known for %s; it is placed as for %s. Name hardware or model.", name, DEFAULT_HARDWARE)
+    return DEFAULT_HARDWARE
 
 
 def predicted(

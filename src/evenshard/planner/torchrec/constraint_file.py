@@ -15,9 +15,10 @@ from evenshard.placement.parts import COLUMN_STEP
 from evenshard.placement.sharding import COLUMN_WISE, TABLE_COLUMN_WISE, TYPES, sharding_type
 from evenshard.placement.storage import HOST
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.torchrec.entries import DENSE_KERNEL, prefetches
-from evenshard.planner.torchrec.poolings import bags_of
-from evenshard.sharders.torchrec_planner import require_torchrec
+from evenshard.planner.torchrec.entries import prefetches
+from evenshard.planner.torchrec.tables import bags_of
+from evenshard.sharders.torchrec_compat import require_torchrec
+from evenshard.sharders.torchrec_planner import DENSE_KERNEL
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from evenshard.placement.sharding import DATA_PARALLEL
-from evenshard.placement.storage import COMPUTE_KERNELS
+from evenshard.measure.hardware import HardwareName
+from evenshard.placement.parts import COLUMN_STEP
+from evenshard.placement.sharding import COLUMNS_ALONE, DATA_PARALLEL, TABLE_WISE
+from evenshard.placement.storage import COMPUTE_KERNELS, FUSED
+from evenshard.planner.request import PlacementRequest, memory_problem
 from evenshard.planner.rules import Rules
-from evenshard.planner.torchrec.entries import DENSE_KERNEL, FUSED_KERNEL
-from evenshard.planner.torchrec.failures import TooStrict
-from evenshard.planner.torchrec.modules import LocatedTable, located_tables, other_tables_in
-from evenshard.planner.torchrec.planner_arguments import DEFAULT_BATCH_SIZE
-from evenshard.planner.torchrec.poolings import with_bags
+from evenshard.planner.torchrec.modules import located_tables, other_tables_in
+from evenshard.planner.torchrec.tables import changed_fields, with_bags
+from evenshard.sharders.torchrec_compat import TooStrict
+from evenshard.sharders.torchrec_planner import DENSE_KERNEL
 from evenshard.tables.cache import LOAD_FACTORS
 from evenshard.tables.sources import TableSet
 from evenshard.tables.table import Table
@@ -77,63 +79,26 @@ def constrained_model(
     batch_size: float,
     sharders: Sequence[Any] | None = None,
 ) -> Constrained:
-    """The tables of a model and their rules, as ``constrained`` makes them; tables left to TorchRec are left aside.
+    """The tables of a model and their rules, by constraints; those of tables left to TorchRec are left aside.
 
     Args:
         collections: as ``tables_of`` takes them.
         constraints: by the names of tables, as TorchRec's planner takes them.
-        known: the tables of the model.
-        types, compute_device, kernels, batch_size: as for ``constrained``.
+        known: the tables of the model. A pooling factor that is not assumed is kept.
+        types: the ways in which tables may be sharded that have no rule of their own.
+        compute_device: cuda or cpu.
+        kernels: where it has memory for weights; of what a constraint names, others are left aside.
+        batch_size: samples per rank.
         sharders: sharders of modules; TorchRec's default ones where left out.
 
     Raises:
         BadConfig: if a constraint asks for what evenshard does not place, or is not one.
     """
-    from torch import nn
-    from torchrec.distributed.planner.types import ParameterConstraints
-
-    if not isinstance(constraints, Mapping):
-        raise BadConfig(f"constraints is {brief(constraints)}. {_CONSTRAINTS_ARE}")
-    wrong = next((name for name, one in constraints.items() if not isinstance(one, ParameterConstraints)), None)
-    if wrong is not None:
-        raise BadConfig(f"constraints of table {brief(wrong)} are {brief(constraints[wrong])}. {_CONSTRAINTS_ARE}")
+    _check_kind(constraints)
     located = located_tables(collections, sharders)
     names = {name for one in located for name in (one.name, one.config.name)}
-    others: set[str] = set()
-    if isinstance(collections, nn.Module):
-        others = {name.rpartition(".")[2] for name, _ in other_tables_in(collections, sharders)} - names
-    own = {name: one for name, one in constraints.items() if name not in others}
-    return constrained(own, known, located, types, compute_device, kernels, batch_size)
-
-
-_CONSTRAINTS_ARE = "Give TorchRec's, by table: {'clicks': ParameterConstraints(pooling_factors=[37.5])}."
-
-
-def constrained(
-    constraints: Mapping[str, ParameterConstraints],
-    known: TableSet,
-    located: Sequence[LocatedTable],
-    types: Sequence[str],
-    compute_device: str,
-    kernels: Sequence[str] = COMPUTE_KERNELS,
-    batch_size: float = DEFAULT_BATCH_SIZE,
-) -> Constrained:
-    """The tables of a model and their rules, by constraints.
-
-    Args:
-        constraints: by the names of tables, as TorchRec's planner takes them.
-        known: the tables. A pooling factor that is not assumed is kept.
-        located: where they are in the model, in the same order.
-        types: the ways in which tables may be sharded that have no rule of their own.
-        compute_device: cuda or cpu.
-        kernels: where it has memory for weights; of what a constraint names, others are left aside.
-        batch_size: samples per rank.
-
-    Raises:
-        BadConfig: if a constraint asks for what evenshard does not place.
-    """
-    names = {name for one in located for name in (one.name, one.config.name)}
-    unknown = cut(", ".join(name for name in constraints if name not in names), 400)
+    others = _tables_of_others(collections, sharders)
+    unknown = cut(", ".join(name for name in constraints if name not in names | others), 400)
     constraints = {name: own for name, own in constraints.items() if name in names}
     assumed = {one.table for one in known.assumptions if one.column == "pooling_factor"}
     tables: list[Table] = []
@@ -168,7 +133,11 @@ def constrained(
         if own.min_partition is not None:
             min_columns[table.name] = own.min_partition
     assumptions = (one for one in known.assumptions if one.column != "pooling_factor" or one.table in assumed)
-    unused = cut(", ".join(_unused(constraints)), 400)
+    idle = {
+        name: [field for field in changed_fields(own) if field not in (*USED, *CARRIED, *OF_KERNELS)]
+        for name, own in constraints.items()
+    }
+    unused = by_field(idle)
     return Constrained(
         replace(known, tables=tuple(tables), assumptions=tuple(assumptions)),
         Rules.of(table_types=table_types, min_columns=min_columns, table_kernels=table_kernels),
@@ -178,6 +147,69 @@ def constrained(
             *((_unused_note(unused),) if unused else ()),
         ),
     )
+
+
+def constrained_request(
+    request: PlacementRequest, collections: Collections, constraints: Mapping[str, ParameterConstraints]
+) -> tuple[PlacementRequest, tuple[str, ...]]:
+    """The request under constraints, and what of them changes nothing, in sentences.
+
+    Args:
+        request: of the tables of the collections.
+        collections: as ``tables_of`` takes them.
+        constraints: TorchRec's, by the names of tables.
+
+    Raises:
+        BadConfig: if a constraint makes no sense, or contradicts a rule of the request.
+    """
+    found = constrained_model(
+        collections,
+        constraints,
+        TableSet(request.tables, request.assumptions),
+        request.types,
+        HardwareName.parse(request.hardware).kind.compute_device,
+        tuple(one for one in COMPUTE_KERNELS if memory_problem(one, request.nodes) is None),
+        request.batch_size / request.num_devices,
+    )
+    rules, _ = whole_where_too_narrow(request.rules + found.rules, found.known, request.types)
+    changed = replace(request, tables=found.known.tables, rules=rules, assumptions=found.known.assumptions)
+    return changed, (*found.notes, *_left_to_plans(constraints))
+
+
+def whole_where_too_narrow(rules: Rules, known: TableSet, types: Sequence[str]) -> tuple[Rules, dict[str, str]]:
+    """Tables that may only be cut by columns, and are too narrow for it, may stay whole: TorchRec's one shard.
+
+    Returns:
+        The rules, and the type that each such table is to be called.
+    """
+    table_types, written = dict(rules.table_types), {}
+    for table in known.tables:
+        asked = table_types.get(table.name, tuple(types))
+        steps = -(-rules.min_columns.get(table.name, COLUMN_STEP) // COLUMN_STEP)
+        if {*asked} <= {*COLUMNS_ALONE} and table.embedding_dim < 2 * steps * COLUMN_STEP:
+            table_types[table.name], written[table.name] = (*asked, TABLE_WISE), asked[0]
+    return replace(rules, table_types=table_types), written
+
+
+def _check_kind(constraints: Mapping[str, ParameterConstraints]) -> None:
+    """Raises BadConfig if something else stands where constraints belong."""
+    from torchrec.distributed.planner.types import ParameterConstraints
+
+    are = "Give TorchRec's, by table: {'clicks': ParameterConstraints(pooling_factors=[37.5])}."
+    if not isinstance(constraints, Mapping):
+        raise BadConfig(f"constraints is {brief(constraints)}. {are}")
+    for name, one in constraints.items():
+        if not isinstance(one, ParameterConstraints):
+            raise BadConfig(f"constraints of table {brief(name)} are {brief(one)}. {are}")
+
+
+def _tables_of_others(collections: Collections, sharders: Sequence[Any] | None) -> set[str]:
+    """The tables of a model that are left to TorchRec."""
+    from torch import nn
+
+    if not isinstance(collections, nn.Module):
+        return set()
+    return {name.rpartition(".")[2] for name, _ in other_tables_in(collections, sharders)}
 
 
 def _check_device(name: str, own: ParameterConstraints, compute_device: str) -> None:
@@ -196,7 +228,7 @@ def _lookups(name: str, own: ParameterConstraints, features: Sequence[str]) -> t
             f"constraints of table {brief(name)}: feature_names are {brief(own.feature_names)}, the table's are "
             f"{brief(list(features))}. Correct them."
         )
-    if is_default(_field(own, "pooling_factors"), own):
+    if "pooling_factors" not in changed_fields(own):
         return None
     return _of_features(name, own, features, "pooling_factors")
 
@@ -267,7 +299,7 @@ def _types_and_kernels(
     if not of_parts and own.sharding_types is None:
         return (DATA_PARALLEL,), ()
     cut_types = tuple(one for one in asked if one != DATA_PARALLEL) if of_parts else ()
-    may_be_replicated = DENSE_KERNEL in named and (FUSED_KERNEL in of_parts or not cut_types)
+    may_be_replicated = DENSE_KERNEL in named and (FUSED in of_parts or not cut_types)
     left = tuple(one for one in asked if one in cut_types or (one == DATA_PARALLEL and may_be_replicated))
     if not left:
         raise TooStrict(
@@ -282,24 +314,20 @@ def _words(values: Iterable[Any]) -> tuple[str, ...]:
     return tuple(str(getattr(one, "value", one)) for one in values)
 
 
-def _unused(constraints: Mapping[str, ParameterConstraints]) -> Iterator[str]:
-    """Fields that are set and change nothing, each with its tables."""
+def by_field(fields_of: Mapping[str, Iterable[str]]) -> str:
+    """Fields of constraints, each with the tables that set it, as a text; empty where there are none.
+
+    Args:
+        fields_of: by table.
+    """
     tables_of: dict[str, list[str]] = {}
-    for name, own in constraints.items():
-        for one in fields(own):
-            if one.name not in (*USED, *CARRIED, *OF_KERNELS) and not is_default(one, own):
-                tables_of.setdefault(one.name, []).append(name)
-    for field_name, names in tables_of.items():
-        yield f"{field_name} ({cut(', '.join(names), 40)})"
+    for table, named in fields_of.items():
+        for one in named:
+            tables_of.setdefault(one, []).append(table)
+    return cut(", ".join(f"{one} ({cut(', '.join(tables), 40)})" for one, tables in tables_of.items()), 400)
 
 
-def _field(own: ParameterConstraints, name: str) -> Field[Any]:
-    return next(one for one in fields(own) if one.name == name)
-
-
-def is_default(one: Field[Any], own: Any) -> bool:
-    default = one.default if one.default_factory is MISSING else one.default_factory()
-    return bool(getattr(own, one.name) == default)
+# What a plan hands on to kernels --------------------------------------------------------------------------------------
 
 
 def carry_over(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraints]) -> tuple[str, ...]:
@@ -334,12 +362,8 @@ def carry_over(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraint
                     continue
                 if ours is not None:
                     setattr(entry, word, _with_own_sizes(given, ours))
-                for left in left_aside(word, given, is_kept=ours is not None):
-                    unused.setdefault(left, []).append(name)
-    notes = []
-    if unused:
-        text = cut(", ".join(f"{word} ({cut(', '.join(names), 40)})" for word, names in unused.items()), 400)
-        notes.append(_unused_note(text))
+                unused.setdefault(name, []).extend(left_aside(word, given, is_kept=ours is not None))
+    notes = [_unused_note(text)] if (text := by_field(unused)) else []
     if without_cache:
         notes.append(
             f"The constraints' cache_params are in the plan for tables without a cache, as TorchRec writes them "
@@ -361,7 +385,7 @@ def _with_own_sizes(given: Any, ours: Any) -> Any:
 
 def _says_anything(given: Any) -> bool:
     """Whether a constraint says something to kernels; statistics of caches count in the search."""
-    return not all(is_default(one, given) for one in fields(given) if one.name != "stats")
+    return not changed_fields(given).keys() <= {"stats"}
 
 
 def left_aside(word: str, given: Any, *, is_kept: bool) -> Iterator[str]:
@@ -375,6 +399,22 @@ def left_aside(word: str, given: Any, *, is_kept: bool) -> Iterator[str]:
     for size in _SIZES:
         if getattr(given, size, None) is not None:
             yield f"{word}.{size}"
+
+
+def _left_to_plans(constraints: Mapping[str, ParameterConstraints]) -> tuple[str, ...]:
+    """What of constraints only a plan of ``EvenshardPlanner`` hands on, in a sentence, if anything is."""
+    found = {
+        name: (
+            *(field for field in changed_fields(own) if field in CARRIED),
+            *(left for word in OF_KERNELS for left in left_aside(word, getattr(own, word, None), is_kept=False)),
+        )
+        for name, own in constraints.items()
+    }
+    if not (text := by_field(found)):
+        return ()
+    return (
+        f"These of TorchRec's constraints change nothing here; EvenshardPlanner hands them on to its plan: {text}.",
+    )
 
 
 def _unused_note(what: str) -> str:

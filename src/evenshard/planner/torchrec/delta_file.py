@@ -11,26 +11,38 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from evenshard.placement.machine import Machine
 from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import DATA_PARALLEL
+from evenshard.placement.sharding import DATA_PARALLEL, TYPES
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff.diff import diff
 from evenshard.planner.file import read_json, validate_record
 from evenshard.planner.request import kept_optimizers
-from evenshard.planner.torchrec.entries import TableEntry, table_entry, type_among
-from evenshard.planner.torchrec.plan_file import PlanFile, plan_contents
-from evenshard.sharders.torchrec_planner import part_of_shard
+from evenshard.planner.torchrec.entries import TableEntry, parts_of_entry, table_entry, table_of_parts, type_among
+from evenshard.planner.torchrec.modules import LocatedTable, located_tables, sharded_collections, unsharded
+from evenshard.planner.torchrec.plan_file import contents_of
+from evenshard.planner.torchrec.plans import parameter_sharding, shards_of
+from evenshard.planner.torchrec.trainable import ShardedTable, check_trainable, sharded_table, written_type
+from evenshard.sharders.torchrec_compat import require_torchrec
+from evenshard.tables.table import SEQUENCE, Table
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import brief, cut
 from evenshard.utils.params import check_ranges
+
+if TYPE_CHECKING:
+    from torchrec.distributed.model_parallel import DistributedModelParallel
+    from torchrec.distributed.types import EmbeddingModuleShardingPlan
+
+    Delta = dict[str, tuple[float, EmbeddingModuleShardingPlan]]
+"""What moves, by the path of a collection: MB that go to other ranks, and the new entries of its tables."""
 
 _WHAT = "a delta file"
 _REMEDY = "Write it with `evenshard diff old.json new.json --reshard-delta -o`."
@@ -155,8 +167,9 @@ def reasons_of(left: Mapping[str, str]) -> tuple[str, ...]:
 
 def save_delta(delta: DeltaFile, path: str | Path) -> None:
     """Writes a delta as a whole or not at all."""
+    record = delta.model_dump(mode="json", exclude_defaults=True)
     with atomic_path(path) as draft:
-        draft.write_text(json.dumps(delta.model_dump(mode="json"), indent=1, allow_nan=False) + "\n")
+        draft.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
 def read_delta(path: str | Path) -> DeltaFile:
@@ -168,21 +181,10 @@ def read_delta(path: str | Path) -> DeltaFile:
     record = validate_record(DeltaFile, read_json(path, _WHAT, _REMEDY), path, _WHAT, _REMEDY)
     try:
         check_ranges(num_devices=record.world_size)
+        machine = Machine(record.world_size, record.local_world_size)
         old, new = (
-            plan_contents(
-                PlanFile(
-                    schema_version=1,
-                    world_size=record.world_size,
-                    local_world_size=record.local_world_size,
-                    compute_device="cuda",
-                    tables=entries,
-                    lineage={},
-                )
-            )[0]
-            for entries in (
-                {name: one.old for name, one in record.tables.items()},
-                {name: one.new for name, one in record.tables.items()},
-            )
+            contents_of({name: getattr(one, which) for name, one in record.tables.items()}, machine, "cuda")[0]
+            for which in ("old", "new")
         )
     except BadConfig as error:
         raise BadFile(path, str(error).rstrip("."), _REMEDY) from None
@@ -207,10 +209,89 @@ def _cuts_a_part(old: PlacementAnswer, new: PlacementAnswer, name: str) -> bool:
     return any(edge not in edges for part in new.parts_of_table[name] for edge in part.columns)
 
 
-def entry_parts(name: str, entry: TableEntry) -> tuple[TablePart, ...]:
-    """Where an entry of a table that is no replica puts its parts; ranks without rows are left out."""
-    return tuple(
-        part_of_shard(name, rank, one.shard_offsets, one.shard_sizes)
-        for rank, one in zip(entry.ranks, entry.shards, strict=True)
-        if one.shard_sizes[0]
-    )
+# Into a running model -------------------------------------------------------------------------------------------------
+
+
+def load_delta(path: str | Path | DeltaFile, model: DistributedModelParallel) -> Delta:
+    """A delta for a running model, in the form that ``DistributedModelParallel.reshard`` takes: one entry a collection.
+
+    Args:
+        path: path of a file of ``evenshard diff --reshard-delta -o``, or what ``reshard_delta`` returned.
+        model: the model as it runs.
+
+    Raises:
+        BadFile: if the file cannot be used.
+        BadConfig: if the model has other tables or ranks, runs with another plan than the old placement, or TorchRec
+            could not train the tables so.
+    """
+    require_torchrec()
+    from torchrec.distributed.types import EmbeddingModuleShardingPlan
+
+    delta = path if isinstance(path, DeltaFile) else read_delta(path)
+    world_size = model._env.world_size
+    if world_size != delta.world_size:
+        raise BadConfig(
+            f"the delta is for {delta.world_size} ranks, the job has {world_size}. To change them, {RESTART}."
+        )
+    machine = Machine(delta.world_size, delta.local_world_size)
+    modules = sharded_collections(model)
+    located = located_tables({path: unsharded(module) for path, module in modules.items()})
+    if missing := set(delta.tables) - {one.name for one in located}:
+        raise BadConfig(
+            f"the model has no table {cut(', '.join(map(brief, sorted(missing))))}. Place the model's tables."
+        )
+    result = {}
+    for at, module in modules.items():
+        of_module = [one for one in located if one.path == at]
+        moving = {one.name: delta.tables[one.name] for one in of_module if one.name in delta.tables}
+        if not moving:
+            continue
+        running = _running(module, at, of_module)
+        together = {one.name: _sharded(one, running, moving, machine) for one in of_module}
+        check_trainable(list(together.values()), machine, model.device.type)
+        entries = EmbeddingModuleShardingPlan()
+        for one in of_module:
+            if one.name in moving:
+                before = module.module_sharding_plan[one.config.name].sharding_type
+                way = _type(together[one.name], before, list(together.values()))
+                parts = together[one.name].parts
+                entry = table_entry(parts, table_of_parts(one.name, parts), machine, model.device.type, way)
+                entries[one.config.name] = parameter_sharding(entry, one.config.data_type)
+        moved = sum(one.weight_bytes + one.state_bytes for one in moving.values())
+        result[at] = (moved / 2**20, entries)
+    return result
+
+
+def _running(module: Any, path: str, located: Sequence[LocatedTable]) -> Mapping[str, tuple[TablePart, ...]]:
+    """The parts of each table of a collection as they run."""
+    from torchrec.distributed.types import ShardingPlan
+
+    tables = [Table(one.name, *one.shape, 1.0) for one in located]
+    parts = shards_of(ShardingPlan({path: module.module_sharding_plan}), tables)
+    return {table.name: tuple(part for part in parts if part.table == table.name) for table in tables}
+
+
+def _sharded(
+    located: LocatedTable,
+    running: Mapping[str, tuple[TablePart, ...]],
+    moving: Mapping[str, TableDelta],
+    machine: Machine,
+) -> ShardedTable:
+    """A table of a collection as it will be sharded."""
+    name = located.name
+    if name not in moving:
+        return sharded_table(located, running[name], machine)
+    if set(running[name]) != set(parts_of_entry(name, moving[name].old)):
+        raise BadConfig(
+            f"table {brief(name)} does not live where the old placement says. Write the delta from the placement "
+            f"that the job runs with."
+        )
+    new = moving[name].new
+    return sharded_table(located, parts_of_entry(name, new), machine, frozenset({new.sharding_type}))
+
+
+def _type(table: ShardedTable, running: str, together: Sequence[ShardedTable]) -> str:
+    """The type to write: the running one where the table is a case of it, so that its kernel call stays."""
+    if table.pooling != SEQUENCE and TYPES[table.way].with_more_columns == running:
+        return running
+    return written_type(table, together)

@@ -1,6 +1,7 @@
 """The entry of one table in a TorchRec plan: the same words in a ``ShardingPlan`` and in a plan's file.
 
-They are those that TorchRec's ``EmbeddingModuleShardingPlan`` serializes. Nothing here needs TorchRec.
+They are those that TorchRec's ``EmbeddingModuleShardingPlan`` serializes; as there, a file leaves out what has its
+default. Nothing here needs TorchRec.
 
 TorchRec finds the rank of a row by its number: ceil(rows / ranks) on each, in the order of the ranks. So rows live in
 such blocks, and a rank that has none is listed with an empty shard.
@@ -11,38 +12,21 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, ConfigDict, Field
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import PREFETCH
 from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.sharding import (
-    TYPES,
-    sharding_type,
-)
-from evenshard.placement.storage import (
-    CACHED_KERNELS,
-    FUSED,
-    FUSED_UVM,
-    FUSED_UVM_CACHING,
-    HOST,
-    KEY_VALUE,
-    ON_DEVICE,
-    Storage,
-)
+from evenshard.placement.sharding import DATA_PARALLEL, TYPES, sharding_type
+from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, ON_DEVICE, Storage
+from evenshard.sharders.torchrec_planner import DENSE_KERNEL, parts_of_shards, storage_of
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut
 
 COMPUTE_DEVICES = ("cuda", "cpu")
-FUSED_KERNEL, DENSE_KERNEL = FUSED, "dense"
-"""In device memory; the second one is that of replicas, whose weights an optimizer updates."""
-KERNELS_OF_TABLES = (FUSED, FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE)
-"""Kernels that evenshard writes and reads, of tables that are no replicas."""
-DEFAULT_LOAD_FACTOR = 0.2
-"""TorchRec's, where a plan names none."""
 
 
 class ShardEntry(BaseModel):
@@ -64,10 +48,6 @@ class CacheEntry(BaseModel):
     load_factor: float = Field(gt=0, le=1, description="rows that it holds, as a share of the table's")
     prefetch_pipeline: bool | None = Field(None, description="whether the training pipeline prefetches rows")
 
-    @model_serializer(mode="wrap")
-    def _named(self, as_usual: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without_none(as_usual(self))
-
 
 class TableEntry(BaseModel):
     """A table: where its shards live, by columns, then rows; a replicated one is listed whole for every rank."""
@@ -79,15 +59,6 @@ class TableEntry(BaseModel):
     ranks: tuple[int, ...]
     shards: tuple[ShardEntry, ...]
     cache_params: CacheEntry | None = Field(None, description="of kernels with a cache")
-
-    @model_serializer(mode="wrap")
-    def _named(self, as_usual: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without_none(as_usual(self))
-
-
-def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
-    """What is not set is left out, as where TorchRec serializes."""
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def table_entry(
@@ -157,25 +128,31 @@ def _storage(table: Table, storage: Storage, compute_device: str) -> Storage:
     return storage
 
 
-def kept_as(storage: Storage, parts: Sequence[TablePart]) -> tuple[TablePart, ...]:
-    """The parts with their weights kept so."""
-    return tuple(replace(part, storage=storage) for part in parts)
-
-
-def storage_of(table: str, kernel: str, load_factor: float | None) -> Storage:
-    """Where a plan keeps the weights of a table; device memory where its kernel is none that evenshard knows.
+def parts_of_entry(name: str, entry: TableEntry) -> tuple[TablePart, ...]:
+    """Where an entry puts the parts of its table: one part of a replica, whose ranks are its devices.
 
     Raises:
-        BadConfig: if the load factor makes no sense.
+        BadConfig: if there are no shards, or not a rank for each, or the load factor makes no sense.
     """
-    if kernel not in KERNELS_OF_TABLES:
-        return ON_DEVICE
-    if kernel not in CACHED_KERNELS:
-        return Storage(kernel)
-    try:
-        return Storage(kernel, DEFAULT_LOAD_FACTOR if load_factor is None else min(load_factor, 1.0))
-    except BadConfig as error:
-        raise BadConfig(f"table {brief(table)}: {error}") from None
+    if not entry.shards or len(entry.ranks) != len(entry.shards):
+        raise BadConfig(f"table {brief(name)} has {len(entry.ranks)} ranks and {len(entry.shards)} shards")
+    load_factor = None if entry.cache_params is None else entry.cache_params.load_factor
+    shards = zip(
+        entry.ranks,
+        (one.shard_offsets for one in entry.shards),
+        (one.shard_sizes for one in entry.shards),
+        strict=True,
+    )
+    parts = parts_of_shards(name, shards, storage_of(name, entry.compute_kernel, load_factor))
+    if parts and entry.sharding_type == DATA_PARALLEL:
+        return (replace(parts[0], devices=tuple(sorted(entry.ranks))),)
+    return tuple(parts)
+
+
+def table_of_parts(name: str, parts: Sequence[TablePart]) -> Table:
+    """A table with the rows and columns that its parts reach to, and with nothing known of its lookups."""
+    num_rows = max((part.rows.stop for part in parts), default=0)
+    return Table(name, num_rows, max((part.columns.stop for part in parts), default=0), 1.0)
 
 
 def type_among(allowed: Collection[str], parts: Sequence[TablePart], table: Table, machine: Machine) -> str:

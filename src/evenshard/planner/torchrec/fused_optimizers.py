@@ -2,22 +2,30 @@
 
 ``apply_optimizer_in_backward`` leaves its class at the parameter of a table. A module sharder's ``fused_params`` name
 one for all tables of its modules. As in TorchRec, that of the parameter wins.
+
+Replicas leave their fused optimizer for that of the dense model: somebody has to say whether a plan may do that.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from evenshard.placement.optimizer_state import SGD
+from evenshard.placement.sharding import DATA_PARALLEL
 from evenshard.planner.optimizers import FusedOptimizer, TableOptimizers, optimizers_of
+from evenshard.planner.replicas import OTHER_TYPES
+from evenshard.planner.request import PlacementRequest
 from evenshard.planner.torchrec.modules import LocatedTable, located_tables
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
 if TYPE_CHECKING:
     from evenshard.planner.torchrec.modules import Collections
+
+log = logging.getLogger(__name__)
 
 WORDS = {
     "SGD": SGD,
@@ -115,3 +123,51 @@ def _of_fbgemm(name: str, where: str) -> FusedOptimizer:
     """An optimizer by FBGEMM's name for it."""
     word = WORDS.get(name) or AS_LARGE.get(name)
     return FusedOptimizer(word or UNKNOWN, name, where, word is not None)
+
+
+# Replicas -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AllowedReplicas:
+    """What is said about the replicas of a placement.
+
+    Attributes:
+        dense_optimizer: the optimizer of the dense model; empty where it is not told.
+        by_name: tables that may be replicated whatever trains them.
+    """
+
+    dense_optimizer: str = ""
+    by_name: frozenset[str] = frozenset()
+
+    @staticmethod
+    def of(request: PlacementRequest) -> AllowedReplicas:
+        """What a request says."""
+        names = (table.name for table in request.tables)
+        return AllowedReplicas(
+            request.dense_optimizer, frozenset(name for name in names if request.names_replicas_of(name))
+        )
+
+    def check(self, replicated: Sequence[LocatedTable]) -> None:
+        """Raises BadConfig if one of these tables of a model has a fused optimizer, and may not be replicated."""
+        for name, fused in fused_optimizers(replicated).items():
+            if fused.word != self.dense_optimizer and name not in self.by_name:
+                raise BadConfig(
+                    f"table {brief(name)} is replicated ({DATA_PARALLEL}): the job's dense optimizer would train it in "
+                    f"place of its own, {fused.word} ({fused.where}). Place the tables again without replicas "
+                    f"(--sharding-types {','.join(OTHER_TYPES)}); or, where the dense optimizer is the same, with the "
+                    f"same learning rate and settings, with --dense-optimizer {fused.word}."
+                )
+
+
+def warn_of_replicas(replicated: Sequence[LocatedTable]) -> None:
+    """Logs which of these tables, that parts replicate by themselves, have a fused optimizer."""
+    if found := fused_optimizers(replicated):
+        name, fused = next(iter(found.items()))
+        log.warning(
+            "%d replicated tables (%s, ...) are trained by the job's dense optimizer, not by their own (%s, by %s).",
+            len(found),
+            name,
+            fused.word,
+            fused.where,
+        )

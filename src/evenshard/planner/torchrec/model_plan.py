@@ -4,71 +4,40 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from evenshard.measure.hardware import HardwareName
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import part_bytes, used_bytes, used_host_bytes
-from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.highlights.setting import assumed_lookups_texts
 from evenshard.planner.highlights.step import EMBEDDING_WORK
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
-from evenshard.planner.torchrec.compare import predicted
+from evenshard.planner.torchrec.compare import chosen_model, predicted
 from evenshard.planner.torchrec.constraints import carry_over
 from evenshard.planner.torchrec.dense_model import dense_bytes
-from evenshard.planner.torchrec.failures import planner_error
 from evenshard.planner.torchrec.machine import TorchRecMachine
-from evenshard.planner.torchrec.model import chosen_model
-from evenshard.planner.torchrec.model_request import RequestSettings, request_of
+from evenshard.planner.torchrec.model_request import PlannerSettings, request_of
 from evenshard.planner.torchrec.modules import collections_in, other_modules_in, qualified_name
-from evenshard.planner.torchrec.other_modules import plan_of_others
-from evenshard.planner.torchrec.plan_report import PlanReport
-from evenshard.planner.torchrec.planner_arguments import PlannerArguments
+from evenshard.planner.torchrec.plan_report import ModelPlan, PlanReport
+from evenshard.planner.torchrec.planner_arguments import PlannerArguments, plan_of_others
 from evenshard.planner.torchrec.plans import sharding_plan
 from evenshard.sharders.base import Sharder
-from evenshard.sharders.model import Model
 from evenshard.sharders.plan_search.search import PlanSearchEffort
+from evenshard.sharders.torchrec_compat import planner_error
 from evenshard.utils.errors import EvenshardError, InfeasibleTask
 from evenshard.utils.messages import cut, reason_of
 from evenshard.utils.units import gb_to_bytes, pct_text, size_text
 
 if TYPE_CHECKING:
     from torch import nn
-    from torchrec.distributed.planner.types import ShardingOption, Stats, Topology
+    from torchrec.distributed.planner.types import Topology
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class ModelPlan:
-    """A plan of a model, as it grows.
-
-    Attributes:
-        plan: of all its tables.
-        answer: evenshard's; None where a sharder decided, or there are no tables.
-        notes: what there is to say, a line each; those that are not the search's own.
-        options: the plan as TorchRec's ``ShardingOption``s.
-        num_found: placements that the search found, each better than the one before.
-    """
-
-    plan: ShardingPlan
-    answer: PlacementAnswer | None = None
-    notes: tuple[str, ...] = ()
-    options: list[ShardingOption] = field(default_factory=list)
-    num_found: int = 1
-
-    def say(self, note: str) -> None:
-        """Logs a note, and keeps it with the answer, if there is one."""
-        log.warning("%s", note)
-        self.notes = (*self.notes, note)
-        if self.answer is not None:
-            self.answer = replace(self.answer, notes=(*self.answer.notes, note))
 
 
 @dataclass(frozen=True)
@@ -77,28 +46,16 @@ class ModelPlanner:
 
     Attributes:
         arguments: TorchRec's, as the planner was given them.
-        settings: of the requests.
+        settings: evenshard's own.
         machine: before a storage reservation.
         topology: the same, as TorchRec describes it.
-        stats: TorchRec's statistics.
-        keeps_host: whether a storage reservation leaves the memory of hosts as it is.
-        dense_gb: memory of the dense model; None to count it.
-        sharder: decides in place of ``evenshard.place``.
-        model: cost model.
-        seed: of the search.
         planner_type: name of the planner's class.
     """
 
     arguments: PlannerArguments
-    settings: RequestSettings
+    settings: PlannerSettings
     machine: TorchRecMachine
     topology: Topology
-    stats: Sequence[Stats]
-    keeps_host: bool
-    dense_gb: float | None
-    sharder: Sharder | None
-    model: str | Path | Model | None
-    seed: int
     planner_type: str
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ModelPlan:
@@ -112,19 +69,19 @@ class ModelPlanner:
 
         given, machine, topology = self.arguments, self.machine, self.topology
         started, result = time.monotonic(), ModelPlan(ShardingPlan({}))
-        lookups: Mapping[tuple[str, str], tuple[float, ...]] = {}
-        dense = gb_to_bytes(self.dense_gb or 0.0)
+        dense = gb_to_bytes(self.settings.dense_gb or 0.0)
         if given.storage_reservation is not None:
-            machine = given.after_reservation(machine, topology, module, sharders, keeps_host=self.keeps_host)
-        elif self.dense_gb is None:
+            keeps_host = self.settings.keeps_host
+            machine = given.after_reservation(machine, topology, module, sharders, keeps_host=keeps_host)
+        elif self.settings.dense_gb is None:
             dense = dense_bytes(module, sharders=sharders)
         left_bytes = [room - dense for room in machine.rooms_bytes]
-        left_host_bytes = list(machine.host_bytes)
-        constraints = dict(given.constraints or {})
+        left_host_bytes = list(machine.nodes.host_bytes)
+        constraints = given.constraints_by_table
         if collections := collections_in(module, sharders):
             _check_dense(machine, dense)
             asked = request_of(module, sharders, machine, dense, constraints, self.settings, given.enumerator)
-            lookups = asked.lookups
+            result.lookups = asked.lookups
             request, parts = self._placed(asked.request, (*asked.notes, *given.notes), result)
             result.plan = sharding_plan(
                 parts if result.answer is None else result.answer,
@@ -132,7 +89,7 @@ class ModelPlanner:
                 collections,
                 request.num_devices,
                 compute_device=machine.compute_device,
-                local_world_size=machine.local_world_size,
+                local_world_size=machine.nodes.devices_per_node,
             )
             for (path, name), way in asked.written_as.items():
                 result.plan.plan[path][name].sharding_type = way
@@ -140,23 +97,17 @@ class ModelPlanner:
                 result.say(note)
             task = request.task()
             left_bytes = _less(request.rooms_bytes, used_bytes(task, parts))
-            if machine.host_bytes and task.machine.host_bytes:
-                left_host_bytes = _less(machine.host_bytes, used_host_bytes(task, parts))
+            if machine.nodes.host_bytes and task.machine.host_bytes:
+                left_host_bytes = _less(machine.nodes.host_bytes, used_host_bytes(task, parts))
         if others := other_modules_in(module, sharders):
             theirs = plan_of_others(others, sharders, machine, left_bytes, left_host_bytes, topology, given)
             result.plan.plan.update(theirs.plan)
             result.say(_placed_by_torchrec(theirs))
         if not result.plan.plan:
             return result
-        report = PlanReport(given, self.stats, topology, machine, dense, self.planner_type)
-        finished = report.finished(
-            result.plan, module, sharders, lookups, num_plans=result.num_found, seconds=time.monotonic() - started
-        )
-        for note in finished.notes:
-            result.say(note)
-        if finished.plan != result.plan:
-            self._say_changed(finished.plan, result)
-        result.plan, result.options = finished.plan, finished.options
+        report = PlanReport(given, topology, machine, dense, self.planner_type, module, sharders)
+        if report.finish(result, time.monotonic() - started):
+            self._say_changed(result)
         return result
 
     def _placed(
@@ -177,14 +128,15 @@ class ModelPlanner:
                 raise planner_error(InfeasibleTask(str(error), self.machine.assumed.devices), kind) from error
             notes = (_kept_less(request, least), *notes)
             request, parts = least, found
-        if self.sharder is not None:
+        if self.settings.sharder is not None:
             notes = (*self.machine.assumed.notes(parts), *notes)
         for note in notes:
             result.say(note)
         return request, parts
 
     def _parts(self, request: PlacementRequest, result: ModelPlan) -> Sequence[TablePart]:
-        return self._answered(request, result) if self.sharder is None else _sharded(self.sharder, request)
+        sharder = self.settings.sharder
+        return self._answered(request, result) if sharder is None else _sharded(sharder, request)
 
     def _parts_if_they_fit(self, request: PlacementRequest, result: ModelPlan) -> Sequence[TablePart] | None:
         try:
@@ -195,8 +147,8 @@ class ModelPlanner:
     def _answered(self, request: PlacementRequest, result: ModelPlan) -> Sequence[TablePart]:
         """Where the columns live, as ``evenshard.place`` says."""
         on, limit_s, started = self.machine.compute_device, self.arguments.timeout_seconds, time.monotonic()
-        model, hardware = chosen_model(self.model, self.settings.hardware, on)
-        config = PlaceConfig(PlanSearchEffort(time_limit_s=limit_s), self.seed)
+        model, hardware = chosen_model(self.settings.model, self.settings.hardware, on)
+        config = PlaceConfig(PlanSearchEffort(time_limit_s=limit_s), self.settings.seed)
 
         def count(predicted_ms: float) -> None:
             result.num_found += 1
@@ -212,13 +164,14 @@ class ModelPlanner:
             result.say(f"The plan is for {on} ranks, and its times are of {hardware}: another may be faster on these.")
         return result.answer.parts
 
-    def _say_changed(self, plan: ShardingPlan, result: ModelPlan) -> None:
+    def _say_changed(self, result: ModelPlan) -> None:
         """Says what callbacks made of the time."""
         if result.answer is None:
             result.say("callbacks changed the plan.")
             return
         try:
-            now = f"{predicted(plan, result.answer, self.model).predicted_ms:.4g} {EMBEDDING_WORK} predicted"
+            changed = predicted(result.plan, result.answer, self.settings.model)
+            now = f"{changed.predicted_ms:.4g} {EMBEDDING_WORK} predicted"
         except EvenshardError as error:
             now = f"no time is predicted of it ({reason_of(error)})"
         result.say(

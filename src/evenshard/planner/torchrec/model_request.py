@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.measure.hardware import DEFAULT_HARDWARE
-from evenshard.placement.parts import COLUMN_STEP
-from evenshard.placement.sharding import COLUMNS_ALONE, DATA_PARALLEL, NODE, SHARDING_TYPES, TABLE_WISE, TYPES
+from evenshard.placement.sharding import DATA_PARALLEL, NODE, SHARDING_TYPES, TABLE_WISE, TYPES
 from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE
 from evenshard.planner.replicas import left_out_note, tables_without_replicas
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
-from evenshard.planner.torchrec.constraints import constrained_model
-from evenshard.planner.torchrec.entries import DENSE_KERNEL
-from evenshard.planner.torchrec.failures import TooStrict
+from evenshard.planner.torchrec.constraints import constrained_model, whole_where_too_narrow
 from evenshard.planner.torchrec.fused_optimizers import model_optimizers
 from evenshard.planner.torchrec.machine import TorchRecMachine
 from evenshard.planner.torchrec.modules import LocatedTable, located_tables
 from evenshard.planner.torchrec.planner_arguments import DEFAULT_BATCH_SIZE
 from evenshard.planner.torchrec.tables import table_set_of
 from evenshard.planner.torchrec.trainable import leaves_a_rank_empty
+from evenshard.sharders.base import Sharder
+from evenshard.sharders.model import Model
+from evenshard.sharders.torchrec_compat import TooStrict
+from evenshard.sharders.torchrec_planner import DENSE_KERNEL, KERNELS_OF_TABLES
 from evenshard.tables.sources import TableSet
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut
@@ -31,9 +33,6 @@ if TYPE_CHECKING:
     from torchrec.distributed.planner.types import Enumerator, ParameterConstraints
     from torchrec.distributed.types import ModuleSharder
 
-ON_GPU = (FUSED, FUSED_UVM_CACHING, FUSED_UVM, KEY_VALUE)
-"""Where TorchRec keeps weights of tables on GPUs."""
-
 ROWS_IN_NODE = tuple(one.name for one in TYPES.values() if one.scope == NODE)
 """Types whose groups of ranks are nodes or pods, as the environment of the job has it: in pods, for those who ask."""
 
@@ -42,14 +41,18 @@ Ways = Mapping[tuple[str, str], frozenset[tuple[str, str]]]
 
 
 @dataclass(frozen=True)
-class RequestSettings:
+class PlannerSettings:
     """What a planner was asked, apart from the model and the machine; see ``EvenshardPlanner``.
 
     Attributes:
-        is_whole: a sharder decides, of whole tables in device memory.
         types: the ways in which tables may be sharded; empty for all.
         optimizer: of all tables; None for what the model says.
         dense_optimizer: of the dense model; empty where it is not told.
+        dense_gb: memory of the dense model; None to count it.
+        keeps_host: whether a storage reservation leaves the memory of hosts as it is.
+        sharder: decides in place of ``evenshard.place``.
+        model: cost model.
+        seed: of the search.
     """
 
     batch_size: int = DEFAULT_BATCH_SIZE
@@ -64,11 +67,20 @@ class RequestSettings:
     intra: str = ""
     inter: str = ""
     hardware: str | None = None
-    is_whole: bool = False
+    dense_gb: float | None = None
+    keeps_host: bool = False
+    sharder: Sharder | None = None
+    model: str | Path | Model | None = None
+    seed: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a sharder decides, of whole tables in device memory."""
+        return self.sharder is not None
 
     def check_kernels(self, compute_device: str) -> None:
         """Raises BadConfig if something is named where TorchRec keeps no weights."""
-        there = (FUSED,) if compute_device == "cpu" else ON_GPU
+        there = (FUSED,) if compute_device == "cpu" else KERNELS_OF_TABLES
         for kernel in (*self.kernels, *(one for kernels in self.rules.table_kernels.values() for one in kernels)):
             if kernel not in there:
                 raise BadConfig(
@@ -100,7 +112,7 @@ def request_of(
     machine: TorchRecMachine,
     dense: int,
     constraints: Mapping[str, ParameterConstraints],
-    settings: RequestSettings,
+    settings: PlannerSettings,
     enumerator: Enumerator | None = None,
 ) -> ModelRequest:
     """The request, with what of the constraints is not in it.
@@ -119,7 +131,7 @@ def request_of(
     """
     known = table_set_of(module, settings.pooling_factors, settings.default_pooling_factor, sharders)
     types = (TABLE_WISE,) if settings.is_whole else settings.types or SHARDING_TYPES
-    if machine.nodes_per_domain > 1 and set(types) == set(SHARDING_TYPES):
+    if machine.nodes.nodes_per_domain > 1 and set(types) == set(SHARDING_TYPES):
         types = tuple(way for way in types if way not in ROWS_IN_NODE)
     located = located_tables(module, sharders)
     available = _available_kernels(machine, settings.is_whole)
@@ -135,12 +147,12 @@ def request_of(
     request = PlacementRequest(
         tables=found.known.tables,
         caps_bytes=machine.caps_bytes,
-        batch_size=settings.batch_size * machine.world_size,
+        batch_size=settings.batch_size * machine.nodes.num_devices,
         reserved_bytes=machine.reserved_bytes,
         optimizer=optimizers.optimizer,
         rules=rules,
         sharding_types=(TABLE_WISE,) if settings.is_whole else settings.types,
-        machine=None if settings.is_whole else machine.nodes(settings.intra, settings.inter),
+        machine=None if settings.is_whole else machine.linked_nodes(settings.intra, settings.inter),
         hardware=settings.hardware or DEFAULT_HARDWARE,
         assumptions=(*found.known.assumptions, *optimizers.assumptions),
         reserved_share=machine.reserved_share,
@@ -191,8 +203,8 @@ def _available_kernels(machine: TorchRecMachine, is_whole: bool) -> tuple[str, .
         return (FUSED,)
     return (
         FUSED,
-        *((FUSED_UVM_CACHING, FUSED_UVM) if machine.host_bytes else ()),
-        *((KEY_VALUE,) if machine.ssd_bytes else ()),
+        *((FUSED_UVM_CACHING, FUSED_UVM) if machine.nodes.host_bytes else ()),
+        *((KEY_VALUE,) if machine.nodes.ssd_bytes else ()),
     )
 
 
@@ -212,26 +224,11 @@ def _types_on_cpu(
             way
             for way in ways
             if not (table.is_sequence and TYPES[way].is_replicated)
-            and not leaves_a_rank_empty(table.num_rows, way, machine.nodes())
+            and not leaves_a_rank_empty(table.num_rows, way, machine.nodes)
         )
         if left and left != tuple(ways):
             table_types[table.name] = left
     return table_types
-
-
-def whole_where_too_narrow(rules: Rules, known: TableSet, types: Sequence[str]) -> tuple[Rules, dict[str, str]]:
-    """Tables that may only be cut by columns, and are too narrow for it, may stay whole: TorchRec's one shard.
-
-    Returns:
-        The rules, and the type that each such table is to be called.
-    """
-    table_types, written = dict(rules.table_types), {}
-    for table in known.tables:
-        asked = table_types.get(table.name, tuple(types))
-        steps = -(-rules.min_columns.get(table.name, COLUMN_STEP) // COLUMN_STEP)
-        if {*asked} <= {*COLUMNS_ALONE} and table.embedding_dim < 2 * steps * COLUMN_STEP:
-            table_types[table.name], written[table.name] = (*asked, TABLE_WISE), asked[0]
-    return replace(rules, table_types=table_types), written
 
 
 # What module sharders and an enumerator leave ------------------------------------------------------------------------

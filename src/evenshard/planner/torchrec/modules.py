@@ -12,12 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from evenshard.sharders.torchrec_planner import require_torchrec
+from evenshard.sharders.torchrec_compat import require_torchrec
+from evenshard.tables.table import SEQUENCE
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
 if TYPE_CHECKING:
     from torch import nn
+    from torchrec.distributed.model_parallel import DistributedModelParallel
     from torchrec.modules.embedding_configs import BaseEmbeddingConfig
     from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
@@ -47,6 +49,25 @@ class LocatedTable:
     def features(self) -> tuple[str, ...]:
         """Those that look the table up; TorchRec takes the table's name where none is given."""
         return tuple(self.config.feature_names or [self.config.name])
+
+    @property
+    def pooling(self) -> str:
+        """How lookups are pooled: sum, mean or none."""
+        from torchrec.modules.embedding_configs import EmbeddingBagConfig
+
+        return self.config.pooling.value.lower() if isinstance(self.config, EmbeddingBagConfig) else SEQUENCE
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether lookups have weights."""
+        from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+        return isinstance(self.collection, EmbeddingBagCollection) and bool(self.collection.is_weighted())
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.config.num_embeddings, self.config.embedding_dim
 
 
 def located_tables(collections: Collections, sharders: Sequence[Any] | None = None) -> tuple[LocatedTable, ...]:
@@ -162,3 +183,29 @@ def _sharded_modules(model: nn.Module, sharders: Sequence[Any] | None) -> Iterat
             yield path, module, names
 
     return visit("", model)
+
+
+# Of a running model ---------------------------------------------------------------------------------------------------
+
+
+def sharded_collections(model: DistributedModelParallel) -> dict[str, Any]:
+    """The sharded collections of tables by path, each once."""
+    from torchrec.distributed.embedding import ShardedEmbeddingCollection
+    from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+
+    kinds = (ShardedEmbeddingBagCollection, ShardedEmbeddingCollection)
+    return {path: module for path, module in model.module.named_modules() if type(module) in kinds}
+
+
+def unsharded(module: Any) -> Collection:
+    """The collection that a sharded one is of, without weights."""
+    import torch
+    from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+    meta = torch.device("meta")
+    if isinstance(module, ShardedEmbeddingBagCollection):
+        return EmbeddingBagCollection(
+            tables=module._embedding_bag_configs, is_weighted=module._is_weighted, device=meta
+        )
+    return EmbeddingCollection(tables=module._embedding_configs, need_indices=module._need_indices, device=meta)

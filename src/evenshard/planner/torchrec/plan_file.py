@@ -12,7 +12,7 @@ plan is loaded::
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,19 +23,18 @@ from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import DATA_PARALLEL, TABLE_COLUMN_WISE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import read_json, validate_record
-from evenshard.planner.torchrec.allowed_replicas import AllowedReplicas
 from evenshard.planner.torchrec.entries import (
     TableEntry,
     checked_local_world_size,
-    kept_as,
+    parts_of_entry,
     prefetches,
-    storage_of,
     table_entry,
+    table_of_parts,
     type_among,
 )
-from evenshard.planner.torchrec.plans import parts_on_machine, plan_of_parts, replica
+from evenshard.planner.torchrec.fused_optimizers import AllowedReplicas
+from evenshard.planner.torchrec.plans import parts_on_machine, plan_of_parts
 from evenshard.planner.torchrec.topology import device_of_process
-from evenshard.sharders.torchrec_planner import part_of_shard
 from evenshard.tables.table import Table
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
@@ -123,11 +122,7 @@ def plan_text(answer: PlacementAnswer, local_world_size: int | None = None, comp
             ],
         }
     )
-    record = plan.model_dump(mode="json")
-    for name in ("dense_optimizer", "replicas_by_name"):
-        if not record[name]:  # files for plans without say what they always said
-            del record[name]
-    return json.dumps(record, indent=1, allow_nan=False) + "\n"
+    return json.dumps(plan.model_dump(mode="json", exclude_defaults=True), indent=1, allow_nan=False) + "\n"
 
 
 def load_plan(
@@ -157,7 +152,7 @@ def load_plan(
     local_world_size = record.local_world_size if local_world_size is None else local_world_size
     machine = Machine(record.world_size, checked_local_world_size(local_world_size, record.world_size, compute_device))
     replicas = AllowedReplicas(record.dense_optimizer, frozenset(record.replicas_by_name))
-    types, prefetched = _allowed(record), _prefetched(record)
+    types, prefetched = _allowed(record), _prefetched(record.tables)
     return plan_of_parts(parts, tables, modules, machine, compute_device, types, prefetched, replicas)
 
 
@@ -174,41 +169,31 @@ def load_plan_parts(path: str | Path) -> tuple[tuple[TablePart, ...], int]:
 def _read(path: str | Path) -> tuple[PlanFile, tuple[Table, ...], tuple[TablePart, ...]]:
     record = validate_record(PlanFile, read_json(path, _WHAT, _REMEDY), path, _WHAT, _REMEDY)
     try:
-        return record, *plan_contents(record)
+        machine = Machine(record.world_size, record.local_world_size)
+        return record, *contents_of(record.tables, machine, record.compute_device)
     except BadConfig as error:
         raise BadFile(path, str(error).rstrip("."), _REMEDY) from None
 
 
-def plan_contents(record: PlanFile) -> tuple[tuple[Table, ...], tuple[TablePart, ...]]:
-    """The tables, as far as a plan knows them, and where they live.
+def contents_of(
+    entries: Mapping[str, TableEntry], machine: Machine, compute_device: str
+) -> tuple[tuple[Table, ...], tuple[TablePart, ...]]:
+    """The tables of entries, as far as these know them, and where they live.
 
     Raises:
         BadConfig: if an entry is not what ``save_plan`` would write of it.
     """
     tables: list[Table] = []
     found: list[TablePart] = []
-    machine = Machine(record.world_size, record.local_world_size)
-    for name, entry in record.tables.items():
-        if not entry.shards or len(entry.ranks) != len(entry.shards):
-            raise BadConfig(f"table {brief(name)} has {len(entry.ranks)} ranks and {len(entry.shards)} shards")
-        parts: Sequence[TablePart] = [
-            part_of_shard(name, rank, one.shard_offsets, one.shard_sizes)
-            for rank, one in zip(entry.ranks, entry.shards, strict=True)
-            if one.shard_sizes[0]
-        ]
-        num_rows = max((part.rows.stop for part in parts), default=0)
-        dim = max((part.columns.stop for part in parts), default=0)
-        table = Table(name, num_rows, dim, 1.0)
+    prefetched = _prefetched(entries)
+    for name, entry in entries.items():
+        parts = parts_of_entry(name, entry)
+        table = table_of_parts(name, parts)
         if problem := table.problem():
             raise BadConfig(f"table {brief(name)}: {problem}")
-        if entry.sharding_type == DATA_PARALLEL:
-            parts = [replica(table, entry.ranks)]
-        else:
-            load_factor = None if entry.cache_params is None else entry.cache_params.load_factor
-            parts = kept_as(storage_of(name, entry.compute_kernel, load_factor), parts)
         whole = parts_on_machine(parts, [table], machine)[name]
         way = type_among({entry.sharding_type}, whole, table, machine)
-        if entry != table_entry(whole, table, machine, record.compute_device, way, _prefetched(record)):
+        if entry != table_entry(whole, table, machine, compute_device, way, prefetched):
             raise BadConfig(f"the ranks, shards and types of table {brief(name)} contradict each other")
         tables.append(table)
         found.extend(whole)
@@ -224,7 +209,7 @@ def _allowed(record: PlanFile) -> dict[str, frozenset[str]]:
     }
 
 
-def _prefetched(record: PlanFile) -> bool | None:
+def _prefetched(entries: Mapping[str, TableEntry]) -> bool | None:
     """Whether rows of caches are prefetched; all entries say the same."""
-    caches = (entry.cache_params for entry in record.tables.values())
+    caches = (entry.cache_params for entry in entries.values())
     return next((one.prefetch_pipeline for one in caches if one is not None), None)

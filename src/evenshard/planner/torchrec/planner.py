@@ -20,22 +20,21 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.device_memory import RESERVED_SHARE
 from evenshard.planner.host_memory import HostMemory
 from evenshard.planner.rules import Rules
-from evenshard.planner.torchrec.failures import planner_error
 from evenshard.planner.torchrec.machine import machine_of
 from evenshard.planner.torchrec.model_plan import ModelPlanner
-from evenshard.planner.torchrec.model_request import RequestSettings
+from evenshard.planner.torchrec.model_request import PlannerSettings
+from evenshard.planner.torchrec.plan_report import stats_of
 from evenshard.planner.torchrec.planner_arguments import (
     DEFAULT_BATCH_SIZE,
     PlannerArguments,
     heuristical,
     reservation_of,
 )
-from evenshard.planner.torchrec.sharding_options import stats_of
 from evenshard.planner.torchrec.tables import DEFAULT_POOLING_FACTOR
 from evenshard.planner.torchrec.topology import links_of_topology, topology_of, with_memory
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.model import Model
-from evenshard.sharders.torchrec_planner import require_torchrec
+from evenshard.sharders.torchrec_compat import planner_base, planner_error, require_torchrec
 from evenshard.utils.errors import BadConfig, EvenshardError
 from evenshard.utils.messages import one_line
 from evenshard.utils.params import check_ranges
@@ -202,6 +201,8 @@ class EvenshardPlanner:
         self._planner: ModelPlanner | None = None
         require_torchrec()
         storage_reservation = reservation_of(storage_reservation, heuristical_storage_reservation_percentage)
+        batch_size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
+        self._stats = stats_of(stats)
         self._arguments = PlannerArguments(
             topology,
             batch_size,
@@ -210,16 +211,15 @@ class EvenshardPlanner:
             proposer,
             partitioner,
             performance_model,
-            stats,
+            self._stats,
             constraints,
             debug,
             callbacks,
             timeout_seconds,
             plan_loader,
         )
-        self._stats = stats_of(stats)
         self._topology: Topology | None = topology
-        _register(type(self))
+        planner_base().register(type(self))  # so that isinstance takes it for one of TorchRec's
         try:
             if storage_reservation is not None and reserved_gb is not None:
                 raise BadConfig(
@@ -238,7 +238,6 @@ class EvenshardPlanner:
                     )
             if allow_column_split and sharding_types and set(sharding_types) != set(BY_COLUMNS):
                 raise BadConfig("allow_column_split is short for sharding_types. Give one of the two.")
-            batch_size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
             check_ranges(batch_size=batch_size, seed=seed, dense_gb=dense_gb or 0.0)
             host = HostMemory(host_memory_gb, host_bandwidth_gb_s, ssd_gb, ssd_bandwidth_gb_s)
             ranks = (topology, world_size, local_world_size, compute_device)
@@ -255,7 +254,7 @@ class EvenshardPlanner:
                 table_kernels,
             )
             own = ("", "") if topology is None else links_of_topology(topology)
-            settings = RequestSettings(
+            settings = PlannerSettings(
                 batch_size=batch_size,
                 pooling_factors=pooling_factors,
                 default_pooling_factor=default_pooling_factor,
@@ -268,7 +267,11 @@ class EvenshardPlanner:
                 intra=intra or own[0],
                 inter=inter or own[1],
                 hardware=hardware,
-                is_whole=sharder is not None,
+                dense_gb=dense_gb,
+                keeps_host=host_memory_gb is not None,
+                sharder=sharder,
+                model=model,
+                seed=seed,
             )
             settings.check_kernels(machine.compute_device)
             if topology is None:
@@ -276,19 +279,7 @@ class EvenshardPlanner:
             elif memory_cap_gb is not None:
                 topology = with_memory(topology, machine.caps_bytes, machine.host_bytes_of_ranks)
             self._topology = topology
-            self._planner = ModelPlanner(
-                arguments=self._arguments,
-                settings=settings,
-                machine=machine,
-                topology=topology,
-                stats=self._stats,
-                keeps_host=host_memory_gb is not None,
-                dense_gb=dense_gb,
-                sharder=sharder,
-                model=model,
-                seed=seed,
-                planner_type=type(self).__name__,
-            )
+            self._planner = ModelPlanner(self._arguments, settings, machine, topology, type(self).__name__)
         except EvenshardError as error:
             if not fallback:
                 raise
@@ -382,7 +373,7 @@ class EvenshardPlanner:
     # TorchRec's planner ----------------------------------------------------------------------------------------------
 
     def _plan_of_theirs(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ShardingPlan:
-        theirs = self._arguments.planner(topology=self._topology, stats=self._stats)
+        theirs = self._arguments.planner(topology=self._topology)
         plan = theirs.plan(module, sharders)
         self._best_plan = getattr(theirs, "_best_plan", None)
         return plan
@@ -392,7 +383,7 @@ class EvenshardPlanner:
         from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 
         given, topology = self._arguments, self._topology
-        batch_size, constraints = given.batch_size or DEFAULT_BATCH_SIZE, dict(given.constraints or {}) or None
+        batch_size, constraints = given.batch_size, given.constraints_by_table or None
         enumerator = given.enumerator or EmbeddingEnumerator(topology, batch_size, constraints=constraints)
         reservation = given.storage_reservation or heuristical(RESERVED_SHARE)
         if self._planned is not None:
@@ -400,11 +391,3 @@ class EvenshardPlanner:
             reservation.reserve(topology, batch_size, module, sharders, constraints)
             enumerator.enumerate(module, sharders)
         return given.planner(topology=topology, enumerator=enumerator, storage_reservation=reservation)
-
-
-def _register(planner: type) -> None:
-    """So that ``isinstance`` takes a planner for one of TorchRec's."""
-    from torchrec.distributed.planner import planners
-    from torchrec.distributed.types import ShardingPlanner
-
-    getattr(planners, "EmbeddingPlannerBase", ShardingPlanner).register(planner)

@@ -1,19 +1,23 @@
-"""The arguments of TorchRec's own planner: what they become here, and the same planner of theirs."""
+"""The arguments of TorchRec's own planner: what they become here, and the same planner of theirs.
+
+Modules that evenshard does not place are planned by it, in the memory that is left.
+"""
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from evenshard.planner.torchrec.failures import planner_error
 from evenshard.planner.torchrec.machine import TorchRecMachine, of_nodes
+from evenshard.planner.torchrec.modules import qualified_name
+from evenshard.planner.torchrec.topology import with_memory
+from evenshard.sharders.torchrec_compat import known_arguments, planner_error
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.limits import Range
-from evenshard.utils.messages import brief
-from evenshard.utils.units import gb_text
+from evenshard.utils.messages import brief, cut
+from evenshard.utils.units import gb_text, size_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
         StorageReservation,
         Topology,
     )
-    from torchrec.distributed.types import ModuleSharder
+    from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 DEFAULT_BATCH_SIZE = 512
 """Samples per rank; TorchRec's planner assumes the same."""
@@ -41,13 +45,13 @@ class PlannerArguments:
     """What ``EmbeddingShardingPlanner`` takes, by its names and in its order; None where it was left out."""
 
     topology: Topology | None = None
-    batch_size: int | None = None
+    batch_size: int = DEFAULT_BATCH_SIZE
     enumerator: Enumerator | None = None
     storage_reservation: StorageReservation | None = None
     proposer: Proposer | list[Proposer] | None = None
     partitioner: Partitioner | None = None
     performance_model: PerfModel | None = None
-    stats: Stats | list[Stats] | None = None
+    stats: list[Stats] | None = None
     constraints: Mapping[str, ParameterConstraints] | None = None
     debug: bool = True
     callbacks: Sequence[Callable[[list[ShardingOption]], list[ShardingOption]]] | None = None
@@ -68,6 +72,11 @@ class PlannerArguments:
             raise BadConfig(f"timeout_seconds is {brief(self.timeout_seconds)}. Give a number above 0, or None.")
 
     @property
+    def constraints_by_table(self) -> dict[str, ParameterConstraints]:
+        """TorchRec's constraints; empty where there are none."""
+        return dict(self.constraints or {})
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What of them decides nothing, in a line."""
         idle = {"proposer": self.proposer, "partitioner": self.partitioner}
@@ -85,14 +94,11 @@ class PlannerArguments:
         """
         from torchrec.distributed.planner import EmbeddingShardingPlanner
 
-        known = inspect.signature(EmbeddingShardingPlanner.__init__).parameters
         own = replace(self, **others)
-        given = {one.name: getattr(own, one.name) for one in fields(own)}
+        given = {one.name: getattr(own, one.name) for one in fields(own) if getattr(own, one.name) is not None}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of the reservation that it makes where none is given
-            return EmbeddingShardingPlanner(
-                **{name: value for name, value in given.items() if value is not None and name in known}
-            )
+            return EmbeddingShardingPlanner(**known_arguments(EmbeddingShardingPlanner.__init__, given))
 
     def after_reservation(
         self,
@@ -115,10 +121,10 @@ class PlannerArguments:
         assert self.storage_reservation is not None
         left = self.storage_reservation.reserve(
             topology=topology,
-            batch_size=self.batch_size or DEFAULT_BATCH_SIZE,
+            batch_size=self.batch_size,
             module=module,
             sharders=list(sharders),
-            constraints=None if self.constraints is None else dict(self.constraints),
+            constraints=self.constraints_by_table or None,
         )
         on_cpu = machine.compute_device == "cpu"
         left_bytes = [one.storage.ddr if on_cpu else one.storage.hbm for one in left.devices]
@@ -135,7 +141,8 @@ class PlannerArguments:
         kept = {cap - room for cap, room in zip(machine.caps_bytes, rooms, strict=True)}
         if not keeps_host and not on_cpu:
             ddrs = [max(one.storage.ddr, 0) for one in left.devices]
-            machine = replace(machine, host_bytes=of_nodes(ddrs, machine.local_world_size, None))
+            host_bytes = of_nodes(ddrs, machine.nodes.devices_per_node, None)
+            machine = replace(machine, nodes=replace(machine.nodes, host_bytes=host_bytes))
         if len(kept) == 1 and min(kept) >= 0:
             return replace(machine, reserved_bytes=kept.pop(), reserved_share=0.0)
         return replace(machine, caps_bytes=tuple(rooms), reserved_bytes=0, reserved_share=0.0)
@@ -174,3 +181,77 @@ def heuristical(percentage: float, dense_bytes: int | None = None) -> StorageRes
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         return HeuristicalStorageReservation(percentage=percentage, dense_tensor_estimate=dense_bytes)
+
+
+# Modules that evenshard does not place --------------------------------------------------------------------------------
+
+
+def plan_of_others(
+    modules: Mapping[str, nn.Module],
+    sharders: Sequence[ModuleSharder[Any]] | None,
+    machine: TorchRecMachine,
+    left_bytes: Sequence[int],
+    left_host_bytes: Sequence[int],
+    topology: Topology,
+    arguments: PlannerArguments,
+) -> ShardingPlan:
+    """TorchRec's plan of the modules.
+
+    Args:
+        modules: by their paths in the model.
+        sharders: sharders of modules; TorchRec's default ones where left out.
+        left_bytes: memory of each rank for them.
+        left_host_bytes: memory of each node for them; empty for none.
+        topology: TorchRec's description of the machine, apart from its memory.
+        arguments: TorchRec's, as the planner was given them.
+
+    Raises:
+        PlannerError: if TorchRec finds none.
+        BadConfig: if it cannot plan such modules.
+    """
+    from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+    from torchrec.distributed.planner.types import PlannerError
+    from torchrec.distributed.sharding_plan import get_default_sharders
+
+    host_bytes = [of_node // machine.nodes.devices_per_node for of_node in left_host_bytes]
+    planner = arguments.planner(
+        topology=with_memory(topology, left_bytes, host_bytes),
+        enumerator=None,
+        storage_reservation=FixedPercentageStorageReservation(0.0),  # what is reserved is not among what is left
+        stats=[],  # the whole plan has its own
+        constraints=arguments.constraints_by_table or None,
+        debug=False,
+        callbacks=None,
+        plan_loader=None,
+    )
+    names = cut(", ".join(path or "the model" for path in modules))
+    try:
+        return planner.plan(_alone(modules), list(get_default_sharders() if sharders is None else sharders))
+    except PlannerError as error:
+        raise PlannerError(
+            f"TorchRec's planner finds no plan of {names}, which evenshard does not place, with "
+            f"{size_text(min(left_bytes))} to {size_text(max(left_bytes))} of a rank left for them. "
+            f"Raise memory_cap_gb or the number of ranks, or constrain their tables less.",
+            error.error_type,
+        ) from error
+    except (ValueError, RuntimeError) as error:  # such as managed collisions with fewer buckets than ranks
+        raise BadConfig(f"TorchRec's planner cannot plan {names}: {error}") from error
+
+
+def _alone(modules: Mapping[str, nn.Module]) -> nn.Module:
+    """A model of these modules only, under the same paths."""
+    from torch import nn
+
+    if "" in modules:
+        return modules[""]
+    parents: dict[str, nn.Module] = {"": nn.Module()}
+    for path, module in modules.items():
+        above, *names = "", *path.split(".")
+        for name in names[:-1]:
+            below = qualified_name(above, name)
+            if below not in parents:
+                parents[below] = nn.Module()
+                parents[above].add_module(name, parents[below])
+            above = below
+        parents[above].add_module(names[-1], module)
+    return parents[""]

@@ -11,30 +11,21 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import TablePart, whole_part
+from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import grouped_parts, parts_by_table
-from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES, tiling_problem
+from evenshard.placement.sharding import DATA_PARALLEL, tiling_problem
 from evenshard.placement.storage import KEY_VALUE
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.torchrec.allowed_replicas import AllowedReplicas, warn_of_replicas
-from evenshard.planner.torchrec.entries import (
-    DENSE_KERNEL,
-    KERNELS_OF_TABLES,
-    TableEntry,
-    checked_local_world_size,
-    kept_as,
-    prefetches,
-    storage_of,
-    table_entry,
-    type_among,
-)
+from evenshard.planner.torchrec.entries import TableEntry, checked_local_world_size, prefetches, table_entry
+from evenshard.planner.torchrec.fused_optimizers import AllowedReplicas, warn_of_replicas
 from evenshard.planner.torchrec.modules import LocatedTable, located_tables, qualified_name
 from evenshard.planner.torchrec.topology import device_of_process
-from evenshard.planner.torchrec.trainable import ShardedTable, check_trainable, written_type
-from evenshard.sharders.torchrec_planner import merged, part_of_shard, require_torchrec
-from evenshard.tables.table import SEQUENCE, Table, duplicate_name
+from evenshard.planner.torchrec.trainable import ANY_TYPE, ShardedTable, check_trainable, sharded_table, written_type
+from evenshard.sharders.torchrec_compat import require_torchrec
+from evenshard.sharders.torchrec_planner import DENSE_KERNEL, KERNELS_OF_TABLES, parts_of_parameter
+from evenshard.tables.table import Table, duplicate_name
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut
 
@@ -97,14 +88,15 @@ def sharding_plan(
             answer replicates a table with a fused optimizer, which was not allowed.
     """
     allowed: Mapping[str, frozenset[str]] = {}
-    prefetched = prefetches(answer.request.training_pipeline) if isinstance(answer, PlacementAnswer) else None
-    replicas = AllowedReplicas.of(answer.request) if isinstance(answer, PlacementAnswer) else None
+    prefetched, replicas = None, None
     if isinstance(answer, PlacementAnswer):
         if modules is None:
             tables, modules = answer.request.tables, cast("Modules", tables)
         if local_world_size is None:
             local_world_size = answer.request.nodes.devices_per_node
         allowed = {table.name: answer.task.limits_of(at).types for at, table in enumerate(answer.request.tables)}
+        prefetched = prefetches(answer.request.training_pipeline)
+        replicas = AllowedReplicas.of(answer.request)
     if modules is None:
         raise BadConfig("the model is missing. Give tables and model.")
     tables = cast("Sequence[Table]", tables)
@@ -149,7 +141,8 @@ def plan_of_parts(
     warn_of_replicas(replicated) if replicas is None else replicas.check(replicated)
     collections: dict[str, dict[str, ShardedTable]] = {}
     for one in of_model:
-        sharded = _sharded(one, parts_of_table[one.name], machine, allowed.get(one.name, frozenset(SHARDING_TYPES)))
+        types = allowed.get(one.name, ANY_TYPE)
+        sharded = sharded_table(one, parts_of_table[one.name], machine, types, types)
         collections.setdefault(one.path, {})[one.config.name] = sharded
     given = {table.name: table for table in tables}
     data_types = {(one.path, one.config.name): one.config.data_type for one in of_model}
@@ -177,24 +170,8 @@ def parts_on_machine(
     return parts_by_table(ShardingTask(tuple(tables), machine, (0,) * machine.num_devices, 1), parts)
 
 
-def _sharded(
-    located: LocatedTable, parts: Sequence[TablePart], machine: Machine, allowed: frozenset[str]
-) -> ShardedTable:
-    from torchrec.modules.embedding_configs import EmbeddingBagConfig
-
-    config = located.config
-    table = Table(located.name, config.num_embeddings, config.embedding_dim, 1.0)
-    return ShardedTable(
-        name=located.name,
-        pooling=config.pooling.value.lower() if isinstance(config, EmbeddingBagConfig) else SEQUENCE,
-        way=type_among(allowed, parts, table, machine),
-        allowed=allowed,
-        parts=tuple(parts),
-    )
-
-
 def _check_same_tables(tables: Sequence[Table], located: Sequence[LocatedTable]) -> None:
-    of_model = {one.name: (one.config.num_embeddings, one.config.embedding_dim) for one in located}
+    of_model = {one.name: one.shape for one in located}
     given = {table.name: (table.num_rows, table.embedding_dim) for table in tables}
     for name in (*given, *of_model):
         if name not in of_model:
@@ -311,7 +288,7 @@ def shards_of(plan: ShardingPlan, tables: Sequence[Table]) -> tuple[TablePart, .
     Raises:
         BadConfig: if the plan is of other tables, or does not list their shards.
     """
-    return tuple(part for table, entry in _entries(plan, tables) for part in _parts(table, entry))
+    return tuple(part for table, entry in _entries(plan, tables) for part in parts_of_parameter(table, entry))
 
 
 def other_kernels(plan: ShardingPlan, tables: Sequence[Table]) -> dict[str, str]:
@@ -347,37 +324,3 @@ def _parameters(path: str, module: Any) -> Sequence[tuple[str, ParameterSharding
     if not isinstance(module, Mapping):
         raise BadConfig(f"the plan shards {path or 'the model'} by a {type(module).__name__}, not by tables. Leave it.")
     return list(module.items())
-
-
-def _parts(table: Table, entry: ParameterSharding) -> tuple[TablePart, ...]:
-    if entry.sharding_type not in SHARDING_TYPES:
-        raise BadConfig(
-            f"table {brief(table.name)} is sharded {brief(entry.sharding_type)}; evenshard knows "
-            f"{', '.join(SHARDING_TYPES)}. Constrain TorchRec's planner to these."
-        )
-    if entry.sharding_type == DATA_PARALLEL:
-        if not entry.ranks:
-            raise BadConfig(f"the plan does not list the ranks of table {brief(table.name)}. Give a complete plan.")
-        return (replica(table, entry.ranks),)
-    shards = getattr(entry.sharding_spec, "shards", None)
-    if not shards:
-        raise BadConfig(f"the plan does not list the shards of table {brief(table.name)}. Give a complete plan.")
-    ranks = [shard.placement.rank() for shard in shards]
-    if entry.ranks is not None and list(entry.ranks) != ranks:
-        raise BadConfig(
-            f"table {brief(table.name)} is on the ranks {entry.ranks}, its shards on {ranks}. Make a new plan."
-        )
-    parts = [
-        part_of_shard(table.name, rank, shard.shard_offsets, shard.shard_sizes)
-        for rank, shard in zip(ranks, shards, strict=True)
-        if shard.shard_sizes[0]  # a rank may have none of the rows
-    ]
-    if problem := tiling_problem(parts, table):
-        raise BadConfig(f"table {brief(table.name)} {problem}")
-    load_factor = None if entry.cache_params is None else entry.cache_params.load_factor
-    return merged(kept_as(storage_of(table.name, entry.compute_kernel, load_factor), parts))
-
-
-def replica(table: Table, ranks: Sequence[int]) -> TablePart:
-    """A table with a replica on each of these ranks."""
-    return whole_part(table, tuple(sorted(ranks)))

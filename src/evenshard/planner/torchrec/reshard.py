@@ -3,17 +3,21 @@
 ``DistributedModelParallel.reshard`` of TorchRec 1.8 does this for tables of an ``EmbeddingBagCollection`` that stay
 table_wise or column_wise; docs/running_jobs.md lists what it loses. This one moves tables of both kinds of collections
 between all types but replicas, with the whole optimizer state.
+
+A state has as many numbers as the weights (Adagrad, Adam), or one for each row of a part (row-wise Adagrad): the sum of
+the mean of its columns' squared gradients. So a part that is put together of old ones has the mean of their states,
+weighted by columns, which is exactly what it would have summed up itself; of a part that is cut, nobody knows which
+columns the sum came from, and the new parts each get all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evenshard.placement.parts import Span
-from evenshard.planner.torchrec.pieces import Rectangle, add_piece, pieces_of, taken
-from evenshard.planner.torchrec.running import sharded_collections, unsharded
+from evenshard.planner.torchrec.modules import sharded_collections, unsharded
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.model_parallel import DistributedModelParallel
     from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingEnv
 
-    from evenshard.planner.torchrec.running import Delta
+    from evenshard.planner.torchrec.delta_file import Delta
 
 
 def reshard(model: DistributedModelParallel, delta: Delta) -> float:
@@ -175,9 +179,9 @@ def _move(
         messages, received = [], []
         number = 0
         for owner, block in zip(new_ranks, new_blocks, strict=True):
-            for piece in pieces_of(block, old_blocks):
+            for at, piece in pieces_of(block, old_blocks):
                 number += 1
-                source, from_block = old_ranks[piece.source], old_blocks[piece.source]
+                source, from_block = old_ranks[at], old_blocks[at]
                 values = taken(_tensor(before, key, from_block), from_block, piece) if source == rank else None
                 filled = _tensor(after, key, block) if owner == rank else None
                 if values is not None and filled is not None:
@@ -250,3 +254,40 @@ def _give_optimizers(whole: Any, old: Any, rates: Mapping[str, float]) -> None:
                     if table.name in rates:
                         given = {**(table.fused_params or {}), "learning_rate": rates[table.name]}
                         tables[table.name].weight._optimizer_kwargs = [given]
+
+
+# Pieces that two ways to cut a table have in common -------------------------------------------------------------------
+
+
+class Rectangle(NamedTuple):
+    """Rows and columns of a table that are kept together."""
+
+    rows: Span
+    columns: Span
+
+
+def pieces_of(new: Rectangle, old: Sequence[Rectangle]) -> Iterator[tuple[int, Rectangle]]:
+    """The pieces of old blocks that a new one is made of, each with the number of its block."""
+    for number, block in enumerate(old):
+        rows = Span(max(new.rows.start, block.rows.start), min(new.rows.stop, block.rows.stop))
+        columns = Span(max(new.columns.start, block.columns.start), min(new.columns.stop, block.columns.stop))
+        if rows.size > 0 and columns.size > 0:
+            yield number, Rectangle(rows, columns)
+
+
+def taken(values: torch.Tensor, block: Rectangle, piece: Rectangle) -> torch.Tensor:
+    """The piece's part of a block's weights or state, without a copy: [rows, columns], or [rows]."""
+    rows = slice(piece.rows.start - block.rows.start, piece.rows.stop - block.rows.start)
+    if values.dim() == 1:
+        return values[rows]
+    return values[rows, piece.columns.start - block.columns.start : piece.columns.stop - block.columns.start]
+
+
+def add_piece(target: torch.Tensor, block: Rectangle, piece: Rectangle, values: torch.Tensor) -> None:
+    """Adds a piece to the weights or state of the block that it belongs to, which begin as zeros."""
+    share = 1.0 if target.dim() > 1 else piece.columns.size / block.columns.size
+    where = taken(target, block, piece)
+    if share == 1.0:
+        where.copy_(values)
+    else:
+        where.add_(values, alpha=share)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from evenshard.planner.options import place_option
-from evenshard.planner.torchrec.config_fields import unused_settings
 from evenshard.planner.torchrec.modules import LocatedTable, located_tables, other_tables_in
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.named_lookups import with_pooling_factors
 from evenshard.tables.sources import TableSet
-from evenshard.tables.table import DATA_TYPES, SEQUENCE, USUAL_DATA_TYPES, Table
-from evenshard.tables.torchrec_configs import DATA_TYPE_OF
+from evenshard.tables.table import DATA_TYPES, MEAN, SEQUENCE, USUAL_DATA_TYPES, Table
+from evenshard.tables.torchrec_configs import DATA_TYPE_OF, UNUSED_FIELDS, unused_field
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
@@ -23,6 +26,11 @@ DEFAULT_POOLING_FACTOR: float = place_option("default_pooling_factor").default
 """Lookups of a feature per sample where nothing is known; TorchRec's planner assumes the same."""
 LEFT_TO_TORCHREC = "module"
 """Column of the assumptions that name the tables which evenshard does not place."""
+USED_FIELDS = ("num_embeddings", "embedding_dim", "name", "data_type", "feature_names", "pooling")
+"""Fields of TorchRec's configurations of which a table is made."""
+TIMED_TYPES = ("FP32", "FP16")
+"""Data types with measured times; the others are timed by their bits."""
+_REPEATED = re.compile(r"(.+)#\d+", re.DOTALL)
 
 
 def tables_of(
@@ -82,10 +90,7 @@ def _left_to_torchrec(collections: Collections, sharders: Sequence[Any] | None) 
 
 
 def _table(one: LocatedTable, default: float, deduplicates: bool) -> Table:
-    from torchrec.modules.embedding_configs import EmbeddingBagConfig
-    from torchrec.modules.embedding_modules import EmbeddingBagCollection
-
-    config = one.config
+    config, pooling = one.config, one.pooling
     lookups = (default,) * len(one.features)
     data_type = DATA_TYPE_OF.get(config.data_type.value, config.data_type.value.lower())
     if data_type not in DATA_TYPES:
@@ -93,8 +98,6 @@ def _table(one: LocatedTable, default: float, deduplicates: bool) -> Table:
             f"table {brief(one.name)}: data_type is {config.data_type.value}, not one of "
             f"{', '.join((*DATA_TYPES, *map(str.lower, DATA_TYPE_OF)))}. Correct its configuration."
         )
-    pooling = config.pooling.value.lower() if isinstance(config, EmbeddingBagConfig) else SEQUENCE
-    bag = one.collection if isinstance(one.collection, EmbeddingBagCollection) else None
     table = Table(
         one.name,
         config.num_embeddings,
@@ -103,7 +106,7 @@ def _table(one: LocatedTable, default: float, deduplicates: bool) -> Table:
         weight_bits=DATA_TYPES[data_type],
         data_type="" if data_type in USUAL_DATA_TYPES.values() else data_type,
         pooling=pooling,
-        is_weighted=bag is not None and bag.is_weighted(),
+        is_weighted=one.is_weighted,
         feature_names=() if one.features == (one.name,) else one.features,
         feature_pooling_factors=lookups if len(lookups) > 1 else (),
         is_deduplicated=deduplicates and pooling == SEQUENCE,
@@ -120,3 +123,83 @@ def _deduplicates(sharders: Sequence[Any] | None) -> bool:
 
     own = [one for one in sharders or () if isinstance(one, EmbeddingCollectionSharder)]
     return get_ec_index_dedup() or any(getattr(one, "_use_index_dedup", False) for one in own)
+
+
+# Several bags of a feature -------------------------------------------------------------------------------------------
+#
+# TorchRec's ``num_poolings`` and ``batch_sizes`` make them. A table of evenshard's has one bag per feature and sample.
+# A feature with more is listed as so many features, which share its lookups: clicks, clicks#2, clicks#3. Every lookup
+# counts; of bags, a part of one counts as one. A sequence has an output per lookup, so that its lookups alone say all.
+
+
+def with_bags(table: Table, bags: Sequence[float]) -> Table:
+    """The table, looked up in so many bags of each feature.
+
+    Args:
+        table: with the lookups of one bag of each feature.
+        bags: of each feature, per sample; finite.
+    """
+    if all(number == 1 for number in bags):
+        return table
+    names, lookups = [], []
+    for name, one, number in zip(table.feature_names or (table.name,), table.feature_lookups, bags, strict=True):
+        count = 1 if table.is_sequence else max(math.ceil(number), 1)
+        names += [name, *(f"{name}#{at}" for at in range(2, count + 1))]
+        lookups += [one * number / count] * count
+    return replace(
+        table,
+        pooling_factor=sum(lookups),
+        feature_pooling_factors=tuple(lookups) if len(lookups) > 1 else (),
+        feature_names=() if names == [table.name] else tuple(names),
+    )
+
+
+def bags_of(table: Table) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Of each feature: the lookups of a bag, and the bags per sample. The other way round of ``with_bags``."""
+    names, lookups, bags = set(table.feature_names), dict[str, float](), dict[str, float]()
+    for at, one in enumerate(table.feature_lookups):
+        name = table.feature_names[at] if names else str(at)
+        repeated = _REPEATED.fullmatch(name)
+        if repeated is not None and repeated[1] in names:
+            bags[repeated[1]] += 1
+        else:
+            lookups[name], bags[name] = one, 1.0
+    return tuple(lookups.values()), tuple(bags.values())
+
+
+# What changes nothing -------------------------------------------------------------------------------------------------
+
+
+def unused_settings(located: Sequence[LocatedTable]) -> Iterator[Assumption]:
+    """What the tables' configurations say and the answer does not use."""
+    for one in located:
+        config = one.config
+        if config.data_type.value not in TIMED_TYPES:
+            yield Assumption(one.name, "data_type", f"{config.data_type.value} is timed by its bits alone")
+        if one.pooling == MEAN:
+            yield Assumption(one.name, "pooling", "MEAN is timed as SUM is")
+        if one.is_weighted:
+            text = "weights of lookups are exchanged with them; the kernel is timed without"
+            yield Assumption(one.name, "is_weighted", text)
+        for name in changed_fields(config):
+            if name not in USED_FIELDS:
+                why = UNUSED_FIELDS.get(name, "evenshard does not know it")
+                yield unused_field(one.name, name, why)
+
+
+def changed_fields(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass of TorchRec that are not as they are by default, with their values."""
+    found = {}
+    for one in fields(record):
+        value = getattr(record, one.name)
+        default = one.default_factory() if one.default_factory is not MISSING else one.default
+        if value != default and not (one.name == "init_fn" and _is_usual(value)):
+            found[one.name] = value
+    return found
+
+
+def _is_usual(init_fn: Any) -> bool:
+    """Whether weights begin as TorchRec lets them where nothing is given."""
+    from torch import nn
+
+    return isinstance(init_fn, partial) and init_fn.func is nn.init.uniform_

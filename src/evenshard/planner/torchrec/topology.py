@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from evenshard.measure.link import bandwidth_name
+from evenshard.sharders.torchrec_compat import link_bandwidths, make_topology
 from evenshard.sharders.torchrec_planner import BYTES_PER_MS
 
 if TYPE_CHECKING:
@@ -38,19 +39,9 @@ def device_of_process(unknown: str = "") -> str:
 
 def topology_of(machine: TorchRecMachine) -> Topology:
     """TorchRec's description of the ranks and their memory, with its own bandwidths."""
-    from torchrec.distributed.planner import types
-
-    ranks = {"world_size": machine.world_size, "local_world_size": machine.local_world_size}
-    if machine.nodes_per_domain > 1:
-        ranks["pod_size"] = machine.nodes_per_domain
-    if not hasattr(types, "TopologyFactory"):  # TorchRec before 1.6
-        topology = types.Topology(compute_device=machine.compute_device, **ranks)
-    else:
-        topology = types.TopologyFactory.create_topology(
-            types.TrainerConfig(**ranks),
-            types.HardwareConfig(),
-            types.KernelConfig(compute_device=machine.compute_device),
-        )
+    nodes = machine.nodes
+    ranks = nodes.num_devices, nodes.devices_per_node, nodes.nodes_per_domain
+    topology = make_topology(machine.compute_device, *ranks)
     return with_memory(topology, machine.caps_bytes, machine.host_bytes_of_ranks)
 
 
@@ -77,18 +68,13 @@ def assumed_link(topology: Topology | None) -> str:
     """What to know of a topology's link between nodes where it is TorchRec's constant; empty where the user said it."""
     from torchrec.distributed.planner.constants import CROSS_NODE_BANDWIDTH
 
-    if topology is None or _bandwidths(topology).inter_host_bw != CROSS_NODE_BANDWIDTH:
+    if topology is None or link_bandwidths(topology)[1] != CROSS_NODE_BANDWIDTH:
         return ""
     return (
         f"The link between nodes is assumed: {CROSS_NODE_BANDWIDTH / BYTES_PER_MS:.1f} GB/s is TorchRec's constant, "
         f"not this machine's. Give inter, such as inter='ib_400g' (`evenshard hardware` lists the links), or a "
         f"Topology with its own inter_host_bw."
     )
-
-
-def _bandwidths(topology: Topology) -> Any:
-    """Those of its links, with ``inter_host_bw`` and ``intra_host_bw``."""
-    return getattr(topology, "comms_bandwidths", topology)  # TorchRec before 1.3 has them in the topology itself
 
 
 def links_of_topology(topology: Topology) -> tuple[str, str]:
@@ -98,6 +84,6 @@ def links_of_topology(topology: Topology) -> tuple[str, str]:
     """
     from torchrec.distributed.planner.constants import INTRA_NODE_BANDWIDTH
 
-    given = _bandwidths(topology)
-    intra = "" if given.intra_host_bw == INTRA_NODE_BANDWIDTH else bandwidth_name(given.intra_host_bw / BYTES_PER_MS)
-    return intra, bandwidth_name(given.inter_host_bw / BYTES_PER_MS)
+    within, between = link_bandwidths(topology)
+    intra = "" if within == INTRA_NODE_BANDWIDTH else bandwidth_name(within / BYTES_PER_MS)
+    return intra, bandwidth_name(between / BYTES_PER_MS)

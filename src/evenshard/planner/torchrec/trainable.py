@@ -16,13 +16,10 @@ from dataclasses import dataclass
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import (
-    COLUMN_WISE,
-    ROWS_ALONE,
-    SEQUENCE_TYPES,
-    TYPES,
-)
-from evenshard.tables.table import MEAN, SEQUENCE
+from evenshard.placement.sharding import COLUMN_WISE, ROWS_ALONE, SEQUENCE_TYPES, SHARDING_TYPES, TYPES
+from evenshard.planner.torchrec.entries import type_among
+from evenshard.planner.torchrec.modules import LocatedTable
+from evenshard.tables.table import MEAN, SEQUENCE, Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
@@ -44,6 +41,30 @@ class ShardedTable:
     way: str
     allowed: frozenset[str]
     parts: tuple[TablePart, ...]
+
+
+ANY_TYPE = frozenset(SHARDING_TYPES)
+
+
+def sharded_table(
+    located: LocatedTable,
+    parts: Sequence[TablePart],
+    machine: Machine,
+    ways: frozenset[str] = ANY_TYPE,
+    allowed: frozenset[str] = ANY_TYPE,
+) -> ShardedTable:
+    """A table of a model with its parts.
+
+    Args:
+        located: the table.
+        parts: all of it.
+        machine: of the ranks.
+        ways: sharding types that may be said of its parts, where one is a case of another.
+        allowed: the types that it may be written as.
+    """
+    table = Table(located.name, *located.shape, 1.0)
+    way = type_among(ways, parts, table, machine)
+    return ShardedTable(located.name, located.pooling, way, allowed, tuple(parts))
 
 
 def leaves_a_rank_empty(num_rows: int, way: str, machine: Machine) -> bool:

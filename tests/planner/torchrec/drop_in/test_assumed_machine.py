@@ -23,7 +23,7 @@ ASSUMED = "Memory is assumed: 32.0 GB of each GPU is TorchRec's constant, as the
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine has 200 GB and no GPU."""
-    monkeypatch.setattr("evenshard.planner.torchrec.rank_memory.machine_bytes", lambda: 200 * GB)
+    monkeypatch.setattr("evenshard.planner.torchrec.machine.machine_bytes", lambda: 200 * GB)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
@@ -46,14 +46,14 @@ def ranks(device: str = "cuda", machine: Topology | None = None, cap_gb: float |
 def test_of_gpus_the_driver_and_of_hosts_this_machine_say_it() -> None:
     found = ranks()
     assert found.caps_bytes == (79 * GB,) * 8
-    assert found.host_bytes == (4 * round(0.85 * 50 * GB),) * 2 and found.assumed.notes(()) == ()
+    assert found.nodes.host_bytes == (4 * round(0.85 * 50 * GB),) * 2 and found.assumed.notes(()) == ()
     assert ranks(hardware="simulated:h200").caps_bytes == (79 * GB,) * 8, "the job runs here"
 
 
 @pytest.mark.usefixtures("host")
 def test_cpu_ranks_share_this_machines_memory() -> None:
     found = ranks("cpu")
-    assert found.caps_bytes == (50 * GB,) * 8 and found.host_bytes == () and found.assumed.notes(()) == ()
+    assert found.caps_bytes == (50 * GB,) * 8 and found.nodes.host_bytes == () and found.assumed.notes(()) == ()
 
 
 @pytest.mark.usefixtures("host")
@@ -62,7 +62,7 @@ def test_without_a_gpu_the_hardware_says_it_or_torchrec_with_a_warning() -> None
     assert named.caps_bytes == (round(39.4 * GB),) * 8 and named.assumed.devices == ""
     found = ranks()
     assert found.caps_bytes == (constants.HBM_CAP,) * 8 and found.assumed.devices.startswith(ASSUMED)
-    assert found.host_bytes == (4 * constants.DDR_CAP,) * 2
+    assert found.nodes.host_bytes == (4 * constants.DDR_CAP,) * 2
     assert ranks(cap_gb=80).assumed.devices == ""
 
 

@@ -9,8 +9,7 @@
 
 from __future__ import annotations
 
-from evenshard.planner.torchrec.estimator.export import export_estimator
-from evenshard.planner.torchrec.estimator.files import load_estimator
+from evenshard.planner.torchrec.estimator.files import export_estimator, load_estimator
 from evenshard.planner.torchrec.estimator.priced import EvenshardPerfModel
 
 __all__ = ["EvenshardPerfModel", "export_estimator", "load_estimator"]

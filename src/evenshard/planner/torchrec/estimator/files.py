@@ -1,4 +1,7 @@
-"""Estimators as files: Python that needs TorchRec alone, or JSON, which evenshard reads."""
+"""``evenshard export-estimator``: an estimator for TorchRec's planner as a file, and back.
+
+It is fitted to the costs of a device or a model. A .py file needs TorchRec alone, a .json file is read by evenshard.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evenshard.measure.link import GPUS_OF_A_NODE
 from evenshard.planner.file import read_json, validate_record
 from evenshard.planner.torchrec.estimator import formula
+from evenshard.planner.torchrec.estimator.examples import machine_to_fit
+from evenshard.planner.torchrec.estimator.fit import NODES, fit_estimator
 from evenshard.planner.torchrec.estimator.record import SCHEMA_VERSION, Estimator, EstimatorFile
-from evenshard.sharders.torchrec_planner import require_torchrec
+from evenshard.sharders.model import Model
+from evenshard.sharders.torchrec_compat import require_torchrec
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import printable
+from evenshard.utils.params import check_ranges
 from evenshard.version import __version__
 
 if TYPE_CHECKING:
@@ -64,7 +72,55 @@ _HOW = """
 """
 
 
-def check_estimator_path(path: str | Path) -> None:
+def export_estimator(
+    path: str | Path,
+    hardware: str | None = None,
+    *,
+    model: str | Path | Model | None = None,
+    devices_per_node: int = GPUS_OF_A_NODE,
+    intra: str = "",
+    inter: str = "infiniband_ndr",
+    batch_size: int = 65_536,
+    optimizer: str = "sgd",
+    seed: int = 0,
+    command: str = "",
+) -> dict[str, Any]:
+    """Fits an estimator for TorchRec's ``EmbeddingShardingPlanner``, and writes it. TorchRec is not needed.
+
+    Args:
+        path: a .py file, which needs no evenshard, or a .json file for ``load_estimator``.
+        hardware: simulated:<profile>, whose device model prices placements; with a model, what it was trained on.
+        model: a model as in ``evenshard.place``, whose predictions are fitted to in place of a device model.
+        devices_per_node: devices of a host.
+        intra: link within a host; that of the hardware where left out.
+        inter: link between hosts.
+        batch_size: samples of all devices together, of the placements that are fitted to.
+        optimizer: one of those of ``evenshard.place``.
+        seed: of the random placements.
+        command: that the file names as its origin.
+
+    Returns:
+        what the file holds; ``error`` says how far off it is.
+
+    Raises:
+        BadInput: if something is unknown or cannot be written.
+    """
+    _check_path(path)
+    check_ranges(devices_per_node=devices_per_node, batch_size=batch_size)
+    machine = machine_to_fit(hardware, model, devices_per_node, intra, inter, batch_size, optimizer)
+    hardware, loaded = machine.hardware, machine.model
+    costs = f"the device model of {hardware}" if loaded is None else f"what the model {loaded.source} predicts"
+    nodes = ", ".join(map(str, NODES))
+    fit = {
+        "fitted_to": f"{costs}: random placements of random tables on {nodes} nodes of {devices_per_node} "
+        f"devices, batch {batch_size:,}, {optimizer}",
+        **fit_estimator(machine, seed),
+    }
+    save_estimator(fit, path, command)
+    return fit
+
+
+def _check_path(path: str | Path) -> None:
     """Raises BadConfig if no estimator can be written under this name."""
     if Path(path).suffix not in _SUFFIXES:
         raise BadConfig(f"an estimator is a .py or a .json file, not {Path(path).name}. Name it estimator.py.")
@@ -81,7 +137,7 @@ def save_estimator(fit: dict[str, Any], path: str | Path, command: str = "") -> 
     Raises:
         BadConfig: if the path ends in something else.
     """
-    check_estimator_path(path)
+    _check_path(path)
     said = {"schema_version": SCHEMA_VERSION, "evenshard": __version__, "command": command, **fit}
     said |= {name: printable(str(said[name])) for name in _TEXTS}
     estimator = Estimator.model_validate(said)

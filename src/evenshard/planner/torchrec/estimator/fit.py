@@ -7,7 +7,7 @@ are not fitted: the formula has the links' own times. Of tables outside of devic
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -22,7 +22,7 @@ from evenshard.measure.price.step import dense_ms
 from evenshard.measure.simulated.gpu_profile import HOST_GB_S, profile_of
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import INDEX_BYTES, LENGTH_BYTES, LOOKUP_WEIGHT_BYTES
-from evenshard.placement.parts import TablePart, lookup_share
+from evenshard.placement.parts import TablePart, lookup_share, whole_part
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import (
     DATA_PARALLEL,
@@ -41,6 +41,7 @@ from evenshard.planner.torchrec.estimator.formula import (
     Rates,
     WorldSize,
     host_work_of,
+    link_rate,
     shard_times,
     work_of,
 )
@@ -128,15 +129,11 @@ def size_of_machine(machine: Machine) -> WorldSize:
 def rated_ms(task: ShardingTask, parts: Sequence[TablePart], fit: Mapping[str, Any]) -> float:
     """What TorchRec's planner would rate a placement at: the largest sum over a device."""
     size = size_of_machine(task.machine)
-    rates = Rates(_rate(fit["intra"], size.domain), _rate(fit["inter"], size.world), fit["host_gb_s"] * 1e6)
+    rates = Rates(link_rate(fit["intra"], size.domain), link_rate(fit["inter"], size.world), fit["host_gb_s"] * 1e6)
     sums = (
         sum(shard_times(shard, size, rates, fit).total for shard in shards) for shards in shards_of_devices(task, parts)
     )
     return max(sums)
-
-
-def _rate(link: dict[str, float], ranks: int) -> float:
-    return 1e6 / (link["own_ns"] + link["slowest_ns"] + ranks * link["shared_ns"])
 
 
 def constants_of(machine: FittedMachine, tables: Sequence[Table]) -> dict[str, Any]:
@@ -212,8 +209,7 @@ def _compute(examples: Sequence[Example], fit: Mapping[str, Any]) -> dict[str, A
             weights.append(1 / max(float(example.times_D3[:, :2].sum(axis=1).max()) - dense, 1e-3))
     work_NC, times_N2 = np.array(rows), np.array(times)
     found: dict[str, Any] = {kind: {} for kind in FITTED_TYPES}
-    for number, which in enumerate(("forward", "backward")):
-        values = _not_negative(work_NC, times_N2[:, number], np.array(weights))
+    for which, values in _passes(work_NC, times_N2, np.array(weights)):
         for kind, of_kind in zip(FITTED_TYPES, values.reshape(len(FITTED_TYPES), -1).tolist(), strict=True):
             found[kind][which] = {name: _rounded(one) for name, one in zip(names, of_kind, strict=True) if one > 0}
     found[DATA_PARALLEL]["backward"]["dense_bytes"] = fit["dense_ms"]
@@ -225,43 +221,37 @@ def _kernels(examples: Sequence[Example], fit: Mapping[str, Any], machine: Fitte
     link = host_link(Machine(1, 1), profile_of(HardwareName.parse(machine.hardware)))
     tables = list(dict.fromkeys(table for one in examples for table in one.task.tables))[:600]
     lookups = [Lookup(table, machine.batch_size, machine.optimizer) for table in tables]
+    task, host = machine.request(tables, 1).task(), fit["host_gb_s"] * 1e6
     found: dict[str, Any] = {}
     for kernel in (FUSED_UVM_CACHING, FUSED_UVM):
         cached = kernel == FUSED_UVM_CACHING
-        factors = [LOAD_FACTORS[number % len(LOAD_FACTORS)] if cached else 0.0 for number in range(len(tables))]
+        factors = LOAD_FACTORS if cached else (1.0,)
+        storages = [Storage(kernel, factors[number % len(factors)]) for number in range(len(tables))]
         misses = [
-            miss_ratio(table, machine.batch_size, factor) if cached else 1.0
-            for table, factor in zip(tables, factors, strict=True)
+            miss_ratio(table, machine.batch_size, storage.load_factor) if cached else 1.0
+            for table, storage in zip(tables, storages, strict=True)
         ]
-        storages = [Storage(kernel, factor) if cached else Storage(kernel) for factor in factors]
         times_N2 = offload_ms(lookups, storages, misses, link)
         work = [
-            host_work_of(_whole(table, machine.batch_size, kernel, factor), fit, fit["host_gb_s"] * 1e6)
-            for table, factor in zip(tables, factors, strict=True)
+            host_work_of(
+                shard_work(task, table, replace(whole_part(table, (0,)), storage=storage), TABLE_WISE), fit, host
+            )
+            for table, storage in zip(tables, storages, strict=True)
         ]
-        work_NC = np.array([[one[name] for name in work[0] if cached or name != "missed_ms"] for one in work])
         names = [name for name in work[0] if cached or name != "missed_ms"]
+        work_NC = np.array([[one[name] for name in names] for one in work])
         weights = 1 / np.maximum(times_N2.sum(axis=1), 1e-3)
-        found[kernel] = {}
-        for number, which in enumerate(("forward", "backward")):
-            values = _not_negative(work_NC, times_N2[:, number], weights)
-            found[kernel][which] = {name: _rounded(one) for name, one in zip(names, values, strict=True) if one > 0}
+        found[kernel] = {
+            which: {name: _rounded(one) for name, one in zip(names, values, strict=True) if one > 0}
+            for which, values in _passes(work_NC, times_N2, weights)
+        }
     return found
 
 
-def _whole(table: Table, batch_size: int, kernel: str, load_factor: float) -> FittedShard:
-    """A whole table."""
-    return FittedShard(
-        TABLE_WISE,
-        kernel,
-        table.num_rows,
-        table.embedding_dim,
-        table.num_rows,
-        table.pooling_factor * batch_size,
-        float(table.num_features * batch_size),
-        table.weight_bits / 8,
-        load_factor=load_factor,
-    )
+def _passes(work_NC: FloatArray, times_N2: FloatArray, weights_N: FloatArray) -> Iterator[tuple[str, FloatArray]]:
+    """The coefficients of the forward pass and of the backward pass."""
+    for number, which in enumerate(("forward", "backward")):
+        yield which, _not_negative(work_NC, times_N2[:, number], weights_N)
 
 
 def _not_negative(work_NC: FloatArray, times_N: FloatArray, weights_N: FloatArray) -> FloatArray:

@@ -233,6 +233,11 @@ def exchanged_ms(
     )
 
 
+def link_rate(link: Mapping[str, float], ranks: int) -> float:
+    """Bytes per ms of a rank, while as many others exchange as much."""
+    return 1e6 / (link["own_ns"] + link["slowest_ns"] + ranks * link["shared_ns"])
+
+
 def all_to_all_ms(all_bytes: float, size: WorldSize, rates: Rates) -> float:
     """A rank sends each other one that one's part of so many bytes."""
     to_one = all_bytes / size.world

@@ -30,6 +30,7 @@ from evenshard.planner.torchrec.estimator.formula import (
     Rates,
     ShardTimes,
     WorldSize,
+    link_rate,
     shard_times,
 )
 
@@ -138,11 +139,6 @@ class FittedPerfConfig(HardwarePerfConfig):  # type: ignore[misc]  # TorchRec ha
     def fitted_input_dist(self, ctx: ShardPerfContext) -> float:
         """The exchange of inputs, for TorchRec's statistics."""
         return self.times(ctx).input_exchange
-
-
-def link_rate(link: dict[str, float], ranks: int) -> float:
-    """Bytes per ms of a rank, while as many others exchange as much."""
-    return 1e6 / (link["own_ns"] + link["slowest_ns"] + ranks * link["shared_ns"])
 
 
 @dataclass(eq=False)

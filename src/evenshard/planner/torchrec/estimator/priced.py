@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import DATA_PARALLEL
-from evenshard.planner.torchrec.entries import kept_as, storage_of
-from evenshard.planner.torchrec.estimator.examples import TimesOfParts
-from evenshard.planner.torchrec.estimator.export import machine_to_fit
+from evenshard.planner.torchrec.estimator.examples import TimesOfParts, machine_to_fit
 from evenshard.planner.torchrec.modules import is_placed, located_tables
-from evenshard.planner.torchrec.plans import replica
 from evenshard.planner.torchrec.tables import tables_of
 from evenshard.sharders.model import Model
-from evenshard.sharders.torchrec_planner import merged, part_of_shard
+from evenshard.sharders.torchrec_compat import pod_size_of
+from evenshard.sharders.torchrec_planner import merged, parts_of_shards, replica, storage_of
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
@@ -61,7 +59,7 @@ class EvenshardPerfModel:
         tables: Sequence[Table] = (),
     ) -> None:
         node = topology.local_world_size
-        if topology.world_size % node or getattr(topology, "intra_group_size", node) not in (node, None):
+        if topology.world_size % node or pod_size_of(topology) != 1:
             raise BadConfig(
                 f"the topology has {topology.world_size} ranks, {node} on a node; nodes must be full, and the fast "
                 "link within each. Rate such plans with the exported performance model."
@@ -99,8 +97,8 @@ class EvenshardPerfModel:
         if option.sharding_type == DATA_PARALLEL:
             return (replica(table, range(self._world_size)),)
         load_factor = None if option.cache_params is None else option.cache_params.load_factor
-        parts = [part_of_shard(table.name, one.rank, one.offset, one.size) for one in option.shards if one.size[0]]
-        return merged(kept_as(storage_of(table.name, option.compute_kernel, load_factor), parts))
+        shards = [(one.rank, one.offset, one.size) for one in option.shards]
+        return merged(parts_of_shards(table.name, shards, storage_of(table.name, option.compute_kernel, load_factor)))
 
 
 def _tables_of_options(plan: Sequence[ShardingOption], counted: Mapping[str, Table]) -> dict[_Key, Table]:
