@@ -14,8 +14,8 @@ import torch
 
 from evenshard.measure.clock import CacheFlush, stopwatch
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.costs import OK, DeviceCost, PlacementCost, Provenance, interquartile_range
-from evenshard.measure.fbgemm import OutOfDeviceMemory, ShardKernels, device_name, driver_version, library_versions
+from evenshard.measure.costs import OK, DeviceCost, PlacementCost, interquartile_range
+from evenshard.measure.fbgemm import OutOfDeviceMemory, ShardKernels, kernel_provenance
 from evenshard.measure.hardware import TimeShare
 from evenshard.measure.link import link, link_of, start_skew_ms
 from evenshard.placement.placement import Placement
@@ -33,15 +33,7 @@ class OneDeviceInTurn:
         self._link = link(link_of(config))
         self._opened = time.perf_counter()
         self._kernel_s = 0.0
-        self.provenance = Provenance(
-            hardware=device_name(device),
-            driver=driver_version(device),
-            versions=library_versions(device),
-            link=link_of(config),
-            seed=config.seed,
-            repeats=config.repeats,
-            optimizer=config.optimizer,
-        )
+        self.provenance = kernel_provenance(config, device, link_of(config))
 
     @property
     def time_share(self) -> TimeShare:
