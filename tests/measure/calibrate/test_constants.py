@@ -34,13 +34,13 @@ BATCHES = (64, 1024, 16384, 65536)
 @pytest.fixture(scope="module")
 def work() -> ShardWork:
     """Shards of 1 to 8 generated tables at several batch sizes."""
-    counter, rng, parts = WorkCounter(START), np.random.default_rng(0), []
+    rng, parts = np.random.default_rng(0), []
     for batch_size in BATCHES:
         pool = generate_tables(GeneratorConfig(60, (4, 16, 64, 128, 256)), batch_size, seed=0)
         for _ in range(60):
             tables = [pool[i] for i in rng.choice(60, rng.integers(1, 9), replace=False)]
-            parts.append(counter.shard_work(counter.columns(tables, batch_size), np.zeros(len(tables), dtype=int), 1))
-    return ShardWork.concatenate(parts)
+            parts.append((tables, batch_size))
+    return WorkCounter(START).work_of(parts)
 
 
 def shards(truth: GpuProfile, work: ShardWork, times: tuple[str, ...], optimizer: str = "sgd") -> MeasuredShards:
@@ -87,12 +87,11 @@ def test_what_calls_add_to_their_kernels_is_found_from_the_times_of_calls(work: 
 def test_the_longest_bag_and_the_hottest_row_are_found_where_shards_wait_for_them() -> None:
     """16 bags of up to 2000 rows, and a row that takes all lookups."""
     hot = tuple(float(bin_number == NUM_REUSE_BINS - 1) for bin_number in range(NUM_REUSE_BINS))
-    counter, parts = WorkCounter(START), []
+    parts = []
     for pooling in (10.0, 100.0, 500.0, 2000.0):
         for reuse in (None, (1.0,) + (0.0,) * (NUM_REUSE_BINS - 1), hot):
-            columns = counter.columns([Table("t", 10**6, 16, pooling, reuse, 32)], 16)
-            parts.append(counter.shard_work(columns, np.zeros(1, dtype=int), 1))
-    work = ShardWork.concatenate(parts)
+            parts.append(([Table("t", 10**6, 16, pooling, reuse, 32)], 16))
+    work = WorkCounter(START).work_of(parts)
     names = ("bag_hit_ns", "bag_miss_ns", "hot_lookup_ns")
     truth = replace(START, bag_hit_ns=200.0, bag_miss_ns=900.0, hot_lookup_ns=25.0)
     found, _ = fit_constants(START, [shards(truth, work, ("lookup", "gradient"))], names)

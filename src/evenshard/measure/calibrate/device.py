@@ -74,25 +74,22 @@ def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed
 
 def measured_shards(profile: GpuProfile, measured: Sequence[MeasuredPlacement]) -> MeasuredShards:
     """Every nonempty shard with finite times, as the device model of ``profile`` sees its work."""
-    counter = WorkCounter(profile)
     groups: dict[tuple[frozenset[Table], int], int] = {}
-    columns, times, group_of = [], [], []
+    shards, times, group_of = [], [], []
     for one in measured:
         for positions, device in zip(one.placement.shards(), one.cost.devices, strict=True):
             if not positions or not _has_times(device):
                 continue
             tables = [one.task.tables[position] for position in positions]
-            columns.append(counter.columns(tables, one.task.batch_size))
+            shards.append((tables, one.task.batch_size))
             times.append((*device.split_ms, device.compute_ms))
             group_of.append(groups.setdefault((frozenset(tables), one.task.batch_size), len(groups)))
-    if not columns:
+    if not shards:
         raise BadInput("No nonempty shard with finite times was measured. Measure more placements.")
-    shard_of_T = np.repeat(np.arange(len(columns)), [len(tables) for tables in columns])
-    work = counter.shard_work(np.concatenate(columns), shard_of_T, len(columns))
     forward_N, backward_N, both_N = np.array(times).T
     both_N[np.isfinite(forward_N)] = np.nan  # their sum tells nothing new
-    times_NM = measured_times(len(columns), forward=forward_N, backward=backward_N, both=both_N)
-    return MeasuredShards(work, times_NM, np.array(group_of), optimizer_of(measured))
+    times_NM = measured_times(len(shards), forward=forward_N, backward=backward_N, both=both_N)
+    return MeasuredShards(WorkCounter(profile).work_of(shards), times_NM, np.array(group_of), optimizer_of(measured))
 
 
 def _has_times(device: DeviceCost) -> bool:

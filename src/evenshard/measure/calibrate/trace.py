@@ -127,9 +127,7 @@ def _measured(profile: GpuProfile, shards: Sequence[TracedShard]) -> list[Measur
     result = []
     for optimizer in dict.fromkeys(shard.call.optimizer for shard in shards):
         same = [shard for shard in shards if shard.call.optimizer == optimizer]
-        columns = [counter.columns(shard.tables, shard.call.batch_size or 0) for shard in same]
-        shard_of_T = np.repeat(np.arange(len(same)), [len(shard.tables) for shard in same])
-        work = counter.shard_work(np.concatenate(columns), shard_of_T, len(same))
+        work = counter.work_of([(shard.tables, shard.call.batch_size or 0) for shard in same])
         times_ms = {name: np.array([shard.call.class_us(name) or np.nan for shard in same]) / 1e3 for name in KERNELS}
         result.append(MeasuredShards(work, measured_times(len(same), **times_ms), np.arange(len(same)), optimizer))
     return result
