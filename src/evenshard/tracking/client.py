@@ -16,7 +16,7 @@ from evenshard.tracking.at_once import make_once
 from evenshard.tracking.sqlite_file import usable_file
 from evenshard.utils.errors import BadConfig, EvenshardError, TrackingFailed
 from evenshard.utils.extras import require_package
-from evenshard.utils.messages import reason_of, root_of
+from evenshard.utils.messages import reason_of, root_of, without_credentials
 
 EXPERIMENT = "evenshard"
 DEFAULT_URI = "sqlite:///mlflow.db"
@@ -220,20 +220,28 @@ def first_line(error: BaseException) -> str:
     return reason_of(error)
 
 
-def tracking_error(error: BaseException, problem: str, remedy: str) -> EvenshardError:
-    """What to raise for an error of MLflow's: the question was wrong, or MLflow could not be asked.
+@contextmanager
+def asking(server: str, problem: str, remedy: str, about: str = "") -> Iterator[None]:
+    """Short timeouts for a question to MLflow, and one line about what went wrong.
 
     Args:
-        problem: what failed, in our words; MLflow's own message is added.
+        server: its address.
+        problem: what MLflow did, such as "did not answer"; its own message is added.
         remedy: advice if the request was wrong.
+        about: what is asked for.
 
-    Returns:
-        BadConfig where MLflow has answered that there is no such thing, or that this user may not see it;
-        TrackingFailed, which another try may mend, for all else.
+    Raises:
+        BadConfig: where MLflow has answered that there is no such thing, or that this user may not see it.
+        TrackingFailed: for all else, which another try may mend.
     """
-    if isinstance(error, EvenshardError):
-        return error
-    said = f"{problem} ({first_line(error)})"
-    if getattr(error, "error_code", "") in CALLERS_FAULT:
-        return BadConfig(f"{said}. {remedy}")
-    return TrackingFailed(f"{said}. Try again, or set MLFLOW_TRACKING_URI to where it answers.")
+    try:
+        with short_timeouts():
+            yield
+    except EvenshardError:
+        raise
+    except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of kinds
+        where = f"{about}: MLflow" if about else "MLflow"
+        said = f"{where} at {without_credentials(server)} {problem} ({first_line(error)})"
+        if getattr(error, "error_code", "") in CALLERS_FAULT:
+            raise BadConfig(f"{said}. {remedy}") from None
+        raise TrackingFailed(f"{said}. Try again, or set MLFLOW_TRACKING_URI to where it answers.") from None

@@ -17,12 +17,12 @@ from typing import Any
 
 from evenshard.tracking.at_once import make_once
 from evenshard.tracking.client import (
+    asking,
     connect,
     experiment_id,
     registry_uri,
     require_mlflow,
     short_timeouts,
-    tracking_error,
     tracking_uri,
 )
 from evenshard.tracking.descriptions import model_description, version_description
@@ -30,7 +30,6 @@ from evenshard.tracking.patience import Patience, files_below
 from evenshard.tracking.pyfunc import ServedCode, save_pyfunc
 from evenshard.tracking.tags import COMMIT, SHA256, VERSION, WEIGHTS_SHA256, model_tags
 from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.messages import without_credentials
 from evenshard.utils.scratch import scratch_folder
 
 REGISTERED_COST, REGISTERED_POLICY = "evenshard-cost", "evenshard-policy"
@@ -329,14 +328,8 @@ def register_folder(folder: Path, code: ServedCode) -> tuple[ModelVersion, Model
 
     seen = load_model(folder).trained_on
     tags = {COMMIT: seen.git_commit, VERSION: seen.evenshard_version, **model_tags(folder)}
-    try:
-        with short_timeouts():
-            version, *policy = ensure_models(folder, code, tags)
-    except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of kinds
-        where = without_credentials(registry_uri())
-        raise tracking_error(
-            error, f"{folder}: MLflow at {where} did not take this model", "Name another folder."
-        ) from None
+    with asking(registry_uri(), "did not take this model", "Name another folder.", str(folder)):
+        version, *policy = ensure_models(folder, code, tags)
     return version, policy[0] if policy else None
 
 
@@ -365,14 +358,8 @@ def download_model(uri: str) -> Iterator[Path]:
 def _told(name: str) -> Iterator[None]:
     """Explains that MLflow does not tell the versions of a registered model."""
     require_mlflow(name, _OR_A_FOLDER)
-    try:
-        with short_timeouts():
-            yield
-    except Exception as error:
-        where = without_credentials(registry_uri())
-        raise tracking_error(
-            error, f"MLflow at {where} did not tell the versions of {name}", "Set MLFLOW_TRACKING_URI."
-        ) from None
+    with asking(registry_uri(), f"did not tell the versions of {name}", "Set MLFLOW_TRACKING_URI."):
+        yield
 
 
 def _last(client: Any, wanted: str, run_id: str = "") -> ModelVersion | None:
@@ -387,17 +374,10 @@ def _last(client: Any, wanted: str, run_id: str = "") -> ModelVersion | None:
 
 @contextmanager
 def _explained(uri: str) -> Iterator[None]:
+    """Explains that MLflow does not give a registered model."""
     require_mlflow(uri, _OR_A_FOLDER)
-    try:
-        with short_timeouts():
-            yield
-    except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of kinds
-        where = without_credentials(registry_uri())
-        raise tracking_error(
-            error,
-            f"{uri}: MLflow at {where} did not give this model",
-            _remedy(uri),
-        ) from None
+    with asking(registry_uri(), "did not give this model", _remedy(uri), uri):
+        yield
 
 
 def _remedy(uri: str) -> str:
