@@ -7,8 +7,7 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any
 
-from evenshard.tables.assumptions import Assumption, assumed_even_lookups
-from evenshard.tables.sources import TableSet
+from evenshard.tables.assumptions import Assumption, TableSet, assumed_even_lookups
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief

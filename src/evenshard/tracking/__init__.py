@@ -33,7 +33,6 @@ from evenshard.tracking.registry import (
     champion,
     download_model,
     model_version,
-    register_model,
     set_champion,
     version_of_files,
 )
@@ -65,7 +64,6 @@ __all__ = [
     "log_backlog",
     "log_to_parent",
     "model_version",
-    "register_model",
     "run_artifact",
     "set_champion",
     "stage_run",

@@ -119,27 +119,6 @@ def ensure_models(
     return tuple(known[name] or made[name] for name in names)
 
 
-def register_model(
-    folder: Path,
-    code: ServedCode,
-    tags: Mapping[str, str],
-    metrics: Mapping[str, float] | None = None,
-    run_id: str = "",
-    name: str = REGISTERED_COST,
-    client: Any = None,
-) -> ModelVersion:
-    """Makes a model's folder a new version, which ``mlflow.pyfunc.load_model`` serves; for the rest see
-    ``ensure_models``.
-
-    Args:
-        name: evenshard-cost, or evenshard-policy for the policy and its cost network alone.
-    """
-    with short_timeouts():
-        client = client or connect()
-        logged = _uploaded(client, name, folder, code, tags, metrics or {}, run_id, Patience())
-        return _ensured_version(client, logged, run_id)
-
-
 def _known(client: Any, name: str, folder: Path, run_id: str) -> ModelVersion | None:
     """The version with the weights of a model's folder, which the run has as an output, too."""
     known = _with_files(client, name, folder, run_id)
