@@ -43,7 +43,7 @@ from evenshard.tables.torchrec_configs import unused_in
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile, BadRecords
 from evenshard.utils.limits import MAX_TABLES, RANGES
-from evenshard.utils.messages import brief, reason_of
+from evenshard.utils.messages import brief, names_text, reason_of
 
 log = logging.getLogger(__name__)
 
@@ -260,8 +260,7 @@ def _where(records: Sequence[Any], numbers: Sequence[int], names: ColumnNames) -
     if len(numbers) == len(records) > MAX_NAMED:
         return f"all {len(records):,} records"
     if len(numbers) > 1:
-        more = f" and {len(numbers) - MAX_NAMED:,} more" if len(numbers) > MAX_NAMED else ""
-        return f"records {', '.join(map(str, numbers[:MAX_NAMED]))}{more}"
+        return f"records {names_text(numbers, MAX_NAMED, str)}"
     name = _name_in(records[numbers[0] - 1], names)
     return f"record {numbers[0]}" + ("" if is_blank(name) else f" (table {brief(name)})")
 

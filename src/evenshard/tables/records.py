@@ -19,7 +19,7 @@ from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.table import DATA_TYPES, MAX_ROW_SHARES, Table
 from evenshard.tables.torchrec_configs import DATA_TYPE_OF
 from evenshard.utils.json_files import load_json
-from evenshard.utils.messages import brief, cut
+from evenshard.utils.messages import brief, cut, names_text
 
 RawTable = dict[Any, Any]
 Value = TypeVar("Value")
@@ -177,8 +177,7 @@ def _hint(column: str, extra: Sequence[str]) -> str:
         return f"If it is {brief(name)}, give --columns {cut(name)}={column}."
     if not extra:
         return "Add it."
-    more = f" and {len(extra) - MAX_NAMED:,} more" if len(extra) > MAX_NAMED else ""
-    others = f"{', '.join(map(brief, extra[:MAX_NAMED]))}{more}"
+    others = names_text(extra, MAX_NAMED, brief)
     return f"Add it, or say which column it is (--columns THEIRS={column}). Not used: {others}."
 
 

@@ -161,11 +161,11 @@ INDICES, OFFSETS, LENGTHS = dlrm(TRAFFIC)
         ((INDICES, OFFSETS + 1, LENGTHS), "offsets run from 1 to 11, but there are 10 indices"),
         ((INDICES[:-1], OFFSETS, LENGTHS), "offsets run from 0 to 10, but there are 9 indices"),
         ((INDICES, OFFSETS, LENGTHS.flip(0)), "table 't000': offsets do not match the lengths"),
-        ((INDICES, torch.tensor([0, 2, 3, 3, 99, 7, 8, 9, 10]), LENGTHS), "table 't001': offsets fall"),
+        ((INDICES, torch.tensor([0, 2, 3, 3, 99, 7, 8, 9, 10]), LENGTHS), "table 't000': offsets do not match"),
         ((INDICES, torch.tensor([0, 2, 3, 3, 6, 7, 6, 9, 10]), LENGTHS), "table 't001': offsets do not match"),
         (
             (INDICES, torch.tensor([0, 2, 3, 3, 6, 7, 6, 9, 10]), torch.tensor([[2, 1, 0, 3], [1, -1, 3, 1]])),
-            "table 't001': offsets do not match",
+            "table 't001': a sample has a negative number",
         ),
     ],
 )

@@ -26,7 +26,7 @@ from evenshard.tables.traffic.sample import Sample, Survey
 from evenshard.tables.traffic.sources import opened_sample
 from evenshard.utils.console import progress
 from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.messages import brief
+from evenshard.utils.messages import brief, names_text
 from evenshard.utils.params import check_ranges
 
 GROUP_LOOKUPS = 1 << 24
@@ -133,10 +133,7 @@ def _wanted(source: Path, sample: Sample, tables: Sequence[Table] | None) -> dic
 
 
 def _some(what: str, names: Sequence[str]) -> str:
-    first = ", ".join(map(brief, names[:3]))
-    return (
-        f"{what} {first}" if len(names) == 1 else f"{what}s {first}" + f" and {len(names) - 3} more" * (len(names) > 3)
-    )
+    return f"{what}{'s' * (len(names) != 1)} {names_text(names, write=brief)}"
 
 
 def _count(sample: Sample, survey: Survey, counts: Mapping[str, TableCounts], batch_size: int) -> None:
