@@ -6,13 +6,12 @@ import importlib.util
 import logging
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from evenshard.tracking.at_once import make_once
 from evenshard.tracking.sqlite_file import usable_file
 from evenshard.utils.errors import BadConfig, EvenshardError, TrackingFailed
 from evenshard.utils.extras import require_package
@@ -32,6 +31,8 @@ S3_TIMEOUTS = {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_
 """boto3 uploads in threads that Python waits for when it ends: 5 attempts of 60 s each, if nothing is said."""
 CALLERS_FAULT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "UNAUTHENTICATED", "PERMISSION_DENIED")
 """Codes of MLflow's answers to a wrong question."""
+_ATTEMPTS = 5
+"""Each is refused only if another process has written something new meanwhile."""
 
 
 def tracking_uri() -> str:
@@ -245,3 +246,35 @@ def asking(server: str, problem: str, remedy: str, about: str = "") -> Iterator[
         if getattr(error, "error_code", "") in CALLERS_FAULT:
             raise BadConfig(f"{said}. {remedy}") from None
         raise TrackingFailed(f"{said}. Try again, or set MLFLOW_TRACKING_URI to where it answers.") from None
+
+
+# Calls that several processes may make at the same time: loops of one team, pods of one pipeline. --------------------
+
+
+def make_once(call: Callable[..., Any], *args: Any, **named: Any) -> None:
+    """Makes what another process may be making too: whoever is second finds it made."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        call(*args, **named)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def write_together(call: Callable[..., Any], *args: Any, **named: Any) -> None:
+    """Writes a tag or parameters that other processes may be writing too.
+
+    MLflow looks whether they are there, and adds those that are not. Of two that add one at once the second is refused
+    by the database, and finds it there when it asks again.
+    """
+    from mlflow.exceptions import MlflowException
+
+    for attempt in range(_ATTEMPTS):
+        try:
+            call(*args, **named)
+        except MlflowException as error:
+            if error.error_code != "BAD_REQUEST" or attempt == _ATTEMPTS - 1:
+                raise
+        else:
+            return

@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evenshard.tracking.at_once import make_once
 from evenshard.tracking.client import (
     asking,
     connect,
     experiment_id,
+    make_once,
     registry_uri,
     require_mlflow,
     short_timeouts,

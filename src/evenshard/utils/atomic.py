@@ -1,7 +1,7 @@
 """Files and folders that appear whole or not at all.
 
-What is written lies beside its place, as ``.evenshard-1a2b3c4d.cost_net``, until it is whole and on the disk; then it
-is renamed into its place. A folder that stood there before is set aside as ``.evenshard-5e6f7a8b-old.cost_net`` for the
+What is written lies beside its place, as ``.evenshard-1a2b3c4d5e6f.cost_net``, until it is whole and on the disk; then it
+is renamed into its place. A folder that stood there before is set aside as ``.evenshard-7a8b9c0d1e2f-old.cost_net`` for the
 moment between two renames. A command that is killed leaves such names behind, and nothing removes them: what stood
 there before, or what was to come, is whole under one of them.
 """
@@ -66,7 +66,7 @@ def atomic_path(path: str | PathLike[str], kind: Folder = ANY_FOLDER) -> Iterato
 
 
 def _beside(target: Path, mark: str = "") -> Path:
-    return target.with_name(f".evenshard-{secrets.token_hex(4)}{mark}.{target.name}")
+    return target.with_name(f".evenshard-{secrets.token_hex(6)}{mark}.{target.name}")
 
 
 def _replace_folder(draft: Path, target: Path) -> None:

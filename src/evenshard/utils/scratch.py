@@ -11,5 +11,5 @@ from tempfile import TemporaryDirectory
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
     """An empty folder in the system's temporary folder (TMPDIR), which is removed when the block ends."""
-    with TemporaryDirectory(prefix="evenshard-scratch-", ignore_cleanup_errors=True) as folder:
+    with TemporaryDirectory(prefix="evenshard-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
