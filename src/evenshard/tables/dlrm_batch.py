@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evenshard.tables.reuse import reuse_bins_of_counts
-from evenshard.tables.table import WEIGHT_BITS, Table
+from evenshard.tables.table import Table, check_dims, check_weight_bits
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import brief, reason_of
 from evenshard.utils.packed_files import is_gzipped, unpacked
@@ -168,10 +168,8 @@ def tables_from_batch(
     Raises:
         BadConfig: no dim to draw from, or impossible weight bits.
     """
-    if not embedding_dims or min(embedding_dims) < 1:
-        raise BadConfig(f"embedding_dims is {list(embedding_dims)}. List at least one dim, each at least 1.")
-    if weight_bits not in WEIGHT_BITS:
-        raise BadConfig(f"weight_bits is {weight_bits}. Choose one of {WEIGHT_BITS}.")
+    check_dims(embedding_dims)
+    check_weight_bits(weight_bits)
     num_samples = batch.batch_size if task_batch_size is None else task_batch_size
     if not 1 <= num_samples <= batch.batch_size:
         raise BadConfig(

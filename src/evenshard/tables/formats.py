@@ -161,12 +161,19 @@ def _check_size(path: Path, metadata: Any) -> None:
         raise _too_large(path)
 
 
+def value_type(kind: Any) -> Any:
+    """The type of the values of a column, whether they stand in lists or alone."""
+    import pyarrow.types as pt
+
+    return kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind) else kind
+
+
 def _plain_type(path: Path, field: Any) -> Any:
     """The type of a column without a dictionary, behind which a value may stand any number of times."""
     import pyarrow.types as pt
 
     kind = field.type.value_type if pt.is_dictionary(field.type) else field.type
-    inner = kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind) else kind
+    inner = value_type(kind)
     if pt.is_nested(inner) or pt.is_dictionary(inner):
         raise BadFile(path, f"holds {cut(str(field.type))}", _WRITE_AGAIN, f"column {brief(field.name)}")
     return kind

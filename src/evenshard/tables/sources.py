@@ -29,7 +29,7 @@ from evenshard.tables.files import load_tables_with_assumptions, no_column, tabl
 from evenshard.tables.formats import TABLE_SUFFIXES
 from evenshard.tables.records import KNOWN_COLUMNS, TABLE_COLUMNS
 from evenshard.tables.reuse import feasible_reuse_bins
-from evenshard.tables.table import WEIGHT_BITS
+from evenshard.tables.table import check_weight_bits
 from evenshard.tables.traffic import tables_from_traffic
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.extras import require_package
@@ -95,7 +95,7 @@ def tables_from(
     if embedding_dim is not None:
         check_ranges(embedding_dim=embedding_dim)
     if weight_bits is not None:
-        _check_weight_bits(weight_bits)  # before a long sample is counted
+        check_weight_bits(weight_bits)  # before a long sample is counted
     match kind_of_source(source):
         case SourceKind.CATALOG:
             table_set = replace(_public_set(str(source), batch_size, embedding_dim), missed=tuple(columns or ()))
@@ -200,18 +200,13 @@ def with_weight_bits(table_set: TableSet, weight_bits: int) -> TableSet:
     Raises:
         BadConfig: none of 4, 8, 16 and 32 bits.
     """
-    _check_weight_bits(weight_bits)
+    check_weight_bits(weight_bits)
     tables = tuple(
         table if table.weight_bits == weight_bits else replace(table, weight_bits=weight_bits, data_type="")
         for table in table_set.tables
     )
     assumptions = tuple(one for one in table_set.assumptions if one.column not in _PRECISION)
     return replace(table_set, tables=tables, assumptions=assumptions)
-
-
-def _check_weight_bits(weight_bits: int) -> None:
-    if weight_bits not in WEIGHT_BITS:
-        raise BadConfig(f"weight_bits is {weight_bits}. Choose one of {WEIGHT_BITS}.")
 
 
 def _public_set(name: str, batch_size: int, embedding_dim: int | None) -> TableSet:

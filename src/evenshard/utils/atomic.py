@@ -1,9 +1,9 @@
 """Files and folders that appear whole or not at all.
 
-What is written lies beside its place, as ``.evenshard-1a2b3c4d5e6f.cost_net``, until it is whole and on the disk; then it
-is renamed into its place. A folder that stood there before is set aside as ``.evenshard-7a8b9c0d1e2f-old.cost_net`` for the
-moment between two renames. A command that is killed leaves such names behind, and nothing removes them: what stood
-there before, or what was to come, is whole under one of them.
+What is written lies beside its place, as ``.evenshard-1a2b3c4d5e6f.cost_net``, until it is whole and on the disk; then
+it is renamed into its place. A folder that stood there before is set aside for the moment between two renames, as
+``.evenshard-7a8b9c0d1e2f-old.cost_net``. A command that is killed may leave such names behind, and nothing removes
+them; where that happens between the two renames, the old folder and the new one both stand there, whole.
 """
 
 from __future__ import annotations
