@@ -47,10 +47,8 @@ def read_tensors(source: Path | IO[bytes], mmap: bool = False) -> Any:
         return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
     except (MemoryError, FileNotFoundError):
         raise
-    except (
-        Exception
-    ) as error:  # torn bytes make torch raise nearly anything, with advice that is not for data of others
-        raise ValueError(f"cannot be read: torn, or more than tensors ({type(error).__name__})") from None
+    except Exception:  # torn bytes make torch raise nearly anything, with advice that is not for data of others
+        raise ValueError("cannot be read: it is torn, or holds more than tensors") from None
 
 
 def not_integers(value: Any) -> str | None:
