@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from evenshard.tables.records import TABLE_COLUMNS, RawTable
+from evenshard.tables.records import COLUMN_TYPES, TABLE_COLUMNS, RawTable
 from evenshard.utils.errors import BadFile
 from evenshard.utils.extras import require_package
 from evenshard.utils.json_files import load_json
@@ -199,25 +199,16 @@ def _write_parquet(records: list[RawTable], path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    text, flag, numbers = pa.string(), pa.bool_(), pa.list_(pa.float64())
     types = {
-        "name": text,
-        "num_rows": pa.int64(),
-        "embedding_dim": pa.int64(),
-        "pooling_factor": pa.float64(),
-        "reuse_bins": numbers,
-        "weight_bits": pa.int32(),
-        "data_type": text,
-        "pooling": text,
-        "is_weighted": flag,
-        "feature_names": pa.list_(text),
-        "feature_pooling_factors": numbers,
-        "is_deduplicated": flag,
-        "module": text,
-        "row_shares": numbers,
-        "miss_ratios": numbers,
+        "str": pa.string(),
+        "bool": pa.bool_(),
+        "int": pa.int64(),
+        "float": pa.float64(),
+        "tuple[str, ...]": pa.list_(pa.string()),
+        "tuple[float, ...]": pa.list_(pa.float64()),
     }
-    schema = pa.schema([(column, types[column]) for column in _columns(records)])
+    type_of = {column: types[kind] for column, kind in COLUMN_TYPES.items()} | {"weight_bits": pa.int32()}
+    schema = pa.schema([(column, type_of[column]) for column in _columns(records)])
     pq.write_table(pa.Table.from_pylist(records, schema=schema), path)
 
 

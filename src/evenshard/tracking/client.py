@@ -40,6 +40,11 @@ def tracking_uri() -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
 
 
+def address() -> str:
+    """Where runs go, without a password: what messages and files say."""
+    return without_credentials(tracking_uri())
+
+
 def registry_uri() -> str:
     """Where models are registered."""
     return os.environ.get("MLFLOW_REGISTRY_URI") or tracking_uri()

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from evenshard.tracking.client import tracking_uri, write_together
+from evenshard.tracking.client import address, write_together
 from evenshard.tracking.tags import origin_tags
 from evenshard.utils.atomic import atomic_path
-from evenshard.utils.messages import without_credentials
 from evenshard.utils.provenance import params_hash
 
 PARENT_FILE = Path("work/mlflow_parent.json")
@@ -70,7 +69,7 @@ def parent_of(params: Mapping[str, Any], new_loop: bool) -> Parent:
         of_code = origin_tags(None)  # a pod knows its own settings alone: their hash is not the loop's
     else:
         of_code = origin_tags(params)
-        identity = {"uri": without_credentials(tracking_uri()), "params": params_hash(params)}
+        identity = {"uri": address(), "params": params_hash(params)}
         known = _remembered()
         if new_loop or not known.get("key") or {key: known.get(key) for key in identity} != identity:
             with atomic_path(PARENT_FILE) as draft:
