@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from evenshard.planner.request import PlacementRequest
     from evenshard.planner.torchrec.modules import Collections
     from evenshard.sharders.model import Model
-    from evenshard.tables.sources import TableSet
+    from evenshard.tables.assumptions import TableSet
     from evenshard.tables.table import Table
 
 VISITS = 3
@@ -335,7 +335,8 @@ def _tables(
     default_pooling_factor: float,
     columns: Mapping[str, str] | None,
 ) -> "TableSet":
-    from evenshard.tables.sources import TableSet, completed, tables_from, tables_in_python
+    from evenshard.tables.assumptions import TableSet
+    from evenshard.tables.sources import completed, tables_from, tables_in_python
     from evenshard.tables.table import Table
     from evenshard.utils.errors import BadConfig
     from evenshard.utils.s3 import is_address, local
@@ -354,4 +355,4 @@ def _tables(
         known = table_set_of(tables, default_pooling_factor=default_pooling_factor)
     else:
         known = TableSet.of(tables)
-    return completed(known, batch_size, traffic, weight_bits, columns, tuple(columns or ()))
+    return completed(replace(known, missed=tuple(columns or ())), batch_size, traffic, weight_bits, columns)

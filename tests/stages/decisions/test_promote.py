@@ -25,6 +25,7 @@ from support.builders import FakeHardware, cost_net, policy
 from support.convex_builders import NORMALIZER
 from support.decision_builders import bad_model, good_model, write_inputs
 from support.learned import learned
+from support.tracking_builders import register_model
 
 # MLflow's opinion of the code that serves a model; here warnings are errors.
 pytestmark = pytest.mark.filterwarnings("ignore:.*type hint")
@@ -238,7 +239,7 @@ def test_a_version_brings_the_policy_of_its_own_run(place: Path) -> None:
         folder, run_id = place / f"both_{seed}", client.create_run(experiment).info.run_id
         save_model(folder, model.cost_model, model.trained_on, (cost_net(seed), policy(), NORMALIZER))
         for name in (tracking.REGISTERED_COST, tracking.REGISTERED_POLICY):
-            tracking.register_model(folder, served_code(), {}, run_id=run_id, name=name)
+            register_model(folder, served_code(), {}, run_id=run_id, name=name)
     assert main(["promote", "--candidate", "models:/evenshard-cost/1"]) == 0
     crowned = tracking.champion(tracking.REGISTERED_POLICY)
     assert crowned is not None and crowned.version == "1"
@@ -252,7 +253,7 @@ def test_a_folder_that_a_run_has_registered_is_no_new_version(place: Path) -> No
     model = learned()
     save_model(place / "both", model.cost_model, model.trained_on, (cost_net(), policy(), NORMALIZER))
     for name in (tracking.REGISTERED_COST, tracking.REGISTERED_POLICY):
-        tracking.register_model(place / "both", served_code(), {}, run_id=run_id, name=name)
+        register_model(place / "both", served_code(), {}, run_id=run_id, name=name)
     assert main(["promote", "--candidate", str(place / "both")]) == 0
     for name in (tracking.REGISTERED_COST, tracking.REGISTERED_POLICY):
         crowned = tracking.champion(name)

@@ -11,7 +11,7 @@ from evenshard.placement.storage import COMPUTE_KERNELS
 from evenshard.planner.request import PlacementRequest, memory_problem
 from evenshard.planner.torchrec.constraints import CARRIED, OF_KERNELS, constrained_model, is_default, left_aside
 from evenshard.planner.torchrec.model_request import whole_where_too_narrow
-from evenshard.tables.sources import TableSet
+from evenshard.tables.assumptions import TableSet
 from evenshard.utils.messages import cut
 
 if TYPE_CHECKING:

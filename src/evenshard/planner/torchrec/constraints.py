@@ -17,8 +17,8 @@ from evenshard.planner.torchrec.failures import TooStrict
 from evenshard.planner.torchrec.modules import LocatedTable, located_tables, other_tables_in
 from evenshard.planner.torchrec.planner_arguments import DEFAULT_BATCH_SIZE
 from evenshard.planner.torchrec.poolings import with_bags
+from evenshard.tables.assumptions import TableSet
 from evenshard.tables.cache import LOAD_FACTORS
-from evenshard.tables.sources import TableSet
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut

@@ -22,7 +22,7 @@ from evenshard.planner.torchrec.modules import LocatedTable, located_tables
 from evenshard.planner.torchrec.planner_arguments import DEFAULT_BATCH_SIZE
 from evenshard.planner.torchrec.tables import table_set_of
 from evenshard.planner.torchrec.trainable import leaves_a_rank_empty
-from evenshard.tables.sources import TableSet
+from evenshard.tables.assumptions import TableSet
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut
 

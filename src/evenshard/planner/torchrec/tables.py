@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from evenshard.planner.options import place_option
 from evenshard.planner.torchrec.config_fields import unused_settings
 from evenshard.planner.torchrec.modules import LocatedTable, located_tables, other_tables_in
-from evenshard.tables.assumptions import Assumption
+from evenshard.tables.assumptions import Assumption, TableSet
 from evenshard.tables.named_lookups import with_pooling_factors
-from evenshard.tables.sources import TableSet
 from evenshard.tables.table import DATA_TYPES, SEQUENCE, USUAL_DATA_TYPES, Table
 from evenshard.tables.torchrec_configs import DATA_TYPE_OF
 from evenshard.utils.errors import BadConfig

@@ -10,7 +10,7 @@ from evenshard.planner.diff.difference import Difference
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.model import Model
-from evenshard.tables.sources import TableSet
+from evenshard.tables.assumptions import TableSet
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from evenshard.sharders.model import Model
 from evenshard.stages import observe
 from evenshard.stages.decisions.replan import replan
 from evenshard.stages.observe import ObservedAndPredicted
-from evenshard.tables.sources import TableSet
+from evenshard.tables.assumptions import TableSet
 from evenshard.utils.errors import BadConfig, BadInput
 from evenshard.utils.params import require
 
