@@ -46,13 +46,11 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
         COSTS,
         PROMOTION_REPORT,
         PromoteInputs,
-        PromoteOutputs,
         PromotionOutcome,
         as_json,
+        print_promotion,
         promote,
     )
-    from evenshard.stages.decisions.promotion import PromotionRules
-    from evenshard.stages.decisions.promotion_text import print_promotion
     from evenshard.stages.loop import EvaluateConfig
     from evenshard.tracking import log_backlog, study_run
     from evenshard.tracking.tags import PARAMS_HASH
@@ -68,8 +66,7 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     search = SearchConfig(effort=SearchEffort(scores_per_table=evaluate.scores_per_table), seed=evaluate.seed)
     log_backlog(served_code)  # in which the newest version may be
     inputs = PromoteInputs(args.tables, args.tasks, args.candidate, tuple(args.costs))
-    outputs, rules = PromoteOutputs(args.out), PromotionRules(args.tolerance_pct)
-    done = promote(inputs, outputs, measure, search, rules, Lineage.here(params))
+    done = promote(inputs, args.out, measure, search, Lineage.here(params), args.tolerance_pct)
     with study_run("promote", {"candidate": done.candidate, "champion": done.champion, **asdict(measure)}) as run:
         run.tags({"evenshard.promotion": done.outcome.value, "evenshard.promotion_reason": done.reason})
         run.tags({PARAMS_HASH: params_hash(params)})

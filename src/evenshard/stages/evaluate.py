@@ -31,7 +31,7 @@ from evenshard.sharders.convex_search.sharder import SearchConfig
 from evenshard.sharders.learned import TrainedSharder, load_sharder
 from evenshard.stages import report, report_page
 from evenshard.stages.loop import EvaluateConfig, EvaluateInputs, EvaluateOutputs
-from evenshard.stages.propose import among_controls
+from evenshard.stages.propose import measure_answers
 from evenshard.stages.stage import Outcome
 from evenshard.stages.standings import (
     Answer,
@@ -95,10 +95,11 @@ def run(
         for answer in answers:
             if answer.placement is None:
                 log.warning("%s is infeasible for %s", answer.reason, answer.sharder)
-        measured = _measure(answers, split.train, hardware, measure, journal)
+        by_id = {f"evaluate-{number:05d}": answer for number, answer in enumerate(answers)}
+        measured = measure_answers(by_id, split.train, hardware, measure, journal, "evaluate")
         origin, device_error = _origin(hardware, measured), hardware.provenance.device_error
-    by_id = {one.measurement_id: one for one in measured}
-    results = [Result(answer, by_id.get(_measurement_id(number))) for number, answer in enumerate(answers)]
+    found = {one.measurement_id: one for one in measured}
+    results = [Result(answer, found.get(name)) for name, answer in by_id.items()]
     noise = noise_of([controls_of(run) for run in (*rounds, measured)])
     ranking, accuracy = standings(results, noise), network_accuracy(results)
     of_model = None if model is None else network_accuracy(_predicted_by(model, results))
@@ -163,28 +164,6 @@ def _predicted_by(model: CostModel, results: Sequence[Result]) -> list[Result]:
         return math.nan if answer.placement is None else float(model.overall_ms(answer.task, [answer.placement])[0])
 
     return [replace(one, answer=replace(one.answer, predicted_ms=predicted_ms(one.answer))) for one in results]
-
-
-def _measure(
-    answers: Sequence[Answer],
-    train_tasks: Sequence[ShardingTask],
-    hardware: Hardware,
-    measure: MeasureConfig,
-    journal: Journal,
-) -> list[MeasuredPlacement]:
-    """Measures all placements, those of one task right after each other, with the benchmark's controls among them."""
-    jobs = [
-        Job.whole(_measurement_id(number), answer.task, answer.placement, 0, answer.sharder, answer.task.task_id)
-        for number, answer in enumerate(answers)
-        if answer.placement is not None
-    ]
-    log.info("timing %d placements of held-out tasks on %s", len(jobs), hardware.provenance.hardware)
-    show = partial(progress, description="evaluate")
-    return measure_jobs(hardware, among_controls(jobs, train_tasks, measure), measure, journal, track=show)
-
-
-def _measurement_id(number: int) -> str:
-    return f"evaluate-{number:05d}"
 
 
 def _origin(hardware: Hardware, measured: Sequence[MeasuredPlacement]) -> dict[str, Any]:

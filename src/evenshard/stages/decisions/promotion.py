@@ -2,7 +2,7 @@
 
 Both have placed the same held-out tasks, and one run has measured both: the differences are paired. What the measuring
 noise alone could cause is not a difference (docs/decisions/0011). What the 95 % interval does not exclude may be a
-regression, and "as good" must exclude one that is worth mentioning (``Rules.tolerance_pct``).
+regression, and "as good" must exclude one that is worth mentioning (``tolerance_pct``).
 """
 
 from __future__ import annotations
@@ -41,17 +41,6 @@ class PairedTask:
     candidate_ms: float
     champion_ms: float
     same_placement: bool = False
-
-
-@dataclass(frozen=True)
-class PromotionRules:
-    """What counts as good enough.
-
-    Attributes:
-        tolerance_pct: a candidate is as good if it is slower by at most so much, per cent, with 95 % confidence.
-    """
-
-    tolerance_pct: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -94,7 +83,7 @@ def decide(
     noise: Noise,
     candidate_measured: int,
     champion_measured: int,
-    rules: PromotionRules | None = None,
+    tolerance_pct: float = 1.0,
 ) -> Decision:
     """The decision about one candidate.
 
@@ -102,21 +91,21 @@ def decide(
         tasks: held out; at least one.
         noise: noise of the measurements.
         candidate_measured, champion_measured: measured placements that each model was trained on.
+        tolerance_pct: a candidate is as good if it is slower by at most so much, per cent, with 95 % confidence.
     """
-    rules = rules or PromotionRules()
     common = [one for one in tasks if math.isfinite(one.candidate_ms) and math.isfinite(one.champion_ms)]
     only_champion = tuple(one.task_id for one in tasks if math.isinf(one.candidate_ms) and one.champion_ms < math.inf)
     only_candidate = tuple(one.task_id for one in tasks if math.isinf(one.champion_ms) and one.candidate_ms < math.inf)
     num_same = sum(one.same_placement for one in common)
     difference_pct, noise_pct = _difference_pct(common), _noise_pct(noise, len(common), num_same)
-    verdict = _verdict(difference_pct, noise_pct, rules)
+    verdict = _verdict(difference_pct, noise_pct, tolerance_pct)
     promote, reason = _conclusion(
         verdict,
         difference_pct,
         noise_pct,
         (len(only_candidate), len(only_champion)),
         (candidate_measured, champion_measured),
-        rules,
+        tolerance_pct,
     )
     return Decision(
         promote=promote,
@@ -150,12 +139,12 @@ def _noise_pct(noise: Noise, num_common: int, num_same: int) -> float:
     return noise.difference_pct(num_common) * math.sqrt((num_common - num_same) / max(num_common, 1))
 
 
-def _verdict(difference_pct: Interval, noise_pct: float, rules: PromotionRules) -> Verdict:
+def _verdict(difference_pct: Interval, noise_pct: float, tolerance_pct: float) -> Verdict:
     if difference_pct.high < 0 and difference_pct.mean < -noise_pct:
         return Verdict.BETTER
     if difference_pct.low > 0 and difference_pct.mean > noise_pct:
         return Verdict.WORSE
-    return Verdict.EQUAL if difference_pct.high <= rules.tolerance_pct else Verdict.UNCLEAR
+    return Verdict.EQUAL if difference_pct.high <= tolerance_pct else Verdict.UNCLEAR
 
 
 def _conclusion(
@@ -164,7 +153,7 @@ def _conclusion(
     noise_pct: float,
     only: tuple[int, int],
     num_measured: tuple[int, int],
-    rules: PromotionRules,
+    tolerance_pct: float,
 ) -> tuple[bool, str]:
     """Whether to promote, and why; the pairs are of the candidate and of the champion."""
     mean, high = difference_pct.mean, difference_pct.high
@@ -179,7 +168,7 @@ def _conclusion(
     if verdict is Verdict.UNCLEAR:
         may_be = "an unknown amount" if math.isinf(high) else f"{high:.2g} %"
         return False, (
-            f"its placements may be slower by {may_be}, and {rules.tolerance_pct:g} % is tolerated. Take more tasks"
+            f"its placements may be slower by {may_be}, and {tolerance_pct:g} % is tolerated. Take more tasks"
         )
     if only[0]:
         return True, f"its placements cost the same, and it places {_tasks(only[0])} that the champion does not"
