@@ -86,8 +86,7 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
 
 def _compare(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.stages.decisions.loop_runs import loop_runs
-    from evenshard.stages.decisions.run_comparison import compare
-    from evenshard.stages.decisions.run_comparison_text import print_comparison
+    from evenshard.stages.decisions.run_comparison import compare, print_comparison
     from evenshard.utils.errors import BadConfig
     from evenshard.utils.json_files import finite
 
@@ -105,8 +104,7 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.planner.diff.text import print_difference
     from evenshard.planner.file import load_answer, save_answer
     from evenshard.planner.model import learned_model_of
-    from evenshard.stages.decisions.drift import drift_of
-    from evenshard.stages.decisions.drift_text import print_drift
+    from evenshard.stages.decisions.drift import drift_of, print_drift
     from evenshard.tables.sources import tables_from
     from evenshard.utils.errors import BadConfig, InfeasibleTask
 

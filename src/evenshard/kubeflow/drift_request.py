@@ -10,8 +10,7 @@ from evenshard.kubeflow.place_request import as_markdown
 from evenshard.kubeflow.retry import with_retries
 from evenshard.planner.model import learned_model_of
 from evenshard.planner.options import option_field
-from evenshard.stages.decisions.drift import Drift, drift_of
-from evenshard.stages.decisions.drift_text import print_drift
+from evenshard.stages.decisions.drift import Drift, drift_of, print_drift
 from evenshard.tables.sources import tables_from
 from evenshard.utils.params import section
 from evenshard.utils.s3 import local
