@@ -21,7 +21,6 @@ from typing import Any
 from docstring_parser import parse
 
 from evenshard.kubeflow.component import (
-    DATA_HASH,
     EARLIER,
     METRICS,
     NUM_GPUS,
@@ -157,7 +156,6 @@ def parameters(stage: Stage) -> list[Parameter]:
                 '""',
             ),
             Parameter(
-                DATA_HASH,
                 "",
                 "str",
                 "hash of that file. Nothing reads it: it keeps the cache from giving the result of a file that has "

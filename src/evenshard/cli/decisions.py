@@ -28,9 +28,9 @@ from evenshard.planner.options import place_option
 from evenshard.utils.outputs import PROMOTION
 
 if TYPE_CHECKING:
+    from evenshard.planner.diff.difference import Difference
     from evenshard.sharders.model import Model
     from evenshard.stages.decisions.drift import Drift
-    from evenshard.stages.decisions.replan import Replan
 
 REFUSED, BAD_INPUT, RETRAIN = 1, 2, 3
 """Exit codes."""
@@ -101,6 +101,7 @@ def _compare(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
+    from evenshard.planner.diff.diff import diff
     from evenshard.planner.diff.text import print_difference
     from evenshard.planner.file import load_answer, save_answer
     from evenshard.planner.model import learned_model_of
@@ -125,23 +126,24 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
         print(f"evenshard drift: {note}", file=sys.stderr)
     num_devices = args.devices or (None if old is None else old.num_devices)
     drift = drift_of(model.trained_on, tables.tables, batch_size, num_devices, args.tolerated_pct)
-    new, problem = None, ""
+    difference, problem = None, ""
     if old is not None:
         from evenshard.stages.decisions.replan import replan
 
         try:
-            new = replan(old, tables, model, batch_size, link_gb_s=args.link_gb_s, tables_from=str(args.tables))
+            new = replan(old, tables, model, batch_size, tables_from=str(args.tables))
+            difference = diff(old, new, model, args.link_gb_s)
+            if args.out is not None:
+                save_answer(new, args.out)
         except InfeasibleTask as error:
             problem = str(error)
-    if new is not None and args.out is not None:
-        save_answer(new.answer, args.out)
     if args.json:
-        print(json.dumps(_drift_json(drift, model, new, problem), indent=1))
+        print(json.dumps(_drift_json(drift, model, difference, problem), indent=1))
     else:
         print_drift(drift, model.source)
-        if new is not None:
+        if difference is not None:
             print()
-            print_difference(new.difference)
+            print_difference(difference)
         elif problem:
             print(f"\nNo new placement: {problem}")
     if drift.retrain_due:
@@ -149,14 +151,14 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
     return BAD_INPUT if problem else {}
 
 
-def _drift_json(drift: Drift, model: Model, new: Replan | None, problem: str) -> Any:
+def _drift_json(drift: Drift, model: Model, difference: Difference | None, problem: str) -> Any:
     from evenshard.utils.json_files import finite
 
     return finite(
         {
             "model": {"source": model.source, "sha256": model.digest},
             **asdict(drift),
-            "difference": None if new is None else asdict(new.difference),
+            "difference": None if difference is None else asdict(difference),
             "no_placement": problem or None,
         }
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from evenshard.stages.rounds import WRITERS
 from evenshard.stages.stage import Flag, Reads, Stage, WhichRound, Writes, declared
 
-EARLIER, NUM_GPUS, DATA_HASH, METRICS = "earlier", "num_gpus", "data_hash", "metrics"
+EARLIER, NUM_GPUS, METRICS = "earlier", "num_gpus", "metrics"
 
 
 def accumulates(name: str) -> bool:

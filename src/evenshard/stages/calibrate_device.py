@@ -39,31 +39,24 @@ class CalibrateDeviceInputs:
     placement: Path | None = None
 
 
-@dataclass(frozen=True)
-class CalibrateDeviceOutputs:
-    """``profile``: the fitted profile."""
-
-    profile: Path
-
-
-def run(inputs: CalibrateDeviceInputs, outputs: CalibrateDeviceOutputs) -> str:
-    """Fits, saves the profile, and returns the table of errors and constants to print.
+def run(inputs: CalibrateDeviceInputs, out: Path) -> str:
+    """Fits, saves the profile as ``out``, and returns the table of errors and constants to print.
 
     Raises:
         BadInput: if an input cannot be read or is missing, or too few shards were measured.
     """
     if bool(inputs.costs) == bool(inputs.traces):
         raise BadConfig("calibrating fits to costs or to traces. Name either: --costs or --trace.")
-    return _fit_to_traces(inputs, outputs) if inputs.traces else _fit_to_costs(inputs, outputs)
+    return _fit_to_traces(inputs, out) if inputs.traces else _fit_to_costs(inputs, out)
 
 
-def _fit_to_costs(inputs: CalibrateDeviceInputs, outputs: CalibrateDeviceOutputs) -> str:
+def _fit_to_costs(inputs: CalibrateDeviceInputs, out: Path) -> str:
     if inputs.tables is None:
         raise BadConfig("the tables of the costs are missing. Name their file: --tables.")
     start = gpu_profile(inputs.profile)
     pool = load_tables(inputs.tables)
     calibration = fit_profile(start, [one for path in inputs.costs for one in load_costs(path, pool)])
-    save_profile(calibration, inputs.profile, outputs.profile)
+    save_profile(calibration, inputs.profile, out)
     title = (
         f"{calibration.num_fitted} shards of {calibration.hardware} fitted, {calibration.num_held_out} others "
         f"held out; errors on those:"
@@ -71,7 +64,7 @@ def _fit_to_costs(inputs: CalibrateDeviceInputs, outputs: CalibrateDeviceOutputs
     return "\n".join([title, *_report(start, inputs.profile, calibration, FREE_CONSTANTS)])
 
 
-def _fit_to_traces(inputs: CalibrateDeviceInputs, outputs: CalibrateDeviceOutputs) -> str:
+def _fit_to_traces(inputs: CalibrateDeviceInputs, out: Path) -> str:
     calls = median_calls([call for one in training_ranks(inputs.traces) for call in one.calls])
     if not calls:
         raise without_calls(inputs.traces[0])
@@ -89,7 +82,7 @@ def _fit_to_traces(inputs: CalibrateDeviceInputs, outputs: CalibrateDeviceOutput
     values = {name: float(getattr(calibration.profile, name)) for name in calibration.constants}
     template = profile_path(inputs.profile)
     source = f"calibrated on {calibration.num_fitted} fused calls in traces of {calibration.gpu}"
-    write_profile(template, values, source, (calibration.evidence,), outputs.profile, template.stem)
+    write_profile(template, values, source, (calibration.evidence,), out, template.stem)
     judged = f"{calibration.num_held_out} others held out; errors on those" if calibration.num_held_out else (
         "none held out (that takes 4), so that nothing confirms the fit; errors on those fitted"
     )  # fmt: skip

@@ -1,8 +1,10 @@
-"""The tables and pictures of an evaluation."""
+"""The tables and pictures of an evaluation, each as a file and all of them as one page."""
 
 from __future__ import annotations
 
+import base64
 import csv
+import html
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -22,7 +24,7 @@ from evenshard.measure.evidence import DeviceError, device_text
 from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.noise import Noise
 from evenshard.sharders.learned import LEARNED
-from evenshard.stages.standings import Interval, NetworkAccuracy, Result, Standing
+from evenshard.stages.standings import NetworkAccuracy, Result, Standing
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.extras import require_package
 from evenshard.utils.text_table import text_table
@@ -53,6 +55,16 @@ TIME_PARTS = {
     "bwd_all_to_all_ms": ("all-to-all backward", "#e4813b"),
     "bwd_compute_ms": ("backward", "#8a5a9e"),
 }
+
+PICTURES = {
+    "device_costs.png": "Time of each device on one held-out task",
+    "predicted_vs_measured.png": "Predicted against {timed} cost",
+    "cost_per_round.png": "Cost of proposed placements, {timed}, round by round",
+}
+_STYLE = (
+    "body{font:15px sans-serif;max-width:72em;margin:2em auto;padding:0 1em}img{max-width:100%}"
+    "pre{overflow-x:auto;font-size:13px}"
+)
 
 _POLICY, _SEARCH = "the policy", "evenshard's search"
 PROPOSED = {_POLICY: ("#4c78a8", "#8a5a9e", 0.0), _SEARCH: ("#f2b447", "#e4813b", 0.12)}
@@ -112,51 +124,45 @@ def metrics(
         accuracy: accuracy of the learned sharder's cost network.
         model_accuracy: accuracy of evenshard's cost model; None where there is none.
     """
+    noise_floor = noise.difference_pct(num_tasks - num_infeasible)
     return {
         **origin,
-        "noise": {**asdict(noise), "equal_below_pct": _json_number(noise.difference_pct(num_tasks - num_infeasible))},
+        "noise": {**asdict(noise), "equal_below_pct": _rounded(noise_floor)},
         "num_test_tasks": num_tasks,
         "num_infeasible": num_infeasible,
         "sharders": {
             one.sharder: {
-                "mean_measured_ms": _json_number(one.measured_ms.mean),
-                "ci95_ms": _json_interval(one.measured_ms),
-                "difference_to_best_heuristic_pct": _json_number(one.against_best_pct.mean),
-                "difference_ci95_pct": _json_interval(one.against_best_pct),
+                "mean_measured_ms": _rounded(one.measured_ms.mean),
+                "ci95_ms": [_rounded(one.measured_ms.low), _rounded(one.measured_ms.high)],
+                "difference_to_best_heuristic_pct": _rounded(one.against_best_pct.mean),
+                "difference_ci95_pct": [_rounded(one.against_best_pct.low), _rounded(one.against_best_pct.high)],
                 "num_infeasible": one.num_infeasible,
                 "privileged": one.privileged,
                 "verdict": one.verdict,
             }
             for one in standings
         },
-        "cost_network": _json_accuracy(accuracy),
-        **({"cost_model": _json_accuracy(model_accuracy)} if model_accuracy else {}),
+        **{
+            name: {key: _rounded(value) for key, value in asdict(one).items()}
+            for name, one in (("cost_network", accuracy), ("cost_model", model_accuracy))
+            if one is not None
+        },
     }
 
 
 def summary(standings: Sequence[Standing]) -> dict[str, float | None]:
     """The contents of ``summary.json``: the few figures by which one tells one loop from another."""
     means = {
-        f"{'heuristic' if one.is_best_heuristic else one.sharder}_ms": _json_number(one.measured_ms.mean)
+        f"{'heuristic' if one.is_best_heuristic else one.sharder}_ms": _rounded(one.measured_ms.mean)
         for one in standings
         if one.is_best_heuristic or one.sharder in ("evenshard", *LEARNED)
     }
-    return {**means, "noise_pct": _json_number(max(one.noise_pct for one in standings))}
+    return {**means, "noise_pct": _rounded(max(one.noise_pct for one in standings))}
 
 
-def _json_accuracy(accuracy: NetworkAccuracy) -> dict[str, float | None]:
-    return {
-        "median_abs_pct_error": _json_number(accuracy.median_abs_pct_error),
-        "kendall_tau": _json_number(accuracy.kendall_tau),
-    }
-
-
-def _json_number(value: float) -> float | None:
+def _rounded(value: float) -> float | None:
+    """A number as JSON has it; None for what is none."""
     return round(value, 4) if math.isfinite(value) else None
-
-
-def _json_interval(interval: Interval) -> list[float | None]:
-    return [_json_number(interval.low), _json_number(interval.high)]
 
 
 def standings_text(
@@ -306,3 +312,36 @@ def plot_cost_per_round(measured: Sequence[MeasuredPlacement], path: Path) -> No
 
 def _proposed(one: MeasuredPlacement) -> str:
     return _SEARCH if one.proposed_by == "evenshard" else _POLICY
+
+
+def save_summary(table: str, metrics: Mapping[str, Any], summary: Path) -> None:
+    """Writes the table of an evaluation as Markdown.
+
+    The table alone: a Markdown viewer that cleans what it shows drops inlined pictures.
+    """
+    write_text(f"# Evaluation\n\n{_facts(metrics)}\n\n```\n{table}\n```", summary)
+
+
+def save_report_page(folder: Path, table: str, metrics: Mapping[str, Any], page: Path) -> None:
+    """Writes the table of an evaluation and the pictures in its folder as one HTML page, without any other file."""
+    timed = measured_or_simulated(metrics["hardware"])
+    titles = {name: html.escape(title.format(timed=timed)) for name, title in PICTURES.items()}
+    pictures = "".join(
+        f'<h2>{title}</h2><img alt="{title}" src="{_inlined(folder / name)}">' for name, title in titles.items()
+    )
+    body = f"<h1>Evaluation</h1><p>{html.escape(_facts(metrics))}</p><pre>{html.escape(table)}</pre>{pictures}"
+    head = f'<meta charset="utf-8"><title>Evaluation</title><style>{_STYLE}</style>'
+    write_text(f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>', page)
+
+
+def _facts(metrics: Mapping[str, Any]) -> str:
+    infeasible = metrics["num_infeasible"]
+    return (
+        f"{metrics['num_test_tasks']} held-out tasks on {metrics['hardware']}; all-to-all: "
+        f"{', '.join(metrics['all_to_all'])}."
+        + (f" {infeasible} were infeasible for some sharder." if infeasible else "")
+    )
+
+
+def _inlined(picture: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()

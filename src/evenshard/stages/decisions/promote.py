@@ -131,7 +131,8 @@ def promote(
     version = _candidate_version(inputs.candidate)
     where = version.uri if version is not None else str(inputs.candidate)
     model = learned_model_of(where, measure.hardware)
-    done = Promotion(PromotionOutcome.REFUSED, "", where, *(["", ""] if before is None else [before.uri, before.uri]))
+    known = "" if before is None else before.uri
+    done = Promotion(PromotionOutcome.REFUSED, "", where, known, known)
     if before is None:
         done = _crowned(done, "there was no champion", version)
     elif version is not None and version.version == before.version:
