@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from evenshard.stages.loop import STAGES
 from evenshard.utils.errors import BadConfig
@@ -32,6 +32,7 @@ _FORMS = {
 """How settings of a stage are written, and what to do where one is not."""
 CACHES = {"XDG_CACHE_HOME": "home", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 """Folders for caches by the variable that names them: matplotlib's and others', compiled kernels, compiled graphs."""
+_Settings = TypeVar("_Settings")
 OF_A_MACHINE = ("hosts", "intra", "inter", "nodes_per_domain")
 """Keys of the other kind of file; see ``planner.cluster_file``."""
 
@@ -201,13 +202,7 @@ def load_cluster(path: Path) -> Cluster:
         require(isinstance(block, dict), f"{path}: stages.{name} is {brief(block)}. Write `key: value` lines under it.")
     default = by_stage.get("default", {})
     stages = {name: _resources(path, name, {**default, **by_stage.get(name, {})}) for name in COMPONENTS}
-    known = [one.name for one in fields(Cluster)]
-    for key in content:
-        require(key in known, f"{path}: unknown key {brief(key)}. It knows {', '.join(known)}.")
-    try:
-        cluster = section({"cluster": {**content, "stages": {}}}, "cluster", Cluster)
-    except BadConfig as error:
-        raise BadConfig(f"{path}: {_without_params(error)}") from None
+    cluster = _checked(str(path), {**content, "stages": {}}, Cluster)
     require(cluster.num_parts >= 1, f"{path}: num_parts is {cluster.num_parts}. Make it at least 1.")
     if cluster.volume is not None and (problem := cluster.volume.problem()):
         raise BadConfig(f"{path}: volume.{problem}. Correct it.")
@@ -217,10 +212,7 @@ def load_cluster(path: Path) -> Cluster:
 def _resources(path: Path, name: str, values: dict[str, Any]) -> StageResources:
     where = f"{path}: stages.{name}"
     as_text = {key: str(value) if key in ("cpu", "memory") else value for key, value in values.items()}
-    try:
-        found = section({name: as_text}, name, StageResources)
-    except BadConfig as error:
-        raise BadConfig(f"{where}: {_without_params(error)}") from None
+    found = _checked(where, as_text, StageResources)
     for key, (form, remedy) in _FORMS.items():
         value = getattr(found, key)
         require(value is None or bool(form.fullmatch(value)), f"{where}.{key} is {brief(value)}. {remedy}.")
@@ -230,5 +222,9 @@ def _resources(path: Path, name: str, values: dict[str, Any]) -> StageResources:
     return found
 
 
-def _without_params(error: BadConfig) -> str:
-    return str(error).replace("params section ", "").replace(CORRECT_IT, "Correct it.")
+def _checked(where: str, values: dict[str, Any], kind: type[_Settings]) -> _Settings:
+    """Settings as their dataclass; what is wrong is said of ``where``, which is no section of params.yaml."""
+    try:
+        return section({"": values}, "", kind)
+    except BadConfig as error:
+        raise BadConfig(str(error).replace("params section ", where).replace(CORRECT_IT, "Correct it.")) from None

@@ -6,7 +6,8 @@ import base64
 import csv
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean, stdev
@@ -210,72 +211,67 @@ def standings_text(
     return "\n".join(lines)
 
 
-def _figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
+@contextmanager
+def _picture(path: Path, width: float, height: float, columns: int = 1) -> Iterator[tuple[Any, Any]]:
+    """A figure and its panels side by side; what the block draws is saved."""
     require_package("matplotlib")
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    return pyplot.subplots(
+    figure, ((*axes,),) = pyplot.subplots(
         1, max(1, columns), figsize=(width, height), sharey=columns > 1, layout="constrained", squeeze=False
     )
-
-
-def _save(figure: Any, path: Path) -> None:
-    from matplotlib import pyplot
-
-    with atomic_path(path) as draft:
-        figure.savefig(draft, dpi=130, format="png", metadata={"Software": None})
-    pyplot.close(figure)
+    try:
+        yield figure, axes
+        for axis in axes:
+            axis.spines[["top", "right"]].set_visible(False)
+        with atomic_path(path) as draft:
+            figure.savefig(draft, dpi=130, format="png", metadata={"Software": None})
+    finally:
+        pyplot.close(figure)
 
 
 def plot_device_costs(costs: Mapping[str, PlacementCost], title: str, path: Path) -> None:
     """Stacked bars of every device's four times, one panel per sharder, with the step time they wait for."""
-    figure, axes = _figure(1.2 + 3.1 * len(costs), 3.8, len(costs))
-    for axis, (sharder, cost) in zip(axes[0], costs.items(), strict=False):  # an empty panel if there is no cost
-        bottom = [0.0] * len(cost.devices)
-        devices = range(len(cost.devices))
-        for part, (label, colour) in TIME_PARTS.items():
-            heights = [getattr(device, part) for device in cost.devices]
-            axis.bar(devices, heights, bottom=bottom, label=label, color=colour, width=0.7)
-            bottom = [low + high for low, high in zip(bottom, heights, strict=True)]
-        axis.axhline(cost.max_device_ms, color="#333333", linewidth=1, linestyle="--")
-        axis.set_title(f"{sharder}: {cost.max_device_ms:.2f} ms", fontsize=11)
-        axis.set_xlabel("device")
-        axis.set_xticks(list(devices))
-        axis.margins(y=0.08)
-        axis.spines[["top", "right"]].set_visible(False)
-    modelled = any(cost.all_to_all == "modelled" for cost in costs.values())
-    axes[0][0].set_ylabel("ms per step" + (", all-to-all modelled" if modelled else ""))
-    figure.suptitle(title, fontsize=11)
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    _save(figure, path)
+    with _picture(path, 1.2 + 3.1 * len(costs), 3.8, len(costs)) as (figure, axes):
+        for axis, (sharder, cost) in zip(axes, costs.items(), strict=False):  # an empty panel if there is no cost
+            bottom = [0.0] * len(cost.devices)
+            devices = range(len(cost.devices))
+            for part, (label, colour) in TIME_PARTS.items():
+                heights = [getattr(device, part) for device in cost.devices]
+                axis.bar(devices, heights, bottom=bottom, label=label, color=colour, width=0.7)
+                bottom = [low + high for low, high in zip(bottom, heights, strict=True)]
+            axis.axhline(cost.max_device_ms, color="#333333", linewidth=1, linestyle="--")
+            axis.set_title(f"{sharder}: {cost.max_device_ms:.2f} ms", fontsize=11)
+            axis.set_xlabel("device")
+            axis.set_xticks(list(devices))
+            axis.margins(y=0.08)
+        modelled = any(cost.all_to_all == "modelled" for cost in costs.values())
+        axes[0].set_ylabel("ms per step" + (", all-to-all modelled" if modelled else ""))
+        figure.suptitle(title, fontsize=11)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
 
 
 def plot_predicted_vs_measured(results: Sequence[Result], accuracy: NetworkAccuracy, hardware: str, path: Path) -> None:
     """Predicted against measured or simulated overall cost of every measured placement of the held-out tasks."""
-    figure, axes = _figure(5.6, 5.0)
-    axis = axes[0][0]
-    measured = [result for result in results if math.isfinite(result.measured_ms)]
-    for sharder in dict.fromkeys(result.answer.sharder for result in measured):
-        own = [result for result in measured if result.answer.sharder == sharder]
-        axis.scatter(
-            [r.measured_ms for r in own], [r.answer.predicted_ms for r in own], s=14, alpha=0.75, label=sharder
-        )
-    if measured:
-        values = [v for r in measured for v in (r.measured_ms, r.answer.predicted_ms)]
-        ends = (min(values) * 0.95, max(values) * 1.05)
-        axis.plot(ends, ends, color="#333333", linewidth=1, linestyle="--")
-        axis.set(xlim=ends, ylim=ends)
-        axis.legend(frameon=False, fontsize=8)
-    axis.set(xlabel=f"{measured_or_simulated(hardware)} ms per step", ylabel="predicted ms per step")
-    axis.set_title(
-        f"unseen tables: median error {accuracy.median_abs_pct_error:.1f} %, Kendall's tau {accuracy.kendall_tau:.2f}",
-        fontsize=11,
-    )
-    axis.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
+    with _picture(path, 5.6, 5.0) as (_, (axis,)):
+        measured = [result for result in results if math.isfinite(result.measured_ms)]
+        for sharder in dict.fromkeys(result.answer.sharder for result in measured):
+            own = [result for result in measured if result.answer.sharder == sharder]
+            axis.scatter(
+                [r.measured_ms for r in own], [r.answer.predicted_ms for r in own], s=14, alpha=0.75, label=sharder
+            )
+        if measured:
+            values = [v for r in measured for v in (r.measured_ms, r.answer.predicted_ms)]
+            ends = (min(values) * 0.95, max(values) * 1.05)
+            axis.plot(ends, ends, color="#333333", linewidth=1, linestyle="--")
+            axis.set(xlim=ends, ylim=ends)
+            axis.legend(frameon=False, fontsize=8)
+        axis.set(xlabel=f"{measured_or_simulated(hardware)} ms per step", ylabel="predicted ms per step")
+        error, tau = accuracy.median_abs_pct_error, accuracy.kendall_tau
+        axis.set_title(f"unseen tables: median error {error:.1f} %, Kendall's tau {tau:.2f}", fontsize=11)
 
 
 def plot_cost_per_round(measured: Sequence[MeasuredPlacement], path: Path) -> None:
@@ -283,31 +279,28 @@ def plot_cost_per_round(measured: Sequence[MeasuredPlacement], path: Path) -> No
 
     What a search proposed is drawn beside the rest; random shards are not placements.
     """
-    figure, axes = _figure(5.6, 3.8)
-    axis = axes[0][0]
-    by_round: dict[str, dict[int, list[float]]] = {label: {} for label in PROPOSED}
-    for one in measured:
-        if one.cost.fits and one.proposed_by not in (CONTROL, RANDOM_SHARD):
-            by_round[_proposed(one)].setdefault(one.round, []).append(one.cost.max_device_ms)
-    for label, costs in by_round.items():
-        if not costs:
-            continue
-        dots, line, offset = PROPOSED[label]
-        rounds = sorted(costs)
-        places = [number + offset for number in rounds]
-        means = [fmean(costs[number]) for number in rounds]
-        errors = [1.96 * stdev(v) / math.sqrt(len(v)) if len(v) > 1 else 0.0 for v in (costs[r] for r in rounds)]
-        for number, place in zip(rounds, places, strict=True):
-            axis.scatter([place] * len(costs[number]), costs[number], s=10, alpha=0.35, color=dots)
-        axis.errorbar(places, means, yerr=errors, marker="o", color=line, capsize=4, label=f"{label}: mean, 95 %")
-    ticks = sorted({number for costs in by_round.values() for number in costs})
-    timed = measured_or_simulated(", ".join({one.provenance.hardware for one in measured}))
-    axis.set(xlabel="round (round 1 places at random)", ylabel=f"{timed} ms per step", xticks=ticks)
-    axis.set_ylim(bottom=0)
-    if ticks:
-        axis.legend(frameon=False)
-    axis.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
+    with _picture(path, 5.6, 3.8) as (_, (axis,)):
+        by_round: dict[str, dict[int, list[float]]] = {label: {} for label in PROPOSED}
+        for one in measured:
+            if one.cost.fits and one.proposed_by not in (CONTROL, RANDOM_SHARD):
+                by_round[_proposed(one)].setdefault(one.round, []).append(one.cost.max_device_ms)
+        for label, costs in by_round.items():
+            if not costs:
+                continue
+            dots, line, offset = PROPOSED[label]
+            rounds = sorted(costs)
+            places = [number + offset for number in rounds]
+            means = [fmean(costs[number]) for number in rounds]
+            errors = [1.96 * stdev(v) / math.sqrt(len(v)) if len(v) > 1 else 0.0 for v in (costs[r] for r in rounds)]
+            for number, place in zip(rounds, places, strict=True):
+                axis.scatter([place] * len(costs[number]), costs[number], s=10, alpha=0.35, color=dots)
+            axis.errorbar(places, means, yerr=errors, marker="o", color=line, capsize=4, label=f"{label}: mean, 95 %")
+        ticks = sorted({number for costs in by_round.values() for number in costs})
+        timed = measured_or_simulated(", ".join({one.provenance.hardware for one in measured}))
+        axis.set(xlabel="round (round 1 places at random)", ylabel=f"{timed} ms per step", xticks=ticks)
+        axis.set_ylim(bottom=0)
+        if ticks:
+            axis.legend(frameon=False)
 
 
 def _proposed(one: MeasuredPlacement) -> str:
