@@ -208,6 +208,25 @@ def test_a_journal_that_cannot_be_read_is_measured_again(store: Store, caplog: p
     assert "is not a journal" in caplog.text and "is measured again" in caplog.text
 
 
+def test_parts_are_read_up_to_the_first_that_is_missing(
+    tmp_path: Path, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = bucket(tmp_path / "journals", s3)
+    for name, value in store.settings.items():
+        monkeypatch.setenv(name, value)
+    s3_client.cache_clear()
+    monkeypatch.setattr(pod_journal, "UPLOAD_EVERY_S", 0.01)
+    with pytest.raises(MeasurementFailed), journal_of() as journal:
+        for number, one in enumerate(VISITS, start=1):
+            journal.append(one)
+            wait_until(lambda number=number: len(store.files()) == number, "no part arrived")
+        raise MeasurementFailed("the device is away")
+    second = sorted(store.files())[2]
+    s3.client().delete_object(Bucket=s3.bucket, Key=f"{tmp_path.name}/journals/{second}")
+    with journal_of() as journal:
+        assert len(journal) == 2
+
+
 def test_an_s3_that_is_away_stops_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

@@ -1,10 +1,10 @@
-"""The journal of a stage that measures, kept where the end of its pod does not take it: on a volume, or on S3.
+"""The journal of a stage that measures, kept where the end of its pod does not take it: on a volume, or on S3 in parts.
 
 ::
 
-    /data/journals/evenshard-train-2w4hm/benchmark_2_part_1/20261123T113445-9f2c.jsonl         one try of a task
-    s3://bucket/journals/evenshard-train-2w4hm/benchmark_2_part_1/20261123T113445-9f2c.jsonl   the same, as it was at
-                                                                                               the last full minute
+    /data/journals/evenshard-train-2w4hm/benchmark_2_part_1/20261123T113445-9f2c.jsonl    one try of a task
+    s3://bucket/journals/evenshard-train-2w4hm/benchmark_2_part_1/20261123T113445-9f2c/   the same, in a file for each
+        000000000000 000000018231                                                minute, called by its first byte
 
 A try begins with what the tries before it have measured. What of that counts, the journal itself decides: the same
 placement of the same tables, on the same hardware, with the same settings. Each try writes a journal of its own, as
@@ -18,7 +18,7 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,8 +67,8 @@ def _on_volume(folder: Path, scratch: Path) -> Iterator[Path | None]:
     """Each measurement is there at once."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        earlier = [Path(shutil.copy(path, scratch)) for path in folder.glob("*.jsonl")]
-        journal: Path | None = _continued(folder / _name_of_try(), earlier)
+        earlier = [Path(shutil.copy(path, scratch)) for path in sorted(folder.glob("*.jsonl"))]
+        journal: Path | None = _continued(folder / f"{_name_of_try()}.jsonl", earlier)
     except OSError as error:
         log.warning("%s: no journal can be kept there (%s); if this pod is lost, all is measured again", folder, error)
         journal = None
@@ -80,8 +80,8 @@ def _on_volume(folder: Path, scratch: Path) -> Iterator[Path | None]:
 @contextmanager
 def _on_s3(address: str, scratch: Path) -> Iterator[Path]:
     """What was measured within a minute is there at its end."""
-    journal = _continued(scratch / _name_of_try(), _earlier_on_s3(address, scratch))
-    with _uploaded(journal, f"{address}/{journal.name}"):
+    journal = _continued(scratch / "journal.jsonl", _earlier_on_s3(address, scratch))
+    with _uploaded(journal, f"{address}/{_name_of_try()}"):
         yield journal
     try:
         remove(address)
@@ -91,13 +91,13 @@ def _on_s3(address: str, scratch: Path) -> Iterator[Path]:
 
 def _name_of_try() -> str:
     """Later tries come later in the order of names."""
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}.jsonl"
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
 
 
-def _continued(journal: Path, earlier: Iterable[Path]) -> Path:
+def _continued(journal: Path, earlier: Sequence[Path]) -> Path:
     """The journal, with all that earlier ones hold."""
     with Journal(journal) as mine:
-        for path in sorted(earlier):
+        for path in earlier:
             try:
                 with Journal(path) as theirs:
                     mine.add_all(theirs)
@@ -106,37 +106,54 @@ def _continued(journal: Path, earlier: Iterable[Path]) -> Path:
     return journal
 
 
-def _earlier_on_s3(address: str, scratch: Path) -> Iterable[Path]:
-    """The journals of earlier tries."""
+def _earlier_on_s3(address: str, scratch: Path) -> list[Path]:
+    """The journals of earlier tries, put together from their parts."""
     try:
-        return with_retries(download)(address, scratch / "earlier", listed=True).iterdir()
+        folder = with_retries(download)(address, scratch / "earlier", listed=True)
     except BadFile:  # there is none
-        return ()
+        return []
     except EvenshardError as error:
         log.warning("%s What earlier tries of this task have measured is measured again.", error)
-        return ()
+        return []
+    return [_joined(one) for one in sorted(folder.iterdir()) if one.is_dir()]
+
+
+def _joined(parts: Path) -> Path:
+    """One journal of its parts, up to the first that is missing."""
+    journal = parts.with_suffix(".jsonl")
+    with journal.open("wb") as file:
+        for part in sorted(parts.iterdir()):
+            if part.name != _name_of_part(file.tell()):
+                break
+            file.write(part.read_bytes())
+    return journal
+
+
+def _name_of_part(first_byte: int) -> str:
+    return f"{first_byte:012d}"
 
 
 @contextmanager
 def _uploaded(journal: Path, address: str) -> Iterator[None]:
-    """Uploads the journal that the block writes, once a minute and at its end, however it ends."""
-    sent, ends, copy = 0, threading.Event(), journal.with_suffix(".copy")
+    """Uploads what the block appends to a journal, once a minute and at its end, however it ends."""
+    sent, ends, part = 0, threading.Event(), journal.with_suffix(".part")
 
-    def upload_journal() -> None:
+    def upload_rest() -> None:
         nonlocal sent
-        content = journal.read_bytes()  # whose last line may be half written, which readers of journals expect
-        if len(content) == sent:
+        whole = journal.read_bytes()[sent:]
+        whole = whole[: whole.rfind(b"\n") + 1]  # a line may be half written
+        if not whole:
             return
-        copy.write_bytes(content)
+        part.write_bytes(whole)
         try:
-            upload(copy, address)
-            sent = len(content)
+            upload(part, f"{address}/{_name_of_part(sent)}")
+            sent += len(whole)
         except EvenshardError as error:
             log.warning("%s If this pod is lost, what was measured in this minute is, too.", error)
 
     def every_minute() -> None:
         while not ends.wait(UPLOAD_EVERY_S):
-            upload_journal()
+            upload_rest()
 
     thread = threading.Thread(target=every_minute, name="journal", daemon=True)
     thread.start()
@@ -145,4 +162,4 @@ def _uploaded(journal: Path, address: str) -> Iterator[None]:
     finally:
         ends.set()
         thread.join()
-        upload_journal()
+        upload_rest()
