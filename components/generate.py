@@ -156,6 +156,7 @@ def parameters(stage: Stage) -> list[Parameter]:
                 '""',
             ),
             Parameter(
+                "data_hash",
                 "",
                 "str",
                 "hash of that file. Nothing reads it: it keeps the cache from giving the result of a file that has "
