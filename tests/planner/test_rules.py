@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evenshard.kubeflow.place_request import place_arguments
+from evenshard.kubeflow.requests import place_arguments
 from evenshard.placement.machine import Machine
 from evenshard.placement.sharding import BY_COLUMNS, SHARDING_TYPES
 from evenshard.placement.task import TableLimits

@@ -40,31 +40,24 @@ class CalibrateDeviceInputs:
     placement: Path | None = None
 
 
-@dataclass(frozen=True)
-class CalibrateDeviceOutputs:
-    """``profile``: the fitted profile."""
-
-    profile: Path
-
-
-def run(inputs: CalibrateDeviceInputs, outputs: CalibrateDeviceOutputs) -> str:
-    """Fits, saves the profile, and returns the table of errors and constants to print.
+def run(inputs: CalibrateDeviceInputs, out: Path) -> str:
+    """Fits, saves the profile as ``out``, and returns the table of errors and constants to print.
 
     Raises:
         BadInput: if an input cannot be read or is missing, or too few shards were measured.
     """
     if bool(inputs.costs) == bool(inputs.traces):
         raise BadConfig("calibrating fits to costs or to traces. Name either: --costs or --trace.")
-    return _fit_to_traces(inputs, outputs) if inputs.traces else _fit_to_costs(inputs, outputs)
+    return _fit_to_traces(inputs, out) if inputs.traces else _fit_to_costs(inputs, out)
 
 
-def _fit_to_costs(inputs: CalibrateDeviceInputs, outputs: CalibrateDeviceOutputs) -> str:
+def _fit_to_costs(inputs: CalibrateDeviceInputs, out: Path) -> str:
     if inputs.tables is None:
         raise BadConfig("the tables of the costs are missing. Name their file: --tables.")
     start = gpu_profile(inputs.profile)
     pool = load_tables(inputs.tables)
     calibration = fit_profile(start, [one for path in inputs.costs for one in load_costs(path, pool)])
-    calibration.save(inputs.profile, outputs.profile)
+    calibration.save(inputs.profile, out)
     title = (
         f"{calibration.num_fitted} shards of {calibration.hardware} fitted, {calibration.num_held_out} others "
         f"held out; errors on those:"
@@ -72,7 +65,7 @@ def _fit_to_costs(inputs: CalibrateDeviceInputs, outputs: CalibrateDeviceOutputs
     return "\n".join([title, *_report(start, inputs.profile, calibration)])
 
 
-def _fit_to_traces(inputs: CalibrateDeviceInputs, outputs: CalibrateDeviceOutputs) -> str:
+def _fit_to_traces(inputs: CalibrateDeviceInputs, out: Path) -> str:
     calls = median_calls([call for one in training_ranks(inputs.traces) for call in one.calls])
     if not calls:
         raise without_calls(inputs.traces[0])
@@ -87,7 +80,7 @@ def _fit_to_traces(inputs: CalibrateDeviceInputs, outputs: CalibrateDeviceOutput
         )
     start = gpu_profile(inputs.profile)
     calibration = fit_to_calls(start, shards)
-    calibration.save(inputs.profile, outputs.profile, "fused calls in", profile_path(inputs.profile).stem)
+    calibration.save(inputs.profile, out, "fused calls in", profile_path(inputs.profile).stem)
     judged = f"{calibration.num_held_out} others held out; errors on those" if calibration.num_held_out else (
         "none held out (that takes 4), so that nothing confirms the fit; errors on those fitted"
     )  # fmt: skip

@@ -16,7 +16,7 @@ from evenshard.measure.noise import Noise
 from evenshard.planner.serving import served_code
 from evenshard.sharders.models import save_model
 from evenshard.stages.decisions.contest import Contest, contest
-from evenshard.stages.decisions.promotion import Decision, PairedTask, PromotionRules, Verdict, decide
+from evenshard.stages.decisions.promotion import Decision, PairedTask, Verdict, decide
 from evenshard.stages.standings import QUIET
 from evenshard.tables.files import load_tables
 from evenshard.tracking.registry import newest_version, register_folder
@@ -80,9 +80,7 @@ def test_slower_within_the_noise_must_still_be_tolerable() -> None:
     found = decided([one * 1.02 for one in champion], champion, NOISY, learned=(1, 100))
     assert found.verdict is Verdict.UNCLEAR and not found.promote
     assert "Take more tasks" in found.reason
-    tolerant = decide(
-        [PairedTask("a", 10.3, 10.0), PairedTask("b", 20.3, 20.0)], NOISY, 1, 100, PromotionRules(tolerance_pct=3)
-    )
+    tolerant = decide([PairedTask("a", 10.3, 10.0), PairedTask("b", 20.3, 20.0)], NOISY, 1, 100, tolerance_pct=3)
     assert tolerant.promote and tolerant.verdict is Verdict.EQUAL
 
 
