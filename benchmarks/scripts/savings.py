@@ -25,8 +25,7 @@ from evenshard.placement.task import ShardingTask
 from evenshard.planner.diff.times import difference_error, error_correlation, shared_work
 from evenshard.planner.near import Near
 from evenshard.planner.place import PlaceConfig, place_request
-from evenshard.planner.priced import PricedParts, priced
-from evenshard.planner.pricing import measured_parts, part_costs
+from evenshard.planner.pricing import PricedParts, measured_parts, part_costs, priced
 from evenshard.planner.request import PlacementRequest, caps_of
 from evenshard.sharders.models import PlacementModel, load_model
 from evenshard.sharders.plan_search.search import PlanSearchEffort

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.scripts.savings import pairs
 from evenshard.planner.diff.times import MOST_ALIKE, difference_error, error_correlation, shared_work
-from evenshard.planner.priced import PricedParts
+from evenshard.planner.pricing import PricedParts
 from support.explain_builders import answered, asked
 from support.learned import learned
 

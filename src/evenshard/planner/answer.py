@@ -17,8 +17,15 @@ from evenshard.placement.plan import as_cut, parts_by_table
 from evenshard.placement.sharding import TABLE_WISE, sharding_type
 from evenshard.placement.storage import Storage
 from evenshard.placement.task import ShardingTask, memory_of_part
-from evenshard.planner.memory import DeviceMemory, NodeMemory, brim_warnings, device_memories, host_memories
-from evenshard.planner.offloaded import OffloadedPart, offloaded_of
+from evenshard.planner.memory import (
+    DeviceMemory,
+    NodeMemory,
+    OffloadedPart,
+    brim_warnings,
+    device_memories,
+    host_memories,
+    offloaded_of,
+)
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.assumptions import Assumption, assumed_miss_ratios
 from evenshard.tables.cache import COUNTED

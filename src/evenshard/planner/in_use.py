@@ -6,7 +6,7 @@ from pathlib import Path
 
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import load_answer, read_json
-from evenshard.planner.priced import repriced
+from evenshard.planner.pricing import repriced
 from evenshard.planner.torchrec.plan_file import load_plan_parts
 from evenshard.sharders.model import Model
 from evenshard.utils.errors import BadConfig, BadFile

@@ -23,8 +23,7 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.capacity import refusal
 from evenshard.planner.means_by_rows import Collections, MeansSearched, Searched, means_notes, search_means
 from evenshard.planner.near import Near, with_nearness
-from evenshard.planner.priced import priced
-from evenshard.planner.pricing import PartsMeasurer, link_error, part_costs
+from evenshard.planner.pricing import PartsMeasurer, link_error, part_costs, priced
 from evenshard.planner.replicas import replica_notes
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import rivals

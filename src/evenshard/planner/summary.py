@@ -13,8 +13,7 @@ from rich.text import Text
 
 from evenshard.measure.price.step import PredictedDevice
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.highlights.advice import advice
-from evenshard.planner.highlights.comparison import asked_text, best_rival, not_compared_text, rival_text
+from evenshard.planner.highlights.comparison import asked_text, best_rival, near_texts, not_compared_text, rival_text
 from evenshard.planner.highlights.memory import (
     badly_served,
     badly_served_text,
@@ -25,7 +24,7 @@ from evenshard.planner.highlights.memory import (
     offload_text,
     reserve_text,
 )
-from evenshard.planner.highlights.near import near_texts
+from evenshard.planner.highlights.placed import sharding_texts
 from evenshard.planner.highlights.setting import (
     LOOKUPS,
     assumed_groups,
@@ -36,8 +35,7 @@ from evenshard.planner.highlights.setting import (
     tables_and_machine,
     timing_word,
 )
-from evenshard.planner.highlights.step import bound_text, predicted_step_times, slowest_device, step_headline
-from evenshard.planner.highlights.ways import sharding_texts
+from evenshard.planner.highlights.step import advice, bound_text, predicted_step_times, slowest_device, step_headline
 from evenshard.sharders.catalog import label_of
 from evenshard.utils.console import plain_console, plain_grid, print_whole
 from evenshard.utils.messages import names_text, printable

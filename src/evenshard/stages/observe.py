@@ -22,8 +22,7 @@ from evenshard.planner.file import load_answer, read_json
 from evenshard.planner.highlights.setting import device_error_text
 from evenshard.planner.model import model_of
 from evenshard.planner.place import place_request
-from evenshard.planner.priced import priced
-from evenshard.planner.pricing import link_error, part_costs
+from evenshard.planner.pricing import link_error, part_costs, priced
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.torchrec.plan_file import load_plan_parts
 from evenshard.sharders.model import Model

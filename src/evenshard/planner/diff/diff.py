@@ -34,7 +34,7 @@ from evenshard.planner.diff.difference import (
     Traffic,
 )
 from evenshard.planner.diff.times import step_times
-from evenshard.planner.priced import repriced
+from evenshard.planner.pricing import repriced
 from evenshard.planner.request import kept_optimizers
 from evenshard.sharders.model import Model
 from evenshard.tables.table import Table

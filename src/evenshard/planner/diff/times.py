@@ -16,8 +16,7 @@ from evenshard.measure.evidence import DeviceError, device_text
 from evenshard.measure.price.step import step_shares_ms
 from evenshard.placement.plan import check_sharding
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.priced import PricedParts, priced
-from evenshard.planner.pricing import link_error, part_costs
+from evenshard.planner.pricing import PricedParts, link_error, part_costs, priced
 from evenshard.planner.rules import Rules
 from evenshard.sharders.model import Model
 from evenshard.sharders.plan_search.bounds import lower_bound_ms

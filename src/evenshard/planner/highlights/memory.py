@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from evenshard.placement.storage import COMPUTE_KERNELS, FUSED, KEY_VALUE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.device_memory import RESERVED_SHARE
-from evenshard.planner.memory import DeviceMemory, NodeMemory
-from evenshard.planner.offloaded import OffloadedPart
+from evenshard.planner.memory import DeviceMemory, NodeMemory, OffloadedPart
 from evenshard.planner.request import PlacementRequest
 from evenshard.utils.messages import names_text, printable
 from evenshard.utils.units import ms_text, pct_text, size_text

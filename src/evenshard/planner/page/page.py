@@ -19,7 +19,7 @@ from markupsafe import Markup
 from evenshard.measure.hardware import measured_or_simulated
 from evenshard.placement.sharding import TYPES
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.highlights import advice, comparison, memory, near, placed, setting, step, ways
+from evenshard.planner.highlights import comparison, memory, placed, setting, step
 from evenshard.planner.page.charts import MEMORY_KINDS, device_bars, device_text, host_bars, rival_axis, time_axis
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import FULL_SPACE
@@ -108,14 +108,14 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "memory": memory,
         "setting": setting,
         "step": step,
-        "ways": ways,
+        "placed": placed,
         "label_of": label_of,
         "device_text": device_text,
         "timed": setting.timing_word(answer),
         "predicted_by": _predicted_by(answer),
         "title": f"{_plural(len(answer.request.tables), 'table')} on {_plural(answer.num_devices, 'device')}",
         "best": comparison.best_rival(answer),
-        "advice": [*advice.advice(answer), *_badly_served(answer)],
+        "advice": [*step.advice(answer), *_badly_served(answer)],
         "axis": axis,
         "labelled_pct": _LABELLED_PCT,
         "bars": bars,
@@ -137,7 +137,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "on_slowest": placed.costliest([one for one in parts if slowest in one.part.devices], _NUM_SLOWEST),
         "costliest": placed.costliest(parts, NUM_COSTLIEST),
         "may_cut": setting.may_cut(answer.request),
-        "near": list(near.near_texts(answer)),
+        "near": list(comparison.near_texts(answer)),
         "cut": cut[:MAX_CUT_ROWS],
         "num_cut": len(cut),
         "max_strip": MAX_STRIP,
@@ -300,7 +300,7 @@ def card(answer: PlacementAnswer) -> str:
         digits=decimals(answer.predicted_ms),
         left_out=answer.num_devices - len(bars),
         legend=list(zip(step.STEP_PARTS, COLOURS, strict=True)),
-        ways=ways.sharding_texts(answer),
-        notes=[*answer.notes, *advice.advice(answer)],
+        ways=placed.sharding_texts(answer),
+        notes=[*answer.notes, *step.advice(answer)],
         warnings=[*setting.assumed_lookups_texts(answer), *answer.memory_warnings, *answer.warnings],
     )
