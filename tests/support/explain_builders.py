@@ -65,7 +65,7 @@ def answered(
     now, _ = priced(request, model, costs, costs.predict(parts))
     return PlacementAnswer(
         request=request,
-        **now.of_answer,
+        **vars(now),
         lower_bound_ms=now.predicted_ms / 2,
         warnings=(),
         comparison=(),

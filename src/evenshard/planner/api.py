@@ -165,9 +165,8 @@ def place(
         InfeasibleTask: if there is no legal placement; the message says what is missing.
     """
     from evenshard.placement.sharding import Communication
-    from evenshard.planner.cluster import devices_of
+    from evenshard.planner.cluster import HostMemory, devices_of
     from evenshard.planner.device_memory import reserve_of
-    from evenshard.planner.host_memory import HostMemory
     from evenshard.planner.model import model_of, named_with_hardware
     from evenshard.planner.place import PlaceConfig, place_request
     from evenshard.planner.pricing import measured_parts
@@ -259,8 +258,7 @@ def _near(near: str | Path | None, max_move_gb: float | None) -> "Near | None":
     from evenshard.utils.errors import BadConfig
     from evenshard.utils.params import check_ranges
 
-    if max_move_gb is not None:
-        check_ranges(max_move_gb=max_move_gb)
+    check_ranges(max_move_gb=max_move_gb)
     if near is None:
         if max_move_gb is not None:
             raise BadConfig(
@@ -296,7 +294,7 @@ def dense_bytes_of(tables: Any, dense_gb: float | None) -> int:
     from evenshard.utils.params import check_ranges
     from evenshard.utils.units import gb_to_bytes
 
-    check_ranges(dense_gb=dense_gb or 0.0)
+    check_ranges(dense_gb=dense_gb)
     if dense_gb is not None or not hasattr(tables, "named_parameters"):
         return gb_to_bytes(dense_gb or 0.0)
     from evenshard.planner.torchrec.dense_model import dense_bytes

@@ -17,7 +17,7 @@ from evenshard.measure.hardware import HardwareName
 from evenshard.measure.offload import HostLink, host_link, part_offload_times
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
-from evenshard.placement.memory import PartMemory, SampleMemory, moments, peak_bytes, sample_memory
+from evenshard.placement.memory import PartMemory, moments, peak_bytes
 from evenshard.placement.parts import TablePart, part_table
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.request import PlacementRequest
@@ -161,7 +161,8 @@ def device_memories(
     Args:
         sizes: what each of the parts takes.
     """
-    own, counted, reserves = _sample_memory(request, parts), request.sample_memory, request.reserves_bytes
+    # What is sent of tables, and where to, is known once they are placed.
+    own, counted, reserves = request.sample_memory_of(parts), request.sample_memory, request.reserves_bytes
     taken = np.zeros((request.num_devices, len(_OF_PART)), dtype=np.int64)
     cache_rows = np.zeros(request.num_devices, dtype=np.int64)
     for part, size in zip(parts, sizes, strict=True):
@@ -188,17 +189,6 @@ def device_memories(
             )
         )
     return tuple(found)
-
-
-def _sample_memory(request: PlacementRequest, parts: Sequence[TablePart]) -> SampleMemory:
-    """That of the request, with what is known once tables are placed: what is sent of them, and where to."""
-    return sample_memory(
-        request.tables,
-        num_devices=request.num_devices,
-        batch_size=request.batch_size,
-        pipeline=request.training_pipeline,
-        parts=parts,
-    )
 
 
 def host_memories(

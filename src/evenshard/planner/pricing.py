@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import replace
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.config import MeasureConfig
@@ -21,7 +20,7 @@ from evenshard.measure.simulated.gpu_profile import gpu_profile, profile_of
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.task import ShardingTask
-from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.answer import PlacementAnswer, PricedParts
 from evenshard.planner.model import model_of
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.model import Model
@@ -66,18 +65,17 @@ def link_error(request: PlacementRequest, model: Model) -> DeviceError | None:
     return max((link(name).error for name in names if name), key=lambda error: error.percent, default=None)
 
 
-def part_costs(request: PlacementRequest, model: Model, others: Mapping[str, Any] | None = None) -> PartCosts:
+def part_costs(request: PlacementRequest, model: Model) -> PartCosts:
     """What placements of parts of the request's tables are predicted to cost.
 
     Args:
-        model: of the request's hardware.
-        others: models of other hardware in the machine, by its name; where left out, those of simulated devices.
+        model: of the request's hardware; other hardware in the machine has simulated devices.
     """
     names = hardware_of_devices(request)
     kinds: dict[str, DeviceKind] = {}
     for name in names:
         if name not in kinds:
-            own = model if name == request.hardware else (others or {}).get(name) or model_of(None, name)
+            own = model if name == request.hardware else model_of(None, name)
             kinds[name] = _device_kind(own, name, request.nodes)
     order = list(kinds)
     return PartCosts(
@@ -127,29 +125,6 @@ def measured_parts(request: PlacementRequest, model: Model, visits: int) -> Iter
 # Prices of an answer --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class PricedParts:
-    """Fields of ``PlacementAnswer``, with its names; the interval is wider where the model has seen nothing like it."""
-
-    parts: tuple[TablePart, ...]
-    alone_ms: tuple[float, ...]
-    adds_ms: tuple[float, ...]
-    devices: tuple[PredictedDevice, ...]
-    predicted_ms: float
-    model_low_ms: float
-    model_high_ms: float
-
-    @staticmethod
-    def of(answer: PlacementAnswer) -> PricedParts:
-        """Those of an answer."""
-        return PricedParts(*(getattr(answer, one.name) for one in fields(PricedParts)))
-
-    @property
-    def of_answer(self) -> dict[str, Any]:
-        """The fields by name, for an answer."""
-        return {one.name: getattr(self, one.name) for one in fields(self)}
-
-
 def priced(
     request: PlacementRequest, model: Model, costs: PartCosts, found: PredictedParts
 ) -> tuple[PricedParts, str | None]:
@@ -188,7 +163,7 @@ def repriced(answer: PlacementAnswer, parts: Sequence[TablePart], model: Model) 
     now, _ = priced(answer.request, model, costs, costs.predict(parts))
     return replace(
         answer,
-        **now.of_answer,
+        **vars(now),
         lower_bound_ms=min(answer.lower_bound_ms, now.predicted_ms),
         measured=None,
     )

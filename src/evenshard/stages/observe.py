@@ -233,7 +233,6 @@ def _of_answer(source: Path, observation: ObservedTraining) -> _Placed:
             f"it is for a batch of {answer.request.batch_size:,} samples, the traces have {observation.batch_size:,}",
             f"Place the tables with --batch-size {observation.batch_size}.",
         )
-    model = answer.lineage.get("model")
     return _Placed(
         source=source,
         request=answer.request,
@@ -242,7 +241,7 @@ def _of_answer(source: Path, observation: ObservedTraining) -> _Placed:
         predicted_ms=answer.predicted_ms,
         low_ms=answer.low_ms,
         high_ms=answer.high_ms,
-        predicted_by=str(model.get("source", "")) if isinstance(model, dict) else "",
+        predicted_by=str(answer.model_lineage.get("source", "")),
         device=device_error_text(answer),
         known=True,
     )

@@ -10,7 +10,7 @@ from evenshard.planner.highlights.setting import may_cut
 from evenshard.planner.highlights.step import AS_FAST_PCT
 from evenshard.planner.rivals import FULL_SPACE, MOST_SHARDS, asked_full_space
 from evenshard.sharders.catalog import label_of
-from evenshard.utils.messages import names_text, printable
+from evenshard.utils.messages import printable, tables_text
 from evenshard.utils.units import ms_text, pct_text, size_text
 
 
@@ -111,14 +111,14 @@ def near_texts(answer: PlacementAnswer) -> Iterator[str]:
         return
     most = "" if near.max_move_bytes is None else f" of at most {_size(near.max_move_bytes)}"
     if near.moved_bytes:
-        what = f"moves {_size(near.moved_bytes)}{most}: {_tables(near.moved_tables)}"
+        what = f"moves {_size(near.moved_bytes)}{most}: {tables_text(near.moved_tables)}"
     else:
         what = f"moves nothing{most}"
     yield f"{printable(near.source)}: {what}"
     if near.new_tables:
-        yield f"new tables, which move nothing: {_tables(near.new_tables)}"
+        yield f"new tables, which move nothing: {tables_text(near.new_tables)}"
     if near.gone_tables:
-        yield f"tables that are gone: {_tables(near.gone_tables)}"
+        yield f"tables that are gone: {tables_text(near.gone_tables)}"
     stay = "nothing moved" if not near.stay_bytes else f"as little moved as possible ({_size(near.stay_bytes)})"
     yield (
         f"{stay}: {ms_text(near.stay_ms)} ms; this one: {ms_text(answer.predicted_ms)} ms; with no bound "
@@ -128,7 +128,3 @@ def near_texts(answer: PlacementAnswer) -> Iterator[str]:
 
 def _size(num_bytes: int) -> str:
     return size_text(num_bytes) if num_bytes else "0 GB"
-
-
-def _tables(names: tuple[str, ...]) -> str:
-    return f"{names_text(names)} ({len(names):,} table{'s' * (len(names) > 1)})"

@@ -16,7 +16,7 @@ from evenshard.placement.sharding import (
 )
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.tables.table import Table
-from evenshard.utils.messages import names_text, printable
+from evenshard.utils.messages import counted, names_text, printable
 from evenshard.utils.units import size_text
 
 
@@ -112,15 +112,11 @@ def sharding_texts(answer: PlacementAnswer) -> list[tuple[str, str]]:
     for table in sharded_tables(answer):
         cut.setdefault(table.way, []).append(table)
     whole = sum(way == TABLE_WISE for way in answer.type_of_table.values())
-    found = [(TABLE_WISE, f"{_count(whole)}, each on one device")] if whole else []
+    found = [(TABLE_WISE, f"{counted(whole, 'table')}, each on one device")] if whole else []
     for way in SHARDING_TYPES:
         if tables := cut.get(way):
-            found.append((way, f"{_count(len(tables))}{_which(answer, way, tables)}"))
+            found.append((way, f"{counted(len(tables), 'table')}{_which(answer, way, tables)}"))
     return found
-
-
-def _count(tables: int) -> str:
-    return f"{tables:,} table{'s' * (tables != 1)}"
 
 
 def _which(answer: PlacementAnswer, way: str, tables: Sequence[SpreadTable]) -> str:

@@ -32,11 +32,6 @@ def predicted_step_times(device: PredictedDevice) -> tuple[float, ...]:
     )
 
 
-def slowest_device(answer: PlacementAnswer) -> int:
-    """The device that a step waits for, by the model."""
-    return max(range(answer.num_devices), key=lambda device: answer.devices[device].predicted_total_ms)
-
-
 def step_headline(answer: PlacementAnswer) -> str:
     """How long the embedding work of a step takes, and how good that is."""
     interval = f"90 %: {ms_text(answer.low_ms)} to {ms_text(answer.high_ms)}"
@@ -77,7 +72,7 @@ def advice(answer: PlacementAnswer) -> list[str]:
     """What would make a step faster, as far as the answer tells; one sentence or two each."""
     if answer.num_devices == 1:
         return []
-    slowest, found = slowest_device(answer), list[str]()
+    slowest, found = answer.slowest_device, list[str]()
     mean_ms = fmean(device.predicted_total_ms for device in answer.devices)
     top = max((one for one in placed_parts(answer) if slowest in one.part.devices), key=lambda one: one.alone_ms)
     if top.alone_ms >= DECIDES * answer.predicted_ms and mean_ms < UNEVEN * answer.predicted_ms:
