@@ -241,11 +241,9 @@ def _constrained(
 ) -> "tuple[PlacementRequest, tuple[str, ...]]":
     """The request under TorchRec's constraints, and what of these changes nothing."""
     from evenshard.planner.torchrec.constrained_request import constrained_request
-    from evenshard.tables.table import Table
     from evenshard.utils.errors import BadConfig
 
-    records = isinstance(tables, Sequence) and any(isinstance(one, Mapping | Table) for one in tables)
-    if isinstance(tables, str | Path) or hasattr(tables, "to_dict") or records:
+    if not _is_of_torchrec(tables):
         raise BadConfig(
             "constraints are of the tables of a TorchRec model. For these tables, give table_types, table_kernels, "
             "min_columns and pooling_factors."

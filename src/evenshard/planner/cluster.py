@@ -175,8 +175,8 @@ def _devices_of_file(
         cluster.num_devices,
         cluster.hosts[0].devices,
         cluster.nodes_per_domain,
-        cluster.intra,
-        cluster.inter,
+        _link_name("intra", cluster.intra),
+        _link_name("inter", cluster.inter),
         groups if len(set(kinds)) > 1 else (),
     )
     of_devices = [group.hardware for group in groups for _ in range(group.num_devices)]
@@ -233,19 +233,14 @@ def own_link(hardware: str) -> str:
 
 
 def _checked(machine: Machine) -> Machine:
-    """The machine with the names of its links; without a link between domains where there is one.
+    """The machine without a link between domains where there is one domain.
 
     Raises:
-        BadConfig: if it is impossible or a link is unknown.
+        BadConfig: if it is impossible.
     """
-    named = replace(
-        machine,
-        intra=_link_name("intra", machine.intra),
-        inter=_link_name("inter", machine.inter),
-    )
-    if problem := named.problem():
+    if problem := machine.problem():
         raise BadConfig(problem)
-    return replace(named, inter="") if named.num_domains == 1 else named
+    return replace(machine, inter="") if machine.num_domains == 1 else machine
 
 
 def _link_name(which: str, name: Any) -> str:
