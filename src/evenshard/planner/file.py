@@ -21,11 +21,12 @@ from evenshard.placement.storage import ON_DEVICE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file_records import (
     FILE_VERSION,
+    OLDER_FILES,
     STEP_TIMES,
     DeviceTimes,
+    FileOfVersion3,
     MeasuredStep,
     MemoryRecord,
-    OlderFile,
     PlacementFile,
     Predicted,
     PredictedTimes,
@@ -125,10 +126,12 @@ def load_answer(path: str | Path) -> PlacementAnswer:
         if isinstance(version, int) and version > FILE_VERSION:
             problem = f"schema_version is {brief(version)}, but this evenshard reads {FILE_VERSION} and earlier ones"
             raise BadFile(path, problem, "Update evenshard, or read it with the one that wrote it.")
-        known = OlderFile if version in (1, 2, 3) else PlacementFile
+        known: type[PlacementFile] = PlacementFile
+        if isinstance(version, int):
+            known = OLDER_FILES.get(version, PlacementFile)
         record = validate_record(known, content, path, _WHAT, _REMEDY)
         validate_record(_Followed, record.lineage, path, _WHAT, _REMEDY)
-        return _answer(record.newest() if isinstance(record, OlderFile) else record)
+        return _answer(record.newest() if isinstance(record, FileOfVersion3) else record)
     except (BadConfig, MeasurementFailed) as error:
         raise BadFile(path, str(error).rstrip("."), _REMEDY) from None
 

@@ -130,72 +130,82 @@ class PlacementFile(FileRecord):
     lineage: dict[str, Any]
 
 
-# Earlier versions -----------------------------------------------------------------------------------------------------
+class FileOfVersion3(PlacementFile):
+    """Weights and optimizer state alone were counted."""
+
+    schema_version: Literal[3]  # type: ignore[assignment]
+    memory: None = None
+
+    def newest(self) -> PlacementFile:
+        """The same as a file of the newest version."""
+        return self._newest(request=replace(self.request, **_UNCOUNTED))
+
+    def _newest(self, **changed: Any) -> PlacementFile:
+        known = {**dict(self), **changed, "schema_version": FILE_VERSION}
+        return PlacementFile.model_construct(self.model_fields_set, **known)
+
 
 _UNCOUNTED: dict[str, Any] = {"training_pipeline": "", "dense_bytes": 0, "reserved_share": 0.0}
 """Of a request, what earlier versions know nothing of."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OlderRequest(PlacementRequest):
-    allow_column_split: bool = False  # up to version 2
+class _RequestOfVersion2(PlacementRequest):
+    allow_column_split: bool = False
+
+
+class _FileOfVersion2(FileOfVersion3):
+    """Tables were whole or cut by columns, and parts of one table could share a device."""
+
+    schema_version: Literal[2]  # type: ignore[assignment]
+    type_of_table: None = None  # type: ignore[assignment]
+    request: _RequestOfVersion2
+
+    def newest(self) -> PlacementFile:
+        """The same as a file of the newest version; its table types are left to its shards."""
+        asked = {one.name: getattr(self.request, one.name) for one in fields(PlacementRequest)}
+        types = BY_COLUMNS if self.request.allow_column_split else (TABLE_WISE,)
+        shards = joined_shards(self.shards)
+        notes = [*self.notes]
+        if len(shards) < len(self.shards):
+            notes.append("Parts of one table that shared a device are shown as one wider part, side by side.")
+        if self.request.allow_column_split:
+            notes.append("The lower bound is an older one: of the parts that tables were cut into, not of all cuts.")
+        asked = {**asked, **_UNCOUNTED, "sharding_types": types}
+        return self._newest(shards=shards, notes=tuple(notes), request=PlacementRequest(**asked))
 
 
 class _ShardOfVersion1(FileRecord):
-    """All rows of a table, on one device."""
-
     table: str
     device: int
     columns: Span
     alone_ms: float
     adds_ms: float
 
-    def newest(self, num_rows: int) -> Shard:
-        """The same as a shard of today.
 
-        Args:
-            num_rows: of the table.
-        """
-        return Shard(
-            table=self.table,
-            rows=Span(0, num_rows),
-            columns=self.columns,
-            devices=(self.device,),
-            alone_ms=self.alone_ms,
-            adds_ms=self.adds_ms,
-        )
+class _FileOfVersion1(_FileOfVersion2):
+    """Each shard had all rows, and one device."""
 
-
-class OlderFile(PlacementFile):
-    """A file of version 1, 2 or 3: weights and optimizer state alone were counted.
-
-    Up to version 2, tables were whole or cut by columns, and parts of one table could share a device.
-    """
-
-    schema_version: Literal[1, 2, 3]  # type: ignore[assignment]
-    type_of_table: dict[str, str] | None = None  # type: ignore[assignment]
-    memory: None = None
-    shards: list[Shard | _ShardOfVersion1]  # type: ignore[assignment]
-    request: _OlderRequest
+    schema_version: Literal[1]  # type: ignore[assignment]
+    shards: list[_ShardOfVersion1]  # type: ignore[assignment]
 
     def newest(self) -> PlacementFile:
-        """The same as a file of the newest version; up to version 2, its table types are left to its shards."""
-        asked = {one.name: getattr(self.request, one.name) for one in fields(PlacementRequest)}
         num_rows = {table.name: table.num_rows for table in self.request.tables}
-        shards = [one if isinstance(one, Shard) else one.newest(num_rows.get(one.table, 0)) for one in self.shards]
-        notes = [*self.notes]
-        if self.schema_version < 3:
-            asked["sharding_types"] = BY_COLUMNS if self.request.allow_column_split else (TABLE_WISE,)
-            shards, num_before = joined_shards(shards), len(shards)
-            if len(shards) < num_before:
-                notes.append("Parts of one table that shared a device are shown as one wider part, side by side.")
-            if self.request.allow_column_split:
-                notes.append(
-                    "The lower bound is an older one: of the parts that tables were cut into, not of all cuts."
-                )
-        changed = {"shards": shards, "notes": tuple(notes), "request": PlacementRequest(**{**asked, **_UNCOUNTED})}
-        known = {**dict(self), **changed, "schema_version": FILE_VERSION}
-        return PlacementFile.model_construct(self.model_fields_set, **known)
+        shards = [
+            Shard(
+                table=one.table,
+                rows=Span(0, num_rows.get(one.table, 0)),
+                columns=one.columns,
+                devices=(one.device,),
+                alone_ms=one.alone_ms,
+                adds_ms=one.adds_ms,
+            )
+            for one in self.shards
+        ]
+        return _FileOfVersion2.model_construct(self.model_fields_set, **{**dict(self), "shards": shards}).newest()
+
+
+OLDER_FILES: dict[int, type[FileOfVersion3]] = {1: _FileOfVersion1, 2: _FileOfVersion2, 3: FileOfVersion3}
 
 
 def joined_shards(shards: Sequence[Shard]) -> list[Shard]:
