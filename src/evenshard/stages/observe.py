@@ -22,8 +22,7 @@ from evenshard.planner.file import load_answer, read_json
 from evenshard.planner.highlights.setting import device_error_text
 from evenshard.planner.model import model_of
 from evenshard.planner.place import place_request
-from evenshard.planner.priced import priced
-from evenshard.planner.pricing import link_error, part_costs
+from evenshard.planner.pricing import link_error, part_costs, priced
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.torchrec.plan_file import load_plan_parts
 from evenshard.sharders.model import Model
@@ -226,10 +225,9 @@ def _of_answer(source: Path, observation: ObservedTraining) -> _Placed:
             f"it is for a batch of {answer.request.batch_size:,} samples, the traces have {observation.batch_size:,}",
             f"Place the tables with --batch-size {observation.batch_size}.",
         )
-    model = answer.lineage.get("model")
     comparison = ObservedAndPredicted(
         source=str(source),
-        predicted_by=str(model.get("source", "")) if isinstance(model, dict) else "",
+        predicted_by=str(answer.model_lineage.get("source", "")),
         devices=answer.devices,
         predicted_ms=answer.predicted_ms,
         low_ms=answer.low_ms,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.storage import KEY_VALUE
+from evenshard.planner.cluster import NO_HOST_MEMORY, HostMemory
 from evenshard.planner.device_memory import reserve_of, reserves_of
-from evenshard.planner.host_memory import NO_HOST_MEMORY, HostMemory
 from evenshard.planner.request import caps_of
 from evenshard.planner.torchrec.entries import checked_local_world_size
 from evenshard.planner.torchrec.rank_memory import memory_of_ranks
