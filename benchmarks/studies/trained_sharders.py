@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.studies.answers import Answer, answer_with, answers_of, ask_all, placement_of
 from benchmarks.studies.meter import Meter
 from benchmarks.studies.settings import Ground, Setting
+from benchmarks.studies.trainings import DreamShardConfig, train_dreamshard
 from benchmarks.studies.units import Result, Store, Unit
 from benchmarks.studies.untrained_sharders import RandomSearch
 from evenshard.placement.placement import Placement
@@ -21,7 +22,6 @@ from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchCon
 from evenshard.sharders.convex_search.train import EvenshardConfig, train_evenshard
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
-from evenshard.sharders.dreamshard.train import DreamShardConfig, train_dreamshard
 
 NUM_ROLLOUTS = 256
 """Of the product's default (docs/decisions/0008)."""

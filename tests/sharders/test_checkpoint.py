@@ -24,9 +24,10 @@ from evenshard.sharders.checkpoint import (
     save_network,
 )
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
-from evenshard.sharders.dreamshard.fit import CostTensors, FitConfig, fit_cost_net
+from evenshard.sharders.dreamshard.fit import CostTensors, fit_cost_net
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
 from evenshard.sharders.features import FeatureNormalizer
+from evenshard.sharders.training import FitConfig
 from evenshard.utils.errors import BadFile, TrainingFailed
 from support.builders import BATCH_SIZE, FakeHardware, cost_net, measured, policy, some_tables, task
 

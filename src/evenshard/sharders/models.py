@@ -20,13 +20,14 @@ from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import AUTO, HardwareName
 from evenshard.measure.link import LINKS, NO_LINK, Link
 from evenshard.measure.price.device_price import DevicePrice
+from evenshard.sharders.base import TrainedSharder
 from evenshard.sharders.checkpoint import save_network
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.price import LearnedPrice
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.learned import TrainedSharder, load_sharder
+from evenshard.sharders.learned import load_sharder
 from evenshard.sharders.model import digest_of
 from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
 from evenshard.utils.atomic import atomic_path

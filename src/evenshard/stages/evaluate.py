@@ -23,12 +23,12 @@ from evenshard.measure.noise import controls_of, noise_of
 from evenshard.placement.placement import alone
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import load_tasks, single_table_task
-from evenshard.sharders.base import Sharder
+from evenshard.sharders.base import Sharder, TrainedSharder
 from evenshard.sharders.catalog import HEURISTICS, SHARDERS, Resources
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.local_search import SearchEffort
 from evenshard.sharders.convex_search.sharder import SearchConfig
-from evenshard.sharders.learned import TrainedSharder, load_sharder
+from evenshard.sharders.learned import load_sharder
 from evenshard.stages import report, report_page
 from evenshard.stages.loop import EvaluateConfig, EvaluateInputs, EvaluateOutputs
 from evenshard.stages.propose import among_controls

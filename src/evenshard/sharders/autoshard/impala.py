@@ -11,7 +11,7 @@ Legend: U steps of an unroll, B slots, D devices.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -24,6 +24,7 @@ from evenshard.sharders.autoshard.sharder import AutoShardPolicy, Judgement, Mem
 from evenshard.sharders.autoshard.vtrace import v_trace
 from evenshard.sharders.checkpoint import Checkpoint, Round
 from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_sampled
+from evenshard.sharders.training import Track, descend, set_learning_rate
 from evenshard.utils.errors import InfeasibleTask
 
 
@@ -154,7 +155,7 @@ def policy_round(
     config: ImpalaConfig,
     of_round: Round,
     generator: torch.Generator,
-    track: Callable[[range], Iterable[int]] = iter,
+    track: Track = iter,
 ) -> tuple[Checkpoint[AutoShardPolicy], list[float]]:
     """One round of the policy: it goes on from the last round's, against this round's cost network.
 
@@ -162,7 +163,6 @@ def policy_round(
         checkpoint: its network is trained in place.
         tasks: train tasks. Those that plainly do not fit their devices are left out.
         config: its learning rate falls to 0 in every round.
-        track: wraps the range of updates, for a progress bar.
 
     Returns:
         The policy, ready for the next round, and the mean reward of every update; NaN where no episode ended.
@@ -189,14 +189,13 @@ def train_impala(
     num_tasks: int,
     config: ImpalaConfig,
     generator: torch.Generator,
-    track: Callable[[range], Iterable[int]] = iter,
+    track: Track = iter,
 ) -> list[float]:
     """Trains the policy in place.
 
     Args:
         env: environment of the train tasks, with ``config.num_slots`` slots.
         num_tasks: number of train tasks.
-        track: wraps the range of updates, for a progress bar.
 
     Returns:
         Mean reward of the episodes that ended in each update; NaN where none did.
@@ -204,16 +203,11 @@ def train_impala(
     actors = Actors(env, policy, num_tasks, generator)
     history = []
     for update in track(range(config.num_updates)):
-        for group in optimizer.param_groups:
-            group["lr"] = config.learning_rate * (1 - update / config.num_updates)
+        set_learning_rate(optimizer, config.learning_rate * (1 - update / config.num_updates))
         if update % config.sync_every == 0:
             actors.synchronise(policy)
         unroll = actors.unroll(config.unroll_length)
-        loss = impala_loss(policy, unroll, config)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(policy.parameters(), config.max_gradient_norm)
-        optimizer.step()
+        descend(optimizer, impala_loss(policy, unroll, config), config.max_gradient_norm)
         rewards = unroll.reward_UB[unroll.done_UB].tolist()
         history.append(fmean(rewards) if rewards else float("nan"))
     return history
