@@ -21,7 +21,6 @@ from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.env import BalanceEnv, Observation
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy, Judgement, Memory, is_feasible
-from evenshard.sharders.autoshard.vtrace import v_trace
 from evenshard.sharders.checkpoint import Checkpoint, Round
 from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_sampled
 from evenshard.sharders.training import Track, descend, set_learning_rate
@@ -127,6 +126,55 @@ def chosen_log_probs(judgement: Judgement, device_UB: torch.Tensor) -> torch.Ten
     """Log-probabilities of the chosen devices among the legal ones, [U, B]; a last judged step may have no choice."""
     log_probs_UBD = judgement.logits_UBD[: len(device_UB)].log_softmax(dim=-1)
     return log_probs_UBD.gather(-1, device_UB[..., None]).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class VTrace:
+    """What a learner goes by.
+
+    Attributes:
+        target_UB: what the value head should say.
+        advantage_UB: what the policy gradient weighs the log-probabilities with; the importance weight is in it.
+    """
+
+    target_UB: torch.Tensor
+    advantage_UB: torch.Tensor
+
+
+@torch.no_grad()
+def v_trace(
+    log_ratio_UB: torch.Tensor,
+    reward_UB: torch.Tensor,
+    discount_UB: torch.Tensor,
+    value_UB: torch.Tensor,
+    bootstrap_B: torch.Tensor,
+    clip_rho: float = 1.0,
+    clip_c: float = 1.0,
+) -> VTrace:
+    """Targets and advantages of steps that another policy took, without gradients (IMPALA, arXiv 1802.01561, 4.1).
+
+    With log-ratios of 0 the targets are the n-step returns that end in the bootstrap value.
+
+    Args:
+        log_ratio_UB: log-probability of the choice under the learner, minus that under the actor.
+        reward_UB: reward of the step.
+        discount_UB: gamma, and 0 where the episode ended with the step.
+        value_UB: the learner's value before the step.
+        bootstrap_B: the learner's value after the last step.
+        clip_rho: highest importance weight of a step's own surprise: what the values converge to.
+        clip_c: highest weight with which later surprises are handed back: how fast they do.
+    """
+    ratio_UB = log_ratio_UB.exp()
+    rho_UB, c_UB = ratio_UB.clamp(max=clip_rho), ratio_UB.clamp(max=clip_c)
+    next_value_UB = torch.cat([value_UB[1:], bootstrap_B[None]])
+    surprise_UB = rho_UB * (reward_UB + discount_UB * next_value_UB - value_UB)
+    correction_B = torch.zeros_like(bootstrap_B)
+    target_UB = torch.empty_like(value_UB)
+    for step in reversed(range(len(value_UB))):
+        correction_B = surprise_UB[step] + discount_UB[step] * c_UB[step] * correction_B
+        target_UB[step] = value_UB[step] + correction_B
+    next_target_UB = torch.cat([target_UB[1:], bootstrap_B[None]])
+    return VTrace(target_UB, rho_UB * (reward_UB + discount_UB * next_target_UB - value_UB))
 
 
 def impala_loss(policy: AutoShardPolicy, unroll: Unroll, config: ImpalaConfig) -> torch.Tensor:
