@@ -13,7 +13,6 @@ from tempfile import mkdtemp
 from typing import Any
 
 from evenshard.measure.cost_dataset import save_costs
-from evenshard.sharders.models import save_model
 from evenshard.sharders.trained_on import TrainedOn
 from evenshard.tracking import REGISTERED_COST, ModelVersion, registry
 from evenshard.tracking.client import connect, short_timeouts
@@ -22,6 +21,7 @@ from evenshard.tracking.pyfunc import ServedCode
 from evenshard.utils.provenance import Lineage
 from support.builders import PROVENANCE, cost, cost_net, measured, policy, some_tables, task
 from support.convex_builders import NORMALIZER, random_model
+from support.model_builders import save_model
 
 AWAY = "http://127.0.0.1:9"
 

@@ -14,7 +14,6 @@ from evenshard.cli import main
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.noise import Noise
 from evenshard.planner.serving import served_code
-from evenshard.sharders.models import save_model
 from evenshard.stages.decisions.contest import Contest, contest
 from evenshard.stages.decisions.promotion import Decision, PairedTask, Verdict, decide
 from evenshard.stages.standings import QUIET
@@ -25,6 +24,7 @@ from support.builders import FakeHardware, cost_net, policy
 from support.convex_builders import NORMALIZER
 from support.decision_builders import bad_model, good_model, write_inputs
 from support.learned import learned
+from support.model_builders import save_model
 from support.tracking_builders import register_model
 
 # MLflow's opinion of the code that serves a model; here warnings are errors.

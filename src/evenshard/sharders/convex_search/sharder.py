@@ -20,13 +20,14 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.refusal import require_room
 from evenshard.placement.task import ShardingTask
+from evenshard.sharders.base import TrainedSharder
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.fast_cost_model import FastCostModel
 from evenshard.sharders.convex_search.local_search import LocalSearch, SearchEffort
 from evenshard.sharders.convex_search.marginal_greedy import MAX_SPLITS, marginal_greedy
 from evenshard.sharders.convex_search.prediction import PredictedPlacement
 from evenshard.sharders.greedy import expert_sharders
-from evenshard.sharders.learned import MOST_PROPOSALS, TrainedSharder, rollouts
+from evenshard.sharders.learned import MOST_PROPOSALS, rollouts
 from evenshard.sharders.room.legal_parts import any_placement
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 
