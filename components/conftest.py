@@ -61,7 +61,7 @@ def small_round(tmp_path_factory: pytest.TempPathFactory) -> Path:
             loop.BenchmarkOutputs(part),
         )
     costs = folder / "costs/round_001.parquet"
-    merge_costs.run(merge_costs.MergeCostsInputs(parts), merge_costs.MergeCostsOutputs(costs))
+    merge_costs.run(parts, costs)
     train_cost.run(
         loop.TrainCostConfig(**CONFIG["train_cost"]),
         loop.TrainCostInputs(tables, (costs,), tasks, 1, 1),

@@ -5,8 +5,8 @@ from typing import Any
 from kfp import dsl
 
 from evenshard.kubeflow.cluster import Cluster
-from evenshard.kubeflow.place_request import place_arguments
 from evenshard.kubeflow.pod_spec import on_cluster
+from evenshard.kubeflow.requests import place_arguments
 from evenshard_components.place.component import place
 from evenshard_pipelines.addresses import read
 

@@ -8,8 +8,8 @@ from typing import Any
 from kfp import dsl
 
 from evenshard.kubeflow.cluster import Cluster
-from evenshard.kubeflow.drift_request import DriftRequest
 from evenshard.kubeflow.pod_spec import on_cluster
+from evenshard.kubeflow.requests import DriftRequest
 from evenshard.utils.params import section
 from evenshard_components.drift.component import drift
 from evenshard_pipelines.addresses import read

@@ -25,6 +25,13 @@ from benchmarks.references.others_measurements import BATCH_SIZE, NUM_DEVICES, d
 from benchmarks.references.true_best import TrueAnnealConfig, best_true
 from benchmarks.references.true_costs import FitConfig, TrueCosts, load_true_costs
 from benchmarks.scripts.true_costs import HARDWARE, MIXED_DIMS, PUBLISHED_MS, SIZE_LOOKUP
+from benchmarks.studies.trainings import (
+    AutoShardConfig,
+    DreamShardConfig,
+    measure_random_shards,
+    train_autoshard,
+    train_dreamshard,
+)
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import PlacementCost
 from evenshard.measure.hardware import Measure
@@ -32,11 +39,9 @@ from evenshard.measure.simulated.hardware import PlacementJob, SimulatedHardware
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import TaskSampling, TaskSplit, sample_tasks
-from evenshard.sharders.autoshard.train import AutoShardConfig, measure_random_shards, train_autoshard
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.convex_search.sharder import EvenshardSharder
 from evenshard.sharders.convex_search.train import EvenshardConfig, train_evenshard
-from evenshard.sharders.dreamshard.train import DreamShardConfig, train_dreamshard
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.sharders.random import RandomSharder
 from evenshard.tables.generator import GeneratorConfig, generate_tables

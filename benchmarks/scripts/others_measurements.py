@@ -24,9 +24,12 @@ from benchmarks.references.neuroshard import fit_neuroshard
 from benchmarks.references.others_measurements import BATCH_SIZE, TABLES, default_folder
 from evenshard.measure.costs import MeasuredPlacement
 from evenshard.placement.tasks import distinct_tables
-from evenshard.sharders.checkpoint import Round
+from evenshard.sharders.checkpoint import Round, new_checkpoint
 from evenshard.sharders.convex_search.fit import CostModelFitConfig, fit_cost_model
-from evenshard.sharders.dreamshard.fit import CostTensors, FitConfig, cost_net_round, new_cost_net, predict
+from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
+from evenshard.sharders.dreamshard.fit import CostTensors, cost_net_round, predict
+from evenshard.sharders.features import FeatureNormalizer
+from evenshard.sharders.training import FitConfig
 from evenshard.stages.import_costs import ImportCostsConfig, read_shards
 from evenshard.tables.reuse import FloatArray
 from evenshard.utils.process import one_thread
@@ -79,7 +82,9 @@ def evenshard(shards: Shards, num_updates: int, seed: int) -> Callable[[Shards],
 def dreamshard(shards: Shards, num_updates: int, seed: int) -> Callable[[Shards], FloatArray]:
     """DreamShard's cost network: the sum of its heads for forward and backward, ms."""
     torch.manual_seed(seed)
-    net, generator = new_cost_net([one.task for one in shards]), torch.Generator().manual_seed(seed)
+    tables = distinct_tables([one.task for one in shards])
+    net = new_checkpoint(DreamShardCostNet(), FeatureNormalizer.fit(tables, shards[0].task.batch_size))
+    generator = torch.Generator().manual_seed(seed)
     fit = FitConfig(num_updates // DREAMSHARD_ROUNDS, minibatch_size=64, learning_rate=5e-4)
     with one_thread():
         for number in range(1, DREAMSHARD_ROUNDS + 1):

@@ -36,11 +36,12 @@ from evenshard.sharders.convex_search.fit import CostModelFitConfig, fit_cost_mo
 from evenshard.sharders.convex_search.sharder import EvenshardSharder
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_sampled, rollout
-from evenshard.sharders.dreamshard.fit import CostTensors, FitConfig, fit_cost_net
+from evenshard.sharders.dreamshard.fit import CostTensors, fit_cost_net
 from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, train_policy
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder, lean_cost_net, lean_policy
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.random import random_placement
+from evenshard.sharders.training import FitConfig
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 
 ROUNDS, COST_UPDATES, MINIBATCH, POLICY_UPDATES, EPISODES, PLACEMENTS = 10, 300, 64, 10, 10, 10

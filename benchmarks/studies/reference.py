@@ -14,7 +14,6 @@ from benchmarks.studies.units import Result, Store, Unit
 from evenshard.measure.costs import PlacementCost
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.reward import compute_speedup, measured_balance
 
 
 @dataclass(frozen=True)
@@ -107,14 +106,24 @@ class MeasureAnswers(Unit):
 def figures(costs: list[PlacementCost | None], random: list[PlacementCost | None]) -> dict[str, Any]:
     """Of one sharder's costs by task, beside those of random: ms, balance and compute_speedup; null where none."""
 
-    def speedup(cost: PlacementCost | None, reference: PlacementCost | None) -> float | None:
-        if cost is None or reference is None or not reference.fits:
-            return None
-        return compute_speedup(cost, reference)
-
-    ran = [cost if cost is not None and cost.fits else None for cost in costs]
+    ran, reference = ([cost if cost is not None and cost.fits else None for cost in those] for those in (costs, random))
     return {
         "ms": [None if cost is None else cost.max_device_ms for cost in ran],
         "balance": [None if cost is None else measured_balance(cost) for cost in ran],
-        "compute_speedup": [speedup(*both) for both in zip(ran, random, strict=True)],
+        "compute_speedup": [
+            None if cost is None or other is None else compute_speedup(cost, other)
+            for cost, other in zip(ran, reference, strict=True)
+        ],
     }
+
+
+def measured_balance(cost: PlacementCost) -> float:
+    """The degree of balance of a measured placement, 0 to 1."""
+    times_ms = [device.compute_ms for device in cost.devices]
+    return min(times_ms) / max(times_ms) if max(times_ms) > 0 else 1.0
+
+
+def compute_speedup(cost: PlacementCost, reference: PlacementCost) -> float:
+    """How many times as long the slowest device computes under ``reference`` as under ``cost`` (AutoShard, 4.1)."""
+    slowest_ms = max(device.compute_ms for device in cost.devices)
+    return max(device.compute_ms for device in reference.devices) / slowest_ms if slowest_ms > 0 else 1.0

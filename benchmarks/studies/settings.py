@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from benchmarks.references.annealing import AnnealConfig
+from benchmarks.studies.trainings import AutoShardConfig, DreamShardConfig
 from evenshard.measure.config import MeasureConfig
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import TaskSampling, TaskSplit, sample_tasks
-from evenshard.sharders.autoshard.train import AutoShardConfig
 from evenshard.sharders.convex_search.sharder import SearchConfig
 from evenshard.sharders.convex_search.train import EvenshardConfig
-from evenshard.sharders.dreamshard.train import DreamShardConfig
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig

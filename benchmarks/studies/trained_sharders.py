@@ -5,23 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from benchmarks.studies.answers import Answer, answer_with, answers_of, ask_all, placement_of
 from benchmarks.studies.meter import Meter
 from benchmarks.studies.settings import Ground, Setting
+from benchmarks.studies.trainings import DreamShardConfig, train_dreamshard
 from benchmarks.studies.units import Result, Store, Unit
 from benchmarks.studies.untrained_sharders import RandomSearch
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
+from evenshard.sharders.base import TrainedSharder
 from evenshard.sharders.catalog import Resources, sharder
-from evenshard.sharders.checkpoint import load_checkpoint, new_checkpoint, save_checkpoint
+from evenshard.sharders.checkpoint import new_checkpoint, save_checkpoint
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig, SearchResult
 from evenshard.sharders.convex_search.train import EvenshardConfig, train_evenshard
-from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
-from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
-from evenshard.sharders.dreamshard.train import DreamShardConfig, train_dreamshard
+from evenshard.sharders.learned import load_sharder
 
 NUM_ROLLOUTS = 256
 """Of the product's default (docs/decisions/0008)."""
@@ -70,16 +71,10 @@ class TrainNetworks(Unit):
             "seconds": {"dreamshard": loop_s, "evenshard": more_s},
         }
 
-    def networks(self, store: Store) -> tuple[Callable[[int], DreamShardSharder], CostModel]:
+    def networks(self, store: Store) -> tuple[Callable[[int], TrainedSharder], CostModel]:
         """DreamShard's sharder for a number of rollouts, and the cost model."""
         folder = store.models(self)
-        cost_net = load_checkpoint(folder / "cost_net", DreamShardCostNet)
-        policy = load_checkpoint(folder / "policy", DreamShardPolicy)
-
-        def dreamshard(num_rollouts: int) -> DreamShardSharder:
-            return DreamShardSharder(cost_net.net, policy.net, policy.normalizer, num_rollouts)
-
-        return dreamshard, CostModel.load(folder / "convex")
+        return partial(load_sharder, folder / "cost_net", folder / "policy"), CostModel.load(folder / "convex")
 
 
 @dataclass(frozen=True)
@@ -141,7 +136,7 @@ class PlaceLearned(Unit):
         return {"answers": answers, "seconds": seconds, "predictions": predictions}
 
     def _searched(
-        self, store: Store, model: CostModel, dreamshard: DreamShardSharder, tasks: tuple[ShardingTask, ...]
+        self, store: Store, model: CostModel, dreamshard: TrainedSharder, tasks: tuple[ShardingTask, ...]
     ) -> dict[str, tuple[list[Answer], float]]:
         """The answers of evenshard without and with measuring, and the seconds per task."""
         evenshard = EvenshardSharder(model, dreamshard, replace(self.search, seed=self.seed))
@@ -168,7 +163,7 @@ class PlaceLearned(Unit):
 
 
 def _predictions(
-    task: ShardingTask, samples: list[dict[str, Any]], dreamshard: DreamShardSharder, model: CostModel
+    task: ShardingTask, samples: list[dict[str, Any]], dreamshard: TrainedSharder, model: CostModel
 ) -> dict[str, list[float]]:
     """What the networks predict for the samples of one task, ms."""
     found = [placement_of(sample, task) for sample in samples]

@@ -32,7 +32,7 @@ def merge_costs(
     from evenshard.tracking import BACKLOG_NAME
 
     folders = [Path(part.path) for part in parts]
-    inputs = stage.MergeCostsInputs(tuple(round_path(folder, round_number) for folder in folders))
+    of_round = [round_path(folder, round_number) for folder in folders]
     target = add_round(Path(costs.path), round_number, path_of(earlier))
-    log_metrics(metrics, stage.run(inputs, stage.MergeCostsOutputs(target)))
+    log_metrics(metrics, stage.run(of_round, target))
     carry(folders, Path(costs.path, BACKLOG_NAME))  # what MLflow has missed of the parts

@@ -46,14 +46,15 @@ def place(
     """
     from pathlib import Path
 
-    from evenshard.kubeflow.place_request import PlaceOutputs, place_tables
-    from evenshard.kubeflow.pod import log_metrics, path_or_address, tables_given
+    from evenshard.kubeflow.pod import log_metrics, path_or_address, required
+    from evenshard.kubeflow.requests import place_tables, save_placement
 
-    answer = place_tables(
-        tables_given(tables, tables_address),
+    answer, text = place_tables(
+        required("tables", tables, tables_address),
         path_or_address(model, model_address) or model_uri or None,
         request,
         path_or_address(in_use, in_use_address),
-        PlaceOutputs(Path(placement.path), Path(plan.path), Path(page.path), Path(difference.path)),
     )
+    save_placement(answer, Path(placement.path), Path(plan.path), Path(page.path))
+    Path(difference.path).write_text(text)
     log_metrics(metrics, {"predicted_ms": answer.predicted_ms, "lower_bound_ms": answer.lower_bound_ms})

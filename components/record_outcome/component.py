@@ -32,4 +32,4 @@ def record_outcome(
 
     page, seen = page_of(run_id), look(run_id)
     ended = stage.RecordOutcomeInputs(status.state, status.pipeline_job_resource_name, page, seen)
-    record_end(stage.run(ended, stage.RecordOutcomeOutputs(Path(outcome.path), Path(summary.path))), page, seen)
+    record_end(stage.run(ended, Path(outcome.path), Path(summary.path)), page, seen)

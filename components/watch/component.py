@@ -50,15 +50,17 @@ def watch(
     from pathlib import Path
 
     from evenshard.kubeflow.pod import log_metrics, path_or_address, required
-    from evenshard.kubeflow.watch_request import WatchOutputs, watch_training, watched_metrics
+    from evenshard.kubeflow.requests import save_placement, watch_training, watched_metrics
 
-    found = watch_training(
+    found, text = watch_training(
         required("traces", traces, traces_address),
         required("in_use", in_use, in_use_address),
         path_or_address(tables, tables_address),
         model_uri,
         request,
-        WatchOutputs(*(Path(one.path) for one in (summary, observation, placement, plan, page))),
+        Path(observation.path),
     )
+    save_placement(found.best, Path(placement.path), Path(plan.path), Path(page.path))
+    Path(summary.path).write_text(text)
     log_metrics(metrics, watched_metrics(found))
     return found.pays

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.studies import runner, study
 from benchmarks.studies.answers import placement_of, rows_of
 from benchmarks.studies.plan import plan_setting
-from benchmarks.studies.reference import MeasureAnswers, figures
+from benchmarks.studies.reference import MeasureAnswers, compute_speedup, figures, measured_balance
 from benchmarks.studies.rows import ROWS, rows
 from benchmarks.studies.settings import STUDIES, Setting, ground_of
 from benchmarks.studies.study import run_study
@@ -185,6 +185,18 @@ def test_figures_of_one_sharder_by_hand() -> None:
     assert found == {"ms": [4.0, None, 4.0], "balance": [0.5, None, 1.0], "compute_speedup": [2.0, None, None]}
     full = PlacementCost((DeviceCost.out_of_memory(),), "modelled")
     assert figures([full], [cost(1.0)]) == {"ms": [None], "balance": [None], "compute_speedup": [None]}
+
+
+def compute(*times_ms: float) -> PlacementCost:
+    """Devices that compute for the given times, a quarter of it forward, and exchange for a long time."""
+    return PlacementCost(tuple(DeviceCost(ms / 4, 100.0, 200.0, 3 * ms / 4) for ms in times_ms), "modelled")
+
+
+def test_measured_balance_and_speedup_look_at_compute_alone() -> None:
+    assert measured_balance(compute(2.0, 8.0)) == 0.25
+    assert measured_balance(compute(4.0)) == 1.0
+    assert measured_balance(compute(0.0, 0.0)) == 1.0
+    assert compute_speedup(compute(2.0, 4.0), reference=compute(1.0, 6.0)) == 1.5
 
 
 def test_eight_hundred_tables_are_placed_by_networks_of_eighty() -> None:

@@ -266,12 +266,6 @@ def test_only_former_outputs_are_replaced(
     assert {path: path.lstat().st_ino for path in workdir.rglob("*")} == before
 
 
-def test_what_a_killed_command_has_set_aside_is_found_by_the_next_one_that_reads_it(workdir: Path) -> None:
-    Path(".evenshard-0123abcd-old.p.json").write_text("{}")
-    assert main(["explain", "p.json", "--table", "a"]) == 2
-    assert Path("p.json").read_text() == "{}"
-
-
 def test_tables_are_not_written_over_the_source_that_the_settings_name(
     workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

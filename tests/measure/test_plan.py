@@ -48,8 +48,8 @@ def test_what_is_no_plan_is_refused(tmp_path: Path, content: str) -> None:
     [
         ("jobs.0.tables.0", len(TABLES), "job .round2-00000. has a table beyond the 5 of the plan"),
         ("jobs.0.tables.0", -1, "a table beyond"),
-        ("jobs.0.device_of_table.0", 3, "task 'a': the placement names no devices or unknown ones"),
-        ("jobs.0.device_of_table", [0], "task 'a': the placement is of other tables or devices"),
+        ("jobs.0.device_of_table.0", 3, "table 't0' is on device 3, but the devices are 0 to 2"),
+        ("jobs.0.device_of_table", [0], "the placement has 1 tables, but 5 tables are given"),
         ("jobs.0.num_devices", 10**9, "num_devices is 1000000000, not a whole number from 1 to 4,096"),
         ("jobs.1.batch_size", 0, "task 'b': batch_size is 0, not a whole number from 1"),
         ("jobs.1.task_id", 3, "task_id is 3, not a string"),

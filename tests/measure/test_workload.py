@@ -316,6 +316,7 @@ RECORDED = DlrmBatch(
     indices=torch.tensor([7, 7, 2, 1, 9, 0, 1, 2, 3, 4]),
     offsets=torch.tensor([0, 2, 3, 3, 4, 5, 6, 7, 8, 9, 10]),
     lengths=torch.tensor([[2, 1, 0, 1, 1], [1, 1, 1, 1, 1]], dtype=torch.uint8),
+    names=("t000", "t001"),
 )
 
 

@@ -44,26 +44,11 @@ def test_parts_keep_rows_and_lookups_and_share_the_dims_and_the_bytes() -> None:
     assert left.size_bytes + right.size_bytes == whole.size_bytes
 
 
-@pytest.mark.parametrize(("dim", "cut"), [(8, (4,)), (12, (8,)), (16, (8,)), (128, (64,)), (4, ()), (10, ()), (7, ())])
-def test_halves_are_as_even_as_multiples_of_four_allow(dim: int, cut: tuple[int, ...]) -> None:
-    whole = table("a", dim=dim)
-    (part,) = column_parts(whole)
-    assert part.halves() == (column_parts(whole, cut) if cut else ())
-
-
-def test_a_part_is_halved_at_its_own_middle() -> None:
-    right = column_parts(table("a", dim=64), (32,))[1]
-    assert [half.columns for half in right.halves()] == [(32, 48), (48, 64)]
-
-
-@given(st.integers(1, 64), st.integers(0, 6))
-def test_halving_again_and_again_leaves_multiples_of_four(steps: int, times: int) -> None:
+@given(st.integers(1, 64), st.sets(st.integers(1, 63)))
+def test_columns_that_are_cut_anywhere_are_grouped_and_tile_their_table(steps: int, cuts: set[int]) -> None:
     whole = table("a", dim=steps * COLUMN_STEP)
-    parts = column_parts(whole)
-    for _ in range(times):
-        parts = tuple(half for part in parts for half in part.halves() or (part,))
+    parts = column_parts(whole, [cut * COLUMN_STEP for cut in sorted(cuts) if cut < steps])
     assert sum(part.columns.size for part in parts) == whole.embedding_dim
-    assert all(part.columns.size % COLUMN_STEP == 0 for part in parts)
     placed = tuple(replace(part, devices=(device,)) for device, part in enumerate(parts))
     assert grouped_parts([whole], len(parts), placed[::-1])["a"] == placed
     assert tiling_problem(placed, whole) is None

@@ -14,9 +14,8 @@ import yaml
 from evenshard import place
 from evenshard.cli import main
 from evenshard.placement.machine import DeviceGroup, Machine
-from evenshard.planner.cluster import MachineAndMemory, devices_of
+from evenshard.planner.cluster import HostMemory, MachineAndMemory, devices_of
 from evenshard.planner.cluster_file import ClusterFile, Hosts, load_cluster_file
-from evenshard.planner.host_memory import HostMemory
 from evenshard.utils.errors import BadConfig, BadFile, BadInput
 from support.builders import some_tables
 

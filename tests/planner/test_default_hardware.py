@@ -17,10 +17,11 @@ from evenshard.measure.inventory import inventory, inventory_text
 from evenshard.planner.cluster import devices_of
 from evenshard.planner.torchrec.compare import chosen_model
 from evenshard.planner.what_if.api import what_if
-from evenshard.sharders.models import load_model, save_model
+from evenshard.sharders.models import load_model
 from evenshard.utils.errors import BadConfig, BadFile
 from support.documented import command
 from support.learned import learned
+from support.model_builders import save_model
 
 TABLES = [{"name": name, "num_rows": 10_000, "embedding_dim": 16, "pooling_factor": 3} for name in "abcd"]
 

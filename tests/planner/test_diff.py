@@ -33,11 +33,12 @@ from evenshard.planner.diff.times import OWN_FIGURES
 from evenshard.planner.file import save_answer
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
-from evenshard.sharders.models import load_model, save_model
+from evenshard.sharders.models import load_model
 from evenshard.tables.table import Table
 from evenshard.utils.units import BYTES_PER_GB
 from support.builders import BATCH_SIZE, some_tables
 from support.explain_builders import ROOM, additive, answered, asked
+from support.model_builders import save_model
 from support.request_builders import untrained
 
 TWO = {"a": 5.0, "b": 3.0}  # 10 rows of 8 dims of 32 bits: 320 bytes each, 40 a column

@@ -39,13 +39,14 @@ from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.sharders.convex_search.cost_model import ExchangeTime
-from evenshard.sharders.models import PlacementModel, load_model, save_model
+from evenshard.sharders.models import PlacementModel, load_model
 from evenshard.sharders.plan_search.options import Options
 from evenshard.sharders.plan_search.state import Choice, parts_of
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from support.builders import BATCH_SIZE, some_tables
 from support.explain_builders import ROOM, additive, answered, asked
+from support.model_builders import save_model
 from support.request_builders import untrained
 
 GB = 2**30

@@ -9,7 +9,7 @@ import pytest
 import evenshard
 from evenshard.measure.price.step import PredictedDevice
 from evenshard.placement.parts import whole_tables
-from evenshard.planner.priced import interval_factors, widening_note
+from evenshard.planner.pricing import interval_factors, widening_note
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.trained_on import MOST_FACTOR, TrainedOn
 from evenshard.tables.table import Table

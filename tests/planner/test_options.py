@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from pydantic import TypeAdapter
 
 import evenshard
 from evenshard.cli import main
-from evenshard.kubeflow.place_request import PlaceOutputs, place_tables
+from evenshard.kubeflow.requests import place_tables
 from evenshard.planner import api
 from evenshard.planner.options import option_field, place_options
 from evenshard.planner.request import PlacementRequest
@@ -63,8 +62,7 @@ def test_it_is_a_flag(received: dict[str, Any], capsys: pytest.CaptureFixture[st
 
 
 def asked_of_a_pipeline(request: dict[str, Any]) -> None:
-    nowhere = Path("nowhere")
-    place_tables("t.yaml", None, request, None, PlaceOutputs(nowhere, nowhere, nowhere, nowhere))
+    place_tables("t.yaml", None, request, None)
 
 
 def test_it_is_a_key_of_a_pipelines_request(received: dict[str, Any]) -> None:

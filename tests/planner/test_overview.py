@@ -16,9 +16,10 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.explain.overview import NUM_CHANGES, Overview, overview
 from evenshard.planner.explain.text import print_overview
 from evenshard.planner.file import save_answer
-from evenshard.sharders.models import load_model, save_model
+from evenshard.sharders.models import load_model
 from support.documented import command
 from support.explain_builders import additive, answered, asked
+from support.model_builders import save_model
 from support.request_builders import untrained
 
 FOUR = {"a": 5.0, "b": 3.0, "c": 4.0, "d": 2.0}  # on devices 0, 0, 1, 2: 8, 4 and 2 ms

@@ -20,10 +20,11 @@ from evenshard.planner.diff.difference import Difference
 from evenshard.planner.diff.payback import Payback, payback
 from evenshard.planner.diff.text import payback_lines
 from evenshard.planner.file import load_answer, save_answer
-from evenshard.sharders.models import load_model, save_model
+from evenshard.sharders.models import load_model
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.units import BYTES_PER_GB
 from support.explain_builders import additive, answered, asked
+from support.model_builders import save_model
 from support.request_builders import untrained
 
 THREE = {"a": 5.0, "b": 3.0, "c": 2.0}  # 10 rows of 8 dims of 32 bits: 320 bytes each

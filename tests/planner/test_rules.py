@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evenshard.kubeflow.place_request import place_arguments
+from evenshard.kubeflow.requests import place_arguments
 from evenshard.placement.machine import Machine
 from evenshard.placement.sharding import BY_COLUMNS, SHARDING_TYPES
 from evenshard.placement.task import TableLimits
@@ -81,10 +81,12 @@ def test_rules_of_python_a_request_and_a_file_are_read_by_one_parser(tmp_path: P
 
 
 def test_rules_add_up() -> None:
-    both = Rules.of({"a": 0}, {"b": 1}, 2) + Rules.of({"a": [0], "c": 1}, {"b": 3}, [4], apart=[["a", "b"]])
+    both = Rules.of(pinned={"a": 0}, forbidden={"b": 1}, forbidden_devices=2) + Rules.of(
+        pinned={"a": [0], "c": 1}, forbidden={"b": 3}, forbidden_devices=[4], apart=[["a", "b"]]
+    )
     assert both == Rules({"a": (0,), "c": (1,)}, {"b": (1, 3)}, (2, 4), apart=(("a", "b"),))
     with pytest.raises(BadConfig, match=r"'a' is pinned twice.*--pin a=0,1 for any"):
-        Rules.of({"a": 0}) + Rules.of({"a": 1})
+        Rules.of(pinned={"a": 0}) + Rules.of(pinned={"a": 1})
     with pytest.raises(BadConfig, match=r"'a' has two rules of min_columns, which differ"):
         Rules.of(min_columns={"a": 8}) + Rules.of(min_columns={"a": 16})
 
@@ -122,6 +124,21 @@ def test_rules_that_cannot_be_used() -> None:
 
 
 def test_rules_of_tables_that_are_left() -> None:
-    rules = Rules.of({"a": 0}, {"b": 1}, [2], [["a", "b"]], [["a", "b", "c"]], {"a": 0}, {"b": "row_wise"}, {"c": 8})
-    left = Rules.of(None, {"b": 1}, [2], None, [["b", "c"]], None, {"b": "row_wise"}, {"c": 8})
+    rules = Rules.of(
+        pinned={"a": 0},
+        forbidden={"b": 1},
+        forbidden_devices=[2],
+        together=[["a", "b"]],
+        apart=[["a", "b", "c"]],
+        pinned_nodes={"a": 0},
+        table_types={"b": "row_wise"},
+        min_columns={"c": 8},
+    )
+    left = Rules.of(
+        forbidden={"b": 1},
+        forbidden_devices=[2],
+        apart=[["b", "c"]],
+        table_types={"b": "row_wise"},
+        min_columns={"c": 8},
+    )
     assert rules.of_tables({"b", "c"}) == left

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.scripts.savings import pairs
+from evenshard.planner.answer import PricedParts
 from evenshard.planner.diff.times import MOST_ALIKE, difference_error, error_correlation, shared_work
-from evenshard.planner.priced import PricedParts
 from support.explain_builders import answered, asked
 from support.learned import learned
 
@@ -14,7 +14,7 @@ FOUR = {"a": 6.0, "b": 2.0, "c": 3.0, "d": 1.0}
 
 
 def placed(*devices: int | tuple[int, ...]) -> PricedParts:
-    return PricedParts.of(answered(asked(FOUR, 2), devices))
+    return answered(asked(FOUR, 2), devices)
 
 
 @pytest.mark.parametrize(

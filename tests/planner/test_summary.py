@@ -12,10 +12,10 @@ from evenshard.placement.machine import DeviceGroup, Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer, Rival
-from evenshard.planner.highlights.advice import advice
 from evenshard.planner.highlights.memory import offload_text
 from evenshard.planner.highlights.placed import costliest, placed_parts
 from evenshard.planner.highlights.setting import link_text, machine_text
+from evenshard.planner.highlights.step import advice
 from evenshard.planner.page.page import page
 from evenshard.planner.rivals import FULL_SPACE
 from evenshard.planner.rules import Rules

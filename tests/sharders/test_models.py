@@ -20,13 +20,14 @@ from evenshard.placement.task import ShardingTask
 from evenshard.planner.model import learned_model_of, model_of
 from evenshard.sharders.convex_search.sharder import EvenshardSharder
 from evenshard.sharders.model import digest_of
-from evenshard.sharders.models import load_model, save_cost_model, save_model
+from evenshard.sharders.models import load_model, save_cost_model
 from evenshard.sharders.trained_on import TrainedOn
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.outputs import MODEL_PARTS
 from support.builders import BATCH_SIZE, PROVENANCE, cost, cost_net, measured, policy, some_tables, table, task
 from support.convex_builders import NORMALIZER, random_model
+from support.model_builders import save_model
 
 SMALL, LARGE = (
     table("small", rows=1_000, dim=8, pooling=1.0),

@@ -7,12 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.sharders.reward import (
     balance_reward_B,
-    compute_speedup,
     degree_of_balance_B,
-    measured_balance,
     negative_predicted_cost_B,
     overflow_ratio_B,
     standardised_B,
@@ -79,21 +76,3 @@ def test_overflow_is_taken_off_the_balance() -> None:
     costs_BD, used_BD = torch.tensor([[2.0, 4.0, 4.0]] * 2), torch.tensor([[5, 12, 3], [5, 8, 3]])
     reward_B = balance_reward_B(costs_BD, used_BD, torch.tensor([8, 8]), EVERYWHERE.expand(2, 3))
     assert reward_B.tolist() == [0.5 - 0.5, 0.5]
-
-
-def compute(*times_ms: float) -> PlacementCost:
-    """Devices that compute for the given times, a quarter of it forward, and exchange for a long time."""
-    return PlacementCost(tuple(DeviceCost(ms / 4, 100.0, 200.0, 3 * ms / 4) for ms in times_ms), "modelled")
-
-
-def test_measured_balance_and_speedup_look_at_compute_alone() -> None:
-    assert measured_balance(compute(2.0, 8.0)) == 0.25
-    assert measured_balance(compute(4.0)) == 1.0
-    assert measured_balance(compute(0.0, 0.0)) == 1.0
-    assert compute_speedup(compute(2.0, 4.0), reference=compute(1.0, 6.0)) == 1.5
-
-
-def test_out_of_memory_is_the_worst_there_is() -> None:
-    broken = PlacementCost((DeviceCost.out_of_memory(), *compute(2.0).devices), "modelled")
-    assert measured_balance(broken) == 0.0
-    assert compute_speedup(broken, reference=compute(1.0, 1.0)) == 0.0

@@ -12,13 +12,13 @@ import yaml
 from kfp import dsl
 
 from evenshard.cli import main
-from evenshard.kubeflow.component import input_name, parameters
+from evenshard.kubeflow.component import input_name
 from evenshard.stages.loop import BENCHMARK
 from evenshard.stages.rounds import steps
 from evenshard.stages.stage import flags
 from evenshard.tracking.descriptions import NOTE
 from evenshard.utils.outputs import REPORT
-from evenshard_components.generate import component
+from evenshard_components.generate import component, parameters
 from support.kubeflow_builders import SMALL_PARAMS
 
 NUM_ROUNDS = 2

@@ -16,7 +16,7 @@ from evenshard.measure.cost_dataset import load_costs
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.planner.file import load_answer
 from evenshard.planner.model import model_of
-from evenshard.planner.priced import repriced
+from evenshard.planner.pricing import repriced
 from evenshard.tables.files import load_tables
 
 EARLIER = Path(__file__).parent / "data" / "earlier_loop"

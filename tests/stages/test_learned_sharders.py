@@ -130,7 +130,7 @@ def test_settings_of_a_method_win_and_unknown_ones_are_refused() -> None:
 
 
 def test_a_folder_of_before_there_was_a_choice_is_dreamshards(tmp_path: Path) -> None:
-    from evenshard.sharders.checkpoint import save_network
+    from support.model_builders import save_network
 
     save_network(cost_net(), NORMALIZER, tmp_path / "cost_net", 3)
     save_network(policy(), NORMALIZER, tmp_path / "policy", 3)

@@ -68,7 +68,7 @@ def controls(path: Path) -> set[str]:
 
 def merged(*parts: Path) -> Path:
     out = parts[0].with_name("merged.parquet")
-    merge_costs.run(merge_costs.MergeCostsInputs(parts), merge_costs.MergeCostsOutputs(out))
+    merge_costs.run(parts, out)
     return out
 
 

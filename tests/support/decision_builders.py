@@ -11,11 +11,11 @@ from typing import Any
 import yaml
 
 from evenshard.placement.tasks import TaskSampling, sample_tasks, save_tasks
-from evenshard.sharders.models import save_model
 from evenshard.tables.files import save_tables
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from support.convex_builders import random_model
 from support.learned import learned
+from support.model_builders import save_model
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "measure": {"hardware": "simulated:h200", "visits": 1, "num_batches": 1, "warmup": 0, "repeats": 1},

@@ -10,8 +10,7 @@ import torch
 
 from evenshard.placement.parts import TablePart
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.priced import priced
-from evenshard.planner.pricing import part_costs
+from evenshard.planner.pricing import part_costs, priced
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.network import LOOKUPS, EnsembleSizes
@@ -66,7 +65,7 @@ def answered(
     now, _ = priced(request, model, costs, costs.predict(parts))
     return PlacementAnswer(
         request=request,
-        **now.of_answer,
+        **vars(now),
         lower_bound_ms=now.predicted_ms / 2,
         warnings=(),
         comparison=(),

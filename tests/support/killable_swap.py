@@ -1,6 +1,6 @@
 """Replaces a folder again and again, killed at the first, second, third, ... step, until it is done; prints what stood.
 
-Run by test_atomic.py in an empty working directory: python killable_swap.py exchange|rename
+Run by test_atomic.py in an empty working directory: python killable_swap.py
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from evenshard.utils import atomic
-from evenshard.utils.atomic import atomic_path, tidy_up
+from evenshard.utils.atomic import atomic_path
 
 NAMES = ("a", "b", "deep/c")
-STEPS = ("os.", "shutil.", "ctypes.call_function", "open")
+STEPS = ("os.", "shutil.", "open")
 
 
 def write(folder: Path, content: str) -> None:
@@ -40,32 +39,34 @@ def replace(target: Path, kill_at: int) -> None:
         sys.addaudithook(count)
 
 
-def state(target: Path) -> str:
-    if not target.exists():
-        return "none"
-    contents = {(target / name).read_text() for name in NAMES if (target / name).exists()}
-    whole = all((target / name).exists() for name in NAMES)
+def content(folder: Path) -> str:
+    contents = {(folder / name).read_text() for name in NAMES if (folder / name).exists()}
+    whole = all((folder / name).exists() for name in NAMES)
     return contents.pop() if whole and len(contents) == 1 else "half"
 
 
-def main(how: str) -> None:
-    if how == "rename":
-        atomic._exchange = lambda one, other: False
-    target, states, ended = Path("net"), [], False
+def state(target: Path) -> str:
+    if target.exists():
+        return content(target)
+    beside = sorted(content(folder) for folder in Path().glob(f".evenshard-*.{target.name}"))
+    return "both beside" if beside == ["new", "old"] else f"beside: {beside}"
+
+
+def main() -> None:
+    target, states, ended = Path("net"), list[str](), False
     while not ended:
-        shutil.rmtree(target, ignore_errors=True)
         write(target, "old")
         pid = os.fork()
         if pid == 0:
             replace(target, kill_at=len(states) + 1)
             os._exit(0)
         ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        found = state(target)
-        tidy_up(target)
-        states.append(found if found == state(target) else f"{found}, then {state(target)}")
-        assert os.listdir() == ["net"], os.listdir()
+        states.append(state(target))
+        assert not ended or os.listdir() == ["net"], os.listdir()
+        for left in os.listdir():
+            shutil.rmtree(left)
     print(json.dumps(states))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -9,13 +9,12 @@ from typing import Any
 from benchmarks.references.annealing import AnnealConfig
 from benchmarks.studies.settings import Budgets, Setting
 from benchmarks.studies.study import BenchConfig
+from benchmarks.studies.trainings import AutoShardConfig, DreamShardConfig
 from evenshard.sharders.autoshard.impala import ImpalaConfig
-from evenshard.sharders.autoshard.train import AutoShardConfig
 from evenshard.sharders.convex_search.fit import CostModelFitConfig
 from evenshard.sharders.convex_search.sharder import SearchConfig
 from evenshard.sharders.convex_search.train import EvenshardConfig
-from evenshard.sharders.dreamshard.fit import FitConfig
-from evenshard.sharders.dreamshard.train import DreamShardConfig
+from evenshard.sharders.training import FitConfig
 
 QUICK = SearchConfig(num_rollouts=4, scores_per_table=50)
 TINY = Budgets(

@@ -18,11 +18,12 @@ from evenshard.measure.costs import MeasuredPlacement
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.checkpoint import Checkpoint, Network, Round
-from evenshard.sharders.dreamshard.fit import FitConfig, FittedCostNet, whole_placements
+from evenshard.sharders.dreamshard.fit import whole_placements
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.greedy import GreedySharder
 from evenshard.sharders.learned import LEARNED, LearnedSharder
 from evenshard.sharders.random import random_placement
+from evenshard.sharders.training import FitConfig, FittedCostNet
 from evenshard.tables.table import Table
 
 

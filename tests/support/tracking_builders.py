@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import cache
@@ -12,11 +13,15 @@ from tempfile import mkdtemp
 from typing import Any
 
 from evenshard.measure.cost_dataset import save_costs
-from evenshard.sharders.models import save_model
 from evenshard.sharders.trained_on import TrainedOn
+from evenshard.tracking import REGISTERED_COST, ModelVersion, registry
+from evenshard.tracking.client import connect, short_timeouts
+from evenshard.tracking.patience import Patience
+from evenshard.tracking.pyfunc import ServedCode
 from evenshard.utils.provenance import Lineage
 from support.builders import PROVENANCE, cost, cost_net, measured, policy, some_tables, task
 from support.convex_builders import NORMALIZER, random_model
+from support.model_builders import save_model
 
 AWAY = "http://127.0.0.1:9"
 
@@ -41,6 +46,22 @@ def empty_mlflow(folder: Path) -> Any:
     from mlflow import MlflowClient
 
     return MlflowClient(f"sqlite:///{empty_file(folder)}")
+
+
+def register_model(
+    folder: Path,
+    code: ServedCode,
+    tags: Mapping[str, str],
+    metrics: Mapping[str, float] | None = None,
+    run_id: str = "",
+    name: str = REGISTERED_COST,
+    client: Any = None,
+) -> ModelVersion:
+    """Makes a model's folder a new version, where others have its weights too."""
+    with short_timeouts():
+        client = client or connect()
+        logged = registry._uploaded(client, name, folder, code, tags, metrics or {}, run_id, Patience())
+        return registry._ensured_version(client, logged, run_id)
 
 
 def moved_mlflow(folder: Path, old: Path) -> None:

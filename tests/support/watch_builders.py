@@ -9,7 +9,7 @@ import evenshard
 from evenshard.placement.parts import whole_tables
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import save_answer
-from evenshard.planner.priced import repriced
+from evenshard.planner.pricing import repriced
 from evenshard.sharders.model import DeviceModel
 from evenshard.tables.table import Table
 from support.trace_builders import TraceBuilder, step

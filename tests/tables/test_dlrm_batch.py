@@ -20,6 +20,7 @@ INDICES = torch.tensor([7, 7, 2, 0, 0, 0, 0, 0])
 OFFSETS = torch.tensor([0, 2, 3, 3, 3, 3, 8])
 LENGTHS = torch.tensor([[2, 1], [0, 0], [0, 5]], dtype=torch.int32)
 GOOD = (INDICES, OFFSETS, LENGTHS)
+NAMES = ("t000", "t001", "t002")
 
 
 def saved(content: Any, legacy: bool = False) -> bytes:
@@ -48,7 +49,7 @@ def test_a_batch_is_read_with_and_without_gzip(tmp_path: Path, name: str, legacy
 
 
 def test_lookups_are_those_of_one_table() -> None:
-    batch = DlrmBatch(*GOOD)
+    batch = DlrmBatch(*GOOD, NAMES)
     assert [batch.lookups(table)[0].tolist() for table in range(3)] == [[7, 7, 2], [], [0, 0, 0, 0, 0]]
     assert [batch.lookups(table)[1].tolist() for table in range(3)] == [[2, 1], [0, 0], [0, 5]]
     for table in (-1, 3):
@@ -63,7 +64,7 @@ def test_narrow_integers_are_widened(tmp_path: Path) -> None:
 
 
 def test_tables_by_hand() -> None:
-    first, never, last = tables_from_batch(DlrmBatch(*GOOD), [16], seed=0, weight_bits=16)
+    first, never, last = tables_from_batch(DlrmBatch(*GOOD, NAMES), [16], seed=0, weight_bits=16)
     assert (first.name, first.num_rows, first.pooling_factor) == ("t000", 8, 1.5)  # largest index 7; 3 lookups / 2
     assert first.reuse_bins == (0.5, 0.5) + (0.0,) * 15  # row 2 once, row 7 twice
     assert (never.name, never.num_rows, never.pooling_factor, never.reuse_bins) == ("t001", 1, 0.0, None)
@@ -75,7 +76,7 @@ def test_tables_by_hand() -> None:
 
 def test_dims_are_drawn_by_the_seed_from_the_list() -> None:
     lengths = torch.zeros((400, 2), dtype=torch.int64)
-    batch = DlrmBatch(torch.empty(0, dtype=torch.int64), torch.zeros(801, dtype=torch.int64), lengths)
+    batch = DlrmBatch(torch.empty(0, dtype=torch.int64), torch.zeros(801, dtype=torch.int64), lengths, NAMES * 200)
     dims = [table.embedding_dim for table in tables_from_batch(batch, (4, 64), seed=3)]
     assert set(dims) == {4, 64} and 150 < dims.count(4) < 250
     assert dims == [table.embedding_dim for table in tables_from_batch(batch, (4, 64), seed=3)]
@@ -99,9 +100,9 @@ def test_dims_are_drawn_by_the_seed_from_the_list() -> None:
         ((INDICES, OFFSETS[:-1], LENGTHS), "has 6 offsets, not 3 tables x 2 samples + 1"),
         ((INDICES[:-1], OFFSETS, LENGTHS), "offsets run from 0 to 8, but there are 7 indices"),
         ((torch.arange(9), OFFSETS + 1, LENGTHS), "offsets run from 1 to 9, but there are 9 indices"),
-        ((INDICES, OFFSETS, LENGTHS.flip(0)), "table 0: offsets do not match the lengths"),
-        ((INDICES, torch.tensor([0, 2, 3, 9, 3, 3, 8]), LENGTHS), "table 1: offsets do not match"),
-        ((INDICES, OFFSETS, torch.tensor([[2, 1], [1, -1], [0, 5]])), "table 1: a sample has a negative number"),
+        ((INDICES, OFFSETS, LENGTHS.flip(0)), "table 't000': offsets do not match the lengths"),
+        ((INDICES, torch.tensor([0, 2, 3, 9, 3, 3, 8]), LENGTHS), "table 't001': offsets do not match"),
+        ((INDICES, OFFSETS, torch.tensor([[2, 1], [1, -1], [0, 5]])), "table 't001': a sample has a negative number"),
         ((torch.tensor([7, 7, 2, 0, 0, -4, 0, 0]), OFFSETS, LENGTHS), "table 2: index -4 is negative"),
     ],
 )
@@ -162,6 +163,6 @@ def test_a_pickle_that_could_run_code_is_refused(tmp_path: Path) -> None:
 def test_senseless_settings_are_refused() -> None:
     for dims in ([], [16, 0]):
         with pytest.raises(BadConfig, match="embedding_dims"):
-            tables_from_batch(DlrmBatch(*GOOD), dims, seed=0)
+            tables_from_batch(DlrmBatch(*GOOD, NAMES), dims, seed=0)
     with pytest.raises(BadConfig, match="weight_bits is 5"):
-        tables_from_batch(DlrmBatch(*GOOD), [16], seed=0, weight_bits=5)
+        tables_from_batch(DlrmBatch(*GOOD, NAMES), [16], seed=0, weight_bits=5)

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evenshard.tables.assumptions import Assumption
+from evenshard.tables.assumptions import Assumption, TableSet
 from evenshard.tables.named_lookups import with_pooling_factors
-from evenshard.tables.sources import TableSet
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 

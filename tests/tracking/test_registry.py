@@ -15,11 +15,11 @@ from evenshard.planner.serving import served_code
 from evenshard.sharders.models import load_model
 from evenshard.tables.files import save_tables
 from evenshard.tables.table import Table
-from evenshard.tracking.registry import copy_parts, ensure_models, register_folder, register_model
+from evenshard.tracking.registry import copy_parts, ensure_models, register_folder
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.units import bytes_to_gb
 from support.builders import some_tables
-from support.tracking_builders import empty_mlflow, write_model
+from support.tracking_builders import empty_mlflow, register_model, write_model
 
 TABLES = some_tables(6)
 PARAMS = {"num_devices": 2, "memory_cap_gb": 1.0, "batch_size": 64}
@@ -209,12 +209,12 @@ def test_the_same_model_of_two_runs_is_two_versions(registry: Path) -> None:
     client = MlflowClient()
     experiment = client.get_experiment_by_name("evenshard").experiment_id
     runs = [client.create_run(experiment).info.run_id for _ in range(2)]
-    versions = [tracking.register_model(registry / "round_0", served_code(), {}, run_id=run) for run in runs]
+    versions = [register_model(registry / "round_0", served_code(), {}, run_id=run) for run in runs]
     assert [one.run_id for one in versions] == runs and versions[0].version != versions[1].version
     for run, version in zip(runs, versions, strict=True):
         assert tracking.version_of_files(tracking.REGISTERED_COST, registry / "round_0", run) == version
     assert tracking.version_of_files(tracking.REGISTERED_COST, registry / "round_0") == versions[1], "the last one"
-    other = tracking.register_model(registry / "round_1", served_code(), {}, run_id=runs[0])
+    other = register_model(registry / "round_1", served_code(), {}, run_id=runs[0])
     assert other.model_id != versions[0].model_id, "another model of the same run has files of its own"
 
 
@@ -280,6 +280,6 @@ def test_mlflow_does_not_tell_that_it_tries_the_example(
 def test_half_a_model_is_none(registry: Path, tmp_path: Path) -> None:
     (tmp_path / "model" / "cost_net").mkdir(parents=True)
     with pytest.raises(BadFile, match="cost_model is missing"):
-        tracking.register_model(tmp_path / "model", served_code(), {})
+        register_model(tmp_path / "model", served_code(), {})
     with pytest.raises(BadFile, match="policy is missing"):
         copy_parts(tmp_path / "model", tmp_path / "copy", tracking.REGISTERED_POLICY)

@@ -21,6 +21,7 @@ from evenshard.planner.serving import served_code
 from evenshard.tracking import runs
 from evenshard.tracking.client import first_line, with_time_limits
 from evenshard.tracking.parents import Parent, ensure_parent, flatten
+from evenshard.tracking.search import run_artifact
 from evenshard.utils.errors import BadConfig, TrackingFailed
 from evenshard.utils.provenance import params_hash
 from support.http_server import hanging
@@ -432,11 +433,11 @@ def test_loops_are_found_by_name_and_by_id(client: Any, workdir: Path) -> None:
     assert stage.parent_id == loop.run_id
     assert tracking.find_run(stage.run_id) == stage
     assert tracking.find_run("0" * 32) is None
-    assert tracking.run_artifact(loop.run_id, "params.yaml", workdir).read_text().startswith("loop:")
+    assert run_artifact(loop.run_id, "params.yaml", workdir).read_text().startswith("loop:")
     with pytest.raises(BadConfig, match=f"no run 'nobody'.*Loops there: {loop.name}"):
         tracking.find_runs(["nobody"])
     with pytest.raises(BadConfig, match="has no nothing"):
-        tracking.run_artifact(loop.run_id, "nothing", workdir)
+        run_artifact(loop.run_id, "nothing", workdir)
 
 
 def test_of_two_loops_with_one_name_the_newest_is_meant(client: Any) -> None:

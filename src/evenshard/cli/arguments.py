@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 from evenshard.cli.help import COMMAND, clearer, unknown_words
 from evenshard.measure.hardware import CHOICES, names_in
-from evenshard.utils.atomic import tidy_up
 from evenshard.utils.messages import brief, one_line
 from evenshard.utils.outputs import MODEL_PARTS, File, FileOrStdout, Output, require_apart, require_place
 
@@ -88,9 +87,6 @@ def require_writable(actions: Iterable[argparse.Action], args: argparse.Namespac
             inputs[name] = tuple(values)
         elif isinstance(action.type, Source):
             inputs[name] = tuple(path for value in values for path in action.type.paths(value))
-    for path in (path for paths in inputs.values() for path in paths):
-        if not os.path.exists(path):
-            tidy_up(path)  # a command that was killed may have set it aside
     require_apart(outputs, inputs)
 
 

@@ -68,7 +68,7 @@ def _calibrate_device(args: argparse.Namespace) -> Mapping[str, Any]:
     inputs = stage.CalibrateDeviceInputs(
         args.tables, tuple(args.costs), args.profile, tuple(args.trace), args.placement
     )
-    print(stage.run(inputs, stage.CalibrateDeviceOutputs(args.out)))
+    print(stage.run(inputs, args.out))
     print(f"saved: {args.out} (hardware: simulated:{args.out} uses it)")
     return {}
 
@@ -76,7 +76,7 @@ def _calibrate_device(args: argparse.Namespace) -> Mapping[str, Any]:
 def _merge_costs(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.stages import merge_costs as stage
 
-    found = stage.run(stage.MergeCostsInputs(tuple(args.costs)), stage.MergeCostsOutputs(args.out))
+    found = stage.run(args.costs, args.out)
     print(f"saved: {args.out} ({found['num_placements']:.0f} placements of {found['num_parts']:.0f} parts)")
     return found
 
@@ -85,8 +85,7 @@ def _import_costs(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.stages import import_costs as stage
 
     config = stage.ImportCostsConfig(args.hardware, args.batch_size, args.weight_bits, args.optimizer)
-    inputs = stage.ImportCostsInputs(args.shards, args.tables, args.columns)
-    found = stage.run(config, inputs, stage.ImportCostsOutputs(args.out, args.tables_out))
+    found = stage.run(config, args.shards, args.tables, args.columns, args.out, args.tables_out)
     print(f"saved: {args.out} ({found['num_shards']:,.0f} shards), {args.tables_out}")
     return found
 

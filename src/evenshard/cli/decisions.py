@@ -28,9 +28,9 @@ from evenshard.planner.options import place_option
 from evenshard.utils.outputs import PROMOTION
 
 if TYPE_CHECKING:
+    from evenshard.planner.diff.difference import Difference
     from evenshard.sharders.model import Model
     from evenshard.stages.decisions.drift import Drift
-    from evenshard.stages.decisions.replan import Replan
 
 REFUSED, BAD_INPUT, RETRAIN = 1, 2, 3
 """Exit codes."""
@@ -45,13 +45,11 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
         COSTS,
         PROMOTION_REPORT,
         PromoteInputs,
-        PromoteOutputs,
         PromotionOutcome,
         as_json,
+        print_promotion,
         promote,
     )
-    from evenshard.stages.decisions.promotion import PromotionRules
-    from evenshard.stages.decisions.promotion_text import print_promotion
     from evenshard.stages.loop import EvaluateConfig
     from evenshard.tracking import log_backlog, study_run
     from evenshard.tracking.tags import PARAMS_HASH
@@ -67,8 +65,7 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     search = SearchConfig(scores_per_table=evaluate.scores_per_table, seed=evaluate.seed)
     log_backlog(served_code)  # in which the newest version may be
     inputs = PromoteInputs(args.tables, args.tasks, args.candidate, tuple(args.costs))
-    outputs, rules = PromoteOutputs(args.out), PromotionRules(args.tolerance_pct)
-    done = promote(inputs, outputs, measure, search, rules, Lineage.here(params))
+    done = promote(inputs, args.out, measure, search, Lineage.here(params), args.tolerance_pct)
     with study_run("promote", {"candidate": done.candidate, "champion": done.champion, **asdict(measure)}) as run:
         run.tags({"evenshard.promotion": done.outcome.value, "evenshard.promotion_reason": done.reason})
         run.tags({PARAMS_HASH: params_hash(params)})
@@ -88,8 +85,7 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
 
 def _compare(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.stages.decisions.loop_runs import loop_runs
-    from evenshard.stages.decisions.run_comparison import compare
-    from evenshard.stages.decisions.run_comparison_text import print_comparison
+    from evenshard.stages.decisions.run_comparison import compare, print_comparison
     from evenshard.utils.errors import BadConfig
     from evenshard.utils.json_files import finite
 
@@ -104,11 +100,11 @@ def _compare(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
+    from evenshard.planner.diff.diff import diff
     from evenshard.planner.diff.text import print_difference
     from evenshard.planner.file import load_answer, save_answer
     from evenshard.planner.model import learned_model_of
-    from evenshard.stages.decisions.drift import drift_of
-    from evenshard.stages.decisions.drift_text import print_drift
+    from evenshard.stages.decisions.drift import drift_of, print_drift
     from evenshard.tables.sources import tables_from
     from evenshard.utils.errors import BadConfig, InfeasibleTask
 
@@ -129,23 +125,24 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
         print(f"evenshard drift: {note}", file=sys.stderr)
     num_devices = args.devices or (None if old is None else old.num_devices)
     drift = drift_of(model.trained_on, tables.tables, batch_size, num_devices, args.tolerated_pct)
-    new, problem = None, ""
+    difference, problem = None, ""
     if old is not None:
         from evenshard.stages.decisions.replan import replan
 
         try:
-            new = replan(old, tables, model, batch_size, link_gb_s=args.link_gb_s, tables_from=str(args.tables))
+            new = replan(old, tables, model, batch_size, tables_from=str(args.tables))
+            difference = diff(old, new, model, args.link_gb_s)
+            if args.out is not None:
+                save_answer(new, args.out)
         except InfeasibleTask as error:
             problem = str(error)
-    if new is not None and args.out is not None:
-        save_answer(new.answer, args.out)
     if args.json:
-        print(json.dumps(_drift_json(drift, model, new, problem), indent=1))
+        print(json.dumps(_drift_json(drift, model, difference, problem), indent=1))
     else:
         print_drift(drift, model.source)
-        if new is not None:
+        if difference is not None:
             print()
-            print_difference(new.difference)
+            print_difference(difference)
         elif problem:
             print(f"\nNo new placement: {problem}")
     if drift.retrain_due:
@@ -153,14 +150,14 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
     return BAD_INPUT if problem else {}
 
 
-def _drift_json(drift: Drift, model: Model, new: Replan | None, problem: str) -> Any:
+def _drift_json(drift: Drift, model: Model, difference: Difference | None, problem: str) -> Any:
     from evenshard.utils.json_files import finite
 
     return finite(
         {
             "model": {"source": model.source, "sha256": model.digest},
             **asdict(drift),
-            "difference": None if new is None else asdict(new.difference),
+            "difference": None if difference is None else asdict(difference),
             "no_placement": problem or None,
         }
     )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evenshard.cli.arguments import A_MODEL, HARDWARE_NAME, LINK_NAME, PATH, number
 from evenshard.planner.options import Option
 from evenshard.utils.limits import RANGES
 from evenshard.utils.messages import brief
+
+if TYPE_CHECKING:
+    from evenshard.planner.rules import Rules
 
 FLAGS = {
     "num_devices": "--devices",
@@ -126,6 +129,21 @@ def add_option(sub: argparse._ActionsContainer, option: Option, settings: Mappin
         meaning += f" (default: {default if isinstance(default, str) else f'{default:g}'})"
     name = FLAGS.get(option.name, f"--{option.name.replace('_', '-')}")
     sub.add_argument(name, dest=option.name, help=meaning, **{"default": default, **settings})
+
+
+def rules_of(args: argparse.Namespace, names: Iterable[str], of_file: Rules | None = None) -> Rules:
+    """The rules of tables of repeated flags, together with those of a file.
+
+    Args:
+        names: of the rules that have a flag.
+    """
+    from evenshard.planner.rules import Rules
+
+    rules = of_file or Rules()
+    for name in names:
+        for value in getattr(args, name):
+            rules += Rules.of(**{name: value})
+    return rules
 
 
 def _number_of(option: Option) -> Callable[[str], float]:

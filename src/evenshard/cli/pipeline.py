@@ -152,7 +152,7 @@ def _cluster(args: argparse.Namespace) -> Cluster:
 
     small = str(args.cluster) == "small"
     cluster = load_cluster(args.cluster) if args.cluster and not small else default_cluster(small)
-    return cluster.remeasured(True) if args.cache_measurements else cluster
+    return cluster.measuring(cache=True) if args.cache_measurements else cluster
 
 
 def _built(args: argparse.Namespace, cluster: Cluster, local: bool = False) -> tuple[Any, dict[str, Any]]:
@@ -169,7 +169,7 @@ def _built(args: argparse.Namespace, cluster: Cluster, local: bool = False) -> t
     if args.num_parts is not None:
         cluster = replace(cluster, num_parts=args.num_parts)
     if args.gpus is not None:
-        cluster = cluster.with_gpus(args.gpus)
+        cluster = cluster.measuring(gpus=args.gpus)
     built = build(args.pipeline, params, cluster, dict(args.set), runs_now=args.call is _submit)
     if not local and image().startswith("localhost/"):
         log.warning("%s: a cluster cannot pull this image. Push one, and name it in EVENSHARD_IMAGE.", image())

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.cli.arguments import OUTPUT, OUTPUT_OR_STDOUT, PATH, SOURCE, Commands, at_least
-from evenshard.cli.options import add_option
+from evenshard.cli.options import add_option, rules_of
 from evenshard.planner.options import place_options
 from evenshard.utils.outputs import STDOUT
 
 if TYPE_CHECKING:
     from evenshard.planner.answer import PlacementAnswer
-    from evenshard.planner.rules import Rules
 
 CONSTRAINTS = "torchrec-constraints"
 NO_FLAG = {"compare", "constraints"}
@@ -60,7 +59,7 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
         return {}
     from evenshard.planner import api
     from evenshard.planner.rivals import FULL_SPACE
-    from evenshard.planner.rules import RULES
+    from evenshard.planner.rules import RULES, load_rules
     from evenshard.planner.summary import print_answer
     from evenshard.sharders.catalog import HEURISTICS
     from evenshard.utils.console import best_so_far, without_progress
@@ -72,9 +71,10 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
     _check_stdout(args)
     torchrec, missing = ((), "") if args.report is None else _torchrec()
     chosen = {one.name: getattr(args, one.name) for one in place_options() if one.name not in (*RULES, *NO_FLAG)}
+    rules = rules_of(args, RULES, None if args.rules is None else load_rules(args.rules))
     compare = (*HEURISTICS, *torchrec, *([FULL_SPACE] if torchrec else ()))
     with without_progress() if args.quiet else nullcontext(), best_so_far() as progress:
-        answer = api.place(args.tables, **chosen, **vars(_rules(args)), compare=compare, progress=progress)
+        answer = api.place(args.tables, **chosen, **vars(rules), compare=compare, progress=progress)
     if args.out is not None:
         _write(_contents(args, answer), args.out)
     if args.report is not None:
@@ -160,17 +160,6 @@ def _check_format(args: argparse.Namespace) -> None:
         raise BadConfig(f"--format {CONSTRAINTS} writes a file. Name it: -o constraints.py, or constraints.json.")
     if args.format != "torchrec" and args.local_world_size is not None:
         raise BadConfig("--local-world-size is for TorchRec plans. Add --format torchrec, or leave it out.")
-
-
-def _rules(args: argparse.Namespace) -> Rules:
-    """Those of the file and of the flags together."""
-    from evenshard.planner.rules import RULES, Rules, load_rules
-
-    rules = Rules() if args.rules is None else load_rules(args.rules)
-    for name in RULES:
-        for value in getattr(args, name):
-            rules += Rules.of(**{name: value})
-    return rules
 
 
 def add_commands(commands: Commands) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,25 +34,19 @@ def _explain(args: argparse.Namespace) -> Mapping[str, Any]:
     if args.table is not None and args.what_if is not None:
         raise BadConfig("name one of two: a table (--table), or what if there were more memory (--what-if memory).")
     answer = load_answer(args.placement)
+    model = _model(args, answer)
+    found: Any
+    show: Callable[[Any], None]
     if args.what_if is not None:
-        found = more_memory(answer, _model(args, answer))
-        if args.json:
-            print(json.dumps(asdict(found), indent=1))
-        else:
-            print_more_memory(found)
-        return {}
-    if args.table is None:
-        first = overview(answer, _model(args, answer))
-        if args.json:
-            print(json.dumps(asdict(first), indent=1))
-        else:
-            print_overview(first)
-        return {}
-    explanation = explain(answer, _model(args, answer), args.table)
-    if args.json:
-        print(json.dumps(asdict(explanation), indent=1))
+        found, show = more_memory(answer, model), print_more_memory
+    elif args.table is None:
+        found, show = overview(answer, model), print_overview
     else:
-        print_explanation(explanation)
+        found, show = explain(answer, model, args.table), print_explanation
+    if args.json:
+        print(json.dumps(asdict(found), indent=1))
+    else:
+        show(found)
     return {}
 
 
@@ -113,7 +107,7 @@ def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: Placemen
     from evenshard.planner.torchrec.delta_file import reasons_of, reshard_delta, save_delta
     from evenshard.utils.console import plain_console
     from evenshard.utils.errors import BadConfig
-    from evenshard.utils.messages import cut
+    from evenshard.utils.messages import counted, cut
     from evenshard.utils.units import size_text
 
     if args.out is None:
@@ -122,7 +116,7 @@ def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: Placemen
     save_delta(delta, args.out)
     console = plain_console(None)
     weights, state = size_text(delta.weight_bytes), size_text(delta.state_bytes)
-    count = f"{len(delta.tables)} table{'s' * (len(delta.tables) != 1)}"
+    count = counted(len(delta.tables), "table")
     console.print(f"{args.out}: {count} to move, {weights} of weights and {state} of optimizer state", soft_wrap=True)
     inexact = [name for name, one in delta.tables.items() if not one.state_is_exact]
     if inexact:

@@ -21,7 +21,7 @@ def _observe(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.stages.observe_text import observation_text
 
     inputs = stage.ObserveInputs(tuple(args.traces), args.placement, args.tables, args.model, args.columns)
-    observation, comparison = stage.run(inputs, stage.ObserveOutputs(args.costs_out, args.tables_out))
+    observation, comparison = stage.run(inputs, args.costs_out, args.tables_out)
     if args.json:
         compared = None if comparison is None else asdict(comparison)
         print(json.dumps({**asdict(observation), "comparison": compared}, indent=1))

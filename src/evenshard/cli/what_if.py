@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.cli.arguments import OUTPUT, PATH, SOURCE, Commands, Source, number
-from evenshard.cli.options import add_option
+from evenshard.cli.options import add_option, rules_of
 from evenshard.planner.options import options_of, place_option
 from evenshard.planner.what_if.api import SHARED_KNOBS, what_if
 
@@ -89,12 +89,9 @@ def _what_if(args: argparse.Namespace) -> Mapping[str, Any]:
 
 def _shared(args: argparse.Namespace) -> Mapping[str, Any]:
     """The knobs of every placement; rules of tables may be given several times."""
-    from evenshard.planner.rules import RULES, Rules
+    from evenshard.planner.rules import RULES
 
-    rules = Rules()
-    for name in (name for name in SHARED_KNOBS if name in RULES):
-        for value in getattr(args, name):
-            rules += Rules.of(**{name: value})
+    rules = rules_of(args, [name for name in SHARED_KNOBS if name in RULES])
     return {name: getattr(rules if name in RULES else args, name) for name in SHARED_KNOBS}
 
 

@@ -8,7 +8,7 @@
     component           a stage's component: its inputs, outputs and parameters
     pod                 what a component does around its stage: files and metrics (pod_measurement: with torchrun on all
                         GPUs; retry: what is tried again in the same pod)
-    place_request, drift_request, addresses   the inputs of ``place`` and ``drift``, and addresses that a pod reads
+    requests, addresses  the tasks of ``place``, ``drift`` and ``watch``, and addresses that a pod reads
     package             a pipeline as a file
     local, containers   a pipeline on this machine, its tasks as processes or in containers
     remote              a pipeline on a cluster (token, api_errors; run_tasks, pods, status_text: how a run is doing)

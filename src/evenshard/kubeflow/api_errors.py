@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from enum import Enum
+from enum import IntEnum
 from pathlib import Path
 
 from evenshard.utils.errors import BadConfig, EvenshardError, PipelineFailed
@@ -16,29 +16,29 @@ BUSY = (429, 502, 503)
 """Answers of a server, or of a proxy before it, that has not begun with what it was asked."""
 
 
-class Again(Enum):
-    """Whether to try a call again."""
+class Harm(IntEnum):
+    """What harm it does to make a call again. After a problem, a call is made again if it does at most that much."""
 
-    NEVER = "never"
-    WHILE_WAITING = "while waiting for a run"
-    IF_IT_ONLY_READS = "if it only reads"
-    ALWAYS = "always"
-
-
-STARTS = (Again.ALWAYS,)
-"""After what a call is tried again that starts something; another may have been started already."""
-READS = (*STARTS, Again.IF_IT_ONLY_READS)
-"""After what a call is tried again that only reads."""
-WAITS = (*READS, Again.WHILE_WAITING)
-"""After what a call is tried again that waits for a run: its token was good when the run was started."""
+    NONE = 0
+    """It waits for a run: its token was good when the run was started."""
+    READS = 1
+    STARTS = 2
+    """It starts something; another may have been started already."""
+    NEVER_AGAIN = -1
+    """No call does so little."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """``error``: to raise in the end; ``again``: whether to try again before."""
+    """What a call ran into.
+
+    Attributes:
+        error: to raise in the end.
+        again: the most harm that a call may do that is made again before.
+    """
 
     error: EvenshardError
-    again: Again = Again.NEVER
+    again: Harm = Harm.NEVER_AGAIN
 
 
 def problem_of(error: Exception, what: str, url: str, namespace: str, token_file: Path | None) -> Problem:
@@ -56,13 +56,13 @@ def problem_of(error: Exception, what: str, url: str, namespace: str, token_file
     if isinstance(wrapped, NewConnectionError):
         said = str(wrapped).rsplit(": ", 1)[-1]
         return Problem(
-            PipelineFailed(f"{url} cannot be reached ({said}). Check --endpoint and the way there."), Again.ALWAYS
+            PipelineFailed(f"{url} cannot be reached ({said}). Check --endpoint and the way there."), Harm.STARTS
         )
     if isinstance(wrapped, TimeoutError):
         hint = "" if what.startswith("run ") else " It may have been done: look before you try again."
-        return Problem(PipelineFailed(f"{what}: {url} did not answer in time.{hint}"), Again.IF_IT_ONLY_READS)
+        return Problem(PipelineFailed(f"{what}: {url} did not answer in time.{hint}"), Harm.READS)
     if isinstance(wrapped, HTTPError | OSError):
-        return Problem(PipelineFailed(f"{what}: {url} broke off ({reason_of(wrapped)})."), Again.IF_IT_ONLY_READS)
+        return Problem(PipelineFailed(f"{what}: {url} broke off ({reason_of(wrapped)})."), Harm.READS)
     return Problem(
         BadConfig(
             f"{what}: {url} answers, but not as Kubeflow Pipelines does ({reason_of(error)}). A login page? Name the "
@@ -79,7 +79,7 @@ def _of_answer(status: int, said: str, what: str, url: str, namespace: str, toke
             BadConfig(
                 f"{url} does not accept {whose} (401): {said}. Get a new token and name its file with --token-file."
             ),
-            Again.WHILE_WAITING,
+            Harm.NONE,
         )
     if status == 403:
         return Problem(
@@ -94,7 +94,7 @@ def _of_answer(status: int, said: str, what: str, url: str, namespace: str, toke
             )
         )
     if status in BUSY or status >= 500:
-        again = Again.ALWAYS if status in BUSY else Again.IF_IT_ONLY_READS
+        again = Harm.STARTS if status in BUSY else Harm.READS
         return Problem(PipelineFailed(f"{what}: {url} is in trouble ({status}): {said}. Try again later."), again)
     if status == 0:
         return Problem(PipelineFailed(f"{what}: no secure connection to {url}: {said}."))

@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from evenshard.stages.loop import STAGES
 from evenshard.utils.errors import BadConfig
@@ -19,12 +19,20 @@ from evenshard.utils.params import CORRECT_IT, load_params, require, section
 COMPONENTS = (*(stage.name for stage in STAGES), "merge_costs", "drift", "place", "watch", "record_outcome")
 MEASURING = tuple(stage.name for stage in STAGES if stage.measures)
 BACKOFF_FACTOR = 2
-_QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTP]i?)?")
-_SECONDS = re.compile(r"\d+s")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_QUANTITY = (re.compile(r"\d+(\.\d+)?(m|[kMGTP]i?)?"), "Write it as 4, 250m or 32Gi")
+_SECONDS = (re.compile(r"\d+s"), "Write seconds, such as 60s")
+_FORMS = {
+    **dict.fromkeys(("cpu", "memory", "shared_memory"), _QUANTITY),
+    **dict.fromkeys(("backoff", "max_backoff"), _SECONDS),
+    "gpu_product": (_LABEL, "Name one of `kubectl get nodes -L nvidia.com/gpu.product`"),
+    "queue": (_NAME, "Name one of `kubectl get localqueues`"),
+}
+"""How settings of a stage are written, and what to do where one is not."""
 CACHES = {"XDG_CACHE_HOME": "home", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 """Folders for caches by the variable that names them: matplotlib's and others', compiled kernels, compiled graphs."""
+_Settings = TypeVar("_Settings")
 OF_A_MACHINE = ("hosts", "intra", "inter", "nodes_per_domain")
 """Keys of the other kind of file; see ``planner.cluster_file``."""
 
@@ -161,16 +169,9 @@ class Cluster:
     secrets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     volume: Volume | None = None
 
-    def remeasured(self, cached: bool) -> Cluster:
-        """The same with the cache of the measuring stages on or off."""
-        return self._measuring(cache=cached)
-
-    def with_gpus(self, num_gpus: int) -> Cluster:
-        """The same with so many GPUs for each pod that measures."""
-        return self._measuring(gpus=num_gpus)
-
-    def _measuring(self, **changes: Any) -> Cluster:
-        measuring = {name: replace(self.stages[name], **changes) for name in MEASURING}
+    def measuring(self, **settings: Any) -> Cluster:
+        """The same with other settings of the stages that measure, such as ``gpus=2``."""
+        measuring = {name: replace(self.stages[name], **settings) for name in MEASURING}
         return replace(self, stages={**self.stages, **measuring})
 
     def for_one_machine(self) -> Cluster:
@@ -201,13 +202,7 @@ def load_cluster(path: Path) -> Cluster:
         require(isinstance(block, dict), f"{path}: stages.{name} is {brief(block)}. Write `key: value` lines under it.")
     default = by_stage.get("default", {})
     stages = {name: _resources(path, name, {**default, **by_stage.get(name, {})}) for name in COMPONENTS}
-    known = [one.name for one in fields(Cluster)]
-    for key in content:
-        require(key in known, f"{path}: unknown key {brief(key)}. It knows {', '.join(known)}.")
-    try:
-        cluster = section({"cluster": {**content, "stages": {}}}, "cluster", Cluster)
-    except BadConfig as error:
-        raise BadConfig(f"{path}: {_without_params(error)}") from None
+    cluster = _checked(str(path), {**content, "stages": {}}, Cluster)
     require(cluster.num_parts >= 1, f"{path}: num_parts is {cluster.num_parts}. Make it at least 1.")
     if cluster.volume is not None and (problem := cluster.volume.problem()):
         raise BadConfig(f"{path}: volume.{problem}. Correct it.")
@@ -217,23 +212,19 @@ def load_cluster(path: Path) -> Cluster:
 def _resources(path: Path, name: str, values: dict[str, Any]) -> StageResources:
     where = f"{path}: stages.{name}"
     as_text = {key: str(value) if key in ("cpu", "memory") else value for key, value in values.items()}
-    try:
-        found = section({name: as_text}, name, StageResources)
-    except BadConfig as error:
-        raise BadConfig(f"{where}: {_without_params(error)}") from None
-    for key, value in asdict(found).items():
-        if key in ("cpu", "memory", "shared_memory") and value is not None:
-            require(bool(_QUANTITY.fullmatch(value)), f"{where}.{key} is {brief(value)}. Write it as 4, 250m or 32Gi.")
-        if key in ("backoff", "max_backoff"):
-            require(bool(_SECONDS.fullmatch(value)), f"{where}.{key} is {brief(value)}. Write seconds, such as 60s.")
-        if key in ("gpus", "timeout_minutes", "retries"):
-            require(value >= 0, f"{where}.{key} is {value}. Make it at least 0.")
-        if key in ("gpu_product", "queue") and value is not None:
-            rule = _LABEL if key == "gpu_product" else _NAME
-            hint = "`kubectl get nodes -L nvidia.com/gpu.product`" if rule is _LABEL else "`kubectl get localqueues`"
-            require(bool(rule.fullmatch(value)), f"{where}.{key} is {brief(value)}. Name one of {hint}.")
+    found = _checked(where, as_text, StageResources)
+    for key, (form, remedy) in _FORMS.items():
+        value = getattr(found, key)
+        require(value is None or bool(form.fullmatch(value)), f"{where}.{key} is {brief(value)}. {remedy}.")
+    for key in ("gpus", "timeout_minutes", "retries"):
+        value = getattr(found, key)
+        require(value >= 0, f"{where}.{key} is {value}. Make it at least 0.")
     return found
 
 
-def _without_params(error: BadConfig) -> str:
-    return str(error).replace("params section ", "").replace(CORRECT_IT, "Correct it.")
+def _checked(where: str, values: dict[str, Any], kind: type[_Settings]) -> _Settings:
+    """Settings as their dataclass; what is wrong is said of ``where``, which is no section of params.yaml."""
+    try:
+        return section({"": values}, "", kind)
+    except BadConfig as error:
+        raise BadConfig(str(error).replace("params section ", where).replace(CORRECT_IT, "Correct it.")) from None

@@ -20,9 +20,6 @@ from evenshard.utils.errors import BadFile, PipelineFailed
 from evenshard.utils.s3 import is_address
 from evenshard.utils.scratch import scratch_folder
 
-SUBPROCESS, CONTAINER = "subprocess", "container"
-RUNNERS = (SUBPROCESS, CONTAINER)
-
 
 def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, expected: str) -> Path:
     """Runs a pipeline and returns the folder of its artifacts, one folder for each task.
@@ -47,7 +44,7 @@ def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, e
         _one_loop(),
         containers_as_here(shown=[Path(value) for value in values.values() if _is_file(value)]),
     ):
-        chosen = local.SubprocessRunner(use_venv=False) if runner == SUBPROCESS else container_runner()
+        chosen = local.SubprocessRunner(use_venv=False) if runner == "subprocess" else container_runner()
         # kfp removes the workspace after each run, so it is never a folder of the user's
         local.init(chosen, pipeline_root=str(out.resolve()), workspace_root=str(scratch / "workspace"))
         try:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.kubeflow.addresses import is_imported, require_readable
-from evenshard.kubeflow.drift_request import DriftRequest
-from evenshard.kubeflow.place_request import place_arguments
+from evenshard.kubeflow.requests import DriftRequest, place_arguments
 from evenshard.stages.decisions.watch import WatchConfig
 from evenshard.stages.loop import LOOP_SECTIONS
 from evenshard.utils.atomic import atomic_path

@@ -124,15 +124,6 @@ def path_or_address(artifact: Any, address: str) -> str | None:
     return address or None
 
 
-def tables_given(artifact: Any, address: str) -> str:
-    """The tables that a stage is to read, likewise.
-
-    Raises:
-        BadConfig: if there is neither, too.
-    """
-    return required("tables", artifact, address)
-
-
 def required(name: str, artifact: Any, address: str) -> str:
     """What a task cannot do without, as ``path_or_address`` finds it.
 

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from evenshard.kubeflow.api_errors import READS, STARTS, WAITS, Again, problem_of
+from evenshard.kubeflow.api_errors import Harm, problem_of
 from evenshard.kubeflow.pods import Pod, pods_of
 from evenshard.kubeflow.run_tasks import (
     FAILED,
@@ -137,7 +137,7 @@ class Remote:
             ),
             f"starting {run_name}",
             "run_id",
-            STARTS,
+            Harm.STARTS,
         )
         return self._status(run)
 
@@ -175,7 +175,7 @@ class Remote:
             pipeline_package_path=str(package),
             service_account=service_account or None,
         )
-        return str(self._call(call, f"scheduling {name}", "recurring_run_id", STARTS).recurring_run_id)
+        return str(self._call(call, f"scheduling {name}", "recurring_run_id", Harm.STARTS).recurring_run_id)
 
     def unschedule(self, name: str, experiment: str) -> str:
         """Deletes a recurring run; its runs, the one in progress included, stay. Returns its id.
@@ -201,7 +201,7 @@ class Remote:
                 f"{len(named)} recurring runs are called {brief(name)}: {', '.join(sorted(named))}. Name one by its id."
             )
         [number] = named
-        self._call(partial(self._client.delete_recurring_run, number), f"recurring run {name}", again=STARTS)
+        self._call(partial(self._client.delete_recurring_run, number), f"recurring run {name}", harm=Harm.STARTS)
         return number
 
     def _recurring_runs(self, experiment: str) -> list[tuple[str, str]]:
@@ -233,7 +233,7 @@ class Remote:
         """
         status = self._status(self._call(partial(self._client.get_run, run_id), f"run {run_id}", "run_id"))
         if not status.is_finished:
-            self._call(partial(self._client.terminate_run, run_id), f"stopping run {run_id}", again=STARTS)
+            self._call(partial(self._client.terminate_run, run_id), f"stopping run {run_id}", harm=Harm.STARTS)
         return status
 
     def status(self, run_id: str) -> RunStatus:
@@ -243,7 +243,7 @@ class Remote:
             BadInput: if there is no such run, or the server refuses to answer.
             PipelineFailed: if the server does not answer.
         """
-        return self._look(run_id, READS)
+        return self._look(run_id, Harm.READS)
 
     def wait(
         self,
@@ -265,7 +265,7 @@ class Remote:
         """
         deadline = None if patience_s is None else time.monotonic() + patience_s
         while True:
-            status = self._look(run_id, WAITS)
+            status = self._look(run_id, Harm.NONE)
             if status.is_finished:
                 if not (retries and status.was_evicted and self._tried_again(status)):
                     return status
@@ -283,17 +283,17 @@ class Remote:
             call = partial(self._client._run_api.run_service_retry_run, status.run_id)
             self._call(call, f"trying run {status.run_id} again")  # it does not begin twice
         except EvenshardError as error:
-            if self._look(status.run_id, WAITS).is_finished:
+            if self._look(status.run_id, Harm.NONE).is_finished:
                 log.warning("%s. %s", why, error)
                 return False
         log.warning("%s: the run is tried again from there", why)
         return True
 
-    def _look(self, run_id: str, again: tuple[Again, ...]) -> RunStatus:
+    def _look(self, run_id: str, harm: Harm) -> RunStatus:
         """How a run is doing; of one that ends in this moment, once all of its tasks are noted as ended."""
         settled_by = time.monotonic() + NOTED_WITHIN.total_seconds()
         while True:
-            run = self._call(partial(self._client.get_run, run_id), f"run {run_id}", "run_id", again)
+            run = self._call(partial(self._client.get_run, run_id), f"run {run_id}", "run_id", harm)
             status = self._status(run)
             settles = status.is_finished and status.recorded_until is None and has_open(_details(run))
             if not settles or time.monotonic() > settled_by:
@@ -317,17 +317,15 @@ class Remote:
             url=run_page(self._endpoint.url, run.run_id),
         )
 
-    def _call(
-        self, call: Callable[[], _Answer], what: str, id_name: str = "", again: tuple[Again, ...] = READS
-    ) -> _Answer:
+    def _call(self, call: Callable[[], _Answer], what: str, id_name: str = "", harm: Harm = Harm.READS) -> _Answer:
         """One call, again where the server is in trouble.
 
         Args:
             id_name: id that the answer must have, if any: the SDK turns a login page into an empty object.
-            again: problems after which the call is tried again.
+            harm: what harm it does to make the call again.
         """
-        pauses_s = self._endpoint.pauses_waiting_s if again is WAITS else self._endpoint.pauses_s
-        for pause_s in (*pauses_s, None):
+        waits = harm is Harm.NONE
+        for pause_s in (*(self._endpoint.pauses_waiting_s if waits else self._endpoint.pauses_s), None):
             try:
                 with contextlib.redirect_stdout(io.StringIO()), _unlogged():  # the SDK prints links, and logs
                     answer = call()
@@ -336,9 +334,9 @@ class Remote:
                 return answer
             except Exception as error:  # the SDK lets errors of urllib3, ssl, json and its own through
                 problem = problem_of(error, what, self._endpoint.url, self._endpoint.namespace, self._token_file)
-                if pause_s is None or problem.again not in again:
+                if pause_s is None or problem.again < harm:
                     raise problem.error from None
-                if again is WAITS:
+                if waits:
                     log.warning("%s (trying again in %g s)", problem.error, pause_s)
                 time.sleep(pause_s)
         raise AssertionError("the last try returns or raises")

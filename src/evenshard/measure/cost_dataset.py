@@ -37,10 +37,11 @@ def save_costs(measured: Sequence[MeasuredPlacement], path: Path, lineage: Linea
     Args:
         lineage: the code and the parameters behind it, for the file's metadata.
     """
-    save_rows([row for one in measured for row in _rows(one)], asdict(lineage or Lineage()), path)
+    save_rows([row for one in measured for row in rows_of(one)], asdict(lineage or Lineage()), path)
 
 
-def _rows(measured: MeasuredPlacement) -> Iterable[dict[str, Any]]:
+def rows_of(measured: MeasuredPlacement) -> Iterable[dict[str, Any]]:
+    """A measured placement as rows of the file, one for each device."""
     task = measured.task
     for device_id, names in enumerate(_tables_by_device(measured)):
         device = asdict(measured.cost.devices[device_id])

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
@@ -195,16 +196,9 @@ def combine_visits(visits: Sequence[PlacementCost]) -> PlacementCost:
             between = interquartile_range([getattr(visit.devices[device], name) for visit in visits])
             return max(between, median_of(name.replace("_ms", "_spread_ms")))
 
-        return DeviceCost(
-            fwd_compute_ms=median_of("fwd_compute_ms"),
-            fwd_all_to_all_ms=median_of("fwd_all_to_all_ms"),
-            bwd_all_to_all_ms=median_of("bwd_all_to_all_ms"),
-            bwd_compute_ms=median_of("bwd_compute_ms"),
-            fwd_compute_spread_ms=spread("fwd_compute_ms"),
-            bwd_compute_spread_ms=spread("bwd_compute_ms"),
-            fwd_wait_ms=median_of("fwd_wait_ms"),
-            input_dist_ms=median_of("input_dist_ms"),
-        )
+        times: dict[str, Any] = {name: median_of(name) for name in _TIMES}
+        spreads = {f"{which}_compute_spread_ms": spread(f"{which}_compute_ms") for which in ("fwd", "bwd")}
+        return DeviceCost(**times | spreads)
 
     return PlacementCost(tuple(over_visits(d) for d in range(len(visits[0].devices))), visits[0].all_to_all)
 

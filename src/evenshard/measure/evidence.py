@@ -130,14 +130,6 @@ class DeviceError:
         """Whether enough measurements stand behind it."""
         return self.points >= MIN_HELD_OUT
 
-    @property
-    def log_error(self) -> float:
-        """Half the width of the 90 % interval of the logarithm of a time.
-
-        Of errors as often above as below, the mean of log(1 + e) and -log(1 - e): e, to the third order.
-        """
-        return self.percent / 100
-
     def problem(self) -> str | None:
         """Says in one clause what makes it impossible, or None."""
         for name, limits in (("percent", _PERCENT), ("points", _COUNT)):
@@ -147,8 +139,12 @@ class DeviceError:
 
     @property
     def factor(self) -> float:
-        """Nine of ten times are within this factor of the real ones, or taken to be: the one number of this error."""
-        return math.exp(self.log_error)
+        """Nine of ten times are within this factor of the real ones, or taken to be: the one number of this error.
+
+        Half the width of the 90 % interval of a time's logarithm is the relative error itself: of errors as often above
+        as below, the mean of log(1 + e) and -log(1 - e) is e, to the third order.
+        """
+        return math.exp(self.percent / 100)
 
     @property
     def is_measured(self) -> bool:

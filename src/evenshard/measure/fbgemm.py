@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from evenshard.measure.config import MeasureConfig
+from evenshard.measure.costs import Provenance
 from evenshard.measure.hardware import HardwareName
 from evenshard.measure.workload import RecordedLookups, draw_lookups
 from evenshard.placement.optimizer_state import state_bytes
@@ -340,6 +341,26 @@ def real_device(config: MeasureConfig) -> torch.device:
     device = torch.device("cuda", number)
     torch.cuda.set_device(device)
     return device
+
+
+def kernel_provenance(config: MeasureConfig, device: torch.device, link: str, num_devices: int = 1) -> Provenance:
+    """What every row measured on such devices says about its origin.
+
+    Args:
+        config: how it is measured.
+        device: one of the devices.
+        link: link model of the exchanges, or the backend that really exchanges.
+        num_devices: devices that measure at once.
+    """
+    return Provenance(
+        hardware=f"{device_name(device)} x {num_devices}" if num_devices > 1 else device_name(device),
+        driver=driver_version(device),
+        versions=library_versions(device),
+        link=link,
+        seed=config.seed,
+        repeats=config.repeats,
+        optimizer=config.optimizer,
+    )
 
 
 def device_name(device: torch.device) -> str:

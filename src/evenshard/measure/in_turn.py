@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import median
 
 import torch
 
 from evenshard.measure.clock import CacheFlush, stopwatch
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.costs import OK, DeviceCost, PlacementCost, Provenance, interquartile_range
-from evenshard.measure.fbgemm import OutOfDeviceMemory, ShardKernels, device_name, driver_version, library_versions
+from evenshard.measure.costs import DeviceCost, PlacementCost, interquartile_range
+from evenshard.measure.fbgemm import OutOfDeviceMemory, ShardKernels, kernel_provenance
 from evenshard.measure.hardware import TimeShare
-from evenshard.measure.link import link, link_of, start_skew_ms
+from evenshard.measure.link import link, link_of, with_modelled_exchanges
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
@@ -33,15 +32,7 @@ class OneDeviceInTurn:
         self._link = link(link_of(config))
         self._opened = time.perf_counter()
         self._kernel_s = 0.0
-        self.provenance = Provenance(
-            hardware=device_name(device),
-            driver=driver_version(device),
-            versions=library_versions(device),
-            link=link_of(config),
-            seed=config.seed,
-            repeats=config.repeats,
-            optimizer=config.optimizer,
-        )
+        self.provenance = kernel_provenance(config, device, link_of(config))
 
     @property
     def time_share(self) -> TimeShare:
@@ -53,22 +44,8 @@ class OneDeviceInTurn:
         shards = [[task.tables[position] for position in shard] for shard in placement.shards()]
         computes = [self._shard_cost(shard, task.batch_size) for shard in shards]
         dims = [sum(table.embedding_dim for table in shard) for shard in shards]
-        exchanges_ms = self._link.all_to_all_ms(dims, task.batch_size)
-        waits_ms = start_skew_ms([compute.split_ms[0] for compute in computes])
-        return PlacementCost(
-            tuple(
-                replace(
-                    compute,
-                    fwd_all_to_all_ms=self._link.forward_share * exchange,
-                    bwd_all_to_all_ms=exchange,
-                    fwd_wait_ms=wait,
-                )
-                if compute.status == OK
-                else compute
-                for compute, exchange, wait in zip(computes, exchanges_ms, waits_ms, strict=True)
-            ),
-            all_to_all="modelled",
-        )
+        backward_ms = self._link.all_to_all_ms(dims, task.batch_size)
+        return with_modelled_exchanges(computes, [self._link.forward_share * ms for ms in backward_ms], backward_ms)
 
     def close(self) -> None:
         """Frees the device."""

@@ -16,13 +16,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
 
 from evenshard.measure.config import MeasureConfig
+from evenshard.measure.costs import OK, DeviceCost, PlacementCost
 from evenshard.measure.evidence import DeviceError, Evidence
 from evenshard.measure.hardware import AUTO
 from evenshard.tables.reuse import FloatArray
@@ -274,6 +275,30 @@ def start_skew_ms(fwd_compute_ms: Sequence[float]) -> tuple[float, ...]:
     """
     last = max((own for own in fwd_compute_ms if math.isfinite(own)), default=0.0)
     return tuple(last - own if math.isfinite(own) else 0.0 for own in fwd_compute_ms)
+
+
+def with_modelled_exchanges(
+    computes: Sequence[DeviceCost],
+    forward_ms: Sequence[float],
+    backward_ms: Sequence[float],
+    input_dist_ms: Sequence[float] | None = None,
+) -> PlacementCost:
+    """The cost of a placement whose devices exchanged nothing: modelled exchanges, and the waits before them.
+
+    Args:
+        computes: costs of the devices without any exchange; those that are out of memory stay so.
+        forward_ms, backward_ms: exchange of each device.
+        input_dist_ms: exchange of indices of each device; None where it is left out.
+    """
+    waits_ms = start_skew_ms([compute.split_ms[0] for compute in computes])
+    inputs_ms = [0.0] * len(computes) if input_dist_ms is None else input_dist_ms
+    devices = (
+        replace(compute, fwd_all_to_all_ms=out, bwd_all_to_all_ms=back, fwd_wait_ms=wait, input_dist_ms=inputs)
+        if compute.status == OK
+        else compute
+        for compute, out, back, wait, inputs in zip(computes, forward_ms, backward_ms, waits_ms, inputs_ms, strict=True)
+    )
+    return PlacementCost(tuple(devices), all_to_all="modelled")
 
 
 def link_of(config: MeasureConfig, own: str = DEFAULT_LINK) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean, linear_regression, variance
 from typing import Any
 
+from evenshard.measure.cost_dataset import rows_of
 from evenshard.measure.costs import CONTROL, OK, MeasuredPlacement
 
 
@@ -32,17 +33,7 @@ class ControlCost:
 
 def controls_of(measured: Iterable[MeasuredPlacement]) -> list[ControlCost]:
     """The control placements of a run that fit their devices."""
-
-    def identity(one: MeasuredPlacement) -> Hashable:
-        placed = zip((table.name for table in one.task.tables), one.placement.device_of_table, strict=True)
-        origin = one.provenance
-        return _identity(origin.hardware, origin.optimizer, one.task.task_id, one.task.batch_size, placed)
-
-    return [
-        ControlCost(identity(one), one.cost.max_device_ms, one.measured_at)
-        for one in measured
-        if one.is_control and one.cost.fits
-    ]
+    return [found for one in measured if one.is_control for found in controls_of_rows(rows_of(one))]
 
 
 def controls_of_rows(rows: Iterable[Mapping[str, Any]]) -> list[ControlCost]:
@@ -53,12 +44,9 @@ def controls_of_rows(rows: Iterable[Mapping[str, Any]]) -> list[ControlCost]:
             groups.setdefault(row["measurement_id"], []).append(row)
     return [
         ControlCost(
-            _identity(
-                group[0]["hardware"],
-                group[0]["optimizer"],
-                group[0]["task_id"],
-                group[0]["batch_size"],
-                ((name, row["device_id"]) for row in group for name in row["tables"]),
+            (
+                *(group[0][name] for name in ("hardware", "optimizer", "task_id", "batch_size")),
+                frozenset((name, row["device_id"]) for row in group for name in row["tables"]),
             ),
             group[0]["max_device_ms"],
             group[0]["measured_at"],
@@ -66,12 +54,6 @@ def controls_of_rows(rows: Iterable[Mapping[str, Any]]) -> list[ControlCost]:
         for group in groups.values()
         if all(row["status"] == OK for row in group)
     ]
-
-
-def _identity(
-    hardware: str, optimizer: str, task_id: str, batch_size: int, placed: Iterable[tuple[str, int]]
-) -> Hashable:
-    return hardware, optimizer, task_id, batch_size, frozenset(placed)
 
 
 @dataclass(frozen=True)

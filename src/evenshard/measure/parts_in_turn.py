@@ -14,7 +14,7 @@ from evenshard.measure.collectives import Links, exchange_times, volumes_of
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.measure.hardware import Hardware
 from evenshard.measure.kernel_calls import EVERY_DEVICE, KernelCall, held_parts
-from evenshard.measure.link import start_skew_ms
+from evenshard.measure.link import with_modelled_exchanges
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import parts_by_table
@@ -46,13 +46,9 @@ def parts_in_turn(hardware: Hardware, task: ShardingTask, parts: Sequence[TableP
         forward_D[where] += forward_ms
         backward_D[where] += backward_ms
     exchanges = exchange_times(task, volumes_of(task, by_table), links)
-    columns = (forward_D, exchanges.forward, exchanges.backward, backward_D, exchanges.input_dist)
-    times = np.stack([*columns, np.array(start_skew_ms(forward_D.tolist()))], axis=1)
-    return PlacementCost(tuple(map(_device_cost, times.tolist())), "modelled")
-
-
-def _device_cost(times: Sequence[float]) -> DeviceCost:
-    forward, out, back, backward, inputs, wait = times
-    if not np.isfinite(forward + backward):
-        return DeviceCost.out_of_memory()
-    return DeviceCost(forward, out, back, backward, fwd_wait_ms=wait, input_dist_ms=inputs)
+    computes = [
+        DeviceCost(forward, 0.0, 0.0, backward) if np.isfinite(forward + backward) else DeviceCost.out_of_memory()
+        for forward, backward in zip(forward_D.tolist(), backward_D.tolist(), strict=True)
+    ]
+    times = (exchanges.forward, exchanges.backward, exchanges.input_dist)
+    return with_modelled_exchanges(computes, *(one.tolist() for one in times))

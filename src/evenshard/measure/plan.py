@@ -16,6 +16,7 @@ from typing import Any
 from evenshard.measure.campaign import Job
 from evenshard.measure.config import MeasureConfig
 from evenshard.placement.placement import Placement
+from evenshard.placement.plan import parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 from evenshard.utils.atomic import atomic_path
@@ -111,27 +112,14 @@ def _job(record: _Record, tables: Sequence[Table]) -> Job:
         memory_cap_bytes=record.memory_cap_bytes,
         batch_size=record.batch_size,
     )
-    placement = Placement(record.device_of_table, task.num_devices)
-    check_placed(task, placement)
-    return Job.whole(record.measurement_id, task, placement, record.round, record.proposed_by, record.group)
-
-
-def check_placed(task: ShardingTask, placement: Placement) -> None:
-    """Whether a placement that came from elsewhere can be measured.
-
-    Raises:
-        ValueError: if not; one line.
-    """
     of = f"task {brief(task.task_id)}"
     for table in task.tables:
         if problem := table.problem():
             raise ValueError(f"{of}, table {brief(table.name)}: {problem}")
-    for name in ("num_devices", "batch_size"):
-        if problem := RANGES[name].problem(getattr(task, name)):
-            raise ValueError(f"{of}: {name} {problem}")
-    if task.memory_cap_bytes < 1:
-        raise ValueError(f"{of}: memory_cap_bytes is {task.memory_cap_bytes}, below 1")
-    if len(placement.device_of_table) != len(task.tables) or placement.num_devices != task.num_devices:
-        raise ValueError(f"{of}: the placement is of other tables or devices")
-    if not task.tables or not all(0 <= device < task.num_devices for device in placement.device_of_table):
-        raise ValueError(f"{of}: the placement names no devices or unknown ones")
+    if problem := RANGES["batch_size"].problem(task.batch_size):
+        raise ValueError(f"{of}: batch_size {problem}")
+    if task.memory_cap_bytes < 1 or not task.tables:
+        raise ValueError(f"{of} has no tables, or devices without memory")
+    placement = Placement(record.device_of_table, task.num_devices)
+    parts_by_table(task, placement.parts(task.tables))
+    return Job.whole(record.measurement_id, task, placement, record.round, record.proposed_by, record.group)

@@ -72,15 +72,6 @@ class TablePart:
         """The columns that it has, such as 0:64."""
         return str(self.columns)
 
-    def halves(self) -> tuple[TablePart, ...]:
-        """Its columns in two, as even as multiples of four allow; nothing where they cannot be cut."""
-        steps, rest = divmod(self.columns.size, COLUMN_STEP)
-        if rest or steps < 2:
-            return ()
-        middle = self.columns.start + (steps + 1) // 2 * COLUMN_STEP
-        left, right = Span(self.columns.start, middle), Span(middle, self.columns.stop)
-        return replace(self, columns=left), replace(self, columns=right)
-
 
 def column_parts(table: Table, cuts: Iterable[int] = ()) -> tuple[TablePart, ...]:
     """The parts of a table that is cut before these columns, which ascend; the whole one without any."""

@@ -235,17 +235,17 @@ def part_bytes(task: ShardingTask, table: Table, part: TablePart) -> int:
 
 def used_bytes(task: ShardingTask, parts: Sequence[TablePart]) -> list[int]:
     """What the parts take of each device."""
-    return _summed(task, parts, "device_bytes", range(task.num_devices))
+    return _summed(task, parts, "device_bytes")
 
 
 def used_host_bytes(task: ShardingTask, parts: Sequence[TablePart]) -> list[int]:
     """What the parts take of each host's memory."""
-    return _of_nodes(task, _summed(task, parts, "host_bytes", range(task.num_devices)))
+    return _of_nodes(task, _summed(task, parts, "host_bytes"))
 
 
 def used_ssd_bytes(task: ShardingTask, parts: Sequence[TablePart]) -> list[int]:
     """What the parts take of each host's SSDs."""
-    return _of_nodes(task, _summed(task, parts, "ssd_weights", range(task.num_devices)))
+    return _of_nodes(task, _summed(task, parts, "ssd_weights"))
 
 
 def _of_nodes(task: ShardingTask, of_devices: Sequence[int]) -> list[int]:
@@ -253,10 +253,10 @@ def _of_nodes(task: ShardingTask, of_devices: Sequence[int]) -> list[int]:
     return [sum(of_devices[first : first + size]) for first in range(0, len(of_devices), size)]
 
 
-def _summed(task: ShardingTask, parts: Sequence[TablePart], what: str, devices: range) -> list[int]:
+def _summed(task: ShardingTask, parts: Sequence[TablePart], what: str) -> list[int]:
     """One kind of memory of each device."""
     by_name = {table.name: table for table in task.tables}
-    used, of_every_device = [0] * len(devices), 0
+    used, of_every_device = [0] * task.num_devices, 0
     for part in parts:
         size = getattr(memory_of_part(task, by_name[part.table], part), what)
         if len(part.devices) == task.num_devices:

@@ -17,13 +17,22 @@ from evenshard.placement.plan import as_cut, parts_by_table
 from evenshard.placement.sharding import TABLE_WISE, sharding_type
 from evenshard.placement.storage import Storage
 from evenshard.placement.task import ShardingTask, memory_of_part
-from evenshard.planner.memory import DeviceMemory, NodeMemory, brim_warnings, device_memories, host_memories
-from evenshard.planner.offloaded import OffloadedPart, offloaded_of
+from evenshard.planner.memory import (
+    DeviceMemory,
+    NodeMemory,
+    OffloadedPart,
+    brim_warnings,
+    device_memories,
+    host_memories,
+    offloaded_of,
+)
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.assumptions import Assumption, assumed_miss_ratios
 from evenshard.tables.cache import COUNTED
 from evenshard.utils.errors import BadConfig
+from evenshard.utils.extras import require_package
 from evenshard.utils.messages import brief
+from evenshard.utils.units import bytes_to_gb
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,8 +86,24 @@ class Nearness:
     free_bytes: int
 
 
-@dataclass(frozen=True)
-class PlacementAnswer:
+@dataclass(frozen=True, kw_only=True)
+class PricedParts:
+    """What a model predicts of parts of tables: all of an answer that its parts alone decide.
+
+    The fields are those of ``PlacementAnswer``; the interval is wider where the model has seen nothing like them.
+    """
+
+    parts: tuple[TablePart, ...]
+    alone_ms: tuple[float, ...]
+    adds_ms: tuple[float, ...]
+    devices: tuple[PredictedDevice, ...]
+    predicted_ms: float
+    model_low_ms: float
+    model_high_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementAnswer(PricedParts):
     """A placement of parts of tables with all that is known about it. Times are milliseconds of one training step.
 
     Attributes:
@@ -103,13 +128,6 @@ class PlacementAnswer:
     """
 
     request: PlacementRequest
-    parts: tuple[TablePart, ...]
-    alone_ms: tuple[float, ...]
-    adds_ms: tuple[float, ...]
-    devices: tuple[PredictedDevice, ...]
-    predicted_ms: float
-    model_low_ms: float
-    model_high_ms: float
     lower_bound_ms: float
     warnings: tuple[str, ...]
     comparison: tuple[Rival, ...]
@@ -151,14 +169,37 @@ class PlacementAnswer:
         return summary_text(self)
 
     def to_frame(self) -> pd.DataFrame:
-        """The parts as a data frame of pandas, a row each; see ``evenshard.planner.frame``.
+        """The parts as a data frame of pandas: a row each, in their order.
+
+        Columns: ``table``; ``sharding_type`` and ``kernel`` in TorchRec's words; ``device``, missing for replicas,
+        which are on all ``devices`` (a tuple); rows and columns of the part (the first of each, and how many);
+        ``memory_gb`` of each of its devices; ``alone_ms`` and ``adds_ms``.
 
         Raises:
             MissingPackage: pandas is not installed.
         """
-        from evenshard.planner.frame import answer_frame
+        require_package("pandas")
+        import pandas as pd
 
-        return answer_frame(self)
+        columns = zip(self.parts, self.part_bytes, self.alone_ms, self.adds_ms, strict=True)
+        frame = pd.DataFrame(
+            {
+                "table": part.table,
+                "sharding_type": self.type_of_table[part.table],
+                "kernel": str(part.storage),
+                "device": part.devices[0] if len(part.devices) == 1 else None,
+                "devices": part.devices,
+                "first_row": part.rows.start,
+                "num_rows": part.rows.size,
+                "first_column": part.columns.start,
+                "num_columns": part.columns.size,
+                "memory_gb": bytes_to_gb(size_bytes),
+                "alone_ms": alone_ms,
+                "adds_ms": adds_ms,
+            }
+            for part, size_bytes, alone_ms, adds_ms in columns
+        )
+        return frame.astype({"device": "Int64"})
 
     def save_report(self, path: str | Path) -> None:
         """Writes the page of ``evenshard place --report``, as a whole or not at all."""
@@ -268,6 +309,11 @@ class PlacementAnswer:
         return brim_warnings(self.memory, self.host_memory)
 
     @property
+    def model_lineage(self) -> Mapping[str, Any]:
+        """What the lineage says of the model that made it; empty where it says nothing."""
+        return self.lineage.get("model") or {}
+
+    @property
     def low_ms(self) -> float:
         """Lower end of the 90 % interval of ``predicted_ms``, with the errors of device and links."""
         return self._interval_ms[0]
@@ -276,6 +322,16 @@ class PlacementAnswer:
     def high_ms(self) -> float:
         """Upper end of it."""
         return self._interval_ms[1]
+
+    @property
+    def slowest_device(self) -> int:
+        """The device that a step waits for, by the model; the first of equals."""
+        return max(range(self.num_devices), key=lambda device: self.devices[device].predicted_total_ms)
+
+    @property
+    def fullest_device(self) -> DeviceMemory:
+        """The memory of the device that is filled most, the first of equals."""
+        return max(self.memory, key=lambda one: one.full)
 
     @property
     def _interval_ms(self) -> tuple[float, float]:

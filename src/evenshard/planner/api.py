@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from evenshard.planner.request import PlacementRequest
     from evenshard.planner.torchrec.modules import Collections
     from evenshard.sharders.model import Model
-    from evenshard.tables.sources import TableSet
+    from evenshard.tables.assumptions import TableSet
     from evenshard.tables.table import Table
 
 VISITS = 3
@@ -165,9 +165,8 @@ def place(
         InfeasibleTask: if there is no legal placement; the message says what is missing.
     """
     from evenshard.placement.sharding import Communication
-    from evenshard.planner.cluster import devices_of
+    from evenshard.planner.cluster import HostMemory, devices_of
     from evenshard.planner.device_memory import reserve_of
-    from evenshard.planner.host_memory import HostMemory
     from evenshard.planner.model import model_of, named_with_hardware
     from evenshard.planner.place import PlaceConfig, place_request
     from evenshard.planner.pricing import measured_parts
@@ -204,15 +203,15 @@ def place(
         reserved_bytes=reserved_bytes,
         optimizer=optimizers.optimizer,
         rules=Rules.of(
-            pinned,
-            forbidden,
-            forbidden_devices,
-            together,
-            apart,
-            pinned_nodes,
-            table_types,
-            min_columns,
-            table_kernels,
+            pinned=pinned,
+            forbidden=forbidden,
+            forbidden_devices=forbidden_devices,
+            together=together,
+            apart=apart,
+            pinned_nodes=pinned_nodes,
+            table_types=table_types,
+            min_columns=min_columns,
+            table_kernels=table_kernels,
         ),
         communication=Communication.of(communication),
         sharding_types=_types(sharding_types, allow_column_split),
@@ -242,11 +241,9 @@ def _constrained(
 ) -> "tuple[PlacementRequest, tuple[str, ...]]":
     """The request under TorchRec's constraints, and what of these changes nothing."""
     from evenshard.planner.torchrec.constraints import constrained_request
-    from evenshard.tables.table import Table
     from evenshard.utils.errors import BadConfig
 
-    records = isinstance(tables, Sequence) and any(isinstance(one, Mapping | Table) for one in tables)
-    if isinstance(tables, str | Path) or hasattr(tables, "to_dict") or records:
+    if not _is_of_torchrec(tables):
         raise BadConfig(
             "constraints are of the tables of a TorchRec model. For these tables, give table_types, table_kernels, "
             "min_columns and pooling_factors."
@@ -259,8 +256,7 @@ def _near(near: str | Path | None, max_move_gb: float | None) -> "Near | None":
     from evenshard.utils.errors import BadConfig
     from evenshard.utils.params import check_ranges
 
-    if max_move_gb is not None:
-        check_ranges(max_move_gb=max_move_gb)
+    check_ranges(max_move_gb=max_move_gb)
     if near is None:
         if max_move_gb is not None:
             raise BadConfig(
@@ -296,7 +292,7 @@ def dense_bytes_of(tables: Any, dense_gb: float | None) -> int:
     from evenshard.utils.params import check_ranges
     from evenshard.utils.units import gb_to_bytes
 
-    check_ranges(dense_gb=dense_gb or 0.0)
+    check_ranges(dense_gb=dense_gb)
     if dense_gb is not None or not hasattr(tables, "named_parameters"):
         return gb_to_bytes(dense_gb or 0.0)
     from evenshard.planner.torchrec.dense_model import dense_bytes
@@ -335,7 +331,8 @@ def _tables(
     default_pooling_factor: float,
     columns: Mapping[str, str] | None,
 ) -> "TableSet":
-    from evenshard.tables.sources import TableSet, completed, tables_from, tables_in_python
+    from evenshard.tables.assumptions import TableSet
+    from evenshard.tables.sources import completed, tables_from, tables_in_python
     from evenshard.tables.table import Table
     from evenshard.utils.errors import BadConfig
     from evenshard.utils.s3 import is_address, local
@@ -354,4 +351,4 @@ def _tables(
         known = table_set_of(tables, default_pooling_factor=default_pooling_factor)
     else:
         known = TableSet.of(tables)
-    return completed(known, batch_size, traffic, weight_bits, columns, tuple(columns or ()))
+    return completed(replace(known, missed=tuple(columns or ())), batch_size, traffic, weight_bits, columns)

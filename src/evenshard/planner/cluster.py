@@ -1,4 +1,4 @@
-"""The machine of a placement as its user states it, by flags or by a file: nodes, links and memory."""
+"""The machine of a placement as its user states it, by flags or by a file: nodes, links, and memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,73 @@ from evenshard.measure.simulated.gpu_profile import profile_of
 from evenshard.placement.machine import DeviceGroup, Machine
 from evenshard.planner.cluster_file import ClusterFile, load_cluster_file
 from evenshard.planner.device_memory import own_memory_gb, own_memory_note
-from evenshard.planner.host_memory import NO_HOST_MEMORY, HostMemory, not_twice
 from evenshard.planner.request import caps_of
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.params import check_ranges
+from evenshard.utils.units import gb_to_bytes
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """What ``place`` is asked for; None where it is left out.
+
+    Attributes:
+        host_memory_gb: memory of each host that tables may take.
+        host_bandwidth_gb_s: its bandwidth.
+        ssd_gb: of each host's SSDs.
+        ssd_bandwidth_gb_s: their bandwidth.
+
+    Raises:
+        BadConfig: if a number is out of its range.
+    """
+
+    host_memory_gb: float | None = None
+    host_bandwidth_gb_s: float | None = None
+    ssd_gb: float | None = None
+    ssd_bandwidth_gb_s: float | None = None
+
+    def __post_init__(self) -> None:
+        check_ranges(**vars(self))
+
+    def on(self, machine: Machine, cluster: ClusterFile | None = None) -> Machine:
+        """A machine with it.
+
+        Args:
+            machine: whose hosts have nothing for tables.
+            cluster: the file that it is made of, if there is one; its hosts may have their own.
+
+        Raises:
+            BadConfig: if something is given twice, or a bandwidth of nothing.
+        """
+        memory, memory_gb_s = self._sizes_and_speed(machine, cluster, "host_memory_gb", "host_bandwidth_gb_s")
+        ssd, ssd_gb_s = self._sizes_and_speed(machine, cluster, "ssd_gb", "ssd_bandwidth_gb_s")
+        return replace(machine, host_bytes=memory, host_gb_s=memory_gb_s, ssd_bytes=ssd, ssd_gb_s=ssd_gb_s)
+
+    def _sizes_and_speed(
+        self, machine: Machine, cluster: ClusterFile | None, size: str, speed: str
+    ) -> tuple[tuple[int, ...], float]:
+        """Bytes of each host, empty where all have none, and GB/s, 0 where unknown."""
+        asked_gb, asked_gb_s = getattr(self, size), getattr(self, speed)
+        all_gb, gb_s = [asked_gb or 0.0] * machine.num_nodes, asked_gb_s
+        if cluster is not None:
+            own_gb = [getattr(one, size) for one in cluster.hosts for _ in range(one.count)]
+            not_twice(size, own_gb[0], size, asked_gb)
+            not_twice(speed, getattr(cluster, speed), speed, asked_gb_s)
+            all_gb = all_gb if own_gb[0] is None else own_gb
+            gb_s = getattr(cluster, speed) if asked_gb_s is None else asked_gb_s
+        if gb_s is not None and not any(all_gb):
+            raise BadConfig(f"{speed} is given, but nothing that it is of. Give {size} too, or leave {speed} out.")
+        return tuple(map(gb_to_bytes, all_gb)) if any(all_gb) else (), gb_s or 0.0
+
+
+NO_HOST_MEMORY = HostMemory()
+
+
+def not_twice(in_file: str, own: float | None, asked_for: str, asked: object) -> None:
+    """Raises BadConfig if both a cluster file and the arguments give something."""
+    if own is not None and asked is not None:
+        raise BadConfig(f"{in_file} is in the file, and {asked_for} is given too. Leave one of them out.")
+
 
 DEFAULT_DEVICES = 8
 
@@ -59,19 +122,13 @@ def devices_of(
         BadFile: if the cluster cannot be read.
     """
     given = {"nodes": nodes, "devices_per_node": devices_per_node}
-    check_ranges(**{name: value for name, value in given.items() if value is not None})
-    check_ranges(nodes_per_domain=nodes_per_domain, **({} if num_devices is None else {"num_devices": num_devices}))
+    check_ranges(**given, nodes_per_domain=nodes_per_domain, num_devices=num_devices)
     hardware = None if hardware is None else str(HardwareName.parse(hardware))
     if cluster is None:
         hardware = hardware or DEFAULT_HARDWARE
         chosen = _machine_of_flags(num_devices, hardware, nodes, devices_per_node, nodes_per_domain, intra, inter)
         return _with_memory(host.on(chosen), memory_cap_gb, [hardware] * chosen.num_devices)
-    flags = {
-        **given,
-        "intra": intra,
-        "inter": inter,
-        "nodes_per_domain": nodes_per_domain if nodes_per_domain > 1 else 0,
-    }
+    flags = {**given, "intra": intra, "inter": inter, "nodes_per_domain": nodes_per_domain - 1}
     if twice := [name for name, value in flags.items() if value]:
         raise BadConfig(f"the cluster file says what {twice[0]} says. Leave {twice[0]} out.")
     found = load_cluster_file(cluster)
@@ -118,8 +175,8 @@ def _devices_of_file(
         cluster.num_devices,
         cluster.hosts[0].devices,
         cluster.nodes_per_domain,
-        cluster.intra,
-        cluster.inter,
+        _link_name("intra", cluster.intra),
+        _link_name("inter", cluster.inter),
         groups if len(set(kinds)) > 1 else (),
     )
     of_devices = [group.hardware for group in groups for _ in range(group.num_devices)]
@@ -176,19 +233,14 @@ def own_link(hardware: str) -> str:
 
 
 def _checked(machine: Machine) -> Machine:
-    """The machine with the names of its links; without a link between domains where there is one.
+    """The machine without a link between domains where there is one domain.
 
     Raises:
-        BadConfig: if it is impossible or a link is unknown.
+        BadConfig: if it is impossible.
     """
-    named = replace(
-        machine,
-        intra=_link_name("intra", machine.intra),
-        inter=_link_name("inter", machine.inter),
-    )
-    if problem := named.problem():
+    if problem := machine.problem():
         raise BadConfig(problem)
-    return replace(named, inter="") if named.num_domains == 1 else named
+    return replace(machine, inter="") if machine.num_domains == 1 else machine
 
 
 def _link_name(which: str, name: Any) -> str:

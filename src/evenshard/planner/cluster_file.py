@@ -46,11 +46,10 @@ class Hosts:
 
     def problem(self) -> str | None:
         """Says in one clause what makes them impossible, or None."""
-        for name, limits in (("devices", "num_devices"), ("count", "nodes")):
-            if problem := RANGES[limits].problem(getattr(self, name)):
-                return f"{name} {problem}"
-        for name, limits in (("memory_gb", "memory_cap_gb"), ("host_memory_gb",) * 2, ("ssd_gb",) * 2):
-            if (size := getattr(self, name)) is not None and (problem := RANGES[limits].problem(size)):
+        called = {"devices": "num_devices", "count": "nodes", "memory_gb": "memory_cap_gb"}  # as arguments of ``place``
+        for name in (*called, "host_memory_gb", "ssd_gb"):
+            value = getattr(self, name)
+            if value is not None and (problem := RANGES[called.get(name, name)].problem(value)):
                 return f"{name} {problem}"
         return None
 

@@ -68,7 +68,5 @@ def reserve_of(reserved_gb: float | None) -> tuple[int, float]:
     Raises:
         BadConfig: if the number makes no sense.
     """
-    if reserved_gb is None:
-        return 0, RESERVED_SHARE
     check_ranges(reserved_gb=reserved_gb)
-    return gb_to_bytes(reserved_gb), 0.0
+    return (0, RESERVED_SHARE) if reserved_gb is None else (gb_to_bytes(reserved_gb), 0.0)

@@ -47,6 +47,12 @@ _FIELD_PROBLEMS = {
 }
 """Words for what pydantic would say about fields of its models and arguments of our dataclasses."""
 
+AS_IT_STANDS = (
+    *("request", "lower_bound_ms", "comparison", "warnings", "notes", "lineage", "nearness"),
+    *("link", "device_error", "link_error"),
+)
+"""Fields of the file that are those of an answer."""
+
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -200,7 +206,6 @@ def _record(answer: PlacementAnswer) -> PlacementFile:
             hosts=[one for one in answer.host_memory if one.room or one.ssd_room],
             warnings=list(answer.memory_warnings),
         ),
-        lower_bound_ms=answer.lower_bound_ms,
         uncertainty_ms=answer.uncertainty_ms,
         measured=None
         if measured is None
@@ -210,16 +215,13 @@ def _record(answer: PlacementAnswer) -> PlacementFile:
             all_to_all="measured" if measured.all_to_all == "measured" else "modelled",
             devices=[DeviceTimes(**_times(number, one)) for number, one in enumerate(measured.devices)],
         ),
-        comparison=list(answer.comparison),
-        warnings=list(answer.warnings),
-        link=answer.link,
-        notes=list(answer.notes),
-        device_error=answer.device_error,
-        link_error=answer.link_error,
-        nearness=answer.nearness,
-        request=answer.request,
-        lineage=dict(answer.lineage),
+        **_as_it_stands(answer),
     )
+
+
+def _as_it_stands(holder: PlacementAnswer | PlacementFile) -> dict[str, Any]:
+    """The fields that an answer and its file have in common."""
+    return {name: getattr(holder, name) for name in AS_IT_STANDS}
 
 
 def _times(device: int, cost: PredictedDevice | DeviceCost, prefix: str = "") -> dict[str, Any]:
@@ -230,12 +232,11 @@ def _times(device: int, cost: PredictedDevice | DeviceCost, prefix: str = "") ->
 
 
 def _answer(record: PlacementFile) -> PlacementAnswer:
-    request, measured = record.request, record.measured
+    request, measured, predicted = record.request, record.measured, record.predicted
     if record.num_devices != request.num_devices or len(record.predicted.devices) != request.num_devices:
         raise BadConfig(f"num_devices is {record.num_devices}, the request has {request.num_devices} devices")
-    predicted = record.predicted
     answer = PlacementAnswer(
-        request=request,
+        **{**_as_it_stands(record), "device_error": _device_error(record)},
         parts=tuple(TablePart(one.table, one.rows, one.columns, one.devices, one.storage) for one in record.shards),
         alone_ms=tuple(one.alone_ms for one in record.shards),
         adds_ms=tuple(one.adds_ms for one in record.shards),
@@ -244,19 +245,14 @@ def _answer(record: PlacementFile) -> PlacementAnswer:
         # The first files have the model's own interval alone.
         model_low_ms=predicted.low_ms if predicted.model_low_ms is None else predicted.model_low_ms,
         model_high_ms=predicted.high_ms if predicted.model_high_ms is None else predicted.model_high_ms,
-        lower_bound_ms=record.lower_bound_ms,
-        warnings=tuple(record.warnings),
-        comparison=tuple(record.comparison),
         measured=None
         if measured is None
         else PlacementCost(tuple(DeviceCost(**_times_of(one)) for one in measured.devices), measured.all_to_all),
-        lineage=record.lineage,
-        link=record.link,
-        notes=tuple(record.notes),
-        device_error=_device_error(record),
-        link_error=_checked(record.link_error, "link_error"),
-        nearness=record.nearness,
     )
+    for name in ("device_error", "link_error"):
+        error: DeviceError | None = getattr(answer, name)
+        if error is not None and (problem := error.problem()):
+            raise BadConfig(f"{name}.{problem}")
     stated = record.type_of_table
     wrong = next((name for name, way in answer.type_of_table.items() if stated and stated.get(name) != way), None)
     if wrong is not None:
@@ -273,13 +269,6 @@ def _times_of(times: DeviceTimes, prefix: str = "") -> dict[str, Any]:
 
 def _device_error(record: PlacementFile) -> DeviceError | None:
     """That of the file; the first files do not state it, so that nothing confirms their simulated devices."""
-    error = record.device_error
-    if "device_error" not in record.model_fields_set:
-        error = DeviceError() if is_simulated(record.request.hardware) else None
-    return _checked(error, "device_error")
-
-
-def _checked(error: DeviceError | None, name: str) -> DeviceError | None:
-    if error is not None and (problem := error.problem()):
-        raise BadConfig(f"{name}.{problem}")
-    return error
+    if "device_error" in record.model_fields_set:
+        return record.device_error
+    return DeviceError() if is_simulated(record.request.hardware) else None

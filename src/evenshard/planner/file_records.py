@@ -113,10 +113,10 @@ class PlacementFile(FileRecord):
     lower_bound_ms: float = Field(gt=0, description="no placement that the request allows is predicted to cost less")
     uncertainty_ms: float = Field(description="half the width of the 90 % interval")
     measured: MeasuredStep | None
-    comparison: list[Rival]
-    warnings: list[str] = Field(description="where the request lies outside of the model's training data")
+    comparison: tuple[Rival, ...]
+    warnings: tuple[str, ...] = Field(description="where the request lies outside of the model's training data")
     link: str = Field("", description="that the exchanges of the model's training data went over")
-    notes: list[str] = Field([], description="what else to know before believing a time")
+    notes: tuple[str, ...] = Field((), description="what else to know before believing a time")
     device_error: DeviceError | None = Field(
         None, description="how far the simulated device is from the real one; null for real hardware"
     )
@@ -166,13 +166,13 @@ class _FileOfVersion2(FileOfVersion3):
         asked = {one.name: getattr(self.request, one.name) for one in fields(PlacementRequest)}
         types = BY_COLUMNS if self.request.allow_column_split else (TABLE_WISE,)
         shards = joined_shards(self.shards)
-        notes = list(self.notes)
+        notes = [*self.notes]
         if len(shards) < len(self.shards):
             notes.append("Parts of one table that shared a device are shown as one wider part, side by side.")
         if self.request.allow_column_split:
             notes.append("The lower bound is an older one: of the parts that tables were cut into, not of all cuts.")
         asked = {**asked, **_UNCOUNTED, "sharding_types": types}
-        return self._newest(shards=shards, notes=notes, request=PlacementRequest(**asked))
+        return self._newest(shards=shards, notes=tuple(notes), request=PlacementRequest(**asked))
 
 
 class _ShardOfVersion1(FileRecord):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import load_answer, read_json
-from evenshard.planner.priced import repriced
+from evenshard.planner.pricing import repriced
 from evenshard.planner.torchrec.plan_file import load_plan_parts
 from evenshard.sharders.model import Model
 from evenshard.utils.errors import BadConfig, BadFile
@@ -20,13 +20,7 @@ def load_placement(path: Path) -> PlacementAnswer:
     Raises:
         BadFile: if it cannot be used, or is a plan for TorchRec.
     """
-    if path.is_dir():
-        path = path / PLACEMENT
-    content = read_json(path, "a placement", "Name placement.json.")
-    if isinstance(content, dict) and "world_size" in content:
-        problem = "is a plan for TorchRec, which does not tell the tables of that day"
-        raise BadFile(path, problem, "Name the placement.json that it was made with.")
-    return load_answer(path)
+    return load_answer(path / PLACEMENT if path.is_dir() else path)
 
 
 def placement_in_use(path: Path, new: PlacementAnswer, model: Model) -> PlacementAnswer:

@@ -60,7 +60,7 @@ def lineage_of(answer: PlacementAnswer, data: Path) -> list[LineageLink]:
         BadConfig: if the placement names no model.
     """
     named_model(answer)
-    model: Mapping[str, Any] = answer.lineage["model"]
+    model = answer.model_lineage
     trained_on = model.get("trained_on") or {}
     in_mlflow, tags = _in_mlflow(model)
     away = next((link.note for link in in_mlflow if link.state == UNCHECKED), "")
@@ -221,25 +221,22 @@ def _tables(
 
 
 def _settings(tags: Mapping[str, str], origins: list[dict[str, Any]]) -> LineageLink:
-    """The hash of params.yaml."""
-    recorded = tags.get(PARAMS_HASH) or _joined(origins, "params_hash") or UNKNOWN
-    value = "; ".join(f"sha256 {one[:12]}" if one != UNKNOWN else one for one in recorded.split("; "))
-    return LineageLink("settings", value, *_compared_settings(recorded))
-
-
-def _compared_settings(recorded: str) -> tuple[str, str]:
+    """The hash of params.yaml, beside the one here."""
     from evenshard.utils.params import load_params
 
-    path = Path("params.yaml")
+    recorded = tags.get(PARAMS_HASH) or _joined(origins, "params_hash") or UNKNOWN
+    value = "; ".join(f"sha256 {one[:12]}" if one != UNKNOWN else one for one in recorded.split("; "))
     if recorded == UNKNOWN:
-        return UNCHECKED, "nothing here names them"
+        return LineageLink("settings", value, UNCHECKED, "nothing here names them")
+    path = Path("params.yaml")
     try:
         here = params_hash(load_params(path)) if path.exists() else ""
     except BadInput:
         here = ""
-    if here and recorded == here:
-        return FOUND, "params.yaml here says the same"
-    return UNCHECKED, "params.yaml here says something else" if here else "there is no params.yaml here"
+    if recorded == here:
+        return LineageLink("settings", value, FOUND, "params.yaml here says the same")
+    note = "params.yaml here says something else" if here else "there is no params.yaml here"
+    return LineageLink("settings", value, UNCHECKED, note)
 
 
 def _commit(of: str, commit: str) -> LineageLink:

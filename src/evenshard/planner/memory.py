@@ -1,4 +1,4 @@
-"""The memory of an answer: what each device and each host holds, component by component, and where that is the brim.
+"""The memory of an answer: what each device and host holds, where that is the brim, what parts outside of devices cost.
 
 A placement is legal where the parts of tables take no more of a device than its room (``rooms_bytes`` of the request):
 where all that is counted fits into what the reserve leaves of the device. Counted is what it holds while outputs are
@@ -13,9 +13,16 @@ from typing import Final
 
 import numpy as np
 
-from evenshard.placement.memory import PartMemory, SampleMemory, moments, peak_bytes, sample_memory
-from evenshard.placement.parts import TablePart
+from evenshard.measure.hardware import HardwareName
+from evenshard.measure.offload import HostLink, host_link, part_offload_times
+from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.placement.machine import Machine
+from evenshard.placement.memory import PartMemory, moments, peak_bytes
+from evenshard.placement.parts import TablePart, part_table
+from evenshard.placement.task import ShardingTask
 from evenshard.planner.request import PlacementRequest
+from evenshard.tables.cache import miss_ratio, miss_source
+from evenshard.utils.errors import BadConfig
 
 BRIM, BRIM_WITHOUT_RESERVE = 0.95, 0.85
 """Shares of what a device may hold above which it is full to the brim: with memory reserved, and without."""
@@ -154,7 +161,8 @@ def device_memories(
     Args:
         sizes: what each of the parts takes.
     """
-    own, counted, reserves = _sample_memory(request, parts), request.sample_memory, request.reserves_bytes
+    # What is sent of tables, and where to, is known once they are placed.
+    own, counted, reserves = request.sample_memory_of(parts), request.sample_memory, request.reserves_bytes
     taken = np.zeros((request.num_devices, len(_OF_PART)), dtype=np.int64)
     cache_rows = np.zeros(request.num_devices, dtype=np.int64)
     for part, size in zip(parts, sizes, strict=True):
@@ -181,17 +189,6 @@ def device_memories(
             )
         )
     return tuple(found)
-
-
-def _sample_memory(request: PlacementRequest, parts: Sequence[TablePart]) -> SampleMemory:
-    """That of the request, with what is known once tables are placed: what is sent of them, and where to."""
-    return sample_memory(
-        request.tables,
-        num_devices=request.num_devices,
-        batch_size=request.batch_size,
-        pipeline=request.training_pipeline,
-        parts=parts,
-    )
 
 
 def host_memories(
@@ -244,3 +241,58 @@ def _filled(what: str, full: dict[int, float], of_it: str = "") -> str:
     if len(full) == 1:
         return f"{what.capitalize()} {most} {f'has its {of_it}' if of_it else 'is'} filled to {share}"
     return f"{len(full):,} {what}s {f'have their {of_it}' if of_it else 'are'} filled, {what} {most} to {share}"
+
+
+# Outside of device memory ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OffloadedPart:
+    """A part that is not in device memory.
+
+    Attributes:
+        number: its number among the parts of the answer.
+        part: the part and its device.
+        offload_ms: how much longer a step of its device takes than with the part in device memory.
+        miss_ratio: share of a batch's distinct rows that its cache misses; None without a cache.
+        source: what the miss ratio is: counted, a bound, or a bound of something assumed; empty without a cache.
+    """
+
+    number: int
+    part: TablePart
+    offload_ms: float
+    miss_ratio: float | None
+    source: str
+
+
+def offloaded_of(
+    request: PlacementRequest, task: ShardingTask, parts: Sequence[TablePart]
+) -> tuple[OffloadedPart, ...]:
+    """The parts that are not in device memory, in their order."""
+    tables = {table.name: table for table in request.tables}
+    links: dict[str, HostLink] = {}
+    found = []
+    for number, part in enumerate(parts):
+        if part.storage.is_on_device:
+            continue
+        table, hardware = tables[part.table], task.machine.hardware_of(part.device) or request.hardware
+        if hardware not in links:
+            links[hardware] = _link(hardware, task.machine)
+        times = part_offload_times(task, part, table, links[hardware])
+        miss, source = None, ""
+        if part.storage.is_cached:
+            miss = miss_ratio(part_table(part, table), task.batch_size, part.storage.load_factor)
+            source = miss_source(table)
+        found.append(OffloadedPart(number, part, times.forward_ms + times.backward_ms, miss, source))
+    return tuple(found)
+
+
+def _link(hardware: str, machine: Machine) -> HostLink:
+    """Of a device to its host; where no profile describes the device, a usual one."""
+    name = HardwareName.parse(hardware)
+    if not name.kind.is_simulated:
+        return host_link(machine)
+    try:
+        return host_link(machine, gpu_profile(name.device))
+    except BadConfig:  # an answer may be read where the profile that it was made with is not
+        return host_link(machine)

@@ -79,7 +79,7 @@ class ServedModel(PythonModel):
                 raise BadConfig(f"evenshard-policy takes no {name}. Serve evenshard-cost, or leave {name} out.")
         if memory_cap_gb is None:  # a policy does not say what devices it is for
             memory_cap_gb = own_memory_gb(DEFAULT_HARDWARE)
-        check_ranges(dense_gb=dense_gb or 0.0)
+        check_ranges(dense_gb=dense_gb)
         reserved_bytes, reserved_share = reserve_of(reserved_gb)
         request = PlacementRequest(
             tables,

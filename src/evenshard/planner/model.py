@@ -134,7 +134,7 @@ def named_model(answer: PlacementAnswer) -> str:
     Raises:
         BadConfig: if it names none.
     """
-    source = _model(answer).get("source")
+    source = answer.model_lineage.get("source")
     if not isinstance(source, str) or not source:
         raise BadConfig("the lineage of this placement names no model. Name one (--model).")
     return source
@@ -142,7 +142,7 @@ def named_model(answer: PlacementAnswer) -> str:
 
 def other_model(answer: PlacementAnswer, model: Model) -> str | None:
     """One line if the model is not the one that made the answer, or None."""
-    made_with = _model(answer)
+    made_with = answer.model_lineage
     if made_with.get("sha256") == model.digest:
         return None
     return (
@@ -153,8 +153,3 @@ def other_model(answer: PlacementAnswer, model: Model) -> str | None:
 
 def _names(version: ModelVersion) -> dict[str, str]:
     return {"name": version.name, "version": version.version, "model_id": version.model_id}
-
-
-def _model(answer: PlacementAnswer) -> dict[str, object]:
-    model = answer.lineage.get("model")
-    return model if isinstance(model, dict) else {}

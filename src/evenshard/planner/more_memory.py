@@ -18,6 +18,7 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.model import Model
 from evenshard.utils.console import plain_console, plain_grid, print_whole
 from evenshard.utils.errors import InfeasibleTask
+from evenshard.utils.messages import counted
 from evenshard.utils.units import decimals, ms_text, size_text
 
 FACTORS = (0.75, 1.25, 1.5, 2.0)
@@ -138,11 +139,7 @@ def _enough(request: PlacementRequest) -> Iterator[float]:
 
 
 def print_more_memory(found: MoreMemory, file: TextIO | None = None) -> None:
-    """Prints a line for each size of memory, and the one that is worth it.
-
-    Args:
-        file: output; None for stdout. Colours go to terminals only.
-    """
+    """Prints a line for each size of memory and the one that is worth it, to a file or, with None, to stdout."""
     console = plain_console(file)
     grid = plain_grid("memory of a device", "", "embeddings, ms", "change", "not in device memory")
     options = (*found.less, found.now, *found.more)
@@ -163,9 +160,7 @@ def _cells(one: MemoryOption, now: MemoryOption, digits: int) -> Sequence[str]:
     change = "" if one is now else f"{one.predicted_ms - (now.predicted_ms or 0.0):+.{digits}f}"
     outside = "nothing"
     if one.offloaded_tables:
-        outside = (
-            f"{size_text(one.offloaded_bytes)} of {one.offloaded_tables:,} table{'s' * (one.offloaded_tables > 1)}"
-        )
+        outside = f"{size_text(one.offloaded_bytes)} of {counted(one.offloaded_tables, 'table')}"
     return size_text(one.cap_bytes), times, f"{one.predicted_ms:.{digits}f}", change, outside
 
 

@@ -23,8 +23,7 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.capacity import refusal
 from evenshard.planner.means_by_rows import Collections, MeansSearched, Searched, means_notes, search_means
 from evenshard.planner.near import Near, with_nearness
-from evenshard.planner.priced import priced
-from evenshard.planner.pricing import PartsMeasurer, link_error, part_costs
+from evenshard.planner.pricing import PartsMeasurer, link_error, part_costs, priced
 from evenshard.planner.replicas import replica_notes
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import rivals
@@ -34,7 +33,7 @@ from evenshard.sharders.model import Model
 from evenshard.sharders.plan_search.bounds import lower_bound_ms
 from evenshard.sharders.plan_search.near import NearResult, NearSearch
 from evenshard.sharders.plan_search.nested import Starts, search_with_fewer_types
-from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort, PlanSearchResult, Progress
+from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort, Progress
 from evenshard.sharders.room.reasons import require_sharding_room
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.table import MEAN, Table
@@ -97,7 +96,9 @@ def place_request(
         require_types(task)
         if request.rules != Rules() and not task.may_offload:
             require_sharding_room(task)
-        first = Searched(*_searched(request, model, config, costs, progress))
+        # The search is told what fewer types answer.
+        starts = _proposals(request, model, config.seed)
+        first = Searched(*search_with_fewer_types(costs, config.effort, config.seed, starts, progress))
     except InfeasibleTask as error:
         failure = error
     means = _with_means(costs, first, config, near, started)
@@ -132,7 +133,7 @@ def place_request(
     }
     answer = PlacementAnswer(
         request=replace(request, assumptions=(*request.assumptions, *_even_rows(task, best.parts))),
-        **answered.of_answer,
+        **vars(answered),
         lower_bound_ms=min(_bound_ms(means), best.predicted_ms),
         warnings=() if model.trained_on is None else model.trained_on.outside(request.task()),
         comparison=rivals(request, costs, config.compare, measure if config.num_measured else None),
@@ -166,14 +167,6 @@ def _check_dims(tables: Sequence[Table]) -> None:
                 f"table {brief(table.name)} has an embedding_dim of {table.embedding_dim}, and FBGEMM's kernels take "
                 f"multiples of {COLUMN_STEP}. Make it {wider}, in the model too."
             )
-
-
-def _searched(
-    request: PlacementRequest, model: Model, config: PlaceConfig, costs: PartCosts, progress: Progress | None
-) -> tuple[PlanSearch, PlanSearchResult]:
-    """What the search finds, told what fewer types answer."""
-    starts = _proposals(request, model, config.seed)
-    return search_with_fewer_types(costs, config.effort, config.seed, starts, progress)
 
 
 def _with_means(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES
 from evenshard.placement.task import ruled_out
 from evenshard.planner.request import PlacementRequest
-from evenshard.utils.messages import cut, printable
+from evenshard.utils.messages import counted, cut, printable
 
 OTHER_TYPES = tuple(one for one in SHARDING_TYPES if one != DATA_PARALLEL)
 NOT_IN_TORCH = {
@@ -90,7 +90,7 @@ def left_out_note(optimizers: Mapping[str, str]) -> str:
 
 def _tables(names: Sequence[str]) -> str:
     """How many, and the first ones."""
-    return f"{len(names):,} table{'s' * (len(names) > 1)} ({printable(cut(', '.join(names), 60))})"
+    return f"{counted(len(names), 'table')} ({printable(cut(', '.join(names), 60))})"
 
 
 def _named(names: Sequence[str]) -> str:

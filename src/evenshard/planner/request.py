@@ -9,6 +9,7 @@ from evenshard.measure.hardware import DEFAULT_HARDWARE
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import BATCHES, SampleMemory, sample_memory
 from evenshard.placement.optimizer_state import SGD, optimizer_problem
+from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES, Communication
 from evenshard.placement.storage import COMPUTE_KERNELS, HOST_KERNELS, KEY_VALUE, USUAL_KERNELS
 from evenshard.placement.task import ShardingTask, TableLimits
@@ -96,12 +97,9 @@ class PlacementRequest:
         if self.training_pipeline and self.training_pipeline not in BATCHES:
             pipelines = ", ".join(BATCHES)
             raise BadConfig(f"training_pipeline is {brief(self.training_pipeline)}. Choose from {pipelines}.")
-        unknown = next((one for one in self.compute_kernels if one not in COMPUTE_KERNELS), None)
-        if unknown is not None:
-            raise BadConfig(f"compute_kernels names {brief(unknown)}. Choose from {', '.join(COMPUTE_KERNELS)}.")
-        unknown = next((way for way in self.sharding_types if way not in SHARDING_TYPES), None)
-        if unknown is not None:
-            raise BadConfig(f"sharding_types names {brief(unknown)}. Choose from {', '.join(SHARDING_TYPES)}.")
+        for what, choices in (("compute_kernels", COMPUTE_KERNELS), ("sharding_types", SHARDING_TYPES)):
+            if (unknown := next((one for one in getattr(self, what) if one not in choices), None)) is not None:
+                raise BadConfig(f"{what} names {brief(unknown)}. Choose from {', '.join(choices)}.")
         if self.machine is not None:
             if problem := self.machine.problem():
                 raise BadConfig(problem)
@@ -128,12 +126,17 @@ class PlacementRequest:
 
     @property
     def sample_memory(self) -> SampleMemory:
-        """What every device holds for its own samples."""
+        """What every device holds for its own samples, where tables are whole."""
+        return self.sample_memory_of()
+
+    def sample_memory_of(self, parts: Sequence[TablePart] = ()) -> SampleMemory:
+        """What every device holds for its own samples, where tables have these parts."""
         return sample_memory(
             self.tables,
             num_devices=self.num_devices,
             batch_size=self.batch_size,
             pipeline=self.training_pipeline,
+            parts=parts,
         )
 
     @property

@@ -16,8 +16,7 @@ from evenshard.measure.price.step import PartCosts
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import broken_rule, parts_by_table
 from evenshard.placement.sharding import GRIDS, REPLICATED, ROWS_OF_ALL, TABLE_WISE
-from evenshard.placement.storage import FUSED
-from evenshard.placement.task import TASK_ID, ShardingTask
+from evenshard.placement.task import TASK_ID
 from evenshard.planner.answer import Rival
 from evenshard.planner.pricing import PartsMeasurer
 from evenshard.planner.request import PlacementRequest
@@ -90,8 +89,8 @@ def asked_full_space(request: PlacementRequest) -> bool:
 
 
 def _whole(name: str, request: PlacementRequest) -> list[Candidate]:
-    parts = sharder(name, _resources(request)).place(request.task()).parts(request.tables)
-    return [("", parts)]
+    resources = Resources(measure=MeasureConfig(request.hardware))
+    return [("", sharder(name, resources).place(request.task()).parts(request.tables))]
 
 
 def _full_space(request: PlacementRequest, links: Links) -> tuple[list[Candidate], str]:
@@ -107,7 +106,7 @@ def _full_space(request: PlacementRequest, links: Links) -> tuple[list[Candidate
     plain = TorchRecPlanner(task, Bandwidths(), _TIMEOUT_S).plans(PLAIN)
     found += [(f"{plan.setting}, its own bandwidths", plan.parts) for plan in plain]
     chosen, asked = [*chosen, *PLAIN], _asked_text(chosen)
-    if not found and _may_offload(task):
+    if not found and task.may_offload:
         chosen, asked = [*chosen, *OFFLOAD_SETTINGS], _offload_text()
         found = [(str(plan.setting), plan.parts) for plan in planner.plans(OFFLOAD_SETTINGS)]
     if not found:
@@ -144,12 +143,3 @@ def _offload_text() -> str:
         f"with caches and UVM, load factors {', '.join(factors)}, {' or '.join(ways)}, replicas allowed; its scale-up "
         f"or all its proposers, {_TIMEOUT_S} s each"
     )
-
-
-def _may_offload(task: ShardingTask) -> bool:
-    """Whether a table may live outside of device memory."""
-    return any(kernel != FUSED for position in range(len(task.tables)) for kernel in task.kernels_of(position))
-
-
-def _resources(request: PlacementRequest) -> Resources:
-    return Resources(measure=MeasureConfig(request.hardware))

@@ -15,9 +15,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -59,33 +59,13 @@ class Rules:
     table_kernels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @staticmethod
-    def of(
-        pinned: Mapping[str, int | Sequence[int]] | None = None,
-        forbidden: Mapping[str, int | Sequence[int]] | None = None,
-        forbidden_devices: int | Sequence[int] | None = None,
-        together: Sequence[Sequence[str]] | None = None,
-        apart: Sequence[Sequence[str]] | None = None,
-        pinned_nodes: Mapping[str, int | Sequence[int]] | None = None,
-        table_types: Mapping[str, str | Sequence[str]] | None = None,
-        min_columns: Mapping[str, int] | None = None,
-        table_kernels: Mapping[str, str | Sequence[str]] | None = None,
-    ) -> Rules:
+    def of(**written: Any) -> Rules:
         """Rules as a person writes them down: one device or several, nothing or None for no rule.
 
         Raises:
             BadConfig: if a value has another form.
         """
-        return Rules(
-            _ids_of_tables("pinned", pinned),
-            _ids_of_tables("forbidden", forbidden),
-            _ids("forbidden_devices", () if forbidden_devices is None else forbidden_devices),
-            _groups("together", together),
-            _groups("apart", apart),
-            _ids_of_tables("pinned_nodes", pinned_nodes, "node"),
-            _words_of_tables("table_types", table_types, "type", SHARDING_TYPES[0]),
-            _columns_of_tables("min_columns", min_columns),
-            _words_of_tables("table_kernels", table_kernels, "kernel", FUSED),
-        )
+        return Rules(**{name: _READERS[name](name, value) for name, value in written.items() if value is not None})
 
     def __add__(self, other: Rules) -> Rules:
         """Both together.
@@ -101,18 +81,7 @@ class Rules:
                     f"table {brief(name)} is pinned twice, to different devices. Say it once: --pin {name}=DEVICE, or "
                     f"--pin {name}={','.join(map(str, sorted(one | two)))} for any of them."
                 )
-        names = (*self.forbidden, *other.forbidden)
-        return Rules(
-            pinned={**self.pinned, **other.pinned},
-            forbidden={name: (*self.forbidden.get(name, ()), *other.forbidden.get(name, ())) for name in names},
-            forbidden_devices=(*self.forbidden_devices, *other.forbidden_devices),
-            together=(*self.together, *other.together),
-            apart=(*self.apart, *other.apart),
-            pinned_nodes=_joined("pinned_nodes", self.pinned_nodes, other.pinned_nodes),
-            table_types=_joined("table_types", self.table_types, other.table_types),
-            min_columns=_joined("min_columns", self.min_columns, other.min_columns),
-            table_kernels=_joined("table_kernels", self.table_kernels, other.table_kernels),
-        )
+        return Rules(**{name: _joined(name, getattr(self, name), getattr(other, name)) for name in RULES})
 
     def of_tables(self, names: Collection[str]) -> Rules:
         """The rules of these tables only."""
@@ -214,10 +183,14 @@ def load_rules(path: Path) -> Rules:
         raise BadFile(path, str(error).rstrip("."), remedy) from None
 
 
-def _joined(key: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]:
+def _joined(key: str, one: Any, two: Any) -> Any:
     """Rules of one kind from two places, which do not contradict each other."""
+    if not isinstance(one, Mapping):
+        return (*one, *two)
     for name in one.keys() & two.keys():
-        if one[name] != two[name]:
+        if key == "forbidden":  # devices of both places
+            two = {**two, name: (*one[name], *two[name])}
+        elif key != "pinned" and one[name] != two[name]:
             raise BadConfig(f"table {brief(name)} has two rules of {key}, which differ. Say it once.")
     return {**one, **two}
 
@@ -230,55 +203,64 @@ def _id_problem(name: str, what: str, ids: Iterable[int], count: int) -> str | N
     return f"a rule{of} names {what} {brief(wrong)}, but the {what}s are 0 to {count - 1}. Correct it."
 
 
-def _ids_of_tables(key: str, value: Any, what: str = "device") -> dict[str, tuple[int, ...]]:
-    return {name: _ids(f"{key}.{cut(name)}", ids, what) for name, ids in _of_tables(key, value, what).items()}
+# As a person writes them ----------------------------------------------------------------------------------------------
 
 
-def _ids(key: str, value: Any, what: str = "device") -> tuple[int, ...]:
+def _of_tables(what: str, read: Callable[[str, Any], Any]) -> Callable[[str, Any], dict[str, Any]]:
+    """A reader of a rule of single tables: of a mapping of their names to what it says of each."""
+
+    def read_all(key: str, value: Any) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise BadConfig(f"{key} is {brief(value)}, not a mapping of tables to {what}s. Write {{table: {what}}}.")
+        return {str(name): read(f"{key}.{cut(str(name))}", one) for name, one in value.items()}
+
+    return read_all
+
+
+def _ids(what: str, key: str, value: Any) -> tuple[int, ...]:
     ids = value if _is_list(value) else [value]
     if not all(map(_is_whole, ids)):
         raise BadConfig(f"{key}: {brief(value)} is neither a {what} id nor a list of them. Write 0, or [0, 1].")
     return tuple(map(int, ids))  # Kubeflow's JSON knows no whole numbers
 
 
-def _words_of_tables(key: str, value: Any, what: str, example: str) -> dict[str, tuple[str, ...]]:
-    found = {}
-    for name, words in _of_tables(key, value, what).items():
-        words = words if _is_list(words) else [words]
-        if not all(isinstance(one, str) for one in words):
-            raise BadConfig(f"{key}.{cut(name)}: {brief(words)} is not a list of {what}s. Write [{example}].")
-        found[name] = tuple(words)
-    return found
+def _words(what: str, example: str, key: str, value: Any) -> tuple[str, ...]:
+    words = value if _is_list(value) else [value]
+    if not all(isinstance(one, str) for one in words):
+        raise BadConfig(f"{key}: {brief(words)} is not a list of {what}s. Write [{example}].")
+    return tuple(words)
 
 
-def _columns_of_tables(key: str, value: Any) -> dict[str, int]:
-    found = {}
-    for name, columns in _of_tables(key, value, "number").items():
-        if not _is_whole(columns):
-            raise BadConfig(f"{key}.{cut(name)}: {brief(columns)} is not a whole number. Write 32.")
-        found[name] = int(columns)
-    return found
+def _columns(key: str, value: Any) -> int:
+    if not _is_whole(value):
+        raise BadConfig(f"{key}: {brief(value)} is not a whole number. Write 32.")
+    return int(value)
 
 
-def _of_tables(key: str, value: Any, what: str) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise BadConfig(f"{key} is {brief(value)}, not a mapping of tables to {what}s. Write {{table: {what}}}.")
-    return {str(name): one for name, one in value.items()}
+def _groups(key: str, value: Any) -> tuple[tuple[str, ...], ...]:
+    if not _is_list(value) or not all(map(_is_list, value)):
+        raise BadConfig(f"{key} is {brief(value)}, not a list of groups of tables. Write [[a, b], [c, d]].")
+    return tuple(tuple(map(str, group)) for group in value)
 
 
 def _is_whole(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, Real) and not value % 1
 
 
-def _groups(key: str, value: Any) -> tuple[tuple[str, ...], ...]:
-    if value is None:
-        return ()
-    if not _is_list(value) or not all(map(_is_list, value)):
-        raise BadConfig(f"{key} is {brief(value)}, not a list of groups of tables. Write [[a, b], [c, d]].")
-    return tuple(tuple(map(str, group)) for group in value)
-
-
 def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+_DEVICES = partial(_ids, "device")
+_READERS: Mapping[str, Callable[[str, Any], Any]] = {
+    "pinned": _of_tables("device", _DEVICES),
+    "forbidden": _of_tables("device", _DEVICES),
+    "forbidden_devices": _DEVICES,
+    "together": _groups,
+    "apart": _groups,
+    "pinned_nodes": _of_tables("node", partial(_ids, "node")),
+    "table_types": _of_tables("type", partial(_words, "type", SHARDING_TYPES[0])),
+    "min_columns": _of_tables("number", _columns),
+    "table_kernels": _of_tables("kernel", partial(_words, "kernel", FUSED)),
+}
+"""What reads each rule; it is given the rule's name, for its message, and its value."""

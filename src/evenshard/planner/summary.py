@@ -13,19 +13,17 @@ from rich.text import Text
 
 from evenshard.measure.price.step import PredictedDevice
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.highlights.advice import advice
-from evenshard.planner.highlights.comparison import asked_text, best_rival, not_compared_text, rival_text
+from evenshard.planner.highlights.comparison import asked_text, best_rival, near_texts, not_compared_text, rival_text
 from evenshard.planner.highlights.memory import (
     badly_served,
     badly_served_text,
-    fullest_device,
     host_texts,
     is_offloaded,
     kept_texts,
     offload_text,
     reserve_text,
 )
-from evenshard.planner.highlights.near import near_texts
+from evenshard.planner.highlights.placed import sharding_texts
 from evenshard.planner.highlights.setting import (
     LOOKUPS,
     assumed_groups,
@@ -36,11 +34,10 @@ from evenshard.planner.highlights.setting import (
     tables_and_machine,
     timing_word,
 )
-from evenshard.planner.highlights.step import bound_text, predicted_step_times, slowest_device, step_headline
-from evenshard.planner.highlights.ways import sharding_texts
+from evenshard.planner.highlights.step import advice, bound_text, predicted_step_times, step_headline
 from evenshard.sharders.catalog import label_of
 from evenshard.utils.console import plain_console, plain_grid, print_whole
-from evenshard.utils.messages import names_text, printable
+from evenshard.utils.messages import counted, names_text, printable
 from evenshard.utils.units import BYTES_PER_GB, decimals, ms_text, size_text
 
 _Number = TypeVar("_Number", int, float)
@@ -140,7 +137,7 @@ def _devices(answer: PlacementAnswer, console: Console) -> Grid:
     bars = _bars(answer, list(lines), min(left, MOST_BAR), console.options.ascii_only)
     grid = plain_grid(*heads)
     grid.add_column(LEGEND if left + len(SLOWEST) >= len(LEGEND) and answer.num_devices > 1 else "", no_wrap=True)
-    marked = slowest_device(answer)
+    marked = answer.slowest_device
     for number, (device, line) in enumerate(lines.items()):
         if number == len(slowest):
             grid.add_row()
@@ -248,7 +245,7 @@ def _sharding(answer: PlacementAnswer) -> Iterator[Line]:
 def _memory(answer: PlacementAnswer) -> Iterator[Line]:
     """What fills the fullest device; where tables are kept, where some are not in device memory."""
     if answer.request.training_pipeline:
-        fullest, (unit, of_unit) = fullest_device(answer), _memory_unit(answer)
+        fullest, (unit, of_unit) = answer.fullest_device, _memory_unit(answer)
         shown = [(what, size) for what, size in fullest.components if size >= 0.005 * of_unit]
         rest = fullest.counted_bytes - sum(size for _, size in shown)
         shown += [("the rest", rest)] if rest >= 0.005 * of_unit else []
@@ -274,8 +271,8 @@ def _troubles(answer: PlacementAnswer) -> Iterator[Line]:
     for one in badly_served(answer)[:_MAX_BADLY_SERVED]:
         yield "note", badly_served_text(answer, one), "green"
     for group in (one for one in assumed_groups(answer) if one.column != LOOKUPS):
-        count, names = len(group.tables), names_text(group.tables)
-        yield "assumed", f"{group.column} of {count:,} table{'s' * (count > 1)}: {group.text} ({names})", "dim"
+        count, names = counted(len(group.tables), "table"), names_text(group.tables)
+        yield "assumed", f"{group.column} of {count}: {group.text} ({names})", "dim"
 
 
 # In brief -------------------------------------------------------------------------------------------------------------
@@ -291,7 +288,7 @@ def brief_text(answer: PlacementAnswer) -> str:
 
 def _lines(answer: PlacementAnswer) -> Iterator[tuple[str, str]]:
     yield "time", step_headline(answer)
-    slowest, digits = slowest_device(answer), decimals(answer.predicted_ms)
+    slowest, digits = answer.slowest_device, decimals(answer.predicted_ms)
     times = [one.predicted_total_ms for one in answer.devices]
     if answer.num_devices > 1:
         ends = dict.fromkeys(f"{time_ms:.{digits}f}" for time_ms in (min(times), max(times)))
@@ -300,7 +297,7 @@ def _lines(answer: PlacementAnswer) -> Iterator[tuple[str, str]]:
     parts = zip(("forward", "exchange", "backward"), _shares_ms(one), strict=True)
     shares = " + ".join(f"{name} {value:.{digits}f}" for name, value in parts)
     yield "slowest", f"{shares} = {one.predicted_total_ms:.{digits}f} ms"
-    full = fullest_device(answer)
+    full = answer.fullest_device
     yield "memory", f"device {full.device}, the fullest: {size_text(full.most_bytes)} of {size_text(full.limit_bytes)}"
     ways = Counter(answer.type_of_table.values())
     yield "sharded", ", ".join(f"{count:,} {way}" for way, count in ways.most_common())
@@ -311,7 +308,7 @@ def _lines(answer: PlacementAnswer) -> Iterator[tuple[str, str]]:
         yield "others", f"the best of them, {label_of(rival.sharder)}: {ms_text(rival.predicted_ms)} ms"
     warnings = [*assumed_lookups_texts(answer), *answer.memory_warnings, *answer.warnings]
     counts = {"note": len(answer.notes), "assumption": len(assumed_groups(answer)), "warning": len(warnings)}
-    said = ", ".join(f"{count} {word}{'s' * (count > 1)}" for word, count in counts.items() if count)
+    said = ", ".join(counted(count, word) for word, count in counts.items() if count)
     yield "more", f".summary(), .to_frame(), .save_report(path){f'; {said}' if said else ''}"
     if warnings:
         more = f" ({len(warnings) - 1} more)" if len(warnings) > 1 else ""

@@ -12,10 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from evenshard.measure.config import MeasureConfig
-from evenshard.sharders.base import Sharder
+from evenshard.sharders.base import Sharder, TrainedSharder
 from evenshard.sharders.exact import ExactSharder
 from evenshard.sharders.greedy import expert_sharder, single_cost_sharder
-from evenshard.sharders.learned import LEARNED, TrainedSharder
+from evenshard.sharders.learned import LEARNED
 from evenshard.sharders.random import RandomSharder
 from evenshard.sharders.torchrec_planner import bandwidths_of
 from evenshard.sharders.torchrec_rival import TorchRecPlanner, TorchRecSharder

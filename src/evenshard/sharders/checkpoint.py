@@ -90,20 +90,15 @@ def save_checkpoint(checkpoint: Checkpoint[Net], folder: Path, trained_on: Train
     Args:
         trained_on: the measurements that it learned from; None for a policy, which learns from a cost network.
     """
-    with atomic_path(folder, NETWORK_FOLDER) as draft:
-        save_network(checkpoint.net, checkpoint.normalizer, draft, checkpoint.round)
-        if trained_on is not None:
-            trained_on.save(draft / TRAINED_ON)
-        save_adam(checkpoint.optimizer, draft / "optimizer.pt")
-
-
-def save_network(net: Network, normalizer: FeatureNormalizer, folder: Path, round_number: int = 0) -> None:
-    """Writes the folder without the optimizer, as a whole or not at all: for networks that learn no more."""
-    config = {"kind": net.kind, "round": round_number, "normalizer": asdict(normalizer)}
+    net, normalizer = checkpoint.net, checkpoint.normalizer
+    config = {"kind": net.kind, "round": checkpoint.round, "normalizer": asdict(normalizer)}
     with atomic_path(folder, NETWORK_FOLDER) as draft:
         draft.mkdir()
         (draft / "config.json").write_text(json.dumps(config, indent=1) + "\n")
         save_weights(net, draft / "state.pt")
+        if trained_on is not None:
+            trained_on.save(draft / TRAINED_ON)
+        save_adam(checkpoint.optimizer, draft / "optimizer.pt")
 
 
 def load_checkpoint(folder: Path, kind: type[Net]) -> Checkpoint[Net]:

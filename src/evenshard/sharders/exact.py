@@ -2,21 +2,21 @@
 
 A fused shard does not cost the sum of its tables, so this is optimal for the sums and not for the hardware. What is
 left between it and a learned placement is what the sums do not see.
+
+Legend: I items, D devices.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
-from evenshard.placement.items import Items
+from evenshard.placement.items import Items, canonical_devices
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.refusal import no_placement_found, require_room
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.greedy import GreedySharder
-from evenshard.sharders.integer_program import add_hint, add_room, chosen_devices, device_variables
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.extras import require_package
@@ -26,31 +26,6 @@ COST_UNITS = 1_000_000
 """The solver counts in whole units: so many make up the lower bound; a table is rounded by half of one."""
 GAP_LIMIT = 5e-4
 """Relative distance from the bound at which a placement counts as optimal; measuring is far noisier."""
-
-
-@dataclass(frozen=True)
-class ExactAnswer:
-    """What was found, in the sums of single-table costs.
-
-    Attributes:
-        placement: the best one.
-        load_ms: its most loaded device's sum.
-        bound_ms: no placement within the memory has a smaller one.
-    """
-
-    placement: Placement
-    load_ms: float
-    bound_ms: float
-
-    @property
-    def gap(self) -> float:
-        """How much better, relative to the bound, another placement could be at most."""
-        return self.load_ms / self.bound_ms - 1 if self.bound_ms else 0.0
-
-    @property
-    def optimal(self) -> bool:
-        """Whether that is next to nothing."""
-        return self.gap <= GAP_LIMIT
 
 
 class ExactSharder:
@@ -88,27 +63,20 @@ class ExactSharder:
             InfeasibleTask: if no placement fits the memory, or none was found in time.
             BadConfig: if a table's cost is negative or not finite.
         """
-        return self.solve(task).placement
-
-    def solve(self, task: ShardingTask) -> ExactAnswer:
-        """The best placement found, and how good it is at least.
-
-        Raises:
-            InfeasibleTask, BadConfig: as ``place``.
-        """
         require_room(task)
         costs_ms = [self._cost_ms(table) for table in task.tables]
         greedy = self._greedy(task)
-        bound_ms = additive_bound_ms(costs_ms, task.num_devices)
-        if greedy is not None and _load_ms(greedy, costs_ms) <= bound_ms * (1 + GAP_LIMIT):
-            return _answer(greedy, costs_ms, bound_ms)
-        solved, solved_bound_ms = _solve(task, costs_ms, bound_ms, greedy, self._time_limit_s)
+        # What the most loaded device takes at least: an equal share, or the heaviest table.
+        lowest_ms = max(sum(costs_ms) / task.num_devices, max(costs_ms))
+        if greedy is not None and _load_ms(greedy, costs_ms) <= lowest_ms * (1 + GAP_LIMIT):
+            return greedy
+        solved = _solve(task, costs_ms, lowest_ms, greedy, self._time_limit_s)
         found = [placement for placement in (solved, greedy) if placement is not None]
         if not found:
             raise no_placement_found(task, f"the solver found none in its {self._time_limit_s:g} s")
         best = min(found, key=lambda placement: _load_ms(placement, costs_ms))
         check_placement(task, best)
-        return _answer(best, costs_ms, max(bound_ms, solved_bound_ms))
+        return best
 
     def _cost_ms(self, table: Table) -> float:
         cost_ms = self._cost(table)
@@ -125,24 +93,17 @@ class ExactSharder:
             return None  # a dead end of greedy; the solver may still find room
 
 
-def additive_bound_ms(costs_ms: Sequence[float], num_devices: int) -> float:
-    """What the most loaded device takes at least, if costs add up: an equal share, or the heaviest table."""
-    return max(sum(costs_ms) / num_devices, max(costs_ms))
-
-
 def _load_ms(placement: Placement, costs_ms: Sequence[float]) -> float:
     return max(sum(costs_ms[position] for position in shard) for shard in placement.shards())
 
 
-def _answer(placement: Placement, costs_ms: Sequence[float], bound_ms: float) -> ExactAnswer:
-    load_ms = _load_ms(placement, costs_ms)
-    return ExactAnswer(placement, load_ms, min(bound_ms, load_ms))  # sums in another order differ in the last digit
-
-
 def _solve(
     task: ShardingTask, costs_ms: Sequence[float], lowest_ms: float, hint: Placement | None, time_limit_s: float
-) -> tuple[Placement | None, float]:
-    """Solves the integer program: which device each table goes to.
+) -> Placement | None:
+    """The best placement of an integer program with a variable for each item and device; None if it found none.
+
+    Devices of one kind can swap names. Each of them is named by the first item that it holds, the costliest first, so
+    that the solver does not see the same placement twice: item i has a variable for the first i + 1 of a kind.
 
     Args:
         task: the task to place.
@@ -150,9 +111,6 @@ def _solve(
         lowest_ms: a lower bound of the largest sum.
         hint: a placement to begin with.
         time_limit_s: limit in the solver's own seconds.
-
-    Returns:
-        Its best placement, if it found one, and its lower bound of the largest sum, ms.
 
     Raises:
         InfeasibleTask: if it proves that none fits the memory.
@@ -165,19 +123,30 @@ def _solve(
     unit_ms = lowest_ms / COST_UNITS or 1.0  # where nothing costs anything, any unit will do
     units = [round(item_ms[item] / unit_ms) for item in order]
 
-    model = cp_model.CpModel()
-    choices = device_variables(model, items, order)
+    model, kinds = cp_model.CpModel(), items.device_kinds()
+    rank_D = [kinds[:device].count(kind) for device, kind in enumerate(kinds)]
+    choices = [
+        {device: model.new_bool_var("") for device, rank in enumerate(rank_D) if rank <= number and allowed[device]}
+        for number, allowed in enumerate(items.allowed_ID[order].tolist())
+    ]
     longest = model.new_int_var(0, sum(units), "longest")
     for one in choices:
         model.add_exactly_one(one.values())
     for device in range(task.num_devices):
-        here = [(one[device], unit) for one, unit in zip(choices, units, strict=True) if device in one]
-        load = cp_model.LinearExpr.weighted_sum([variable for variable, _ in here], [unit for _, unit in here])
+        here = [number for number, one in enumerate(choices) if device in one]
+        variables = [choices[number][device] for number in here]
+        load = cp_model.LinearExpr.weighted_sum(variables, [units[number] for number in here])
         model.add(load <= longest)
-        add_room(model, items, order, choices, device)
+        for kind, room in enumerate(items.room_DR[device].tolist()):  # the rule of ``legal_mask``
+            needs = items.needs_IR[[order[number] for number in here], kind].tolist()
+            model.add(cp_model.LinearExpr.weighted_sum(variables, needs) <= room)
     model.minimize(longest)
     if hint is not None:
-        add_hint(model, items, order, choices, items.devices(hint))
+        devices = items.devices(hint)
+        hinted = canonical_devices([devices[item] for item in order], kinds)
+        for one, device in zip(choices, hinted, strict=True):
+            for name, variable in one.items():
+                model.add_hint(variable, name == device)
 
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
@@ -190,8 +159,9 @@ def _solve(
     assert status != cp_model.MODEL_INVALID, "the integer program is wrong"
     if status == cp_model.INFEASIBLE:
         raise no_placement_found(task, "no placement fits")
-    rounding_ms = len(order) * unit_ms / 2
-    bound_ms = solver.best_objective_bound * unit_ms - rounding_ms
     if status == cp_model.UNKNOWN:
-        return None, bound_ms
-    return items.placement(chosen_devices(solver, order, choices)), bound_ms
+        return None
+    device_of_item = [0] * len(order)
+    for item, one in zip(order, choices, strict=True):
+        device_of_item[item] = next(device for device, variable in one.items() if solver.boolean_value(variable))
+    return items.placement(device_of_item)

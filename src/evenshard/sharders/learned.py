@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import brief
@@ -23,8 +23,9 @@ if TYPE_CHECKING:  # torch takes a second to import, and the command line asks f
     from evenshard.measure.costs import MeasuredPlacement
     from evenshard.placement.placement import Placement
     from evenshard.placement.task import ShardingTask
+    from evenshard.sharders.base import TrainedSharder
     from evenshard.sharders.checkpoint import Checkpoint, Network, Round
-    from evenshard.sharders.dreamshard.fit import FitConfig, FittedCostNet
+    from evenshard.sharders.training import FitConfig, FittedCostNet, Track
 
 LEARNED = {
     "dreamshard": "evenshard.sharders.dreamshard.learned",
@@ -32,35 +33,6 @@ LEARNED = {
 }
 """The module that declares each learned sharder, by the sharder's name."""
 DREAMSHARD = "dreamshard"
-
-
-class TrainedSharder(Protocol):
-    """A learned sharder with its trained networks."""
-
-    @property
-    def name(self) -> str:
-        """How reports call it."""
-        ...
-
-    def place(self, task: ShardingTask) -> Placement:
-        """Its placement; see ``Sharder``."""
-        ...
-
-    def sample(self, tasks: Sequence[ShardingTask], generator: torch.Generator) -> list[Placement | None]:
-        """One sampled placement per task, for exploring; None where the policy found no room."""
-        ...
-
-    def sample_one(self, task: ShardingTask, count: int, generator: torch.Generator) -> list[Placement | None]:
-        """Sampled placements of one task; None where the policy found no room."""
-        ...
-
-    def predicted_ms(self, task: ShardingTask, placement: Placement) -> float:
-        """What the cost network predicts for the slowest device of any placement, ms."""
-        ...
-
-
-Track = Callable[[range], Iterable[int]]
-"""Wraps a range of updates, for a progress bar."""
 
 
 @dataclass(frozen=True)

@@ -20,19 +20,16 @@ from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import AUTO, HardwareName
 from evenshard.measure.link import LINKS, NO_LINK, Link
 from evenshard.measure.price.device_price import DevicePrice
-from evenshard.sharders.checkpoint import save_network
+from evenshard.sharders.base import TrainedSharder
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.price import LearnedPrice
-from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
-from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
-from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.learned import TrainedSharder, load_sharder
+from evenshard.sharders.learned import load_sharder
 from evenshard.sharders.model import digest_of
 from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.installation import how_to_train
-from evenshard.utils.outputs import MODEL_FOLDER, MODEL_PARTS, NETWORK_FOLDER
+from evenshard.utils.outputs import MODEL_PARTS, NETWORK_FOLDER
 
 COST_MODEL, COST_NET, POLICY = MODEL_PARTS
 
@@ -117,26 +114,6 @@ def load_model(folder: str | Path, hardware: str | None = None) -> PlacementMode
     model = PlacementModel(cost_model, _policy(folder), trained_on, str(folder), digest_of(folder))
     model.require_hardware(hardware or AUTO)
     return model
-
-
-def save_model(
-    folder: Path,
-    cost_model: CostModel,
-    trained_on: TrainedOn,
-    policy: tuple[DreamShardCostNet, DreamShardPolicy, FeatureNormalizer] | None = None,
-) -> None:
-    """Writes a model's folder as a whole or not at all.
-
-    Args:
-        policy: DreamShard's two networks and what they see tables through, if there are any.
-    """
-    with atomic_path(folder, MODEL_FOLDER) as draft:
-        draft.mkdir()
-        save_cost_model(draft / COST_MODEL, cost_model, trained_on)
-        if policy is not None:
-            cost_net, policy_net, normalizer = policy
-            save_network(cost_net, normalizer, draft / COST_NET)
-            save_network(policy_net, normalizer, draft / POLICY)
 
 
 def save_cost_model(folder: Path, cost_model: CostModel, trained_on: TrainedOn) -> None:

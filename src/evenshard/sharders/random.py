@@ -13,7 +13,7 @@ from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.refusal import no_room, require_room
-from evenshard.placement.sharding import EVERYWHERE, NODE, TABLE_WISE, TYPES
+from evenshard.placement.sharding import TABLE_WISE, TYPES
 from evenshard.placement.task import ShardingTask, may_be_cut_by_columns, ruled_out
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
@@ -108,15 +108,11 @@ def _parts(table: Table, way: str, machine: Machine, rng: np.random.Generator) -
     of = TYPES[way]
     if of.is_replicated:
         return [TablePart(table.name, rows, columns, tuple(everyone))]
-    if of.scope == EVERYWHERE:
-        return _by_rows(table, columns, everyone)
-    if of.scope == NODE:
-        cut = _cut(table, machine.num_nodes, rng) if of.cuts_columns else [columns]
-        return [
-            part
-            for span, node in zip(cut, nodes, strict=False)
-            for part in _by_rows(table, span, list(machine.devices_of_node(node)))
-        ]
+    if of.cuts_rows:
+        places = list(dict.fromkeys(of.row_devices(machine, device) for device in everyone))
+        order = nodes if len(places) == len(nodes) else rng.permutation(len(places)).tolist()
+        cut = _cut(table, len(places), rng) if of.cuts_columns else [columns]
+        return [part for span, at in zip(cut, order, strict=False) for part in _by_rows(table, span, places[at])]
     homes = list(machine.devices_of_node(nodes[0])) if of.on_one_node else everyone
     cut = _cut(table, len(homes), rng) if of.cuts_columns else [columns]
     chosen = rng.permutation(homes)[: len(cut)].tolist()

@@ -1,4 +1,4 @@
-"""The rewards of all policies, and the comparison of placements, as pure functions.
+"""The rewards of all policies, as pure functions.
 
 Legend: B episodes, D devices.
 """
@@ -6,8 +6,6 @@ Legend: B episodes, D devices.
 from __future__ import annotations
 
 import torch
-
-from evenshard.measure.costs import PlacementCost
 
 # DreamShard ----------------------------------------------------------------------------------------------------------
 
@@ -48,21 +46,3 @@ def balance_reward_B(
 ) -> torch.Tensor:
     """Degree of balance minus the worst device's overflow ratio, [B] (AutoShard, section 3.3), given at the end."""
     return degree_of_balance_B(costs_BD, device_mask_BD) - overflow_ratio_B(used_bytes_BD, memory_cap_B)
-
-
-def measured_balance(cost: PlacementCost) -> float:
-    """The degree of balance of a measured placement, 0 to 1; 0 if a device ran out of memory."""
-    if not cost.fits:
-        return 0.0
-    times_ms = [device.compute_ms for device in cost.devices]
-    return min(times_ms) / max(times_ms) if max(times_ms) > 0 else 1.0
-
-
-def compute_speedup(cost: PlacementCost, reference: PlacementCost) -> float:
-    """How many times as long the slowest device computes under ``reference`` as under ``cost`` (AutoShard, 4.1).
-
-    0 if ``cost`` ran out of memory. The reference must have fitted: nothing is faster than never by a number.
-    """
-    assert reference.fits, "the reference of a speedup ran out of memory"
-    slowest_ms = max(device.compute_ms for device in cost.devices)
-    return max(device.compute_ms for device in reference.devices) / slowest_ms if slowest_ms > 0 else 1.0

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evenshard.measure.calibrate.device import DeviceCalibration, fit_profile, save_profile
-from evenshard.measure.calibrate.trace import TraceCalibration, TracedShard, fit_to_calls, shard_of
+from evenshard.measure.calibrate.constants import Calibration
+from evenshard.measure.calibrate.device import fit_profile
+from evenshard.measure.calibrate.trace import TracedShard, fit_to_calls, shard_of
 from evenshard.measure.cost_dataset import load_costs
-from evenshard.measure.profiles import profile_path, write_profile
-from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, GpuProfile, gpu_profile
+from evenshard.measure.profiles import profile_path
+from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
 from evenshard.measure.traces.fused_calls import median_calls, without_calls
 from evenshard.measure.traces.ranks import training_ranks
 from evenshard.stages.observe import tables_of_devices
@@ -39,39 +40,32 @@ class CalibrateDeviceInputs:
     placement: Path | None = None
 
 
-@dataclass(frozen=True)
-class CalibrateDeviceOutputs:
-    """``profile``: the fitted profile."""
-
-    profile: Path
-
-
-def run(inputs: CalibrateDeviceInputs, outputs: CalibrateDeviceOutputs) -> str:
-    """Fits, saves the profile, and returns the table of errors and constants to print.
+def run(inputs: CalibrateDeviceInputs, out: Path) -> str:
+    """Fits, saves the profile as ``out``, and returns the table of errors and constants to print.
 
     Raises:
         BadInput: if an input cannot be read or is missing, or too few shards were measured.
     """
     if bool(inputs.costs) == bool(inputs.traces):
         raise BadConfig("calibrating fits to costs or to traces. Name either: --costs or --trace.")
-    return _fit_to_traces(inputs, outputs) if inputs.traces else _fit_to_costs(inputs, outputs)
+    return _fit_to_traces(inputs, out) if inputs.traces else _fit_to_costs(inputs, out)
 
 
-def _fit_to_costs(inputs: CalibrateDeviceInputs, outputs: CalibrateDeviceOutputs) -> str:
+def _fit_to_costs(inputs: CalibrateDeviceInputs, out: Path) -> str:
     if inputs.tables is None:
         raise BadConfig("the tables of the costs are missing. Name their file: --tables.")
     start = gpu_profile(inputs.profile)
     pool = load_tables(inputs.tables)
     calibration = fit_profile(start, [one for path in inputs.costs for one in load_costs(path, pool)])
-    save_profile(calibration, inputs.profile, outputs.profile)
+    calibration.save(inputs.profile, out)
     title = (
         f"{calibration.num_fitted} shards of {calibration.hardware} fitted, {calibration.num_held_out} others "
         f"held out; errors on those:"
     )
-    return "\n".join([title, *_report(start, inputs.profile, calibration, FREE_CONSTANTS)])
+    return "\n".join([title, *_report(start, inputs.profile, calibration)])
 
 
-def _fit_to_traces(inputs: CalibrateDeviceInputs, outputs: CalibrateDeviceOutputs) -> str:
+def _fit_to_traces(inputs: CalibrateDeviceInputs, out: Path) -> str:
     calls = median_calls([call for one in training_ranks(inputs.traces) for call in one.calls])
     if not calls:
         raise without_calls(inputs.traces[0])
@@ -86,16 +80,13 @@ def _fit_to_traces(inputs: CalibrateDeviceInputs, outputs: CalibrateDeviceOutput
         )
     start = gpu_profile(inputs.profile)
     calibration = fit_to_calls(start, shards)
-    values = {name: float(getattr(calibration.profile, name)) for name in calibration.constants}
-    template = profile_path(inputs.profile)
-    source = f"calibrated on {calibration.num_fitted} fused calls in traces of {calibration.gpu}"
-    write_profile(template, values, source, (calibration.evidence,), outputs.profile, template.stem)
+    calibration.save(inputs.profile, out, "fused calls in", profile_path(inputs.profile).stem)
     judged = f"{calibration.num_held_out} others held out; errors on those" if calibration.num_held_out else (
         "none held out (that takes 4), so that nothing confirms the fit; errors on those fitted"
     )  # fmt: skip
-    title = f"{calibration.num_fitted} calls on {calibration.gpu} fitted, {judged}:"
+    title = f"{calibration.num_fitted} calls on {calibration.hardware} fitted, {judged}:"
     notes = [f"Note: left out, {reason}." for reason in reasons]
-    return "\n".join([title, *_report(start, inputs.profile, calibration, calibration.constants), *notes])
+    return "\n".join([title, *_report(start, inputs.profile, calibration), *notes])
 
 
 def _tables_of_ranks(inputs: CalibrateDeviceInputs, ranks: Sequence[int]) -> Mapping[int, Sequence[Table]]:
@@ -111,9 +102,7 @@ def _tables_of_ranks(inputs: CalibrateDeviceInputs, ranks: Sequence[int]) -> Map
     return {rank: found[rank] for rank in ranks}
 
 
-def _report(
-    start: GpuProfile, name: str, calibration: DeviceCalibration | TraceCalibration, fitted: Sequence[str]
-) -> list[str]:
+def _report(start: GpuProfile, name: str, calibration: Calibration) -> list[str]:
     """Tables of the errors and of the constants."""
     errors = [["absolute error, %", "median", "p90", "fitted: median", "p90"]]
     for time, after in calibration.after.items():
@@ -121,7 +110,7 @@ def _report(
         percents = (before.median_percent, before.p90_percent, after.median_percent, after.p90_percent)
         errors.append([time, *(f"{percent:.1f}" for percent in percents)])
     constants = [["constant", name, "fitted", ""]]
-    for constant in fitted:
+    for constant in calibration.constants:
         remark = "at its bound: the model misses something" if constant in calibration.at_bound else ""
         values = (getattr(start, constant), getattr(calibration.profile, constant))
         constants.append([constant, *(f"{value:.5g}" for value in values), remark])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
@@ -20,17 +19,17 @@ from evenshard.measure.costs import MeasuredPlacement, PlacementCost
 from evenshard.measure.hardware import Hardware, open_hardware
 from evenshard.measure.journal import Journal, journal_beside
 from evenshard.measure.noise import controls_of, noise_of
-from evenshard.placement.placement import alone
+from evenshard.placement.placement import Placement, alone
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import load_tasks, single_table_task
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.catalog import HEURISTICS, SHARDERS, Resources
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.sharder import SearchConfig
-from evenshard.sharders.learned import TrainedSharder, load_sharder
-from evenshard.stages import report, report_page
+from evenshard.sharders.learned import load_sharder
+from evenshard.stages import report
 from evenshard.stages.loop import EvaluateConfig, EvaluateInputs, EvaluateOutputs
-from evenshard.stages.propose import among_controls
+from evenshard.stages.propose import measure_answers
 from evenshard.stages.stage import Outcome
 from evenshard.stages.standings import (
     Answer,
@@ -90,14 +89,17 @@ def run(
         takes_part = [one for one in SHARDERS if one.in_loop and one.can_use(resources)]
         sharders: list[Sharder] = [one.build(resources) for one in takes_part]
         with one_thread():
-            answers = [_predicted(ask(sharder, task), policy) for task in split.test for sharder in sharders]
+            answers = [
+                _predicted(ask(sharder, task), policy.predicted_ms) for task in split.test for sharder in sharders
+            ]
         for answer in answers:
             if answer.placement is None:
                 log.warning("%s is infeasible for %s", answer.reason, answer.sharder)
-        measured = _measure(answers, split.train, hardware, measure, journal)
+        by_id = {f"evaluate-{number:05d}": answer for number, answer in enumerate(answers)}
+        measured = measure_answers(by_id, split.train, hardware, measure, journal, "evaluate")
         origin, device_error = _origin(hardware, measured), hardware.provenance.device_error
-    by_id = {one.measurement_id: one for one in measured}
-    results = [Result(answer, by_id.get(_measurement_id(number))) for number, answer in enumerate(answers)]
+    found = {one.measurement_id: one for one in measured}
+    results = [Result(answer, found.get(name)) for name, answer in by_id.items()]
     noise = noise_of([controls_of(run) for run in (*rounds, measured)])
     ranking, accuracy = standings(results, noise), network_accuracy(results)
     of_model = None if model is None else network_accuracy(_predicted_by(model, results))
@@ -113,9 +115,9 @@ def run(
     report.write_text(json.dumps(metrics, indent=1), folder / "metrics.json")
     report.write_text(json.dumps(report.summary(ranking), indent=1), folder / "summary.json")
     if outputs.page is not None:
-        report_page.save_report_page(folder, outputs.page)
+        report.save_report_page(folder, table, metrics, outputs.page)
     if outputs.summary is not None:
-        report_page.save_summary(folder, outputs.summary)
+        report.save_summary(table, metrics, outputs.summary)
     if outputs.model is not None:
         with atomic_path(outputs.model, MODEL_FOLDER) as draft:
             for name in MODEL_PARTS:
@@ -149,41 +151,20 @@ def _single_costs(
     return {name: one.cost.max_device_ms for name, one in zip(tables, measured, strict=True)}
 
 
-def _predicted(answer: Answer, policy: TrainedSharder) -> Answer:
+def _predicted(answer: Answer, predicted_ms: Callable[[ShardingTask, Placement], float]) -> Answer:
+    """The answer with a network's opinion of its placement."""
     if answer.placement is None:
         return answer
-    return replace(answer, predicted_ms=policy.predicted_ms(answer.task, answer.placement))
+    return replace(answer, predicted_ms=predicted_ms(answer.task, answer.placement))
 
 
 def _predicted_by(model: CostModel, results: Sequence[Result]) -> list[Result]:
     """The results with the cost model's predictions in the place of the cost network's."""
 
-    def predicted_ms(answer: Answer) -> float:
-        return math.nan if answer.placement is None else float(model.overall_ms(answer.task, [answer.placement])[0])
+    def predicted_ms(task: ShardingTask, placement: Placement) -> float:
+        return float(model.overall_ms(task, [placement])[0])
 
-    return [replace(one, answer=replace(one.answer, predicted_ms=predicted_ms(one.answer))) for one in results]
-
-
-def _measure(
-    answers: Sequence[Answer],
-    train_tasks: Sequence[ShardingTask],
-    hardware: Hardware,
-    measure: MeasureConfig,
-    journal: Journal,
-) -> list[MeasuredPlacement]:
-    """Measures all placements, those of one task right after each other, with the benchmark's controls among them."""
-    jobs = [
-        Job.whole(_measurement_id(number), answer.task, answer.placement, 0, answer.sharder, answer.task.task_id)
-        for number, answer in enumerate(answers)
-        if answer.placement is not None
-    ]
-    log.info("timing %d placements of held-out tasks on %s", len(jobs), hardware.provenance.hardware)
-    show = partial(progress, description="evaluate")
-    return measure_jobs(hardware, among_controls(jobs, train_tasks, measure), measure, journal, track=show)
-
-
-def _measurement_id(number: int) -> str:
-    return f"evaluate-{number:05d}"
+    return [replace(one, answer=_predicted(one.answer, predicted_ms)) for one in results]
 
 
 def _origin(hardware: Hardware, measured: Sequence[MeasuredPlacement]) -> dict[str, Any]:

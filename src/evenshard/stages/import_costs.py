@@ -67,41 +67,23 @@ class ImportCostsConfig:
             raise BadConfig(f"weight_bits is {self.weight_bits}, not one of {WEIGHT_BITS}. Correct it.")
 
 
-@dataclass(frozen=True)
-class ImportCostsInputs:
-    """What to read.
+def run(
+    config: ImportCostsConfig,
+    shards: Path,
+    tables: Path,
+    columns: Mapping[str, str] | None,
+    costs_out: Path,
+    tables_out: Path,
+) -> dict[str, float]:
+    """Writes the shards as a cost dataset, and the tables that it names; returns metrics.
 
-    Attributes:
-        shards: the CSV file.
-        tables: the table file, which may lack names, and dims if the shards give them.
-        columns: columns of both files that are called otherwise, each with evenshard's; empty to leave one out.
+    The other arguments, and what they raise, are those of ``read_shards``; nothing is written then.
     """
-
-    shards: Path
-    tables: Path
-    columns: Mapping[str, str] | None = None
-
-
-@dataclass(frozen=True)
-class ImportCostsOutputs:
-    """``costs``: the cost dataset; ``tables``: the tables that it names."""
-
-    costs: Path
-    tables: Path
-
-
-def run(config: ImportCostsConfig, inputs: ImportCostsInputs, outputs: ImportCostsOutputs) -> dict[str, float]:
-    """Writes the shards as a cost dataset; returns metrics.
-
-    Raises:
-        BadConfig: as ``read_shards``; nothing is written then.
-        BadFile: likewise.
-    """
-    measured = read_shards(inputs.shards, inputs.tables, config, inputs.columns)
-    tables = distinct_tables([one.task for one in measured])
-    save_tables(tables, outputs.tables)
-    save_costs(measured, outputs.costs, Lineage(git_commit()))
-    return {"num_shards": float(len(measured)), "num_tables": float(len(tables))}
+    measured = read_shards(shards, tables, config, columns)
+    named = distinct_tables([one.task for one in measured])
+    save_tables(named, tables_out)
+    save_costs(measured, costs_out, Lineage(git_commit()))
+    return {"num_shards": float(len(measured)), "num_tables": float(len(named))}
 
 
 def read_shards(
@@ -113,7 +95,7 @@ def read_shards(
 
     Args:
         path: the shards.
-        tables: their table file.
+        tables: their table file, which may lack names, and dims if the shards give them.
         config: what the files do not say.
         columns: columns of both files that are called otherwise, each with evenshard's; empty to leave one out.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from evenshard.measure.cost_rows import read_rows, save_rows
@@ -16,48 +16,38 @@ _SAME = ("hardware", "versions", "link", "optimizer")
 """What the parts of a round must have in common: their costs are compared with each other."""
 
 
-@dataclass(frozen=True)
-class MergeCostsInputs:
-    """``parts``: the cost datasets that ``benchmark`` wrote with ``part`` 1 to ``num_parts``, in any order."""
-
-    parts: tuple[Path, ...]
-
-
-@dataclass(frozen=True)
-class MergeCostsOutputs:
-    """``costs``: the cost dataset of the round."""
-
-    costs: Path
-
-
-def run(inputs: MergeCostsInputs, outputs: MergeCostsOutputs) -> dict[str, float]:
+def run(parts: Sequence[Path], costs: Path) -> dict[str, float]:
     """Writes the rows of all parts, in the order of their measurement ids, as one dataset; returns metrics.
+
+    Args:
+        parts: the cost datasets that ``benchmark`` wrote with ``part`` 1 to ``num_parts``, in any order.
+        costs: the cost dataset of the round to write.
 
     Raises:
         BadFile: if a part cannot be read, was measured on other hardware or from other settings than the first, or
             repeats a measurement of another part.
     """
-    require(bool(inputs.parts), "there is no part to merge. Name the cost datasets of the parts.")
-    found = [read_rows(path) for path in inputs.parts]
-    for path, part in zip(inputs.parts, found, strict=True):
+    require(bool(parts), "there is no part to merge. Name the cost datasets of the parts.")
+    found = [read_rows(path) for path in parts]
+    for path, part in zip(parts, found, strict=True):
         if not part.rows:
             raise BadFile(path, "holds no measurement", "Measure this part again.")
     first, part_of = found[0], dict[str, int]()
-    for number, (path, part) in enumerate(zip(inputs.parts, found, strict=True)):
+    for number, (path, part) in enumerate(zip(parts, found, strict=True)):
         _check_alike(path, [{name: row[name] for name in _SAME} for row in (first.rows[0], *part.rows)])
         for name in ("params_hash", "evenshard_version"):
             if part.lineage.get(name) != first.lineage.get(name):
-                problem = f"{name} is {part.lineage.get(name)}, but {first.lineage.get(name)} in {inputs.parts[0]}"
+                problem = f"{name} is {part.lineage.get(name)}, but {first.lineage.get(name)} in {parts[0]}"
                 raise BadFile(path, problem, "Measure all parts with the same settings and version.")
         for row in part.rows:
             other = part_of.setdefault(row["measurement_id"], number)
             if other != number:
-                problem = f"{row['measurement_id']} is in {inputs.parts[other]} too"
+                problem = f"{row['measurement_id']} is in {parts[other]} too"
                 raise BadFile(path, problem, "Merge each part once, parts of one round alone.")
     rows = sorted(
         (row for part in found for row in part.rows), key=lambda row: (row["measurement_id"], row["device_id"])
     )
-    save_rows(rows, first.lineage, outputs.costs)
+    save_rows(rows, first.lineage, costs)
     log.info("%d placements from %d parts", len(part_of), len(found))
     return {"num_placements": float(len(part_of)), "num_parts": float(len(found))}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,8 +22,7 @@ from evenshard.planner.file import load_answer, read_json
 from evenshard.planner.highlights.setting import device_error_text
 from evenshard.planner.model import model_of
 from evenshard.planner.place import place_request
-from evenshard.planner.priced import priced
-from evenshard.planner.pricing import link_error, part_costs
+from evenshard.planner.pricing import link_error, part_costs, priced
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.torchrec.plan_file import load_plan_parts
 from evenshard.sharders.model import Model
@@ -59,14 +58,6 @@ class ObserveInputs:
 
 
 @dataclass(frozen=True)
-class ObserveOutputs:
-    """``costs``: the cost dataset to write, if any; ``tables``: its tables, where parts of tables are tables too."""
-
-    costs: Path | None = None
-    tables: Path | None = None
-
-
-@dataclass(frozen=True)
 class ObservedAndPredicted:
     """What evenshard predicts for the tables of a training, ms.
 
@@ -95,47 +86,47 @@ class ObservedAndPredicted:
 
 @dataclass(frozen=True)
 class _Placed:
-    """A placement with its prediction.
+    """The tables of a training and where they live.
 
     Attributes:
         parts: the parts and their devices.
-        devices, predicted_ms, low_ms, high_ms, device: see ``ObservedAndPredicted``.
-        known: whether the training ran with it, as far as its file says.
+        known: whether the training ran with it, as far as its file says; else evenshard would choose it.
+        comparison: its prediction, beside what was observed.
     """
 
-    source: Path
     request: PlacementRequest
     parts: tuple[TablePart, ...]
-    devices: tuple[PredictedDevice, ...]
-    predicted_ms: float
-    low_ms: float
-    high_ms: float
-    predicted_by: str
-    device: str
     known: bool
+    comparison: ObservedAndPredicted
 
 
-def run(inputs: ObserveInputs, outputs: ObserveOutputs) -> tuple[ObservedTraining, ObservedAndPredicted | None]:
+def run(
+    inputs: ObserveInputs, costs: Path | None = None, tables: Path | None = None
+) -> tuple[ObservedTraining, ObservedAndPredicted | None]:
     """Reads the traces, compares them where there is something to compare with, and writes the costs.
+
+    Args:
+        costs: the cost dataset to write, if any.
+        tables: the tables of that dataset to write, if any: parts of tables are tables there.
 
     Raises:
         BadInput: if an input cannot be used, or something that the costs need is missing.
     """
-    if outputs.tables is not None and outputs.costs is None:
+    if tables is not None and costs is None:
         raise BadConfig("--tables-out writes the tables of a cost dataset. Add --costs-out.")
     observation = observe(inputs.traces)
     source = inputs.placement or inputs.tables
-    if outputs.costs is not None and source is None:
-        raise BadConfig("a trace does not say which rank holds which tables. Name the file that does: --placement.")
     if source is None:
+        if costs is not None:
+            raise BadConfig("a trace does not say which rank holds which tables. Name the file that does: --placement.")
         return observation, None
     placed = _placed(source, inputs, observation)
-    if outputs.costs is not None:
-        measured = _measured(placed, observation)
-        save_costs([measured], outputs.costs, Lineage.here({}))
-        if outputs.tables is not None:
-            save_tables(measured.task.tables, outputs.tables)
-    return observation, _comparison(placed, observation)
+    if costs is not None:
+        measured = _measured(source, placed, observation)
+        save_costs([measured], costs, Lineage.here({}))
+        if tables is not None:
+            save_tables(measured.task.tables, tables)
+    return observation, placed.comparison
 
 
 # The placement -------------------------------------------------------------------------------------------------------
@@ -174,18 +165,18 @@ def _placed(source: Path, inputs: ObserveInputs, observation: ObservedTraining) 
         link_error(request, model),
         exchange_share(prediction.devices),
     )
-    return _Placed(
-        source=source,
-        request=request,
-        parts=prediction.parts,
-        devices=prediction.devices,
+    comparison = ObservedAndPredicted(
+        source=str(source),
+        predicted_by=model.source,
+        devices=prediction.devices if known else None,
         predicted_ms=prediction.predicted_ms,
         low_ms=low_ms,
         high_ms=high_ms,
-        predicted_by=model.source,
         device=device_text(model.hardware, model.device_error, link_error(request, model)),
-        known=known,
+        observed_ms=observation.slowest.embedding_ms,
+        notes=tuple(_differences(source, request, prediction.parts, observation)) if known else (),
     )
+    return _Placed(request, prediction.parts, known, comparison)
 
 
 def tables_of_devices(source: Path, tables: Path | None) -> tuple[tuple[Table, ...], ...]:
@@ -234,19 +225,18 @@ def _of_answer(source: Path, observation: ObservedTraining) -> _Placed:
             f"it is for a batch of {answer.request.batch_size:,} samples, the traces have {observation.batch_size:,}",
             f"Place the tables with --batch-size {observation.batch_size}.",
         )
-    model = answer.lineage.get("model")
-    return _Placed(
-        source=source,
-        request=answer.request,
-        parts=answer.parts,
+    comparison = ObservedAndPredicted(
+        source=str(source),
+        predicted_by=str(answer.model_lineage.get("source", "")),
         devices=answer.devices,
         predicted_ms=answer.predicted_ms,
         low_ms=answer.low_ms,
         high_ms=answer.high_ms,
-        predicted_by=str(model.get("source", "")) if isinstance(model, dict) else "",
         device=device_error_text(answer),
-        known=True,
+        observed_ms=observation.slowest.embedding_ms,
+        notes=tuple(_differences(source, answer.request, answer.parts, observation)),
     )
+    return _Placed(answer.request, answer.parts, True, comparison)
 
 
 def _require_world(source: Path, num_devices: int, observation: ObservedTraining) -> None:
@@ -265,39 +255,27 @@ def _model(where: str | None, observation: ObservedTraining) -> Model:
     return model_of(None, str(HardwareName.of("simulated", profile)))
 
 
-# The comparison and the costs ----------------------------------------------------------------------------------------
+# The costs -----------------------------------------------------------------------------------------------------------
 
 
-def _comparison(placed: _Placed, observation: ObservedTraining) -> ObservedAndPredicted:
-    return ObservedAndPredicted(
-        source=str(placed.source),
-        predicted_by=placed.predicted_by,
-        devices=placed.devices if placed.known else None,
-        predicted_ms=placed.predicted_ms,
-        low_ms=placed.low_ms,
-        high_ms=placed.high_ms,
-        device=placed.device,
-        observed_ms=observation.slowest.embedding_ms,
-        notes=tuple(_differences(placed, observation)) if placed.known else (),
-    )
-
-
-def _differences(placed: _Placed, observation: ObservedTraining) -> list[str]:
+def _differences(
+    source: Path, request: PlacementRequest, parts: Sequence[TablePart], observation: ObservedTraining
+) -> list[str]:
     """Ranks on which other tables ran than the file says, a sentence each; replicas are in no fused call."""
     found = []
-    features = {table.name: table.num_features for table in placed.request.tables}
-    fused = [part for part in placed.parts if len(part.devices) == 1]
+    features = {table.name: table.num_features for table in request.tables}
+    fused = [part for part in parts if len(part.devices) == 1]
     for rank in observation.ranks:
         dims = sum(part.columns.size * features[part.table] for part in fused if part.device == rank.rank)
         if rank.sum_of_dims not in (None, dims):
             found.append(
-                f"Rank {rank.rank} looked up {rank.sum_of_dims:,} columns in its trace, {placed.source} gives it "
+                f"Rank {rank.rank} looked up {rank.sum_of_dims:,} columns in its trace, {source} gives it "
                 f"{dims:,}: is this the placement that the training ran with?"
             )
     return found
 
 
-def _measured(placed: _Placed, observation: ObservedTraining) -> MeasuredPlacement:
+def _measured(source: Path, placed: _Placed, observation: ObservedTraining) -> MeasuredPlacement:
     """The observation as one measured placement.
 
     Raises:
@@ -306,7 +284,7 @@ def _measured(placed: _Placed, observation: ObservedTraining) -> MeasuredPlaceme
     """
     if not placed.known:
         problem = "it does not say which rank holds which tables"
-        raise BadFile(placed.source, problem, "Name placement.json or the TorchRec plan: --placement.")
+        raise BadFile(source, problem, "Name placement.json or the TorchRec plan: --placement.")
     if observation.missing_ranks:
         missing = ", ".join(map(str, observation.missing_ranks))
         raise BadConfig(f"costs need the traces of all {observation.world_size} ranks; missing: {missing}. Give them.")
@@ -323,8 +301,8 @@ def _measured(placed: _Placed, observation: ObservedTraining) -> MeasuredPlaceme
                 f"a cost dataset holds whole tables and columns of tables; {brief(table.name)} is sharded {way}. Leave "
                 f"--costs-out out."
             )
-    if differences := _differences(placed, observation):
-        raise BadFile(placed.source, differences[0].rstrip("?"), "Name the placement that it ran with.")
+    if differences := placed.comparison.notes:
+        raise BadFile(source, differences[0].rstrip("?"), "Name the placement that it ran with.")
     if unknown := optimizer_problem(observation.optimizer):
         raise BadConfig(f"costs need an optimizer that evenshard knows: {unknown}. Leave --costs-out out.")
     gpu = observation.ranks[0].gpu
@@ -336,11 +314,11 @@ def _measured(placed: _Placed, observation: ObservedTraining) -> MeasuredPlaceme
         task=ShardingTask.whole(
             name,
             tables_of_parts(placed.parts, by_name.values()),
-            len(placed.devices),
+            observation.world_size,
             max(placed.request.rooms_bytes),
             placed.request.batch_size,
         ),
-        placement=Placement(tuple(part.device for part in placed.parts), len(placed.devices)),
+        placement=Placement(tuple(part.device for part in placed.parts), observation.world_size),
         cost=PlacementCost(tuple(map(_device_cost, observation.ranks)), "measured"),
         provenance=Provenance(
             hardware=HardwareName.of(*(("cuda", gpu) if gpu else ("cpu", "unknown"))).provenance,

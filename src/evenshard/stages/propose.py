@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from evenshard.measure.campaign import Job, with_controls
+from evenshard.measure.campaign import Job, measure_jobs, with_controls
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.costs import CONTROL, RANDOM_SHARD
+from evenshard.measure.costs import CONTROL, RANDOM_SHARD, MeasuredPlacement
+from evenshard.measure.hardware import Hardware
+from evenshard.measure.journal import Journal
 from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement, alone
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import sample_shards
+from evenshard.sharders.base import TrainedSharder
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
-from evenshard.sharders.learned import TrainedSharder, load_sharder
+from evenshard.sharders.learned import load_sharder
 from evenshard.sharders.random import RandomSharder, random_placement, random_sharding
+from evenshard.stages.standings import Answer
 from evenshard.tables.table import Table
+from evenshard.utils.console import progress
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.messages import brief
 from evenshard.utils.params import require
@@ -241,3 +247,22 @@ def among_controls(jobs: Sequence[Job], tasks: Sequence[ShardingTask], measure: 
         except InfeasibleTask:
             continue
     return with_controls(jobs, controls, measure.control_repeats)
+
+
+def measure_answers(
+    answers: Mapping[str, Answer],
+    train_tasks: Sequence[ShardingTask],
+    hardware: Hardware,
+    measure: MeasureConfig,
+    journal: Journal,
+    description: str,
+) -> list[MeasuredPlacement]:
+    """Measures the placements of answers, by their measurement ids, with the controls of the train tasks among them."""
+    jobs = [
+        Job.whole(name, one.task, one.placement, 0, one.sharder, one.task.task_id)
+        for name, one in answers.items()
+        if one.placement is not None
+    ]
+    log.info("timing %d placements of held-out tasks on %s", len(jobs), hardware.provenance.hardware)
+    show = partial(progress, description=description)
+    return measure_jobs(hardware, among_controls(jobs, train_tasks, measure), measure, journal, track=show)

@@ -58,20 +58,16 @@ class RecordOutcomeInputs:
     seen: Seen = Seen()
 
 
-@dataclass(frozen=True)
-class RecordOutcomeOutputs:
-    """``outcome``: JSON; ``summary``: one line of Markdown."""
+def run(inputs: RecordOutcomeInputs, outcome: Path, summary: Path) -> str:
+    """Writes the outcome as JSON, and its summary, a line of Markdown.
 
-    outcome: Path
-    summary: Path
-
-
-def run(inputs: RecordOutcomeInputs, outputs: RecordOutcomeOutputs) -> str:
-    """Writes both; returns SUCCEEDED, FAILED, CANCELED or UNKNOWN: what the API says, else what the handler is told."""
+    Returns:
+        SUCCEEDED, FAILED, CANCELED or UNKNOWN: what the API says, else what the handler is told.
+    """
     state = ENDED_AS.get(inputs.said, UNKNOWN_STATE) if inputs.seen.state == UNKNOWN_STATE else inputs.seen.state
     ended = {"state": state, **asdict(inputs), "ended_at": datetime.now(UTC).isoformat(timespec="seconds")}
     line = f"**{state}**: {inputs.run}{_because(state, inputs)}. See {inputs.page}"
-    for path, text in ((outputs.outcome, json.dumps(ended, indent=1)), (outputs.summary, line)):
+    for path, text in ((outcome, json.dumps(ended, indent=1)), (summary, line)):
         with atomic_path(path) as draft:
             draft.write_text(text + "\n")
     return state

@@ -1,10 +1,13 @@
-"""The tables and pictures of an evaluation."""
+"""The tables and pictures of an evaluation, each as a file and all of them as one page."""
 
 from __future__ import annotations
 
+import base64
 import csv
+import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean, stdev
@@ -22,7 +25,7 @@ from evenshard.measure.evidence import DeviceError, device_text
 from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.noise import Noise
 from evenshard.sharders.learned import LEARNED
-from evenshard.stages.standings import Interval, NetworkAccuracy, Result, Standing
+from evenshard.stages.standings import NetworkAccuracy, Result, Standing
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.extras import require_package
 from evenshard.utils.text_table import text_table
@@ -53,6 +56,16 @@ TIME_PARTS = {
     "bwd_all_to_all_ms": ("all-to-all backward", "#e4813b"),
     "bwd_compute_ms": ("backward", "#8a5a9e"),
 }
+
+PICTURES = {
+    "device_costs.png": "Time of each device on one held-out task",
+    "predicted_vs_measured.png": "Predicted against {timed} cost",
+    "cost_per_round.png": "Cost of proposed placements, {timed}, round by round",
+}
+_STYLE = (
+    "body{font:15px sans-serif;max-width:72em;margin:2em auto;padding:0 1em}img{max-width:100%}"
+    "pre{overflow-x:auto;font-size:13px}"
+)
 
 _POLICY, _SEARCH = "the policy", "evenshard's search"
 PROPOSED = {_POLICY: ("#4c78a8", "#8a5a9e", 0.0), _SEARCH: ("#f2b447", "#e4813b", 0.12)}
@@ -112,51 +125,45 @@ def metrics(
         accuracy: accuracy of the learned sharder's cost network.
         model_accuracy: accuracy of evenshard's cost model; None where there is none.
     """
+    noise_floor = noise.difference_pct(num_tasks - num_infeasible)
     return {
         **origin,
-        "noise": {**asdict(noise), "equal_below_pct": _json_number(noise.difference_pct(num_tasks - num_infeasible))},
+        "noise": {**asdict(noise), "equal_below_pct": _rounded(noise_floor)},
         "num_test_tasks": num_tasks,
         "num_infeasible": num_infeasible,
         "sharders": {
             one.sharder: {
-                "mean_measured_ms": _json_number(one.measured_ms.mean),
-                "ci95_ms": _json_interval(one.measured_ms),
-                "difference_to_best_heuristic_pct": _json_number(one.against_best_pct.mean),
-                "difference_ci95_pct": _json_interval(one.against_best_pct),
+                "mean_measured_ms": _rounded(one.measured_ms.mean),
+                "ci95_ms": [_rounded(one.measured_ms.low), _rounded(one.measured_ms.high)],
+                "difference_to_best_heuristic_pct": _rounded(one.against_best_pct.mean),
+                "difference_ci95_pct": [_rounded(one.against_best_pct.low), _rounded(one.against_best_pct.high)],
                 "num_infeasible": one.num_infeasible,
                 "privileged": one.privileged,
                 "verdict": one.verdict,
             }
             for one in standings
         },
-        "cost_network": _json_accuracy(accuracy),
-        **({"cost_model": _json_accuracy(model_accuracy)} if model_accuracy else {}),
+        **{
+            name: {key: _rounded(value) for key, value in asdict(one).items()}
+            for name, one in (("cost_network", accuracy), ("cost_model", model_accuracy))
+            if one is not None
+        },
     }
 
 
 def summary(standings: Sequence[Standing]) -> dict[str, float | None]:
     """The contents of ``summary.json``: the few figures by which one tells one loop from another."""
     means = {
-        f"{'heuristic' if one.is_best_heuristic else one.sharder}_ms": _json_number(one.measured_ms.mean)
+        f"{'heuristic' if one.is_best_heuristic else one.sharder}_ms": _rounded(one.measured_ms.mean)
         for one in standings
         if one.is_best_heuristic or one.sharder in ("evenshard", *LEARNED)
     }
-    return {**means, "noise_pct": _json_number(max(one.noise_pct for one in standings))}
+    return {**means, "noise_pct": _rounded(max(one.noise_pct for one in standings))}
 
 
-def _json_accuracy(accuracy: NetworkAccuracy) -> dict[str, float | None]:
-    return {
-        "median_abs_pct_error": _json_number(accuracy.median_abs_pct_error),
-        "kendall_tau": _json_number(accuracy.kendall_tau),
-    }
-
-
-def _json_number(value: float) -> float | None:
+def _rounded(value: float) -> float | None:
+    """A number as JSON has it; None for what is none."""
     return round(value, 4) if math.isfinite(value) else None
-
-
-def _json_interval(interval: Interval) -> list[float | None]:
-    return [_json_number(interval.low), _json_number(interval.high)]
 
 
 def standings_text(
@@ -204,72 +211,67 @@ def standings_text(
     return "\n".join(lines)
 
 
-def _figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
+@contextmanager
+def _picture(path: Path, width: float, height: float, columns: int = 1) -> Iterator[tuple[Any, Any]]:
+    """A figure and its panels side by side; what the block draws is saved."""
     require_package("matplotlib")
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    return pyplot.subplots(
+    figure, ((*axes,),) = pyplot.subplots(
         1, max(1, columns), figsize=(width, height), sharey=columns > 1, layout="constrained", squeeze=False
     )
-
-
-def _save(figure: Any, path: Path) -> None:
-    from matplotlib import pyplot
-
-    with atomic_path(path) as draft:
-        figure.savefig(draft, dpi=130, format="png", metadata={"Software": None})
-    pyplot.close(figure)
+    try:
+        yield figure, axes
+        for axis in axes:
+            axis.spines[["top", "right"]].set_visible(False)
+        with atomic_path(path) as draft:
+            figure.savefig(draft, dpi=130, format="png", metadata={"Software": None})
+    finally:
+        pyplot.close(figure)
 
 
 def plot_device_costs(costs: Mapping[str, PlacementCost], title: str, path: Path) -> None:
     """Stacked bars of every device's four times, one panel per sharder, with the step time they wait for."""
-    figure, axes = _figure(1.2 + 3.1 * len(costs), 3.8, len(costs))
-    for axis, (sharder, cost) in zip(axes[0], costs.items(), strict=False):  # an empty panel if there is no cost
-        bottom = [0.0] * len(cost.devices)
-        devices = range(len(cost.devices))
-        for part, (label, colour) in TIME_PARTS.items():
-            heights = [getattr(device, part) for device in cost.devices]
-            axis.bar(devices, heights, bottom=bottom, label=label, color=colour, width=0.7)
-            bottom = [low + high for low, high in zip(bottom, heights, strict=True)]
-        axis.axhline(cost.max_device_ms, color="#333333", linewidth=1, linestyle="--")
-        axis.set_title(f"{sharder}: {cost.max_device_ms:.2f} ms", fontsize=11)
-        axis.set_xlabel("device")
-        axis.set_xticks(list(devices))
-        axis.margins(y=0.08)
-        axis.spines[["top", "right"]].set_visible(False)
-    modelled = any(cost.all_to_all == "modelled" for cost in costs.values())
-    axes[0][0].set_ylabel("ms per step" + (", all-to-all modelled" if modelled else ""))
-    figure.suptitle(title, fontsize=11)
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    _save(figure, path)
+    with _picture(path, 1.2 + 3.1 * len(costs), 3.8, len(costs)) as (figure, axes):
+        for axis, (sharder, cost) in zip(axes, costs.items(), strict=False):  # an empty panel if there is no cost
+            bottom = [0.0] * len(cost.devices)
+            devices = range(len(cost.devices))
+            for part, (label, colour) in TIME_PARTS.items():
+                heights = [getattr(device, part) for device in cost.devices]
+                axis.bar(devices, heights, bottom=bottom, label=label, color=colour, width=0.7)
+                bottom = [low + high for low, high in zip(bottom, heights, strict=True)]
+            axis.axhline(cost.max_device_ms, color="#333333", linewidth=1, linestyle="--")
+            axis.set_title(f"{sharder}: {cost.max_device_ms:.2f} ms", fontsize=11)
+            axis.set_xlabel("device")
+            axis.set_xticks(list(devices))
+            axis.margins(y=0.08)
+        modelled = any(cost.all_to_all == "modelled" for cost in costs.values())
+        axes[0].set_ylabel("ms per step" + (", all-to-all modelled" if modelled else ""))
+        figure.suptitle(title, fontsize=11)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
 
 
 def plot_predicted_vs_measured(results: Sequence[Result], accuracy: NetworkAccuracy, hardware: str, path: Path) -> None:
     """Predicted against measured or simulated overall cost of every measured placement of the held-out tasks."""
-    figure, axes = _figure(5.6, 5.0)
-    axis = axes[0][0]
-    measured = [result for result in results if math.isfinite(result.measured_ms)]
-    for sharder in dict.fromkeys(result.answer.sharder for result in measured):
-        own = [result for result in measured if result.answer.sharder == sharder]
-        axis.scatter(
-            [r.measured_ms for r in own], [r.answer.predicted_ms for r in own], s=14, alpha=0.75, label=sharder
-        )
-    if measured:
-        values = [v for r in measured for v in (r.measured_ms, r.answer.predicted_ms)]
-        ends = (min(values) * 0.95, max(values) * 1.05)
-        axis.plot(ends, ends, color="#333333", linewidth=1, linestyle="--")
-        axis.set(xlim=ends, ylim=ends)
-        axis.legend(frameon=False, fontsize=8)
-    axis.set(xlabel=f"{measured_or_simulated(hardware)} ms per step", ylabel="predicted ms per step")
-    axis.set_title(
-        f"unseen tables: median error {accuracy.median_abs_pct_error:.1f} %, Kendall's tau {accuracy.kendall_tau:.2f}",
-        fontsize=11,
-    )
-    axis.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
+    with _picture(path, 5.6, 5.0) as (_, (axis,)):
+        measured = [result for result in results if math.isfinite(result.measured_ms)]
+        for sharder in dict.fromkeys(result.answer.sharder for result in measured):
+            own = [result for result in measured if result.answer.sharder == sharder]
+            axis.scatter(
+                [r.measured_ms for r in own], [r.answer.predicted_ms for r in own], s=14, alpha=0.75, label=sharder
+            )
+        if measured:
+            values = [v for r in measured for v in (r.measured_ms, r.answer.predicted_ms)]
+            ends = (min(values) * 0.95, max(values) * 1.05)
+            axis.plot(ends, ends, color="#333333", linewidth=1, linestyle="--")
+            axis.set(xlim=ends, ylim=ends)
+            axis.legend(frameon=False, fontsize=8)
+        axis.set(xlabel=f"{measured_or_simulated(hardware)} ms per step", ylabel="predicted ms per step")
+        error, tau = accuracy.median_abs_pct_error, accuracy.kendall_tau
+        axis.set_title(f"unseen tables: median error {error:.1f} %, Kendall's tau {tau:.2f}", fontsize=11)
 
 
 def plot_cost_per_round(measured: Sequence[MeasuredPlacement], path: Path) -> None:
@@ -277,32 +279,62 @@ def plot_cost_per_round(measured: Sequence[MeasuredPlacement], path: Path) -> No
 
     What a search proposed is drawn beside the rest; random shards are not placements.
     """
-    figure, axes = _figure(5.6, 3.8)
-    axis = axes[0][0]
-    by_round: dict[str, dict[int, list[float]]] = {label: {} for label in PROPOSED}
-    for one in measured:
-        if one.cost.fits and one.proposed_by not in (CONTROL, RANDOM_SHARD):
-            by_round[_proposed(one)].setdefault(one.round, []).append(one.cost.max_device_ms)
-    for label, costs in by_round.items():
-        if not costs:
-            continue
-        dots, line, offset = PROPOSED[label]
-        rounds = sorted(costs)
-        places = [number + offset for number in rounds]
-        means = [fmean(costs[number]) for number in rounds]
-        errors = [1.96 * stdev(v) / math.sqrt(len(v)) if len(v) > 1 else 0.0 for v in (costs[r] for r in rounds)]
-        for number, place in zip(rounds, places, strict=True):
-            axis.scatter([place] * len(costs[number]), costs[number], s=10, alpha=0.35, color=dots)
-        axis.errorbar(places, means, yerr=errors, marker="o", color=line, capsize=4, label=f"{label}: mean, 95 %")
-    ticks = sorted({number for costs in by_round.values() for number in costs})
-    timed = measured_or_simulated(", ".join({one.provenance.hardware for one in measured}))
-    axis.set(xlabel="round (round 1 places at random)", ylabel=f"{timed} ms per step", xticks=ticks)
-    axis.set_ylim(bottom=0)
-    if ticks:
-        axis.legend(frameon=False)
-    axis.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
+    with _picture(path, 5.6, 3.8) as (_, (axis,)):
+        by_round: dict[str, dict[int, list[float]]] = {label: {} for label in PROPOSED}
+        for one in measured:
+            if one.cost.fits and one.proposed_by not in (CONTROL, RANDOM_SHARD):
+                by_round[_proposed(one)].setdefault(one.round, []).append(one.cost.max_device_ms)
+        for label, costs in by_round.items():
+            if not costs:
+                continue
+            dots, line, offset = PROPOSED[label]
+            rounds = sorted(costs)
+            places = [number + offset for number in rounds]
+            means = [fmean(costs[number]) for number in rounds]
+            errors = [1.96 * stdev(v) / math.sqrt(len(v)) if len(v) > 1 else 0.0 for v in (costs[r] for r in rounds)]
+            for number, place in zip(rounds, places, strict=True):
+                axis.scatter([place] * len(costs[number]), costs[number], s=10, alpha=0.35, color=dots)
+            axis.errorbar(places, means, yerr=errors, marker="o", color=line, capsize=4, label=f"{label}: mean, 95 %")
+        ticks = sorted({number for costs in by_round.values() for number in costs})
+        timed = measured_or_simulated(", ".join({one.provenance.hardware for one in measured}))
+        axis.set(xlabel="round (round 1 places at random)", ylabel=f"{timed} ms per step", xticks=ticks)
+        axis.set_ylim(bottom=0)
+        if ticks:
+            axis.legend(frameon=False)
 
 
 def _proposed(one: MeasuredPlacement) -> str:
     return _SEARCH if one.proposed_by == "evenshard" else _POLICY
+
+
+def save_summary(table: str, metrics: Mapping[str, Any], summary: Path) -> None:
+    """Writes the table of an evaluation as Markdown.
+
+    The table alone: a Markdown viewer that cleans what it shows drops inlined pictures.
+    """
+    write_text(f"# Evaluation\n\n{_facts(metrics)}\n\n```\n{table}\n```", summary)
+
+
+def save_report_page(folder: Path, table: str, metrics: Mapping[str, Any], page: Path) -> None:
+    """Writes the table of an evaluation and the pictures in its folder as one HTML page, without any other file."""
+    timed = measured_or_simulated(metrics["hardware"])
+    titles = {name: html.escape(title.format(timed=timed)) for name, title in PICTURES.items()}
+    pictures = "".join(
+        f'<h2>{title}</h2><img alt="{title}" src="{_inlined(folder / name)}">' for name, title in titles.items()
+    )
+    body = f"<h1>Evaluation</h1><p>{html.escape(_facts(metrics))}</p><pre>{html.escape(table)}</pre>{pictures}"
+    head = f'<meta charset="utf-8"><title>Evaluation</title><style>{_STYLE}</style>'
+    write_text(f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>', page)
+
+
+def _facts(metrics: Mapping[str, Any]) -> str:
+    infeasible = metrics["num_infeasible"]
+    return (
+        f"{metrics['num_test_tasks']} held-out tasks on {metrics['hardware']}; all-to-all: "
+        f"{', '.join(metrics['all_to_all'])}."
+        + (f" {infeasible} were infeasible for some sharder." if infeasible else "")
+    )
+
+
+def _inlined(picture: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()

@@ -90,6 +90,15 @@ class Interval:
         return Interval.of_difference(own, base, 100 / fmean(base))
 
 
+def verdict_on(difference_pct: Interval, noise_pct: float) -> str:
+    """What an interval allows to say about a difference, in words; one below the noise is none."""
+    if abs(difference_pct.mean) < noise_pct:
+        return "equal (within the noise)"
+    if difference_pct.high < 0:
+        return "faster"
+    return "slower" if difference_pct.low > 0 else "not separable"
+
+
 def common_tasks(ms_of: Mapping[str, Sequence[float]]) -> list[int]:
     """Positions of the tasks that every sharder could place: means over different tasks compare nothing.
 
@@ -133,13 +142,8 @@ class Standing:
             return "the best heuristic"
         if math.isnan(self.against_best_pct.mean):
             return "no task that all could place"
-        if abs(self.against_best_pct.mean) < self.noise_pct:
-            return "equal (within the noise)"
-        if self.against_best_pct.high < 0:
-            return "faster"
-        if self.against_best_pct.low > 0:
-            return "slower"
-        return "not separable from it"
+        verdict = verdict_on(self.against_best_pct, self.noise_pct)
+        return "not separable from it" if verdict == "not separable" else verdict
 
 
 def standings(results: Sequence[Result], noise: Noise = QUIET) -> list[Standing]:

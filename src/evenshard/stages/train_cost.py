@@ -23,11 +23,11 @@ from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.fit import CostModelFitConfig
 from evenshard.sharders.convex_search.sharder import EvenshardSharder
 from evenshard.sharders.convex_search.train import cost_model_round
-from evenshard.sharders.dreamshard.fit import FitConfig
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.learned import LearnedSharder, learned
 from evenshard.sharders.models import save_cost_model
 from evenshard.sharders.trained_on import TrainedOn
+from evenshard.sharders.training import FitConfig
 from evenshard.stages.loop import TrainCostConfig, TrainCostInputs, TrainCostOutputs
 from evenshard.stages.stage import Outcome
 from evenshard.tables.files import load_tables

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from evenshard.tables.table import Table
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,29 @@ class Assumption:
     table: str
     column: str
     text: str
+
+
+@dataclass(frozen=True)
+class TableSet:
+    """Tables from a file, a data frame, a sample of traffic or a public set, and what is to be said about them.
+
+    Attributes:
+        tables: the tables, with distinct names.
+        assumptions: values of theirs that are not given, in the order of the tables. A table without a histogram keeps
+            None.
+        notes: what of the source is not used, a sentence or two each.
+        missed: columns that the user maps, and that are not there.
+    """
+
+    tables: tuple[Table, ...]
+    assumptions: tuple[Assumption, ...] = ()
+    notes: tuple[str, ...] = ()
+    missed: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(tables: Sequence[Table]) -> TableSet:
+        """Tables made in Python: only a histogram can be missing."""
+        return TableSet(tuple(tables), tuple(assumed_reuse_bins(one.name) for one in tables if one.reuse_bins is None))
 
 
 def assumed_reuse_bins(table_name: str) -> Assumption:

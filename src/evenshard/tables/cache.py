@@ -27,7 +27,6 @@ Legend: T tables, F load factors, K = 17 bins, X touching points.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -60,12 +59,6 @@ def miss_ratio(table: Table, batch_size: int, load_factor: float) -> float:
         load_factor: share of its rows that the cache holds.
     """
     return float(np.interp(load_factor, *miss_curve(table, batch_size)))
-
-
-def miss_ratios(tables: Sequence[Table], batch_size: int, load_factors: Sequence[float]) -> FloatArray:
-    """[T, F] miss ratios of each table at each load factor."""
-    curves = [miss_curve(table, batch_size) for table in tables]
-    return np.array([np.interp(load_factors, *curve) for curve in curves]).reshape(len(curves), len(load_factors))
 
 
 def miss_source(table: Table) -> str:

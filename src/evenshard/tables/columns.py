@@ -11,7 +11,7 @@ from typing import Any
 from evenshard.tables.records import KNOWN_COLUMNS, MAX_NAMED, BadRecord, RawTable, is_blank
 from evenshard.tables.torchrec_configs import UNUSED_FIELDS, implied_pooling, is_config
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief, cut
+from evenshard.utils.messages import brief, cut, names_text
 
 COLUMN_ALIASES = {
     "hash_size": "num_rows",
@@ -96,16 +96,11 @@ class ColumnNames:
         if not self.extra:
             return None
         names = [brief(name) if name else "one without a name" for name in self.extra]
-        more = f" and {len(names) - MAX_NAMED:,} more" if len(names) > MAX_NAMED else ""
-        text = f"{where}: {columns_text(len(names))} not used: {', '.join(names[:MAX_NAMED])}{more}."
+        columns = f"{len(names):,} columns are" if len(names) > 1 else "1 column is"
+        text = f"{where}: {columns} not used: {names_text(names, MAX_NAMED)}."
         meant = [(name, close) for name in self.extra if (close := close_column(name, KNOWN_COLUMNS)) is not None]
         hints = ", ".join(f"--columns {cut(name)}={close}" for name, close in meant[:MAX_NAMED])
         return f"{text} If meant: {hints}." if hints else text
-
-
-def columns_text(count: int) -> str:
-    """How many columns are ..."""
-    return f"{count:,} columns are" if count != 1 else "1 column is"
 
 
 def close_column(name: str, known: Collection[str]) -> str | None:

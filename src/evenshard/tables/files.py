@@ -13,13 +13,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from evenshard.tables.assumptions import Assumption, assumed_even_lookups, assumed_reuse_bins, assumed_weight_bits
+from evenshard.tables.assumptions import (
+    Assumption,
+    TableSet,
+    assumed_even_lookups,
+    assumed_reuse_bins,
+    assumed_weight_bits,
+)
 from evenshard.tables.columns import COLUMN_ALIASES, ColumnNames
 from evenshard.tables.formats import format_of
 from evenshard.tables.records import (
@@ -38,27 +43,9 @@ from evenshard.tables.torchrec_configs import unused_in
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile, BadRecords
 from evenshard.utils.limits import MAX_TABLES, RANGES
-from evenshard.utils.messages import brief, reason_of
+from evenshard.utils.messages import brief, names_text, reason_of
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class LoadedTables:
-    """The tables of a file, of a data frame or of records, and what is to be said about them.
-
-    Attributes:
-        tables: the tables, in their order.
-        assumptions: values of theirs that are not given (pooling factor, reuse histogram, weight bits), in the order
-            of the tables. A table without a histogram keeps None.
-        notes: what was not used, a sentence or two each.
-        missed: columns that the user maps, and that are not there.
-    """
-
-    tables: tuple[Table, ...]
-    assumptions: tuple[Assumption, ...]
-    notes: tuple[str, ...]
-    missed: tuple[str, ...]
 
 
 def load_tables(path: str | PathLike[str], columns: Mapping[str, str] | None = None) -> tuple[Table, ...]:
@@ -95,7 +82,7 @@ def no_column(where: str, missed: Sequence[str]) -> BadConfig:
 
 def load_tables_with_assumptions(
     path: str | PathLike[str], default_pooling_factor: float, columns: Mapping[str, str] | None = None
-) -> LoadedTables:
+) -> TableSet:
     """As ``load_tables``, but a missing or blank pooling factor takes a default.
 
     Args:
@@ -117,7 +104,7 @@ def tables_of_records(
     default_pooling_factor: float,
     columns: Mapping[str, str] | None = None,
     path: str | PathLike[str] = "tables",
-) -> LoadedTables:
+) -> TableSet:
     """As ``load_tables_with_assumptions``, of records in Python.
 
     Args:
@@ -131,7 +118,7 @@ def tables_of_records(
     tables = _tables(path, records, names, float(default_pooling_factor))
     pairs = zip(records, tables, strict=True)
     assumptions = tuple(chain.from_iterable(_assumed(record, names, table) for record, table in pairs))
-    return LoadedTables(tables, assumptions, tuple(filter(None, [names.note(str(path))])), names.missed())
+    return TableSet(tables, assumptions, tuple(filter(None, [names.note(str(path))])), names.missed())
 
 
 def _check_default(default_pooling_factor: float) -> None:
@@ -273,8 +260,7 @@ def _where(records: Sequence[Any], numbers: Sequence[int], names: ColumnNames) -
     if len(numbers) == len(records) > MAX_NAMED:
         return f"all {len(records):,} records"
     if len(numbers) > 1:
-        more = f" and {len(numbers) - MAX_NAMED:,} more" if len(numbers) > MAX_NAMED else ""
-        return f"records {', '.join(map(str, numbers[:MAX_NAMED]))}{more}"
+        return f"records {names_text(numbers, MAX_NAMED, str)}"
     name = _name_in(records[numbers[0] - 1], names)
     return f"record {numbers[0]}" + ("" if is_blank(name) else f" (table {brief(name)})")
 

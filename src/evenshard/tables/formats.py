@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from evenshard.tables.records import TABLE_COLUMNS, RawTable
+from evenshard.tables.records import COLUMN_TYPES, TABLE_COLUMNS, RawTable
 from evenshard.utils.errors import BadFile
 from evenshard.utils.extras import require_package
 from evenshard.utils.json_files import load_json
@@ -161,12 +161,19 @@ def _check_size(path: Path, metadata: Any) -> None:
         raise _too_large(path)
 
 
+def value_type(kind: Any) -> Any:
+    """The type of the values of a column, whether they stand in lists or alone."""
+    import pyarrow.types as pt
+
+    return kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind) else kind
+
+
 def _plain_type(path: Path, field: Any) -> Any:
     """The type of a column without a dictionary, behind which a value may stand any number of times."""
     import pyarrow.types as pt
 
     kind = field.type.value_type if pt.is_dictionary(field.type) else field.type
-    inner = kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind) else kind
+    inner = value_type(kind)
     if pt.is_nested(inner) or pt.is_dictionary(inner):
         raise BadFile(path, f"holds {cut(str(field.type))}", _WRITE_AGAIN, f"column {brief(field.name)}")
     return kind
@@ -192,25 +199,16 @@ def _write_parquet(records: list[RawTable], path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    text, flag, numbers = pa.string(), pa.bool_(), pa.list_(pa.float64())
     types = {
-        "name": text,
-        "num_rows": pa.int64(),
-        "embedding_dim": pa.int64(),
-        "pooling_factor": pa.float64(),
-        "reuse_bins": numbers,
-        "weight_bits": pa.int32(),
-        "data_type": text,
-        "pooling": text,
-        "is_weighted": flag,
-        "feature_names": pa.list_(text),
-        "feature_pooling_factors": numbers,
-        "is_deduplicated": flag,
-        "module": text,
-        "row_shares": numbers,
-        "miss_ratios": numbers,
+        "str": pa.string(),
+        "bool": pa.bool_(),
+        "int": pa.int64(),
+        "float": pa.float64(),
+        "tuple[str, ...]": pa.list_(pa.string()),
+        "tuple[float, ...]": pa.list_(pa.float64()),
     }
-    schema = pa.schema([(column, types[column]) for column in _columns(records)])
+    type_of = {column: types[kind] for column, kind in COLUMN_TYPES.items()} | {"weight_bits": pa.int32()}
+    schema = pa.schema([(column, type_of[column]) for column in _columns(records)])
     pq.write_table(pa.Table.from_pylist(records, schema=schema), path)
 
 

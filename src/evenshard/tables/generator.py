@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evenshard.tables.reuse import DLRM_2021_REUSE, NUM_REUSE_BINS, FloatArray, mean_counts, tilt_to_feasible
-from evenshard.tables.table import WEIGHT_BITS, Table
+from evenshard.tables.table import Table, check_dims, check_weight_bits
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.params import check_ranges
 
@@ -63,12 +63,10 @@ class GeneratorConfig:
     def __post_init__(self) -> None:
         if self.num_tables < 1:
             raise BadConfig(f"num_tables is {self.num_tables}. A pool needs at least 1 table.")
-        if not self.embedding_dims or min(self.embedding_dims) < 1:
-            raise BadConfig(f"embedding_dims is {self.embedding_dims}. List at least one dim, each at least 1.")
+        check_dims(self.embedding_dims)
         if self.max_rows is not None and self.max_rows < 1:
             raise BadConfig(f"max_rows is {self.max_rows}. Give at least 1, or leave it out for the published rows.")
-        if self.weight_bits not in WEIGHT_BITS:
-            raise BadConfig(f"weight_bits is {self.weight_bits}. Choose one of {WEIGHT_BITS}.")
+        check_weight_bits(self.weight_bits)
         if not 0 <= self.reuse_spread <= 1:
             raise BadConfig(f"reuse_spread is {self.reuse_spread}. Choose a number from 0 to 1.")
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any
 
-from evenshard.tables.assumptions import Assumption, assumed_even_lookups
-from evenshard.tables.sources import TableSet
+from evenshard.tables.assumptions import Assumption, TableSet, assumed_even_lookups
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
@@ -31,9 +30,7 @@ def with_pooling_factors(known: TableSet, given: Mapping[str, float | Sequence[f
     Raises:
         BadConfig: if a name is unknown, or a value is not a number, or a list with one for each feature.
     """
-    if not given:
-        if given is not None and not isinstance(given, Mapping):
-            raise _not_a_mapping(given)
+    if given is None:
         return known
     numbers = _checked(given)
     names = {table.name for table in known.tables}
@@ -64,14 +61,11 @@ def _features(table: Table) -> tuple[str, ...]:
 
 def _checked(given: Any) -> dict[str, float | tuple[float, ...]]:
     if not isinstance(given, Mapping):
-        raise _not_a_mapping(given)
+        raise BadConfig(
+            f"pooling_factors is {brief(given)}, not a mapping of tables or features to numbers. "
+            f"Write {{'clicks': 37.5}}."
+        )
     return {str(name): _number_or_list(str(name), value) for name, value in given.items()}
-
-
-def _not_a_mapping(given: Any) -> BadConfig:
-    return BadConfig(
-        f"pooling_factors is {brief(given)}, not a mapping of tables or features to numbers. Write {{'clicks': 37.5}}."
-    )
 
 
 def _number_or_list(name: str, value: Any) -> float | tuple[float, ...]:

@@ -19,14 +19,16 @@ from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.table import DATA_TYPES, MAX_ROW_SHARES, Table
 from evenshard.tables.torchrec_configs import DATA_TYPE_OF
 from evenshard.utils.json_files import load_json
-from evenshard.utils.messages import brief, cut
+from evenshard.utils.messages import brief, cut, names_text
 
 RawTable = dict[Any, Any]
 Value = TypeVar("Value")
 
 REQUIRED_COLUMNS = ("name", "num_rows", "embedding_dim", "pooling_factor")
 PLAIN_COLUMNS = (*REQUIRED_COLUMNS, "reuse_bins", "weight_bits")
-TABLE_COLUMNS = tuple(one.name for one in fields(Table))
+COLUMN_TYPES = {one.name: str(one.type).removesuffix(" | None") for one in fields(Table)}
+"""The type of each column as ``Table`` states it, such as ``tuple[float, ...]``."""
+TABLE_COLUMNS = tuple(COLUMN_TYPES)
 REUSE_COLUMNS = tuple(f"reuse_bin_{number}" for number in range(NUM_REUSE_BINS))
 KNOWN_COLUMNS = (*TABLE_COLUMNS, *REUSE_COLUMNS)
 MAX_NAMED = 12
@@ -177,8 +179,7 @@ def _hint(column: str, extra: Sequence[str]) -> str:
         return f"If it is {brief(name)}, give --columns {cut(name)}={column}."
     if not extra:
         return "Add it."
-    more = f" and {len(extra) - MAX_NAMED:,} more" if len(extra) > MAX_NAMED else ""
-    others = f"{', '.join(map(brief, extra[:MAX_NAMED]))}{more}"
+    others = names_text(extra, MAX_NAMED, brief)
     return f"Add it, or say which column it is (--columns THEIRS={column}). Not used: {others}."
 
 

@@ -16,21 +16,21 @@ named as the traffic of a table file.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from evenshard.tables.assumptions import Assumption, assumed_reuse_bins, assumed_weight_bits
+from evenshard.tables.assumptions import Assumption, TableSet, assumed_reuse_bins, assumed_weight_bits
 from evenshard.tables.catalog import catalog_names, load_catalog
 from evenshard.tables.columns import COLUMN_ALIASES
-from evenshard.tables.files import LoadedTables, load_tables_with_assumptions, no_column, tables_of_records
+from evenshard.tables.files import load_tables_with_assumptions, no_column, tables_of_records
 from evenshard.tables.formats import TABLE_SUFFIXES
 from evenshard.tables.records import KNOWN_COLUMNS, TABLE_COLUMNS
 from evenshard.tables.reuse import feasible_reuse_bins
-from evenshard.tables.table import WEIGHT_BITS, Table
-from evenshard.tables.traffic import TrafficTables, tables_from_traffic
+from evenshard.tables.table import check_weight_bits
+from evenshard.tables.traffic import tables_from_traffic
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.extras import require_package
 from evenshard.utils.messages import brief, did_you_mean
@@ -49,26 +49,6 @@ class SourceKind(Enum):
     TABLE_FILE = "table file"
     BATCH_FILE = "DLRM batch file"
     TRAFFIC_FOLDER = "traffic folder"
-
-
-@dataclass(frozen=True)
-class TableSet:
-    """Tables, and what was assumed about them.
-
-    Attributes:
-        tables: the tables, with distinct names.
-        assumptions: the assumptions, in the order of the tables.
-        notes: what of the source is not used, a sentence or two each.
-    """
-
-    tables: tuple[Table, ...]
-    assumptions: tuple[Assumption, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    @staticmethod
-    def of(tables: Sequence[Table]) -> TableSet:
-        """Tables made in Python: only a histogram can be missing."""
-        return TableSet(tuple(tables), tuple(assumed_reuse_bins(one.name) for one in tables if one.reuse_bins is None))
 
 
 def kind_of_source(source: str | PathLike[str]) -> SourceKind | None:
@@ -115,24 +95,21 @@ def tables_from(
     if embedding_dim is not None:
         check_ranges(embedding_dim=embedding_dim)
     if weight_bits is not None:
-        _check_weight_bits(weight_bits)  # before a long sample is counted
-    missed = tuple(columns or ())
+        check_weight_bits(weight_bits)  # before a long sample is counted
     match kind_of_source(source):
         case SourceKind.CATALOG:
-            table_set = _public_set(str(source), batch_size, embedding_dim)
+            table_set = replace(_public_set(str(source), batch_size, embedding_dim), missed=tuple(columns or ()))
         case SourceKind.TABLE_FILE:
             if embedding_dim is not None:
                 raise BadConfig(f"{source} states each table's dim. Leave embedding_dim ({embedding_dim}) out.")
-            loaded = _of_table_file(Path(source), default_pooling_factor, columns)
-            table_set, missed = TableSet(loaded.tables, loaded.assumptions, loaded.notes), loaded.missed
+            table_set = _of_table_file(Path(source), default_pooling_factor, columns)
         case SourceKind.BATCH_FILE | SourceKind.TRAFFIC_FOLDER:
             if traffic is not None:
                 raise BadConfig(f"{source} is a sample of traffic itself. Leave traffic ({traffic}) out.")
-            found = _of_traffic(Path(source), batch_size, embedding_dim, columns)
-            table_set, missed = TableSet(found.tables, found.assumptions, found.notes), found.missed
+            table_set = _of_traffic(Path(source), batch_size, embedding_dim, columns)
         case None:
             raise _unknown(source)
-    return completed(table_set, batch_size, traffic, weight_bits, columns, missed, str(source))
+    return completed(table_set, batch_size, traffic, weight_bits, columns, str(source))
 
 
 def tables_in_python(
@@ -151,9 +128,8 @@ def tables_in_python(
     records = _records_of(tables)
     if records is None:
         return None
-    loaded = tables_of_records(records, default_pooling_factor, columns)
-    table_set = TableSet(loaded.tables, loaded.assumptions, loaded.notes)
-    return completed(table_set, batch_size, traffic, weight_bits, columns, loaded.missed, "tables")
+    table_set = tables_of_records(records, default_pooling_factor, columns)
+    return completed(table_set, batch_size, traffic, weight_bits, columns)
 
 
 def _records_of(tables: Any) -> list[Any] | None:
@@ -175,44 +151,33 @@ def completed(
     table_set: TableSet,
     batch_size: int,
     traffic: str | PathLike[str] | None,
-    weight_bits: int | None,
+    weight_bits: int | None = None,
     columns: Mapping[str, str] | None = None,
-    missed: Sequence[str] = (),
     source: str = "tables",
 ) -> TableSet:
     """The tables with what traffic tells, in the precision that is asked for.
 
     Args:
-        missed: what of ``columns`` the tables' source does not have.
-        source: its name, for errors.
+        traffic: a sample whose pooling factors and histograms replace those of the tables; what it does not hold stays
+            as it is.
+        source: the name of the tables' source, for errors.
 
     Raises:
-        BadConfig: neither source nor traffic has one of ``columns``.
-    """
-    if traffic is not None:
-        table_set, not_in_traffic = _counted(table_set, traffic, batch_size, columns)
-        missed = [name for name in missed if name in not_in_traffic]
-        source = f"{source} or {traffic}"
-    if missed:
-        raise no_column(source, missed)
-    return table_set if weight_bits is None else with_weight_bits(table_set, weight_bits)
-
-
-def with_traffic(table_set: TableSet, traffic: str | PathLike[str], batch_size: int) -> TableSet:
-    """The tables with the pooling factors and histograms of a sample; those it does not hold stay as they are.
-
-    Raises:
-        BadConfig: batch size below 1, or two tables of one name.
+        BadConfig: two tables of one name, or neither source nor traffic has one of ``columns``.
         BadFile: the sample cannot be read, contradicts the tables, or holds none of them.
     """
-    return _counted(table_set, traffic, batch_size, None)[0]
+    if traffic is not None:
+        table_set = _counted(table_set, traffic, batch_size, columns)
+        source = f"{source} or {traffic}"
+    if table_set.missed:
+        raise no_column(source, table_set.missed)
+    return table_set if weight_bits is None else with_weight_bits(table_set, weight_bits)
 
 
 def _counted(
     table_set: TableSet, traffic: str | PathLike[str], batch_size: int, columns: Mapping[str, str] | None
-) -> tuple[TableSet, tuple[str, ...]]:
-    """As ``with_traffic``, and which of ``columns`` the sample does not have."""
-    found = tables_from_traffic(traffic, batch_size, table_set.tables, ignore_unmatched=True, columns=columns)
+) -> TableSet:
+    found = tables_from_traffic(traffic, batch_size, table_set.tables, columns=columns)
     counted = {table.name for table in found.tables}
     # Only of a table that is not in the sample does it leave the pooling factor open.
     counted -= {assumption.table for assumption in found.assumptions if assumption.column == "pooling_factor"}
@@ -225,7 +190,8 @@ def _counted(
     ordered = sorted(
         before + after, key=lambda one: (position.get(one.table, len(position)), rank.get(one.column, len(rank)))
     )
-    return TableSet(found.tables, tuple(ordered), (*table_set.notes, *found.notes)), found.missed
+    missed = tuple(name for name in table_set.missed if name in found.missed)
+    return TableSet(found.tables, tuple(ordered), (*table_set.notes, *found.notes), missed)
 
 
 def with_weight_bits(table_set: TableSet, weight_bits: int) -> TableSet:
@@ -234,18 +200,13 @@ def with_weight_bits(table_set: TableSet, weight_bits: int) -> TableSet:
     Raises:
         BadConfig: none of 4, 8, 16 and 32 bits.
     """
-    _check_weight_bits(weight_bits)
+    check_weight_bits(weight_bits)
     tables = tuple(
         table if table.weight_bits == weight_bits else replace(table, weight_bits=weight_bits, data_type="")
         for table in table_set.tables
     )
     assumptions = tuple(one for one in table_set.assumptions if one.column not in _PRECISION)
     return replace(table_set, tables=tables, assumptions=assumptions)
-
-
-def _check_weight_bits(weight_bits: int) -> None:
-    if weight_bits not in WEIGHT_BITS:
-        raise BadConfig(f"weight_bits is {weight_bits}. Choose one of {WEIGHT_BITS}.")
 
 
 def _public_set(name: str, batch_size: int, embedding_dim: int | None) -> TableSet:
@@ -258,7 +219,7 @@ def _public_set(name: str, batch_size: int, embedding_dim: int | None) -> TableS
     return TableSet(tables, tuple(assumptions))
 
 
-def _of_table_file(path: Path, default_pooling_factor: float, columns: Mapping[str, str] | None) -> LoadedTables:
+def _of_table_file(path: Path, default_pooling_factor: float, columns: Mapping[str, str] | None) -> TableSet:
     if path.suffix.lower() == ".parquet":
         _check_is_no_traffic(path, columns or {})
     return load_tables_with_assumptions(path, default_pooling_factor, columns)
@@ -282,9 +243,7 @@ def _check_is_no_traffic(path: Path, given: Mapping[str, str]) -> None:
         raise BadFile(path, problem, remedy)
 
 
-def _of_traffic(
-    path: Path, batch_size: int, embedding_dim: int | None, columns: Mapping[str, str] | None
-) -> TrafficTables:
+def _of_traffic(path: Path, batch_size: int, embedding_dim: int | None, columns: Mapping[str, str] | None) -> TableSet:
     if embedding_dim is None:
         raise BadConfig(
             f"{path} is a sample of traffic, which does not state the dims. "

@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from evenshard.tables.cache import LOAD_FACTORS
 from evenshard.tables.reuse import NUM_REUSE_BINS
+from evenshard.utils.errors import BadConfig
 from evenshard.utils.limits import MAX_TABLE_BYTES, RANGES
 from evenshard.utils.messages import brief
 
@@ -195,6 +196,18 @@ class Table:
         if ratios[-1] != 0:
             return f"miss_ratios end with {ratios[-1]:g}: a cache of all rows misses none, 0"
         return None
+
+
+def check_weight_bits(weight_bits: int) -> None:
+    """Raises BadConfig for a number of bits that no data type has."""
+    if weight_bits not in WEIGHT_BITS:
+        raise BadConfig(f"weight_bits is {weight_bits}. Choose one of {WEIGHT_BITS}.")
+
+
+def check_dims(embedding_dims: Sequence[int]) -> None:
+    """Raises BadConfig where there is no dim to draw from."""
+    if not embedding_dims or min(embedding_dims) < 1:
+        raise BadConfig(f"embedding_dims is {list(embedding_dims)}. List at least one dim, each at least 1.")
 
 
 LATER_FIELDS = {one.name: one.default for one in fields(Table)[6:]}

@@ -13,8 +13,7 @@
     entries         what a run logs, entry by entry, each of which counts once
     backlog         what MLflow has missed, kept until it answers
     patience        tries and pauses while a server is away
-    client          MLflow's client: addresses, time limits of requests, errors
-    at_once         calls that several processes make at the same time
+    client          MLflow's client: addresses, time limits of requests, errors, calls of several processes at once
     sqlite_file     the file that holds runs where there is no server
     datasets/       cost datasets in data/, checked and named, for DVC
 
@@ -22,39 +21,30 @@ Runs go to MLFLOW_TRACKING_URI, or to ``sqlite:///mlflow.db`` in the working dir
 """
 
 from evenshard.tracking.backlog import BACKLOG, BACKLOG_NAME, log_backlog
-from evenshard.tracking.client import DEFAULT_URI, EXPERIMENT
-from evenshard.tracking.parents import LOCAL, LOOP_ID, LOOP_TAG, PARENT_FILE
+from evenshard.tracking.parents import LOCAL, LOOP_ID
 from evenshard.tracking.patience import PATIENCE
 from evenshard.tracking.registry import (
-    CHAMPION,
     REGISTERED_COST,
     REGISTERED_POLICY,
     ModelVersion,
     champion,
     download_model,
     model_version,
-    register_model,
     set_champion,
     version_of_files,
 )
 from evenshard.tracking.runs import MUST_REGISTER, StageRun, end_loop, log_to_parent, stage_run, study_run
-from evenshard.tracking.search import FoundRun, find_run, find_runs, run_artifact
+from evenshard.tracking.search import find_run, find_runs
 
 __all__ = [
     "BACKLOG",
     "BACKLOG_NAME",
-    "CHAMPION",
-    "DEFAULT_URI",
-    "EXPERIMENT",
     "LOCAL",
     "LOOP_ID",
-    "LOOP_TAG",
     "MUST_REGISTER",
-    "PARENT_FILE",
     "PATIENCE",
     "REGISTERED_COST",
     "REGISTERED_POLICY",
-    "FoundRun",
     "ModelVersion",
     "StageRun",
     "champion",
@@ -65,8 +55,6 @@ __all__ = [
     "log_backlog",
     "log_to_parent",
     "model_version",
-    "register_model",
-    "run_artifact",
     "set_champion",
     "stage_run",
     "study_run",

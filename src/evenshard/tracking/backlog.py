@@ -23,13 +23,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from evenshard.tracking.client import connect, first_line, short_timeouts, tracking_uri
+from evenshard.tracking.client import address, connect, first_line, short_timeouts
 from evenshard.tracking.entries import Entry, Record, Sender, open_run
 from evenshard.tracking.parents import Parent
 from evenshard.tracking.patience import Patience, is_refusal
 from evenshard.tracking.pyfunc import ServedCode
 from evenshard.utils.atomic import atomic_path
-from evenshard.utils.messages import reason_of, without_credentials
+from evenshard.utils.messages import reason_of
 
 BACKLOG = "EVENSHARD_BACKLOG"
 """Variable: the folder of the backlog."""
@@ -81,7 +81,7 @@ class KeptRun:
 
     def close(self) -> None:
         """Lets a later stage have it."""
-        run = {"uri": without_credentials(tracking_uri()), "record": asdict(self._record), "entries": self._entries}
+        run = {"uri": address(), "record": asdict(self._record), "entries": self._entries}
         (self._draft / _RUN).write_text(json.dumps(run, default=str) + "\n")  # YAML knows dates, JSON does not
         self._writing.close()
 
@@ -111,12 +111,12 @@ def log_backlog(code: Callable[[], ServedCode]) -> int:
         except (KeyError, TypeError, ValueError) as error:
             log.warning("%s cannot be logged to MLflow (%s). Delete it", folder, reason_of(error))
         except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
-            log.warning("%s stays there: MLflow at %s did not take it (%s)", folder, _address(), first_line(error))
+            log.warning("%s stays there: MLflow at %s did not take it (%s)", folder, address(), first_line(error))
             if not is_refusal(error):
                 break
     if done:
         runs = "a run" if done == 1 else f"{done} runs"
-        log.warning("MLflow at %s has got what it had missed of %s", _address(), runs)
+        log.warning("MLflow at %s has got what it had missed of %s", address(), runs)
     return done
 
 
@@ -140,7 +140,7 @@ def _locked(folder: Path) -> Iterator[None]:
 def _logged(folder: Path, code: Callable[[], ServedCode]) -> bool:
     """Logs a run and removes its folder; False if it is meant for another MLflow."""
     told: dict[str, Any] = json.loads((folder / _RUN).read_text())
-    if told["uri"] != _address():
+    if told["uri"] != address():
         return False
     of = told["record"]
     record = Record(**{**of, "parent": of["parent"] and Parent(**of["parent"])})
@@ -160,7 +160,3 @@ def _logged(folder: Path, code: Callable[[], ServedCode]) -> bool:
     with suppress(OSError):
         shutil.rmtree(retired)
     return True
-
-
-def _address() -> str:
-    return without_credentials(tracking_uri())

@@ -6,17 +6,16 @@ import importlib.util
 import logging
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from evenshard.tracking.at_once import make_once
 from evenshard.tracking.sqlite_file import usable_file
 from evenshard.utils.errors import BadConfig, EvenshardError, TrackingFailed
 from evenshard.utils.extras import require_package
-from evenshard.utils.messages import reason_of, root_of
+from evenshard.utils.messages import reason_of, root_of, without_credentials
 
 EXPERIMENT = "evenshard"
 DEFAULT_URI = "sqlite:///mlflow.db"
@@ -32,11 +31,18 @@ S3_TIMEOUTS = {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_
 """boto3 uploads in threads that Python waits for when it ends: 5 attempts of 60 s each, if nothing is said."""
 CALLERS_FAULT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "UNAUTHENTICATED", "PERMISSION_DENIED")
 """Codes of MLflow's answers to a wrong question."""
+_ATTEMPTS = 5
+"""Each is refused only if another process has written something new meanwhile."""
 
 
 def tracking_uri() -> str:
     """Where runs go. A variable without a value is none, as where a ConfigMap has the key alone."""
     return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
+
+
+def address() -> str:
+    """Where runs go, without a password: what messages and files say."""
+    return without_credentials(tracking_uri())
 
 
 def registry_uri() -> str:
@@ -220,20 +226,60 @@ def first_line(error: BaseException) -> str:
     return reason_of(error)
 
 
-def tracking_error(error: BaseException, problem: str, remedy: str) -> EvenshardError:
-    """What to raise for an error of MLflow's: the question was wrong, or MLflow could not be asked.
+@contextmanager
+def asking(server: str, problem: str, remedy: str, about: str = "") -> Iterator[None]:
+    """Short timeouts for a question to MLflow, and one line about what went wrong.
 
     Args:
-        problem: what failed, in our words; MLflow's own message is added.
+        server: its address.
+        problem: what MLflow did, such as "did not answer"; its own message is added.
         remedy: advice if the request was wrong.
+        about: what is asked for.
 
-    Returns:
-        BadConfig where MLflow has answered that there is no such thing, or that this user may not see it;
-        TrackingFailed, which another try may mend, for all else.
+    Raises:
+        BadConfig: where MLflow has answered that there is no such thing, or that this user may not see it.
+        TrackingFailed: for all else, which another try may mend.
     """
-    if isinstance(error, EvenshardError):
-        return error
-    said = f"{problem} ({first_line(error)})"
-    if getattr(error, "error_code", "") in CALLERS_FAULT:
-        return BadConfig(f"{said}. {remedy}")
-    return TrackingFailed(f"{said}. Try again, or set MLFLOW_TRACKING_URI to where it answers.")
+    try:
+        with short_timeouts():
+            yield
+    except EvenshardError:
+        raise
+    except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of kinds
+        where = f"{about}: MLflow" if about else "MLflow"
+        said = f"{where} at {without_credentials(server)} {problem} ({first_line(error)})"
+        if getattr(error, "error_code", "") in CALLERS_FAULT:
+            raise BadConfig(f"{said}. {remedy}") from None
+        raise TrackingFailed(f"{said}. Try again, or set MLFLOW_TRACKING_URI to where it answers.") from None
+
+
+# Calls that several processes may make at the same time: loops of one team, pods of one pipeline. --------------------
+
+
+def make_once(call: Callable[..., Any], *args: Any, **named: Any) -> None:
+    """Makes what another process may be making too: whoever is second finds it made."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        call(*args, **named)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def write_together(call: Callable[..., Any], *args: Any, **named: Any) -> None:
+    """Writes a tag or parameters that other processes may be writing too.
+
+    MLflow looks whether they are there, and adds those that are not. Of two that add one at once the second is refused
+    by the database, and finds it there when it asks again.
+    """
+    from mlflow.exceptions import MlflowException
+
+    for attempt in range(_ATTEMPTS):
+        try:
+            call(*args, **named)
+        except MlflowException as error:
+            if error.error_code != "BAD_REQUEST" or attempt == _ATTEMPTS - 1:
+                raise
+        else:
+            return

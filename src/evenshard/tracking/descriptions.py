@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from evenshard.tracking.at_once import write_together
+from evenshard.tracking.client import write_together
 from evenshard.tracking.parents import PARENT_TAG
 from evenshard.tracking.tags import COSTS_SHA256, OUTCOME, STAGE, TASKS
 from evenshard.version import __version__

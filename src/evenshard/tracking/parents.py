@@ -10,15 +10,13 @@ import json
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from evenshard.tracking.at_once import write_together
-from evenshard.tracking.client import tracking_uri
+from evenshard.tracking.client import address, write_together
 from evenshard.tracking.tags import origin_tags
 from evenshard.utils.atomic import atomic_path
-from evenshard.utils.messages import without_credentials
 from evenshard.utils.provenance import params_hash
 
 PARENT_FILE = Path("work/mlflow_parent.json")
@@ -67,18 +65,18 @@ class Parent:
 
 def parent_of(params: Mapping[str, Any], new_loop: bool) -> Parent:
     """The parent of a stage that runs now with these settings; ``work/mlflow_parent.json`` remembers a new one."""
-    of_code = origin_tags(None)  # a pod knows its own settings alone: their hash is not the loop's
-    if injected := os.environ.get("MLFLOW_RUN_ID"):
-        return Parent(run_id=injected, tags=of_code, params=params)
-    if loop_id := os.environ.get(LOOP_ID):
-        return Parent("", LOOP_TAG, loop_id, f"loop-{loop_id}", of_code, params)
-    identity = {"uri": without_credentials(tracking_uri()), "params": params_hash(params)}
-    known = _remembered()
-    if new_loop or not known.get("key") or {key: known.get(key) for key in identity} != identity:
-        known = {**identity, "key": secrets.token_hex(8)}
-        with atomic_path(PARENT_FILE) as draft:
-            draft.write_text(json.dumps(known) + "\n")
-    return Parent("", KEY_TAG, known["key"], _name(known), origin_tags(params), params)
+    if os.environ.get("MLFLOW_RUN_ID") or os.environ.get(LOOP_ID):
+        of_code = origin_tags(None)  # a pod knows its own settings alone: their hash is not the loop's
+    else:
+        of_code = origin_tags(params)
+        identity = {"uri": address(), "params": params_hash(params)}
+        known = _remembered()
+        if new_loop or not known.get("key") or {key: known.get(key) for key in identity} != identity:
+            with atomic_path(PARENT_FILE) as draft:
+                draft.write_text(json.dumps({**identity, "key": secrets.token_hex(8)}) + "\n")
+    parent = current_parent()
+    assert parent is not None
+    return replace(parent, tags=of_code, params=params)
 
 
 def current_parent() -> Parent | None:
@@ -90,12 +88,8 @@ def current_parent() -> Parent | None:
     known = _remembered()
     if not known.get("key"):
         return None
-    return Parent("", KEY_TAG, known["key"], _name(known))
-
-
-def _name(known: Mapping[str, str]) -> str:
-    """Of a loop: the hash of its settings, and what tells it from others with the same."""
-    return f"loop-{known['params'][:8]}-{known['key'][:4]}"
+    # The hash of its settings, and what tells it from others with the same.
+    return Parent("", KEY_TAG, known["key"], f"loop-{known['params'][:8]}-{known['key'][:4]}")
 
 
 def ensure_parent(client: Any, experiment: str, parent: Parent, start_ms: int) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.placement.parts import TablePart
+from evenshard.tables.records import COLUMN_TYPES, REQUIRED_COLUMNS
 from evenshard.tracking.client import quiet
 from evenshard.version import __version__
 
@@ -100,32 +101,12 @@ def signature(code: ServedCode) -> Any:
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
     from mlflow.types.schema import Array, DataType
 
-    text, whole, number = DataType.string, DataType.long, DataType.double
-    tables: list[Any] = [
-        ColSpec(text, "name"),
-        ColSpec(whole, "num_rows"),
-        ColSpec(whole, "embedding_dim"),
-        ColSpec(number, "pooling_factor"),
-        ColSpec(Array(number), "reuse_bins", required=False),
-        ColSpec(whole, "weight_bits", required=False),
-        ColSpec(text, "data_type", required=False),
-        ColSpec(text, "pooling", required=False),
-        ColSpec(DataType.boolean, "is_weighted", required=False),
-        ColSpec(Array(text), "feature_names", required=False),
-        ColSpec(Array(number), "feature_pooling_factors", required=False),
-        ColSpec(DataType.boolean, "is_deduplicated", required=False),
-        ColSpec(text, "module", required=False),
-        ColSpec(Array(number), "row_shares", required=False),
-        ColSpec(Array(number), "miss_ratios", required=False),
-    ]
-    placement: list[Any] = [
-        ColSpec(text, "table"),
-        ColSpec(whole, "device"),
-        ColSpec(whole, "row_start"),
-        ColSpec(whole, "row_stop"),
-        ColSpec(whole, "column_start"),
-        ColSpec(whole, "column_stop"),
-    ]
-    types = {bool: DataType.boolean, int: whole, float: number, str: text}
+    text, whole, number, flag = DataType.string, DataType.long, DataType.double, DataType.boolean
+    kinds: dict[str, Any] = {"str": text, "bool": flag, "int": whole, "float": number}
+    kinds |= {"tuple[str, ...]": Array(text), "tuple[float, ...]": Array(number)}
+    tables: list[Any] = [ColSpec(kinds[kind], name, name in REQUIRED_COLUMNS) for name, kind in COLUMN_TYPES.items()]
+    spans = ("row_start", "row_stop", "column_start", "column_stop")
+    placement: list[Any] = [ColSpec(text, "table"), *(ColSpec(whole, name) for name in ("device", *spans))]
+    types = {bool: flag, int: whole, float: number, str: text}
     params = [ParamSpec(param, types[code.kinds[param]], default) for param, default in code.parameters.items()]
     return ModelSignature(Schema(tables), Schema(placement), ParamSchema(params))

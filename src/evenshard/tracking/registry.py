@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evenshard.tracking.at_once import make_once
 from evenshard.tracking.client import (
+    asking,
     connect,
     experiment_id,
+    make_once,
     registry_uri,
     require_mlflow,
     short_timeouts,
-    tracking_error,
     tracking_uri,
 )
 from evenshard.tracking.descriptions import model_description, version_description
@@ -30,7 +30,6 @@ from evenshard.tracking.patience import Patience, files_below
 from evenshard.tracking.pyfunc import ServedCode, save_pyfunc
 from evenshard.tracking.tags import COMMIT, SHA256, VERSION, WEIGHTS_SHA256, model_tags
 from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.messages import without_credentials
 from evenshard.utils.scratch import scratch_folder
 
 REGISTERED_COST, REGISTERED_POLICY = "evenshard-cost", "evenshard-policy"
@@ -118,27 +117,6 @@ def ensure_models(
         ]
         made = dict(_all_or_none(client, ready, run_id, patience))
     return tuple(known[name] or made[name] for name in names)
-
-
-def register_model(
-    folder: Path,
-    code: ServedCode,
-    tags: Mapping[str, str],
-    metrics: Mapping[str, float] | None = None,
-    run_id: str = "",
-    name: str = REGISTERED_COST,
-    client: Any = None,
-) -> ModelVersion:
-    """Makes a model's folder a new version, which ``mlflow.pyfunc.load_model`` serves; for the rest see
-    ``ensure_models``.
-
-    Args:
-        name: evenshard-cost, or evenshard-policy for the policy and its cost network alone.
-    """
-    with short_timeouts():
-        client = client or connect()
-        logged = _uploaded(client, name, folder, code, tags, metrics or {}, run_id, Patience())
-        return _ensured_version(client, logged, run_id)
 
 
 def _known(client: Any, name: str, folder: Path, run_id: str) -> ModelVersion | None:
@@ -329,14 +307,8 @@ def register_folder(folder: Path, code: ServedCode) -> tuple[ModelVersion, Model
 
     seen = load_model(folder).trained_on
     tags = {COMMIT: seen.git_commit, VERSION: seen.evenshard_version, **model_tags(folder)}
-    try:
-        with short_timeouts():
-            version, *policy = ensure_models(folder, code, tags)
-    except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of kinds
-        where = without_credentials(registry_uri())
-        raise tracking_error(
-            error, f"{folder}: MLflow at {where} did not take this model", "Name another folder."
-        ) from None
+    with asking(registry_uri(), "did not take this model", "Name another folder.", str(folder)):
+        version, *policy = ensure_models(folder, code, tags)
     return version, policy[0] if policy else None
 
 
@@ -365,14 +337,8 @@ def download_model(uri: str) -> Iterator[Path]:
 def _told(name: str) -> Iterator[None]:
     """Explains that MLflow does not tell the versions of a registered model."""
     require_mlflow(name, _OR_A_FOLDER)
-    try:
-        with short_timeouts():
-            yield
-    except Exception as error:
-        where = without_credentials(registry_uri())
-        raise tracking_error(
-            error, f"MLflow at {where} did not tell the versions of {name}", "Set MLFLOW_TRACKING_URI."
-        ) from None
+    with asking(registry_uri(), f"did not tell the versions of {name}", "Set MLFLOW_TRACKING_URI."):
+        yield
 
 
 def _last(client: Any, wanted: str, run_id: str = "") -> ModelVersion | None:
@@ -387,17 +353,10 @@ def _last(client: Any, wanted: str, run_id: str = "") -> ModelVersion | None:
 
 @contextmanager
 def _explained(uri: str) -> Iterator[None]:
+    """Explains that MLflow does not give a registered model."""
     require_mlflow(uri, _OR_A_FOLDER)
-    try:
-        with short_timeouts():
-            yield
-    except Exception as error:  # MLflow, SQLAlchemy, requests and the stores' own clients raise dozens of kinds
-        where = without_credentials(registry_uri())
-        raise tracking_error(
-            error,
-            f"{uri}: MLflow at {where} did not give this model",
-            _remedy(uri),
-        ) from None
+    with asking(registry_uri(), "did not give this model", _remedy(uri), uri):
+        yield
 
 
 def _remedy(uri: str) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.tracking.backlog import KeptRun, backlog_folder, has_backlog
-from evenshard.tracking.client import connect, first_line, short_timeouts, tracking_uri
+from evenshard.tracking.client import address, connect, first_line, short_timeouts, tracking_uri
 from evenshard.tracking.dataset_inputs import dataset_record
 from evenshard.tracking.entries import Entry, Record, Sender, open_run
 from evenshard.tracking.parents import ENDED_AS, current_parent, parent_of
@@ -48,7 +48,6 @@ from evenshard.tracking.tags import (
 )
 from evenshard.utils.errors import MissingPackage, TrackingFailed
 from evenshard.utils.extras import require_package
-from evenshard.utils.messages import without_credentials
 from evenshard.utils.scratch import scratch_folder
 
 MODEL_TAGS = (COMMIT, PARAMS_HASH, VERSION, LIBRARIES, TABLES_SHA256, COSTS_SHA256, COSTS_DVC_MD5, HARDWARE, VERSIONS)
@@ -83,7 +82,10 @@ class StageRun:
         try:
             self._open(Patience())
         except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
-            _say(f"MLflow cannot be reached at {_address()} ({first_line(error)}). The stage goes on", tracking_uri())
+            _say(
+                f"MLflow cannot be reached at {address()} ({first_line(error)}). The stage goes on",
+                tracking_uri(),
+            )
 
     def metrics(self, values: Mapping[str, float]) -> None:
         """Logs final metrics."""
@@ -166,7 +168,7 @@ class StageRun:
         self._log({"kind": "model", "path": str(folder), "tags": tags, "metrics": dict(metrics)}, code)
         if self._kept is not None and os.environ.get(MUST_REGISTER):
             raise TrackingFailed(
-                f"The model is not registered: MLflow at {_address()} did not take it within {stage_patience_s():g} s. "
+                f"The model is not registered: MLflow at {address()} did not take it within {stage_patience_s():g} s. "
                 f"Register it with `evenshard promote --candidate`, or run this again."
             )
 
@@ -235,7 +237,7 @@ class StageRun:
                 return
             except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
                 why = first_line(error)
-                _say(f"MLflow stopped answering at {_address()} ({why}). The stage goes on", tracking_uri())
+                _say(f"MLflow stopped answering at {address()} ({why}). The stage goes on", tracking_uri())
         with self._keeping():
             self._kept = self._kept or KeptRun(self._record)
             self._kept.add(entry)
@@ -363,10 +365,6 @@ def _say(what: str, about: str) -> None:
     if about not in _SAID:
         _SAID.add(about)
         log.warning("%s", what)
-
-
-def _address() -> str:
-    return without_credentials(tracking_uri())
 
 
 def _now_ms() -> int:

@@ -7,20 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenshard.tracking.client import (
-    connect,
-    experiment_name,
-    first_line,
-    require_mlflow,
-    short_timeouts,
-    tracking_error,
-    tracking_uri,
-)
+from evenshard.tracking.client import asking, connect, experiment_name, first_line, require_mlflow, tracking_uri
 from evenshard.tracking.patience import is_refusal
 from evenshard.tracking.tags import STAGE
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief, without_credentials
+from evenshard.utils.messages import brief
 
+_NO_ANSWER = "did not answer", "Set MLFLOW_TRACKING_URI."
 _LISTED = 10
 """Loops that the message about a wrong name lists, the newest first."""
 
@@ -63,12 +56,8 @@ def find_runs(names: Sequence[str] = ()) -> list[FoundRun]:
         TrackingFailed: if MLflow cannot be reached.
     """
     require_mlflow(", ".join(names) or "runs")
-    try:
-        with short_timeouts():
-            runs = _all_runs(connect())
-    except Exception as error:
-        where = without_credentials(tracking_uri())
-        raise tracking_error(error, f"MLflow at {where} did not answer", "Set MLFLOW_TRACKING_URI.") from None
+    with asking(tracking_uri(), *_NO_ANSWER):
+        runs = _all_runs(connect())
     by_parent: dict[str, list[FoundRun]] = {}
     for run in sorted(runs, key=lambda one: one.start_ms):
         by_parent.setdefault(run.parent_id, []).append(run)
@@ -86,14 +75,13 @@ def find_run(run_id: str) -> FoundRun | None:
     from mlflow.exceptions import MlflowException
 
     require_mlflow(run_id)
-    try:
-        with short_timeouts():
+    with asking(tracking_uri(), *_NO_ANSWER):
+        try:
             found = connect().get_run(run_id)
-    except Exception as error:
-        if isinstance(error, MlflowException) and error.error_code == "RESOURCE_DOES_NOT_EXIST":
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
             return None
-        where = without_credentials(tracking_uri())
-        raise tracking_error(error, f"MLflow at {where} did not answer", "Set MLFLOW_TRACKING_URI.") from None
     return _run(found) if found.info.lifecycle_stage == "active" else None
 
 
@@ -104,14 +92,13 @@ def run_artifact(run_id: str, path: str, folder: Path) -> Path:
         BadConfig: if it is not there.
         TrackingFailed: if MLflow does not answer.
     """
-    try:
-        with short_timeouts():
+    with asking(tracking_uri(), *_NO_ANSWER):
+        try:
             return Path(connect().download_artifacts(run_id, path, str(folder)))
-    except Exception as error:
-        if not is_refusal(error):
-            where = without_credentials(tracking_uri())
-            raise tracking_error(error, f"MLflow at {where} did not answer", "") from None
-        raise BadConfig(f"run {run_id} has no {path} ({first_line(error)}). Name another run.") from None
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            raise BadConfig(f"run {run_id} has no {path} ({first_line(error)}). Name another run.") from None
 
 
 def _all_runs(client: Any) -> list[FoundRun]:

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import IO, TYPE_CHECKING, TypeVar
@@ -44,13 +44,19 @@ def plain_console(file: IO[str] | None, least_width: int = 0) -> Console:
     return console
 
 
-def plain_grid(*heads: str) -> Table:
-    """A table without lines, columns two spaces apart; those of ``heads`` are numbers, flush right."""
+def plain_grid(*heads: str, texts: Sequence[str] = ()) -> Table:
+    """A table without lines, columns two spaces apart; those of ``heads`` are numbers, flush right.
+
+    Args:
+        texts: heads of the columns behind them, which are words, flush left.
+    """
     from rich.table import Table
 
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for head in heads:
         grid.add_column(head, justify="right", no_wrap=True)
+    for head in texts:
+        grid.add_column(head)
     return grid
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -53,11 +53,25 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
 
 
-def names_text(names: Sequence[str]) -> str:
-    """The first three of many names, and how many more there are."""
-    shown = ", ".join(printable(name) for name in names[:MAX_NAMES])
-    more = len(names) - MAX_NAMES
+def names_text(names: Sequence[Any], most: int = MAX_NAMES, write: Callable[[Any], str] = printable) -> str:
+    """The first of many names, three where nothing is said, and how many more there are.
+
+    Args:
+        write: how each name is written, such as ``brief``.
+    """
+    shown = ", ".join(map(write, names[:most]))
+    more = len(names) - most
     return f"{shown} and {more:,} more" if more > 0 else shown
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things: 1 table, 2 tables."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def tables_text(names: Sequence[str]) -> str:
+    """The first three of some tables, and how many they are."""
+    return f"{names_text(names)} ({counted(len(names), 'table')})"
 
 
 def without_credentials(text: str) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from evenshard.utils.errors import BadFile
 from evenshard.utils.messages import reason_of
+from evenshard.utils.scratch import scratch_folder
 
 MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO = 64 * 2**30, 100
 """Of a gzipped file; recorded batches unpack to two to ten times their size, traces to twenty times theirs."""
@@ -78,15 +81,26 @@ def begins_gzipped(content: bytes) -> bool:
     return content.startswith(b"\x1f\x8b")
 
 
-def unpack(path: Path, target: IO[bytes]) -> None:
-    """Writes what a gzipped file holds.
+@contextmanager
+def unpacked(path: Path, is_packed: bool = True) -> Iterator[Path]:
+    """A file with the content of a gzipped one, which is removed when the block ends; the file itself if it is none.
 
     Raises:
         BadFile: if it is damaged, or unpacks to more than recorded lookups can.
     """
-    try:
-        with path.open("rb") as packed, UnpackedFile(packed, UnpackLimit(path)) as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                target.write(chunk)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BadFile(path, f"cannot be unpacked ({reason_of(error)})", _FETCH_AGAIN) from None
+    if not is_packed:
+        yield path
+        return
+    with scratch_folder() as folder:
+        target = folder / path.name.removesuffix(".gz")
+        try:
+            with (
+                path.open("rb") as packed,
+                UnpackedFile(packed, UnpackLimit(path)) as file,
+                target.open("wb") as content,
+            ):
+                while chunk := file.read(_CHUNK_BYTES):
+                    content.write(chunk)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise BadFile(path, f"cannot be unpacked ({reason_of(error)})", _FETCH_AGAIN) from None
+        yield target

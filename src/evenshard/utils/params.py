@@ -77,9 +77,12 @@ def section(params: dict[str, Any], name: str, kind: type[Config], **overrides: 
 
 
 def check_ranges(**values: Any) -> None:
-    """Raises BadConfig for the first of some values that is outside of the range of its name; see ``limits.py``."""
+    """Raises BadConfig for the first of some values that is outside of the range of its name; see ``limits.py``.
+
+    A value of None is not given.
+    """
     for name, value in values.items():
-        if problem := RANGES[name].problem(value):
+        if value is not None and (problem := RANGES[name].problem(value)):
             raise BadConfig(f"{name} {problem}. Correct it.")
 
 

@@ -12,10 +12,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial, wraps
 from importlib import import_module
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
-from types import GenericAlias, NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
@@ -102,13 +102,37 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
 
 
 def _typed(value: Any, kind: Any) -> Any:
-    """The value, or ``_OTHER``."""
-    from pydantic import ValidationError
+    """The value, or ``_OTHER``. Numbers of other libraries become Python's, and ranges and the like tuples."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return next((found for part in parts if (found := _typed(value, part)) is not _OTHER), _OTHER)
+    if origin is Sequence:
+        if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+            return _OTHER
+        found = [_typed(one, parts[0]) for one in value]
+        if any(one is _OTHER for one in found):
+            return _OTHER
+        return found if isinstance(value, list) else tuple(found)
+    if origin is Mapping:
+        if not isinstance(value, Mapping):
+            return _OTHER
+        pairs = [(_typed(key, parts[0]), _typed(one, parts[1])) for key, one in value.items()]
+        return _OTHER if any(_OTHER is one for pair in pairs for one in pair) else dict(pairs)
+    if kind is int or kind is float:
+        return _number(value, kind)
+    if kind is Any or (getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False)):
+        return value  # what a protocol asks for, the function looks for itself
+    return value if isinstance(value, origin or kind) else _OTHER
 
-    try:
-        return _adapter(kind).validate_python(value)
-    except (ValidationError, OverflowError):
+
+def _number(value: Any, kind: type) -> Any:
+    """A whole number stays what it is where any will do: messages repeat it, and it may be larger than a float."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or (kind is int and value % 1 != 0):  # JSON may write 1 as 1.0
         return _OTHER
+    if kind is int:
+        return int(value)
+    return value if isinstance(value, int) else float(value)
 
 
 def _check_text(name: str, text: str) -> None:
@@ -121,33 +145,6 @@ def _check_text(name: str, text: str) -> None:
         raise BadConfig(f"{name} is {brief(text)}, which holds half of a character. Rename it.") from None
 
 
-@cache
-def _adapter(kind: Any) -> Any:
-    from pydantic import ConfigDict, TypeAdapter
-
-    return TypeAdapter(_strict(kind), config=ConfigDict(strict=True))
-
-
-def _strict(kind: Any) -> Any:
-    """A type that takes the numbers of other libraries, too, and any sequence where one is stated."""
-    from pydantic import BeforeValidator, PlainValidator
-
-    if kind is int:
-        return Annotated[int, PlainValidator(_whole)]
-    if kind is float:
-        return Annotated[float, PlainValidator(_real)]
-    if getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False):
-        return Any  # what it must have, the function looks for itself
-    if isinstance(kind, type) and kind is not Any and kind not in _WORDS:
-        return Annotated[Any, PlainValidator(partial(_instance, kind))]  # pydantic would look into a dataclass
-    origin, inner = get_origin(kind), tuple(map(_strict, get_args(kind)))
-    if origin in (Union, UnionType):
-        return Union[inner]  # noqa: UP007  # of a tuple
-    if origin is Sequence:
-        return Annotated[GenericAlias(Sequence, inner), BeforeValidator(_listed)]
-    return GenericAlias(Mapping, inner) if origin is Mapping else kind
-
-
 def _check_path(name: str, path: str | Path) -> None:
     """Raises BadConfig for what the system does not even look up; that there is such a file is not asked."""
     try:
@@ -158,31 +155,6 @@ def _check_path(name: str, path: str | Path) -> None:
         raise BadConfig(
             f"{name} is {brief(str(path))}, which cannot be looked up ({error.strerror}). Correct it."
         ) from None
-
-
-def _instance(kind: type, value: Any) -> Any:
-    if not isinstance(value, kind):
-        raise ValueError
-    return value
-
-
-def _whole(value: Any) -> int:
-    is_whole = isinstance(value, Integral) or (isinstance(value, Real) and not value % 1)  # JSON may write 1 as 1.0
-    if not is_whole or isinstance(value, bool):
-        raise ValueError
-    return int(value)
-
-
-def _real(value: Any) -> float:
-    """A whole number stays what it is: messages repeat it, and it may be larger than a float."""
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise ValueError
-    return value if isinstance(value, int) else float(value)
-
-
-def _listed(value: Any) -> Any:
-    """Such as a range."""
-    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes | list) else value
 
 
 def _in_words(kind: Any, several: bool = False) -> str:

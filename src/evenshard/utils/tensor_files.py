@@ -12,8 +12,6 @@ from typing import IO, Any
 
 from evenshard.utils.errors import BadFile
 
-_FETCH_AGAIN = "Save or fetch the file again."
-
 
 def load_tensors(path: Path, source: Path | IO[bytes] | None = None, mmap: bool = False) -> Any:
     """What torch.save wrote.
@@ -26,23 +24,31 @@ def load_tensors(path: Path, source: Path | IO[bytes] | None = None, mmap: bool 
     Raises:
         BadFile: if it is torn, or holds anything but plain data.
     """
-    import torch
-
-    source = path if source is None else source
     try:
-        if is_bomb(source):
-            raise BadFile(path, "unpacks to more than its size, which torch.save never does", _FETCH_AGAIN)
-        # weights_only: a pickle from elsewhere must not be able to run code.
-        return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
-    except BadFile:
-        raise
+        return read_tensors(path if source is None else source, mmap)
     except MemoryError:
         raise BadFile(path, "does not fit into memory", "Use a machine with more, or a smaller sample.") from None
-    except (
-        Exception
-    ) as error:  # torn bytes make torch raise nearly anything, with advice that is not for data of others
-        problem = f"cannot be read as tensors that torch.save wrote ({type(error).__name__})"
-        raise BadFile(path, problem, _FETCH_AGAIN) from None
+    except ValueError as error:
+        raise BadFile(path, str(error), "Save or fetch the file again.") from None
+
+
+def read_tensors(source: Path | IO[bytes], mmap: bool = False) -> Any:
+    """Likewise, without a word of the file.
+
+    Raises:
+        ValueError: if it is torn, or holds anything but plain data; one line.
+    """
+    import torch
+
+    if _is_bomb(source):
+        raise ValueError("unpacks to more than its size, which torch.save never does")
+    try:
+        # weights_only: a pickle from elsewhere must not be able to run code.
+        return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
+    except (MemoryError, FileNotFoundError):
+        raise
+    except Exception:  # torn bytes make torch raise nearly anything, with advice that is not for data of others
+        raise ValueError("cannot be read: it is torn, or holds more than tensors") from None
 
 
 def not_integers(value: Any) -> str | None:
@@ -59,7 +65,7 @@ def not_integers(value: Any) -> str | None:
     return None
 
 
-def is_bomb(source: Path | IO[bytes]) -> bool:
+def _is_bomb(source: Path | IO[bytes]) -> bool:
     """Whether the parts of a zip archive are larger than the archive: torch.save packs nothing."""
     try:
         with zipfile.ZipFile(source) as archive:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from torch import nn
 
 from evenshard.utils.errors import TrainingFailed
-from evenshard.utils.messages import brief, reason_of
-from evenshard.utils.tensor_files import is_bomb
+from evenshard.utils.messages import brief
+from evenshard.utils.tensor_files import read_tensors
 
 
 def save_weights(net: nn.Module, path: Path) -> None:
@@ -99,14 +98,10 @@ def load_adam(optimizer: torch.optim.Optimizer, path: Path) -> None:
 
 
 def _load(path: Path) -> Any:
-    if is_bomb(path):
-        raise ValueError(f"{path.name} unpacks to more than its size, which torch.save never does")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except UnpicklingError:  # torch's own advice says how to run what is in the file
-        raise ValueError(f"{path.name} is torn, or holds more than tensors") from None
-    except (RuntimeError, EOFError) as error:
-        raise ValueError(f"{path.name} cannot be read: {reason_of(error)}") from None
+        return read_tensors(path)
+    except ValueError as error:
+        raise ValueError(f"{path.name} {error}") from None
 
 
 def _tensors(state: Any, where: str) -> dict[str, torch.Tensor]:

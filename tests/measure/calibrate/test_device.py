@@ -10,13 +10,8 @@ import numpy as np
 import pytest
 import yaml
 
-from evenshard.measure.calibrate.constants import CALLS
-from evenshard.measure.calibrate.device import (
-    DeviceCalibration,
-    fit_profile,
-    measured_shards,
-    save_profile,
-)
+from evenshard.measure.calibrate.constants import CALLS, Calibration
+from evenshard.measure.calibrate.device import fit_profile, measured_shards
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.measure.profiles import profile_path, write_profile
@@ -72,11 +67,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def fitted(directory: Path) -> DeviceCalibration:
+def fitted(directory: Path) -> Calibration:
     return fit_profile(gpu_profile(START), measured(directory))
 
 
-def test_the_fit_finds_the_constants_that_the_times_depend_on(directory: Path, fitted: DeviceCalibration) -> None:
+def test_the_fit_finds_the_constants_that_the_times_depend_on(directory: Path, fitted: Calibration) -> None:
     """Times of whole calls do not tell an overhead from the floors of kernels, but how long both are together, and how
     long the overhead and the host.
     """
@@ -92,7 +87,7 @@ def test_the_fit_finds_the_constants_that_the_times_depend_on(directory: Path, f
     assert abs(fitted.num_fitted - fitted.num_held_out) <= 2
 
 
-def test_held_out_errors_shrink_to_about_the_noise(fitted: DeviceCalibration) -> None:
+def test_held_out_errors_shrink_to_about_the_noise(fitted: Calibration) -> None:
     """The median of |noise| is 0.67 of its standard deviation, the 90th percentile 1.64 of it."""
     for component in CALLS:
         before, after = fitted.before[component], fitted.after[component]
@@ -101,13 +96,13 @@ def test_held_out_errors_shrink_to_about_the_noise(fitted: DeviceCalibration) ->
         assert after.median_percent < after.p90_percent < 1.5 * 1.64 * 100 * NOISE
 
 
-def test_the_fixed_constants_stay(fitted: DeviceCalibration) -> None:
+def test_the_fixed_constants_stay(fitted: Calibration) -> None:
     start = gpu_profile(START)
     unfitted = {name: getattr(start, name) for name in FREE_CONSTANTS}
     assert replace(fitted.profile, **unfitted) == start
 
 
-def test_a_constant_that_little_depends_on_stays_near_where_it_was(fitted: DeviceCalibration) -> None:
+def test_a_constant_that_little_depends_on_stays_near_where_it_was(fitted: Calibration) -> None:
     """Hardly a row here is so hot that its shard waits for it; no call but the short ones of an RTX 2080 Ti wait."""
     start = gpu_profile(START)
     assert fitted.profile.hot_lookup_ns == pytest.approx(start.hot_lookup_ns, rel=0.3)
@@ -154,10 +149,10 @@ def test_costs_of_two_machines_are_refused(directory: Path) -> None:
 
 
 def test_the_saved_profile_can_be_simulated_and_says_what_it_was_fitted_to(
-    directory: Path, fitted: DeviceCalibration, tmp_path: Path
+    directory: Path, fitted: Calibration, tmp_path: Path
 ) -> None:
     path = tmp_path / "fitted.yaml"
-    save_profile(fitted, START, path)
+    fitted.save(START, path)
     read = SimulatedHardware(MeasureConfig(hardware=f"simulated:{path}")).profile
     for name in FREE_CONSTANTS:
         assert getattr(read, name) == pytest.approx(getattr(fitted.profile, name), rel=1e-5)
@@ -174,9 +169,9 @@ def test_the_saved_profile_can_be_simulated_and_says_what_it_was_fitted_to(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_missing_template_is_refused_and_nothing_is_written(fitted: DeviceCalibration, tmp_path: Path) -> None:
+def test_a_missing_template_is_refused_and_nothing_is_written(fitted: Calibration, tmp_path: Path) -> None:
     with pytest.raises(BadFile):
-        save_profile(fitted, str(tmp_path / "none.yaml"), tmp_path / "fitted.yaml")
+        fitted.save(str(tmp_path / "none.yaml"), tmp_path / "fitted.yaml")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -63,7 +63,7 @@ def shards(count: int) -> list[TracedShard]:
 
 def test_terms_come_from_their_kernels_and_unseen_shards_confirm_them() -> None:
     found = fit_to_calls(START, shards(24))
-    assert (found.num_fitted, found.num_held_out, found.gpu) == (12, 12, "NVIDIA A100")
+    assert (found.num_fitted, found.num_held_out, found.hardware) == (12, 12, "NVIDIA A100")
     for name in KERNELS:
         assert found.before[name].median_percent > 15 and found.after[name].median_percent < 3, name
     assert found.profile.sort_pairs_per_ns == pytest.approx(REAL.sort_pairs_per_ns, rel=0.03)

@@ -33,9 +33,10 @@ from evenshard.measure.distributed import collective
 from evenshard.measure.distributed import ranks as ranks_module
 from evenshard.measure.distributed.collective import CollectiveHardware, device_costs
 from evenshard.measure.distributed.exchange import Exchange, Finding, Step, Worker
-from evenshard.measure.distributed.jobs import JOBS, MeasureShards, TimeExchanges, decode_job, encode_job
+from evenshard.measure.distributed.jobs import JOBS, MeasurePlacement, TimeExchanges, decode_job, encode_job
 from evenshard.measure.distributed.ranks import Splits, pooled_splits, samples_of_ranks
 from evenshard.measure.fbgemm import OutOfDeviceMemory
+from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadInput, EvenshardError, MeasurementFailed
@@ -209,7 +210,7 @@ def exchange_errors(worker: Worker, dims: Sequence[int]) -> tuple[float, float]:
 
     exchange = Exchange(ranks, pooled_splits(dims, BATCH_SIZE, ranks.rank))
     own = bags[ranks.rank](indices_B4[ranks.rank])
-    exchange.forward_ms(own)
+    exchange.send(own)
     samples = samples_of_ranks(BATCH_SIZE, ranks.size)
     first, count = sum(samples[: ranks.rank]), samples[ranks.rank]
     received = [part.view(count, -1) for part in exchange.received.split([count * dim for dim in dims])]
@@ -218,7 +219,7 @@ def exchange_errors(worker: Worker, dims: Sequence[int]) -> tuple[float, float]:
     of_ranks = upstream[first : first + count].split(list(dims), dim=1)
     exchange.gradient.copy_(torch.cat([part.reshape(-1) for part in of_ranks]))
     gradient_BD = torch.full_like(own, float("nan"))
-    exchange.backward_ms(gradient_BD)
+    exchange.send_back(gradient_BD)
     (gradient,) = torch.autograd.grad(own, [weights[ranks.rank]], gradient_BD)
     return float(forward_error), float((gradient - expected_gradient).abs().max()) if gradient.numel() else 0.0
 
@@ -405,7 +406,7 @@ def test_a_pickle_in_the_store_is_not_unpickled(tmp_path: Path) -> None:
         (b'{"job": "time_exchanges", "settings": {"exchanges": [[1, 2, 3]]}}', "each of 2 ranks"),
         (b'{"job": "time_exchanges", "settings": {"exchanges": [[1, -2]]}}', "each of 2 ranks"),
         (b'{"job": "time_exchanges", "settings": {"exchanges": [[1, 2.5]]}}', "not a whole number"),
-        (b'{"job": "measure_shards", "settings": {"tables": []}}', "num_devices is missing"),
+        (b'{"job": "measure_placement", "settings": {"tables": []}}', "machine is missing"),
     ],
 )
 def test_what_is_not_a_job_is_one_line(content: bytes, why: str) -> None:
@@ -424,21 +425,25 @@ def change(record: Any, path: str, value: Any) -> None:
     ("path", "value"),
     [
         ("batch_size", 0),
-        ("num_devices", 10**12),
+        ("machine.num_devices", 10**12),
         ("tables", []),
         ("tables.1.num_rows", -1),
         ("tables.1.num_rows", 2**62),
         ("tables.1.pooling_factor", -0.5),
         ("tables.1.name", None),
-        ("device_of_table", [0, 2]),
-        ("device_of_table", [0, -1]),
-        ("device_of_table", [0]),
-        ("device_of_table", [0, "1"]),
-        ("num_devices", 3),
+        ("parts.1.devices", [2]),
+        ("parts.1.devices", [-1]),
+        ("parts.1.devices", []),
+        ("parts.1.devices", [0, 1]),
+        ("parts.1.devices", ["1"]),
+        ("parts.1.columns", [0, 1]),
+        ("parts.1.table", "a"),
+        ("machine.num_devices", 3),
     ],
 )
 def test_a_placement_comes_as_it_was_handed_out_or_not_at_all(path: str, value: Any) -> None:
-    job = MeasureShards((table("a", pooling=2), table("b", rows=2**40, pooling=0.3)), 2, 64, (0, 1))
+    tables = (table("a", pooling=2), table("b", rows=2**40, pooling=0.3))
+    job = MeasurePlacement(tables, Machine.one_node(2), 64, Placement((0, 1), 2).parts(tables), is_whole=True)
     plain = encode_job(job, JOBS)
     assert decode_job(plain, JOBS, 2) == job and repr(decode_job(plain, JOBS, 2)) == repr(job)
     with pytest.raises(ValueError, match="is not for 3 ranks"):

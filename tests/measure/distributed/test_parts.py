@@ -23,7 +23,7 @@ from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost
 from evenshard.measure.distributed import collective
 from evenshard.measure.distributed.collective import CollectiveHardware
 from evenshard.measure.distributed.exchange import Worker
-from evenshard.measure.distributed.jobs import JOBS, MeasureParts, decode_job, encode_job
+from evenshard.measure.distributed.jobs import JOBS, MeasurePlacement, decode_job, encode_job
 from evenshard.measure.distributed.part_inputs import lookup_weights
 from evenshard.measure.distributed.part_layout import ColumnBlock, exchange_groups, feature_tables, is_replicated
 from evenshard.measure.distributed.part_step import LoadedGroup, LoadedParts
@@ -213,7 +213,7 @@ class CheckParts:
     """One step with known weights; the largest deviations of outputs and of updated weights from the unsharded tables,
     by name of the table."""
 
-    job: MeasureParts
+    job: MeasurePlacement
     ANSWER: ClassVar[Any] = Any
 
     def check(self, num_ranks: int) -> None:
@@ -330,7 +330,7 @@ def outputs_of(
 class CountCollectives:
     """The collectives of a rank in each phase of a step, by their names."""
 
-    job: MeasureParts
+    job: MeasurePlacement
     ANSWER: ClassVar[Any] = Any
 
     def check(self, num_ranks: int) -> None:
@@ -376,7 +376,7 @@ def everything(hardware: CollectiveHardware, out: Path) -> None:
     machine = machine_of(size)
     notes: dict[str, Any] = {"errors": {}, "costs": {}, "collectives": {}}
     for name, (tables, parts) in placements(size).items():
-        job = MeasureParts(tables, machine, BATCH_SIZE, parts)
+        job = MeasurePlacement(tables, machine, BATCH_SIZE, parts)
         notes["errors"][name] = hardware.run_on_all(CheckParts(job), name)
         notes["costs"][name] = hardware.measure_parts(job.task, parts)
         if name in (DATA_PARALLEL, ROW_WISE):
@@ -407,7 +407,7 @@ def die(hardware: CollectiveHardware, victim: int) -> None:
     """A rank dies in the middle of an exchange of a node's ranks."""
     size = collective.world_size()
     machine, one = machine_of(size), of_kind("sum", "t")
-    job = DieIn(MeasureParts((one,), machine, BATCH_SIZE, place(one, GRID_SHARD, machine)), victim)
+    job = DieIn(MeasurePlacement((one,), machine, BATCH_SIZE, place(one, GRID_SHARD, machine)), victim)
     hardware.run_on_all(job, "measuring train-003")
 
 
@@ -415,7 +415,7 @@ def die(hardware: CollectiveHardware, victim: int) -> None:
 class DieIn:
     """A measurement in which a rank ends without a word, before it exchanges its outputs."""
 
-    job: MeasureParts
+    job: MeasurePlacement
     victim: int
     ANSWER: ClassVar[Any] = Any
 
@@ -538,7 +538,7 @@ def test_a_rank_that_dies_ends_the_run(tmp_path: Path) -> None:
 def test_a_job_travels_as_plain_data() -> None:
     machine = machine_of(4)
     one = of_kind("shared", "t")
-    job = MeasureParts((one,), machine, BATCH_SIZE, place(one, GRID_SHARD, machine))
+    job = MeasurePlacement((one,), machine, BATCH_SIZE, place(one, GRID_SHARD, machine))
     assert decode_job(encode_job(job, JOBS), JOBS, 4) == job
     with pytest.raises(ValueError, match="is not for 2 ranks"):
         decode_job(encode_job(job, JOBS), JOBS, 2)

@@ -21,7 +21,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import evenshard
 from evenshard.planner.torchrec import save_plan
-from evenshard.planner.what_if.groups import synced_bytes
+from evenshard.planner.what_if.machines import synced_bytes
 from support.documented import snippet
 from support.ranks import run_ranks, save_notes
 

@@ -27,7 +27,7 @@ from evenshard.planner.torchrec import EvenshardPlanner, tables_of
 from evenshard.planner.torchrec.modules import collections_in, other_modules_in
 from evenshard.planner.torchrec.tables import table_set_of
 from evenshard.tables.assumptions import Assumption
-from evenshard.tables.sources import with_traffic
+from evenshard.tables.sources import completed
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from support.torchrec_builders import GREEDY, ITEM, META, NAMES, USER, Model
@@ -232,7 +232,7 @@ def test_modules_of_other_kinds_are_left_to_torchrec(tmp_path: Path) -> None:
         "collisions.users": "ManagedCollisionEmbeddingCollection, which is left to TorchRec",
         "virtual.v": "EmbeddingCollection, which is left to TorchRec",
     }
-    counted = with_traffic(known, write_parquet(tmp_path, {"wide": [[1]]}), 1)
+    counted = completed(known, 1, write_parquet(tmp_path, {"wide": [[1]]}))
     assert [one for one in counted.assumptions if one.column == "module"] == list(known.assumptions[-3:])
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.sharding import SHARDING_TYPES
-from evenshard.planner.what_if.groups import (
+from evenshard.planner.what_if.machines import (
     CONTIGUOUS,
     STRIDED,
     group_ranks,

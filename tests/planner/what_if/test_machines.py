@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 
 from evenshard.placement.machine import Machine
-from evenshard.planner.what_if.machines import HostShape, of_hardware, whole_machine
+from evenshard.planner.what_if.machines import of_hardware, whole_machine
 from evenshard.utils.errors import BadConfig
 
 
 def test_hosts_and_links_that_are_not_named() -> None:
-    assert whole_machine("simulated:h100", 4, HostShape()) == Machine(4, 4, 1, "nvlink_h100")
-    assert whole_machine("simulated:h100", 16, HostShape()) == Machine(16, 8, 1, "nvlink_h100", "infiniband_ndr")
-    assert whole_machine("simulated:a100_80gb", 16, HostShape()).inter == "infiniband_hdr"
-    assert whole_machine("simulated:rtx_2080_ti", 16, HostShape()).inter == "ethernet_25g"
-    own = whole_machine("simulated:h100", 16, HostShape(4, "50gb_s", "ib_200g", 2))
+    assert whole_machine("simulated:h100", 4) == Machine(4, 4, 1, "nvlink_h100")
+    assert whole_machine("simulated:h100", 16) == Machine(16, 8, 1, "nvlink_h100", "infiniband_ndr")
+    assert whole_machine("simulated:a100_80gb", 16).inter == "infiniband_hdr"
+    assert whole_machine("simulated:rtx_2080_ti", 16).inter == "ethernet_25g"
+    own = whole_machine("simulated:h100", 16, 4, "50gb_s", "ib_200g", 2)
     assert own == Machine(16, 4, 2, "50gb_s", "infiniband_hdr")
 
 
 def test_devices_that_do_not_fill_hosts_are_refused() -> None:
     with pytest.raises(BadConfig, match=r"12 x simulated:h100: 12 devices do not fill nodes of 8"):
-        whole_machine("simulated:h100", 12, HostShape())
+        whole_machine("simulated:h100", 12)
 
 
 def test_one_value_for_all_hardware_or_one_for_each() -> None:

@@ -37,7 +37,7 @@ def test_the_example_says_that_its_prices_are_examples() -> None:
         ("hardware: {h100: {per_device_hour: .nan}}", "per_device_hour is nan"),
         ("hardware: {h1000: {per_device_hour: 1}}", "Use one of auto, cpu, cuda"),
         ("hardware: {h100: {per_device_hour: 1}, 'simulated:h100': {per_device_hour: 2}}", "are the same"),
-        ("[", "not a price file"),
+        ("[", "not readable as YAML"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(text: str, said: str, tmp_path: Path) -> None:
@@ -50,5 +50,5 @@ def test_what_makes_no_sense_is_one_line(text: str, said: str, tmp_path: Path) -
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="no such file"):
         load_prices(tmp_path / "prices.yaml")
-    with pytest.raises(BadFile, match="is a folder"):
+    with pytest.raises(BadFile, match="Is a directory"):
         load_prices(tmp_path)

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from benchmarks.studies.trainings import measure_random_shards
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.fit import ShardTensors, fit_autoshard_net, predict_shards
-from evenshard.sharders.autoshard.train import measure_random_shards
-from evenshard.sharders.dreamshard.fit import FitConfig
 from evenshard.sharders.features import FeatureNormalizer
+from evenshard.sharders.training import FitConfig
 from evenshard.tables.table import Table
 from support.builders import BATCH_SIZE, BWD_MS, FWD_MS, FakeHardware, measured, some_tables, task
 

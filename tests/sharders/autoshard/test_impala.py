@@ -19,9 +19,9 @@ from evenshard.sharders.autoshard.impala import (
     chosen_log_probs,
     impala_loss,
     train_impala,
+    v_trace,
 )
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder
-from evenshard.sharders.autoshard.vtrace import v_trace
 from evenshard.sharders.dreamshard.env import EpisodeBatch
 from support.autoshard_builders import MIXED, NORMALIZER, TIGHT, AdditiveShardModel, balance_policy, shard_net
 from support.builders import PLAIN_FEATURES, sized, split_by, task, working

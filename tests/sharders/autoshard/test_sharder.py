@@ -12,20 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from evenshard.measure.costs import MeasuredPlacement
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.env import BalanceEnv, Observation
-from evenshard.sharders.autoshard.impala import ImpalaConfig
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder
-from evenshard.sharders.autoshard.train import AutoShardConfig, measure_random_shards, train_autoshard
 from evenshard.sharders.checkpoint import load_checkpoint, new_checkpoint, save_checkpoint
 from evenshard.sharders.dreamshard.env import EpisodeBatch
-from evenshard.sharders.dreamshard.fit import FitConfig
-from evenshard.sharders.random import RandomSharder
-from evenshard.sharders.reward import measured_balance
 from evenshard.utils.errors import BadFile, InfeasibleTask
 from support.autoshard_builders import (
     MIXED,
@@ -40,10 +34,7 @@ from support.autoshard_builders import (
 from support.builders import (
     BATCH_SIZE,
     PLAIN_FEATURES,
-    FakeHardware,
-    capped,
     sized,
-    some_tables,
     split_by,
     task,
     working,
@@ -357,60 +348,7 @@ def test_one_device_takes_all_and_more_devices_than_tables_are_no_trouble() -> N
     check_placement(task(TABLES[:2], devices=7), sharder().place(task(TABLES[:2], devices=7)))
 
 
-# Training and keeping ------------------------------------------------------------------------------------------------
-
-SMALL = AutoShardConfig(
-    fit=FitConfig(num_updates=300, minibatch_size=64, learning_rate=3e-3),
-    impala=ImpalaConfig(num_updates=40, num_slots=16, unroll_length=20, sync_every=2, learning_rate=3e-3),
-)
-POOL = some_tables(24)
-TRAIN = [task(POOL[first : first + 10], devices=2, task_id=f"train-{first}") for first in range(5)]
-TEST = [task(POOL[first : first + 10], devices=2, task_id=f"test-{first}") for first in range(10, 15)]
-
-
-def shards() -> list[MeasuredPlacement]:
-    return measure_random_shards(FakeHardware(), TRAIN, 200, seed=0)
-
-
-def test_from_measured_shards_to_a_balance_above_random() -> None:
-    trained = train_autoshard(TRAIN, shards(), SMALL, seed=0)
-    mean = [
-        sum(measured_balance(FakeHardware().measure(one, who.place(one))) for one in TEST) / len(TEST)
-        for who in (trained, RandomSharder(0))
-    ]
-    assert mean[0] > mean[1] + 0.15 and mean[0] > 0.75
-
-
-def test_the_same_seed_gives_the_same_sharder_and_touches_no_global_randomness() -> None:
-    short = AutoShardConfig(replace(SMALL.fit, num_updates=5), replace(SMALL.impala, num_updates=2))
-    measured = shards()
-    torch.manual_seed(11)
-    one = train_autoshard(TRAIN, measured, short, seed=1)
-    drawn = torch.rand(())
-    torch.manual_seed(11)
-    assert torch.rand(()).equal(drawn)
-    other, third = (train_autoshard(TRAIN, measured, short, seed=seed) for seed in (1, 2))
-    for mine, its in zip(one.policy.parameters(), other.policy.parameters(), strict=True):
-        assert mine.equal(its)
-    assert any(
-        not mine.equal(its) for mine, its in zip(one.policy.parameters(), third.policy.parameters(), strict=True)
-    )
-
-
-def test_training_the_policy_leaves_the_cost_network_alone() -> None:
-    measured = shards()
-    fits = (replace(SMALL.impala, num_updates=updates) for updates in (0, 3))
-    nets = [train_autoshard(TRAIN, measured, AutoShardConfig(SMALL.fit, impala), 0).cost_net for impala in fits]
-    assert isinstance(nets[0], AutoShardCostNet) and isinstance(nets[1], AutoShardCostNet)
-    assert all(one.equal(other) for one, other in zip(nets[0].parameters(), nets[1].parameters(), strict=True))
-
-
-def test_tasks_that_do_not_fit_are_left_out_of_training_and_without_others_it_is_refused() -> None:
-    short = AutoShardConfig(replace(SMALL.fit, num_updates=2), replace(SMALL.impala, num_updates=2))
-    too_small = [capped(one, 4) for one in TRAIN]
-    train_autoshard([*too_small, TRAIN[0]], shards(), short, seed=0)
-    with pytest.raises(InfeasibleTask, match="No train task fits"):
-        train_autoshard(too_small, shards(), short, seed=0)
+# Keeping --------------------------------------------------------------------------------------------------------------
 
 
 def test_both_networks_come_back_from_their_folders_as_they_were(tmp_path: Path) -> None:

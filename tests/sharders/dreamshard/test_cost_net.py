@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from evenshard.sharders.dreamshard.cost_net import REPRESENTATION_SIZE, DreamShardCostNet
+from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.features import FeatureNormalizer
+from evenshard.sharders.networks import REPRESENTATION_SIZE
 from support.builders import BATCH_SIZE, cost_net, some_tables
 
 TABLES = some_tables(8)

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from statistics import fmean
+
 import pytest
 import torch
 
-from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
+from evenshard.measure.costs import CONTROL, RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost
+from evenshard.sharders.checkpoint import Round, new_checkpoint
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
-from evenshard.sharders.dreamshard.fit import CostTensors, FitConfig, cost_loss, fit_cost_net, predict
+from evenshard.sharders.dreamshard.fit import (
+    CostTensors,
+    cost_loss,
+    cost_net_round,
+    fit_cost_net,
+    predict,
+    whole_placements,
+)
+from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, policy_round
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.random import RandomSharder
-from support.builders import BATCH_SIZE, FakeHardware, cost, cost_net, measured, some_tables, task
+from evenshard.sharders.training import FitConfig
+from support.builders import BATCH_SIZE, FakeHardware, cost, cost_net, measured, policy, some_tables, task
 
 TABLES = some_tables(12)
 NORMALIZER = FeatureNormalizer.fit(TABLES, BATCH_SIZE)
@@ -159,3 +172,40 @@ def test_progress_is_told_of_every_update() -> None:
     config = FitConfig(num_updates=4, minibatch_size=2, learning_rate=1e-3)
     fit_cost_net(net, torch.optim.Adam(net.parameters()), DATA, config, torch.Generator(), track)
     assert seen == [0, 1, 2, 3]
+
+
+# One round ------------------------------------------------------------------------------------------------------------
+
+
+def test_learning_rates_fall_linearly_over_the_rounds() -> None:
+    assert [Round(number, 4).decay(0.8) for number in (1, 2, 3, 4)] == pytest.approx([0.8, 0.6, 0.4, 0.2])
+
+
+def test_a_round_goes_on_from_the_last_with_its_scale_and_a_lower_learning_rate() -> None:
+    placements = random_placements(24)
+    tasks = [one.task for one in placements[:5]]
+    new_net, new_policy = new_checkpoint(cost_net(), NORMALIZER), new_checkpoint(policy(), NORMALIZER)
+    fit, learn, generator = FitConfig(2, 4, 1e-3), ReinforceConfig(2, 4, 1e-3, 0.0), torch.Generator().manual_seed(0)
+    first = cost_net_round(new_net, placements[:12], fit, Round(1, 2), generator)
+    scale_ms = float(first.checkpoint.net.cost_scale_ms)
+    assert scale_ms == pytest.approx(fmean(one.cost.max_device_ms for one in placements[:12]))
+    trained, history = policy_round(new_policy, first.checkpoint.net, tasks, learn, Round(1, 2), generator)
+    assert len(first.losses) == len(history) == 2 and float(trained.net.cost_scale_ms) == pytest.approx(scale_ms)
+
+    second = cost_net_round(first.checkpoint, placements, fit, Round(2, 2), generator).checkpoint
+    trained, _ = policy_round(trained, second.net, tasks, learn, Round(2, 2), generator)
+    assert float(second.net.cost_scale_ms) == scale_ms and second.round == trained.round == 2
+    for optimizer in (second.optimizer, trained.optimizer):
+        assert [group["lr"] for group in optimizer.param_groups] == [5e-4]
+
+
+def test_controls_and_what_ran_out_of_memory_are_not_learned_from_nor_lone_shards_beside_placements() -> None:
+    whole, control, shard, full = random_placements(4)
+    no_room = replace(full.cost, devices=(DeviceCost.out_of_memory(), *full.cost.devices[1:]))
+    others = [
+        replace(control, proposed_by=CONTROL),
+        replace(shard, proposed_by=RANDOM_SHARD),
+        replace(full, cost=no_room),
+    ]
+    assert whole_placements([whole, *others]) == [whole]
+    assert whole_placements(others) == [others[1]]

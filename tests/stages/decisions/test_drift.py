@@ -15,10 +15,10 @@ from evenshard.planner.request import PlacementRequest, caps_of
 from evenshard.sharders.trained_on import QUANTILES, TrainedOn, mean_reuse
 from evenshard.stages.decisions.drift import Drift, drift_of
 from evenshard.stages.decisions.replan import request_now
+from evenshard.tables.assumptions import TableSet
 from evenshard.tables.files import save_tables
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.reuse import NUM_REUSE_BINS
-from evenshard.tables.sources import TableSet
 from evenshard.tables.table import Table
 from support.builders import BATCH_SIZE, cost, measured, some_tables, table, task
 from support.learned import LEARNED

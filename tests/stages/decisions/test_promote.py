@@ -14,9 +14,8 @@ from evenshard.cli import main
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.noise import Noise
 from evenshard.planner.serving import served_code
-from evenshard.sharders.models import save_model
 from evenshard.stages.decisions.contest import Contest, contest
-from evenshard.stages.decisions.promotion import Decision, PairedTask, PromotionRules, Verdict, decide
+from evenshard.stages.decisions.promotion import Decision, PairedTask, Verdict, decide
 from evenshard.stages.standings import QUIET
 from evenshard.tables.files import load_tables
 from evenshard.tracking.registry import newest_version, register_folder
@@ -25,6 +24,8 @@ from support.builders import FakeHardware, cost_net, policy
 from support.convex_builders import NORMALIZER
 from support.decision_builders import bad_model, good_model, write_inputs
 from support.learned import learned
+from support.model_builders import save_model
+from support.tracking_builders import register_model
 
 # MLflow's opinion of the code that serves a model; here warnings are errors.
 pytestmark = pytest.mark.filterwarnings("ignore:.*type hint")
@@ -79,9 +80,7 @@ def test_slower_within_the_noise_must_still_be_tolerable() -> None:
     found = decided([one * 1.02 for one in champion], champion, NOISY, learned=(1, 100))
     assert found.verdict is Verdict.UNCLEAR and not found.promote
     assert "Take more tasks" in found.reason
-    tolerant = decide(
-        [PairedTask("a", 10.3, 10.0), PairedTask("b", 20.3, 20.0)], NOISY, 1, 100, PromotionRules(tolerance_pct=3)
-    )
+    tolerant = decide([PairedTask("a", 10.3, 10.0), PairedTask("b", 20.3, 20.0)], NOISY, 1, 100, tolerance_pct=3)
     assert tolerant.promote and tolerant.verdict is Verdict.EQUAL
 
 
@@ -238,7 +237,7 @@ def test_a_version_brings_the_policy_of_its_own_run(place: Path) -> None:
         folder, run_id = place / f"both_{seed}", client.create_run(experiment).info.run_id
         save_model(folder, model.cost_model, model.trained_on, (cost_net(seed), policy(), NORMALIZER))
         for name in (tracking.REGISTERED_COST, tracking.REGISTERED_POLICY):
-            tracking.register_model(folder, served_code(), {}, run_id=run_id, name=name)
+            register_model(folder, served_code(), {}, run_id=run_id, name=name)
     assert main(["promote", "--candidate", "models:/evenshard-cost/1"]) == 0
     crowned = tracking.champion(tracking.REGISTERED_POLICY)
     assert crowned is not None and crowned.version == "1"
@@ -252,7 +251,7 @@ def test_a_folder_that_a_run_has_registered_is_no_new_version(place: Path) -> No
     model = learned()
     save_model(place / "both", model.cost_model, model.trained_on, (cost_net(), policy(), NORMALIZER))
     for name in (tracking.REGISTERED_COST, tracking.REGISTERED_POLICY):
-        tracking.register_model(place / "both", served_code(), {}, run_id=run_id, name=name)
+        register_model(place / "both", served_code(), {}, run_id=run_id, name=name)
     assert main(["promote", "--candidate", str(place / "both")]) == 0
     for name in (tracking.REGISTERED_COST, tracking.REGISTERED_POLICY):
         crowned = tracking.champion(name)

@@ -16,8 +16,13 @@ import pytest
 from evenshard import tracking
 from evenshard.cli import main
 from evenshard.stages.decisions.loop_runs import costs_ms
-from evenshard.stages.decisions.run_comparison import LoopRun, SharderDifference, compare, equal_below_pct
-from evenshard.stages.decisions.run_comparison_text import print_comparison
+from evenshard.stages.decisions.run_comparison import (
+    LoopRun,
+    SharderDifference,
+    compare,
+    equal_below_pct,
+    print_comparison,
+)
 
 NOISE = {"noise.within_run_pct": 3.0, "noise.between_run_pct": 1.0}
 SETTINGS = {"generate_tables.seed": "0", "loop.num_rounds": "3", "train_policy.entropy_weight": "0.001"}

@@ -60,7 +60,7 @@ def test_columns_that_are_named_are_features_and_renamed(logs: Path) -> None:
 
 def test_a_feature_of_a_table_is_one_whatever_it_looks_like(logs: Path) -> None:
     label, user = table("label", rows=2), table("user", rows=10)
-    found = tables_from_traffic(logs, 2, [label, user], ignore_unmatched=True, columns={"C1": "user"})
+    found = tables_from_traffic(logs, 2, [label, user], columns={"C1": "user"})
     assert [one.pooling_factor for one in found.tables] == [1.0, 1.0]
     assert found.tables[0].row_shares == (0.75, 0.25), "rows 0, 1, 0, 0"
     assert found.notes[1] == f"{logs}: no table has features 'clicked', 'target_item': not read."
@@ -70,7 +70,7 @@ def test_names_that_do_not_fit_are_refused(logs: Path, tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match=r"two columns for 'clicked': 'C1' and 'clicked'. Leave one out"):
         tables_from_traffic(logs, 2, embedding_dim=8, columns={"C1": "clicked"})
     with pytest.raises(BadConfig, match=r"calls 'C1' 'usr', which is not a feature of the tables; the closest is 'us"):
-        tables_from_traffic(logs, 2, [table("user", rows=10)], ignore_unmatched=True, columns={"C1": "usr"})
+        tables_from_traffic(logs, 2, [table("user", rows=10)], columns={"C1": "usr"})
     with pytest.raises(BadConfig, match=r"columns names 'C9', which is not a column of .*logs"):
         tables_from(logs, 2, embedding_dim=8, columns={"C9": "user"})
     pq.write_table(pa.table({"price": pa.array([0.5])}), tmp_path / "a.parquet")

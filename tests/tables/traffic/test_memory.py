@@ -50,7 +50,7 @@ def test_reading_is_bounded_whatever_the_size(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(counts_module.WindowedCounts, "add", watched)
     found = tables_from_traffic(tmp_path / name, 4096, embedding_dim=8)
-    assert found.num_windows == 128 and [one.pooling_factor for one in found.tables] == [4, 4]
+    assert [one.pooling_factor for one in found.tables] == [4, 4]
     assert found.tables[0].reuse_bins == found.tables[1].reuse_bins
     assert len(resident) > 300 and max(resident) - resident[0] < 24 << 20  # the files hold 32 MiB and more
     assert max(arrow) - arrow[0] < 4 << 20  # Arrow keeps freed memory, so it is not seen in the resident memory

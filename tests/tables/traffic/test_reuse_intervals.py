@@ -212,5 +212,5 @@ def test_traffic_gives_tables_their_curves(tmp_path: Path) -> None:
     assert list(ads.miss_ratios or ()) == between([0, 0.2, 0.4, 1], [1, 1, 0, 0])
     assert list(user.miss_ratios or ()) == between([0, 0.1, 1], [1, 0, 0])
     assert ads.problem() is None
-    (alone,) = tables_from_traffic(source, 8, [ads], ignore_unmatched=True).tables
+    (alone,) = tables_from_traffic(source, 8, [ads]).tables
     assert alone.miss_ratios is None  # one full window

@@ -80,7 +80,7 @@ def test_wrong_columns_are_refused(tmp_path: Path, column: Any, words: str) -> N
 
 def test_columns_that_are_not_wanted_may_hold_anything(tmp_path: Path) -> None:
     pq.write_table(pa.table({"label": [0.5, 1.0], "ads": [[1], [1]]}), tmp_path / "a.parquet")
-    found = tables_from_traffic(tmp_path, 2, [table("ads")], ignore_unmatched=True)
+    found = tables_from_traffic(tmp_path, 2, [table("ads")])
     assert found.tables[0].reuse_bins == bins(0, 1) and found.assumptions == ()
 
 
@@ -120,9 +120,9 @@ def test_a_dlrm_batch_gives_the_figures_of_dlrm_batch(tmp_path: Path, name: str)
 
 def test_windows_within_a_dlrm_batch(tmp_path: Path) -> None:
     torch.save(dlrm(TRAFFIC), tmp_path / "a.pt")
-    ads, user = tables_from_traffic(tmp_path, 2, embedding_dim={"t000": 4, "t001": 12}).tables
-    assert (ads.name, ads.embedding_dim, ads.reuse_bins) == ("t000", 4, bins(4 / 5, 1 / 5))
-    assert (user.name, user.embedding_dim, user.reuse_bins) == ("t001", 12, bins(2 / 3, 1 / 3))
+    ads, user = tables_from_traffic(tmp_path, 2, embedding_dim=8).tables
+    assert (ads.name, ads.reuse_bins) == ("t000", bins(4 / 5, 1 / 5))
+    assert (user.name, user.reuse_bins) == ("t001", bins(2 / 3, 1 / 3))
 
 
 def test_the_order_of_the_keys_and_other_entries_do_not_matter(tmp_path: Path) -> None:
@@ -161,11 +161,11 @@ INDICES, OFFSETS, LENGTHS = dlrm(TRAFFIC)
         ((INDICES, OFFSETS + 1, LENGTHS), "offsets run from 1 to 11, but there are 10 indices"),
         ((INDICES[:-1], OFFSETS, LENGTHS), "offsets run from 0 to 10, but there are 9 indices"),
         ((INDICES, OFFSETS, LENGTHS.flip(0)), "table 't000': offsets do not match the lengths"),
-        ((INDICES, torch.tensor([0, 2, 3, 3, 99, 7, 8, 9, 10]), LENGTHS), "table 't001': offsets fall"),
+        ((INDICES, torch.tensor([0, 2, 3, 3, 99, 7, 8, 9, 10]), LENGTHS), "table 't000': offsets do not match"),
         ((INDICES, torch.tensor([0, 2, 3, 3, 6, 7, 6, 9, 10]), LENGTHS), "table 't001': offsets do not match"),
         (
             (INDICES, torch.tensor([0, 2, 3, 3, 6, 7, 6, 9, 10]), torch.tensor([[2, 1, 0, 3], [1, -1, 3, 1]])),
-            "table 't001': offsets do not match",
+            "table 't001': a sample has a negative number",
         ),
     ],
 )
@@ -201,7 +201,7 @@ def test_a_folder_holds_one_kind_of_file_and_sparks_leftovers(tmp_path: Path) ->
     write_parquet(tmp_path, TRAFFIC, 2)
     (tmp_path / "_SUCCESS").touch()
     (tmp_path / ".part-0.parquet.crc").touch()
-    assert tables_from_traffic(tmp_path, 2, embedding_dim=8).num_samples == 4
+    assert tables_from_traffic(tmp_path, 2, embedding_dim=8).tables[0].pooling_factor == 1.5
     write_batches(tmp_path, TRAFFIC)
     assert "holds both 0.pt and part-0.parquet" in complaint(tmp_path)
     (tmp_path / "0.pt").rename(tmp_path / "0.csv")

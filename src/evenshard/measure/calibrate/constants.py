@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.simulated.device_model import (
-    KERNELS,
-    NS_PER_MS,
-    backward_ms,
-    forward_ms,
-    kernel_times,
-)
-from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, GpuProfile
+from evenshard.measure.evidence import Evidence
+from evenshard.measure.profiles import profile_path, write_profile
+from evenshard.measure.simulated.device_model import KERNELS, NS_PER_MS, backward_ms, forward_ms, kernel_times
+from evenshard.measure.simulated.gpu_profile import BOUNDS, FREE_CONSTANTS, GpuProfile
 from evenshard.measure.simulated.shard_work import ShardWork
 from evenshard.placement.optimizer_state import SGD
 from evenshard.tables.reuse import FloatArray
@@ -27,35 +24,6 @@ CALLS = ("forward", "backward")
 SHARD_TIMES = (*KERNELS, *CALLS, "both")
 """What may be measured of a shard: the kernels, the two calls, and both calls together."""
 
-# What is physically conceivable; a constant that ends at such a bound shows that the model lacks something.
-_FLOOR_US, _NS = (1e-3, 5000.0), (1e-4, 100.0)
-BOUNDS: Mapping[str, tuple[float, float]] = {
-    "hbm_efficiency": (0.05, 1.0),
-    "l2_gb_s": (10.0, 50_000.0),
-    "fwd_overhead_us": _FLOOR_US,
-    "bwd_overhead_us": _FLOOR_US,
-    "fwd_host_us": _FLOOR_US,
-    "bwd_host_us": _FLOOR_US,
-    "short_call_us": _FLOOR_US,
-    "bounds_floor_us": _FLOOR_US,
-    "bounds_ns_per_bag": _NS,
-    "bounds_ns_per_lookup": _NS,
-    "lookup_floor_us": _FLOOR_US,
-    "lookup_ns_per_bag": _NS,
-    "lookup_ns_per_request": _NS,
-    "bag_hit_ns": (1e-3, 1e5),
-    "bag_miss_ns": (1e-3, 1e5),
-    "index_floor_us": _FLOOR_US,
-    "index_ns_per_bag": _NS,
-    "index_ns_per_lookup": _NS,
-    "index_ns_per_row": _NS,
-    "sort_floor_us": _FLOOR_US,
-    "sort_pairs_per_ns": (1e-3, 1000.0),
-    "gradient_floor_us": _FLOOR_US,
-    "gradient_ns_per_request": _NS,
-    "gradient_ns_per_row": _NS,
-    "hot_lookup_ns": (1e-3, 1e5),
-}
 # Weight of staying at the start: e-fold off it counts like 5 % off one measured time. Where the measurements say
 # nothing about a constant, it stays; where some dozen shards do, this does not matter.
 PRIOR_WEIGHT = 0.05
@@ -73,6 +41,67 @@ class Errors:
     def of(predicted: FloatArray, measured: FloatArray) -> Errors:
         """Of times above 0, at least one."""
         return Errors(*np.percentile(100 * np.abs(predicted / measured - 1), [50, 90]).tolist())
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A fitted profile and what it is worth.
+
+    Attributes:
+        profile: the profile with the fitted constants; the others are those of the profile that the fit began from.
+        constants: names of the fitted constants.
+        num_fitted: shards that were fitted.
+        num_held_out: shards that were not.
+        before: errors of the original profile on the held-out shards, by what was measured of them; on the fitted ones
+            where none are held out.
+        after: errors of the fitted profile on the same shards.
+        at_bound: fitted constants that ended at one of their ``BOUNDS``.
+        hardware: what was measured.
+        points: what the shards are, as the evidence says it.
+        source: where the measurements come from.
+    """
+
+    profile: GpuProfile
+    constants: tuple[str, ...]
+    num_fitted: int
+    num_held_out: int
+    before: Mapping[str, Errors]
+    after: Mapping[str, Errors]
+    at_bound: tuple[str, ...]
+    hardware: str
+    points: str
+    source: str
+
+    @property
+    def evidence(self) -> Evidence:
+        """What the fitted profile says about itself: the errors of the times that it predicts worst."""
+        worst = max(self.after.values(), key=lambda errors: errors.p90_percent)
+        judged = self.num_held_out > 0
+        return Evidence(
+            points=self.points,
+            source=self.source,
+            fitted=self.num_fitted,
+            held_out=self.num_held_out,
+            median_error_percent=round(worst.median_percent, 2) if judged else None,
+            p90_error_percent=round(worst.p90_percent, 2) if judged else None,
+        )
+
+    def save(self, template: str, path: Path, what: str = "shards of", extrapolated_from: str = "") -> None:
+        """Writes the fitted profile as YAML.
+
+        Args:
+            template: the profile that the fit began from: a name, or a YAML file. Its other constants keep their
+                sources.
+            path: the file to write; it appears whole or not at all.
+            what: what was fitted of the source, in words that go before it.
+            extrapolated_from: the profile that says what the measurements do not.
+
+        Raises:
+            BadInput: if the template cannot be read.
+        """
+        source = f"calibrated on {self.num_fitted} {what} {self.source}"
+        values = {name: float(getattr(self.profile, name)) for name in self.constants}
+        write_profile(profile_path(template), values, source, (self.evidence,), path, extrapolated_from)
 
 
 @dataclass(frozen=True)

@@ -8,23 +8,19 @@ Legend: N shards.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, date, datetime
-from pathlib import Path
+from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import numpy as np
 
 from evenshard.measure.calibrate.constants import (
-    Errors,
+    Calibration,
     MeasuredShards,
     fit_constants,
     measured_times,
     prediction_errors,
 )
 from evenshard.measure.costs import OK, DeviceCost, MeasuredPlacement, optimizer_of
-from evenshard.measure.evidence import Evidence
-from evenshard.measure.profiles import profile_path, write_profile
 from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, GpuProfile
 from evenshard.measure.simulated.shard_work import WorkCounter
 from evenshard.tables.table import Table
@@ -33,47 +29,7 @@ from evenshard.utils.errors import BadInput
 MIN_SHARDS = 20
 
 
-@dataclass(frozen=True)
-class DeviceCalibration:
-    """A fitted profile and what it is worth.
-
-    Attributes:
-        profile: the profile with the fitted constants.
-        num_fitted: shards that were fitted.
-        num_held_out: shards that were not.
-        before: errors of the original profile on the held-out shards, by call.
-        after: likewise, of the fitted profile.
-        at_bound: fitted constants that ended at one of their ``BOUNDS``.
-        hardware: the hardware that was measured.
-        versions: versions of its libraries.
-        measured_on: the day of the last measurement; today where that is not known.
-    """
-
-    profile: GpuProfile
-    num_fitted: int
-    num_held_out: int
-    before: Mapping[str, Errors]
-    after: Mapping[str, Errors]
-    at_bound: tuple[str, ...]
-    hardware: str
-    versions: str
-    measured_on: date
-
-    @property
-    def evidence(self) -> Evidence:
-        """What the fitted profile says about itself: the errors of the component that it predicts worst."""
-        worst = max(self.after.values(), key=lambda errors: errors.p90_percent)
-        return Evidence(
-            points="nonempty shards, forward and backward compute",
-            source=f"{self.hardware}, {self.versions}, {self.measured_on.isoformat()}",
-            fitted=self.num_fitted,
-            held_out=self.num_held_out,
-            median_error_percent=round(worst.median_percent, 2),
-            p90_error_percent=round(worst.p90_percent, 2),
-        )
-
-
-def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed: int = 0) -> DeviceCalibration:
+def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed: int = 0) -> Calibration:
     """Fits the free constants of ``profile`` to the measured compute times of every nonempty shard that fitted.
 
     Args:
@@ -100,58 +56,40 @@ def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed
 
     result, at_bound = fit_constants(profile, [fitted])
     latest = max(one.measured_at for one in measured)
-    return DeviceCalibration(
+    measured_on = datetime.fromtimestamp(latest, UTC) if latest > 0 else datetime.now(UTC)
+    (hardware, versions), *_ = origins
+    return Calibration(
         profile=result,
+        constants=FREE_CONSTANTS,
         num_fitted=len(fitted),
         num_held_out=len(held_out),
         before=prediction_errors(profile, held_out),
         after=prediction_errors(result, held_out),
         at_bound=at_bound,
-        hardware=origins[0][0],
-        versions=origins[0][1],
-        measured_on=datetime.fromtimestamp(latest, UTC).date() if latest > 0 else datetime.now(UTC).date(),
+        hardware=hardware,
+        points="nonempty shards, forward and backward compute",
+        source=f"{hardware}, {versions}, {measured_on.date().isoformat()}",
     )
-
-
-def save_profile(calibration: DeviceCalibration, template: str, path: Path) -> None:
-    """Writes the fitted profile as YAML.
-
-    Args:
-        template: the profile that the fit began from: a name, or a YAML file. Its fixed constants keep their sources.
-        path: the file to write; it appears whole or not at all.
-
-    Raises:
-        BadInput: if the template cannot be read.
-    """
-    source = (
-        f"calibrated on {calibration.num_fitted} shards of {calibration.hardware}, {calibration.versions}, "
-        f"{calibration.measured_on.isoformat()}"
-    )
-    values = {name: float(getattr(calibration.profile, name)) for name in FREE_CONSTANTS}
-    write_profile(profile_path(template), values, source, (calibration.evidence,), path)
 
 
 def measured_shards(profile: GpuProfile, measured: Sequence[MeasuredPlacement]) -> MeasuredShards:
     """Every nonempty shard with finite times, as the device model of ``profile`` sees its work."""
-    counter = WorkCounter(profile)
     groups: dict[tuple[frozenset[Table], int], int] = {}
-    columns, times, group_of = [], [], []
+    shards, times, group_of = [], [], []
     for one in measured:
         for positions, device in zip(one.placement.shards(), one.cost.devices, strict=True):
             if not positions or not _has_times(device):
                 continue
             tables = [one.task.tables[position] for position in positions]
-            columns.append(counter.columns(tables, one.task.batch_size))
+            shards.append((tables, one.task.batch_size))
             times.append((*device.split_ms, device.compute_ms))
             group_of.append(groups.setdefault((frozenset(tables), one.task.batch_size), len(groups)))
-    if not columns:
+    if not shards:
         raise BadInput("No nonempty shard with finite times was measured. Measure more placements.")
-    shard_of_T = np.repeat(np.arange(len(columns)), [len(tables) for tables in columns])
-    work = counter.shard_work(np.concatenate(columns), shard_of_T, len(columns))
     forward_N, backward_N, both_N = np.array(times).T
     both_N[np.isfinite(forward_N)] = np.nan  # their sum tells nothing new
-    times_NM = measured_times(len(columns), forward=forward_N, backward=backward_N, both=both_N)
-    return MeasuredShards(work, times_NM, np.array(group_of), optimizer_of(measured))
+    times_NM = measured_times(len(shards), forward=forward_N, backward=backward_N, both=both_N)
+    return MeasuredShards(WorkCounter(profile).work_of(shards), times_NM, np.array(group_of), optimizer_of(measured))
 
 
 def _has_times(device: DeviceCost) -> bool:

@@ -13,16 +13,15 @@ from statistics import median
 import numpy as np
 
 from evenshard.measure.calibrate.constants import (
-    BOUNDS,
+    Calibration,
     Errors,
     MeasuredShards,
     fit_constants,
     measured_times,
     prediction_errors,
 )
-from evenshard.measure.evidence import Evidence
 from evenshard.measure.simulated.device_model import KERNELS
-from evenshard.measure.simulated.gpu_profile import GpuProfile
+from evenshard.measure.simulated.gpu_profile import BOUNDS, GpuProfile
 from evenshard.measure.simulated.shard_work import WorkCounter
 from evenshard.measure.traces.fused_calls import DENSE, FusedCall
 from evenshard.placement.optimizer_state import NUMBERS
@@ -52,42 +51,6 @@ class TracedShard:
     call: FusedCall
 
 
-@dataclass(frozen=True)
-class TraceCalibration:
-    """A profile fitted to traces.
-
-    Attributes:
-        constants: those that were fitted; the others are as in the profile that the fit began from.
-        num_fitted, num_held_out: shards.
-        before, after: errors of both profiles by kernel: on the held-out shards, or on the fitted ones where none are.
-        at_bound: fitted constants that ended at one of their bounds.
-        gpu: name of the GPU in the traces.
-    """
-
-    profile: GpuProfile
-    constants: tuple[str, ...]
-    num_fitted: int
-    num_held_out: int
-    before: Mapping[str, Errors]
-    after: Mapping[str, Errors]
-    at_bound: tuple[str, ...]
-    gpu: str
-
-    @property
-    def evidence(self) -> Evidence:
-        """What the fitted profile says about itself: the errors of the kernels that it predicts worst."""
-        worst = max(self.after.values(), key=lambda errors: errors.p90_percent)
-        judged = self.num_held_out > 0
-        return Evidence(
-            points="fused calls in traces, kernel by kernel",
-            source=f"traces of a training on {self.gpu}",
-            fitted=self.num_fitted,
-            held_out=self.num_held_out,
-            median_error_percent=round(worst.median_percent, 2) if judged else None,
-            p90_error_percent=round(worst.p90_percent, 2) if judged else None,
-        )
-
-
 def shard_of(calls: Sequence[FusedCall], tables: Sequence[Table]) -> TracedShard | str:
     """The shard of a rank; where its trace cannot say what these tables take, why, in a clause.
 
@@ -112,7 +75,7 @@ def shard_of(calls: Sequence[FusedCall], tables: Sequence[Table]) -> TracedShard
     return TracedShard(tuple(tables), call)
 
 
-def fit_to_calls(profile: GpuProfile, shards: Sequence[TracedShard], seed: int = 0) -> TraceCalibration:
+def fit_to_calls(profile: GpuProfile, shards: Sequence[TracedShard], seed: int = 0) -> Calibration:
     """Fits the constants of every kernel that the calls have launched to its own times, and the host's to theirs.
 
     Args:
@@ -138,7 +101,7 @@ def fit_to_calls(profile: GpuProfile, shards: Sequence[TracedShard], seed: int =
     result, at_bound = fit_constants(profile, _measured(profile, fitted), free)
     result = replace(result, fwd_host_us=_host_us("fwd_host_us", fitted), bwd_host_us=_host_us("bwd_host_us", fitted))
     judges = held_out or fitted
-    return TraceCalibration(
+    return Calibration(
         profile=result,
         constants=(*free, *HOST_CONSTANTS),
         num_fitted=len(fitted),
@@ -146,7 +109,9 @@ def fit_to_calls(profile: GpuProfile, shards: Sequence[TracedShard], seed: int =
         before=_errors(profile, judges),
         after=_errors(result, judges),
         at_bound=at_bound,
-        gpu=gpus[0],
+        hardware=gpus[0],
+        points="fused calls in traces, kernel by kernel",
+        source=f"traces of a training on {gpus[0]}",
     )
 
 
@@ -162,9 +127,7 @@ def _measured(profile: GpuProfile, shards: Sequence[TracedShard]) -> list[Measur
     result = []
     for optimizer in dict.fromkeys(shard.call.optimizer for shard in shards):
         same = [shard for shard in shards if shard.call.optimizer == optimizer]
-        columns = [counter.columns(shard.tables, shard.call.batch_size or 0) for shard in same]
-        shard_of_T = np.repeat(np.arange(len(same)), [len(shard.tables) for shard in same])
-        work = counter.shard_work(np.concatenate(columns), shard_of_T, len(same))
+        work = counter.work_of([(shard.tables, shard.call.batch_size or 0) for shard in same])
         times_ms = {name: np.array([shard.call.class_us(name) or np.nan for shard in same]) / 1e3 for name in KERNELS}
         result.append(MeasuredShards(work, measured_times(len(same), **times_ms), np.arange(len(same)), optimizer))
     return result

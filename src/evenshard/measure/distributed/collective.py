@@ -30,13 +30,12 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost, Provenance, interquartile_range
+from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost, interquartile_range
 from evenshard.measure.distributed.exchange import Finding, Step, Worker, measure_alone
 from evenshard.measure.distributed.jobs import (
     JOBS,
     Kinds,
-    MeasureParts,
-    MeasureShards,
+    MeasurePlacement,
     RankJob,
     decode_answer,
     decode_job,
@@ -45,7 +44,7 @@ from evenshard.measure.distributed.jobs import (
 )
 from evenshard.measure.distributed.ranks import INPUT_REFUSED, MEASURING_FAILED, PeerLost, Ranks, leave_group
 from evenshard.measure.distributed.transport import link_of, transport_problem
-from evenshard.measure.fbgemm import device_name, driver_version, library_versions, real_device
+from evenshard.measure.fbgemm import kernel_provenance, real_device
 from evenshard.measure.hardware import TimeShare
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement
@@ -62,6 +61,8 @@ PLANNING_S = 86_400.0
 MAX_REPORT_S = 6.0
 """At most so long does rank 0 wait for those that are well to say so."""
 OPENS, ENDS = "opens", "ends"
+TIMED_PIECES = ("input_dist_ms", "fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_compute_ms")
+"""The pieces of a ``Step`` that are times of a device's cost, too; waiting is counted apart."""
 
 
 def world_size() -> int:
@@ -154,15 +155,7 @@ class CollectiveHardware:
         if problem := transport_problem(config.expect_transport, ranks.backend, ranks.networks):
             self.close()
             raise BadConfig(problem)
-        self.provenance = Provenance(
-            hardware=f"{device_name(device)} x {self._size}",
-            driver=driver_version(device),
-            versions=library_versions(device),
-            link=link_of(ranks.backend, ranks.networks),
-            seed=config.seed,
-            repeats=config.repeats,
-            optimizer=config.optimizer,
-        )
+        self.provenance = kernel_provenance(config, device, link_of(ranks.backend, ranks.networks), self._size)
 
     @property
     def time_share(self) -> TimeShare:
@@ -185,11 +178,10 @@ class CollectiveHardware:
                 f"processes. Start --nproc-per-node {placement.num_devices}."
             )
         if placement.num_devices == 1:
-            findings = [measure_alone(self._worker, task, placement)]
-        else:
-            job = MeasureShards(task.tables, task.num_devices, task.batch_size, placement.device_of_table)
-            findings = self.run_on_all(job, f"measuring {task.task_id}")
-        return self._cost(findings, task.task_id)
+            return self._cost([measure_alone(self._worker, task, placement)], task.task_id)
+        parts = placement.parts(task.tables)
+        job = MeasurePlacement(task.tables, task.machine, task.batch_size, parts, is_whole=True)
+        return self._measure(job, task.task_id)
 
     def measure_parts(self, task: ShardingTask, parts: Sequence[TablePart]) -> PlacementCost:
         """Measures a placement of parts on all ranks, with every exchange that it makes.
@@ -205,9 +197,11 @@ class CollectiveHardware:
             )
         if task.communication != Communication():
             raise BadInput("Communication in fewer bits than fp32 cannot be measured. Ask for fp32.")
-        during = "measuring a placement of parts"
-        findings = self.run_on_all(MeasureParts(task.tables, task.machine, task.batch_size, tuple(parts)), during)
-        return self._cost(findings, "a placement of parts")
+        job = MeasurePlacement(task.tables, task.machine, task.batch_size, tuple(parts))
+        return self._measure(job, "a placement of parts")
+
+    def _measure(self, job: MeasurePlacement, what: str) -> PlacementCost:
+        return self._cost(self.run_on_all(job, f"measuring {what}"), what)
 
     def _cost(self, findings: Sequence[Finding], what: str) -> PlacementCost:
         for rank, finding in enumerate(findings):
@@ -314,17 +308,11 @@ def device_costs(findings: Sequence[Finding], warmup: int) -> tuple[DeviceCost, 
     barriers_ms = [min(step.wait_ms for step in steps) for steps in zip(*filter(None, timed), strict=True)]
 
     def device_cost(steps: Sequence[Step]) -> DeviceCost:
-        forward = [step.fwd_compute_ms for step in steps]
-        backward = [step.bwd_compute_ms for step in steps]
         return DeviceCost(
-            fwd_compute_ms=median(forward),
-            fwd_all_to_all_ms=median(step.fwd_all_to_all_ms for step in steps),
-            bwd_all_to_all_ms=median(step.bwd_all_to_all_ms for step in steps),
-            bwd_compute_ms=median(backward),
-            fwd_compute_spread_ms=interquartile_range(forward),
-            bwd_compute_spread_ms=interquartile_range(backward),
+            **{name: median(getattr(step, name) for step in steps) for name in TIMED_PIECES},
+            fwd_compute_spread_ms=interquartile_range([step.fwd_compute_ms for step in steps]),
+            bwd_compute_spread_ms=interquartile_range([step.bwd_compute_ms for step in steps]),
             fwd_wait_ms=median(step.wait_ms - own for step, own in zip(steps, barriers_ms, strict=True)),
-            input_dist_ms=median(step.input_dist_ms for step in steps),
         )
 
     return tuple(
@@ -335,9 +323,8 @@ def device_costs(findings: Sequence[Finding], warmup: int) -> tuple[DeviceCost, 
 
 def _kernel_s(steps_of_ranks: Sequence[Sequence[Step]]) -> float:
     """Seconds of all steps' timed parts, each as long as on the slowest rank."""
-    parts = ("input_dist_ms", "fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_compute_ms")
     together = zip(*filter(None, steps_of_ranks), strict=True)
-    slowest_ms = [max(getattr(step, part) for step in steps) for steps in together for part in parts]
+    slowest_ms = [max(getattr(step, piece) for step in steps) for steps in together for piece in TIMED_PIECES]
     return float(sum(slowest_ms)) / 1e3
 
 

@@ -48,7 +48,7 @@ GRADIENT = 1e-3  # what the dense part sends back; the value does not change how
 
 
 class Exchange:
-    """The two all-to-alls of one placement.
+    """The two all-to-alls of pooled embeddings.
 
     Attributes:
         received: flat; this rank's samples of every rank's pooled embeddings: rank after rank, each [own samples, D].
@@ -61,13 +61,13 @@ class Exchange:
         self.received = torch.empty(sum(splits.received), device=ranks.device)
         self.gradient = torch.full_like(self.received, GRADIENT)
 
-    def forward_ms(self, pooled_BD: torch.Tensor) -> float:
-        """Sends this device's pooled embeddings and fills ``received``; its duration, ms."""
-        return self._ranks.all_to_all_ms(self.received, pooled_BD.detach().view(-1), self._forth)
+    def send(self, pooled_BD: torch.Tensor) -> None:
+        """Sends this device's pooled embeddings and fills ``received``."""
+        self._ranks.all_to_all(self.received, pooled_BD.detach().view(-1), self._forth)
 
-    def backward_ms(self, gradient_BD: torch.Tensor) -> float:
-        """Sends ``gradient`` and fills the gradient of this device's pooled embeddings; its duration, ms."""
-        return self._ranks.all_to_all_ms(gradient_BD.view(-1), self.gradient, self._back)
+    def send_back(self, gradient_BD: torch.Tensor) -> None:
+        """Sends ``gradient`` and fills the gradient of this device's pooled embeddings."""
+        self._ranks.all_to_all(gradient_BD.view(-1), self.gradient, self._back)
 
 
 # One placement -------------------------------------------------------------------------------------------------------
@@ -204,9 +204,9 @@ def _step(worker: Worker, loaded: LoadedShard | None, exchange: Exchange | None,
         pooled_BD, fwd_ms = timed(device, lambda: loaded.forward(number))
     if exchange is not None:
         wait_ms = ranks.go_on_together()
-        fwd_exchange_ms = exchange.forward_ms(pooled_BD)
+        fwd_exchange_ms = ranks.timed_ms(lambda: exchange.send(pooled_BD))
         ranks.go_on_together()
-        bwd_exchange_ms = exchange.backward_ms(gradient_BD)
+        bwd_exchange_ms = ranks.timed_ms(lambda: exchange.send_back(gradient_BD))
         ranks.go_on_together()
     if loaded is not None:
         _, bwd_ms = timed(device, lambda: loaded.backward(pooled_BD))

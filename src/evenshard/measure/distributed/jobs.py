@@ -17,11 +17,10 @@ import torch
 from evenshard.measure.distributed.exchange import Finding, Worker, measure_shard
 from evenshard.measure.distributed.part_step import measure_own_parts
 from evenshard.measure.distributed.ranks import Splits
-from evenshard.measure.plan import check_placed
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement
-from evenshard.placement.plan import parts_by_table
+from evenshard.placement.plan import broken_rule, parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
@@ -54,58 +53,35 @@ class RankJob(Protocol):
 
 
 @dataclass(frozen=True)
-class MeasureShards:
-    """Every rank measures its shard of a placement."""
+class MeasurePlacement:
+    """Every rank measures its parts of a placement; rules and memory of its task make no difference to that.
 
-    tables: tuple[Table, ...]
-    num_devices: int
-    batch_size: int
-    device_of_table: tuple[int, ...]
-    ANSWER: ClassVar[Any] = Finding
-
-    @property
-    def task(self) -> ShardingTask:
-        """With room for everything."""
-        return ShardingTask.whole("shards", self.tables, self.num_devices, _enough(self.num_devices), self.batch_size)
-
-    @property
-    def placement(self) -> Placement:
-        """Where the tables are."""
-        return Placement(self.device_of_table, self.num_devices)
-
-    def check(self, num_ranks: int) -> None:
-        """See ``RankJob``."""
-        if self.num_devices != num_ranks:
-            raise ValueError(f"a placement on {self.num_devices} devices is not for {num_ranks} ranks")
-        try:
-            task = self.task
-        except BadConfig as error:
-            raise ValueError(str(error)) from None
-        check_placed(task, self.placement)
-
-    def run(self, worker: Worker) -> Finding:
-        """See ``RankJob``."""
-        return measure_shard(worker, self.task, self.placement)
-
-
-@dataclass(frozen=True)
-class MeasureParts:
-    """Every rank measures its parts of a placement; rules and room of its task make no difference to that."""
+    Attributes:
+        tables: whole.
+        machine: with a device for each rank.
+        batch_size: global batch, samples.
+        parts: of the tables, with their devices.
+        is_whole: whether tables stay whole, and no lookups are distributed (``measure_shard``).
+    """
 
     tables: tuple[Table, ...]
     machine: Machine
     batch_size: int
     parts: tuple[TablePart, ...]
+    is_whole: bool = False
     ANSWER: ClassVar[Any] = Finding
 
     @property
     def task(self) -> ShardingTask:
-        """With room for everything."""
+        """With memory for everything."""
         devices = self.machine.num_devices
-        return ShardingTask(self.tables, self.machine, (_enough(devices),) * devices, self.batch_size)
+        task = ShardingTask(self.tables, self.machine, (MAX_TOTAL_BYTES // devices,) * devices, self.batch_size)
+        return task.as_whole if self.is_whole else task
 
     def check(self, num_ranks: int) -> None:
         """See ``RankJob``."""
+        if not self.tables:
+            raise ValueError("a placement has no tables")
         for table in self.tables:
             if problem := table.problem():
                 raise ValueError(f"table {brief(table.name)}: {problem}")
@@ -113,21 +89,23 @@ class MeasureParts:
             raise ValueError(f"a placement on {self.machine.num_devices} devices is not for {num_ranks} ranks")
         if problem := self.machine.problem() or RANGES["batch_size"].problem(self.batch_size):
             raise ValueError(problem)
-        if self.batch_size % num_ranks:
+        if self.batch_size % num_ranks and not self.is_whole:
             raise ValueError(f"batch_size is {self.batch_size}, which {num_ranks} ranks cannot share evenly")
         try:
-            parts_by_table(self.task, self.parts)
+            task = self.task
+            by_table = parts_by_table(task, self.parts)
         except BadConfig as error:
             raise ValueError(str(error)) from None
+        if self.is_whole and (broken := broken_rule(task, by_table)):
+            raise ValueError(broken)
 
     def run(self, worker: Worker) -> Finding:
         """See ``RankJob``."""
-        return measure_own_parts(worker, self.task, self.parts)
-
-
-def _enough(num_devices: int) -> int:
-    """Bytes of each device."""
-    return MAX_TOTAL_BYTES // num_devices
+        if not self.is_whole:
+            return measure_own_parts(worker, self.task, self.parts)
+        device_of = {part.table: part.device for part in self.parts}
+        devices = tuple(device_of[table.name] for table in self.tables)
+        return measure_shard(worker, self.task, Placement(devices, self.machine.num_devices))
 
 
 @dataclass(frozen=True)
@@ -184,7 +162,7 @@ class TimeExchanges:
 
 
 Kinds = Mapping[str, type[RankJob]]
-JOBS: Kinds = {"measure_shards": MeasureShards, "measure_parts": MeasureParts, "time_exchanges": TimeExchanges}
+JOBS: Kinds = {"measure_placement": MeasurePlacement, "time_exchanges": TimeExchanges}
 
 # On the way ----------------------------------------------------------------------------------------------------------
 

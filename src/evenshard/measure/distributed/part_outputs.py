@@ -17,7 +17,7 @@ from typing import Protocol
 
 import torch
 
-from evenshard.measure.distributed.exchange import GRADIENT
+from evenshard.measure.distributed.exchange import GRADIENT, Exchange
 from evenshard.measure.distributed.part_inputs import Bags, Distribution
 from evenshard.measure.distributed.part_layout import BlockFeature, ExchangeGroup
 from evenshard.measure.distributed.ranks import Ranks, Splits, pooled_splits
@@ -61,25 +61,23 @@ def output_exchange(ranks: Ranks, group: ExchangeGroup, machine: Machine, batch_
     return NodeSummedExchange(ranks, group, machine, batch_size)
 
 
-class PooledExchange:
+class PooledExchange(Exchange):
     """Whole tables and columns: see ``OutputExchange``."""
 
     def __init__(self, ranks: Ranks, group: ExchangeGroup, batch_size: int) -> None:
-        self._ranks, self._batch_size = ranks, batch_size
         widths = [group.width_on(device) for device in range(ranks.size)]
+        super().__init__(ranks, pooled_splits(widths, batch_size, ranks.rank))
+        self._batch_size = batch_size
         self._call_widths = call_widths(group, ranks.rank)
-        self._forth = pooled_splits(widths, batch_size, ranks.rank)
-        self.received = torch.empty(sum(self._forth.received), device=ranks.device)
-        self.gradient = torch.full_like(self.received, GRADIENT)
 
     def forward(self, outputs: Sequence[torch.Tensor], inputs: Distribution) -> None:
         """See ``OutputExchange``."""
-        self._ranks.all_to_all(self.received, _side_by_side(outputs, self._ranks), self._forth)
+        self.send(_side_by_side(outputs, self._ranks))
 
     def backward(self) -> list[torch.Tensor]:
         """See ``OutputExchange``."""
         found = torch.empty(sum(self._forth.sent), device=self._ranks.device)
-        self._ranks.all_to_all(found, self.gradient, Splits(self._forth.received, self._forth.sent))
+        self.send_back(found)
         return _of_calls(found, self._batch_size, self._call_widths)
 
 

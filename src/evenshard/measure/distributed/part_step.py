@@ -12,7 +12,7 @@ The all-reduce is of the gradients of replicas; it counts as backward exchange, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -29,13 +29,16 @@ from evenshard.placement.task import ShardingTask
 
 @dataclass
 class LoadedGroup:
-    """A group of tables on a device.
+    """A group of tables on a device, and what a step has made of it so far.
 
     Attributes:
         group: what it is.
         calls: of this device.
         batches: lookups of this rank's samples, batch after batch.
         inputs, outputs: its exchanges; None for replicas.
+        distribution: lookups of a batch, once they are where their parts are.
+        found: outputs of the calls.
+        gradients: of these outputs.
     """
 
     group: ExchangeGroup
@@ -43,42 +46,9 @@ class LoadedGroup:
     batches: tuple[Bags, ...]
     inputs: InputExchange | None
     outputs: OutputExchange | None
-
-    def __post_init__(self) -> None:
-        self.distribution: Distribution | None = None
-        self.found: list[torch.Tensor] = []
-        self.gradients: list[torch.Tensor] = []
-
-    def distribute(self, number: int) -> None:
-        """Brings a batch's lookups to where their parts are; those of replicas stay."""
-        own = self.batches[number % len(self.batches)]
-        self.distribution = self.inputs(own) if self.inputs else Distribution(own, own.lengths.sum(dim=1), own)
-
-    def forward(self) -> None:
-        """Looks up what was distributed."""
-        assert self.distribution is not None
-        bags = self.distribution.looked_up
-        lengths = bags.lengths.reshape(-1).to(bags.indices.dtype)
-        ends = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths)
-        self.found = [call.forward(bags, ends) for call in self.calls]
-
-    def exchange(self) -> None:
-        """Brings outputs to the ranks whose samples they are of."""
-        if self.outputs is not None and self.distribution is not None:
-            self.outputs.forward(self.found, self.distribution)
-
-    def exchange_back(self) -> None:
-        """Brings gradients back."""
-        if self.outputs is not None:
-            self.gradients = self.outputs.backward()
-        else:
-            self.gradients = [torch.full_like(output, GRADIENT) for output in self.found]
-
-    def backward(self) -> None:
-        """Gradients of the weights; fused calls also update these."""
-        for output, gradient in zip(self.found, self.gradients, strict=True):
-            output.backward(gradient)  # type: ignore[no-untyped-call]
-        self.found = []
+    distribution: Distribution | None = None
+    found: list[torch.Tensor] = field(default_factory=list)
+    gradients: list[torch.Tensor] = field(default_factory=list)
 
 
 class LoadedParts:
@@ -110,29 +80,40 @@ class LoadedParts:
         self._optimizer = dense_optimizer(worker.config.optimizer, self._replicas)
 
     def distribute(self, number: int) -> None:
-        """The input distribution of a batch."""
+        """Brings a batch's lookups to where their parts are; those of replicas stay."""
         for one in self.groups:
-            one.distribute(number)
+            own = one.batches[number % len(one.batches)]
+            one.distribution = one.inputs(own) if one.inputs else Distribution(own, own.lengths.sum(dim=1), own)
 
     def forward(self) -> None:
-        """All kernels."""
+        """Looks up what was distributed."""
         for one in self.groups:
-            one.forward()
+            assert one.distribution is not None
+            bags = one.distribution.looked_up
+            lengths = bags.lengths.reshape(-1).to(bags.indices.dtype)
+            ends = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths)
+            one.found = [call.forward(bags, ends) for call in one.calls]
 
     def exchange(self) -> None:
-        """All exchanges of outputs."""
+        """Brings outputs to the ranks whose samples they are of."""
         for one in self.groups:
-            one.exchange()
+            if one.outputs is not None and one.distribution is not None:
+                one.outputs.forward(one.found, one.distribution)
 
     def exchange_back(self) -> None:
-        """All exchanges of gradients of outputs."""
+        """Brings gradients of outputs back."""
         for one in self.groups:
-            one.exchange_back()
+            if one.outputs is not None:
+                one.gradients = one.outputs.backward()
+            else:
+                one.gradients = [torch.full_like(output, GRADIENT) for output in one.found]
 
     def backward(self) -> None:
-        """All kernels, backward."""
+        """Computes gradients of the weights; fused calls also update these."""
         for one in self.groups:
-            one.backward()
+            for output, gradient in zip(one.found, one.gradients, strict=True):
+                output.backward(gradient)  # type: ignore[no-untyped-call]
+            one.found = []
 
     def reduce_replicas(self) -> None:
         """Sums up the gradients of replicas over all ranks."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.costs import DeviceCost, PlacementCost
-from evenshard.measure.link import start_skew_ms
+from evenshard.measure.link import with_modelled_exchanges
 from evenshard.measure.offload import host_link
 from evenshard.measure.price.step import DeviceKind, PartCosts
 from evenshard.measure.simulated.gpu_profile import GpuProfile
@@ -42,20 +42,11 @@ class SimulatedCluster:
             BadConfig: if the parts are not those of the task's tables.
         """
         devices = PartCosts(task, self._kinds, self._kind_of_D, self.links).predict(parts).devices
-        waits = start_skew_ms([one.predicted_fwd_compute_ms for one in devices])
-        return PlacementCost(
-            tuple(
-                DeviceCost(
-                    one.predicted_fwd_compute_ms,
-                    one.predicted_fwd_all_to_all_ms,
-                    one.predicted_bwd_all_to_all_ms,
-                    one.predicted_bwd_compute_ms,
-                    fwd_wait_ms=wait,
-                    input_dist_ms=one.predicted_input_dist_ms,
-                )
-                for one, wait in zip(devices, waits, strict=True)
-            ),
-            "modelled",
+        return with_modelled_exchanges(
+            [DeviceCost(one.predicted_fwd_compute_ms, 0.0, 0.0, one.predicted_bwd_compute_ms) for one in devices],
+            [one.predicted_fwd_all_to_all_ms for one in devices],
+            [one.predicted_bwd_all_to_all_ms for one in devices],
+            [one.predicted_input_dist_ms for one in devices],
         )
 
 

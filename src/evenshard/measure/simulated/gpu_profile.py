@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,35 +119,37 @@ class GpuProfile:
         return self.hbm_gb_s * self.hbm_efficiency
 
 
-FREE_CONSTANTS = (
-    "hbm_efficiency",
-    "l2_gb_s",
-    "fwd_overhead_us",
-    "bwd_overhead_us",
-    "fwd_host_us",
-    "bwd_host_us",
-    "short_call_us",
-    "bounds_floor_us",
-    "bounds_ns_per_bag",
-    "bounds_ns_per_lookup",
-    "lookup_floor_us",
-    "lookup_ns_per_bag",
-    "lookup_ns_per_request",
-    "bag_hit_ns",
-    "bag_miss_ns",
-    "index_floor_us",
-    "index_ns_per_bag",
-    "index_ns_per_lookup",
-    "index_ns_per_row",
-    "sort_floor_us",
-    "sort_pairs_per_ns",
-    "gradient_floor_us",
-    "gradient_ns_per_request",
-    "gradient_ns_per_row",
-    "hot_lookup_ns",
-)
+# What is physically conceivable; a constant that ends at such a bound shows that the model lacks something.
+_FLOOR_US, _NS = (1e-3, 5000.0), (1e-4, 100.0)
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    "hbm_efficiency": (0.05, 1.0),
+    "l2_gb_s": (10.0, 50_000.0),
+    "fwd_overhead_us": _FLOOR_US,
+    "bwd_overhead_us": _FLOOR_US,
+    "fwd_host_us": _FLOOR_US,
+    "bwd_host_us": _FLOOR_US,
+    "short_call_us": _FLOOR_US,
+    "bounds_floor_us": _FLOOR_US,
+    "bounds_ns_per_bag": _NS,
+    "bounds_ns_per_lookup": _NS,
+    "lookup_floor_us": _FLOOR_US,
+    "lookup_ns_per_bag": _NS,
+    "lookup_ns_per_request": _NS,
+    "bag_hit_ns": (1e-3, 1e5),
+    "bag_miss_ns": (1e-3, 1e5),
+    "index_floor_us": _FLOOR_US,
+    "index_ns_per_bag": _NS,
+    "index_ns_per_lookup": _NS,
+    "index_ns_per_row": _NS,
+    "sort_floor_us": _FLOOR_US,
+    "sort_pairs_per_ns": (1e-3, 1000.0),
+    "gradient_floor_us": _FLOOR_US,
+    "gradient_ns_per_request": _NS,
+    "gradient_ns_per_row": _NS,
+    "hot_lookup_ns": (1e-3, 1e5),
+}
+FREE_CONSTANTS = tuple(BOUNDS)
 """What no data sheet says: ``evenshard calibrate-device`` fits these to measured times."""
-
 
 RATES = (
     "num_sms",

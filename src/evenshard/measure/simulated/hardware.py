@@ -11,11 +11,10 @@ import hashlib
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import DeviceCost, PlacementCost, Provenance
@@ -93,7 +92,8 @@ class SimulatedHardware:
 
     def measure_many(self, jobs: Sequence[PlacementJob]) -> list[PlacementCost]:
         """The simulated cost of each (task, placement), as ``measure`` would give them one by one in this order."""
-        return [cost for chunk in _chunks(jobs) for cost in self._measure_chunk(chunk)]
+        chunks = (jobs[first : first + CHUNK] for first in range(0, len(jobs), CHUNK))
+        return [cost for chunk in chunks for cost in self._measure_chunk(chunk)]
 
     def close(self) -> None:
         """Forgets what was kept for speed."""
@@ -101,13 +101,14 @@ class SimulatedHardware:
 
     def shard_work(self, jobs: Sequence[PlacementJob]) -> ShardWork:
         """The work of every device of every placement, in the order of the placements, then of the device ids."""
-        parts = []
-        for chunk in _chunks(jobs):
-            columns = [self._tables_of(task).columns_TC for task, _ in chunk]
-            devices = np.array([placement.num_devices for _, placement in chunk])
-            shard_of_T, num_shards = _shard_numbers(chunk, devices)
-            parts.append(self.counter.shard_work(np.concatenate(columns), shard_of_T, num_shards))
-        return ShardWork.concatenate(parts)
+        columns = [self._tables_of(task).columns_TC for task, _ in jobs]
+        devices_N = np.array([placement.num_devices for _, placement in jobs])
+        first_N = np.cumsum(devices_N) - devices_N
+        shard_of_T = [
+            np.array(placement.device_of_table, dtype=np.int64) + first
+            for (_, placement), first in zip(jobs, first_N.tolist(), strict=True)
+        ]
+        return self.counter.shard_work(np.concatenate(columns), np.concatenate(shard_of_T), int(devices_N.sum()))
 
     def _measure_chunk(self, jobs: Sequence[PlacementJob]) -> list[PlacementCost]:
         work = self.shard_work(jobs)
@@ -165,18 +166,3 @@ class SimulatedHardware:
             if len(self._tasks) > MAX_CACHED_TASKS:
                 self._tasks.popitem(last=False)
         return known
-
-
-def _chunks(jobs: Sequence[PlacementJob]) -> Iterator[Sequence[PlacementJob]]:
-    for first in range(0, len(jobs), CHUNK):
-        yield jobs[first : first + CHUNK]
-
-
-def _shard_numbers(jobs: Sequence[PlacementJob], devices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int]:
-    """[T] the shard of every table of every placement, counted over all placements; and how many shards there are."""
-    firsts = np.cumsum(devices) - devices
-    shard_of_T = [
-        np.array(placement.device_of_table, dtype=np.int64) + first
-        for (_, placement), first in zip(jobs, firsts.tolist(), strict=True)
-    ]
-    return np.concatenate(shard_of_T), int(devices.sum())

@@ -10,7 +10,7 @@ Legend: T tables, N shards, K = 17 reuse bins, C columns of a table's work.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -71,12 +71,6 @@ class ShardWork:
     hottest: FloatArray
     longest_bag: FloatArray
 
-    @staticmethod
-    def concatenate(parts: Iterable[ShardWork]) -> ShardWork:
-        """The shards of all parts, in their order."""
-        listed = list(parts)
-        return ShardWork(*(np.concatenate([getattr(part, name) for part in listed]) for name in _FIELDS))
-
     def select(self, mask_or_indices: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> ShardWork:
         """Some of the shards."""
         return ShardWork(*(getattr(self, name)[mask_or_indices] for name in _FIELDS))
@@ -111,6 +105,12 @@ class WorkCounter:
             found_TC = _table_columns(missing, batch_size, self._l2_bytes, self._optimizer)
             self._known.update({(table, batch_size): row for table, row in zip(missing, found_TC, strict=True)})
         return np.array([self._known[table, batch_size] for table in tables])
+
+    def work_of(self, shards: Sequence[tuple[Sequence[Table], int]]) -> ShardWork:
+        """The work of shards, each given by its tables, of which it has some, and its batch size."""
+        columns = [self.columns(tables, batch_size) for tables, batch_size in shards]
+        shard_of_T = np.repeat(np.arange(len(shards)), [len(tables) for tables, _ in shards])
+        return self.shard_work(np.concatenate(columns), shard_of_T, len(shards))
 
     def shard_work(self, columns_TC: FloatArray, shard_of_T: npt.NDArray[np.int64], num_shards: int) -> ShardWork:
         """The work of shards.

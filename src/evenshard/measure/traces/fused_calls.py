@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from evenshard.measure.simulated.device_model import BACKWARD_KERNELS, FORWARD_KERNELS, KERNELS
-from evenshard.measure.traces.kineto import HOW_TO_RECORD, GpuWork, Op, Trace, read_traces
+from evenshard.measure.simulated.device_model import KERNELS
+from evenshard.measure.traces.kineto import HOW_TO_RECORD, GpuWork, Op, Trace
 from evenshard.utils.errors import BadFile
 
 WEIGHTS_GRADIENT = "weights_gradient"
@@ -75,33 +75,8 @@ class FusedCall:
         """The kernels of a class together."""
         return sum(self.kernels_us.get(kind, {}).values())
 
-    @property
-    def forward_us(self) -> float:
-        """Its kernels in the forward pass, or the operators of a training on the CPU."""
-        return self._time_of(FORWARD_KERNELS, self.forward_host_us)
-
-    @property
-    def backward_us(self) -> float:
-        """Its kernels in the backward pass, or the operator of a training on the CPU."""
-        return self._time_of((*BACKWARD_KERNELS, WEIGHTS_GRADIENT), self.backward_host_us)
-
-    def _time_of(self, classes: Sequence[str], host_us: float) -> float:
-        return sum(map(self.class_us, classes)) if self.gpu else host_us
-
 
 _TIMES = tuple(name for name in FusedCall.__dataclass_fields__ if name.endswith(("_span_us", "_host_us")))
-
-
-def observed_calls(path: Path) -> list[FusedCall]:
-    """Every call of a fused FBGEMM module in the traces of a file, in the order of rank and time.
-
-    Raises:
-        BadFile: if the file cannot be read, or holds no such call.
-    """
-    calls = [call for trace in read_traces(path) for call in fused_calls(trace)]
-    if not calls:
-        raise without_calls(path)
-    return sorted(calls, key=lambda call: call.rank)
 
 
 def without_calls(path: Path) -> BadFile:

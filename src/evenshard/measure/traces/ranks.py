@@ -146,12 +146,7 @@ class ObservedTraining:
     @property
     def missing_ranks(self) -> tuple[int, ...]:
         """Ranks without a trace."""
-        return missing_ranks(self.world_size, self.ranks)
-
-
-def missing_ranks(world_size: int, ranks: Sequence[RankTimes]) -> tuple[int, ...]:
-    """Ranks without a trace, in their order."""
-    return tuple(sorted({*range(world_size)} - {one.rank for one in ranks}))
+        return tuple(sorted({*range(self.world_size)} - {one.rank for one in self.ranks}))
 
 
 def observe(paths: Sequence[Path]) -> ObservedTraining:
@@ -305,7 +300,7 @@ def _balance(ranks: Sequence[RankTimes], traced: Sequence[TracedRank], steps: Se
 
 def _notes(traces: Sequence[Trace], ranks: Sequence[RankTimes]) -> list[str]:
     notes = []
-    missing = missing_ranks(traces[0].world_size, ranks)
+    missing = sorted({*range(traces[0].world_size)} - {one.rank for one in ranks})
     if missing and len(ranks) == 1:
         notes.append(
             f"One of {traces[0].world_size} ranks: its waiting for the others cannot be told apart from the exchanges. "

@@ -14,7 +14,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from evenshard.placement.machine import Machine
 from evenshard.placement.memory import part_memory
 from evenshard.placement.moves import SHAPE, SharedPiece, larger_machine, shared_pieces
 from evenshard.placement.optimizer_state import SGD
@@ -34,11 +33,12 @@ from evenshard.planner.diff.difference import (
     Traffic,
 )
 from evenshard.planner.diff.times import step_times
-from evenshard.planner.priced import repriced
+from evenshard.planner.pricing import repriced
 from evenshard.planner.request import kept_optimizers
 from evenshard.sharders.model import Model
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import counted
 from evenshard.utils.signature import checked
 from evenshard.utils.units import gb_to_bytes
 
@@ -70,7 +70,7 @@ def diff(
     times, notes = step_times(old, new, model if same_tables else None)
     if other := [table.name for table in movable if table.name not in optimizer_of]:
         before, now = old.request.optimizer_of(other[0]), new.request.optimizer_of(other[0])
-        of = "" if len(other) == len(movable) else f" of {len(other):,} table{'s' * (len(other) > 1)}"
+        of = "" if len(other) == len(movable) else f" of {counted(len(other), 'table')}"
         notes = (*notes, f"{before} became {now}: no optimizer state{of} is counted")
     return Difference(
         equal=same_tables and old.request.nodes == new.request.nodes and set(old.parts) == set(new.parts),
@@ -106,7 +106,7 @@ def _pieces(
     old: PlacementAnswer, new: PlacementAnswer, tables: Sequence[Table], optimizer_of: Mapping[str, str]
 ) -> Iterator[SharedPiece]:
     """All of the tables, table after table by columns, then rows."""
-    machine = _larger_machine(old, new)
+    machine = larger_machine(old.request.nodes, new.request.nodes)
     for table in tables:
         yield from shared_pieces(
             table,
@@ -122,10 +122,6 @@ def _outside_bytes(table: Table, storage: Storage, optimizer: str) -> int:
     whole = replace(column_parts(table)[0], storage=storage)
     size = part_memory(whole, table, num_devices=1, batch_size=1, optimizer=optimizer, pipeline="")
     return size.host_bytes + size.ssd_weights
-
-
-def _larger_machine(old: PlacementAnswer, new: PlacementAnswer) -> Machine:
-    return larger_machine(old.request.nodes, new.request.nodes)
 
 
 def _rekept(
@@ -179,7 +175,7 @@ def _moves(pieces: Sequence[SharedPiece], name_of_new: Sequence[int]) -> tuple[P
 def _traffic(moves: Sequence[PartMove], link_gb_s: float | None) -> Traffic:
     pairs: Counter[tuple[int, int]] = Counter()
     for move in moves:
-        pairs[move.from_device, move.to_device] += move.weight_bytes + move.state_bytes
+        pairs[move.from_device, move.to_device] += move.num_bytes
     sent: Counter[int] = Counter()
     received: Counter[int] = Counter()
     for (sender, receiver), num_bytes in pairs.items():
@@ -205,7 +201,7 @@ def _renaming(
     held_NO = np.zeros((most, most), dtype=np.int64)
     for piece in pieces:
         held_NO[np.ix_(piece.new_devices, piece.reach)] += piece.num_bytes
-    names = best_names(held_NO, device_kinds(new.task), _larger_machine(old, new))
+    names = best_names(held_NO, device_kinds(new.task), larger_machine(old.request.nodes, new.request.nodes))
     if held_NO[np.arange(most), names].sum() <= held_NO.trace():
         return None
     new_names = tuple(names[: new.num_devices].tolist())

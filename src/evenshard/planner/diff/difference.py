@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from evenshard.placement.parts import Span
 from evenshard.planner.diff.times import StepTimes
+from evenshard.utils.messages import counted
+from evenshard.utils.units import size_text
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,11 @@ class PartMove:
     to_device: int
     weight_bytes: int
     state_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Weights and optimizer state together."""
+        return self.weight_bytes + self.state_bytes
 
 
 @dataclass(frozen=True)
@@ -156,3 +163,27 @@ class Difference:
     rekept: tuple[Rekept, ...]
     times: StepTimes
     notes: tuple[str, ...]
+
+    @property
+    def largest_moves(self) -> list[PartMove]:
+        """The moves, those of most bytes first."""
+        return sorted(self.moves, key=lambda one: -one.num_bytes)
+
+    @property
+    def moved_text(self) -> str:
+        """What moves, such as 2 GB of 3 tables."""
+        tables = len({move.table for move in self.moves})
+        return f"{size_text(self.traffic.moved_bytes)} of {counted(tables, 'table')}"
+
+    @property
+    def only_in_one(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """The tables that only one of the answers has, with what became of them in a word."""
+        return tuple((word, names) for word, names in (("Added", self.added), ("Removed", self.removed)) if names)
+
+    @property
+    def resharded_by_type(self) -> dict[tuple[str, str], list[str]]:
+        """The tables that are sharded in another way, by their old and their new type."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for one in self.resharded:
+            found.setdefault((one.old_type, one.new_type), []).append(one.table)
+        return found

@@ -11,7 +11,6 @@ from evenshard.planner.diff.difference import Difference, PartMove
 from evenshard.planner.diff.payback import Payback
 from evenshard.planner.diff.text import EQUAL, payback_lines
 from evenshard.planner.diff.times import OWN_FIGURES
-from evenshard.planner.highlights.memory import fullest_device
 from evenshard.utils.messages import printable
 from evenshard.utils.units import bytes_to_gb, ms_text, pct_text, size_text
 
@@ -57,7 +56,7 @@ def difference_markdown(
     if tables:
         lines += ["", *tables]
     if difference.moves:
-        lines += ["", *_folded("What moves", list(_moves(difference.moves)))]
+        lines += ["", *_folded("What moves", list(_moves(difference.largest_moves)))]
     notes = [f"- {escaped(note.rstrip('.'))}." for note in difference.notes]
     if notes:
         lines += ["", *_folded("How far to trust it", notes)]
@@ -87,29 +86,23 @@ def _figures(difference: Difference, old: PlacementAnswer, new: PlacementAnswer)
     yield f"| tables | {len(old.request.tables):,} | {len(new.request.tables):,} |"
     if old.num_devices != new.num_devices:
         yield f"| devices | {old.num_devices:,} | {new.num_devices:,} |"
-    moved, stays = difference.traffic.moved_bytes, difference.kept_bytes
-    tables = len({move.table for move in difference.moves})
-    what = f"{size_text(moved)} of {tables:,} table{'s' * (tables > 1)}" if moved else "nothing"
-    yield f"| moves to other devices | | {what}; {size_text(stays)} stay |"
+    what = difference.moved_text if difference.traffic.moved_bytes else "nothing"
+    yield f"| moves to other devices | | {what}; {size_text(difference.kept_bytes)} stay |"
 
 
 def _memory(answer: PlacementAnswer) -> str:
-    one = fullest_device(answer)
+    one = answer.fullest_device
     return f"{bytes_to_gb(one.most_bytes):.2f} of {bytes_to_gb(one.limit_bytes):.2f} ({one.full * 100:.0f} %)"
 
 
 def _tables(difference: Difference) -> Iterator[str]:
     """What became of which tables."""
-    for word, names in (("Added", difference.added), ("Removed", difference.removed)):
-        if names:
-            yield f"- {word}: {_names(names)}"
+    for word, names in difference.only_in_one:
+        yield f"- {word}: {_names(names)}"
     if difference.changed:
         shown = "; ".join(f"{code(one.table)}: {one.what}" for one in difference.changed[:_MAX_NAMES])
         yield f"- Of another shape, and so new: {shown}"
-    ways: dict[tuple[str, str], list[str]] = {}
-    for one in difference.resharded:
-        ways.setdefault((one.old_type, one.new_type), []).append(one.table)
-    for (old_type, new_type), tables in ways.items():
+    for (old_type, new_type), tables in difference.resharded_by_type.items():
         yield f"- From {old_type} to {new_type}: {_names(tables)}"
     for kept in difference.rekept[:_MAX_NAMES]:
         yield f"- Kept as {kept.new_storage}, before {kept.old_storage}: {code(kept.table)}"
@@ -118,11 +111,9 @@ def _tables(difference: Difference) -> Iterator[str]:
 def _moves(moves: Sequence[PartMove]) -> Iterator[str]:
     yield "| table | rows | columns | from | to | size |"
     yield "|---|---:|---:|---:|---:|---:|"
-    largest = sorted(moves, key=lambda one: -(one.weight_bytes + one.state_bytes))
-    for move in largest[:_MAX_LINES]:
-        size = size_text(move.weight_bytes + move.state_bytes)
+    for move in moves[:_MAX_LINES]:
         where = f"{move.rows} | {move.columns} | {move.from_device} | {move.to_device}"
-        yield f"| {code(move.table)} | {where} | {size} |"
+        yield f"| {code(move.table)} | {where} | {size_text(move.num_bytes)} |"
     if len(moves) > _MAX_LINES:
         yield f"\n{len(moves) - _MAX_LINES:,} smaller ones are left out here."
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
 
 from rich.table import Table as Grid
@@ -12,7 +12,7 @@ from evenshard.measure.price.device_price import ROUNDING
 from evenshard.planner.diff.difference import Difference, PartMove, Rekept, Renaming, Traffic
 from evenshard.planner.diff.payback import Payback
 from evenshard.utils.console import plain_console, plain_grid
-from evenshard.utils.messages import names_text, printable
+from evenshard.utils.messages import counted, printable, tables_text
 from evenshard.utils.units import bytes_to_gb, decimals, ms_text, pct_text, size_text
 
 _NARROWEST = 80
@@ -40,7 +40,7 @@ def print_difference(difference: Difference, file: TextIO | None = None, paid: P
         console.print()
         console.print(_devices(difference.traffic))
         console.print()
-        console.print(_moves(difference.moves))
+        console.print(_moves(difference.largest_moves))
     if len(difference.moves) > _MAX_LINES:
         console.print(f"{len(difference.moves) - _MAX_LINES:,} smaller moves are left out here (--json lists all).")
 
@@ -67,11 +67,8 @@ def _bytes(difference: Difference) -> Iterator[str]:
     elif not difference.moves:
         yield "Nothing moves to other devices." if difference.rekept else "Nothing moves."
     else:
-        tables = len({move.table for move in difference.moves})
-        yield (
-            f"Moves {size_text(difference.traffic.moved_bytes)} of {tables:,} table{'s' * (tables > 1)}; "
-            f"{size_text(difference.kept_bytes)} stay.{_seconds(difference.traffic)}"
-        )
+        stay = size_text(difference.kept_bytes)
+        yield f"Moves {difference.moved_text}; {stay} stay.{_seconds(difference.traffic)}"
 
 
 def _seconds(traffic: Traffic) -> str:
@@ -106,7 +103,7 @@ def payback_lines(paid: Payback) -> Iterator[str]:
 
 
 def _steps(count: float) -> str:
-    return f"{_whole(count):,} step{'s' * (_whole(count) != 1)}"
+    return counted(_whole(count), "step")
 
 
 def _whole(count: float) -> int:
@@ -134,9 +131,8 @@ def _remarks(difference: Difference) -> Iterator[tuple[str, str]]:
     """A style and a line each."""
     if difference.renaming is not None:
         yield "bold yellow", _renaming(difference.renaming, difference.traffic)
-    for word, names in (("Added", difference.added), ("Removed", difference.removed)):
-        if names:
-            yield "cyan", f"{word}: {names_text(names)} ({len(names):,} table{'s' * (len(names) > 1)})."
+    for word, names in difference.only_in_one:
+        yield "cyan", f"{word}: {tables_text(names)}."
     if difference.changed:
         shown = "; ".join(f"{printable(one.table)}: {one.what}" for one in difference.changed[:_MAX_LINES])
         more = len(difference.changed) - _MAX_LINES
@@ -149,11 +145,8 @@ def _remarks(difference: Difference) -> Iterator[tuple[str, str]]:
 
 def _resharded(difference: Difference) -> Iterator[str]:
     """A line for each change of the way, with the tables that change so."""
-    names: dict[tuple[str, str], list[str]] = {}
-    for one in difference.resharded:
-        names.setdefault((one.old_type, one.new_type), []).append(one.table)
-    for (old_type, new_type), tables in names.items():
-        yield f"From {old_type} to {new_type}: {names_text(tables)} ({len(tables):,} table{'s' * (len(tables) > 1)})."
+    for (old_type, new_type), tables in difference.resharded_by_type.items():
+        yield f"From {old_type} to {new_type}: {tables_text(tables)}."
 
 
 def _rekept(difference: Difference) -> Iterator[str]:
@@ -164,11 +157,8 @@ def _rekept(difference: Difference) -> Iterator[str]:
     for (old_storage, new_storage), tables in groups.items():
         out, back = sum(one.to_host_bytes for one in tables), sum(one.to_device_bytes for one in tables)
         crossing = f", {size_text(out)} go to host memory" if out else f", {size_text(back)} to devices" if back else ""
-        names = names_text([one.table for one in tables])
-        yield (
-            f"Kept as {new_storage}, before {old_storage}: {names} ({len(tables):,} table{'s' * (len(tables) > 1)})"
-            f"{crossing}. Checkpoints stay as they are."
-        )
+        names = tables_text([one.table for one in tables])
+        yield (f"Kept as {new_storage}, before {old_storage}: {names}{crossing}. Checkpoints stay as they are.")
 
 
 def _renaming(renaming: Renaming, traffic: Traffic) -> str:
@@ -188,13 +178,11 @@ def _devices(traffic: Traffic) -> Grid:
     return grid
 
 
-def _moves(moves: Iterable[PartMove]) -> Grid:
-    grid = plain_grid("from", "to", "GB", "rows", "columns")
-    grid.add_column("table")
-    for move in sorted(moves, key=lambda one: -(one.weight_bytes + one.state_bytes))[:_MAX_LINES]:
-        size = _gb(move.weight_bytes + move.state_bytes)
+def _moves(moves: Sequence[PartMove]) -> Grid:
+    grid = plain_grid("from", "to", "GB", "rows", "columns", texts=["table"])
+    for move in moves[:_MAX_LINES]:
         where = (str(move.from_device), str(move.to_device))
-        grid.add_row(*where, size, str(move.rows), str(move.columns), printable(move.table))
+        grid.add_row(*where, _gb(move.num_bytes), str(move.rows), str(move.columns), printable(move.table))
     return grid
 
 

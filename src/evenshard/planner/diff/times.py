@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from evenshard.measure.evidence import DeviceError, device_text
 from evenshard.measure.price.step import step_shares_ms
 from evenshard.placement.plan import check_sharding
-from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.priced import PricedParts, priced
-from evenshard.planner.pricing import link_error, part_costs
+from evenshard.planner.answer import PlacementAnswer, PricedParts
+from evenshard.planner.pricing import link_error, part_costs, priced
 from evenshard.planner.rules import Rules
 from evenshard.sharders.model import Model
 from evenshard.sharders.plan_search.bounds import lower_bound_ms
 from evenshard.sharders.plan_search.options import Options
 from evenshard.utils.errors import InfeasibleTask
+from evenshard.utils.messages import counted
 from evenshard.utils.process import one_thread
 
 OWN_FIGURES = "the files' own figures"
@@ -59,12 +59,11 @@ def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) 
         model: judges both, which must be of the same tables; None: their own figures.
     """
     if model is None:
-        before, after = PricedParts.of(old), PricedParts.of(new)
         unlike = tuple(_unlike(old, new))
-        is_same = old.parts == new.parts and _ends(before) == _ends(after)
-        shared = 0.0 if unlike else shared_work(before, after, _looked_up_alike(old, new))
+        is_same = old.parts == new.parts and _ends(old) == _ends(new)
+        shared = 0.0 if unlike else shared_work(old, new, _looked_up_alike(old, new))
         errors = new.device_error, new.link_error
-        times = _times(OWN_FIGURES, before, after, shared, new.lower_bound_ms, errors, is_same)
+        times = _times(OWN_FIGURES, old, new, shared, new.lower_bound_ms, errors, is_same)
         return times, (*unlike, *_of_device(device_text(new.request.hardware, *errors)))
     costs = part_costs(new.request, model)
     same_machine = old.request.nodes == new.request.nodes
@@ -151,15 +150,14 @@ def _other_loads(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
     now = {table.name: (table.pooling_factor, table.reuse_bins) for table in new.request.tables}
     count = sum(before[name] != now[name] for name in before.keys() & now.keys())
     if count:
-        found.append(f"{count:,} table{'s' * (count > 1)} changed pooling factors or histograms")
+        found.append(f"{counted(count, 'table')} changed pooling factors or histograms")
     return found
 
 
 def _unlike(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
     """Why the answers' own figures say little beside each other."""
     found = [f"{one}; each file's figure is for its own" for one in _other_loads(old, new)]
-    models = [one.lineage.get("model") for one in (old, new)]
-    digests = [one.get("sha256") if isinstance(one, dict) else None for one in models]
+    digests = [one.model_lineage.get("sha256") for one in (old, new)]
     if digests[0] is None or digests[0] != digests[1]:
         found.append("the files' figures are of different models")
     return found

@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from evenshard.placement.parts import TablePart, part_table
-from evenshard.placement.refusal import missing_text
 from evenshard.placement.storage import CACHED_KERNELS, ON_DEVICE, Storage
 from evenshard.placement.task import memory_of_part, used_bytes, used_host_bytes, used_ssd_bytes
-from evenshard.planner.explain.what_if import WhatIf
+from evenshard.planner.explain.what_if import WhatIf, more_missing
 from evenshard.tables.cache import miss_ratio, miss_source
 
 LOAD_FACTORS_TRIED = (0.05, 0.1, 0.2, 0.4, 0.8)
@@ -108,12 +105,9 @@ def _option(what_if: WhatIf, position: int, storage: Storage) -> KeptOption:
 def _missing(what_if: WhatIf, parts: Sequence[TablePart]) -> Iterator[str]:
     """Memory that is missing, and was not missing as much before."""
     task, machine, before = what_if.task, what_if.task.machine, what_if.answer.parts
-    for count, room, what in (
-        (used_bytes, task.room_bytes, "on device {}"),
-        (used_host_bytes, machine.host_bytes or (0,) * machine.num_nodes, "in the memory of host {}"),
-        (used_ssd_bytes, machine.ssd_bytes or (0,) * machine.num_nodes, "on the SSDs of host {}"),
+    for count, room, where in (
+        (used_bytes, task.room_bytes, "on device"),
+        (used_host_bytes, machine.host_bytes or (0,) * machine.num_nodes, "in the memory of host"),
+        (used_ssd_bytes, machine.ssd_bytes or (0,) * machine.num_nodes, "on the SSDs of host"),
     ):
-        used, now = np.array(count(task, parts)), np.array(count(task, before))
-        missing = np.where(used > now, used - np.array(room), 0)
-        if missing.max() > 0:
-            yield f"{missing_text(int(missing.max()))} {what.format(int(missing.argmax()))}"
+        yield from more_missing(count(task, parts), count(task, before), room, where)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
+from rich.console import Console
 from rich.table import Table as Grid
 
 from evenshard.measure.price.device_price import ROUNDING
@@ -30,15 +31,9 @@ _MAX_LINES = 32
 
 
 def print_explanation(explanation: Explanation, file: TextIO | None = None) -> None:
-    """Prints all of it.
-
-    Args:
-        file: output; None for stdout. Colours go to terminals only.
-    """
+    """Prints all of it to a file, None for stdout; colours go to terminals only."""
     console = plain_console(file, _NARROWEST)
-    console.print(_opening(explanation), style="bold")
-    if explanation.device:
-        console.print(f"{printable(explanation.device)}.", style="dim")
+    _print_opening(console, explanation, f"{printable(explanation.table)} is sharded {explanation.sharding_type}. ")
     for line in _facts(explanation):
         console.print(line)
     console.print()
@@ -60,14 +55,6 @@ def print_explanation(explanation: Explanation, file: TextIO | None = None) -> N
         console.print(_next_move(explanation, movable[0]))
     else:
         console.print(f"Each device with one of them: --table '{printable(movable[0].name)}'.")
-
-
-def _opening(explanation: Explanation) -> str:
-    return (
-        f"{printable(explanation.table)} is sharded {explanation.sharding_type}. Embedding work takes "
-        f"{ms_text(explanation.step_ms)} ms per step; device {explanation.slowest_device} is the slowest (predicted by "
-        f"{printable(explanation.model)})."
-    )
 
 
 def _facts(explanation: Explanation) -> Iterator[str]:
@@ -119,25 +106,21 @@ def _range(texts: Sequence[str]) -> str:
 
 
 def _ways(explanation: Explanation) -> Grid:
-    grid = plain_grid("ms", "change", "memory, GB")
-    for head in ("sharded", "on", ""):
-        grid.add_column(head)
+    grid = plain_grid("ms", "change", "memory, GB", texts=["sharded", "on", ""])
     for way in explanation.ways:
         if way.step_ms is None:
             grid.add_row("", "", "", way.sharding_type, f"impossible: {printable('; '.join(way.illegal))}", style="dim")
             continue
-        notes = ["now"] if way.is_now else []
-        notes += [f"no: {reason}" for reason in way.illegal]
-        grid.add_row(
-            _ms(explanation, way.step_ms),
-            "" if way.is_now else _change(explanation, way.change_ms or 0.0),
-            f"{bytes_to_gb(way.table_bytes):.2f}",
-            way.sharding_type,
-            _where(way),
-            printable("; ".join(notes)),
-            style="bold" if way.is_now else "dim" if way.illegal else None,
-        )
+        times = _ms(explanation, way.step_ms), _change(explanation, way.change_ms or 0.0, way.is_now)
+        cells = (*times, f"{bytes_to_gb(way.table_bytes):.2f}", way.sharding_type, _where(way))
+        _add_option(grid, cells, "now" if way.is_now else "", way.illegal)
     return grid
+
+
+def _add_option(grid: Grid, cells: Sequence[str], now: str, illegal: Sequence[str]) -> None:
+    """A line that ends in what is to be said of an option: the word for the one of now, or why it may not be."""
+    notes = [*([now] if now else []), *(f"no: {reason}" for reason in illegal)]
+    grid.add_row(*cells, printable("; ".join(notes)), style="bold" if now else "dim" if illegal else None)
 
 
 def _where(way: WayOption) -> str:
@@ -156,33 +139,20 @@ def _other_way(explanation: Explanation) -> str:
     change_ms = best.change_ms or 0.0
     if change_ms < -ROUNDING * explanation.step_ms:
         return f"Sharded {best.sharding_type}, embedding work would take {_ms(explanation, -change_ms)} ms less."
-    if change_ms > ROUNDING * explanation.step_ms:
-        return (
-            f"No other way makes embedding work faster: the best one, {best.sharding_type}, makes it "
-            f"{_ms(explanation, change_ms)} ms slower."
-        )
-    return f"No other way makes embedding work faster: the best one, {best.sharding_type}, leaves it as it is."
+    effect = _effect(explanation, change_ms)
+    return f"No other way makes embedding work faster: the best one, {best.sharding_type}, {effect}."
 
 
 # Places of weights ---------------------------------------------------------------------------------------------------
 
 
 def _kept(explanation: Explanation) -> Grid:
-    grid = plain_grid("ms", "change", "devices, GB", "hosts, GB", "misses")
-    for head in ("kept", ""):
-        grid.add_column(head)
+    grid = plain_grid("ms", "change", "devices, GB", "hosts, GB", "misses", texts=["kept", ""])
     for one in explanation.kept:
-        notes = ["now"] if one.is_now else [f"no: {reason}" for reason in one.illegal]
-        grid.add_row(
-            _ms(explanation, one.step_ms),
-            "" if one.is_now else _change(explanation, one.change_ms),
-            f"{bytes_to_gb(one.device_bytes):.2f}",
-            f"{bytes_to_gb(one.host_bytes):.2f}",
-            _misses(one),
-            str(one.storage),
-            "; ".join(notes),
-            style="bold" if one.is_now else "dim" if one.illegal else None,
-        )
+        sizes = (f"{bytes_to_gb(size):.2f}" for size in (one.device_bytes, one.host_bytes))
+        times = _ms(explanation, one.step_ms), _change(explanation, one.change_ms, one.is_now)
+        cells = (*times, *sizes, _misses(one), str(one.storage))
+        _add_option(grid, cells, "now" if one.is_now else "", one.illegal)
     return grid
 
 
@@ -202,21 +172,14 @@ def _other_place(explanation: Explanation) -> str:
 
 
 def _devices(explanation: Explanation, part: PartExplanation) -> Grid:
-    grid = plain_grid("device", "ms with it", "slowest, ms", "change", "memory, GB")
-    grid.add_column("")
+    grid = plain_grid("device", "ms with it", "slowest, ms", "change", "memory, GB", texts=[""])
     shown = sorted(part.options, key=lambda one: (one.device not in part.devices, bool(one.illegal), one.step_ms))
     for option in sorted(shown[:_MAX_LINES], key=lambda one: one.device):
         is_home = option.device in part.devices
-        notes = ["here" if is_home else "", *(f"no: {why}" for why in option.illegal)]
-        grid.add_row(
-            str(option.device),
-            _ms(explanation, option.device_ms),
-            _ms(explanation, option.step_ms),
-            "" if is_home else _change(explanation, option.change_ms),
-            f"{bytes_to_gb(option.used_bytes):.2f} / {bytes_to_gb(option.room_bytes):.4g}",
-            printable("; ".join(note for note in notes if note)),
-            style="bold" if is_home else "dim" if option.illegal else None,
-        )
+        times = (_ms(explanation, option.device_ms), _ms(explanation, option.step_ms))
+        change = _change(explanation, option.change_ms, is_home)
+        memory = f"{bytes_to_gb(option.used_bytes):.2f} / {bytes_to_gb(option.room_bytes):.4g}"
+        _add_option(grid, (str(option.device), *times, change, memory), "here" if is_home else "", option.illegal)
     return grid
 
 
@@ -233,10 +196,7 @@ def _next_move(explanation: Explanation, part: PartExplanation) -> str:
             f"Next best move: {_move(best)}. Embedding work would take {_ms(explanation, best.step_ms)} ms, "
             f"{_ms(explanation, -best.change_ms)} ms less; {devices}."
         )
-    if best.change_ms > ROUNDING * explanation.step_ms:
-        effect = f"makes it {_ms(explanation, best.change_ms)} ms slower"
-    else:
-        effect = "leaves it as it is"
+    effect = _effect(explanation, best.change_ms)
     return f"No move or swap of it makes embedding work faster. The best one, {_move(best)}, {effect}; {devices}."
 
 
@@ -251,9 +211,7 @@ def _move(move: Move) -> str:
 
 def _parts(explanation: Explanation, parts: Sequence[PartExplanation]) -> Grid:
     """A line for each part, with the move that makes a step faster."""
-    grid = plain_grid("device", "alone, ms", "adds, ms", "device, ms", "change")
-    for head in ("best move", "part"):
-        grid.add_column(head)
+    grid = plain_grid("device", "alone, ms", "adds, ms", "device, ms", "change", texts=["best move", "part"])
     for part in parts[:_MAX_LINES]:
         best = part.best
         grid.add_row(
@@ -272,32 +230,19 @@ def _parts(explanation: Explanation, parts: Sequence[PartExplanation]) -> Grid:
 
 
 def print_overview(found: Overview, file: TextIO | None = None) -> None:
-    """Prints all of it.
-
-    Args:
-        file: output; None for stdout. Colours go to terminals only.
-    """
+    """Prints all of it to a file, None for stdout; colours go to terminals only."""
     console = plain_console(file, _NARROWEST)
-    console.print(
-        f"Embedding work takes {ms_text(found.step_ms)} ms per step; device {found.slowest_device} is the slowest "
-        f"(predicted by {printable(found.model)}).",
-        style="bold",
-    )
-    if found.device:
-        console.print(f"{printable(found.device)}.", style="dim")
+    _print_opening(console, found)
     console.print(_why(found))
     console.print()
-    times = plain_grid("ms", "mean of all", "more")
-    times.add_column(f"device {found.slowest_device}")
+    times = plain_grid("ms", "mean of all", "more", texts=[f"device {found.slowest_device}"])
     for one in found.times:
         times.add_row(
             _ms(found, one.time_ms), _ms(found, one.mean_ms), _change(found, one.time_ms - one.mean_ms), one.name
         )
     console.print(times)
     console.print()
-    tables = plain_grid("adds, ms", "alone, ms", "memory, GB", "parts")
-    for head in ("sharded", "table"):
-        tables.add_column(head)
+    tables = plain_grid("adds, ms", "alone, ms", "memory, GB", "parts", texts=["sharded", "table"])
     for share in found.tables[:_NUM_TABLES]:
         way = share.sharding_type if share.kernel == "fused" else f"{share.sharding_type}, {share.kernel}"
         size = f"{bytes_to_gb(share.size_bytes):.2f}"
@@ -310,9 +255,7 @@ def print_overview(found: Overview, file: TextIO | None = None) -> None:
     console.print(_verdict(found), style="bold")
     if not found.changes:
         return
-    changes = plain_grid("ms", "change")
-    for head in ("table", "best change"):
-        changes.add_column(head)
+    changes = plain_grid("ms", "change", texts=["table", "best change"])
     for change in found.changes:
         cells = (_ms(found, change.step_ms), _change(found, change.change_ms), printable(change.table))
         changes.add_row(*cells, printable(change.change), style=None if change.helps else "dim")
@@ -344,7 +287,18 @@ def _verdict(found: Overview) -> str:
     return f"No change {tried} makes embedding work faster. The best ones:"
 
 
-# Times of both --------------------------------------------------------------------------------------------------------
+# Of both --------------------------------------------------------------------------------------------------------------
+
+
+def _print_opening(console: Console, of_step: Explanation | Overview, before: str = "") -> None:
+    """The time of a step and its slowest device; what stands behind the times."""
+    console.print(
+        f"{before}Embedding work takes {ms_text(of_step.step_ms)} ms per step; device {of_step.slowest_device} is the "
+        f"slowest (predicted by {printable(of_step.model)}).",
+        style="bold",
+    )
+    if of_step.device:
+        console.print(f"{printable(of_step.device)}.", style="dim")
 
 
 def _ms(of_step: Explanation | Overview, time_ms: float) -> str:
@@ -352,6 +306,14 @@ def _ms(of_step: Explanation | Overview, time_ms: float) -> str:
     return f"{time_ms:.{decimals(of_step.step_ms) + 1}f}"
 
 
-def _change(of_step: Explanation | Overview, change_ms: float) -> str:
+def _change(of_step: Explanation | Overview, change_ms: float, is_now: bool = False) -> str:
+    """A difference with its sign; empty for what is now, which differs from nothing."""
     text = f"{change_ms:+.{decimals(of_step.step_ms) + 1}f}"
-    return "0" if not float(text) else text
+    return "" if is_now else text if float(text) else "0"
+
+
+def _effect(of_step: Explanation, change_ms: float) -> str:
+    """What a change that makes nothing faster does to the step."""
+    if change_ms > ROUNDING * of_step.step_ms:
+        return f"makes it {_ms(of_step, change_ms)} ms slower"
+    return "leaves it as it is"

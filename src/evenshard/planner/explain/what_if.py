@@ -178,18 +178,11 @@ class WhatIf:
             most = max(worse, key=lambda device: int(missing_D[device]))
             where = f" on device {most}" if len(worse) > 1 else ""
             found.append(f"{missing_text(int(missing_D[most]))}{where}")
-        found += self._of_hosts(outcome)
-        return tuple(dict.fromkeys(found))
-
-    def _of_hosts(self, outcome: ChangeOutcome) -> Iterator[str]:
         machine = self.task.machine
-        if not machine.host_bytes:
-            return
-        used_N, now_N = (one.host_D.reshape(machine.num_nodes, -1).sum(axis=1) for one in (outcome, self.now))
-        missing_N = np.where(used_N > now_N, used_N - np.array(machine.host_bytes), 0)
-        if missing_N.max() > 0:
-            node = int(missing_N.argmax())
-            yield f"{missing_text(int(missing_N[node]))} in the memory of host {node}"
+        if machine.host_bytes:
+            used_N, now_N = (one.host_D.reshape(machine.num_nodes, -1).sum(axis=1) for one in (outcome, self.now))
+            found += more_missing(used_N, now_N, machine.host_bytes, "in the memory of host")
+        return tuple(dict.fromkeys(found))
 
     def may_live(self, position: int) -> npt.NDArray[np.bool_]:
         """[D] where the rules let some of a table live; memory left aside."""
@@ -257,6 +250,18 @@ class WhatIf:
 
     def _names(self, positions: Sequence[int]) -> str:
         return names_text([self.task.tables[position].name for position in positions])
+
+
+def more_missing(used: npt.ArrayLike, before: npt.ArrayLike, room: npt.ArrayLike, where: str) -> Iterator[str]:
+    """Where the most memory is missing, a clause; nothing where none is, or not more is used than before.
+
+    Args:
+        used, before, room: bytes, of each device or host.
+        where: what of a device or host it is, before its number.
+    """
+    missing = np.where(np.greater(used, before), np.subtract(used, room), 0)
+    if missing.max() > 0:
+        yield f"{missing_text(int(missing.max()))} {where} {int(missing.argmax())}"
 
 
 def devices_text(devices: Sequence[int]) -> str:

@@ -1,15 +1,17 @@
-"""The answer beside placements of other sharders, in words."""
+"""The answer beside other placements, in words: those of other sharders, and the one that it was to be near to."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.highlights.setting import may_cut
 from evenshard.planner.highlights.step import AS_FAST_PCT
 from evenshard.planner.rivals import FULL_SPACE, MOST_SHARDS, asked_full_space
 from evenshard.sharders.catalog import label_of
-from evenshard.utils.units import ms_text, pct_text
+from evenshard.utils.messages import printable, tables_text
+from evenshard.utils.units import ms_text, pct_text, size_text
 
 
 def best_rival(answer: PlacementAnswer) -> Rival | None:
@@ -100,3 +102,29 @@ def difference_text(difference_pct: float) -> str:
     if abs(difference_pct) < AS_FAST_PCT:
         return "as fast"
     return f"{pct_text(abs(difference_pct))} {'slower' if difference_pct > 0 else 'faster'}"
+
+
+def near_texts(answer: PlacementAnswer) -> Iterator[str]:
+    """A line for each thing to know; nothing where the answer is near to nothing."""
+    near = answer.nearness
+    if near is None:
+        return
+    most = "" if near.max_move_bytes is None else f" of at most {_size(near.max_move_bytes)}"
+    if near.moved_bytes:
+        what = f"moves {_size(near.moved_bytes)}{most}: {tables_text(near.moved_tables)}"
+    else:
+        what = f"moves nothing{most}"
+    yield f"{printable(near.source)}: {what}"
+    if near.new_tables:
+        yield f"new tables, which move nothing: {tables_text(near.new_tables)}"
+    if near.gone_tables:
+        yield f"tables that are gone: {tables_text(near.gone_tables)}"
+    stay = "nothing moved" if not near.stay_bytes else f"as little moved as possible ({_size(near.stay_bytes)})"
+    yield (
+        f"{stay}: {ms_text(near.stay_ms)} ms; this one: {ms_text(answer.predicted_ms)} ms; with no bound "
+        f"({_size(near.free_bytes)} moved): {ms_text(near.free_ms)} ms"
+    )
+
+
+def _size(num_bytes: int) -> str:
+    return size_text(num_bytes) if num_bytes else "0 GB"

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from evenshard.placement.storage import COMPUTE_KERNELS, FUSED, KEY_VALUE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.device_memory import RESERVED_SHARE
-from evenshard.planner.memory import DeviceMemory, NodeMemory
-from evenshard.planner.offloaded import OffloadedPart
+from evenshard.planner.memory import NodeMemory, OffloadedPart
 from evenshard.planner.request import PlacementRequest
-from evenshard.utils.messages import names_text, printable
+from evenshard.utils.messages import counted, names_text, printable
 from evenshard.utils.units import ms_text, pct_text, size_text
 
 UNCOUNTED = "CUDA context, NCCL, fragmentation"
@@ -32,11 +31,6 @@ def reserve_text(request: PlacementRequest) -> str:
     if request.training_pipeline:
         return text
     return f"{text}. No training pipeline is named: of tables, weights and optimizer state alone are counted"
-
-
-def fullest_device(answer: PlacementAnswer) -> DeviceMemory:
-    """The device that is filled most, the first of equals."""
-    return max(answer.memory, key=lambda one: one.full)
 
 
 def is_offloaded(answer: PlacementAnswer) -> bool:
@@ -62,7 +56,7 @@ def _kept(answer: PlacementAnswer, kernel: str, names: Sequence[str]) -> str:
         outside = size.host_bytes + size.ssd_weights
         held += outside or len(part.devices) * (size.weights + size.optimizer_state)
         cached += (size.weights + size.cache_state) if part.storage.is_cached else 0
-    count = f"{len(names):,} table{'s' * (len(names) != 1)}, {size_text(held)}"
+    count = f"{counted(len(names), 'table')}, {size_text(held)}"
     if kernel == FUSED:
         return f"{count} in device memory"
     text = f"{count} {'on SSDs' if kernel == KEY_VALUE else 'in host memory'}"

@@ -19,14 +19,14 @@ from markupsafe import Markup
 from evenshard.measure.hardware import measured_or_simulated
 from evenshard.placement.sharding import TYPES
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.highlights import advice, comparison, memory, near, placed, setting, step, ways
+from evenshard.planner.highlights import comparison, memory, placed, setting, step
 from evenshard.planner.page.charts import MEMORY_KINDS, device_bars, device_text, host_bars, rival_axis, time_axis
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import FULL_SPACE
 from evenshard.planner.summary import shown_devices
 from evenshard.sharders.catalog import label_of
 from evenshard.utils.atomic import atomic_path
-from evenshard.utils.messages import printable
+from evenshard.utils.messages import counted, printable
 from evenshard.utils.units import decimals, ms_text, pct_text, size_text
 from evenshard.version import __version__
 
@@ -96,9 +96,10 @@ def _count(number: float) -> str:
 
 
 def _view(answer: PlacementAnswer) -> dict[str, Any]:
-    axis, slowest = time_axis(answer), step.slowest_device(answer)
+    axis, slowest = time_axis(answer), answer.slowest_device
     parts, bars, hosts = placed.placed_parts(answer), device_bars(answer), host_bars(answer)
     held = {segment.kind for bar in (*bars, *hosts) for segment in bar.segments}
+    badly_served = memory.badly_served(answer)[:_MAX_BADLY_SERVED]
     cut = [table for table in placed.sharded_tables(answer) if not TYPES[table.way].is_replicated]
     return {
         "answer": answer,
@@ -108,14 +109,14 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "memory": memory,
         "setting": setting,
         "step": step,
-        "ways": ways,
+        "placed": placed,
         "label_of": label_of,
         "device_text": device_text,
         "timed": setting.timing_word(answer),
         "predicted_by": _predicted_by(answer),
-        "title": f"{_plural(len(answer.request.tables), 'table')} on {_plural(answer.num_devices, 'device')}",
+        "title": f"{counted(len(answer.request.tables), 'table')} on {counted(answer.num_devices, 'device')}",
         "best": comparison.best_rival(answer),
-        "advice": [*advice.advice(answer), *_badly_served(answer)],
+        "advice": [*step.advice(answer), *(memory.badly_served_text(answer, one) for one in badly_served)],
         "axis": axis,
         "labelled_pct": _LABELLED_PCT,
         "bars": bars,
@@ -137,7 +138,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "on_slowest": placed.costliest([one for one in parts if slowest in one.part.devices], _NUM_SLOWEST),
         "costliest": placed.costliest(parts, NUM_COSTLIEST),
         "may_cut": setting.may_cut(answer.request),
-        "near": list(near.near_texts(answer)),
+        "near": list(comparison.near_texts(answer)),
         "cut": cut[:MAX_CUT_ROWS],
         "num_cut": len(cut),
         "max_strip": MAX_STRIP,
@@ -150,15 +151,6 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "ranges": _ranges(answer),
         "lineage": json.dumps(dict(answer.lineage), indent=1),
     }
-
-
-def _badly_served(answer: PlacementAnswer) -> list[str]:
-    worst = memory.badly_served(answer)
-    return [memory.badly_served_text(answer, one) for one in worst[:_MAX_BADLY_SERVED]]
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 # Request and lineage --------------------------------------------------------------------------------------------------
@@ -216,7 +208,7 @@ def _listed(devices: Iterable[int]) -> str:
 def _made_by(answer: PlacementAnswer) -> list[tuple[str, str]]:
     """What the lineage says that a reader looks for; all of it stands below in full."""
     lineage = answer.lineage
-    model = _mapping(lineage.get("model"))
+    model = answer.model_lineage
     trained_on = _trained_on(answer)
     found = [
         ("evenshard", lineage.get("evenshard_version")),
@@ -260,11 +252,7 @@ def _predicted_by(answer: PlacementAnswer) -> str:
 
 
 def _trained_on(answer: PlacementAnswer) -> Mapping[str, Any]:
-    return _mapping(_mapping(answer.lineage.get("model")).get("trained_on"))
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    return answer.model_lineage.get("trained_on") or {}
 
 
 def _is_range(value: Any) -> bool:
@@ -286,21 +274,19 @@ def card(answer: PlacementAnswer) -> str:
         times = step.predicted_step_times(answer.devices[device])
         widths = [100 * time_ms / longest_ms for time_ms in times]
         bars.append((device, answer.devices[device].predicted_total_ms, list(zip(widths, COLOURS, strict=True))))
-    count = len(answer.request.tables)
-    title = f"{count:,} table{'s' * (count > 1)}"
     return rendered(
         "card.html.j2",
-        title=title,
+        title=counted(len(answer.request.tables), "table"),
         setting=setting.setting_text(answer),
         headline=step.step_headline(answer),
         bars=bars,
         memory=answer.memory,
         num_parts=[len(held) for held in answer.parts_on_device],
-        slowest=step.slowest_device(answer),
+        slowest=answer.slowest_device,
         digits=decimals(answer.predicted_ms),
         left_out=answer.num_devices - len(bars),
         legend=list(zip(step.STEP_PARTS, COLOURS, strict=True)),
-        ways=ways.sharding_texts(answer),
-        notes=[*answer.notes, *advice.advice(answer)],
+        ways=placed.sharding_texts(answer),
+        notes=[*answer.notes, *step.advice(answer)],
         warnings=[*setting.assumed_lookups_texts(answer), *answer.memory_warnings, *answer.warnings],
     )

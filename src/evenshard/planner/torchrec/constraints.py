@@ -19,8 +19,8 @@ from evenshard.planner.torchrec.modules import located_tables, other_tables_in
 from evenshard.planner.torchrec.tables import changed_fields, with_bags
 from evenshard.sharders.torchrec_compat import TooStrict
 from evenshard.sharders.torchrec_planner import DENSE_KERNEL
+from evenshard.tables.assumptions import TableSet
 from evenshard.tables.cache import LOAD_FACTORS
-from evenshard.tables.sources import TableSet
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut

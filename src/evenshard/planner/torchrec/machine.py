@@ -13,8 +13,8 @@ from evenshard.measure.hardware import HardwareName
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.storage import KEY_VALUE
+from evenshard.planner.cluster import NO_HOST_MEMORY, HostMemory
 from evenshard.planner.device_memory import RESERVED_SHARE, gpu_bytes, own_memory_gb, reserve_of, reserves_of
-from evenshard.planner.host_memory import NO_HOST_MEMORY, HostMemory
 from evenshard.planner.request import caps_of
 from evenshard.planner.torchrec.entries import checked_local_world_size
 from evenshard.planner.torchrec.topology import assumed_link, device_of_process

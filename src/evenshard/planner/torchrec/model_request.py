@@ -24,7 +24,7 @@ from evenshard.sharders.base import Sharder
 from evenshard.sharders.model import Model
 from evenshard.sharders.torchrec_compat import TooStrict
 from evenshard.sharders.torchrec_planner import DENSE_KERNEL, KERNELS_OF_TABLES
-from evenshard.tables.sources import TableSet
+from evenshard.tables.assumptions import TableSet
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut
 

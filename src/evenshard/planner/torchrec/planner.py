@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.placement.sharding import BY_COLUMNS
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.cluster import HostMemory
 from evenshard.planner.device_memory import RESERVED_SHARE
-from evenshard.planner.host_memory import HostMemory
 from evenshard.planner.rules import Rules
 from evenshard.planner.torchrec.machine import machine_of
 from evenshard.planner.torchrec.model_plan import ModelPlanner
@@ -243,15 +243,15 @@ class EvenshardPlanner:
             ranks = (topology, world_size, local_world_size, compute_device)
             machine = machine_of(*ranks, memory_cap_gb, reserved_gb, host, hardware, inter)
             rules = Rules.of(
-                pinned,
-                forbidden,
-                forbidden_devices,
-                together,
-                apart,
-                pinned_nodes,
-                table_types,
-                min_columns,
-                table_kernels,
+                pinned=pinned,
+                forbidden=forbidden,
+                forbidden_devices=forbidden_devices,
+                together=together,
+                apart=apart,
+                pinned_nodes=pinned_nodes,
+                table_types=table_types,
+                min_columns=min_columns,
+                table_kernels=table_kernels,
             )
             own = ("", "") if topology is None else links_of_topology(topology)
             settings = PlannerSettings(

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.planner.options import place_option
 from evenshard.planner.torchrec.modules import LocatedTable, located_tables, other_tables_in
-from evenshard.tables.assumptions import Assumption
+from evenshard.tables.assumptions import Assumption, TableSet
 from evenshard.tables.named_lookups import with_pooling_factors
-from evenshard.tables.sources import TableSet
 from evenshard.tables.table import DATA_TYPES, MEAN, SEQUENCE, USUAL_DATA_TYPES, Table
 from evenshard.tables.torchrec_configs import DATA_TYPE_OF, UNUSED_FIELDS, unused_field
 from evenshard.utils.errors import BadConfig

@@ -80,7 +80,7 @@ def what_if(
     from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
     from evenshard.planner.api import dense_bytes_of
     from evenshard.planner.model import model_of, named_with_hardware
-    from evenshard.planner.what_if.machines import HostShape, of_hardware, whole_machine
+    from evenshard.planner.what_if.machines import of_hardware, whole_machine
     from evenshard.planner.what_if.prices import load_prices
     from evenshard.planner.what_if.question import Question, sizes_of
     from evenshard.planner.what_if.result import WhatIfAnswer
@@ -94,10 +94,8 @@ def what_if(
         raise BadConfig("no number of devices is given. Give some, such as 8.")
     if batch_size is not None and batch_per_device is not None:
         raise BadConfig("batch_size is of all devices together, batch_per_device of each. Give one of the two.")
-    check_ranges(sync_every=sync_every, overlap=overlap)
-    sizes = {"batch_size": batch_size, "batch_per_device": batch_per_device, "dense_batch": dense_batch}
-    check_ranges(**{name: size for name, size in sizes.items() if size is not None})
-    check_ranges(**({} if max_step_ms is None else {"max_step_ms": max_step_ms}))
+    check_ranges(sync_every=sync_every, overlap=overlap, batch_size=batch_size, batch_per_device=batch_per_device)
+    check_ranges(dense_batch=dense_batch, max_step_ms=max_step_ms)
     if max_step_ms is not None and price is None:
         raise BadConfig(f"max_step_ms is {max_step_ms:g}, but without prices no machine is the cheapest. Add price.")
     if not hardware and not isinstance(model, Mapping):
@@ -114,22 +112,17 @@ def what_if(
             f"dense_batch is {dense_batch}, but dense_ms, the time of so many samples, is not given. Give dense_ms, or "
             "leave dense_batch out."
         )
-    per_node = of_hardware("devices_per_node", devices_per_node, names)
-    per_domain = of_hardware("nodes_per_domain", nodes_per_domain, names)
-    within, between = of_hardware("intra", intra, names), of_hardware("inter", inter, names)
+    hosts: dict[str, dict[str, Any]] = {
+        "devices_per_node": of_hardware("devices_per_node", devices_per_node, names),
+        "nodes_per_domain": of_hardware("nodes_per_domain", nodes_per_domain, names),
+        "intra": of_hardware("intra", intra, names),
+        "inter": of_hardware("inter", inter, names),
+    }
     models = of_hardware("model", model, names)
-    machines = [
-        (
-            name,
-            whole_machine(
-                name,
-                count,
-                HostShape(per_node.get(name), within.get(name, ""), between.get(name, ""), per_domain.get(name, 1)),
-            ),
-        )
-        for name in names
-        for count in dict.fromkeys(devices)
-    ]
+    machines = []
+    for name in names:
+        host: dict[str, Any] = {what: of_kind[name] for what, of_kind in hosts.items() if name in of_kind}
+        machines += [(name, whole_machine(name, count, **host)) for count in dict.fromkeys(devices)]
     question = Question(
         tables=tables,
         models={name: model_of(models.get(name), name) for name in names},

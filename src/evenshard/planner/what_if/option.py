@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from evenshard.measure.price.step import step_shares_ms
 from evenshard.placement.machine import Machine
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.memory import DeviceMemory
 
 SAMPLES_OF_COST = 10**9
 """Samples that a cost is of."""
@@ -23,6 +22,10 @@ class PredictedInterval:
 
     def __str__(self) -> str:
         return f"{self.value:.4g} (90 %: {self.low:.4g} to {self.high:.4g})"
+
+    def times(self, factor: float) -> PredictedInterval:
+        """The same number in another unit."""
+        return PredictedInterval(factor * self.value, factor * self.low, factor * self.high)
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class WhatIfOption:
         machine: its nodes and links.
         batch_size: samples of a step over all devices together.
         group_size: devices that the tables are sharded over; each group of so many holds all tables.
-        layout: contiguous or strided, where there is more than one group: see ``groups``.
+        layout: contiguous or strided, where there is more than one group: see ``machines``.
         problem: why the tables do not fit, and what is missing; empty where they do.
         answer: where the tables live, on the devices of one group; None where they do not fit.
         dense_ms: time of everything else.
@@ -111,8 +114,8 @@ class WhatIfOption:
     @property
     def embeddings_ms(self) -> PredictedInterval:
         """Time of the embeddings in a step, without ``sync``."""
-        placed, more = self._placed, self._replicas_factor
-        return PredictedInterval(*(more * end for end in (placed.predicted_ms, placed.low_ms, placed.high_ms)))
+        placed = self._placed
+        return PredictedInterval(placed.predicted_ms, placed.low_ms, placed.high_ms).times(self._replicas_factor)
 
     @property
     def step_ms(self) -> PredictedInterval:
@@ -156,13 +159,7 @@ class WhatIfOption:
     @property
     def cost(self) -> PredictedInterval | None:
         """Cost of 10**9 samples; None without a price."""
-        per_ms, one = self.cost_per_ms, self.step_ms
-        return None if per_ms is None else PredictedInterval(*(per_ms * end for end in (one.value, one.low, one.high)))
-
-    @property
-    def fullest(self) -> DeviceMemory:
-        """The memory of the device that is filled most."""
-        return max(self._placed.memory, key=lambda one: one.full)
+        return None if self.cost_per_ms is None else self.step_ms.times(self.cost_per_ms)
 
     @property
     def _placed(self) -> PlacementAnswer:

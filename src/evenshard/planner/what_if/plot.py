@@ -48,7 +48,7 @@ def save_plot(found: WhatIfAnswer, path: str | Path) -> None:
     from matplotlib import pyplot
 
     panels: list[tuple[str, Callable[[WhatIfOption], PredictedInterval | None]]] = [
-        ("million samples/s", lambda one: _scaled(one.samples_per_s, 1e-6))
+        ("million samples/s", lambda one: one.samples_per_s.times(1e-6))
     ]
     if any(one.price_per_hour is not None for one in found.options):
         currency = "" if found.question.prices is None else found.question.prices.currency
@@ -61,7 +61,7 @@ def save_plot(found: WhatIfAnswer, path: str | Path) -> None:
         axis.set_ylabel(label)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4) or 1, frameon=False)
-    figure.suptitle(_title(found), fontsize=9)
+    figure.suptitle(heading(found).replace(". ", ".\n"), fontsize=9)
     with atomic_path(path) as draft:
         figure.savefig(draft, dpi=130, format=path.suffix[1:].lower())
     pyplot.close(figure)
@@ -99,12 +99,3 @@ def _scale(axis: Any, ticks: Sequence[int], highest: float) -> None:
     axis.minorticks_off()
     axis.set_ylim(0, 1.05 * highest if highest else 1.0)
     axis.spines[["top", "right"]].set_visible(False)
-
-
-def _title(found: WhatIfAnswer) -> str:
-    """The heading, a line for each sentence."""
-    return heading(found).replace(". ", ".\n")
-
-
-def _scaled(one: PredictedInterval, factor: float) -> PredictedInterval:
-    return PredictedInterval(one.value * factor, one.low * factor, one.high * factor)

@@ -11,16 +11,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from evenshard.measure.hardware import HardwareName
 from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.limits import Range, read_text
+from evenshard.utils.limits import Range
 from evenshard.utils.messages import brief
 from evenshard.utils.records import record_of
-from evenshard.utils.yaml_files import load_yaml
+from evenshard.utils.yaml_files import read_yaml
 
 _PRICE = Range(0, 1_000_000)
 
@@ -59,20 +58,13 @@ class Prices:
         note: what to know of them, in a sentence.
     """
 
-    hardware: Mapping[str, HardwarePrice]
+    hardware: dict[str, HardwarePrice]
     currency: str = ""
     note: str = ""
 
     def price_of(self, hardware: str) -> HardwarePrice | None:
         """The price of some hardware by its full name; None where there is none."""
         return next((price for name, price in self.hardware.items() if str(HardwareName.parse(name)) == hardware), None)
-
-
-@dataclass(frozen=True)
-class _PricesFile:
-    hardware: dict[str, HardwarePrice]
-    currency: str = field(default="")
-    note: str = field(default="")
 
 
 def load_prices(path: str | Path) -> Prices:
@@ -86,12 +78,8 @@ def load_prices(path: str | Path) -> Prices:
         "where hosts cost extra, per_node_hour."
     )
     try:
-        found = record_of(_PricesFile, load_yaml(read_text(Path(path))))
-    except FileNotFoundError:
-        raise BadFile(path, "no such file", "Check the path.") from None
-    except IsADirectoryError:
-        raise BadFile(path, "is a folder", "Name a file of prices.") from None
-    except (OSError, ValueError) as error:
+        found = record_of(Prices, read_yaml(Path(path), remedy))
+    except ValueError as error:
         raise BadFile(path, f"is not a price file ({error})", remedy) from None
     if not found.hardware:
         raise BadFile(path, "hardware is empty", remedy)
@@ -106,4 +94,4 @@ def load_prices(path: str | Path) -> Prices:
         seen[full] = name
         if problem := price.problem():
             raise BadFile(path, f"hardware, {brief(name)}: {problem}", "Correct it.")
-    return Prices(found.hardware, found.currency, found.note)
+    return found

@@ -9,7 +9,7 @@ from typing import Any
 from evenshard.placement.machine import Machine
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.api import place
-from evenshard.planner.what_if.groups import layouts_of, replicas_ms, sync_of, synced_bytes
+from evenshard.planner.what_if.machines import layouts_of, replicas_ms, sync_of, synced_bytes
 from evenshard.planner.what_if.option import WhatIfOption
 from evenshard.planner.what_if.prices import Prices
 from evenshard.sharders.model import Model

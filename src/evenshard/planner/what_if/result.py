@@ -176,6 +176,7 @@ def _option_record(one: WhatIfOption) -> dict[str, Any]:
     }
     if one.answer is None:
         return record
+    fullest = one.answer.fullest_device
     return record | {
         "embeddings_ms": asdict(one.embeddings_ms),
         "dense_ms": one.dense_ms,
@@ -184,7 +185,7 @@ def _option_record(one: WhatIfOption) -> dict[str, Any]:
         "samples_per_s": asdict(one.samples_per_s),
         "cost": None if one.cost is None else asdict(one.cost),
         "lower_bound_ms": one.answer.lower_bound_ms,
-        "memory": {"fullest_bytes": one.fullest.most_bytes, "limit_bytes": one.fullest.limit_bytes},
+        "memory": {"fullest_bytes": fullest.most_bytes, "limit_bytes": fullest.limit_bytes},
         "model": one.answer.lineage.get("model"),
         "warnings": [*one.answer.warnings, *one.answer.memory_warnings],
     }

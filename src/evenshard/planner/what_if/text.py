@@ -8,11 +8,11 @@ from typing import TextIO
 
 from evenshard.measure.hardware import is_simulated
 from evenshard.planner.highlights.setting import assumed_groups, device_error_text
-from evenshard.planner.what_if.groups import CONTIGUOUS
+from evenshard.planner.what_if.machines import CONTIGUOUS
 from evenshard.planner.what_if.option import SAMPLES_OF_COST, PredictedInterval, WhatIfOption
 from evenshard.planner.what_if.result import Best, WhatIfAnswer
 from evenshard.utils.console import plain_console, plain_grid, print_whole
-from evenshard.utils.messages import printable
+from evenshard.utils.messages import counted, printable
 from evenshard.utils.units import decimals, ms_text, pct_text, size_text
 
 STEPS_OF_THEIR_OWN = (
@@ -24,17 +24,12 @@ STEPS_OF_THEIR_OWN = (
 
 
 def print_what_if(found: WhatIfAnswer, file: TextIO | None = None) -> None:
-    """Prints the options and what they say.
-
-    Args:
-        file: output; None for stdout. Colours go to terminals only.
-    """
+    """Prints the options and what they say to a file, None for stdout; colours go to terminals only."""
     console = plain_console(file)
     console.print(heading(found))
     console.print()
-    grid = plain_grid(*_heads(found))
+    grid = plain_grid(*_heads(found), texts=[""])
     grid.columns[0].justify = "left"
-    grid.add_column("")
     for one in found.options:
         grid.add_row(*_cells(found, one), marks(found, one), style=None if one.fits else "dim")
     print_whole(console, grid)
@@ -98,11 +93,10 @@ def marks(found: WhatIfAnswer, one: WhatIfOption) -> str:
 
 
 def interval_text(one: PredictedInterval) -> str:
-    """_Value and interval, each with three digits; of large numbers in thousands and millions."""
+    """Value and interval, each with three digits; of large numbers in thousands and millions."""
     for unit, of_unit in ((" M", 1e6), (" k", 1e3)):
         if one.value >= of_unit:
-            scaled = PredictedInterval(one.value / of_unit, one.low / of_unit, one.high / of_unit)
-            return interval_text(scaled).replace(" ", f"{unit} ", 1)
+            return interval_text(one.times(1 / of_unit)).replace(" ", f"{unit} ", 1)
     digits = decimals(one.value)
     return f"{one.value:,.{digits}f} ({one.low:,.{digits}f}-{one.high:,.{digits}f})"
 
@@ -171,7 +165,7 @@ def _reuse_note(found: WhatIfAnswer) -> Iterator[str]:
     own = sum(table.name not in assumed for table in answers[0].request.tables)
     if own:
         yield (
-            f"reuse_bins of {own:,} table{'s' * (own > 1)} are those of the file, whatever the batch that tables are "
+            f"reuse_bins of {counted(own, 'table')} are those of the file, whatever the batch that tables are "
             f"looked up for: {min(batches):,} to {max(batches):,} samples."
         )
 
@@ -226,9 +220,9 @@ def _cells(found: WhatIfAnswer, one: WhatIfOption) -> Iterator[str]:
     yield f"{one.machine.num_nodes:,}"
     if found.has_groups:
         yield f"{one.group_size:,}"
-    if not one.fits:
+    if one.answer is None:
         return
-    yield f"{100 * one.fullest.full:.0f} %"
+    yield f"{100 * one.answer.fullest_device.full:.0f} %"
     yield interval_text(one.embeddings_ms)
     if found.has_groups:
         yield "" if one.sync is None else ms_text(one.sync_ms)

@@ -7,16 +7,17 @@ Legend: N measured placements, S shards, P distinct tables, F features, M shards
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from evenshard.measure.costs import OK, MeasuredPlacement
+from evenshard.placement.tasks import distinct_tables
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.checkpoint import Checkpoint, Round
-from evenshard.sharders.dreamshard.fit import FitConfig, FittedCostNet
 from evenshard.sharders.features import FeatureNormalizer
+from evenshard.sharders.training import FitConfig, FittedCostNet, Track, fit_minibatches
 
 
 def shards(measured: Iterable[MeasuredPlacement]) -> list[MeasuredPlacement]:
@@ -30,7 +31,7 @@ def cost_net_round(
     config: FitConfig,
     of_round: Round,
     generator: torch.Generator,
-    track: Callable[[range], Iterable[int]] = iter,
+    track: Track = iter,
 ) -> FittedCostNet[AutoShardCostNet]:
     """One round of the cost network: it goes on from the last round's, with all shards measured so far.
 
@@ -38,7 +39,6 @@ def cost_net_round(
         checkpoint: its network is trained in place. The mean cost of the first round's shards is the scale of all
             later ones.
         config: its learning rate falls to 0 in every round.
-        track: wraps the range of updates, for a progress bar.
     """
     net, data = checkpoint.net, ShardTensors.of(measured, checkpoint.normalizer)
     if checkpoint.is_new:
@@ -72,10 +72,7 @@ class ShardTensors:
         """
         batch_sizes = {one.task.batch_size for one in measured}
         assert len(batch_sizes) == 1, "the placements of one cost dataset share the batch size"
-        distinct = {
-            table: number
-            for number, table in enumerate(dict.fromkeys(table for one in measured for table in one.task.tables))
-        }
+        distinct = {table: at for at, table in enumerate(distinct_tables([one.task for one in measured]))}
         shards = [
             ([distinct[one.task.tables[position]] for position in positions], cost.compute_ms)
             for one in measured
@@ -104,25 +101,15 @@ def fit_autoshard_net(
     data: ShardTensors,
     config: FitConfig,
     generator: torch.Generator,
-    track: Callable[[range], Iterable[int]] = iter,
+    track: Track = iter,
 ) -> list[float]:
-    """Trains the network in place. The learning rate falls linearly to 0: the last minibatches shall not stand out.
+    """Trains the network in place; returns the mean squared error of every update, in units of the squared cost scale.
 
-    Args:
-        track: wraps the range of updates, for a progress bar.
-
-    Returns:
-        The mean squared error of every update, in units of the squared cost scale.
+    The learning rate falls to 0.
     """
-    losses = []
-    for update in track(range(config.num_updates)):
-        for group in optimizer.param_groups:
-            group["lr"] = config.learning_rate * (1 - update / config.num_updates)
-        rows_M = torch.randint(len(data.cost_S), (config.minibatch_size,), generator=generator)
+
+    def loss_of(rows_M: torch.Tensor) -> torch.Tensor:
         error_M = (predict_shards(net, data, rows_M) - data.cost_S[rows_M]) / net.cost_scale_ms
-        loss = error_M.square().mean()
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+        return error_M.square().mean()
+
+    return fit_minibatches(loss_of, len(data.cost_S), optimizer, config, generator, track, falls_to_zero=True)

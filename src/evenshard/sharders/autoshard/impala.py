@@ -11,7 +11,7 @@ Legend: U steps of an unroll, B slots, D devices.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -21,9 +21,9 @@ from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.env import BalanceEnv, Observation
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy, Judgement, Memory, is_feasible
-from evenshard.sharders.autoshard.vtrace import v_trace
 from evenshard.sharders.checkpoint import Checkpoint, Round
 from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_sampled
+from evenshard.sharders.training import Track, descend, set_learning_rate
 from evenshard.utils.errors import InfeasibleTask
 
 
@@ -128,6 +128,55 @@ def chosen_log_probs(judgement: Judgement, device_UB: torch.Tensor) -> torch.Ten
     return log_probs_UBD.gather(-1, device_UB[..., None]).squeeze(-1)
 
 
+@dataclass(frozen=True)
+class VTrace:
+    """What a learner goes by.
+
+    Attributes:
+        target_UB: what the value head should say.
+        advantage_UB: what the policy gradient weighs the log-probabilities with; the importance weight is in it.
+    """
+
+    target_UB: torch.Tensor
+    advantage_UB: torch.Tensor
+
+
+@torch.no_grad()
+def v_trace(
+    log_ratio_UB: torch.Tensor,
+    reward_UB: torch.Tensor,
+    discount_UB: torch.Tensor,
+    value_UB: torch.Tensor,
+    bootstrap_B: torch.Tensor,
+    clip_rho: float = 1.0,
+    clip_c: float = 1.0,
+) -> VTrace:
+    """Targets and advantages of steps that another policy took, without gradients (IMPALA, arXiv 1802.01561, 4.1).
+
+    With log-ratios of 0 the targets are the n-step returns that end in the bootstrap value.
+
+    Args:
+        log_ratio_UB: log-probability of the choice under the learner, minus that under the actor.
+        reward_UB: reward of the step.
+        discount_UB: gamma, and 0 where the episode ended with the step.
+        value_UB: the learner's value before the step.
+        bootstrap_B: the learner's value after the last step.
+        clip_rho: highest importance weight of a step's own surprise: what the values converge to.
+        clip_c: highest weight with which later surprises are handed back: how fast they do.
+    """
+    ratio_UB = log_ratio_UB.exp()
+    rho_UB, c_UB = ratio_UB.clamp(max=clip_rho), ratio_UB.clamp(max=clip_c)
+    next_value_UB = torch.cat([value_UB[1:], bootstrap_B[None]])
+    surprise_UB = rho_UB * (reward_UB + discount_UB * next_value_UB - value_UB)
+    correction_B = torch.zeros_like(bootstrap_B)
+    target_UB = torch.empty_like(value_UB)
+    for step in reversed(range(len(value_UB))):
+        correction_B = surprise_UB[step] + discount_UB[step] * c_UB[step] * correction_B
+        target_UB[step] = value_UB[step] + correction_B
+    next_target_UB = torch.cat([target_UB[1:], bootstrap_B[None]])
+    return VTrace(target_UB, rho_UB * (reward_UB + discount_UB * next_target_UB - value_UB))
+
+
 def impala_loss(policy: AutoShardPolicy, unroll: Unroll, config: ImpalaConfig) -> torch.Tensor:
     """Policy gradient, squared value error and entropy bonus: sums over the steps and slots, as published."""
     judgement: Judgement = policy(unroll.seen, unroll.memory)
@@ -154,7 +203,7 @@ def policy_round(
     config: ImpalaConfig,
     of_round: Round,
     generator: torch.Generator,
-    track: Callable[[range], Iterable[int]] = iter,
+    track: Track = iter,
 ) -> tuple[Checkpoint[AutoShardPolicy], list[float]]:
     """One round of the policy: it goes on from the last round's, against this round's cost network.
 
@@ -162,7 +211,6 @@ def policy_round(
         checkpoint: its network is trained in place.
         tasks: train tasks. Those that plainly do not fit their devices are left out.
         config: its learning rate falls to 0 in every round.
-        track: wraps the range of updates, for a progress bar.
 
     Returns:
         The policy, ready for the next round, and the mean reward of every update; NaN where no episode ended.
@@ -189,14 +237,13 @@ def train_impala(
     num_tasks: int,
     config: ImpalaConfig,
     generator: torch.Generator,
-    track: Callable[[range], Iterable[int]] = iter,
+    track: Track = iter,
 ) -> list[float]:
     """Trains the policy in place.
 
     Args:
         env: environment of the train tasks, with ``config.num_slots`` slots.
         num_tasks: number of train tasks.
-        track: wraps the range of updates, for a progress bar.
 
     Returns:
         Mean reward of the episodes that ended in each update; NaN where none did.
@@ -204,16 +251,11 @@ def train_impala(
     actors = Actors(env, policy, num_tasks, generator)
     history = []
     for update in track(range(config.num_updates)):
-        for group in optimizer.param_groups:
-            group["lr"] = config.learning_rate * (1 - update / config.num_updates)
+        set_learning_rate(optimizer, config.learning_rate * (1 - update / config.num_updates))
         if update % config.sync_every == 0:
             actors.synchronise(policy)
         unroll = actors.unroll(config.unroll_length)
-        loss = impala_loss(policy, unroll, config)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(policy.parameters(), config.max_gradient_norm)
-        optimizer.step()
+        descend(optimizer, impala_loss(policy, unroll, config), config.max_gradient_norm)
         rewards = unroll.reward_UB[unroll.done_UB].tolist()
         history.append(fmean(rewards) if rewards else float("nan"))
     return history

@@ -12,15 +12,15 @@ from itertools import pairwise
 import torch
 from torch import nn
 
+from evenshard.placement.items import WholeTables
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
-from evenshard.placement.refusal import no_room, require_room
+from evenshard.placement.refusal import no_room, reason, require_room
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.env import BalanceEnv, Observation, ShardCostNet
-from evenshard.sharders.checkpoint import Network
-from evenshard.sharders.dreamshard.cost_net import REPRESENTATION_SIZE, mlp
 from evenshard.sharders.dreamshard.env import Choose, EpisodeBatch, choose_best, choose_sampled
 from evenshard.sharders.features import FeatureNormalizer
+from evenshard.sharders.networks import REPRESENTATION_SIZE, ScaledNetwork, mlp
 from evenshard.utils.errors import InfeasibleTask
 
 STATE_SIZE = 2 * REPRESENTATION_SIZE
@@ -45,7 +45,7 @@ class Judgement:
     memory: Memory
 
 
-class AutoShardPolicy(Network):
+class AutoShardPolicy(ScaledNetwork):
     """One logit per device from what was placed so far and what each device holds; works for any number of either.
 
     State s: LSTM of 2 layers of 64 over the steps, fed with the table's representation and the step ratio. Device a:
@@ -55,7 +55,6 @@ class AutoShardPolicy(Network):
     """
 
     kind = "autoshard_policy"
-    cost_scale_ms: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +65,6 @@ class AutoShardPolicy(Network):
         self.head_of_device = nn.Linear(2 * STATE_SIZE, 128, bias=False)
         self.head = nn.Sequential(nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), mlp(128, 64, 1))
         self.value_head = mlp(3 * STATE_SIZE, 64, 1)
-        self.register_buffer("cost_scale_ms", torch.ones(()))
 
     @staticmethod
     def blank_memory(num_slots: int) -> Memory:
@@ -171,11 +169,7 @@ class AutoShardSharder:
 
 def is_feasible(task: ShardingTask) -> bool:
     """Whether every table fits a device, and all of them together the devices."""
-    try:
-        require_room(task)
-    except InfeasibleTask:
-        return False
-    return True
+    return reason(WholeTables.of(task)) is None
 
 
 def _answer(env: BalanceEnv, device_T: torch.Tensor, slot: int, task: ShardingTask) -> Placement | InfeasibleTask:

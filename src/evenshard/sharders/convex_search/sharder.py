@@ -21,11 +21,12 @@ from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.plan import check_placement
 from evenshard.placement.refusal import require_room
 from evenshard.placement.task import ShardingTask
+from evenshard.sharders.base import TrainedSharder
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.prediction import PredictedPlacement
 from evenshard.sharders.convex_search.price import LearnedPrice
 from evenshard.sharders.greedy import expert_sharders
-from evenshard.sharders.learned import MOST_PROPOSALS, TrainedSharder, rollouts
+from evenshard.sharders.learned import MOST_PROPOSALS, rollouts
 from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.room.legal_parts import any_placement
 from evenshard.utils.errors import BadConfig, InfeasibleTask

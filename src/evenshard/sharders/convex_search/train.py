@@ -17,11 +17,11 @@ from evenshard.measure.hardware import Measure
 from evenshard.placement.placement import Placement, alone
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import distinct_tables, sample_shards
+from evenshard.sharders.base import TrainedSharder
 from evenshard.sharders.convex_search.calibration import calibrate_for_chosen
 from evenshard.sharders.convex_search.cost_model import CostModel
 from evenshard.sharders.convex_search.fit import CostModelFitConfig, CostModelFitMetrics, fit_cost_model
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
-from evenshard.sharders.learned import TrainedSharder
 from evenshard.utils.errors import InfeasibleTask
 
 

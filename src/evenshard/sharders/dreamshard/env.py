@@ -26,6 +26,7 @@ import torch
 
 from evenshard.placement.placement import Placement, legal_mask
 from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import distinct_tables
 from evenshard.sharders.features import FeatureNormalizer
 
 NUM_COSTS = 3
@@ -91,9 +92,7 @@ class EpisodeBatch:
         Of the constraints it knows the memory of devices and what tables take of it.
         """
         assert len({task.batch_size for task in tasks}) == 1, "tasks of one batch share the batch size"
-        distinct = {
-            table: number for number, table in enumerate(dict.fromkeys(t for task in tasks for t in task.tables))
-        }
+        distinct = {table: at for at, table in enumerate(distinct_tables(tasks))}
         longest = max(len(task.tables) for task in tasks)
         shape = (len(tasks), longest)
         table_BT = torch.zeros(shape, dtype=torch.int64)

@@ -5,55 +5,18 @@ Legend: N measured placements, D devices, P distinct tables, F features, C = 3 c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Generic
 
 import torch
 
 from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement
-from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import distinct_tables
-from evenshard.sharders.checkpoint import Checkpoint, Net, Round, new_checkpoint
+from evenshard.sharders.checkpoint import Checkpoint, Round
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.features import FeatureNormalizer
-
-
-@dataclass(frozen=True)
-class FitConfig:
-    """How long and how fast to learn.
-
-    Attributes:
-        num_updates: gradient steps.
-        minibatch_size: measured placements per step.
-        learning_rate: learning rate of Adam.
-    """
-
-    num_updates: int
-    minibatch_size: int
-    learning_rate: float
-
-
-@dataclass(frozen=True)
-class FittedCostNet(Generic[Net]):
-    """The cost network after one round.
-
-    Attributes:
-        checkpoint: the network, ready for the next round.
-        losses: loss of every update, in units of the squared cost scale.
-        median_abs_pct_error: median absolute error of what it predicts of the placements that it learned from, per
-            cent.
-    """
-
-    checkpoint: Checkpoint[Net]
-    losses: list[float]
-    median_abs_pct_error: float
-
-
-def new_cost_net(tasks: Sequence[ShardingTask]) -> Checkpoint[DreamShardCostNet]:
-    """An untrained cost network, drawn from torch's global generator, with the features of the train tasks' tables."""
-    return new_checkpoint(DreamShardCostNet(), FeatureNormalizer.fit(distinct_tables(tasks), tasks[0].batch_size))
+from evenshard.sharders.training import FitConfig, FittedCostNet, Track, fit_minibatches
 
 
 def whole_placements(measured: Iterable[MeasuredPlacement]) -> list[MeasuredPlacement]:
@@ -71,16 +34,15 @@ def cost_net_round(
     config: FitConfig,
     of_round: Round,
     generator: torch.Generator,
-    track: Callable[[range], Iterable[int]] = iter,
+    track: Track = iter,
 ) -> FittedCostNet[DreamShardCostNet]:
     """One round of the cost network (Algorithm 1): it goes on from the last round's, with all costs measured so far.
 
     Args:
-        checkpoint: checkpoint of the last round, or ``new_cost_net``; its network is trained in place.
+        checkpoint: checkpoint of the last round, or a new one; its network is trained in place.
         measured: ``whole_placements`` of all rounds, at least one. The mean cost of the first round's is the scale
             of all later ones.
         config: its learning rate is that of the first round.
-        track: wraps the range of updates, for a progress bar.
     """
     if checkpoint.is_new:
         checkpoint.net.cost_scale_ms.fill_(max(1e-9, fmean(one.cost.max_device_ms for one in measured)))
@@ -120,10 +82,7 @@ class CostTensors:
         """Tensors of measured placements that share one batch size."""
         batch_sizes = {one.task.batch_size for one in measured}
         assert len(batch_sizes) == 1, "the placements of one cost dataset share the batch size"
-        distinct = {
-            table: number
-            for number, table in enumerate(dict.fromkeys(table for one in measured for table in one.task.tables))
-        }
+        distinct = {table: at for at, table in enumerate(distinct_tables([one.task for one in measured]))}
         num_devices = max(one.task.num_devices for one in measured)
         holds_NDP = torch.zeros(len(measured), num_devices, len(distinct))
         costs_NDC, compute_ND = torch.zeros(len(measured), num_devices, 3), torch.zeros(len(measured), num_devices)
@@ -158,27 +117,12 @@ def fit_cost_net(
     data: CostTensors,
     config: FitConfig,
     generator: torch.Generator,
-    track: Callable[[range], Iterable[int]] = iter,
+    track: Track = iter,
 ) -> list[float]:
-    """Trains the network in place; the loss is the sum of four mean squared errors (three heads and the overall head).
-
-    Args:
-        track: wraps the range of updates, for a progress bar.
-
-    Returns:
-        The loss of every update, in units of the squared cost scale.
-    """
-    for group in optimizer.param_groups:
-        group["lr"] = config.learning_rate
-    losses = []
-    for _ in track(range(config.num_updates)):
-        rows_M = torch.randint(len(data.overall_N), (config.minibatch_size,), generator=generator)
-        loss = cost_loss(net, data, rows_M)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    """Trains the network in place; returns the ``cost_loss`` of every update, in units of the squared cost scale."""
+    return fit_minibatches(
+        lambda rows_M: cost_loss(net, data, rows_M), len(data.overall_N), optimizer, config, generator, track
+    )
 
 
 def cost_loss(net: DreamShardCostNet, data: CostTensors, rows_M: torch.Tensor) -> torch.Tensor:

@@ -5,13 +5,13 @@ Legend: B episodes, T steps, D devices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.checkpoint import Checkpoint, Round, new_checkpoint
+from evenshard.sharders.checkpoint import Checkpoint, Round
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.env import (
     CostNet,
@@ -23,8 +23,8 @@ from evenshard.sharders.dreamshard.env import (
     rollout,
 )
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, lean_cost_net, lean_policy
-from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.reward import negative_predicted_cost_B, standardised_B
+from evenshard.sharders.training import Track, descend, set_learning_rate
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,6 @@ class ReinforceConfig:
     entropy_weight: float = 1e-3
 
 
-def new_policy(normalizer: FeatureNormalizer) -> Checkpoint[DreamShardPolicy]:
-    """An untrained policy, drawn from torch's global generator."""
-    return new_checkpoint(DreamShardPolicy(), normalizer)
-
-
 def policy_round(
     checkpoint: Checkpoint[DreamShardPolicy],
     cost_net: DreamShardCostNet,
@@ -56,15 +51,14 @@ def policy_round(
     config: ReinforceConfig,
     of_round: Round,
     generator: torch.Generator,
-    track: Callable[[range], Iterable[int]] = iter,
+    track: Track = iter,
 ) -> tuple[Checkpoint[DreamShardPolicy], list[float]]:
     """One round of the policy (Algorithm 1): it goes on from the last round's, against this round's cost network.
 
     Args:
-        checkpoint: checkpoint of the last round, or ``new_policy``; its network is trained in place.
+        checkpoint: checkpoint of the last round, or a new one; its network is trained in place.
         tasks: train tasks.
         config: its learning rate is that of the first round.
-        track: wraps the range of updates, for a progress bar.
 
     Returns:
         The policy, ready for the next round, and the history that ``train_policy`` returns.
@@ -84,19 +78,17 @@ def train_policy(
     tasks: Sequence[EpisodeBatch],
     config: ReinforceConfig,
     generator: torch.Generator,
-    track: Callable[[range], Iterable[int]] = iter,
+    track: Track = iter,
 ) -> list[float]:
     """Trains the policy in place, one randomly drawn task per update.
 
     Args:
         tasks: one single-episode batch per train task.
-        track: wraps the range of updates, for a progress bar.
 
     Returns:
         Mean predicted cost of the finished episodes of every update, ms; NaN where none finished.
     """
-    for group in optimizer.param_groups:
-        group["lr"] = config.learning_rate
+    set_learning_rate(optimizer, config.learning_rate)
     cost_net = lean_cost_net(cost_net)
     history = []
     for _ in track(range(config.num_updates)):
@@ -105,10 +97,7 @@ def train_policy(
         episodes = rollout(batch, cost_net, lean_policy(policy), choose_sampled(generator))
         finished_B = episodes.finished_B
         if finished_B.any():
-            loss = reinforce_loss(batch, episodes, policy, config.entropy_weight)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            descend(optimizer, reinforce_loss(batch, episodes, policy, config.entropy_weight))
         history.append(float(episodes.predicted_ms_B[finished_B].mean()))
     return history
 

@@ -1,6 +1,6 @@
 """DreamShard's policy (NeurIPS 2022, section 3.3) and the sharder that follows it.
 
-Legend: P tables, F features, H = 32 representation size, C = 3 costs.
+Legend: H = 32 representation size, C = 3 costs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.refusal import no_placement_found, require_room
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.checkpoint import Network
-from evenshard.sharders.dreamshard.cost_net import REPRESENTATION_SIZE, DreamShardCostNet, linear_layers, mlp
+from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.env import (
     NUM_COSTS,
     CostNet,
@@ -26,31 +25,24 @@ from evenshard.sharders.dreamshard.env import (
     choose_sampled,
     rollout,
 )
-from evenshard.sharders.features import NUM_FEATURES, FeatureNormalizer
+from evenshard.sharders.features import FeatureNormalizer
+from evenshard.sharders.networks import REPRESENTATION_SIZE, TableNetwork, linear_layers, mlp
 
 RESCUE_ROLLOUTS = 64
 
 
-class DreamShardPolicy(Network):
+class DreamShardPolicy(TableNetwork):
     """One logit per device from the device's tables and predicted costs; works for any number of either.
 
     Sizes: table MLP 21-128-32 (summed per device), cost MLP 3-64-32, one shared Linear(64, 1).
     """
 
     kind = "dreamshard_policy"
-    cost_scale_ms: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        self.table_mlp = nn.Sequential(mlp(NUM_FEATURES, 128, REPRESENTATION_SIZE), nn.ReLU())
         self.cost_mlp = nn.Sequential(mlp(NUM_COSTS, 64, REPRESENTATION_SIZE), nn.ReLU())
         self.device_head = nn.Linear(2 * REPRESENTATION_SIZE, 1)
-        self.register_buffer("cost_scale_ms", torch.ones(()))
-
-    def encode(self, features: torch.Tensor) -> torch.Tensor:
-        """Table representations, [P, H] from normalised features [P, F]."""
-        representations: torch.Tensor = self.table_mlp(features)
-        return representations
 
     def device_logits(self, sums: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
         """Logits of devices, [...] from summed representations [..., H] and predicted costs in ms [..., C]."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -21,14 +22,11 @@ from evenshard.placement.memory import CACHE_SLOT_BYTES
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, row_spans, whole_part
 from evenshard.placement.sharding import (
     COLUMNS_ALONE,
-    EVERYWHERE,
     GRIDS,
     NEVER_WHOLE,
-    NODE,
     REPLICATED,
     ROWS_ALONE,
     TYPES,
-    whole_nodes,
 )
 from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, ON_DEVICE, Storage
 from evenshard.placement.task import (
@@ -210,7 +208,7 @@ def _item(task: ShardingTask, positions: Sequence[int], storage: Storage) -> Pac
         return whole
     types = task.types[positions[0]]
     cuts = _cuts(task, positions[0], storage)
-    grid = _grid(task, positions[0], storage) if types & {*GRIDS} else None
+    grid = next((_grid(task, positions[0], one, storage) for one in types & {*GRIDS}), None)
     known = tuple(_known(task, positions[0], storage))
     in_rows = grid is not None or any(cut.in_rows for cut in cuts)
     least = whole.size_bytes - (_rounded_bytes(task, tables[0], task.num_devices) if in_rows else 0)
@@ -226,24 +224,27 @@ def _item(task: ShardingTask, positions: Sequence[int], storage: Storage) -> Pac
 
 def _cuts(task: ShardingTask, position: int, storage: Storage) -> tuple[Cut, ...]:
     table, limits, types = task.tables[position], task.limits_of(position), task.types[position]
-    anywhere, of_nodes = _scopes(task.machine, limits.devices)
-    found = []
+    machine, found = task.machine, []
     if (by_columns := types & {*COLUMNS_ALONE}) and may_be_cut_by_columns(table, limits):
         line, least = _columns(task, table, storage), _least_fours(limits)
-        scopes = of_nodes if all(TYPES[one].on_one_node for one in by_columns) else anywhere
+        on_one_node = all(TYPES[one].on_one_node for one in by_columns)
+        places = tuple(map(machine.devices_of_node, range(machine.num_nodes if on_one_node else 0)))
+        scopes = _allowed_of(machine, places or (range(machine.num_devices),), limits.devices)
         found.append(Cut(0, table.embedding_dim // COLUMN_STEP, line, least, scopes))
-    rows_over = {TYPES[one].scope for one in types & {*ROWS_ALONE}}
-    for scope, fills, scopes in (
-        (NODE, task.machine.devices_per_node, of_nodes),
-        (EVERYWHERE, task.num_devices, anywhere),
-    ):
-        if scope in rows_over:
-            found.append(Cut(fills, table.num_rows, _rows(task, table, storage), 1, scopes))
+    for places in _row_cuts(task, position):
+        scopes = _allowed_of(machine, places, limits.devices)
+        found.append(Cut(len(places[0]), table.num_rows, _rows(task, table, storage), 1, scopes))
     return tuple(found)
 
 
-def _grid(task: ShardingTask, position: int, storage: Storage) -> Grid:
-    table, limits, size = task.tables[position], task.limits_of(position), task.machine.devices_per_node
+def _row_cuts(task: ShardingTask, position: int) -> list[tuple[range, ...]]:
+    """Of each type that cuts rows alone, the sets of devices that it may cut them over, the smallest sets first."""
+    own = (_row_places(task.machine, one) for one in ROWS_ALONE if one in task.types[position])
+    return sorted(own, key=lambda places: len(places[0]))
+
+
+def _grid(task: ShardingTask, position: int, name: str, storage: Storage) -> Grid:
+    table, limits, nodes = task.tables[position], task.limits_of(position), _row_places(task.machine, name)
     narrow, wide = (
         _rows(task, replace(table, embedding_dim=columns), storage) for columns in (COLUMN_STEP, 2 * COLUMN_STEP)
     )
@@ -258,7 +259,7 @@ def _grid(task: ShardingTask, position: int, storage: Storage) -> Grid:
 
     outputs_bytes, block_bytes = wide.part.device - narrow.part.device, wide.block.device - narrow.block.device
     return Grid(
-        _whole_nodes(task.machine, limits.devices),
+        tuple(np.array(node) for node in nodes if limits.devices is None or limits.devices.issuperset(node)),
         table.embedding_dim // COLUMN_STEP,
         _least_fours(limits),
         table.num_rows,
@@ -266,22 +267,21 @@ def _grid(task: ShardingTask, position: int, storage: Storage) -> Grid:
         max(narrow.block.device - block_bytes, 0),
         narrow.part.device - outputs_bytes,
         outputs_bytes,
-        tuple((rows, lines(rows)) for rows in row_spans(table, size)),
+        tuple((rows, lines(rows)) for rows in row_spans(table, len(nodes[0]))),
     )
 
 
 def _known(task: ShardingTask, position: int, storage: Storage) -> Iterator[KnownParts]:
     """Replicas; and even rows where what they take is not a line."""
-    table, types, machine = task.tables[position], task.types[position], task.machine
-    if types & {*REPLICATED} and storage == ON_DEVICE:
+    table, allowed = task.tables[position], task.limits_of(position).devices
+    if task.types[position] & {*REPLICATED} and storage == ON_DEVICE:
         everywhere = tuple(range(task.num_devices))
         yield KnownParts((whole_part(table, everywhere),), dict.fromkeys(everywhere, _replica(task, table)))
     if _is_line(task, table):
         return
-    rows_over = {TYPES[one].scope for one in types & {*ROWS_ALONE}}
-    nodes = whole_nodes(machine, task.limits_of(position).devices) if NODE in rows_over else ()
-    scopes = [machine.devices_of_node(node) for node in nodes]
-    for devices in [range(task.num_devices)] * (EVERYWHERE in rows_over) + scopes:
+    for devices in chain.from_iterable(reversed(_row_cuts(task, position))):
+        if allowed is not None and not allowed.issuperset(devices):
+            continue
         cut = zip(row_spans(table, len(devices)), devices, strict=False)
         parts = tuple(_part(table, rows=rows, devices=(device,)) for rows, device in cut)
         yield KnownParts(parts, {part.device: _taken(task, table, part.rows, None, storage) for part in parts})
@@ -364,15 +364,14 @@ def _part(
 
 
 @lru_cache(maxsize=4096)
-def _whole_nodes(machine: Machine, devices: frozenset[int] | None) -> tuple[Devices, ...]:
-    """Devices of each node on all of which a table may live."""
-    return tuple(np.array(machine.devices_of_node(node)) for node in whole_nodes(machine, devices))
+def _row_places(machine: Machine, name: str) -> tuple[range, ...]:
+    """The sets of devices that a type cuts the rows of some columns over."""
+    return tuple(dict.fromkeys(TYPES[name].row_devices(machine, device) for device in range(machine.num_devices)))
 
 
 @lru_cache(maxsize=4096)
-def _scopes(machine: Machine, devices: frozenset[int] | None) -> tuple[tuple[Devices, ...], tuple[Devices, ...]]:
-    """All devices that a table may live on, and those of each node."""
-    anywhere = np.flatnonzero(device_mask(machine.num_devices, devices))
-    nodes = anywhere // machine.devices_per_node
-    of_nodes = tuple(anywhere[nodes == node] for node in np.unique(nodes).tolist())
-    return (anywhere,), of_nodes
+def _allowed_of(machine: Machine, places: tuple[range, ...], devices: frozenset[int] | None) -> tuple[Devices, ...]:
+    """Of sets of devices those that a table may live on, without sets of which it may live on none."""
+    anywhere_D = device_mask(machine.num_devices, devices)
+    allowed = (np.array(place)[anywhere_D[place.start : place.stop]] for place in places)
+    return tuple(place for place in allowed if len(place))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
-from evenshard.measure.campaign import Job, measure_jobs
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import MeasuredPlacement
 from evenshard.measure.hardware import Hardware
@@ -19,14 +16,13 @@ from evenshard.placement.tasks import TaskSplit
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.models import PlacementModel
 from evenshard.stages.decisions.promotion import PairedTask
-from evenshard.stages.propose import among_controls
+from evenshard.stages.propose import measure_answers
 from evenshard.stages.standings import Answer, ask
 from evenshard.utils.console import progress
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.process import one_thread
 
 _CANDIDATE, _CHAMPION = "candidate", "champion"
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -65,38 +61,28 @@ def contest(
         InfeasibleTask: if neither model can place any task.
         MeasurementFailed: if a kernel fails.
     """
-    ours, theirs = (_answers(model, split.test, search) for model in (candidate, champion))
-    same = [_same(one, other) for one, other in zip(ours, theirs, strict=True)]
-    jobs = [
-        Job.whole(_measurement_id(who, number), one.task, one.placement, 0, who, one.task.task_id)
-        for number in range(len(split.test))
-        for who, one in ((_CANDIDATE, ours[number]), (_CHAMPION, theirs[number]))
-        if one.placement is not None and not (who == _CHAMPION and same[number])
-    ]
-    if not jobs:
+    ours = _answers(_CANDIDATE, candidate, split.test, search)
+    theirs = _answers(_CHAMPION, champion, split.test, search)
+    answers, ids = dict[str, Answer](), list[tuple[str, str]]()
+    for number, (own, other) in enumerate(zip(ours, theirs, strict=True)):
+        first, second = f"{_CANDIDATE}-{number:05d}", f"{_CHAMPION}-{number:05d}"
+        ids.append((first, first if _same(own, other) else second))
+        answers |= {first: own, **({} if _same(own, other) else {second: other})}
+    if all(one.placement is None for one in answers.values()):
         raise InfeasibleTask(f"no held-out task fits its devices: {ours[0].reason}")
-    log.info(
-        "timing %d placements of %d held-out tasks on %s", len(jobs), len(split.test), hardware.provenance.hardware
-    )
-    show = partial(progress, description="promote")
-    measured = measure_jobs(hardware, among_controls(jobs, split.train, measure), measure, journal, track=show)
+    measured = measure_answers(answers, split.train, hardware, measure, journal, "promote")
     cost_ms = {one.measurement_id: one.cost.max_device_ms for one in measured}
-    tasks = [
-        PairedTask(
-            task_id=one.task.task_id,
-            candidate_ms=cost_ms.get(_measurement_id(_CANDIDATE, number), math.inf),
-            champion_ms=cost_ms.get(_measurement_id(_CANDIDATE if same[number] else _CHAMPION, number), math.inf),
-            same_placement=same[number],
-        )
-        for number, one in enumerate(ours)
-    ]
-    return Contest(tuple(tasks), noise_of([controls_of(run) for run in (*earlier, measured)]), tuple(measured))
+    tasks = tuple(
+        PairedTask(one.task.task_id, cost_ms.get(first, math.inf), cost_ms.get(second, math.inf), first == second)
+        for one, (first, second) in zip(ours, ids, strict=True)
+    )
+    return Contest(tasks, noise_of([controls_of(run) for run in (*earlier, measured)]), tuple(measured))
 
 
-def _answers(model: PlacementModel, tasks: Sequence[ShardingTask], search: SearchConfig) -> list[Answer]:
+def _answers(who: str, model: PlacementModel, tasks: Sequence[ShardingTask], search: SearchConfig) -> list[Answer]:
     sharder = EvenshardSharder(model.cost_model, model.policy, search)
     with one_thread():
-        return [ask(sharder, task) for task in progress(tasks, f"placing with {model.source}")]
+        return [replace(ask(sharder, task), sharder=who) for task in progress(tasks, f"placing with {model.source}")]
 
 
 def _same(ours: Answer, theirs: Answer) -> bool:
@@ -104,7 +90,3 @@ def _same(ours: Answer, theirs: Answer) -> bool:
     if ours.placement is None or theirs.placement is None:
         return False
     return frozenset(ours.placement.shards()) == frozenset(theirs.placement.shards())
-
-
-def _measurement_id(who: str, number: int) -> str:
-    return f"{who}-{number:05d}"

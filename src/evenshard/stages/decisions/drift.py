@@ -8,19 +8,31 @@ heavy tables are the rare ones of every set.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TextIO
 
 import numpy as np
 
 from evenshard.sharders.trained_on import QUANTILES, SeenRange, TrainedOn, beyond, mean_reuse
 from evenshard.tables.table import Table
+from evenshard.utils.console import plain_console, plain_grid
+from evenshard.utils.messages import printable
 
+QUANTITIES = {
+    "num_rows": "rows",
+    "embedding_dim": "dim",
+    "pooling_factor": "lookups per sample",
+    "reuse": "reuse of an index",
+}
+"""What is compared, with its name for users."""
 NEAR = 1.6
 """Factor within which two tables are alike in a quantity."""
 RARE = 0.005
 """A table is rare if fewer of the training tables than this share are like it."""
+_WIDTH = 110
+"""Of the table that is printed, at least."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +106,7 @@ def drift_of(
     """
     loads = np.array([table.pooling_factor * table.embedding_dim for table in tables])
     loads /= max(loads.sum(), 1e-300)
-    checked = [_checked(one, seen, tables, loads) for one in _quantities(batch_size)]
+    checked = [_checked(name, seen, tables, batch_size, loads) for name in QUANTITIES]
     other_bits = np.array([table.weight_bits not in seen.weight_bits for table in tables])
     outside = np.any([other_bits, *(one.outside for one in checked)], axis=0)
     outside_load_pct = 100 * float(loads[outside].sum())
@@ -138,38 +150,6 @@ def _reuse_line(reuse: QuantityDrift) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Quantity:
-    """How to read it: of a table, None where that does not tell; and of the training data: quantiles, or a range."""
-
-    name: str
-    of_table: Callable[[Table], float | None]
-    quantiles: Callable[[TrainedOn], tuple[float, ...]]
-    range: Callable[[TrainedOn], SeenRange | None]
-
-
-def _quantities(batch_size: int) -> tuple[_Quantity, ...]:
-    def pooling(table: Table) -> float | None:
-        return table.pooling_factor or None  # a table without lookups costs nothing, which needs no training
-
-    return (
-        _Quantity("num_rows", lambda one: one.num_rows, lambda s: s.num_rows_quantiles, lambda s: s.num_rows),
-        _Quantity(
-            "embedding_dim",
-            lambda one: one.embedding_dim,
-            lambda s: s.embedding_dim_quantiles,
-            lambda s: s.embedding_dim,
-        ),
-        _Quantity("pooling_factor", pooling, lambda s: s.pooling_factor_quantiles, lambda s: s.pooling_factor),
-        _Quantity(
-            "reuse",
-            lambda one: mean_reuse(one, batch_size) if one.pooling_factor else None,
-            lambda s: s.reuse_quantiles,
-            lambda s: (s.reuse_quantiles[0], s.reuse_quantiles[-1]) if s.reuse_quantiles else None,
-        ),
-    )
-
-
-@dataclass(frozen=True)
 class _Checked:
     """One quantity, table by table."""
 
@@ -178,26 +158,35 @@ class _Checked:
     rare: np.ndarray | None
 
 
-def _checked(quantity: _Quantity, seen: TrainedOn, tables: Sequence[Table], loads: np.ndarray) -> _Checked:
-    values = [quantity.of_table(table) for table in tables]
+def _checked(name: str, seen: TrainedOn, tables: Sequence[Table], batch_size: int, loads: np.ndarray) -> _Checked:
+    values = [_value(name, table, batch_size) for table in tables]
     known = [value for value in values if value is not None]
-    trained_range, quantiles = quantity.range(seen), quantity.quantiles(seen)
+    quantiles: tuple[float, ...] = getattr(seen, f"{name}_quantiles")
+    of_quantiles = (quantiles[0], quantiles[-1]) if quantiles else None
+    seen_range: SeenRange | None = getattr(seen, name, of_quantiles)
     outside = np.array(
-        [value is not None and trained_range is not None and beyond(value, trained_range) != 0 for value in values]
+        [value is not None and seen_range is not None and beyond(value, seen_range) != 0 for value in values]
     )
     rare = None
     if quantiles:
         rare = np.array([value is not None and _share_like(value, quantiles) < RARE for value in values]) & ~outside
     middle = quantiles[QUANTILES.index(0.5)] if quantiles else None
     drift = QuantityDrift(
-        name=quantity.name,
-        trained_on=None if trained_range is None else Spread(trained_range[0], middle, trained_range[1]),
+        name=name,
+        trained_on=None if seen_range is None else Spread(seen_range[0], middle, seen_range[1]),
         now=Spread(min(known), median(known), max(known)) if known else None,
         num_outside=int(outside.sum()),
         outside_load_pct=100 * float(loads[outside].sum()),
         num_rare=None if rare is None else int(rare.sum()),
     )
     return _Checked(drift, outside, rare)
+
+
+def _value(name: str, table: Table, batch_size: int) -> float | None:
+    """A quantity of a table; None where the table does not tell, or has no lookups: it needs no training for those."""
+    if name in ("pooling_factor", "reuse") and not table.pooling_factor:
+        return None
+    return mean_reuse(table, batch_size) if name == "reuse" else float(getattr(table, name))
 
 
 def _share_like(value: float, quantiles: Sequence[float]) -> float:
@@ -222,3 +211,51 @@ def _share_below(log_value: float, logs: np.ndarray, side: str) -> float:
 
 def _tables(count: int) -> str:
     return "1 table" if count == 1 else f"{count:,} tables"
+
+
+def print_drift(drift: Drift, model: str, file: TextIO | None = None) -> None:
+    """Prints it.
+
+    Args:
+        model: the model that the tables are compared with.
+        file: output; None for stdout. Colours go to terminals only.
+    """
+    console = plain_console(file, _WIDTH)
+    count = "The table is" if drift.num_tables == 1 else f"The {drift.num_tables:,} tables are"
+    covered = f"{count} covered by {printable(model)}."
+    due = f"Retrain: {printable(model)} does not cover what it is asked for."
+    text, style = (due, "bold red") if drift.retrain_due else (covered, "bold green")
+    console.print(text, style=style, soft_wrap=True)
+    for reason in drift.reasons:
+        console.print(f"- {printable(reason)}.", soft_wrap=True)
+    for remark in drift.remarks:
+        console.print(f"Note: {printable(remark)}.", style="dim", soft_wrap=True)
+    grid = plain_grid()
+    grid.add_column("")
+    for head in ("trained on", "now", "outside", "of the load", "rare"):
+        grid.add_column(head, justify="right")
+    for one in drift.quantities:
+        grid.add_row(QUANTITIES[one.name], *_cells(one))
+    console.print(grid)
+
+
+def _cells(one: QuantityDrift) -> tuple[str, ...]:
+    return (
+        _spread(one.trained_on),
+        _spread(one.now),
+        "-" if one.trained_on is None else f"{one.num_outside:,}",
+        "-" if one.trained_on is None else f"{one.outside_load_pct:.1f} %",
+        "-" if one.num_rare is None else f"{one.num_rare:,}",
+    )
+
+
+def _spread(spread: Spread | None) -> str:
+    """Smallest, middle and largest."""
+    if spread is None:
+        return "unknown"
+    middle = "" if spread.median is None else f" .. {_number(spread.median)}"
+    return f"{_number(spread.low)}{middle} .. {_number(spread.high)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.3g}"

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import logging
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_costs, save_costs
-from evenshard.measure.hardware import open_hardware
+from evenshard.measure.hardware import measured_or_simulated, open_hardware
 from evenshard.measure.journal import Journal
 from evenshard.placement.tasks import load_tasks
 from evenshard.planner.model import REGISTERED, learned_model_of
@@ -24,7 +24,7 @@ from evenshard.planner.serving import served_code
 from evenshard.sharders.convex_search.sharder import SearchConfig
 from evenshard.sharders.models import PlacementModel
 from evenshard.stages.decisions.contest import Contest, contest
-from evenshard.stages.decisions.promotion import Decision, PromotionRules, decide
+from evenshard.stages.decisions.promotion import Decision, decide
 from evenshard.tables.files import load_tables
 from evenshard.tracking.registry import (
     REGISTERED_COST,
@@ -39,10 +39,13 @@ from evenshard.tracking.registry import (
     version_of_files,
 )
 from evenshard.utils.atomic import atomic_path
+from evenshard.utils.console import plain_console, plain_grid
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.installation import how_to_train
 from evenshard.utils.json_files import finite
+from evenshard.utils.messages import printable
 from evenshard.utils.provenance import Lineage
+from evenshard.utils.units import ms_text
 
 PROMOTION_REPORT, COSTS, JOURNAL = "promotion.json", "promotion_costs.parquet", ".promotion.journal"
 log = logging.getLogger(__name__)
@@ -56,24 +59,30 @@ class PromotionOutcome(StrEnum):
     REFUSED = "refused"
 
 
+_WIDTH = 120
+"""Of the table that is printed, at least."""
+_STYLES = {
+    PromotionOutcome.PROMOTED: "bold green",
+    PromotionOutcome.ALREADY: "bold",
+    PromotionOutcome.REFUSED: "bold red",
+}
+
+
 @dataclass(frozen=True)
 class PromoteInputs:
-    """``candidate``: a folder or ``models:/evenshard-cost/7``; None for the newest version.
+    """What is compared.
 
-    ``tasks``: whose test side is held out; ``costs``: of earlier runs, whose controls tell the noise between runs.
+    Attributes:
+        tables: file of the pool.
+        tasks: file of tasks, whose test side is held out.
+        candidate: a folder or ``models:/evenshard-cost/7``; None for the newest version.
+        costs: cost datasets of earlier runs, whose controls tell the noise between runs.
     """
 
     tables: Path
     tasks: Path
     candidate: str | None = None
     costs: tuple[Path, ...] = ()
-
-
-@dataclass(frozen=True)
-class PromoteOutputs:
-    """``report``: folder of promotion.json and promotion_costs.parquet."""
-
-    report: Path
 
 
 @dataclass(frozen=True)
@@ -101,13 +110,17 @@ class Promotion:
 
 def promote(
     inputs: PromoteInputs,
-    outputs: PromoteOutputs,
+    report: Path,
     measure: MeasureConfig,
     search: SearchConfig,
-    rules: PromotionRules,
     lineage: Lineage,
+    tolerance_pct: float = 1.0,
 ) -> Promotion:
     """Compares the candidate with the champion, moves the alias if that is due, and writes the report.
+
+    Args:
+        report: folder of promotion.json and promotion_costs.parquet.
+        tolerance_pct: see ``decide``.
 
     Raises:
         BadInput: if a file, a model or a setting cannot be used, or MLflow cannot be reached.
@@ -119,16 +132,24 @@ def promote(
     where = version.uri if version is not None else str(inputs.candidate)
     model = learned_model_of(where, measure.hardware)
     known = "" if before is None else before.uri
+    done = Promotion(PromotionOutcome.REFUSED, "", where, known, known)
     if before is None:
-        now = _crown(where, version)
-        done = Promotion(PromotionOutcome.PROMOTED, "there was no champion", where, known, now)
+        done = _crowned(done, "there was no champion", version)
     elif version is not None and version.version == before.version:
-        done = Promotion(PromotionOutcome.ALREADY, "there is no other model to compare it with", where, known, known)
+        done = replace(done, outcome=PromotionOutcome.ALREADY, reason="there is no other model to compare it with")
     else:
-        done = _contested(inputs, outputs, (where, version, model), before, measure, search, rules, lineage)
-    _write(done, outputs.report / PROMOTION_REPORT)
+        held = learned_model_of(before.uri, None)  # whatever it was trained on, it is what places tables today
+        if held.digest == model.digest:
+            done = replace(done, reason="its files are the champion's")
+        else:
+            found = _contested(inputs, report, model, held, measure, search, lineage)
+            num_measured = (model.trained_on.num_measured, held.trained_on.num_measured)
+            decision = decide(found.tasks, found.noise, *num_measured, tolerance_pct)
+            done = _decided(replace(done, reason=decision.reason, decision=decision, contest=found), before, version)
+    with atomic_path(report / PROMOTION_REPORT) as draft:
+        draft.write_text(json.dumps(as_json(done), indent=1, allow_nan=False) + "\n")
     if done.contest is not None:  # not before: MLflow may be away when the alias is to move
-        (outputs.report / JOURNAL).unlink()
+        (report / JOURNAL).unlink()
     return done
 
 
@@ -151,24 +172,20 @@ def _candidate_version(candidate: str | None) -> ModelVersion | None:
 
 def _contested(
     inputs: PromoteInputs,
-    outputs: PromoteOutputs,
-    candidate: tuple[str, ModelVersion | None, PlacementModel],
-    before: ModelVersion,
+    report: Path,
+    model: PlacementModel,
+    held: PlacementModel,
     measure: MeasureConfig,
     search: SearchConfig,
-    rules: PromotionRules,
     lineage: Lineage,
-) -> Promotion:
-    where, version, model = candidate
-    held = learned_model_of(before.uri, None)  # whatever it was trained on, it is what places tables today
-    if held.digest == model.digest:
-        return Promotion(PromotionOutcome.REFUSED, "its files are the champion's", where, before.uri, before.uri)
+) -> Contest:
+    """The contest of the candidate with the champion, whose costs are saved."""
     pool = load_tables(inputs.tables)
     split = load_tasks(inputs.tasks, pool)
     if not split.test:
         raise BadFile(inputs.tasks, "has no test tasks", "Write some with `evenshard generate-tables`.")
     earlier = [load_costs(path, pool) for path in inputs.costs]
-    with closing(open_hardware(measure)) as hardware, Journal(outputs.report / JOURNAL) as journal:
+    with closing(open_hardware(measure)) as hardware, Journal(report / JOURNAL) as journal:
         learned, timed = model.trained_on, hardware.provenance
         if (learned.hardware, learned.optimizer) != (timed.hardware, timed.optimizer):
             log.warning(
@@ -179,30 +196,33 @@ def _contested(
                 timed.optimizer,
             )
         found = contest(model, held, split, search, hardware, measure, journal, earlier)
-    save_costs(found.measured, outputs.report / COSTS, lineage)
-    decision = decide(found.tasks, found.noise, model.trained_on.num_measured, held.trained_on.num_measured, rules)
-    if not decision.promote:
-        return Promotion(PromotionOutcome.REFUSED, decision.reason, where, before.uri, before.uri, decision, found)
+    save_costs(found.measured, report / COSTS, lineage)
+    return found
+
+
+def _decided(done: Promotion, before: ModelVersion, version: ModelVersion | None) -> Promotion:
+    """The promotion as its decision says, unless the alias has been moved meanwhile."""
+    if done.decision is None or not done.decision.promote:
+        return done
     now = champion(REGISTERED_COST)
     if now is None or now.version != before.version:
         change = "was removed" if now is None else f"became {now.uri}"
         reason = f"the champion {change} in the meantime. Promote again"
-        return Promotion(PromotionOutcome.REFUSED, reason, where, before.uri, now.uri if now else "", decision, found)
-    crowned = _crown(where, version)
-    return Promotion(PromotionOutcome.PROMOTED, decision.reason, where, before.uri, crowned, decision, found)
+        return replace(done, reason=reason, champion_now="" if now is None else now.uri)
+    return _crowned(done, done.reason, version)
 
 
-def _crown(where: str, version: ModelVersion | None) -> str:
+def _crowned(done: Promotion, reason: str, version: ModelVersion | None) -> Promotion:
     """Moves the alias, and that of the version that is its policy; a folder is registered first."""
     if version is None:
-        version, policy = register_folder(Path(where), served_code())
+        version, policy = register_folder(Path(done.candidate), served_code())
     else:
         with download_model(version.uri) as folder:
             policy = version_of_files(REGISTERED_POLICY, folder, version.run_id)
     if policy is not None:
         set_champion(REGISTERED_POLICY, policy.version)
     set_champion(REGISTERED_COST, version.version)
-    return version.uri
+    return replace(done, outcome=PromotionOutcome.PROMOTED, reason=reason, champion_now=version.uri)
 
 
 def as_json(promotion: Promotion) -> dict[str, Any]:
@@ -223,6 +243,37 @@ def as_json(promotion: Promotion) -> dict[str, Any]:
     return cleaned
 
 
-def _write(promotion: Promotion, path: Path) -> None:
-    with atomic_path(path) as draft:
-        draft.write_text(json.dumps(as_json(promotion), indent=1, allow_nan=False) + "\n")
+def print_promotion(promotion: Promotion, file: TextIO | None = None) -> None:
+    """Prints it.
+
+    Args:
+        file: output; None for stdout. Colours go to terminals only.
+    """
+    console = plain_console(file, _WIDTH)
+    line = f"{printable(promotion.candidate)} is {promotion.outcome.value}: {printable(promotion.reason)}."
+    console.print(line, style=_STYLES[promotion.outcome], soft_wrap=True)
+    decision, found = promotion.decision, promotion.contest
+    if decision is not None and found is not None:
+        difference = decision.difference_pct
+        grid = plain_grid()
+        hardware = found.measured[0].provenance.hardware
+        timed = measured_or_simulated(hardware)
+        grid.add_column("model")
+        for head in (f"mean {timed} ms", "tasks without a placement", "placements learned from"):
+            grid.add_column(head, justify="right")
+        for name, mean_ms, missed, learned in (
+            (promotion.candidate, decision.candidate_ms, decision.num_candidate_missed, decision.candidate_measured),
+            (promotion.champion, decision.champion_ms, decision.num_champion_missed, decision.champion_measured),
+        ):
+            grid.add_row(printable(name), ms_text(mean_ms), str(missed), f"{learned:,}")
+        console.print(grid)
+        if decision.num_common:
+            console.print(
+                f"Difference {difference.mean:+.2f} % [{difference.low:+.2f}, {difference.high:+.2f}] over "
+                f"{decision.num_common} held-out tasks, paired, 95 %; {decision.num_same} of them have the same "
+                f"placement. Below {decision.noise_pct:.2f} % is noise.",
+                soft_wrap=True,
+            )
+        console.print(f"All times are {timed}, on {printable(hardware)}.", style="dim")
+    if promotion.champion_now:
+        console.print(f"The champion is {promotion.champion_now}.")

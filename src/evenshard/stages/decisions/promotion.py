@@ -2,14 +2,14 @@
 
 Both have placed the same held-out tasks, and one run has measured both: the differences are paired. What the measuring
 noise alone could cause is not a difference (docs/decisions/0011). What the 95 % interval does not exclude may be a
-regression, and "as good" must exclude one that is worth mentioning (``Rules.tolerance_pct``).
+regression, and "as good" must exclude one that is worth mentioning (``tolerance_pct``).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean
 
@@ -41,17 +41,6 @@ class PairedTask:
     candidate_ms: float
     champion_ms: float
     same_placement: bool = False
-
-
-@dataclass(frozen=True)
-class PromotionRules:
-    """What counts as good enough.
-
-    Attributes:
-        tolerance_pct: a candidate is as good if it is slower by at most so much, per cent, with 95 % confidence.
-    """
-
-    tolerance_pct: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -94,7 +83,7 @@ def decide(
     noise: Noise,
     candidate_measured: int,
     champion_measured: int,
-    rules: PromotionRules | None = None,
+    tolerance_pct: float = 1.0,
 ) -> Decision:
     """The decision about one candidate.
 
@@ -102,26 +91,17 @@ def decide(
         tasks: held out; at least one.
         noise: noise of the measurements.
         candidate_measured, champion_measured: measured placements that each model was trained on.
+        tolerance_pct: a candidate is as good if it is slower by at most so much, per cent, with 95 % confidence.
     """
-    rules = rules or PromotionRules()
     common = [one for one in tasks if math.isfinite(one.candidate_ms) and math.isfinite(one.champion_ms)]
     only_champion = tuple(one.task_id for one in tasks if math.isinf(one.candidate_ms) and one.champion_ms < math.inf)
     only_candidate = tuple(one.task_id for one in tasks if math.isinf(one.champion_ms) and one.candidate_ms < math.inf)
     num_same = sum(one.same_placement for one in common)
     difference_pct, noise_pct = _difference_pct(common), _noise_pct(noise, len(common), num_same)
-    verdict = _verdict(difference_pct, noise_pct, rules)
-    promote, reason = _conclusion(
-        verdict,
-        difference_pct,
-        noise_pct,
-        (len(only_candidate), len(only_champion)),
-        (candidate_measured, champion_measured),
-        rules,
-    )
-    return Decision(
-        promote=promote,
-        verdict=verdict,
-        reason=reason,
+    found = Decision(
+        promote=False,
+        verdict=_verdict(difference_pct, noise_pct, tolerance_pct),
+        reason="",
         candidate_ms=fmean(one.candidate_ms for one in common) if common else math.nan,
         champion_ms=fmean(one.champion_ms for one in common) if common else math.nan,
         difference_pct=difference_pct,
@@ -135,6 +115,8 @@ def decide(
         candidate_measured=candidate_measured,
         champion_measured=champion_measured,
     )
+    promote, reason = _conclusion(found, tolerance_pct)
+    return replace(found, promote=promote, reason=reason)
 
 
 def _difference_pct(common: Sequence[PairedTask]) -> Interval:
@@ -150,48 +132,34 @@ def _noise_pct(noise: Noise, num_common: int, num_same: int) -> float:
     return noise.difference_pct(num_common) * math.sqrt((num_common - num_same) / max(num_common, 1))
 
 
-def _verdict(difference_pct: Interval, noise_pct: float, rules: PromotionRules) -> Verdict:
+def _verdict(difference_pct: Interval, noise_pct: float, tolerance_pct: float) -> Verdict:
     if difference_pct.high < 0 and difference_pct.mean < -noise_pct:
         return Verdict.BETTER
     if difference_pct.low > 0 and difference_pct.mean > noise_pct:
         return Verdict.WORSE
-    return Verdict.EQUAL if difference_pct.high <= rules.tolerance_pct else Verdict.UNCLEAR
+    return Verdict.EQUAL if difference_pct.high <= tolerance_pct else Verdict.UNCLEAR
 
 
-def _conclusion(
-    verdict: Verdict,
-    difference_pct: Interval,
-    noise_pct: float,
-    only: tuple[int, int],
-    num_measured: tuple[int, int],
-    rules: PromotionRules,
-) -> tuple[bool, str]:
-    """Whether to promote, and why; the pairs are of the candidate and of the champion."""
-    mean, high = difference_pct.mean, difference_pct.high
-    if only[1]:
-        return False, f"it finds no placement for {_tasks(only[1])} that the champion places"
+def _conclusion(found: Decision, tolerance_pct: float) -> tuple[bool, str]:
+    """Whether to promote, and why."""
+    mean, high = found.difference_pct.mean, found.difference_pct.high
+    if found.only_champion:
+        return False, f"it finds no placement for {_tasks(len(found.only_champion))} that the champion places"
     if math.isnan(mean):
         return False, "there is no task that both can place"
-    if verdict is Verdict.BETTER:
+    if found.verdict is Verdict.BETTER:
         return True, f"its placements are {-mean:.2g} % faster, and at least {-high:.2g} % with 95 % confidence"
-    if verdict is Verdict.WORSE:
-        return False, f"its placements are {mean:.2g} % slower, which is more than noise ({noise_pct:.2g} %)"
-    if verdict is Verdict.UNCLEAR:
+    if found.verdict is Verdict.WORSE:
+        return False, f"its placements are {mean:.2g} % slower, which is more than noise ({found.noise_pct:.2g} %)"
+    if found.verdict is Verdict.UNCLEAR:
         may_be = "an unknown amount" if math.isinf(high) else f"{high:.2g} %"
-        return False, (
-            f"its placements may be slower by {may_be}, and {rules.tolerance_pct:g} % is tolerated. Take more tasks"
-        )
-    if only[0]:
-        return True, f"its placements cost the same, and it places {_tasks(only[0])} that the champion does not"
-    if num_measured[0] < num_measured[1]:
-        return True, (
-            f"its placements cost the same, and it learned from {num_measured[0]:,} placements instead of "
-            f"{num_measured[1]:,}"
-        )
-    return False, (
-        f"its placements cost the same, and it learned from no fewer placements ({num_measured[0]:,}, the "
-        f"champion {num_measured[1]:,})"
-    )
+        return False, f"its placements may be slower by {may_be}, and {tolerance_pct:g} % is tolerated. Take more tasks"
+    same, own, other = "its placements cost the same, and it", found.candidate_measured, found.champion_measured
+    if found.only_candidate:
+        return True, f"{same} places {_tasks(len(found.only_candidate))} that the champion does not"
+    if own < other:
+        return True, f"{same} learned from {own:,} placements instead of {other:,}"
+    return False, f"{same} learned from no fewer placements ({own:,}, the champion {other:,})"
 
 
 def _tasks(count: int) -> str:

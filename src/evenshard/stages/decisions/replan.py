@@ -1,29 +1,14 @@
-"""The old request with today's tables: what a new placement would move, and what it would save."""
+"""The old request with today's tables, placed again."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.diff.diff import diff
-from evenshard.planner.diff.difference import Difference
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.model import Model
-from evenshard.tables.sources import TableSet
-
-
-@dataclass(frozen=True)
-class Replan:
-    """A new placement beside the old one.
-
-    Attributes:
-        answer: the new one.
-        difference: the difference: what moves, and what that saves.
-    """
-
-    answer: PlacementAnswer
-    difference: Difference
+from evenshard.tables.assumptions import TableSet
 
 
 def replan(
@@ -32,9 +17,8 @@ def replan(
     model: Model,
     batch_size: int,
     config: PlaceConfig | None = None,
-    link_gb_s: float | None = None,
     tables_from: str | None = None,
-) -> Replan:
+) -> PlacementAnswer:
     """Places today's tables on the devices, and by the rules, of an old answer.
 
     Args:
@@ -43,8 +27,7 @@ def replan(
     Raises:
         InfeasibleTask: if they do not fit there any more.
     """
-    answer = place_request(request_now(old.request, tables, batch_size), model, config, tables_from=tables_from)
-    return Replan(answer, diff(old, answer, model, link_gb_s))
+    return place_request(request_now(old.request, tables, batch_size), model, config, tables_from=tables_from)
 
 
 def request_now(old: PlacementRequest, tables: TableSet, batch_size: int) -> PlacementRequest:

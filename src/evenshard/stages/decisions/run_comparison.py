@@ -11,8 +11,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import TextIO
 
-from evenshard.stages.standings import Interval
+from rich.table import Table as Grid
+
+from evenshard.measure.hardware import measured_or_simulated
+from evenshard.stages.standings import Interval, verdict_on
+from evenshard.utils.console import plain_console, plain_grid
+from evenshard.utils.messages import printable
+from evenshard.utils.units import ms_text
 
 TASKS_DEPEND_ON = "generate_tables."
 COSTS_DEPEND_ON = ("measure.link", "measure.recorded_batch")
@@ -20,6 +27,7 @@ COSTS_DEPEND_ON = ("measure.link", "measure.recorded_batch")
 WITHIN_RUN, BETWEEN_RUNS = "noise.within_run_pct", "noise.between_run_pct"
 """Metrics of a loop: standard deviations of one placement's time, per cent."""
 MEAN_MEASURED = ".mean_measured_ms"
+_WIDTH_OF_RUN = 34
 
 
 @dataclass(frozen=True)
@@ -183,9 +191,81 @@ def equal_below_pct(first: LoopRun, other: LoopRun, num_tasks: int) -> float:
 def _verdict(difference_pct: Interval, threshold_pct: float) -> str:
     if difference_pct.mean == 0:
         return "equal"
-    if abs(difference_pct.mean) <= threshold_pct:
-        return "equal (within the noise)"
-    caution = ", if not by noise, which is unknown" if math.isnan(threshold_pct) else ""
-    if difference_pct.high < 0:
-        return f"faster{caution}"
-    return f"slower{caution}" if difference_pct.low > 0 else "not separable"
+    verdict = verdict_on(difference_pct, threshold_pct)
+    unsure = math.isnan(threshold_pct) and verdict != "not separable"
+    return f"{verdict}, if not by noise, which is unknown" if unsure else verdict
+
+
+def print_comparison(comparison: Comparison, file: TextIO | None = None) -> None:
+    """Prints it.
+
+    Args:
+        file: output; None for stdout. Colours go to terminals only.
+    """
+    console = plain_console(file, 40 + _WIDTH_OF_RUN * len(comparison.runs))
+    settings = _grid("settings that differ", comparison)
+    for key, values in comparison.settings.items():
+        settings.add_row(key, *("-" if value is None else printable(value) for value in values))
+    if comparison.settings:
+        console.print(settings)
+    else:
+        console.print("The settings are the same.")
+    timed = sorted({measured_or_simulated(hardware) for hardware in comparison.hardware if hardware})
+    sharders = _grid(" ".join(("mean", *timed[:1], *(f"or {one}" for one in timed[1:]), "ms per step")), comparison)
+    for row in comparison.sharders:
+        sharders.add_row(printable(row.sharder), *map(_cell, row.mean_ms, row.num_infeasible, row.against_first))
+    if comparison.sharders:
+        console.print()
+        console.print(sharders)
+    metrics = _grid("other metrics", comparison)
+    for key, numbers in comparison.metrics.items():
+        metrics.add_row(printable(key), *("-" if number is None else f"{number:.4g}" for number in numbers))
+    if comparison.metrics:
+        console.print()
+        console.print(metrics)
+    for remark in comparison.remarks:
+        console.print(f"No differences: {printable(remark)}.", style="yellow", soft_wrap=True)
+    floors = [one.equal_below_pct for row in comparison.sharders for one in row.against_first if one is not None]
+    if floors:
+        console.print(
+            "Differences are to the first loop, paired over the held-out tasks, with 95 % intervals. "
+            + _equal_text(floors, comparison.metrics.get(BETWEEN_RUNS, ())),
+            style="dim",
+            soft_wrap=True,
+        )
+
+
+def _cell(mean_ms: float | None, missed: int | None, against: SharderDifference | None) -> str:
+    if missed is None:
+        return "-"
+    text = "no task placed" if mean_ms is None else ms_text(mean_ms)
+    if missed and mean_ms is not None:
+        text += f" ({missed} infeasible)"
+    if against is None:
+        return text
+    found = against.difference_pct
+    return f"{text}  {found.mean:+.1f} % [{found.low:+.1f}, {found.high:+.1f}]\n{against.verdict}"
+
+
+def _equal_text(floors: Sequence[float], between_runs: Sequence[float | None]) -> str:
+    """From where on loops differ, and the noise of each that this follows from."""
+    if all(math.isnan(one) for one in floors):
+        return "The noise is unknown here: a machine may have been slower as a whole."
+    spread = ", ".join("unknown" if one is None else f"{one:.1f} %" for one in between_runs)
+    return (
+        f"Below {_range(floors)} they are called equal: two loops may lie so far apart by noise alone (95 %), where "
+        f"the time of a placement varies from run to run by {spread} (standard deviation, loop by loop)."
+    )
+
+
+def _range(values: Sequence[float]) -> str:
+    known = sorted({f"{value:.1f}" for value in values if value == value}, key=float)
+    return f"{known[0]} %" if len(known) == 1 else f"{known[0]} to {known[-1]} %"
+
+
+def _grid(head: str, comparison: Comparison) -> Grid:
+    grid = plain_grid()
+    grid.add_column(head, no_wrap=True)
+    for name, run_id in comparison.runs:
+        grid.add_column(f"{printable(name)}\n{run_id[:8]}", justify="right", overflow="fold")
+    return grid

@@ -10,20 +10,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TextIO
 
 from evenshard.measure.traces.ranks import ObservedTraining
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff.diff import diff, renamed
 from evenshard.planner.diff.difference import Difference
 from evenshard.planner.diff.payback import Payback, payback
+from evenshard.planner.diff.text import print_difference
 from evenshard.planner.file import load_answer
 from evenshard.planner.place import PlaceConfig
 from evenshard.sharders.model import Model
 from evenshard.stages import observe
 from evenshard.stages.decisions.replan import replan
 from evenshard.stages.observe import ObservedAndPredicted
-from evenshard.tables.sources import TableSet
+from evenshard.stages.observe_text import observation_text
+from evenshard.tables.assumptions import TableSet
+from evenshard.utils.console import plain_console
 from evenshard.utils.errors import BadConfig, BadInput
+from evenshard.utils.messages import printable
 from evenshard.utils.params import require
 
 _TRACES = ("*.json", "*.json.gz", "*.tar.gz")
@@ -118,7 +123,7 @@ def watch(
         )
     scale = comparison.observed_ms / comparison.predicted_ms if comparison.predicted_ms > 0 else 1.0
     today = tables or TableSet(old.request.tables, old.request.assumptions)
-    new = replan(old, today, model, old.request.batch_size, search, config.link_gb_s).answer
+    new = replan(old, today, model, old.request.batch_size, search)
     difference = diff(old, new, model, config.link_gb_s)
     if difference.renaming is not None:
         new = renamed(new, difference.renaming.new_names, model)
@@ -150,13 +155,13 @@ def _observed(
     """What the traces show, and why they are no cost dataset."""
     inputs, problem = observe.ObserveInputs(tuple(traces), in_use), ""
     try:
-        observation, comparison = observe.run(inputs, observe.ObserveOutputs(costs))
+        observation, comparison = observe.run(inputs, costs)
     except BadInput as error:
         if costs is None:
             raise
-        observation, comparison = observe.run(inputs, observe.ObserveOutputs())  # if these are of use at all
+        observation, comparison = observe.run(inputs)  # if these are of use at all
         problem = str(error)
-    assert comparison is not None
+    assert comparison is not None  # with the placement in use
     return observation, comparison, problem
 
 
@@ -166,3 +171,33 @@ def _scaled(difference: Difference, scale: float) -> Difference:
     names = ("old_ms", "new_ms", "saves_ms", "saves_low_ms", "saves_high_ms", "lower_bound_ms")
     scaled = replace(times, **{name: getattr(times, name) * scale for name in names})
     return replace(difference, times=replace(scaled, predicted_by=f"{times.predicted_by}, scaled to the traces"))
+
+
+def verdict_text(watched: Watched) -> str:
+    """Whether to move, in one line."""
+    if watched.pays:
+        return f"Replan: the new placement pays over {watched.steps:,} steps."
+    if not watched.difference.moves:
+        return "Stay: no better placement was found."
+    return f"Stay: a move would not surely pay over {watched.steps:,} steps."
+
+
+def print_watched(watched: Watched, file: TextIO | None = None) -> None:
+    """Prints it.
+
+    Args:
+        file: output; None for stdout.
+    """
+    console = plain_console(file)
+    console.print(verdict_text(watched), style="bold")
+    console.print(
+        f"The slowest rank takes {watched.scale:.2f} times what was predicted for the placement in use: what a step "
+        "would save is scaled likewise.",
+        soft_wrap=True,
+    )
+    if watched.costs_problem:
+        console.print(f"No cost dataset: {printable(watched.costs_problem)}", soft_wrap=True)
+    console.print()
+    console.print(observation_text(watched.observation, watched.comparison), soft_wrap=True, highlight=False)
+    console.print()
+    print_difference(watched.difference, file, watched.paid)

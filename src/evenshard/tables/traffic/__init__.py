@@ -13,7 +13,6 @@ bounded memory::
     tables.py           puts the figures into tables and says what was assumed
 """
 
-from evenshard.tables.assumptions import Assumption
-from evenshard.tables.traffic.tables import TrafficTables, tables_from_traffic
+from evenshard.tables.traffic.tables import tables_from_traffic
 
-__all__ = ["Assumption", "TrafficTables", "tables_from_traffic"]
+__all__ = ["tables_from_traffic"]

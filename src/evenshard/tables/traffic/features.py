@@ -11,11 +11,9 @@ from pathlib import Path
 from evenshard.tables.records import KNOWN_COLUMNS
 from evenshard.tables.traffic.sample import Block, Part, Sample, Survey
 from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.messages import brief, cut
+from evenshard.utils.messages import brief, cut, names_text
 
 DENSE_COLUMN, LABEL_COLUMN, TIME_COLUMN, NOT_ASKED = "dense", "label", "time", "not asked for"
-_MAX_NAMED = 3
-"""Columns of one sort that a note names."""
 _DENSE_NAME = re.compile(r"I\d+|(?i:int|integer|dense|num|numeric|float|cont)_?\d+|(?i:.*dense.*)")
 _LABEL_WORDS = {"label", "labels"}
 _FLAG_WORDS = {"target", "targets", "click", "clicked", "conversion", "converted", "y"}
@@ -74,11 +72,7 @@ class Features:
         if not self.left_out:
             return
         sorts = {sort: [name for name, why in self.left_out.items() if why == sort] for sort in self.left_out.values()}
-        texts = []
-        for sort, names in sorts.items():
-            shown = ", ".join(brief(name) for name in names[:_MAX_NAMED])
-            more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
-            texts.append(f"{len(names):,} {sort} ({shown}{more})")
+        texts = [f"{len(names):,} {sort} ({names_text(names, write=brief)})" for sort, names in sorts.items()]
         one = next(iter(self.left_out))
         yield f"{source}: columns left out: {', '.join(texts)}. To keep one: --columns {cut(one)}={cut(one)}."
 
@@ -117,7 +111,8 @@ def features_of(source: Path, sample: Sample, columns: Mapping[str, str], wanted
     for column in here:
         _check_known(column, columns[column], wanted)
     if not column_of:
-        raise BadFile(source, f"holds no feature: {_sorts_text(left_out)}", "Name those that are: --columns NAME=NAME.")
+        sorts = names_text([f"{brief(name)} is {sort}" for name, sort in left_out.items()])
+        raise BadFile(source, f"holds no feature: {sorts}", "Name those that are: --columns NAME=NAME.")
     return Features(sample, column_of, left_out, tuple(column for column in columns if column not in sample.names))
 
 
@@ -130,7 +125,3 @@ def _check_known(column: str, name: str, wanted: Collection[str] | None) -> None
         f"columns calls {brief(column)} {brief(name)}, which is not a feature of the tables; the closest is "
         f"{brief(close[0])}. Correct it."
     )
-
-
-def _sorts_text(left_out: Mapping[str, str]) -> str:
-    return ", ".join(f"{brief(name)} is {sort}" for name, sort in [*left_out.items()][:_MAX_NAMED])

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from evenshard.tables.formats import value_type
 from evenshard.tables.traffic.features import DENSE_COLUMN, LABEL_COLUMN, TIME_COLUMN, sort_of_integers
 from evenshard.tables.traffic.sample import Block, Part, Survey, TableLookups, check_same_tables
 from evenshard.utils.errors import BadFile
@@ -107,8 +108,7 @@ def _unlike_features(names: Sequence[str], file: Any) -> Mapping[str, str]:
     found = {}
     for name in names:
         kind = file.schema_arrow.field(name).type
-        is_list = pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
-        value = kind.value_type if is_list else kind
+        value = value_type(kind)
         if pt.is_floating(value) or pt.is_decimal(value):
             found[name] = DENSE_COLUMN
         elif pt.is_boolean(value):
@@ -131,8 +131,7 @@ def _only_0_and_1(name: str, metadata: Any) -> bool:
 def _check_type(path: Path, name: str, kind: Any) -> None:
     import pyarrow.types as pt
 
-    is_list = pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
-    value = kind.value_type if is_list else kind
+    value = value_type(kind)
     # A column of nothing but nulls or empty lists is written without a type of its own.
     if pt.is_integer(value) or pt.is_null(value):
         return

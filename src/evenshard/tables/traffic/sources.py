@@ -10,8 +10,7 @@ from evenshard.tables.traffic.parquet import ParquetSample
 from evenshard.tables.traffic.sample import Sample
 from evenshard.tables.traffic.torch_batches import TorchSample
 from evenshard.utils.errors import BadFile
-from evenshard.utils.packed_files import unpack
-from evenshard.utils.scratch import scratch_folder
+from evenshard.utils.packed_files import unpacked
 
 _KINDS = "Give a folder of .parquet files or of .pt files, or one .parquet, .pt or .pt.gz file."
 
@@ -27,8 +26,8 @@ def opened_sample(source: Path) -> Iterator[Sample]:
         BadFile: nothing there, or anything but Parquet files alone or ``.pt`` files alone.
     """
     if source.is_file() and source.name.endswith(".pt.gz"):
-        with scratch_folder() as folder:
-            yield TorchSample([source], _unpacked(source, folder))
+        with unpacked(source) as file:
+            yield TorchSample([source], file)
         return
     if source.is_file():
         paths = [source]
@@ -45,10 +44,3 @@ def opened_sample(source: Path) -> Iterator[Sample]:
     if other is not None:
         raise BadFile(source, f"holds both {paths[0].name} and {other.name}", _KINDS)
     yield ParquetSample(paths) if paths[0].suffix == ".parquet" else TorchSample(paths)
-
-
-def _unpacked(source: Path, folder: Path) -> Path:
-    target = folder / source.name.removesuffix(".gz")
-    with target.open("wb") as file:
-        unpack(source, file)
-    return target

@@ -10,15 +10,15 @@ in groups, one after the other, and each group reads its own part of the files o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
 import numpy as np
 
-from evenshard.tables.assumptions import Assumption, assumed_weight_bits
+from evenshard.tables.assumptions import Assumption, TableSet, assumed_weight_bits
 from evenshard.tables.reuse import feasible_reuse_bins
-from evenshard.tables.table import WEIGHT_BITS, Table, duplicate_name
+from evenshard.tables.table import Table, duplicate_name
 from evenshard.tables.traffic.counts import TableCounts, WindowedCounts
 from evenshard.tables.traffic.features import features_of
 from evenshard.tables.traffic.reuse_intervals import remembered_rows
@@ -26,7 +26,7 @@ from evenshard.tables.traffic.sample import Sample, Survey
 from evenshard.tables.traffic.sources import opened_sample
 from evenshard.utils.console import progress
 from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.messages import brief
+from evenshard.utils.messages import brief, names_text
 from evenshard.utils.params import check_ranges
 
 GROUP_LOOKUPS = 1 << 24
@@ -35,36 +35,13 @@ BLOCK_LOOKUPS = 1 << 21
 """Expected lookups and samples that are read at a time."""
 
 
-@dataclass(frozen=True)
-class TrafficTables:
-    """Tables as a sample of traffic shows them.
-
-    Attributes:
-        tables: the tables, in the order of the given ones, or of the sample.
-        assumptions: values that the sample lacks, in the order of the tables.
-        num_samples: samples in the whole sample of traffic.
-        num_windows: full batches among them.
-        notes: columns of the sample that are not read, a sentence or two each.
-        missed: columns that the user maps, and that the sample does not have.
-    """
-
-    tables: tuple[Table, ...]
-    assumptions: tuple[Assumption, ...]
-    num_samples: int
-    num_windows: int
-    notes: tuple[str, ...] = ()
-    missed: tuple[str, ...] = ()
-
-
 def tables_from_traffic(
     source: str | PathLike[str],
     batch_size: int,
     tables: Sequence[Table] | None = None,
-    embedding_dim: int | Mapping[str, int] | None = None,
-    weight_bits: int | None = None,
-    ignore_unmatched: bool = False,
+    embedding_dim: int | None = None,
     columns: Mapping[str, str] | None = None,
-) -> TrafficTables:
+) -> TableSet:
     """Counts a sample of traffic.
 
     Pooling factors are lookups per sample of the whole sample, of each feature its own; shares of rows are of the whole
@@ -76,51 +53,51 @@ def tables_from_traffic(
         source: a folder of Parquet files or of ``.pt`` files, read in the order of their names, or one such file.
         batch_size: samples of the task that the tables are for.
         tables: the tables whose pooling factors, histograms, shares of rows and miss ratios are to be replaced, as
-            ``load_tables`` reads them. None makes tables of all that the sample holds, with as many rows as the
-            largest index tells.
-        embedding_dim: without ``tables``: one for all, or one for each.
-        weight_bits: without ``tables``: 4, 8, 16 or 32; 32 is assumed where left out.
-        ignore_unmatched: tables without traffic stay as they are, traffic without a table is not read.
+            ``load_tables`` reads them; those without traffic stay as they are, traffic without a table is not read.
+            None makes tables of all that the sample holds, with as many rows as the largest index tells, and 32 bits.
+        embedding_dim: dim of all tables, without ``tables``.
         columns: features by their columns, where these are called otherwise; empty to leave a column out. A column that
             is named here is a feature whatever it looks like.
 
     Raises:
         BadConfig: settings that contradict each other or make no sense.
-        BadFile: the sample cannot be read, contradicts itself or the tables, or holds no sample.
+        BadFile: the sample cannot be read, contradicts itself or the tables, or holds no sample or none of the tables.
     """
     source = Path(source)
-    _check_settings(batch_size, tables, embedding_dim, weight_bits)
+    check_ranges(batch_size=batch_size)
+    if tables is None:
+        check_ranges(embedding_dim=embedding_dim)
+    elif (name := duplicate_name(tables)) is not None:
+        raise BadConfig(f"Several tables are called {brief(name)}. Give each its own name.")
     with opened_sample(source) as files:
-        sample = features_of(source, files, columns or {}, _features(tables, embedding_dim))
-        counts = _wanted(source, sample, tables, embedding_dim, ignore_unmatched)
+        sample = features_of(source, files, columns or {}, _features(tables))
+        counts = _wanted(source, sample, tables)
         survey = sample.survey(list(dict.fromkeys(column for one in counts.values() for column in one.columns)))
         if survey.num_samples == 0:
             raise BadFile(source, "holds no sample", "Give at least one batch.")
         _count(sample, survey, counts, batch_size)
+    assumptions: list[Assumption] = []
     if tables is None:
         assert embedding_dim is not None
-        dims = embedding_dim if isinstance(embedding_dim, Mapping) else dict.fromkeys(counts, embedding_dim)
-        tables = [
-            Table(name, one.largest_row + 1 or 1, dims[name], 0.0, None, weight_bits or 32)
-            for name, one in counts.items()
-        ]
-        assumptions = _assumed_sizes(tables, counts, weight_bits)
-    else:
-        assumptions = []
-    filled: list[Table] = []
-    for table in tables:
-        filled.append(_filled(table, counts.get(table.name), survey.num_samples, batch_size, assumptions))
+        tables = [Table(name, one.largest_row + 1 or 1, embedding_dim, 0.0) for name, one in counts.items()]
+        for table in tables:
+            seen = counts[table.name].largest_row >= 0
+            text = f"{table.num_rows}, the largest index seen + 1" if seen else "1, since no row was looked up"
+            assumptions += [
+                Assumption(table.name, "num_rows", text),
+                assumed_weight_bits(table.name, table.weight_bits),
+            ]
+    filled = [_filled(one, counts.get(one.name), survey.num_samples, batch_size, assumptions) for one in tables]
     position = {table.name: number for number, table in enumerate(filled)}
     assumptions.sort(key=lambda assumption: position[assumption.table])
     notes = (*sample.notes(source), *_not_read(source, sample, counts.values()))
-    num_windows = survey.num_samples // batch_size
-    return TrafficTables(tuple(filled), tuple(assumptions), survey.num_samples, num_windows, notes, sample.missed)
+    return TableSet(tuple(filled), tuple(assumptions), notes, sample.missed)
 
 
-def _features(tables: Sequence[Table] | None, embedding_dim: int | Mapping[str, int] | None) -> frozenset[str] | None:
+def _features(tables: Sequence[Table] | None) -> frozenset[str] | None:
     """The features that tables are known to have; None where each column makes a table."""
     if tables is None:
-        return frozenset(embedding_dim) if isinstance(embedding_dim, Mapping) else None
+        return None
     return frozenset(name for table in tables for name in (table.name, *table.feature_names))
 
 
@@ -131,39 +108,10 @@ def _not_read(source: Path, sample: Sample, counts: Iterable[TableCounts]) -> It
         yield f"{source}: no table has {_some('feature', unread)}: not read."
 
 
-def _check_settings(
-    batch_size: int,
-    tables: Sequence[Table] | None,
-    embedding_dim: int | Mapping[str, int] | None,
-    weight_bits: int | None,
-) -> None:
-    check_ranges(batch_size=batch_size)
-    if tables is not None:
-        if embedding_dim is not None or weight_bits is not None:
-            raise BadConfig("embedding_dim and weight_bits come with the tables. Leave them out.")
-        name = duplicate_name(tables)
-        if name is not None:
-            raise BadConfig(f"Several tables are called {brief(name)}. Give each its own name.")
-        return
-    if embedding_dim is None:
-        raise BadConfig("A sample of traffic does not state the dims. Give a table file or embedding_dim.")
-    for dim in embedding_dim.values() if isinstance(embedding_dim, Mapping) else [embedding_dim]:
-        check_ranges(embedding_dim=dim)
-    if weight_bits is not None and weight_bits not in WEIGHT_BITS:
-        raise BadConfig(f"weight_bits is {weight_bits}. Choose one of {WEIGHT_BITS}.")
-
-
-def _wanted(
-    source: Path,
-    sample: Sample,
-    tables: Sequence[Table] | None,
-    embedding_dim: int | Mapping[str, int] | None,
-    ignore_unmatched: bool,
-) -> dict[str, TableCounts]:
-    """The tables to count, by name. Raises BadFile if some table and some traffic do not find each other."""
+def _wanted(source: Path, sample: Sample, tables: Sequence[Table] | None) -> dict[str, TableCounts]:
+    """The tables to count, by name. Raises BadFile if the sample holds none of them."""
     if tables is None:
-        known = sample.names if embedding_dim is None or isinstance(embedding_dim, int) else tuple(embedding_dim)
-        features: dict[str, tuple[str, ...]] = {name: (name,) for name in known}
+        features: dict[str, tuple[str, ...]] = {name: (name,) for name in sample.names}
     else:
         features = {table.name: table.feature_names or (table.name,) for table in tables}
     columns = {column for own in features.values() for column in own}
@@ -172,19 +120,10 @@ def _wanted(
         # Features that the sample does not tell apart stand in a column of their table.
         if not in_sample & set(own) and name in in_sample and name not in columns:
             features[name] = (name,)
-    columns = {column for own in features.values() for column in own}
-    what = "table" if columns == set(features) else "feature"
-    without_table = [name for name in sample.names if name not in columns]
-    without_traffic = sorted(columns - in_sample)
-    if without_table and not ignore_unmatched:
-        problem = f"holds traffic of {_some(what, without_table)}"
-        raise BadFile(source, problem, "Add the table, or ignore what does not match.")
-    if without_traffic and not ignore_unmatched:
-        problem = f"holds no traffic of {_some(what, without_traffic)}; it holds {_some(what, sample.names)}"
-        raise BadFile(source, problem, f"Use the sample's names for the {what}s, or ignore what does not match.")
     num_rows = {table.name: table.num_rows for table in tables or ()}
     found = {name: [column for column in own if column in in_sample] for name, own in features.items()}
     if not any(found.values()):
+        what = "feature" if any(own != (name,) for name, own in features.items()) else "table"
         problem = f"holds {_some(what, sample.names)}, none of the tables"
         raise BadFile(source, problem, f"Use the sample's names for the {what}s.")
     order = {column: position for position, column in enumerate(sample.names)}
@@ -194,10 +133,7 @@ def _wanted(
 
 
 def _some(what: str, names: Sequence[str]) -> str:
-    first = ", ".join(map(brief, names[:3]))
-    return (
-        f"{what} {first}" if len(names) == 1 else f"{what}s {first}" + f" and {len(names) - 3} more" * (len(names) > 3)
-    )
+    return f"{what}{'s' * (len(names) != 1)} {names_text(names, write=brief)}"
 
 
 def _count(sample: Sample, survey: Survey, counts: Mapping[str, TableCounts], batch_size: int) -> None:
@@ -229,19 +165,6 @@ def _groups(survey: Survey, tables: Iterable[TableCounts], batch_size: int) -> l
 
 
 # From counts to tables ------------------------------------------------------------------------------------------------
-
-
-def _assumed_sizes(
-    tables: Sequence[Table], counts: Mapping[str, TableCounts], weight_bits: int | None
-) -> list[Assumption]:
-    assumptions = []
-    for table in tables:
-        seen = counts[table.name].largest_row >= 0
-        text = f"{table.num_rows}, the largest index seen + 1" if seen else "1, since no row was looked up"
-        assumptions.append(Assumption(table.name, "num_rows", text))
-        if weight_bits is None:
-            assumptions.append(assumed_weight_bits(table.name, table.weight_bits))
-    return assumptions
 
 
 def _filled(

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evenshard.tables.dlrm_batch import DlrmBatch, batch_in
 from evenshard.tables.traffic.sample import Block, Part, Survey, TableLookups, check_same_tables
 from evenshard.utils.console import progress
 from evenshard.utils.errors import BadFile
@@ -27,72 +28,6 @@ if TYPE_CHECKING:  # torch takes a second to import
 _ZIP_MAGIC = b"PK\x03\x04"
 _KEYS = ("keys", "values", "lengths")
 _REMEDY = 'It must hold (indices, offsets, lengths) or {"keys": names, "values": tensor, "lengths": tensor}.'
-_SAVE_AGAIN = "Save the file again."
-
-
-@dataclass(frozen=True, eq=False)
-class _Batch:
-    """One file. Its tensors are mapped, not read: only what is touched comes into memory.
-
-    Attributes:
-        names: T tables.
-        values: [L] row numbers, table after table, sample after sample.
-        lengths_TB: lookups of each table and sample.
-        offsets: [T*B+1], or None where the file has none.
-    """
-
-    path: Path
-    names: tuple[str, ...]
-    values: torch.Tensor
-    lengths_TB: torch.Tensor
-    offsets: torch.Tensor | None
-
-    @property
-    def num_samples(self) -> int:
-        return self.lengths_TB.shape[1]
-
-    def begins(self) -> dict[str, int]:
-        """Where each table's values begin; under "" where the last one's end.
-
-        Raises:
-            BadFile: lengths or offsets do not match the values.
-        """
-        num_samples, num_values = self.num_samples, self.values.numel()
-        begins, end = {}, 0
-        for number, name in enumerate(self.names):
-            begins[name] = end
-            if self.offsets is None:
-                lengths_B = self.lengths_TB[number]
-                if num_samples and int(lengths_B.min()) < 0:
-                    raise self.problem("a sample has a negative number of lookups", name)
-                end += int(lengths_B.sum())
-            else:
-                end = int(self.offsets[(number + 1) * num_samples])
-                if end < begins[name]:
-                    raise self.problem("offsets fall", name)
-        if end != num_values:
-            raise BadFile(self.path, f"lengths add up to {end}, but there are {num_values} row numbers", _SAVE_AGAIN)
-        return begins | {"": end}
-
-    def lookups(self, name: str, first: int, last: int, begin: int) -> TableLookups:
-        """Samples ``first`` to ``last`` of one table, copied; the first one's values begin at ``begin``.
-
-        Raises:
-            BadFile: offsets do not match the lengths.
-        """
-        number = self.names.index(name)
-        lengths_B = self.lengths_TB[number, first:last].long()
-        if self.offsets is not None:
-            start = number * self.num_samples
-            steps_B = self.offsets[start + first : start + last + 1].long().diff()
-            if not steps_B.equal(lengths_B) or (len(steps_B) and int(lengths_B.min()) < 0):
-                raise self.problem("offsets do not match the lengths", name)
-        # A copy, since a view would keep the whole file mapped.
-        values = self.values[begin : begin + int(lengths_B.sum())].long().numpy().copy()
-        return TableLookups.of_lengths(values, lengths_B.numpy())
-
-    def problem(self, problem: str, name: str) -> BadFile:
-        return BadFile(self.path, problem, _SAVE_AGAIN, f"table {brief(name)}")
 
 
 class TorchSample:
@@ -108,10 +43,12 @@ class TorchSample:
 
     def __init__(self, paths: Sequence[Path], unpacked: Path | None = None) -> None:
         self._paths, self._unpacked = tuple(paths), unpacked
+        self._begins: dict[Path, list[int]] = {}
         self.names = self._load(self._paths[0]).names
         self.unlike_features: Mapping[str, str] = {}  # such a file holds lookups alone
 
-    def _load(self, path: Path) -> _Batch:
+    def _load(self, path: Path) -> DlrmBatch:
+        """One file. Its tensors are mapped, not read: only what is touched comes into memory."""
         return _load(path, self._unpacked or path)
 
     def survey(self, names: Sequence[str]) -> Survey:
@@ -119,29 +56,34 @@ class TorchSample:
         for path in progress(self._paths, "looking at the files"):
             batch = self._load(path)
             check_same_tables(path, batch.names, self.names, self._paths[0])
-            num_samples += batch.num_samples
-            begins = batch.begins()
-            ends = list(begins.values())[1:]
-            for name, end in zip(batch.names, ends, strict=True):
+            num_samples += batch.batch_size
+            begins = self._begins[path] = batch.begins(path)
+            for name, (begin, end) in zip(batch.names, pairwise(begins), strict=True):
                 if name in num_lookups:
-                    num_lookups[name] += end - begins[name]
+                    num_lookups[name] += end - begin
         return Survey(num_samples, num_lookups, tuple(map(Part, self._paths)))
 
     def blocks(self, part: Part, names: Sequence[str], max_samples: int) -> Iterator[Block]:
         whole = self._load(part.path)
-        begins, num_samples = whole.begins(), whole.num_samples
-        del whole  # what was touched stays in memory as long as the file is mapped, so each block maps it again
+        number_of = {name: whole.names.index(name) for name in names}
+        begins = {name: self._begins[part.path][number] for name, number in number_of.items()}
+        num_samples = whole.batch_size
+        del whole
         for first in range(0, num_samples, max_samples):
             last = min(first + max_samples, num_samples)
             batch = self._load(part.path)
-            lookups = {name: batch.lookups(name, first, last, begins[name]) for name in names}
-            del batch
-            for name in names:
-                begins[name] += len(lookups[name].rows)
+            lookups = {}
+            for name, number in number_of.items():
+                lengths_B = batch.lengths[number, first:last].long()
+                begin, end = begins[name], begins[name] + int(lengths_B.sum())
+                # A copy, since a view would keep the whole file mapped.
+                rows = batch.indices[begin:end].long().numpy().copy()
+                lookups[name], begins[name] = TableLookups.of_lengths(rows, lengths_B.numpy()), end
+            del batch  # what was touched stays in memory as long as the file is mapped, so each block maps it again
             yield Block(last - first, lookups)
 
 
-def _load(path: Path, source: Path) -> _Batch:
+def _load(path: Path, source: Path) -> DlrmBatch:
     """The batch in ``source``, which the user knows as ``path``; raises BadFile unless its shapes agree."""
     try:
         with source.open("rb") as file:
@@ -153,12 +95,12 @@ def _load(path: Path, source: Path) -> _Batch:
     if isinstance(content, dict) and all(key in content for key in _KEYS):
         return _from_dict(path, content)
     if isinstance(content, tuple | list) and len(content) == 3:
-        return _from_tuple(path, content)
+        return batch_in(path, content)
     keys = f" with {', '.join(sorted(map(brief, content))[:5])}" if isinstance(content, dict) else ""
     raise BadFile(path, f"holds a {type(content).__name__}{keys}", _REMEDY)
 
 
-def _from_dict(path: Path, content: dict[str, Any]) -> _Batch:
+def _from_dict(path: Path, content: dict[str, Any]) -> DlrmBatch:
     keys, (values, lengths) = content["keys"], (_integers(path, content, key) for key in _KEYS[1:])
     if not isinstance(keys, list | tuple) or not keys or not all(isinstance(key, str) and key for key in keys):
         raise BadFile(path, "keys is not a list of table names", _REMEDY)
@@ -168,15 +110,7 @@ def _from_dict(path: Path, content: dict[str, Any]) -> _Batch:
     shape = list(lengths.shape)
     if lengths.dim() not in (1, 2) or (lengths.dim() == 2 and shape[0] != len(keys)) or lengths.numel() % len(keys):
         raise BadFile(path, f"lengths of shape {shape} cannot be shared among {len(keys)} tables", _REMEDY)
-    return _Batch(path, tuple(keys), values, lengths.reshape(len(keys), -1), None)
-
-
-def _from_tuple(path: Path, content: Sequence[Any]) -> _Batch:
-    from evenshard.tables.dlrm_batch import batch_in, recorded_name
-
-    batch = batch_in(path, content)
-    names = tuple(map(recorded_name, range(batch.num_tables)))
-    return _Batch(path, names, batch.indices, batch.lengths, batch.offsets)
+    return DlrmBatch(values, None, lengths.reshape(len(keys), -1), tuple(keys))
 
 
 def _integers(path: Path, content: dict[str, Any], key: str) -> torch.Tensor:

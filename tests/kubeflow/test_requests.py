@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import evenshard
-from evenshard.kubeflow.place_request import NO_PLAN, PlaceOutputs, place_tables, save_placement
+from evenshard.kubeflow.requests import NO_PLAN, place_tables, save_placement
 from evenshard.planner.file import load_answer
 from evenshard.planner.in_use import PLACEMENT, PLAN
 from evenshard.tables.files import save_tables
@@ -38,18 +38,17 @@ def test_a_bound_is_on_what_moves_from_the_plan_in_use(tmp_path: Path) -> None:
     old = evenshard.place(uneven, **request)
     save_placement(old, in_use, in_use, in_use / "page.html")
     save_tables([replace(one, pooling_factor=41 - one.pooling_factor) for one in uneven], tables)
-    outputs = PlaceOutputs(tmp_path / "placement", tmp_path / "plan", tmp_path / "page", tmp_path / "difference")
 
-    def placed(at: Path | None, **bound: float) -> evenshard.PlacementAnswer:
-        return place_tables(str(tables), None, {**request, **bound}, None if at is None else str(at), outputs)
+    def placed(at: Path | None, **bound: float) -> tuple[evenshard.PlacementAnswer, str]:
+        return place_tables(str(tables), None, {**request, **bound}, None if at is None else str(at))
 
     for at in (in_use, in_use / PLACEMENT):
-        answer = placed(at, max_move_gb=0.0)
+        answer, difference = placed(at, max_move_gb=0.0)
         assert answer.parts == old.parts and answer.nearness is not None
         assert (answer.nearness.source, answer.nearness.moved_bytes) == (str(at), 0)
-        assert "moves" in outputs.difference.read_text().lower()
-    assert placed(in_use).nearness is None
+        assert "moves" in difference.lower()
+    assert placed(in_use)[0].nearness is None
     with pytest.raises(BadConfig, match=r"max_move_gb is 1, but no plan in use is named\. Name it with --set in_use"):
         placed(None, max_move_gb=1.0)
-    with pytest.raises(BadFile, match="is a plan for TorchRec, which does not tell the tables of that day"):
+    with pytest.raises(BadFile, match="is a plan for TorchRec or what moves between two, without times"):
         placed(in_use / PLAN, max_move_gb=1.0)

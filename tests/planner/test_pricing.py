@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 import evenshard
-from evenshard.planner.priced import priced, repriced
-from evenshard.planner.pricing import part_costs
+from evenshard.planner.pricing import part_costs, priced, repriced
 from evenshard.tables.table import Table
 from support.learned import learned
 

@@ -1,0 +1,194 @@
+"""The trainings of DreamShard and AutoShard in one call each, in memory: for studies that train dozens of times.
+
+The stages run the same rounds through files, one process per step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+import numpy as np
+import torch
+
+from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement, Provenance
+from evenshard.measure.hardware import Hardware, Measure
+from evenshard.placement.placement import Placement, alone
+from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import distinct_tables, sample_shards
+from evenshard.sharders.autoshard import fit as autoshard_fit
+from evenshard.sharders.autoshard import impala
+from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
+from evenshard.sharders.autoshard.impala import ImpalaConfig
+from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder
+from evenshard.sharders.checkpoint import Round, new_checkpoint
+from evenshard.sharders.dreamshard import fit as dreamshard_fit
+from evenshard.sharders.dreamshard import reinforce
+from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
+from evenshard.sharders.dreamshard.reinforce import ReinforceConfig
+from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
+from evenshard.sharders.features import FeatureNormalizer
+from evenshard.sharders.random import random_placement
+from evenshard.sharders.training import FitConfig
+from evenshard.utils.errors import InfeasibleTask
+
+log = logging.getLogger(__name__)
+
+# DreamShard (NeurIPS 2022, Algorithm 1): measure, fit the cost network, train the policy ------------------------------
+
+
+@dataclass(frozen=True)
+class DreamShardConfig:
+    """The paper's settings (section 4.1).
+
+    Attributes:
+        num_rounds: rounds of measuring and training.
+        placements_per_round: placements measured in each.
+        cost_updates, minibatch_size: gradient steps of the cost network per round.
+        policy_updates, num_episodes: gradient steps of the policy per round, each on so many episodes of one task.
+        learning_rate: learning rate of both networks; falls linearly to 0 over the rounds.
+        entropy_weight: weight of the policy's entropy bonus.
+    """
+
+    num_rounds: int = 10
+    placements_per_round: int = 10
+    cost_updates: int = 300
+    minibatch_size: int = 64
+    policy_updates: int = 10
+    num_episodes: int = 10
+    learning_rate: float = 5e-4
+    entropy_weight: float = 1e-3
+
+
+@dataclass(frozen=True)
+class TrainedDreamShard:
+    """What the loop leaves behind.
+
+    Attributes:
+        cost_net, policy, normalizer: the networks of the last round, and what they see tables through.
+        measured: every placement that was measured on the way, in order.
+    """
+
+    cost_net: DreamShardCostNet
+    policy: DreamShardPolicy
+    normalizer: FeatureNormalizer
+    measured: tuple[MeasuredPlacement, ...]
+
+    def sharder(self, num_rollouts: int = 0) -> DreamShardSharder:
+        """The sharder; 0 rollouts are the published inference."""
+        return DreamShardSharder(self.cost_net, self.policy, self.normalizer, num_rollouts)
+
+
+def train_dreamshard(
+    tasks: Sequence[ShardingTask], measure: Measure, provenance: Provenance, config: DreamShardConfig, seed: int
+) -> TrainedDreamShard:
+    """Trains on ``tasks``; the same seed gives the same networks where the costs are the same.
+
+    Args:
+        measure: measures placements, such as ``SimulatedHardware.measure_many``.
+        provenance: provenance of the measurements.
+    """
+    generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
+    normalizer = FeatureNormalizer.fit(distinct_tables(tasks), tasks[0].batch_size)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        cost_net = new_checkpoint(DreamShardCostNet(), normalizer)
+        policy = new_checkpoint(DreamShardPolicy(), normalizer)
+    fit = FitConfig(config.cost_updates, config.minibatch_size, config.learning_rate)
+    learn = ReinforceConfig(config.policy_updates, config.num_episodes, config.learning_rate, config.entropy_weight)
+    measured: list[MeasuredPlacement] = []
+    for number in range(1, config.num_rounds + 1):
+        chosen = [tasks[int(i)] for i in rng.choice(len(tasks), config.placements_per_round)]
+        sharder = DreamShardSharder(cost_net.net, policy.net, normalizer) if number > 1 else None
+        jobs = _proposed(chosen, sharder, generator, rng)
+        who = "dreamshard" if sharder else "random"
+        for (task, placement), cost in zip(jobs, measure(jobs), strict=True):
+            name = f"round{number}-{len(measured):05d}"
+            measured.append(MeasuredPlacement.whole(name, number, who, task, placement, cost, provenance))
+        this_round, known = Round(number, config.num_rounds), dreamshard_fit.whole_placements(measured)
+        cost_net = dreamshard_fit.cost_net_round(cost_net, known, fit, this_round, generator).checkpoint
+        policy, _ = reinforce.policy_round(policy, cost_net.net, tasks, learn, this_round, generator)
+    return TrainedDreamShard(cost_net.net, policy.net, normalizer, tuple(measured))
+
+
+def _proposed(
+    tasks: Sequence[ShardingTask],
+    sharder: DreamShardSharder | None,
+    generator: torch.Generator,
+    rng: np.random.Generator,
+) -> list[tuple[ShardingTask, Placement]]:
+    """Placements to measure: sampled from the policy; random without one, or where it found no room."""
+    sampled = sharder.sample(tasks, generator) if sharder else [None] * len(tasks)
+    jobs = []
+    for task, placement in zip(tasks, sampled, strict=True):
+        try:
+            jobs.append((task, placement or random_placement(task, rng)))
+        except InfeasibleTask:
+            continue
+    if not jobs:
+        raise InfeasibleTask("None of the train tasks fits its devices. Raise memory_cap_gb or num_devices.")
+    return jobs
+
+
+# AutoShard (KDD 2022): fit the cost network to measured shards, then train the policy on its predictions --------------
+
+
+@dataclass(frozen=True)
+class AutoShardConfig:
+    """How to train AutoShard.
+
+    Attributes:
+        fit: training of the cost network.
+        impala: training of the policy.
+    """
+
+    fit: FitConfig = field(default_factory=lambda: FitConfig(num_updates=3000, minibatch_size=256, learning_rate=3e-3))
+    impala: ImpalaConfig = field(default_factory=ImpalaConfig)
+
+
+def measure_random_shards(
+    hardware: Hardware, tasks: Sequence[ShardingTask], count: int, seed: int
+) -> list[MeasuredPlacement]:
+    """Random shards of the tasks' tables, each measured alone on a device."""
+    like = tasks[0]
+    shards = sample_shards(
+        distinct_tables(tasks), count, like.batch_size, like.memory_cap_bytes, np.random.default_rng([seed, 3])
+    )
+    placements = [alone(shard) for shard in shards]
+    return [
+        MeasuredPlacement.whole(
+            shard.task_id, 0, RANDOM_SHARD, shard, placement, hardware.measure(shard, placement), hardware.provenance
+        )
+        for shard, placement in zip(shards, placements, strict=True)
+    ]
+
+
+def train_autoshard(
+    tasks: Sequence[ShardingTask], measured: Sequence[MeasuredPlacement], config: AutoShardConfig, seed: int
+) -> AutoShardSharder:
+    """Trains both networks; the same arguments give the same sharder.
+
+    Args:
+        tasks: train tasks that share a batch size. Those that plainly do not fit their devices are left out.
+        measured: shards of their tables, see ``measure_random_shards``; whole placements do as well.
+        seed: seed of initial weights, minibatches and actors.
+
+    Raises:
+        InfeasibleTask: if none of the tasks fits its devices.
+    """
+    normalizer = FeatureNormalizer.fit(distinct_tables(tasks), tasks[0].batch_size)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        cost_net = new_checkpoint(AutoShardCostNet(), normalizer)
+        policy = new_checkpoint(AutoShardPolicy(), normalizer)
+    only = Round(1, 1)
+    fitted = autoshard_fit.cost_net_round(cost_net, measured, config.fit, only, generator)
+    if fitted.losses:
+        log.info("cost network fitted, relative error %.3f", fmean(fitted.losses[-20:]) ** 0.5)
+    _, rewards = impala.policy_round(policy, cost_net.net, tasks, config.impala, only, generator)
+    if rewards:
+        log.info("policy trained, reward %.3f", fmean(rewards[-10:]))
+    return AutoShardSharder(cost_net.net, policy.net, normalizer)

@@ -1,0 +1,222 @@
+"""The requests of the tasks ``place``, ``drift`` and ``watch``, and what these tasks find.
+
+A request of ``place`` has arguments of ``evenshard.place``, one of ``drift`` the flags of ``evenshard drift``, and one
+of ``watch`` the fields of ``WatchConfig``.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, make_dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from evenshard.kubeflow.retry import with_retries
+from evenshard.measure.hardware import HardwareName
+from evenshard.planner import api
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.diff.diff import diff
+from evenshard.planner.diff.text import print_difference
+from evenshard.planner.file import load_answer, save_answer
+from evenshard.planner.in_use import PLACEMENT, PLAN, placement_in_use
+from evenshard.planner.model import learned_model_of, model_of, named_model
+from evenshard.planner.options import option_field, place_options
+from evenshard.planner.page.page import save_page
+from evenshard.planner.rules import RULES, Rules
+from evenshard.planner.torchrec.plan_file import save_plan
+from evenshard.sharders.catalog import HEURISTICS
+from evenshard.stages.decisions.drift import Drift, drift_of, print_drift
+from evenshard.stages.decisions.watch import WatchConfig, Watched, print_watched, traces_in, watch
+from evenshard.tables.sources import tables_from
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.json_files import finite
+from evenshard.utils.params import section
+from evenshard.utils.s3 import local
+
+NOT_IN_REQUEST = {"model", "traffic", "compare", "num_measured", "cluster", "near", "constraints"}
+"""Model and plan in use are inputs of the task, traffic comes as tables, a pod has nothing to measure on, no files, and
+no model of TorchRec's."""
+NO_PLAN = "no_plan.txt"
+
+log = logging.getLogger(__name__)
+
+
+def place_arguments(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of ``evenshard.place`` that a request gives, and the defaults of the others.
+
+    Args:
+        request: section ``place`` of the settings.
+
+    Raises:
+        BadConfig: if a key is unknown, or a value is of the wrong type or out of range.
+    """
+    if "near" in request:
+        raise BadConfig("params section place: near is the pipeline's in_use. Name the plan there (--set in_use=FILE).")
+    options = [option for option in place_options() if option.name not in NOT_IN_REQUEST]
+    kinds = [
+        # rules are judged by Rules.of
+        (one.name, Any if one.name in RULES else one.kind | None if one.default is None else one.kind, one.default)
+        for one in options
+    ]
+    arguments = asdict(section({"place": request}, "place", make_dataclass("PlaceRequest", kinds)))
+    return {**arguments, **vars(Rules.of(**{name: arguments[name] for name in RULES}))}
+
+
+@with_retries
+def place_tables(
+    tables: str, model: str | None, request: Mapping[str, Any], in_use: str | None
+) -> tuple[PlacementAnswer, str]:
+    """The placement of tables beside those of the heuristics, and what it changes of the plan in use, in Markdown.
+
+    Args:
+        tables: path or S3 address of a table file, folder of traffic or DLRM batch file.
+        model: a model's folder, here or on S3, or its MLflow URI; None for the device model of simulated hardware.
+        request: arguments of ``evenshard.place``; ``max_move_gb`` bounds what moves from the plan in use.
+        in_use: placement.json or plan for TorchRec that the training runs with, or a folder with either; None for none.
+            A bound needs placement.json.
+
+    Raises:
+        BadInput: if something of that cannot be used.
+        InfeasibleTask: if there is no legal placement.
+    """
+    arguments = place_arguments(request)
+    bound = arguments["max_move_gb"]
+    if bound is not None and in_use is None:
+        raise BadConfig(f"max_move_gb is {bound:g}, but no plan in use is named. Name it with --set in_use=FILE.")
+    near = in_use if bound is not None else None
+    answer = api.place(tables, model=model, compare=HEURISTICS, near=near, **arguments)
+    text = "No plan in use was named: nothing to compare with.\n"
+    if in_use is not None:
+        judge = model_of(named_model(answer))
+        with local(in_use, listed=True) as path:
+            old = placement_in_use(path, answer, judge)
+        text = _as_markdown(lambda file: print_difference(diff(old, answer, judge), file))
+    return answer, text
+
+
+def save_placement(answer: PlacementAnswer, placement: Path, plan: Path, page: Path) -> None:
+    """Writes placement.json and plan.json into their folders, and the page.
+
+    Where TorchRec cannot have this placement, such as tables on kernels that it has none of, no_plan.txt says why.
+    """
+    for folder in (placement, plan):
+        folder.mkdir(parents=True, exist_ok=True)
+    save_answer(answer, placement / PLACEMENT)
+    compute_device = HardwareName.parse(answer.request.hardware).kind.compute_device
+    save_page(answer, page)
+    try:
+        save_plan(answer, plan / PLAN, compute_device=compute_device)
+    except BadConfig as error:  # the placement is worth having all the same
+        log.warning("no plan for TorchRec: %s", error)
+        (plan / NO_PLAN).write_text(f"{error}\n")
+
+
+@dataclass(frozen=True)
+class DriftRequest:
+    """Section ``drift``.
+
+    Attributes:
+        batch_size: today's global batch, samples; None for the largest that the model was trained on.
+        num_devices: devices that the tables live on; None leaves devices aside.
+        embedding_dim: dim of all tables, where they come from a sample of traffic.
+        default_pooling_factor: lookups per sample of tables that do not tell.
+        tolerated_pct: so much of the load may lie outside of the training data, and so many of the tables may be rare
+            there, per cent.
+        columns: columns of the tables that are called otherwise, each with evenshard's.
+    """
+
+    batch_size: int | None = None
+    num_devices: int | None = None
+    embedding_dim: int | None = None
+    default_pooling_factor: float = option_field("default_pooling_factor")
+    tolerated_pct: float = 5.0
+    columns: Mapping[str, str] | None = None
+
+
+@with_retries
+def drift_since(tables: str, model: str, request: Mapping[str, Any]) -> tuple[Drift, str]:
+    """What has become of a model's ground, and the same in Markdown.
+
+    Args:
+        tables: path or S3 address of a table file, folder of traffic or DLRM batch file.
+        model: a model's folder, here or on S3, or its MLflow URI.
+        request: fields of ``DriftRequest``.
+
+    Raises:
+        BadInput: if something of that cannot be used.
+    """
+    asked = section({"drift": dict(request)}, "drift", DriftRequest)
+    held = learned_model_of(model, None)
+    batch_size = asked.batch_size or int(held.trained_on.batch_size[1])
+    with local(tables, listed=True) as path:
+        now = tables_from(
+            path,
+            batch_size,
+            embedding_dim=asked.embedding_dim,
+            default_pooling_factor=asked.default_pooling_factor,
+            columns=asked.columns,
+        )
+    found = drift_of(held.trained_on, now.tables, batch_size, asked.num_devices, asked.tolerated_pct)
+    return found, _as_markdown(lambda file: print_drift(found, held.source, file))
+
+
+@with_retries
+def watch_training(
+    traces: str, in_use: str, tables: str | None, model_uri: str, request: Mapping[str, Any], observation: Path
+) -> tuple[Watched, str]:
+    """Whether a training should move to another placement, and which; and the same in Markdown.
+
+    Args:
+        traces: path or S3 address of a trace, an archive, or a folder of them.
+        in_use: placement.json that the training runs with, or a folder with it.
+        tables: today's table file; None for the tables of the placement.
+        model_uri: predicts; "" for the model that made the placement.
+        request: fields of ``WatchConfig``.
+        observation: folder that gets observation.json and, where the traces can be one, the cost dataset costs.parquet.
+
+    Raises:
+        BadInput: if something of that cannot be used.
+        InfeasibleTask: if today's tables do not fit on the old devices.
+    """
+    config = section({"watch": dict(request)}, "watch", WatchConfig)
+    observation.mkdir(parents=True, exist_ok=True)
+    with local(traces, listed=True) as traced, local(in_use, listed=True) as folder:
+        placement = folder / PLACEMENT if folder.is_dir() else folder
+        old = load_answer(placement)
+        today = None
+        if tables is not None:
+            with local(tables, listed=True) as path:
+                today = tables_from(path, old.request.batch_size)
+        model = model_of(model_uri or named_model(old), None)
+        found = watch(traces_in(traced), placement, model, config, today, costs=observation / "costs.parquet")
+    content = {
+        **asdict(found.observation),
+        "comparison": asdict(found.comparison),
+        "payback": None if found.paid is None else asdict(found.paid),
+        "pays": found.pays,
+    }
+    (observation / "observation.json").write_text(json.dumps(finite(content), indent=1) + "\n")
+    return found, _as_markdown(lambda file: print_watched(found, file))
+
+
+def watched_metrics(watched: Watched) -> dict[str, float | None]:
+    """The figures of a run of ``watch``, by which one day can be compared with another."""
+    return {
+        "observed_ms": watched.comparison.observed_ms,
+        "predicted_ms": watched.comparison.predicted_ms,
+        "saves_ms": watched.difference.times.saves_ms,
+        "break_even_steps": None if watched.paid is None else watched.paid.break_even_steps,
+        "gained_seconds": 0.0 if watched.paid is None else watched.paid.gained_seconds,
+        "pays": float(watched.pays),
+    }
+
+
+def _as_markdown(print_to: Callable[[TextIO], None]) -> str:
+    """What a command prints, as a block of Markdown, which Kubeflow shows."""
+    text = io.StringIO()
+    print_to(text)
+    lines = "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+    return f"```text\n{lines}\n```\n"
