@@ -183,6 +183,22 @@ class Loads:
                 rows.remove(row)
             self._update_largest(call, devices, rows)
 
+    def fill(self, cells: CellChanges) -> None:
+        """Adds the lookups of devices that have none so far, each on its device; ``refresh`` has to follow."""
+        np.add.at(self.held_CD, (cells.call_E, cells.device_E), 1)
+        for one, columns_PH in zip(self._kinds, self._lookups.columns_KPH, strict=True):
+            group_E = cells.call_E if one.price.is_by_call else np.zeros_like(cells.call_E)
+            np.add.at(one.sums_GDH, (group_E, cells.device_E), columns_PH[cells.row_E])
+        if self._keeps_rows:
+            for call, device, row in zip(
+                cells.call_E.tolist(), cells.device_E.tolist(), cells.row_E.tolist(), strict=True
+            ):
+                if device % self._span_C[call] == 0:
+                    self._rows.setdefault((call, device // self._span_C[call]), []).append(row)
+            for (call, place), rows in self._rows.items():
+                span = self._span_C[call]
+                self._update_largest(call, slice(place * span, (place + 1) * span), rows)
+
     def _update_largest(self, call: int, devices: slice, rows: Sequence[int]) -> None:
         """The two largest of each maximum of a call, and the largest among the sums."""
         for one, columns_PH in zip(self._kinds, self._lookups.columns_KPH, strict=True):

@@ -73,5 +73,5 @@ def constructed(construction: Construction, deadline: float = float("inf")) -> l
         for choices in whole_starts(options):
             state = State(options, choices)
             if state.fits():
-                found.setdefault(tuple(choices), Start(choices, {TABLE_WISE}, state.cost_ms))
+                found.setdefault(tuple(choices), Start(choices, {TABLE_WISE, *COLUMNS_ALONE}, state.cost_ms))
     return list(found.values())

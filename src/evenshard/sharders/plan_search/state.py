@@ -72,8 +72,7 @@ class State:
         self.on_device: list[set[int]] = [set() for _ in range(devices)]
         self.on_node: list[set[int]] = [set() for _ in range(task.machine.num_nodes)]
         self.everywhere: set[int] = set()
-        for unit, choice in enumerate(choices):
-            self._add(unit, choice, 1)
+        self._fill()
         self.loads.refresh(np.arange(devices), range(calls))
         self.device_ms_D = self._device_ms()
 
@@ -122,6 +121,30 @@ class State:
         if way.scope == NODE:
             return [device for node in choice.places for device in self.task.machine.devices_of_node(node)]
         return range(self.task.num_devices)
+
+    def _fill(self) -> None:
+        """The sums of all choices at once; the same as ``_add`` makes of one after the other."""
+        rows = [
+            (unit, piece.number, first, 1)
+            for unit, choice in enumerate(self.choices)
+            for way in (self.options.units[unit].ways[choice.way],)
+            for piece, first in zip(way.pieces, firsts_of(way, choice), strict=True)
+        ]
+        arrays = self.options.piece_arrays
+        pieces = PieceChanges(*np.array(rows, dtype=np.int64).reshape(-1, 4).T)
+        on_each = arrays.on_each_device(pieces)
+        piece_F, device_F = on_each.piece_E, on_each.device_E
+        self.loads.fill(arrays.cells(on_each))
+        self.users_C += np.bincount(arrays.cells(pieces).call_E, minlength=len(self.users_C))
+        np.add.at(self.volumes_4D.T, device_F, arrays.volume_P4[piece_F])
+        for at, sizes_P in enumerate((arrays.size_P, arrays.host_P, arrays.ssd_P)):
+            np.add.at(self.used_3D[at], device_F, sizes_P[piece_F])
+        np.add.at(self.offload_D, device_F, arrays.offload_PK[piece_F, self._costs.kind_of_D[device_F]])
+        self.replicated_values = float(arrays.values_P[pieces.piece_E].sum())
+        for unit, choice in enumerate(self.choices):
+            self._index(unit, self.way(unit), choice, 1)
+            if self.moves is not None:
+                self.moved_bytes += self.moves.bytes_of(unit, choice)
 
     def _add(self, unit: int, choice: Choice, sign: int) -> None:
         way = self.options.units[unit].ways[choice.way]
