@@ -22,11 +22,10 @@ from benchmarks.scripts.near import drift_factors
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.task import ShardingTask
-from evenshard.planner.answer import PricedParts
 from evenshard.planner.diff.times import difference_error, error_correlation, shared_work
 from evenshard.planner.near import Near
 from evenshard.planner.place import PlaceConfig, place_request
-from evenshard.planner.pricing import measured_parts, part_costs, priced
+from evenshard.planner.pricing import PricedParts, measured_parts, part_costs, priced
 from evenshard.planner.request import PlacementRequest, caps_of
 from evenshard.sharders.models import PlacementModel, load_model
 from evenshard.sharders.plan_search.search import PlanSearchEffort

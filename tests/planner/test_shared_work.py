@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.scripts.savings import pairs
-from evenshard.planner.answer import PricedParts
+from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.diff.times import MOST_ALIKE, difference_error, error_correlation, shared_work
 from support.explain_builders import answered, asked
 from support.learned import learned
@@ -13,7 +13,7 @@ from support.learned import learned
 FOUR = {"a": 6.0, "b": 2.0, "c": 3.0, "d": 1.0}
 
 
-def placed(*devices: int | tuple[int, ...]) -> PricedParts:
+def placed(*devices: int | tuple[int, ...]) -> PlacementAnswer:
     return answered(asked(FOUR, 2), devices)
 
 

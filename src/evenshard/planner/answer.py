@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -86,24 +86,8 @@ class Nearness:
     free_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class PricedParts:
-    """What a model predicts of parts of tables: all of an answer that its parts alone decide.
-
-    The fields are those of ``PlacementAnswer``; the interval is wider where the model has seen nothing like them.
-    """
-
-    parts: tuple[TablePart, ...]
-    alone_ms: tuple[float, ...]
-    adds_ms: tuple[float, ...]
-    devices: tuple[PredictedDevice, ...]
-    predicted_ms: float
-    model_low_ms: float
-    model_high_ms: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlacementAnswer(PricedParts):
+@dataclass(frozen=True)
+class PlacementAnswer:
     """A placement of parts of tables with all that is known about it. Times are milliseconds of one training step.
 
     Attributes:
@@ -128,6 +112,13 @@ class PlacementAnswer(PricedParts):
     """
 
     request: PlacementRequest
+    parts: tuple[TablePart, ...]
+    alone_ms: tuple[float, ...]
+    adds_ms: tuple[float, ...]
+    devices: tuple[PredictedDevice, ...]
+    predicted_ms: float
+    model_low_ms: float
+    model_high_ms: float
     lower_bound_ms: float
     warnings: tuple[str, ...]
     comparison: tuple[Rival, ...]
@@ -309,11 +300,6 @@ class PlacementAnswer(PricedParts):
         return brim_warnings(self.memory, self.host_memory)
 
     @property
-    def model_lineage(self) -> Mapping[str, Any]:
-        """What the lineage says of the model that made it; empty where it says nothing."""
-        return self.lineage.get("model") or {}
-
-    @property
     def low_ms(self) -> float:
         """Lower end of the 90 % interval of ``predicted_ms``, with the errors of device and links."""
         return self._interval_ms[0]
@@ -322,16 +308,6 @@ class PlacementAnswer(PricedParts):
     def high_ms(self) -> float:
         """Upper end of it."""
         return self._interval_ms[1]
-
-    @property
-    def slowest_device(self) -> int:
-        """The device that a step waits for, by the model; the first of equals."""
-        return max(range(self.num_devices), key=lambda device: self.devices[device].predicted_total_ms)
-
-    @property
-    def fullest_device(self) -> DeviceMemory:
-        """The memory of the device that is filled most, the first of equals."""
-        return max(self.memory, key=lambda one: one.full)
 
     @property
     def _interval_ms(self) -> tuple[float, float]:
@@ -347,3 +323,18 @@ class PlacementAnswer(PricedParts):
     def gap_pct(self) -> float:
         """How much worse than the best possible placement it is at most, by the model, per cent."""
         return (self.predicted_ms / self.lower_bound_ms - 1) * 100
+
+
+def slowest_device(devices: Sequence[PredictedDevice]) -> int:
+    """The device that a step waits for, by the model; the first of equals."""
+    return max(range(len(devices)), key=lambda device: devices[device].predicted_total_ms)
+
+
+def fullest_device(answer: PlacementAnswer) -> DeviceMemory:
+    """The memory of the device that is filled most, the first of equals."""
+    return max(answer.memory, key=lambda one: one.full)
+
+
+def model_lineage(answer: PlacementAnswer) -> Mapping[str, Any]:
+    """What the lineage says of the model that made the answer; empty where it says nothing."""
+    return answer.lineage.get("model") or {}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.measure.cost_rows import read_lineage
-from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.answer import PlacementAnswer, model_lineage
 from evenshard.planner.model import BUNDLED, REGISTERED, SIMULATED, model_of, named_model
 from evenshard.sharders.model import digest_of
 from evenshard.tracking import ModelVersion, find_run, model_version
@@ -60,7 +60,7 @@ def lineage_of(answer: PlacementAnswer, data: Path) -> list[LineageLink]:
         BadConfig: if the placement names no model.
     """
     named_model(answer)
-    model = answer.model_lineage
+    model = model_lineage(answer)
     trained_on = model.get("trained_on") or {}
     in_mlflow, tags = _in_mlflow(model)
     away = next((link.note for link in in_mlflow if link.state == UNCHECKED), "")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.measure.hardware import HardwareName
-from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.answer import PlacementAnswer, model_lineage
 from evenshard.sharders.model import DeviceModel, Model
 from evenshard.tracking import REGISTERED_POLICY, ModelVersion, download_model, model_version, version_of_files
 from evenshard.utils.errors import BadConfig, BadInput
@@ -134,7 +134,7 @@ def named_model(answer: PlacementAnswer) -> str:
     Raises:
         BadConfig: if it names none.
     """
-    source = answer.model_lineage.get("source")
+    source = model_lineage(answer).get("source")
     if not isinstance(source, str) or not source:
         raise BadConfig("the lineage of this placement names no model. Name one (--model).")
     return source
@@ -142,7 +142,7 @@ def named_model(answer: PlacementAnswer) -> str:
 
 def other_model(answer: PlacementAnswer, model: Model) -> str | None:
     """One line if the model is not the one that made the answer, or None."""
-    made_with = answer.model_lineage
+    made_with = model_lineage(answer)
     if made_with.get("sha256") == model.digest:
         return None
     return (

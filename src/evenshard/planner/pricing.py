@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.config import MeasureConfig
@@ -20,7 +20,7 @@ from evenshard.measure.simulated.gpu_profile import gpu_profile, profile_of
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.task import ShardingTask
-from evenshard.planner.answer import PlacementAnswer, PricedParts
+from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.model import model_of
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.model import Model
@@ -123,6 +123,26 @@ def measured_parts(request: PlacementRequest, model: Model, visits: int) -> Iter
 
 
 # Prices of an answer --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PricedParts:
+    """What a model predicts of parts of tables: all of an answer that its parts alone decide.
+
+    The fields are those of ``PlacementAnswer``; the interval is wider where the model has seen nothing like them.
+    """
+
+    parts: tuple[TablePart, ...]
+    alone_ms: tuple[float, ...]
+    adds_ms: tuple[float, ...]
+    devices: tuple[PredictedDevice, ...]
+    predicted_ms: float
+    model_low_ms: float
+    model_high_ms: float
+
+
+Priced = PlacementAnswer | PricedParts
+"""Parts with what is predicted of them: an answer, or parts that are none yet."""
 
 
 def priced(

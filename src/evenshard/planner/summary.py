@@ -12,7 +12,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from evenshard.measure.price.step import PredictedDevice
-from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.answer import PlacementAnswer, fullest_device, slowest_device
 from evenshard.planner.highlights.comparison import asked_text, best_rival, near_texts, not_compared_text, rival_text
 from evenshard.planner.highlights.memory import (
     badly_served,
@@ -137,7 +137,7 @@ def _devices(answer: PlacementAnswer, console: Console) -> Grid:
     bars = _bars(answer, list(lines), min(left, MOST_BAR), console.options.ascii_only)
     grid = plain_grid(*heads)
     grid.add_column(LEGEND if left + len(SLOWEST) >= len(LEGEND) and answer.num_devices > 1 else "", no_wrap=True)
-    marked = answer.slowest_device
+    marked = slowest_device(answer.devices)
     for number, (device, line) in enumerate(lines.items()):
         if number == len(slowest):
             grid.add_row()
@@ -245,7 +245,7 @@ def _sharding(answer: PlacementAnswer) -> Iterator[Line]:
 def _memory(answer: PlacementAnswer) -> Iterator[Line]:
     """What fills the fullest device; where tables are kept, where some are not in device memory."""
     if answer.request.training_pipeline:
-        fullest, (unit, of_unit) = answer.fullest_device, _memory_unit(answer)
+        fullest, (unit, of_unit) = fullest_device(answer), _memory_unit(answer)
         shown = [(what, size) for what, size in fullest.components if size >= 0.005 * of_unit]
         rest = fullest.counted_bytes - sum(size for _, size in shown)
         shown += [("the rest", rest)] if rest >= 0.005 * of_unit else []
@@ -288,7 +288,7 @@ def brief_text(answer: PlacementAnswer) -> str:
 
 def _lines(answer: PlacementAnswer) -> Iterator[tuple[str, str]]:
     yield "time", step_headline(answer)
-    slowest, digits = answer.slowest_device, decimals(answer.predicted_ms)
+    slowest, digits = slowest_device(answer.devices), decimals(answer.predicted_ms)
     times = [one.predicted_total_ms for one in answer.devices]
     if answer.num_devices > 1:
         ends = dict.fromkeys(f"{time_ms:.{digits}f}" for time_ms in (min(times), max(times)))
@@ -297,7 +297,7 @@ def _lines(answer: PlacementAnswer) -> Iterator[tuple[str, str]]:
     parts = zip(("forward", "exchange", "backward"), _shares_ms(one), strict=True)
     shares = " + ".join(f"{name} {value:.{digits}f}" for name, value in parts)
     yield "slowest", f"{shares} = {one.predicted_total_ms:.{digits}f} ms"
-    full = answer.fullest_device
+    full = fullest_device(answer)
     yield "memory", f"device {full.device}, the fullest: {size_text(full.most_bytes)} of {size_text(full.limit_bytes)}"
     ways = Counter(answer.type_of_table.values())
     yield "sharded", ", ".join(f"{count:,} {way}" for way, count in ways.most_common())

@@ -18,6 +18,7 @@ from evenshard.placement.parts import TablePart, part_table, tables_of_parts, wh
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import BY_COLUMNS, sharding_type
 from evenshard.placement.task import ShardingTask
+from evenshard.planner.answer import model_lineage
 from evenshard.planner.file import load_answer, read_json
 from evenshard.planner.highlights.setting import device_error_text
 from evenshard.planner.model import model_of
@@ -227,7 +228,7 @@ def _of_answer(source: Path, observation: ObservedTraining) -> _Placed:
         )
     comparison = ObservedAndPredicted(
         source=str(source),
-        predicted_by=str(answer.model_lineage.get("source", "")),
+        predicted_by=str(model_lineage(answer).get("source", "")),
         devices=answer.devices,
         predicted_ms=answer.predicted_ms,
         low_ms=answer.low_ms,

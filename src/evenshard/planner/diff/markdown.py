@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from evenshard.measure.price.device_price import ROUNDING
-from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.answer import PlacementAnswer, fullest_device
 from evenshard.planner.diff.difference import Difference, PartMove
 from evenshard.planner.diff.payback import Payback
 from evenshard.planner.diff.text import EQUAL, payback_lines
@@ -91,7 +91,7 @@ def _figures(difference: Difference, old: PlacementAnswer, new: PlacementAnswer)
 
 
 def _memory(answer: PlacementAnswer) -> str:
-    one = answer.fullest_device
+    one = fullest_device(answer)
     return f"{bytes_to_gb(one.most_bytes):.2f} of {bytes_to_gb(one.limit_bytes):.2f} ({one.full * 100:.0f} %)"
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from evenshard.measure.evidence import DeviceError, device_text
 from evenshard.measure.price.step import step_shares_ms
 from evenshard.placement.plan import check_sharding
-from evenshard.planner.answer import PlacementAnswer, PricedParts
-from evenshard.planner.pricing import link_error, part_costs, priced
+from evenshard.planner.answer import PlacementAnswer, model_lineage, slowest_device
+from evenshard.planner.pricing import Priced, link_error, part_costs, priced
 from evenshard.planner.rules import Rules
 from evenshard.sharders.model import Model
 from evenshard.sharders.plan_search.bounds import lower_bound_ms
@@ -86,7 +86,7 @@ def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) 
     return times, (*notes, *_of_device(device_text(model.hardware, *errors)))
 
 
-def _ends(one: PricedParts) -> tuple[float, float, float]:
+def _ends(one: Priced) -> tuple[float, float, float]:
     return one.predicted_ms, one.model_low_ms, one.model_high_ms
 
 
@@ -98,8 +98,8 @@ def _looked_up_alike(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
 
 def _times(
     predicted_by: str,
-    before: PricedParts,
-    after: PricedParts,
+    before: Priced,
+    after: Priced,
     shared: float,
     bound_ms: float,
     errors: tuple[DeviceError | None, DeviceError | None],
@@ -157,13 +157,13 @@ def _other_loads(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
 def _unlike(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
     """Why the answers' own figures say little beside each other."""
     found = [f"{one}; each file's figure is for its own" for one in _other_loads(old, new)]
-    digests = [one.model_lineage.get("sha256") for one in (old, new)]
+    digests = [model_lineage(one).get("sha256") for one in (old, new)]
     if digests[0] is None or digests[0] != digests[1]:
         found.append("the files' figures are of different models")
     return found
 
 
-def shared_work(old: PricedParts, new: PricedParts, tables: Collection[str]) -> float:
+def shared_work(old: Priced, new: Priced, tables: Collection[str]) -> float:
     """The part of the slowest devices' work that both placements' do: 0 for none of it, 1 for all.
 
     Args:
@@ -185,9 +185,9 @@ def difference_error(one: float, other: float, correlation: float) -> float:
     return math.sqrt(max(one**2 + other**2 - 2 * correlation * one * other, 0.0))
 
 
-def _work(priced: PricedParts) -> defaultdict[str, float]:
+def _work(priced: Priced) -> defaultdict[str, float]:
     """The work of the slowest device, table by table: ms that its parts take alone."""
-    slowest = max(range(len(priced.devices)), key=lambda device: priced.devices[device].predicted_total_ms)
+    slowest = slowest_device(priced.devices)
     work: defaultdict[str, float] = defaultdict(float)
     for part, ms in zip(priced.parts, priced.alone_ms, strict=True):
         if slowest in part.devices:

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from evenshard.measure.price.step import PredictedDevice
 from evenshard.placement.sharding import TABLE_WISE
-from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.answer import PlacementAnswer, slowest_device
 from evenshard.planner.highlights.placed import PlacedPart, placed_parts
 from evenshard.planner.highlights.setting import may_cut, timing_word
 from evenshard.utils.units import ms_text, pct_text
@@ -72,7 +72,7 @@ def advice(answer: PlacementAnswer) -> list[str]:
     """What would make a step faster, as far as the answer tells; one sentence or two each."""
     if answer.num_devices == 1:
         return []
-    slowest, found = answer.slowest_device, list[str]()
+    slowest, found = slowest_device(answer.devices), list[str]()
     mean_ms = fmean(device.predicted_total_ms for device in answer.devices)
     top = max((one for one in placed_parts(answer) if slowest in one.part.devices), key=lambda one: one.alone_ms)
     if top.alone_ms >= DECIDES * answer.predicted_ms and mean_ms < UNEVEN * answer.predicted_ms:

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from evenshard.measure.hardware import measured_or_simulated
 from evenshard.placement.sharding import TYPES
-from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.answer import PlacementAnswer, fullest_device, model_lineage, slowest_device
 from evenshard.planner.highlights import comparison, memory, placed, setting, step
 from evenshard.planner.page.charts import MEMORY_KINDS, device_bars, device_text, host_bars, rival_axis, time_axis
 from evenshard.planner.request import PlacementRequest
@@ -96,7 +96,7 @@ def _count(number: float) -> str:
 
 
 def _view(answer: PlacementAnswer) -> dict[str, Any]:
-    axis, slowest = time_axis(answer), answer.slowest_device
+    axis, slowest = time_axis(answer), slowest_device(answer.devices)
     parts, bars, hosts = placed.placed_parts(answer), device_bars(answer), host_bars(answer)
     held = {segment.kind for bar in (*bars, *hosts) for segment in bar.segments}
     badly_served = memory.badly_served(answer)[:_MAX_BADLY_SERVED]
@@ -123,6 +123,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "as_rows": answer.num_devices <= _MAX_ROWS,
         "labels_every": max(answer.num_devices // 16, 1),
         "slowest": slowest,
+        "fullest": fullest_device(answer),
         "marked": slowest if answer.num_devices > 1 else None,
         "digits": decimals(answer.predicted_ms),
         "mean_ms": fmean(device.predicted_total_ms for device in answer.devices),
@@ -208,7 +209,7 @@ def _listed(devices: Iterable[int]) -> str:
 def _made_by(answer: PlacementAnswer) -> list[tuple[str, str]]:
     """What the lineage says that a reader looks for; all of it stands below in full."""
     lineage = answer.lineage
-    model = answer.model_lineage
+    model = model_lineage(answer)
     trained_on = _trained_on(answer)
     found = [
         ("evenshard", lineage.get("evenshard_version")),
@@ -252,7 +253,7 @@ def _predicted_by(answer: PlacementAnswer) -> str:
 
 
 def _trained_on(answer: PlacementAnswer) -> Mapping[str, Any]:
-    return answer.model_lineage.get("trained_on") or {}
+    return model_lineage(answer).get("trained_on") or {}
 
 
 def _is_range(value: Any) -> bool:
@@ -282,7 +283,7 @@ def card(answer: PlacementAnswer) -> str:
         bars=bars,
         memory=answer.memory,
         num_parts=[len(held) for held in answer.parts_on_device],
-        slowest=answer.slowest_device,
+        slowest=slowest_device(answer.devices),
         digits=decimals(answer.predicted_ms),
         left_out=answer.num_devices - len(bars),
         legend=list(zip(step.STEP_PARTS, COLOURS, strict=True)),

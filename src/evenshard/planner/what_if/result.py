@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.measure.hardware import measured_or_simulated
+from evenshard.planner.answer import fullest_device
 from evenshard.planner.what_if.option import SAMPLES_OF_COST, PredictedInterval, WhatIfOption
 from evenshard.planner.what_if.question import Question
 from evenshard.utils.atomic import atomic_path
@@ -176,7 +177,7 @@ def _option_record(one: WhatIfOption) -> dict[str, Any]:
     }
     if one.answer is None:
         return record
-    fullest = one.answer.fullest_device
+    fullest = fullest_device(one.answer)
     return record | {
         "embeddings_ms": asdict(one.embeddings_ms),
         "dense_ms": one.dense_ms,

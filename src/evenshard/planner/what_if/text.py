@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from evenshard.measure.hardware import is_simulated
+from evenshard.planner.answer import fullest_device
 from evenshard.planner.highlights.setting import assumed_groups, device_error_text
 from evenshard.planner.what_if.machines import CONTIGUOUS
 from evenshard.planner.what_if.option import SAMPLES_OF_COST, PredictedInterval, WhatIfOption
@@ -222,7 +223,7 @@ def _cells(found: WhatIfAnswer, one: WhatIfOption) -> Iterator[str]:
         yield f"{one.group_size:,}"
     if one.answer is None:
         return
-    yield f"{100 * one.answer.fullest_device.full:.0f} %"
+    yield f"{100 * fullest_device(one.answer).full:.0f} %"
     yield interval_text(one.embeddings_ms)
     if found.has_groups:
         yield "" if one.sync is None else ms_text(one.sync_ms)
