@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
+
+import pytest
 
 from evenshard.measure.campaign import Job, from_journal, measure_jobs
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_costs, load_shardings
+from evenshard.measure.costs import PlacementCost
 from evenshard.measure.hardware import open_hardware
 from evenshard.measure.journal import Journal
 from evenshard.measure.plan import load_measure_plan
@@ -27,6 +31,16 @@ def opened(tmp_path: Path, name: str) -> Journal:
     return Journal(tmp_path / name)
 
 
+def assert_same_but_for_rounding(cost: PlacementCost, other: PlacementCost) -> None:
+    """The mathematical functions of another CPU may differ in the last digits."""
+    found, expected = asdict(cost), asdict(other)
+    for device, other_device in zip(found.pop("devices"), expected.pop("devices"), strict=True):
+        for name, value in device.items():
+            is_time = isinstance(value, float)
+            assert value == (pytest.approx(other_device[name], rel=1e-12) if is_time else other_device[name]), name
+    assert found == expected
+
+
 def test_tasks() -> None:
     assert load_tasks(OLD / "tasks.json", POOL) == sample_tasks(POOL[:8], TaskSampling(2, 1, 3, 2, 0.5, 64), 0)
 
@@ -39,7 +53,8 @@ def test_a_journal_of_whole_tables_resumes_and_the_device_simulates_the_same(tmp
     assert [one.measurement_id for one in kept] == [job.measurement_id for job in jobs]
     with Journal(tmp_path / "new.jsonl") as journal:
         again = measure_jobs(open_hardware(config), jobs, config, journal)
-    assert [one.cost for one in again] == [one.cost for one in kept]
+    for now, before in zip(again, kept, strict=True):
+        assert_same_but_for_rounding(now.cost, before.cost)
     (first, second, alone) = load_costs(OLD / "whole.parquet", POOL)
     assert [one.cost for one in (first, second, alone)] == [one.cost for one in kept]
     assert alone.task.num_devices == 1 and [table.name for table in alone.task.tables] == ["t0"]

@@ -10,10 +10,8 @@ from evenshard.placement.parts import TablePart, whole_part
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import cut
+from evenshard.utils.messages import cut, names_text
 from evenshard.utils.units import gb_text
-
-_MAX_NAMES = 3  # of tables in a message
 
 
 @dataclass(frozen=True)
@@ -73,9 +71,7 @@ def alone(task: ShardingTask) -> Placement:
 
 def tables_text(tables: Sequence[Table], positions: Sequence[int]) -> str:
     """Names of tables by position, the first three of many."""
-    names = [cut(tables[position].name) for position in positions[:_MAX_NAMES]]
-    more = len(positions) - len(names)
-    return f"{', '.join(names)} and {more} more" if more else ", ".join(names)
+    return names_text([tables[position].name for position in positions], write=cut)
 
 
 def caps_text(room_bytes: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ from evenshard.planner.diff.difference import Difference, PartMove
 from evenshard.planner.diff.payback import Payback
 from evenshard.planner.diff.text import EQUAL, payback_lines
 from evenshard.planner.diff.times import OWN_FIGURES
-from evenshard.utils.messages import printable
+from evenshard.utils.messages import names_text, printable
 from evenshard.utils.units import bytes_to_gb, ms_text, pct_text, size_text
 
 _MAX_LINES = 20
@@ -123,8 +123,7 @@ def _folded(title: str, lines: Sequence[str]) -> list[str]:
 
 
 def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
-    return ", ".join(map(code, names[:_MAX_NAMES])) + more
+    return names_text(names, _MAX_NAMES, code)
 
 
 def code(text: str) -> str:
