@@ -74,7 +74,7 @@ def test_a_budget_stops_the_benchmark_and_zero_only_reads_the_journal(
     pool: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     some = [*BENCHMARK, "--placements", "0", "--shards", "400", "--journal", "j.jsonl"]
-    assert main([*some, "--budget-minutes", "0.01"]) == 0
+    assert main([*some, "--budget-minutes", "0.02"]) == 0
     done = {row["measurement_id"] for row in rows()}
     assert 0 < len(done) < 400
     monkeypatch.setattr("evenshard.stages.benchmark.open_hardware", lambda measure: pytest.fail("opened"))

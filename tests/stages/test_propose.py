@@ -14,7 +14,14 @@ from evenshard.placement.plan import check_placement, check_sharding
 from evenshard.placement.tasks import sample_shards
 from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
-from evenshard.stages.propose import EFFORT, Proposers, among_controls, placement_jobs, shard_jobs, sharding_jobs
+from evenshard.stages.propose import (
+    SCORES_PER_TABLE,
+    Proposers,
+    among_controls,
+    placement_jobs,
+    shard_jobs,
+    sharding_jobs,
+)
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from support.builders import FakeHardware, cost_net, policy, some_tables, table, task
 from support.convex_builders import NORMALIZER, random_model
@@ -97,7 +104,7 @@ def test_the_search_proposes_its_share_and_the_policy_the_rest_as_without_it() -
 def test_what_the_search_proposes_is_what_evenshard_answers() -> None:
     for job in placement_jobs(TASKS, 5, 3, seed=2, proposers=Proposers(None, MODEL, 1.0)):
         assert (job.proposed_by, job.round) == ("evenshard", 3)
-        sharder = EvenshardSharder(MODEL, None, SearchConfig(effort=EFFORT, seed=2003))
+        sharder = EvenshardSharder(MODEL, None, SearchConfig(scores_per_table=SCORES_PER_TABLE, seed=2003))
         assert job.placement == sharder.place(job.task)
 
 
