@@ -1,4 +1,4 @@
-"""Temporary folders, for what a block needs and nobody else."""
+"""Temporary folders that are removed when their block ends."""
 
 from __future__ import annotations
 
