@@ -20,7 +20,7 @@ from evenshard.placement.parts import TablePart
 from evenshard.planner.model import model_of
 from evenshard.planner.pricing import measured_parts
 from evenshard.planner.request import PlacementRequest
-from evenshard.planner.torchrec import shards_of
+from evenshard.torchrec import shards_of
 
 DEVICES, CAP_GB = 8, 64
 logging.getLogger("torchrec").setLevel(logging.ERROR)  # it remarks on storage and topology

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import evenshard
-from evenshard.planner.torchrec import save_plan
+from evenshard.torchrec import save_plan
 
 TABLES = {"user": (1.0, 500_000), "clicks": (31.5, 90_000), "carts": (6.2, 90_000), "words": (12.0, 40_000)}
 """Mean lookups per sample, and rows."""

@@ -58,7 +58,7 @@ class Swap:
             self.outcomes[_case(report.nodeid)] = report.outcome
 
     def _planner(self) -> type:
-        from evenshard.planner.torchrec import EvenshardPlanner
+        from evenshard.torchrec import EvenshardPlanner
 
         swap = self
 

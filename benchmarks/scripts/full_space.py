@@ -37,8 +37,8 @@ from evenshard.planner.place import place_request
 from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.model import DeviceModel
-from evenshard.sharders.torchrec_planner import Bandwidths, machine_bandwidths
-from evenshard.sharders.torchrec_rival import PlannerSetting, TorchRecPlanner
+from evenshard.sharders.torchrec.planner import Bandwidths, machine_bandwidths
+from evenshard.sharders.torchrec.rival import PlannerSetting, TorchRecPlanner
 from evenshard.tables.catalog import load_catalog
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.table import Table

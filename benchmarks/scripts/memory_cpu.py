@@ -38,8 +38,8 @@ from benchmarks.scripts.memory_training import (
 from evenshard.placement.memory import WORKSPACE_BYTES, PartMemory, SampleMemory, moments, part_memory, sample_memory
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, TABLE_WISE
-from evenshard.planner.torchrec import dense_bytes
 from evenshard.tables.table import Table
+from evenshard.torchrec import dense_bytes
 
 MB = 1024**2
 

@@ -40,7 +40,7 @@ from evenshard.placement.sharding import (
 from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, Storage
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.random import random_sharding
-from evenshard.sharders.torchrec_planner import Bandwidths, machine_topology
+from evenshard.sharders.torchrec.planner import Bandwidths, machine_topology
 from evenshard.tables.table import Table
 
 TB = 1024**4

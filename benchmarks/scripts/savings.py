@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.scripts.near import drift_factors
+from evenshard.compare.times import difference_error, error_correlation, shared_work
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.task import ShardingTask
-from evenshard.planner.diff.times import difference_error, error_correlation, shared_work
 from evenshard.planner.near import Near
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.pricing import PricedParts, measured_parts, part_costs, priced

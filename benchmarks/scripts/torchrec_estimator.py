@@ -35,12 +35,12 @@ from evenshard.placement.parts import TablePart
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.file import read_json
 from evenshard.planner.place import place_request
-from evenshard.planner.torchrec.estimator import EvenshardPerfModel
-from evenshard.planner.torchrec.estimator.examples import FittedMachine, TimesOfParts, random_parts
-from evenshard.planner.torchrec.estimator.perf_config import FittedEstimator, FittedPerfModel, fitted_estimator
 from evenshard.sharders.model import DeviceModel
-from evenshard.sharders.torchrec_planner import machine_bandwidths, table_name
-from evenshard.sharders.torchrec_rival import PlannerSetting, TorchRecPlan, TorchRecPlanner
+from evenshard.sharders.torchrec.planner import machine_bandwidths, table_name
+from evenshard.sharders.torchrec.rival import PlannerSetting, TorchRecPlan, TorchRecPlanner
+from evenshard.torchrec.estimator import EvenshardPerfModel
+from evenshard.torchrec.estimator.examples import FittedMachine, TimesOfParts, random_parts
+from evenshard.torchrec.estimator.perf_config import FittedEstimator, FittedPerfModel, fitted_estimator
 from evenshard.utils.errors import InfeasibleTask
 
 if TYPE_CHECKING:

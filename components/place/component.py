@@ -27,7 +27,7 @@ def place(
 
     Args:
         placement: folder with ``placement.json``.
-        plan: folder with ``plan.json``, the same for TorchRec: ``evenshard.planner.torchrec.load_plan`` takes it.
+        plan: folder with ``plan.json``, the same for TorchRec: ``evenshard.torchrec.load_plan`` takes it.
         page: the answer as a self-contained page.
         difference: what changes against the plan in use, what moves, and what that saves.
         metrics: predicted cost of a step, and a lower bound.

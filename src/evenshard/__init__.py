@@ -17,7 +17,11 @@ The packages, each of which imports only from those before it (import-linter hol
     measure      what a placement costs, measured or simulated
     sharders     one module or folder per method that turns a task into a placement
     tracking     MLflow, and the team's cost datasets
-    planner      a request in an engineer's words, and its answer; plans for TorchRec
+    planner      a request in an engineer's words, and its answer
+    compare      two answers, or many: what moves, what would change, which machine
+    report       what an answer says, and how a terminal, a notebook and a page show it
+    torchrec     placements as TorchRec's plans: the drop-in planner, plans, running jobs, an estimator
+    api          what users call: place, what_if, load_answer
     stages       the stages of the loop, and the decisions after it
     kubeflow     the loop on Kubeflow Pipelines
     cli          the command line
@@ -35,12 +39,12 @@ if sys.platform == "win32":
     raise ImportError("evenshard is for Linux: it locks files with fcntl. Use WSL on Windows.")
 
 if TYPE_CHECKING:
+    from evenshard.api.answers import load_answer, save_answer
+    from evenshard.api.place import place
+    from evenshard.api.what_if import what_if
     from evenshard.placement.parts import TablePart
     from evenshard.placement.placement import Placement
-    from evenshard.planner.answer import PlacementAnswer
-    from evenshard.planner.api import place
-    from evenshard.planner.file import load_answer, save_answer
-    from evenshard.planner.what_if.api import what_if
+    from evenshard.report.answer import PlacementAnswer
     from evenshard.tables.table import Table
     from evenshard.utils.errors import BadInput, EvenshardError, InfeasibleTask
 
@@ -50,13 +54,13 @@ _HOMES = {
     "EvenshardError": "evenshard.utils.errors",
     "InfeasibleTask": "evenshard.utils.errors",
     "Placement": "evenshard.placement.placement",
-    "PlacementAnswer": "evenshard.planner.answer",
+    "PlacementAnswer": "evenshard.report.answer",
     "Table": "evenshard.tables.table",
     "TablePart": "evenshard.placement.parts",
-    "load_answer": "evenshard.planner.file",
-    "place": "evenshard.planner.api",
-    "save_answer": "evenshard.planner.file",
-    "what_if": "evenshard.planner.what_if.api",
+    "load_answer": "evenshard.api.answers",
+    "place": "evenshard.api.place",
+    "save_answer": "evenshard.api.answers",
+    "what_if": "evenshard.api.what_if",
 }
 
 __all__ = [

@@ -19,7 +19,7 @@ from benchmarks.scripts.full_space import (
     report,
     torchrec_lines,
 )
-from evenshard.sharders.torchrec_rival import PlannerSetting
+from evenshard.sharders.torchrec.rival import PlannerSetting
 
 
 def test_a_journal_goes_on_and_its_placements_are_priced_again(

@@ -8,12 +8,12 @@ import pytest
 
 from evenshard.cli import main
 from evenshard.cli.init import TEMPLATES
+from evenshard.compare.what_if.prices import load_prices
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.planner.cluster_file import load_cluster_file
 from evenshard.planner.file import load_answer
 from evenshard.planner.rules import load_rules
-from evenshard.planner.what_if.prices import load_prices
 from evenshard.sharders.models import load_model
 from evenshard.stages.import_costs import ImportCostsConfig, read_shards
 from evenshard.stages.loop import STAGES

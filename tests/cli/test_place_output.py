@@ -14,7 +14,7 @@ import pytest
 from evenshard.cli import main
 from evenshard.planner.file import load_answer
 from evenshard.planner.rivals import FULL_SPACE, TORCHREC
-from evenshard.planner.torchrec.plan_file import load_plan_parts
+from evenshard.torchrec.plan.file import load_plan_parts
 from support.traffic_builders import TRAFFIC, write_parquet
 
 TABLES = "name,rows,dim,pooling\na,200000,16,3\nb,9000,8,1\nc,1000000,32,12\n"

@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
+from evenshard.api.place import place
 from evenshard.cli import main
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.cost_rows import read_rows
 from evenshard.measure.traces import RECORDING
 from evenshard.placement.parts import Span, TablePart
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.api import place
 from evenshard.planner.file import save_answer
-from evenshard.planner.highlights.setting import device_error_text
-from evenshard.planner.torchrec import save_plan
+from evenshard.report.facts.setting import device_error_text
 from evenshard.stages.observe import tables_of_devices
 from evenshard.tables.files import load_tables, save_tables
 from evenshard.tables.table import Table
+from evenshard.torchrec import save_plan
 from support.answer_builders import answer as made_by_hand
 from support.traced_training import LOCAL_BATCH, LOOKUPS, PLAN, TABLES, WORLD_SIZE, record
 from support.truth import truth_file

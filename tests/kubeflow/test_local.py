@@ -20,10 +20,10 @@ from evenshard.cli import main
 from evenshard.kubeflow import containers, local
 from evenshard.measure.cost_rows import read_rows
 from evenshard.planner.file import load_answer
-from evenshard.planner.torchrec.plan_file import load_plan_parts
 from evenshard.sharders.checkpoint import kind_in
 from evenshard.sharders.models import load_model
 from evenshard.tables.files import save_tables
+from evenshard.torchrec.plan.file import load_plan_parts
 from evenshard.utils.units import gb_to_bytes
 from support.documented import command
 from support.kubeflow_builders import SMALL_PARAMS

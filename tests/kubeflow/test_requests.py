@@ -10,9 +10,9 @@ import pytest
 import evenshard
 from evenshard.kubeflow.requests import NO_PLAN, place_tables, save_placement
 from evenshard.planner.file import load_answer
-from evenshard.planner.in_use import PLACEMENT, PLAN
 from evenshard.tables.files import save_tables
 from evenshard.tables.table import Table
+from evenshard.torchrec.running.current_placement import PLACEMENT, PLAN
 from evenshard.utils.errors import BadConfig, BadFile
 
 

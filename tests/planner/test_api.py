@@ -242,7 +242,6 @@ def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
 
 def called(monkeypatch: pytest.MonkeyPatch, *flags: str) -> dict[str, Any]:
     """What the command hands to ``place``, by the names of its parameters."""
-    from evenshard.planner import api
 
     found: dict[str, Any] = {}
 
@@ -253,7 +252,7 @@ def called(monkeypatch: pytest.MonkeyPatch, *flags: str) -> dict[str, Any]:
         found.update(bound.arguments)
         raise evenshard.BadInput("that is enough")
 
-    monkeypatch.setattr(api, "place", record)
+    monkeypatch.setattr("evenshard.api.place.place", record)
     assert main(["place", "tables.yaml", *flags]) == 2
     return found
 

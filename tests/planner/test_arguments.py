@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import evenshard
-from evenshard.planner.api import place
-from evenshard.planner.diff.diff import diff
-from evenshard.planner.explain.explain import explain
-from evenshard.planner.torchrec import EvenshardPlanner
-from evenshard.planner.what_if.api import SHARED_KNOBS, what_if
+from evenshard.api.place import place
+from evenshard.api.what_if import SHARED_KNOBS, what_if
+from evenshard.compare.diff import diff
+from evenshard.compare.explain.explain import explain
+from evenshard.torchrec import EvenshardPlanner
 from evenshard.utils.errors import BadConfig, BadInput, InfeasibleTask
 from support.builders import table
 from support.repository import ROOT

@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 import evenshard
+from evenshard.api.what_if import what_if
 from evenshard.cli import main
 from evenshard.measure.hardware import DEFAULT_HARDWARE
 from evenshard.measure.inventory import inventory, inventory_text
 from evenshard.planner.cluster import devices_of
-from evenshard.planner.torchrec.compare import chosen_model
-from evenshard.planner.what_if.api import what_if
 from evenshard.sharders.models import load_model
+from evenshard.torchrec.plan.compare import chosen_model
 from evenshard.utils.errors import BadConfig, BadFile
 from support.documented import command
 from support.learned import learned

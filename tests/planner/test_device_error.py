@@ -13,6 +13,8 @@ import jsonschema
 import pytest
 
 from evenshard.cli import main
+from evenshard.compare.diff import diff
+from evenshard.compare.explain.explain import explain
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_costs, save_costs
 from evenshard.measure.costs import MeasuredPlacement
@@ -23,14 +25,12 @@ from evenshard.measure.price.step import exchange_share
 from evenshard.measure.profiles import profile_path, write_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement
-from evenshard.planner.diff.diff import diff
-from evenshard.planner.explain.explain import explain
-from evenshard.planner.explain.text import print_explanation
 from evenshard.planner.file import json_schema, json_text, load_answer, save_answer
-from evenshard.planner.highlights.setting import device_error_text
-from evenshard.planner.page.page import page
 from evenshard.planner.place import PlaceConfig, place_request
-from evenshard.planner.summary import print_answer
+from evenshard.report.explanation import print_explanation
+from evenshard.report.facts.setting import device_error_text
+from evenshard.report.page.page import page
+from evenshard.report.terminal import print_answer
 from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.trained_on import TrainedOn
 from support.answer_builders import answer

@@ -14,12 +14,8 @@ import numpy as np
 import pytest
 
 from evenshard.cli import main
-from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart, row_spans
-from evenshard.placement.storage import ON_DEVICE, Storage
-from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.diff.diff import diff
-from evenshard.planner.diff.difference import (
+from evenshard.compare.diff import diff
+from evenshard.compare.difference import (
     ChangedTable,
     DeviceTraffic,
     Difference,
@@ -28,11 +24,15 @@ from evenshard.planner.diff.difference import (
     Rekept,
     Resharded,
 )
-from evenshard.planner.diff.text import print_difference
-from evenshard.planner.diff.times import OWN_FIGURES
+from evenshard.compare.times import OWN_FIGURES
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import Span, TablePart, row_spans
+from evenshard.placement.storage import ON_DEVICE, Storage
+from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import save_answer
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
+from evenshard.report.difference import print_difference
 from evenshard.sharders.models import load_model
 from evenshard.tables.table import Table
 from evenshard.utils.units import BYTES_PER_GB

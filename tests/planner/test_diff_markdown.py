@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from evenshard.cli import main
+from evenshard.compare.diff import diff
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.diff.diff import diff
-from evenshard.planner.diff.markdown import difference_markdown, escaped, marker
 from evenshard.planner.file import save_answer
+from evenshard.report.difference_markdown import difference_markdown, escaped, marker
 from support import documented
 from support.explain_builders import additive, answered, asked
 

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from evenshard.cli import main
+from evenshard.compare.explain.explain import explain
+from evenshard.compare.explain.explanation import Move, PartExplanation, WayOption
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart, row_spans
 from evenshard.placement.plan import check_sharding
@@ -31,13 +33,11 @@ from evenshard.placement.sharding import (
 from evenshard.placement.storage import Storage
 from evenshard.placement.task import ShardingTask, ruled_out
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.explain.explain import explain
-from evenshard.planner.explain.explanation import Move, PartExplanation, WayOption
-from evenshard.planner.explain.text import print_explanation
 from evenshard.planner.file import save_answer
 from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
+from evenshard.report.explanation import print_explanation
 from evenshard.sharders.convex_search.cost_model import ExchangeTime
 from evenshard.sharders.models import PlacementModel, load_model
 from evenshard.sharders.plan_search.options import Options

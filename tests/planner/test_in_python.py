@@ -16,8 +16,8 @@ import pytest
 
 import evenshard
 from evenshard.measure.evidence import DeviceError
-from evenshard.planner.page.page import page
-from evenshard.planner.summary import brief_text, print_answer
+from evenshard.report.page.page import page
+from evenshard.report.terminal import brief_text, print_answer
 from evenshard.tables.assumptions import Assumption
 from evenshard.utils.errors import BadConfig
 from support.answer_builders import answer

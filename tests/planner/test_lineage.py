@@ -11,9 +11,9 @@ import pytest
 
 import evenshard
 from evenshard import tracking
+from evenshard.api.serving import served_code
 from evenshard.cli import main
 from evenshard.planner.file import save_answer
-from evenshard.planner.serving import served_code
 from evenshard.utils.params import load_params
 from evenshard.utils.provenance import Lineage, knows_commit, params_hash
 from support.builders import some_tables

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import evenshard
+from evenshard.compare.explain.explain import explain
 from evenshard.placement.machine import Machine
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import ROWS_ALONE
-from evenshard.planner.explain.explain import explain
 from evenshard.planner.means_by_rows import _able, _is_restricted, divided_ms
 from evenshard.planner.model import model_of
 from evenshard.planner.pricing import part_costs

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from evenshard.cli import main
+from evenshard.compare.more_memory import MemoryOption, MoreMemory, more_memory
 from evenshard.placement.machine import Machine
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import save_answer
 from evenshard.planner.model import model_of
-from evenshard.planner.more_memory import MemoryOption, MoreMemory, more_memory, print_more_memory, worth_it_text
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
+from evenshard.report.more_memory import print_more_memory, worth_it_text
 from evenshard.sharders.models import PlacementModel
 from evenshard.utils.errors import InfeasibleTask
 from support.builders import table
@@ -81,7 +82,7 @@ def test_as_much_as_everything_needs_is_tried(cap: int, factors: list[float], mo
     def answered(request: PlacementRequest, *_: object) -> PlacementAnswer:
         return replace(short_of_memory(), request=request)
 
-    monkeypatch.setattr("evenshard.planner.more_memory.place_request", answered)
+    monkeypatch.setattr("evenshard.compare.more_memory.place_request", answered)
     one = replace(short_of_memory(), request=replace(short_of_memory().request, caps_bytes=(cap, cap)))
     assert [option.factor for option in more_memory(one, model()).more] == pytest.approx(factors)
 
@@ -96,7 +97,7 @@ def test_what_is_legal_with_less_memory_is_legal_with_more(monkeypatch: pytest.M
             raise InfeasibleTask("none was found")
         return replace(short_of_memory(), predicted_ms=factor * now_ms)
 
-    monkeypatch.setattr("evenshard.planner.more_memory.place_request", answered)
+    monkeypatch.setattr("evenshard.compare.more_memory.place_request", answered)
     one = more_memory(short_of_memory(), model())
     assert [option.predicted_ms for option in one.less] == [2 * now_ms]
     assert [option.predicted_ms for option in one.more] == [now_ms, now_ms / 2, now_ms / 2, now_ms / 2]
@@ -155,7 +156,7 @@ def test_the_command_answers_it_from_a_file(
 ) -> None:
     save_answer(short_of_memory(), tmp_path / "placement.json")
     asked: list[object] = []
-    monkeypatch.setattr("evenshard.planner.more_memory.more_memory", lambda *args: asked.append(args[0]) or found())
+    monkeypatch.setattr("evenshard.compare.more_memory.more_memory", lambda *args: asked.append(args[0]) or found())
     assert main(["explain", str(tmp_path / "placement.json"), "--what-if", "memory"]) == 0
     assert asked == [short_of_memory()]
     assert " ".join(capsys.readouterr().out.split()).endswith(worth_it_text(found()))
@@ -172,7 +173,7 @@ def test_place_answers_it_below_the_placement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "tables.csv").write_text("name,num_rows,embedding_dim,pooling_factor\na,1000,16,3\n")
-    monkeypatch.setattr("evenshard.planner.more_memory.more_memory", lambda answer, model: found())
+    monkeypatch.setattr("evenshard.compare.more_memory.more_memory", lambda answer, model: found())
     flags = ["--devices", "2", "--hardware", "simulated:h100", "--what-if", "memory"]
     assert main(["place", str(tmp_path / "tables.csv"), *flags]) == 0
     out = " ".join(capsys.readouterr().out.split())

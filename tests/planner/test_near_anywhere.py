@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import evenshard
-from evenshard.planner.diff.diff import diff
+from evenshard.compare.diff import diff
 from evenshard.planner.file import save_answer
 from evenshard.sharders.plan_search.near import ALIKE
 from evenshard.sharders.plan_search.search import PlanSearchEffort

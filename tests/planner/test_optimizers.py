@@ -11,9 +11,9 @@ import pytest
 
 from evenshard import place
 from evenshard.planner.file import json_text
-from evenshard.planner.page.page import page
 from evenshard.planner.place import PlaceConfig, place_request
-from evenshard.planner.summary import print_answer
+from evenshard.report.page.page import page
+from evenshard.report.terminal import print_answer
 from evenshard.utils.units import ms_text
 from support.builders import table
 from support.request_builders import LITTLE, request, untrained

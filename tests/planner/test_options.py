@@ -11,12 +11,11 @@ import pytest
 from pydantic import TypeAdapter
 
 import evenshard
+from evenshard.api.serving import served_code
 from evenshard.cli import main
 from evenshard.kubeflow.requests import place_tables
-from evenshard.planner import api
 from evenshard.planner.options import option_field, place_options
 from evenshard.planner.request import PlacementRequest
-from evenshard.planner.serving import served_code
 from evenshard.utils.errors import BadConfig, BadInput
 
 PLACE = evenshard.place
@@ -39,7 +38,7 @@ def received(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "        seed: seed of the search.",
         "        seed: seed of the search.\n        made_up_gb: memory for ``nothing``,\n            100 % of it.",
     )
-    monkeypatch.setattr(api, "place", place)
+    monkeypatch.setattr("evenshard.api.place.place", place)
     return received
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from evenshard.cli import main
+from evenshard.compare.explain.overview import NUM_CHANGES, Overview, overview
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.explain.overview import NUM_CHANGES, Overview, overview
-from evenshard.planner.explain.text import print_overview
 from evenshard.planner.file import save_answer
+from evenshard.report.explanation import print_overview
 from evenshard.sharders.models import load_model
 from support.documented import command
 from support.explain_builders import additive, answered, asked

@@ -22,10 +22,10 @@ from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.file import json_schema
-from evenshard.planner.page.charts import Axis, device_bars, host_bars, rival_axis, time_axis
-from evenshard.planner.page.page import page, save_page
 from evenshard.planner.rivals import FULL_SPACE, TORCHREC
 from evenshard.planner.rules import Rules
+from evenshard.report.page.charts import Axis, device_bars, host_bars, rival_axis, time_axis
+from evenshard.report.page.page import page, save_page
 from evenshard.sharders.catalog import HEURISTICS, label_of
 from evenshard.tables.assumptions import Assumption
 from evenshard.utils.errors import MissingPackage
@@ -383,7 +383,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         asked.append(compare)
         return full()
 
-    monkeypatch.setattr("evenshard.planner.api.place", place)
+    monkeypatch.setattr("evenshard.api.place.place", place)
     return asked
 
 
@@ -397,7 +397,7 @@ def test_the_command_writes_the_page(
     capsys: pytest.CaptureFixture[str],
     compared: list[tuple[str, ...]],
 ) -> None:
-    monkeypatch.setattr("evenshard.sharders.torchrec_compat.require_torchrec", lambda: None)
+    monkeypatch.setattr("evenshard.sharders.torchrec.compat.require_torchrec", lambda: None)
     assert main(["place", "t.yaml", "--report", str(tmp_path / "out.html")]) == 0
     assert (tmp_path / "out.html").read_text(encoding="utf-8") == page(full())
     assert compared == [(*HEURISTICS, *TORCHREC, FULL_SPACE)]
@@ -407,7 +407,7 @@ def test_the_command_writes_the_page(
 def test_the_page_says_that_torchrec_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compared: list[tuple[str, ...]]
 ) -> None:
-    monkeypatch.setattr("evenshard.sharders.torchrec_compat.require_torchrec", torchrec_is_missing)
+    monkeypatch.setattr("evenshard.sharders.torchrec.compat.require_torchrec", torchrec_is_missing)
     assert main(["place", "t.yaml", "--report", str(tmp_path / "out.html")]) == 0
     text = (tmp_path / "out.html").read_text(encoding="utf-8")
     assert text == page(full(), "TorchRec is not installed.")

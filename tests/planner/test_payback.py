@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from evenshard.cli import main
+from evenshard.compare.diff import diff, renamed
+from evenshard.compare.difference import Difference
+from evenshard.compare.payback import Payback, payback
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.link import LINKS
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.diff.diff import diff, renamed
-from evenshard.planner.diff.difference import Difference
-from evenshard.planner.diff.payback import Payback, payback
-from evenshard.planner.diff.text import payback_lines
 from evenshard.planner.file import load_answer, save_answer
+from evenshard.report.difference import payback_lines
 from evenshard.sharders.models import load_model
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.units import BYTES_PER_GB

@@ -13,11 +13,11 @@ import pytest
 from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import json_text, load_answer
-from evenshard.planner.page.page import page
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
-from evenshard.planner.summary import print_answer
+from evenshard.report.page.page import page
+from evenshard.report.terminal import print_answer
 from evenshard.utils.errors import BadConfig
 from support.request_builders import LITTLE, request, untrained
 

@@ -20,8 +20,8 @@ from evenshard.planner.pricing import PartsMeasurer, part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import FULL_SPACE, MOST_SHARDS, TORCHREC, rivals
 from evenshard.planner.rules import Rules
-from evenshard.planner.torchrec.plans import shards_of
 from evenshard.sharders.model import DeviceModel
+from evenshard.torchrec.plan.plans import shards_of
 from support.builders import table
 from support.request_builders import ROOM, untrained
 

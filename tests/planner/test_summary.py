@@ -12,14 +12,14 @@ from evenshard.placement.machine import DeviceGroup, Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer, Rival
-from evenshard.planner.highlights.memory import offload_text
-from evenshard.planner.highlights.placed import costliest, placed_parts
-from evenshard.planner.highlights.setting import link_text, machine_text
-from evenshard.planner.highlights.step import advice
-from evenshard.planner.page.page import page
 from evenshard.planner.rivals import FULL_SPACE
 from evenshard.planner.rules import Rules
-from evenshard.planner.summary import EIGHTHS, FULL, print_answer, shown_devices
+from evenshard.report.facts.memory import offload_text
+from evenshard.report.facts.placed import costliest, placed_parts
+from evenshard.report.facts.setting import link_text, machine_text
+from evenshard.report.facts.step import advice
+from evenshard.report.page.page import page
+from evenshard.report.terminal import EIGHTHS, FULL, print_answer, shown_devices
 from evenshard.sharders.catalog import label_of
 from evenshard.tables.assumptions import Assumption
 from evenshard.utils.units import ms_text, size_text

@@ -51,7 +51,7 @@ warnings.simplefilter("ignore")  # of FBGEMM, at import
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from evenshard.planner.torchrec import EvenshardPlanner
+from evenshard.torchrec import EvenshardPlanner
 from evenshard.tables.catalog import load_catalog
 configs = [
     EmbeddingBagConfig(one.num_rows, one.embedding_dim, one.name, feature_names=[one.name])

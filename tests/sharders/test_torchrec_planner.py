@@ -13,8 +13,8 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.items import Items
 from evenshard.placement.plan import check_placement
-from evenshard.sharders.torchrec_planner import Bandwidths, bandwidths_of
-from evenshard.sharders.torchrec_rival import TorchRecSharder
+from evenshard.sharders.torchrec.planner import Bandwidths, bandwidths_of
+from evenshard.sharders.torchrec.rival import TorchRecSharder
 from evenshard.utils.errors import BadConfig, InfeasibleTask, MissingPackage
 from evenshard.utils.units import BYTES_PER_GB
 from support.builders import capped, sized, some_tables, split_by, table, task

@@ -16,8 +16,8 @@ from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import DATA_PARALLEL, GRID_SHARD, TABLE_WISE, sharding_type
 from evenshard.placement.task import ShardingTask, TableLimits
-from evenshard.sharders.torchrec_planner import Bandwidths, machine_bandwidths, merged
-from evenshard.sharders.torchrec_rival import PlannerSetting, TorchRecPlanner
+from evenshard.sharders.torchrec.planner import Bandwidths, machine_bandwidths, merged
+from evenshard.sharders.torchrec.rival import PlannerSetting, TorchRecPlanner
 from evenshard.tables.catalog import load_catalog
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask

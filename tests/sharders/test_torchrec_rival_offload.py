@@ -12,8 +12,8 @@ from evenshard.placement.plan import check_parts_memory, check_sharding, parts_b
 from evenshard.placement.sharding import sharding_type
 from evenshard.placement.storage import ON_DEVICE, USUAL_KERNELS, Storage
 from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part, used_bytes
-from evenshard.sharders.torchrec_planner import Bandwidths
-from evenshard.sharders.torchrec_rival import (
+from evenshard.sharders.torchrec.planner import Bandwidths
+from evenshard.sharders.torchrec.rival import (
     ALL_PROPOSERS,
     OUR_MEMORY,
     OWN_MEMORY,

@@ -16,7 +16,7 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from evenshard.planner.torchrec import EvenshardPlanner
+from evenshard.torchrec import EvenshardPlanner
 from support.request_builders import untrained
 from support.torchrec_builders import META, topology
 

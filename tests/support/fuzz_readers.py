@@ -192,7 +192,7 @@ def _spoilt_gzip(content: Any, rng: random.Random) -> bytes:
 
 
 def _torchrec_plan() -> Any:
-    from evenshard.planner.torchrec import save_plan
+    from evenshard.torchrec import save_plan
 
     path = _made() / "torchrec.json"
     if not path.exists():
@@ -301,7 +301,7 @@ def _read_costs(path: Path) -> None:
 
 def _read_placement(path: Path) -> None:
     from evenshard.planner.file import json_text, load_answer
-    from evenshard.planner.summary import print_answer
+    from evenshard.report.terminal import print_answer
 
     found = load_answer(path)
     json_text(found)
@@ -316,7 +316,7 @@ def _read_plan(path: Path) -> None:
 
 @cache
 def _delta() -> Any:
-    from evenshard.planner.torchrec.delta_file import reshard_delta
+    from evenshard.torchrec.running.delta_file import reshard_delta
     from support.explain_builders import answered, asked
 
     request = asked({"a": 5.0, "b": 3.0}, 2, optimizer="rowwise_adagrad")
@@ -325,13 +325,13 @@ def _delta() -> Any:
 
 
 def _read_delta(path: Path) -> None:
-    from evenshard.planner.torchrec.delta_file import read_delta
+    from evenshard.torchrec.running.delta_file import read_delta
 
     read_delta(path)
 
 
 def _read_torchrec_plan(path: Path) -> None:
-    from evenshard.planner.torchrec import load_plan
+    from evenshard.torchrec import load_plan
     from evenshard.utils.errors import BadConfig
 
     try:
@@ -354,7 +354,7 @@ def _read_model(path: Path) -> None:
 
 
 def _read_checkpoint(path: Path) -> None:
-    from evenshard.planner.torchrec.checkpoint import convert_checkpoint
+    from evenshard.torchrec.running.checkpoint import convert_checkpoint
 
     folder = path.parent.parent
     try:
@@ -366,7 +366,7 @@ def _read_checkpoint(path: Path) -> None:
 
 @cache
 def _estimator() -> Any:
-    from evenshard.planner.torchrec.estimator.files import save_estimator
+    from evenshard.torchrec.estimator.files import save_estimator
 
     path = _made() / "estimator.json"
     save_estimator(FIT, path)
@@ -376,7 +376,7 @@ def _estimator() -> Any:
 def _read_estimator(path: Path) -> None:
     from torchrec.distributed.planner.types import Topology
 
-    from evenshard.planner.torchrec.estimator import load_estimator
+    from evenshard.torchrec.estimator import load_estimator
 
     load_estimator(path, Topology(4, "cuda"))
 

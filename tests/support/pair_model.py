@@ -16,7 +16,7 @@ from evenshard.placement.sharding import COLUMN_WISE, ROW_WISE, SHARDING_TYPES, 
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
-from evenshard.planner.torchrec import tables_of
+from evenshard.torchrec import tables_of
 from support.explain_builders import ROOM, answered
 from support.sharding_cases import META, TWO_NODES
 from support.torchrec_training import LOCAL_BATCH, NUM_STEPS, bag, in_parts, jagged

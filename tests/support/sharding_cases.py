@@ -14,8 +14,8 @@ from evenshard.placement.sharding import SEQUENCE_TYPES
 from evenshard.placement.storage import ON_DEVICE, Storage
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.request import PlacementRequest
-from evenshard.planner.torchrec import tables_of
-from evenshard.planner.torchrec.plans import plan_of_parts
+from evenshard.torchrec import tables_of
+from evenshard.torchrec.plan.plans import plan_of_parts
 from support.explain_builders import ROOM, answered
 from support.torchrec_training import Everything, Widths, in_parts
 

@@ -14,8 +14,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from evenshard.placement.parts import Span
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
-from evenshard.planner.torchrec import TablePart
 from evenshard.sharders.greedy import expert_sharders
+from evenshard.torchrec import TablePart
 from evenshard.utils.units import BYTES_PER_GB
 
 META = torch.device("meta")

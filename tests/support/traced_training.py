@@ -38,7 +38,7 @@ def train(folder: Path, rank: int) -> None:
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
     from torchrec.distributed.model_parallel import DistributedModelParallel
 
-    from evenshard.planner.torchrec import load_plan
+    from evenshard.torchrec import load_plan
 
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD_SIZE)
     tables = [

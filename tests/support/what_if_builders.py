@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from evenshard.compare.what_if.option import WhatIfOption
 from evenshard.measure.evidence import DeviceError
 from evenshard.placement.machine import Machine
-from evenshard.planner.what_if.option import WhatIfOption
 from support.answer_builders import answer
 
 ERROR = DeviceError(40.0, 12)

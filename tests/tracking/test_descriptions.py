@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evenshard import tracking
-from evenshard.planner.serving import served_code
+from evenshard.api.serving import served_code
 from evenshard.tracking.descriptions import NOTE, model_description
 from support.tracking_builders import empty_mlflow, runs_of, write_costs, write_model
 

@@ -11,7 +11,7 @@ import pytest
 
 import evenshard
 from evenshard import tracking
-from evenshard.planner.serving import served_code
+from evenshard.api.serving import served_code
 from evenshard.sharders.models import load_model
 from evenshard.tables.files import save_tables
 from evenshard.tables.table import Table
@@ -110,7 +110,7 @@ def test_weight_bits_and_memory_count(registry: Path) -> None:
 def test_rows_of_tables_hold_everything_that_a_table_file_does(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # MLflow's about the model's signature
-        from evenshard.planner.mlflow_model import tables_from_rows
+        from evenshard.api.mlflow_model import tables_from_rows
     shared = Table("s", 9, 4, 3.0, feature_names=("a", "b"), feature_pooling_factors=(1.0, 2.0), pooling="none")
     tables = (*TABLES, shared, Table("w", 9, 4, 3.0, None, 16, "bf16", is_weighted=True, row_shares=(0.5, 0.5)))
     save_tables(tables, tmp_path / "t.parquet")

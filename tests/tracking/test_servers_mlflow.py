@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from evenshard import tracking
+from evenshard.api.serving import served_code
 from evenshard.cli import main
-from evenshard.planner.serving import served_code
 from evenshard.tracking import parents, runs
 from evenshard.tracking.client import connect, experiment_id
 from evenshard.tracking.descriptions import NOTE

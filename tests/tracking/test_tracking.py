@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from evenshard import tracking
-from evenshard.planner.serving import served_code
+from evenshard.api.serving import served_code
 from evenshard.tracking import runs
 from evenshard.tracking.client import first_line, with_time_limits
 from evenshard.tracking.parents import Parent, ensure_parent, flatten

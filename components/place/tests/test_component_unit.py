@@ -11,7 +11,7 @@ import pytest
 from kfp import dsl
 
 from evenshard.planner.file import load_answer
-from evenshard.planner.torchrec.plan_file import load_plan_parts
+from evenshard.torchrec.plan.file import load_plan_parts
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard_components.place.component import place
 

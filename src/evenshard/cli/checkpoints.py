@@ -13,7 +13,7 @@ from evenshard.utils.outputs import CHECKPOINT_FOLDER
 
 
 def _convert(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.planner.torchrec.checkpoint import convert_checkpoint
+    from evenshard.torchrec.running.checkpoint import convert_checkpoint
     from evenshard.utils.console import plain_console
     from evenshard.utils.messages import cut
     from evenshard.utils.units import size_text

@@ -28,7 +28,7 @@ from evenshard.planner.options import place_option
 from evenshard.utils.outputs import PROMOTION
 
 if TYPE_CHECKING:
-    from evenshard.planner.diff.difference import Difference
+    from evenshard.compare.difference import Difference
     from evenshard.sharders.model import Model
     from evenshard.stages.decisions.drift import Drift
 
@@ -37,9 +37,9 @@ REFUSED, BAD_INPUT, RETRAIN = 1, 2, 3
 
 
 def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
+    from evenshard.api.serving import served_code
     from evenshard.measure.config import MeasureConfig
     from evenshard.measure.distributed import collective
-    from evenshard.planner.serving import served_code
     from evenshard.sharders.convex_search.sharder import SearchConfig
     from evenshard.stages.decisions.promote import (
         COSTS,
@@ -100,10 +100,10 @@ def _compare(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
-    from evenshard.planner.diff.diff import diff
-    from evenshard.planner.diff.text import print_difference
+    from evenshard.compare.diff import diff
     from evenshard.planner.file import load_answer, save_answer
     from evenshard.planner.model import learned_model_of
+    from evenshard.report.difference import print_difference
     from evenshard.stages.decisions.drift import drift_of, print_drift
     from evenshard.tables.sources import tables_from
     from evenshard.utils.errors import BadConfig, InfeasibleTask

@@ -20,7 +20,7 @@ OF_OPTIMIZER = "optimizer of the tables, whose backward pass is priced: sgd, row
 
 
 def _export(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.planner.torchrec.estimator import export_estimator
+    from evenshard.torchrec.estimator import export_estimator
 
     shared = {name: getattr(args, name) for name in SHARED}
     if args.devices_per_node is not None:
@@ -57,7 +57,7 @@ def add_commands(commands: Commands) -> None:
         _export,
         "Write an estimator for TorchRec's planner, fitted to evenshard's costs.",
         "For EmbeddingShardingPlanner of TorchRec 1.8: a .py file works without evenshard, a .json file is for "
-        "evenshard.planner.torchrec.estimator.load_estimator.",
+        "evenshard.torchrec.estimator.load_estimator.",
     )
     add = sub.add_argument
     add("-o", "--out", **OUTPUT, required=True, help="estimator.py or estimator.json to write")

@@ -57,10 +57,10 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
     if args.schema:
         print(json.dumps(json_schema(), indent=1))
         return {}
-    from evenshard.planner import api
+    from evenshard.api.place import place
     from evenshard.planner.rivals import FULL_SPACE
     from evenshard.planner.rules import RULES, load_rules
-    from evenshard.planner.summary import print_answer
+    from evenshard.report.terminal import print_answer
     from evenshard.sharders.catalog import HEURISTICS
     from evenshard.utils.console import best_so_far, without_progress
     from evenshard.utils.errors import BadConfig
@@ -74,11 +74,11 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
     rules = rules_of(args, RULES, None if args.rules is None else load_rules(args.rules))
     compare = (*HEURISTICS, *torchrec, *([FULL_SPACE] if torchrec else ()))
     with without_progress() if args.quiet else nullcontext(), best_so_far() as progress:
-        answer = api.place(args.tables, **chosen, **vars(rules), compare=compare, progress=progress)
+        answer = place(args.tables, **chosen, **vars(rules), compare=compare, progress=progress)
     if args.out is not None:
         _write(_contents(args, answer), args.out)
     if args.report is not None:
-        from evenshard.planner.page.page import save_page
+        from evenshard.report.page.page import save_page
 
         save_page(answer, args.report, missing)
     if args.json:
@@ -94,12 +94,12 @@ def _contents(args: argparse.Namespace, answer: PlacementAnswer) -> str:
     """What goes into the file."""
     if args.format == "torchrec":
         from evenshard.measure.hardware import HardwareName
-        from evenshard.planner.torchrec.plan_file import plan_text
+        from evenshard.torchrec.plan.file import plan_text
 
         kind = HardwareName.parse(answer.request.hardware).kind
         return plan_text(answer, args.local_world_size, kind.compute_device)
     if args.format == CONSTRAINTS:
-        from evenshard.planner.torchrec.constraint_file import constraints_text
+        from evenshard.torchrec.plan.constraint_file import constraints_text
 
         return constraints_text(answer, args.out)
     from evenshard.planner.file import json_text
@@ -130,8 +130,9 @@ def _check_stdout(args: argparse.Namespace) -> None:
 
 
 def _print_more_memory(args: argparse.Namespace, answer: PlacementAnswer) -> None:
+    from evenshard.compare.more_memory import more_memory
     from evenshard.planner.model import model_of
-    from evenshard.planner.more_memory import more_memory, print_more_memory
+    from evenshard.report.more_memory import print_more_memory
 
     print()
     print_more_memory(more_memory(answer, model_of(args.model, answer.request.hardware)))
@@ -140,7 +141,7 @@ def _print_more_memory(args: argparse.Namespace, answer: PlacementAnswer) -> Non
 def _torchrec() -> tuple[tuple[str, ...], str]:
     """TorchRec's planners to compare with; where TorchRec is not installed, why."""
     from evenshard.planner.rivals import TORCHREC
-    from evenshard.sharders.torchrec_compat import require_torchrec
+    from evenshard.sharders.torchrec.compat import require_torchrec
     from evenshard.utils.errors import MissingPackage
 
     try:
@@ -190,7 +191,7 @@ def add_commands(commands: Commands) -> None:
     add("--schema", action="store_true", help="print the JSON schema of placement.json, and nothing else")
     add("--rules", **PATH, help="YAML file with rules of tables: pinned, forbidden, together, apart, ...")
     add("--format", choices=("json", "torchrec", CONSTRAINTS), default="json",
-        help="placement.json, a plan for evenshard.planner.torchrec.load_plan, or ParameterConstraints for TorchRec's "
+        help="placement.json, a plan for evenshard.torchrec.load_plan, or ParameterConstraints for TorchRec's "
         "own planner, as .py or .json (default: json)")  # fmt: skip
     add("--local-world-size", type=at_least(1), metavar="N",
         help="ranks of a node, for a TorchRec plan (default: all ranks)")  # fmt: skip

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from evenshard.cli.arguments import OUTPUT, PATH, Commands, at_least
 
 if TYPE_CHECKING:
+    from evenshard.compare.difference import Difference
     from evenshard.planner.answer import PlacementAnswer
-    from evenshard.planner.diff.difference import Difference
     from evenshard.sharders.model import Model
 
 MODEL_HELP = (
@@ -24,11 +24,12 @@ MODEL_HELP = (
 
 
 def _explain(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.planner.explain.explain import explain
-    from evenshard.planner.explain.overview import overview
-    from evenshard.planner.explain.text import print_explanation, print_overview
+    from evenshard.compare.explain.explain import explain
+    from evenshard.compare.explain.overview import overview
+    from evenshard.compare.more_memory import more_memory
     from evenshard.planner.file import load_answer
-    from evenshard.planner.more_memory import more_memory, print_more_memory
+    from evenshard.report.explanation import print_explanation, print_overview
+    from evenshard.report.more_memory import print_more_memory
     from evenshard.utils.errors import BadConfig
 
     if args.table is not None and args.what_if is not None:
@@ -51,11 +52,11 @@ def _explain(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.planner.diff.diff import diff
-    from evenshard.planner.diff.markdown import difference_markdown
-    from evenshard.planner.diff.payback import payback
-    from evenshard.planner.diff.text import print_difference
+    from evenshard.compare.diff import diff
+    from evenshard.compare.payback import payback
     from evenshard.planner.file import load_answer
+    from evenshard.report.difference import print_difference
+    from evenshard.report.difference_markdown import difference_markdown
     from evenshard.utils.errors import BadConfig, BadInput
 
     if args.restart_minutes and args.steps is None:
@@ -92,7 +93,7 @@ def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
 
 def _write_renamed(args: argparse.Namespace, new: PlacementAnswer, difference: Difference, model: Model | None) -> None:
     """The new placement with its devices renamed as the difference proposes; as it is where nothing is proposed."""
-    from evenshard.planner.diff.diff import renamed
+    from evenshard.compare.diff import renamed
     from evenshard.planner.file import save_answer
     from evenshard.utils.errors import BadConfig
 
@@ -104,7 +105,7 @@ def _write_renamed(args: argparse.Namespace, new: PlacementAnswer, difference: D
 
 
 def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: PlacementAnswer) -> Mapping[str, Any]:
-    from evenshard.planner.torchrec.delta_file import reasons_of, reshard_delta, save_delta
+    from evenshard.torchrec.running.delta_file import reasons_of, reshard_delta, save_delta
     from evenshard.utils.console import plain_console
     from evenshard.utils.errors import BadConfig
     from evenshard.utils.messages import counted, cut

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from evenshard.api.what_if import SHARED_KNOBS, what_if
 from evenshard.cli.arguments import OUTPUT, PATH, SOURCE, Commands, Source, number
 from evenshard.cli.options import add_option, rules_of
 from evenshard.planner.options import options_of, place_option
-from evenshard.planner.what_if.api import SHARED_KNOBS, what_if
 
 NOT_FLAGS = ("progress",)
 
@@ -67,9 +67,9 @@ FLAG_SETTINGS: Mapping[str, Mapping[str, Any]] = {
 
 
 def _what_if(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.planner.what_if.plot import require_plot, save_plot
-    from evenshard.planner.what_if.result import save_what_if
-    from evenshard.planner.what_if.text import print_what_if
+    from evenshard.compare.what_if.result import save_what_if
+    from evenshard.report.what_if import print_what_if
+    from evenshard.report.what_if_plot import require_plot, save_plot
     from evenshard.utils.console import progress
 
     if args.plot is not None:

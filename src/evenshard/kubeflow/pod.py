@@ -146,7 +146,7 @@ def log_metrics(metrics: Any, values: Mapping[str, float | None]) -> None:
 def record_end(state: str, page: str, seen: Seen) -> None:
     """Tells MLflow how the run ended, where MLFLOW_TRACKING_URI names a server."""
     if _has_server():
-        from evenshard.planner.serving import served_code
+        from evenshard.api.serving import served_code
 
         tracking.log_backlog(served_code)
         tracking.end_loop(state, page, {"failed": seen.failed, "cached": seen.cached, "ran": seen.ran})

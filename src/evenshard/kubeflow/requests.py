@@ -14,23 +14,23 @@ from dataclasses import asdict, dataclass, make_dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from evenshard.api.place import place
+from evenshard.compare.diff import diff
 from evenshard.kubeflow.retry import with_retries
 from evenshard.measure.hardware import HardwareName
-from evenshard.planner import api
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.diff.diff import diff
-from evenshard.planner.diff.text import print_difference
 from evenshard.planner.file import load_answer, save_answer
-from evenshard.planner.in_use import PLACEMENT, PLAN, placement_in_use
 from evenshard.planner.model import learned_model_of, model_of, named_model
 from evenshard.planner.options import option_field, place_options
-from evenshard.planner.page.page import save_page
 from evenshard.planner.rules import RULES, Rules
-from evenshard.planner.torchrec.plan_file import save_plan
+from evenshard.report.difference import print_difference
+from evenshard.report.page.page import save_page
 from evenshard.sharders.catalog import HEURISTICS
 from evenshard.stages.decisions.drift import Drift, drift_of, print_drift
 from evenshard.stages.decisions.watch import WatchConfig, Watched, print_watched, traces_in, watch
 from evenshard.tables.sources import tables_from
+from evenshard.torchrec.plan.file import save_plan
+from evenshard.torchrec.running.current_placement import PLACEMENT, PLAN, placement_in_use
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.json_files import finite
 from evenshard.utils.params import section
@@ -87,7 +87,7 @@ def place_tables(
     if bound is not None and in_use is None:
         raise BadConfig(f"max_move_gb is {bound:g}, but no plan in use is named. Name it with --set in_use=FILE.")
     near = in_use if bound is not None else None
-    answer = api.place(tables, model=model, compare=HEURISTICS, near=near, **arguments)
+    answer = place(tables, model=model, compare=HEURISTICS, near=near, **arguments)
     text = "No plan in use was named: nothing to compare with.\n"
     if in_use is not None:
         judge = model_of(named_model(answer))

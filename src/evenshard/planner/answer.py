@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from evenshard.measure.costs import PlacementCost
 from evenshard.measure.evidence import DeviceError, with_device_error
@@ -30,12 +29,7 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.tables.assumptions import Assumption, assumed_miss_ratios
 from evenshard.tables.cache import COUNTED
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.extras import require_package
 from evenshard.utils.messages import brief
-from evenshard.utils.units import bytes_to_gb
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -140,63 +134,6 @@ class PlacementAnswer:
             for name in ("parts", "alone_ms", "adds_ms"):
                 values = getattr(self, name)
                 object.__setattr__(self, name, tuple(values[position] for position in order))
-
-    def __repr__(self) -> str:
-        """About ten lines; ``summary`` is all of it."""
-        from evenshard.planner.summary import brief_text
-
-        return brief_text(self)
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        from evenshard.planner.page.page import card
-
-        return card(self)
-
-    def summary(self) -> str:
-        """The answer as ``evenshard place`` prints it."""
-        from evenshard.planner.summary import summary_text
-
-        return summary_text(self)
-
-    def to_frame(self) -> pd.DataFrame:
-        """The parts as a data frame of pandas: a row each, in their order.
-
-        Columns: ``table``; ``sharding_type`` and ``kernel`` in TorchRec's words; ``device``, missing for replicas,
-        which are on all ``devices`` (a tuple); rows and columns of the part (the first of each, and how many);
-        ``memory_gb`` of each of its devices; ``alone_ms`` and ``adds_ms``.
-
-        Raises:
-            MissingPackage: pandas is not installed.
-        """
-        require_package("pandas")
-        import pandas as pd
-
-        columns = zip(self.parts, self.part_bytes, self.alone_ms, self.adds_ms, strict=True)
-        frame = pd.DataFrame(
-            {
-                "table": part.table,
-                "sharding_type": self.type_of_table[part.table],
-                "kernel": str(part.storage),
-                "device": part.devices[0] if len(part.devices) == 1 else None,
-                "devices": part.devices,
-                "first_row": part.rows.start,
-                "num_rows": part.rows.size,
-                "first_column": part.columns.start,
-                "num_columns": part.columns.size,
-                "memory_gb": bytes_to_gb(size_bytes),
-                "alone_ms": alone_ms,
-                "adds_ms": adds_ms,
-            }
-            for part, size_bytes, alone_ms, adds_ms in columns
-        )
-        return frame.astype({"device": "Int64"})
-
-    def save_report(self, path: str | Path) -> None:
-        """Writes the page of ``evenshard place --report``, as a whole or not at all."""
-        from evenshard.planner.page.page import save_page
-
-        save_page(self, Path(path))
 
     @property
     def num_devices(self) -> int:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from evenshard.placement.moves import same_shape
+from evenshard.placement.moves import SharedPiece, larger_machine, same_shape, shared_pieces
+from evenshard.placement.optimizer_state import SGD
 from evenshard.planner.answer import Nearness, PlacementAnswer
-from evenshard.planner.diff.diff import diff
 from evenshard.planner.request import PlacementRequest, kept_optimizers
 from evenshard.sharders.plan_search.moves import EarlierPlacement
 from evenshard.sharders.plan_search.near import NearResult
+from evenshard.tables.table import Table
 
 
 @dataclass(frozen=True)
@@ -42,18 +44,40 @@ class Near:
         return EarlierPlacement(usable, self.old.request.nodes, kept_optimizers(self.old.request, request))
 
 
+def pieces_of_both(
+    old: PlacementAnswer, new: PlacementAnswer, tables: Sequence[Table], optimizer_of: Mapping[str, str]
+) -> Iterator[SharedPiece]:
+    """The pieces of tables that neither answer cuts, table after table by columns, then rows.
+
+    Args:
+        tables: tables of both answers, of the same shape in both.
+        optimizer_of: the optimizer whose state moves with a table's weights; none moves with a table that it lacks.
+    """
+    machine = larger_machine(old.request.nodes, new.request.nodes)
+    for table in tables:
+        before, after = old.parts_of_table[table.name], new.parts_of_table[table.name]
+        yield from shared_pieces(table, before, after, machine, optimizer_of.get(table.name, SGD))
+
+
 def with_nearness(answer: PlacementAnswer, near: Near, found: NearResult, free_ms: float) -> PlacementAnswer:
-    """The answer with what it moves, as a diff counts it."""
-    difference = diff(near.old, answer)
+    """The answer with what it moves."""
+    before = {table.name: table for table in near.old.request.tables}
+    now = {table.name: table for table in answer.request.tables}
+    usable = [table for name, table in now.items() if name in before and same_shape(before[name], table)]
+    pieces = pieces_of_both(near.old, answer, usable, kept_optimizers(near.old.request, answer.request))
+    moved = {piece: piece.moved_bytes for piece in pieces if piece.moved_bytes}
     return replace(
         answer,
         nearness=Nearness(
             source=near.source,
             max_move_bytes=near.max_move_bytes,
-            moved_bytes=difference.traffic.moved_bytes,
-            moved_tables=tuple(dict.fromkeys(move.table for move in difference.moves)),
-            new_tables=(*difference.added, *(one.table for one in difference.changed)),
-            gone_tables=difference.removed,
+            moved_bytes=sum(moved.values()),
+            moved_tables=tuple(dict.fromkeys(piece.table for piece in moved)),
+            new_tables=(
+                *(name for name in now if name not in before),
+                *(name for name in now if name in before and not same_shape(before[name], now[name])),
+            ),
+            gone_tables=tuple(name for name in before if name not in now),
             stay_ms=found.stay.predicted_ms,
             stay_bytes=found.stay_bytes,
             free_ms=min(free_ms, answer.predicted_ms),  # what is near is free, too

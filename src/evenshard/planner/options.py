@@ -48,9 +48,9 @@ class Option:
 
 def place_options() -> tuple[Option, ...]:
     """The knobs of ``evenshard.place``, in its order: its arguments that are no functions."""
-    from evenshard.planner import api
+    from evenshard.api.place import place
 
-    return tuple(option for option in options_of(api.place) if get_origin(option.kind) is not Callable)
+    return tuple(option for option in options_of(place) if get_origin(option.kind) is not Callable)
 
 
 def place_option(name: str) -> Option:

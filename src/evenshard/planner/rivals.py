@@ -21,8 +21,8 @@ from evenshard.planner.answer import Rival
 from evenshard.planner.pricing import PartsMeasurer
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.catalog import SHARDERS, Resources, sharder
-from evenshard.sharders.torchrec_planner import Bandwidths, machine_bandwidths
-from evenshard.sharders.torchrec_rival import OUR_MEMORY, PlannerSetting, TorchRecPlanner, offload_settings
+from evenshard.sharders.torchrec.planner import Bandwidths, machine_bandwidths
+from evenshard.sharders.torchrec.rival import OUR_MEMORY, PlannerSetting, TorchRecPlanner, offload_settings
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief
 

@@ -17,8 +17,8 @@ from evenshard.sharders.exact import ExactSharder
 from evenshard.sharders.greedy import expert_sharder, single_cost_sharder
 from evenshard.sharders.learned import LEARNED
 from evenshard.sharders.random import RandomSharder
-from evenshard.sharders.torchrec_planner import bandwidths_of
-from evenshard.sharders.torchrec_rival import TorchRecPlanner, TorchRecSharder
+from evenshard.sharders.torchrec.planner import bandwidths_of
+from evenshard.sharders.torchrec.rival import TorchRecPlanner, TorchRecSharder
 
 if TYPE_CHECKING:  # torch takes a second to import, and rules of thumb need none
     from evenshard.sharders.convex_search.cost_model import CostModel

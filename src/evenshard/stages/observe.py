@@ -20,15 +20,15 @@ from evenshard.placement.sharding import BY_COLUMNS, sharding_type
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import model_lineage
 from evenshard.planner.file import load_answer, read_json
-from evenshard.planner.highlights.setting import device_error_text
 from evenshard.planner.model import model_of
 from evenshard.planner.place import place_request
 from evenshard.planner.pricing import link_error, part_costs, priced
 from evenshard.planner.request import PlacementRequest
-from evenshard.planner.torchrec.plan_file import load_plan_parts
+from evenshard.report.facts.setting import device_error_text
 from evenshard.sharders.model import Model
 from evenshard.tables.files import load_tables, save_tables
 from evenshard.tables.table import Table
+from evenshard.torchrec.plan.file import load_plan_parts
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import brief
 from evenshard.utils.provenance import Lineage

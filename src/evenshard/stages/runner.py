@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from evenshard import tracking
+from evenshard.api.serving import served_code
 from evenshard.measure.distributed import collective
-from evenshard.planner.serving import served_code
 from evenshard.stages.stage import Outcome, Reads, Stage, Writes, declared
 from evenshard.tracking import StageRun
 from evenshard.utils.outputs import MODEL_PARTS, FilesInside

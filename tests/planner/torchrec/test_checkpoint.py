@@ -14,8 +14,8 @@ import torch.distributed.checkpoint as dcp
 
 from evenshard.cli import main
 from evenshard.planner.file import load_answer, save_answer
-from evenshard.planner.torchrec import save_plan
-from evenshard.planner.torchrec.checkpoint import convert_checkpoint
+from evenshard.torchrec import save_plan
+from evenshard.torchrec.running.checkpoint import convert_checkpoint
 from evenshard.utils.errors import BadConfig, BadFile
 from support.documented import command
 from support.explain_builders import answered, asked

@@ -13,9 +13,9 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 
 from evenshard.cli import main
 from evenshard.placement.parts import Span
-from evenshard.planner.torchrec.checkpoint import convert_checkpoint
-from evenshard.planner.torchrec.checkpoint_files import CheckpointFiles
-from evenshard.planner.torchrec.checkpoint_metadata import read_metadata
+from evenshard.torchrec.running.checkpoint import convert_checkpoint
+from evenshard.torchrec.running.checkpoint_files import CheckpointFiles
+from evenshard.torchrec.running.checkpoint_metadata import read_metadata
 from evenshard.utils.errors import BadConfig, BadFile
 from support.checkpoint_builders import A, B, checkpoint_metadata, write_checkpoint
 from support.repository import ROOT

@@ -17,10 +17,10 @@ from torchrec.modules.embedding_configs import (
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from evenshard.planner.torchrec import tables_of
-from evenshard.planner.torchrec.tables import USED_FIELDS, changed_fields, table_set_of
 from evenshard.tables.sources import completed, with_weight_bits
 from evenshard.tables.torchrec_configs import UNUSED_FIELDS
+from evenshard.torchrec import tables_of
+from evenshard.torchrec.model.tables import USED_FIELDS, changed_fields, table_set_of
 from support.torchrec_builders import META, USER
 from support.traffic_builders import write_parquet
 

@@ -19,10 +19,10 @@ from evenshard.cli import main
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.torchrec import shards_of, torchrec_constraints
-from evenshard.planner.torchrec.constraint_file import constraint_fields, constraints_text
-from evenshard.planner.torchrec.estimator.examples import FittedMachine
 from evenshard.tables.table import Table
+from evenshard.torchrec import shards_of, torchrec_constraints
+from evenshard.torchrec.estimator.examples import FittedMachine
+from evenshard.torchrec.plan.constraint_file import constraint_fields, constraints_text
 from support.documented import command, snippet
 
 PAGE = "docs/torchrec_estimator.md"

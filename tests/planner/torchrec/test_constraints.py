@@ -14,8 +14,8 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.storage import COMPUTE_KERNELS
 from evenshard.planner.rules import Rules
-from evenshard.planner.torchrec.constraints import CARRIED, OF_KERNELS, USED, Constrained, constrained_model
-from evenshard.planner.torchrec.tables import table_set_of
+from evenshard.torchrec.model.tables import table_set_of
+from evenshard.torchrec.planner.constraints import CARRIED, OF_KERNELS, USED, Constrained, constrained_model
 from evenshard.utils.errors import BadConfig
 
 CONFIGS = [

@@ -16,7 +16,7 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.distributed.types import ShardingPlan
 
 import evenshard
-from evenshard.planner.torchrec import EvenshardPlanner, load_plan, save_plan, sharding_plan
+from evenshard.torchrec import EvenshardPlanner, load_plan, save_plan, sharding_plan
 from support.ranks import run_ranks, save_notes
 from support.request_builders import untrained
 from support.torchrec_training import Everything, module_sharders, sharded_losses, unsharded_losses

@@ -12,8 +12,8 @@ import torch
 from evenshard.cli import main
 from evenshard.placement.parts import Span
 from evenshard.planner.file import save_answer
-from evenshard.planner.torchrec.delta_file import read_delta, reshard_delta
-from evenshard.planner.torchrec.reshard import Rectangle, add_piece, pieces_of, taken
+from evenshard.torchrec.running.delta_file import read_delta, reshard_delta
+from evenshard.torchrec.running.reshard import Rectangle, add_piece, pieces_of, taken
 from evenshard.utils.errors import BadConfig, BadFile
 from support.documented import command
 from support.explain_builders import answered, asked

@@ -6,7 +6,7 @@ from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from evenshard.planner.torchrec import dense_bytes
+from evenshard.torchrec import dense_bytes
 from evenshard.utils.errors import BadConfig
 
 META = torch.device("meta")

@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from evenshard.cli import main
 from evenshard.planner.file import load_answer, save_answer
-from evenshard.planner.torchrec import sharding_plan
-from evenshard.planner.torchrec.delta_file import read_delta
+from evenshard.torchrec import sharding_plan
+from evenshard.torchrec.running.delta_file import read_delta
 from support.documented import command, snippet
 from support.pair_model import PAIRS, EveryPair, pair_answer, pair_batches
 from support.patience import PATIENCE_S

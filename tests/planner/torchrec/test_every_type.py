@@ -18,8 +18,8 @@ from torchrec.distributed.types import ShardingPlan
 
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.storage import ON_DEVICE, Storage
-from evenshard.planner.torchrec import shards_of
-from evenshard.planner.torchrec.plans import plan_of_parts
+from evenshard.torchrec import shards_of
+from evenshard.torchrec.plan.plans import plan_of_parts
 from evenshard.utils.errors import BadConfig
 from support.patience import PATIENCE_S
 from support.ranks import run_ranks, save_notes
@@ -104,7 +104,7 @@ def process(rank: int, out: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=4, timeout=PATIENCE)
     group_of = {TWO_RANKS: dist.new_group([0, 1]), TWO_NODES: dist.group.WORLD}
     plans = {name: (case.machine, case.plan()) for name, case in RIGHT.items()}
-    with patch("evenshard.planner.torchrec.plans.check_trainable"):  # what is refused is tried
+    with patch("evenshard.torchrec.plan.plans.check_trainable"):  # what is refused is tried
         plans |= {name: (case.machine, case.plan()) for name, case in (WRONG | IMPOSSIBLE).items()}
     plans["uneven rows"] = (TWO_NODES, uneven_rows())
     notes: dict[str, Any] = {}

@@ -22,9 +22,9 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 import evenshard
 from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES
-from evenshard.planner.torchrec import EvenshardPlanner, load_plan, save_plan, sharding_plan
-from evenshard.planner.torchrec.fused_optimizers import AS_LARGE, WORDS, model_optimizers
 from evenshard.tables.table import Table
+from evenshard.torchrec import EvenshardPlanner, load_plan, save_plan, sharding_plan
+from evenshard.torchrec.model.fused_optimizers import AS_LARGE, WORDS, model_optimizers
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from support.torchrec_builders import META
 

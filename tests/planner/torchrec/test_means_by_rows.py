@@ -14,7 +14,7 @@ import pytest
 import torch
 from torchrec.distributed.types import ShardingPlan
 
-from evenshard.planner.torchrec import EvenshardPlanner
+from evenshard.torchrec import EvenshardPlanner
 from support.ranks import run_ranks, save_notes
 from support.torchrec_training import Everything, sharded_losses, unsharded_losses
 

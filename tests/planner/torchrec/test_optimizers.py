@@ -20,7 +20,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES
-from evenshard.planner.torchrec import EvenshardPlanner
+from evenshard.torchrec import EvenshardPlanner
 from support.ranks import run_ranks, save_notes
 from support.torchrec_training import jagged
 

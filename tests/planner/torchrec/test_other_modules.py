@@ -25,7 +25,7 @@ from torchrec.modules.mc_modules import (
 )
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from evenshard.planner.torchrec import EvenshardPlanner, predicted
+from evenshard.torchrec import EvenshardPlanner, predicted
 from support.ranks import run_ranks, save_notes
 from support.request_builders import untrained
 from support.torchrec_builders import META, gb

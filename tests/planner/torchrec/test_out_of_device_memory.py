@@ -35,9 +35,9 @@ from evenshard.placement.task import memory_of_part, used_bytes
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import place_request
 from evenshard.planner.request import PlacementRequest
-from evenshard.planner.torchrec import sharding_plan, shards_of, tables_of
 from evenshard.sharders.model import DeviceModel
 from evenshard.tables.catalog import load_catalog
+from evenshard.torchrec import sharding_plan, shards_of, tables_of
 from evenshard.utils.units import gb_to_bytes
 from support.torchrec_builders import META
 

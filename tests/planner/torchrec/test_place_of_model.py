@@ -12,7 +12,7 @@ from torchrec.distributed.types import CacheParams
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 import evenshard
-from evenshard.planner.torchrec import EvenshardPlanner
+from evenshard.torchrec import EvenshardPlanner
 from evenshard.utils.errors import BadConfig
 from support.request_builders import untrained
 from support.torchrec_builders import ITEM, META, USER, Model

@@ -19,8 +19,8 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
-from evenshard.planner.torchrec import load_plan, predicted, save_plan, sharding_plan, shards_of, tables_of
-from evenshard.planner.torchrec.plan_file import load_plan_parts
+from evenshard.torchrec import load_plan, predicted, save_plan, sharding_plan, shards_of, tables_of
+from evenshard.torchrec.plan.file import load_plan_parts
 from evenshard.utils.errors import BadConfig, BadFile, MissingPackage
 from support.request_builders import untrained
 from support.torchrec_builders import META, SPLIT, Model

@@ -24,10 +24,10 @@ from evenshard.placement.memory import BATCHES
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
-from evenshard.planner.torchrec import EvenshardPlanner, sharding_plan, shards_of, tables_of
-from evenshard.planner.torchrec.compare import chosen_model
-from evenshard.planner.torchrec.dense_model import dense_bytes
 from evenshard.sharders.model import DeviceModel
+from evenshard.torchrec import EvenshardPlanner, sharding_plan, shards_of, tables_of
+from evenshard.torchrec.model.dense_model import dense_bytes
+from evenshard.torchrec.plan.compare import chosen_model
 from evenshard.utils.errors import BadConfig, InfeasibleTask, MissingPackage
 from evenshard.utils.units import BYTES_PER_GB
 from support.request_builders import untrained

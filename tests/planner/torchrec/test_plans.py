@@ -20,8 +20,8 @@ from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import SEQUENCE_TYPES, SHARDING_TYPES, ways_of
 from evenshard.placement.storage import Storage
 from evenshard.planner.request import PlacementRequest
-from evenshard.planner.torchrec import TablePart, placement_of, predicted, sharding_plan, shards_of, tables_of
-from evenshard.planner.torchrec.plans import other_kernels
+from evenshard.torchrec import TablePart, placement_of, predicted, sharding_plan, shards_of, tables_of
+from evenshard.torchrec.plan.plans import other_kernels
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.units import BYTES_PER_GB
 from support.builders import table

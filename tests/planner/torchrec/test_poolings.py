@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from evenshard.planner.torchrec.tables import bags_of, with_bags
 from evenshard.tables.table import SEQUENCE, Table
+from evenshard.torchrec.model.tables import bags_of, with_bags
 
 CLICKS = Table("clicks", 100, 8, 4.0)
 BOTH = Table("items", 100, 8, 8.0, feature_names=("seen", "bought"), feature_pooling_factors=(6.0, 2.0))

@@ -16,8 +16,8 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 import evenshard
 from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import SEQUENCE_TYPES, sharding_type
-from evenshard.planner.torchrec import tables_of
 from evenshard.tables.table import Table
+from evenshard.torchrec import tables_of
 from support.torchrec_builders import META
 
 GB = 1024**3

@@ -20,9 +20,9 @@ import torch.distributed.checkpoint
 from evenshard.cli import main
 from evenshard.placement.parts import Span
 from evenshard.planner.file import save_answer
-from evenshard.planner.torchrec import load_delta, reshard_delta, save_delta
-from evenshard.planner.torchrec.checkpoint import convert_checkpoint
-from evenshard.planner.torchrec.checkpoint_files import CheckpointFiles
+from evenshard.torchrec import load_delta, reshard_delta, save_delta
+from evenshard.torchrec.running.checkpoint import convert_checkpoint
+from evenshard.torchrec.running.checkpoint_files import CheckpointFiles
 from evenshard.utils.errors import BadConfig
 from support.documented import command, snippet
 from support.patience import PATIENCE_S

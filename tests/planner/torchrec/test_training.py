@@ -20,7 +20,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from evenshard.cli import main
-from evenshard.planner.torchrec import EvenshardPlanner, TablePart, load_plan, sharding_plan, shards_of, tables_of
+from evenshard.torchrec import EvenshardPlanner, TablePart, load_plan, sharding_plan, shards_of, tables_of
 from support.ranks import run_ranks, save_notes
 from support.torchrec_builders import (
     GREEDY,

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import evenshard
-from evenshard.planner.what_if.option import WhatIfOption
-from evenshard.planner.what_if.prices import HardwarePrice, Prices
-from evenshard.planner.what_if.result import WhatIfAnswer, save_what_if
-from evenshard.planner.what_if.text import interval_text, print_what_if
+from evenshard.compare.what_if.option import WhatIfOption
+from evenshard.compare.what_if.prices import HardwarePrice, Prices
+from evenshard.compare.what_if.result import WhatIfAnswer, save_what_if
+from evenshard.report.what_if import interval_text, print_what_if
 from evenshard.utils.errors import BadConfig
 from support.builders import table
 
@@ -121,7 +121,7 @@ def test_a_step_is_named_only_where_its_dense_rest_is_in_the_times() -> None:
 
 
 def test_numbers_have_three_digits() -> None:
-    from evenshard.planner.what_if.option import PredictedInterval
+    from evenshard.compare.what_if.option import PredictedInterval
 
     assert interval_text(PredictedInterval(1.234, 0.5, 2.0)) == "1.23 (0.50-2.00)"
     assert interval_text(PredictedInterval(9_881_000, 9_372_000, 10_236_000)) == "9.88 M (9.37-10.24)"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evenshard.placement.machine import Machine
-from evenshard.placement.sharding import SHARDING_TYPES
-from evenshard.planner.what_if.machines import (
+from evenshard.compare.what_if.machines import (
     CONTIGUOUS,
     STRIDED,
     group_ranks,
@@ -16,6 +14,8 @@ from evenshard.planner.what_if.machines import (
     sync_of,
     synced_bytes,
 )
+from evenshard.placement.machine import Machine
+from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.utils.errors import BadConfig
 from support.answer_builders import answer
 from support.builders import table

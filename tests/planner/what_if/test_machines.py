@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from evenshard.compare.what_if.machines import of_hardware, whole_machine
 from evenshard.placement.machine import Machine
-from evenshard.planner.what_if.machines import of_hardware, whole_machine
 from evenshard.utils.errors import BadConfig
 
 

@@ -6,15 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from evenshard.planner.what_if.option import WhatIfOption
-from evenshard.planner.what_if.plot import save_plot
-from evenshard.planner.what_if.prices import HardwarePrice, Prices
-from evenshard.planner.what_if.question import Question
-from evenshard.planner.what_if.result import WhatIfAnswer
+import evenshard
+from evenshard.compare.what_if.option import WhatIfOption
+from evenshard.compare.what_if.prices import HardwarePrice, Prices
+from evenshard.compare.what_if.question import Question
+from evenshard.compare.what_if.result import WhatIfAnswer
+from evenshard.report.what_if_plot import save_plot
 from evenshard.utils.errors import BadConfig
 from support.what_if_builders import MACHINE, option
 
-QUESTION = Question(None, {}, Prices({"h100": HardwarePrice(1.0)}, "USD"), 1000, None, {}, None, 0.0, 1, {})
+QUESTION = Question(
+    evenshard.place, None, {}, Prices({"h100": HardwarePrice(1.0)}, "USD"), 1000, None, {}, None, 0.0, 1, {}
+)
 
 
 def test_it_is_written_in_the_kind_of_its_suffix(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from evenshard import tracking
+from evenshard.api.serving import served_code
 from evenshard.cli import main
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.noise import Noise
-from evenshard.planner.serving import served_code
 from evenshard.stages.decisions.contest import Contest, contest
 from evenshard.stages.decisions.promotion import Decision, PairedTask, Verdict, decide
 from evenshard.stages.standings import QUIET

@@ -85,6 +85,21 @@ class PredictedDevice:
         )
 
 
+STEP_PARTS = ("input exchange", "forward", "forward exchange", "backward exchange", "backward")
+"""The five times of a device, in the order of a training step."""
+
+
+def predicted_step_times(device: PredictedDevice) -> tuple[float, ...]:
+    """The predicted times of a device, in the order of ``STEP_PARTS``."""
+    return (
+        device.predicted_input_dist_ms,
+        device.predicted_fwd_compute_ms,
+        device.predicted_fwd_all_to_all_ms,
+        device.predicted_bwd_all_to_all_ms,
+        device.predicted_bwd_compute_ms,
+    )
+
+
 def step_shares_ms(devices: Sequence[PredictedDevice]) -> tuple[float, float]:
     """What kernels and exchanges take of the slowest device's time."""
     slowest = max(devices, key=lambda one: one.predicted_total_ms)

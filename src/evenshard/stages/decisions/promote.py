@@ -14,13 +14,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TextIO
 
+from evenshard.api.serving import served_code
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_costs, save_costs
 from evenshard.measure.hardware import measured_or_simulated, open_hardware
 from evenshard.measure.journal import Journal
 from evenshard.placement.tasks import load_tasks
 from evenshard.planner.model import REGISTERED, learned_model_of
-from evenshard.planner.serving import served_code
 from evenshard.sharders.convex_search.sharder import SearchConfig
 from evenshard.sharders.models import PlacementModel
 from evenshard.stages.decisions.contest import Contest, contest

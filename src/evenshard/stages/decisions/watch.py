@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
+from evenshard.compare.diff import diff, renamed
+from evenshard.compare.difference import Difference
+from evenshard.compare.payback import Payback, payback
 from evenshard.measure.traces.ranks import ObservedTraining
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.diff.diff import diff, renamed
-from evenshard.planner.diff.difference import Difference
-from evenshard.planner.diff.payback import Payback, payback
-from evenshard.planner.diff.text import print_difference
 from evenshard.planner.file import load_answer
 from evenshard.planner.place import PlaceConfig
+from evenshard.report.difference import print_difference
 from evenshard.sharders.model import Model
 from evenshard.stages import observe
 from evenshard.stages.decisions.replan import replan

@@ -16,7 +16,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ShardingPlanner
 
-from evenshard.planner.torchrec import EvenshardPlanner
+from evenshard.torchrec import EvenshardPlanner
 from evenshard.utils.errors import BadConfig, MissingPackage
 from support.documented import ROOT, snippet
 from support.drop_in_builders import Sparse, TableWise, bags, entries, planner, two_gpus

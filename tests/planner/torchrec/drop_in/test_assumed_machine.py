@@ -10,8 +10,8 @@ import torch
 from torchrec.distributed.planner import constants
 from torchrec.distributed.planner.types import PlannerError, Topology
 
-from evenshard.planner.torchrec import EvenshardPlanner
-from evenshard.planner.torchrec.machine import machine_of
+from evenshard.torchrec import EvenshardPlanner
+from evenshard.torchrec.planner.machine import machine_of
 from support.drop_in_builders import MB, Sparse, bags
 from support.request_builders import untrained
 from support.torchrec_builders import topology
@@ -23,7 +23,7 @@ ASSUMED = "Memory is assumed: 32.0 GB of each GPU is TorchRec's constant, as the
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine has 200 GB and no GPU."""
-    monkeypatch.setattr("evenshard.planner.torchrec.machine.machine_bytes", lambda: 200 * GB)
+    monkeypatch.setattr("evenshard.torchrec.planner.machine.machine_bytes", lambda: 200 * GB)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torchrec.distributed.planner import storage_reservations
 from torchrec.distributed.planner.types import PlannerError, PlannerErrorType, Topology
 
-from evenshard.planner.torchrec import EvenshardPlanner
+from evenshard.torchrec import EvenshardPlanner
 from support.drop_in_builders import MB, Sparse, TableOrRowWise, TableWise, bags, entries, two_gpus
 from support.request_builders import untrained
 from support.torchrec_builders import META

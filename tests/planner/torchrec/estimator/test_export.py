@@ -15,12 +15,12 @@ import pytest
 from scipy.stats import spearmanr
 
 from evenshard.cli import main
-from evenshard.planner.torchrec.estimator import export_estimator, load_estimator
-from evenshard.planner.torchrec.estimator.examples import FittedMachine, random_parts
-from evenshard.planner.torchrec.estimator.files import save_estimator
-from evenshard.sharders.torchrec_planner import machine_bandwidths
-from evenshard.sharders.torchrec_rival import TorchRecPlanner
+from evenshard.sharders.torchrec.planner import machine_bandwidths
+from evenshard.sharders.torchrec.rival import TorchRecPlanner
 from evenshard.tables.catalog import load_catalog
+from evenshard.torchrec.estimator import export_estimator, load_estimator
+from evenshard.torchrec.estimator.examples import FittedMachine, random_parts
+from evenshard.torchrec.estimator.files import save_estimator
 from evenshard.utils.errors import BadConfig, BadFile
 from support.documented import command, snippet
 from support.learned import LEARNED

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from torchrec.distributed.planner.types import Topology
 
-from evenshard.planner.torchrec.estimator import load_estimator
-from evenshard.planner.torchrec.estimator.files import save_estimator
+from evenshard.torchrec.estimator import load_estimator
+from evenshard.torchrec.estimator.files import save_estimator
 from evenshard.utils.errors import BadFile
 from support.estimator_builders import FIT
 from support.mutations import mutated_json

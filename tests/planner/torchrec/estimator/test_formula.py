@@ -8,9 +8,10 @@ from evenshard.measure.collectives import exchange_times, volumes_of
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import sharding_type
-from evenshard.planner.torchrec.estimator.examples import FittedMachine
-from evenshard.planner.torchrec.estimator.fit import constants_of, rated_ms, shards_of_devices, size_of_machine
-from evenshard.planner.torchrec.estimator.formula import (
+from evenshard.tables.table import Table
+from evenshard.torchrec.estimator.examples import FittedMachine
+from evenshard.torchrec.estimator.fit import constants_of, rated_ms, shards_of_devices, size_of_machine
+from evenshard.torchrec.estimator.formula import (
     FittedShard,
     Rates,
     exchanged_ms,
@@ -19,7 +20,6 @@ from evenshard.planner.torchrec.estimator.formula import (
     touched_bytes,
     work_of,
 )
-from evenshard.tables.table import Table
 
 MACHINE = FittedMachine("simulated:h100", devices_per_node=2)
 TABLES = [Table(name, 4000, 8, 3.0) for name in "abcd"]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from torchrec.distributed.planner.types import Shard, Topology
 
-from evenshard.planner.torchrec.estimator.perf_config import FittedPerf, FittedPerfModel, received_beyond_sent
+from evenshard.torchrec.estimator.perf_config import FittedPerf, FittedPerfModel, received_beyond_sent
 
 
 def test_what_is_received() -> None:

@@ -15,12 +15,12 @@ from torchrec.distributed.planner.types import ParameterConstraints, Topology
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from evenshard.planner.torchrec import tables_of
-from evenshard.planner.torchrec.estimator import EvenshardPerfModel, export_estimator, fit
-from evenshard.planner.torchrec.estimator.examples import FittedMachine
-from evenshard.planner.torchrec.plans import shards_of
 from evenshard.sharders.model import DeviceModel
 from evenshard.tables.table import Table
+from evenshard.torchrec import tables_of
+from evenshard.torchrec.estimator import EvenshardPerfModel, export_estimator, fit
+from evenshard.torchrec.estimator.examples import FittedMachine
+from evenshard.torchrec.plan.plans import shards_of
 from evenshard.utils.errors import BadConfig
 from support.documented import snippet
 

@@ -1,0 +1,122 @@
+"""The prediction of a registered model, tables in and placement out: the code that MLflow stores beside the networks.
+
+``mlflow.pyfunc.load_model("models:/evenshard-cost@champion").predict(tables, params={"num_devices": 4})`` runs it. The
+columns are those of a table file. Each row of the answer says which rows and columns of a table live on which device.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from mlflow.models import set_model
+from mlflow.pyfunc.model import PythonModel
+
+from evenshard.api.place import place
+from evenshard.api.serving import served_parameters
+from evenshard.measure.hardware import DEFAULT_HARDWARE
+from evenshard.placement.optimizer_state import DEFAULT_OPTIMIZER
+from evenshard.placement.parts import TablePart
+from evenshard.planner.device_memory import own_memory_gb, reserve_of
+from evenshard.planner.options import place_option
+from evenshard.planner.request import PlacementRequest, caps_of
+from evenshard.sharders.learned import load_sharder
+from evenshard.sharders.models import COST_MODEL, COST_NET, POLICY, load_model
+from evenshard.tables.records import REQUIRED_COLUMNS, BadRecord, table_of
+from evenshard.tables.table import Table
+from evenshard.tracking.pyfunc import output_rows
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief
+from evenshard.utils.params import check_ranges
+from evenshard.utils.units import gb_to_bytes
+
+
+class ServedModel(PythonModel):
+    """``evenshard-cost`` searches as ``evenshard place`` does; ``evenshard-policy`` rolls the policy out."""
+
+    def load_context(self, context: Any) -> None:
+        """Reads the networks."""
+        folder = Path(context.artifacts["model"])
+        self._model = load_model(folder) if (folder / COST_MODEL).is_dir() else None
+        if self._model is None:
+            self._policy = load_sharder(folder / COST_NET, folder / POLICY)
+
+    def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
+        """One row for each part of a table and each device that has it; see ``output_rows``.
+
+        Raises:
+            BadInput: if a table or a parameter makes no sense.
+            InfeasibleTask: if the tables do not fit.
+        """
+        tables = tables_from_rows(model_input)
+        arguments = {**served_parameters(), **(params or {})}
+        parts = self._searched(tables, arguments) if self._model else self._rolled_out(tables, **arguments)
+        return pd.DataFrame(row for part in parts for row in output_rows(part))
+
+    def _searched(self, tables: tuple[Table, ...], arguments: dict[str, Any]) -> tuple[TablePart, ...]:
+        assert self._model is not None
+        return place(tables, model=self._model, **arguments).parts
+
+    def _rolled_out(
+        self,
+        tables: tuple[Table, ...],
+        *,
+        num_devices: int,
+        memory_cap_gb: float | None,
+        reserved_gb: float | None,
+        dense_gb: float | None,
+        training_pipeline: str,
+        batch_size: int,
+        optimizer: str | None,
+        seed: int,  # the rollouts of a task are always the same
+        **others: Any,
+    ) -> tuple[TablePart, ...]:
+        for name, value in others.items():
+            if value != place_option(name).default:
+                raise BadConfig(f"evenshard-policy takes no {name}. Serve evenshard-cost, or leave {name} out.")
+        if memory_cap_gb is None:  # a policy does not say what devices it is for
+            memory_cap_gb = own_memory_gb(DEFAULT_HARDWARE)
+        check_ranges(dense_gb=dense_gb)
+        reserved_bytes, reserved_share = reserve_of(reserved_gb)
+        request = PlacementRequest(
+            tables,
+            caps_of(memory_cap_gb, num_devices),
+            batch_size,
+            reserved_bytes,
+            optimizer or DEFAULT_OPTIMIZER,
+            reserved_share=reserved_share,
+            dense_bytes=gb_to_bytes(dense_gb or 0.0),
+            training_pipeline=training_pipeline,
+        )
+        return self._policy.place(request.task()).parts(tables)
+
+
+def tables_from_rows(rows: Any) -> tuple[Table, ...]:
+    """The rows of a table file as tables.
+
+    Raises:
+        BadConfig: if a row describes no table.
+    """
+    if missing := [name for name in REQUIRED_COLUMNS if name not in rows]:
+        raise BadConfig(f"the tables have no column {missing[0]}. Give {', '.join(REQUIRED_COLUMNS)}.")
+    return tuple(_table(row) for row in rows.to_dict("records"))
+
+
+def _table(row: dict[str, Any]) -> Table:
+    try:
+        return table_of({column: _plain(value) for column, value in row.items()})
+    except BadRecord as error:
+        raise BadConfig(f"table {brief(row['name'])}: {error.problem}. {error.remedy}") from None
+
+
+def _plain(value: Any) -> Any:
+    """What a table file would hold."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return None if value is pd.NA or (isinstance(value, float) and math.isnan(value)) else value
+
+
+set_model(ServedModel())

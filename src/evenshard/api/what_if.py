@@ -1,0 +1,154 @@
+"""``evenshard.what_if``: one call from tables to machines beside each other, the same as the command's.
+
+Its signature and its docstring declare the knobs of the question; those of every placement are ``evenshard.place``'s.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evenshard.api.place import dense_bytes_of, place
+from evenshard.planner.options import options_of, place_option, place_options
+from evenshard.utils.signature import checked
+
+if TYPE_CHECKING:
+    from evenshard.compare.what_if.prices import Prices
+    from evenshard.compare.what_if.result import WhatIfAnswer
+
+
+@checked(place, Prices="evenshard.compare.what_if.prices", PlacementModel="evenshard.sharders.models")
+def what_if(
+    tables: Any,
+    hardware: Sequence[str] = (),
+    devices: Sequence[int] = (8,),
+    *,
+    price: "str | Path | Prices | None" = None,
+    batch_size: int | None = None,
+    batch_per_device: int | None = None,
+    dense_ms: float | Mapping[str, float] = 0.0,
+    dense_batch: int | None = None,
+    overlap: float = 0.0,
+    max_step_ms: float | None = None,
+    devices_per_node: int | Mapping[str, int] | None = None,
+    nodes_per_domain: int | Mapping[str, int] = 1,
+    intra: str | Mapping[str, str] = "",
+    inter: str | Mapping[str, str] = "",
+    model: str | Path | Mapping[str, str | Path] | None = None,
+    group_sizes: Sequence[int] | str = (),
+    sync_every: int = 1,
+    progress: Callable[[Sequence[Any]], Iterable[Any]] | None = None,
+    **knobs: Any,
+) -> "WhatIfAnswer":
+    """The same tables on several machines: every kind of hardware with every number of devices.
+
+    Where a machine cannot hold the tables, its option says what is missing. Where one value for all or one for each
+    kind of hardware may be given, the latter is a mapping such as {"h100": 12, "a100": 25}.
+
+    Args:
+        tables: as for ``evenshard.place``.
+        hardware: kinds of hardware; h100 is short for simulated:h100, a device model. Where left out, what the model
+            was trained on, or simulated:h100.
+        devices: numbers of devices.
+        price: prices by the hour, for the cost of samples: a YAML file, or ``Prices``.
+        batch_size: samples of a step over all devices together, the same on every machine; 65,536 where neither this
+            nor batch_per_device is given.
+        batch_per_device: samples of a step on each device, in place of batch_size: more devices take more samples.
+        dense_ms: time of a step besides its embeddings; one for all hardware, or one for each.
+        dense_batch: samples of a device that dense_ms is of: it is scaled to those of each machine. Where left out, it
+            is taken as it is.
+        overlap: share of the shorter of embeddings and dense_ms that runs beside the longer one, 0 to 1; 0 adds them
+            up.
+        max_step_ms: the cheapest machine whose step is predicted to take at most so long is named too.
+        devices_per_node: devices of a host; where left out, as many as its link connects, 8 at most.
+        nodes_per_domain: hosts whose devices share the link within a host.
+        intra: link within a host; where left out, that of the hardware.
+        inter: link between hosts; where left out, infiniband_ndr of H100 and later, infiniband_hdr of A100 and V100,
+            ethernet_25g of others.
+        model: cost model of each kind of hardware, as for ``evenshard.place``.
+        group_sizes: devices that share one copy of the tables, with 2D parallelism (TorchRec's DMPCollection); all for
+            every number that divides the devices. Where left out, all devices share one.
+        sync_every: steps from one average over the groups' weights to the next.
+        progress: goes through a list and shows how far it is, such as ``tqdm``.
+        knobs: arguments of ``evenshard.place`` that hold for every machine: those in ``SHARED_KNOBS``.
+
+    Returns:
+        The options, each with times, costs and memory, and which are the cheapest and the fastest.
+
+    Raises:
+        BadInput: if an argument cannot be used; the message says what to do.
+    """
+    from evenshard.compare.what_if.machines import of_hardware, whole_machine
+    from evenshard.compare.what_if.prices import load_prices
+    from evenshard.compare.what_if.question import Question, sizes_of
+    from evenshard.compare.what_if.result import WhatIfAnswer
+    from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
+    from evenshard.planner.model import model_of, named_with_hardware
+    from evenshard.utils.errors import BadConfig
+    from evenshard.utils.params import check_ranges
+    from evenshard.utils.units import bytes_to_gb
+
+    if unknown := next((name for name in knobs if name not in SHARED_KNOBS), None):
+        raise BadConfig(f"{unknown} is not an argument of what_if, nor one of place that applies to every machine.")
+    if not devices:
+        raise BadConfig("no number of devices is given. Give some, such as 8.")
+    if batch_size is not None and batch_per_device is not None:
+        raise BadConfig("batch_size is of all devices together, batch_per_device of each. Give one of the two.")
+    check_ranges(sync_every=sync_every, overlap=overlap, batch_size=batch_size, batch_per_device=batch_per_device)
+    check_ranges(dense_batch=dense_batch, max_step_ms=max_step_ms)
+    if max_step_ms is not None and price is None:
+        raise BadConfig(f"max_step_ms is {max_step_ms:g}, but without prices no machine is the cheapest. Add price.")
+    if not hardware and not isinstance(model, Mapping):
+        hardware = (named_with_hardware(model, None)[1] or DEFAULT_HARDWARE,)
+    kinds = hardware or (model if isinstance(model, Mapping) else ())
+    names = tuple(dict.fromkeys(str(HardwareName.parse(name)) for name in kinds))
+    dense = of_hardware("dense_ms", dense_ms, names)
+    if lacking := [name for name in names if name not in dense]:
+        raise BadConfig(f"dense_ms names no time for {lacking[0]}. Add it: {lacking[0]}=12.")
+    for own_ms in dense.values():
+        check_ranges(dense_ms=own_ms)
+    if dense_batch is not None and not any(dense.values()):
+        raise BadConfig(
+            f"dense_batch is {dense_batch}, but dense_ms, the time of so many samples, is not given. Give dense_ms, or "
+            "leave dense_batch out."
+        )
+    hosts: dict[str, dict[str, Any]] = {
+        "devices_per_node": of_hardware("devices_per_node", devices_per_node, names),
+        "nodes_per_domain": of_hardware("nodes_per_domain", nodes_per_domain, names),
+        "intra": of_hardware("intra", intra, names),
+        "inter": of_hardware("inter", inter, names),
+    }
+    models = of_hardware("model", model, names)
+    machines = []
+    for name in names:
+        host: dict[str, Any] = {what: of_kind[name] for what, of_kind in hosts.items() if name in of_kind}
+        machines += [(name, whole_machine(name, count, **host)) for count in dict.fromkeys(devices)]
+    question = Question(
+        place=place,
+        tables=tables,
+        models={name: model_of(models.get(name), name) for name in names},
+        prices=load_prices(price) if isinstance(price, str | Path) else price,
+        batch_size=batch_size or place_option("batch_size").default if batch_per_device is None else None,
+        batch_per_device=batch_per_device,
+        dense_ms=dense,
+        dense_batch=dense_batch,
+        overlap=overlap,
+        sync_every=sync_every,
+        knobs={**knobs, "dense_gb": bytes_to_gb(dense_bytes_of(tables, knobs.get("dense_gb")))},
+    )
+    asked = [(name, machine, size) for name, machine in machines for size in sizes_of(machine, group_sizes)]
+    options = (question.option(*one) for one in (asked if progress is None else progress(asked)))
+    return WhatIfAnswer(tuple(options), question, max_step_ms)
+
+
+_OF_ONE_MACHINE = {
+    *("num_devices", "nodes", "cluster", "constraints"),
+    *("pinned", "forbidden", "forbidden_devices", "pinned_nodes"),
+    *("near", "max_move_gb", "num_measured", "compare"),
+}
+"""Arguments of ``evenshard.place`` about one machine and its devices, or about one answer."""
+SHARED_KNOBS = tuple(
+    one.name
+    for one in place_options()
+    if one.name not in _OF_ONE_MACHINE and one.name not in {own.name for own in options_of(what_if)}
+)
+"""All other arguments of ``evenshard.place``, which hold for every machine alike, unless ``what_if`` has its own."""

@@ -1,0 +1,233 @@
+"""The rows and columns that move between two answers, in bytes, and what the move saves.
+
+``placement.moves`` says what of a table moves. Device ids are names: two answers may differ in nothing else, and then a
+renaming saves the whole move.
+
+Legend: D devices, O devices of the old answer, N devices of the new one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from evenshard.compare.difference import (
+    ChangedTable,
+    DeviceTraffic,
+    Difference,
+    PairTraffic,
+    PartMove,
+    Rekept,
+    Renaming,
+    Resharded,
+    Traffic,
+)
+from evenshard.compare.times import step_times
+from evenshard.placement.memory import part_memory
+from evenshard.placement.moves import SHAPE, SharedPiece, larger_machine
+from evenshard.placement.optimizer_state import SGD
+from evenshard.placement.parts import Span, TablePart, column_parts
+from evenshard.placement.renaming import best_names, device_kinds
+from evenshard.placement.storage import Storage
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.near import pieces_of_both
+from evenshard.planner.pricing import repriced
+from evenshard.planner.request import kept_optimizers
+from evenshard.sharders.model import Model
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import counted
+from evenshard.utils.signature import checked
+from evenshard.utils.units import gb_to_bytes
+
+
+@checked()
+def diff(
+    old: PlacementAnswer, new: PlacementAnswer, model: Model | None = None, link_gb_s: float | None = None
+) -> Difference:
+    """What it takes to go from one answer to another, and what it brings.
+
+    Args:
+        model: judges both placements on the new answer's request, where both have the same tables. Without it, or
+            with other tables, the answers' own figures stand.
+        link_gb_s: GB per second that a device sends, and receives at the same time.
+    """
+    of_old = {table.name: table for table in old.request.tables}
+    of_new = {table.name: table for table in new.request.tables}
+    shared = {name: table for name, table in of_new.items() if name in of_old}
+    changed = tuple(
+        ChangedTable(name, what) for name, table in shared.items() if (what := _other_shape(of_old[name], table))
+    )
+    cannot = {one.table for one in changed}
+    movable = [table for name, table in shared.items() if name not in cannot]
+    optimizer_of = kept_optimizers(old.request, new.request)
+    pieces = list(pieces_of_both(old, new, movable, optimizer_of))
+    moves = _moves(pieces, range(new.num_devices))
+    kept_bytes = sum(piece.num_bytes * piece.num_kept for piece in pieces)
+    same_tables = len(movable) == len(of_old) == len(of_new)
+    times, notes = step_times(old, new, model if same_tables else None)
+    if other := [table.name for table in movable if table.name not in optimizer_of]:
+        before, now = old.request.optimizer_of(other[0]), new.request.optimizer_of(other[0])
+        of = "" if len(other) == len(movable) else f" of {counted(len(other), 'table')}"
+        notes = (*notes, f"{before} became {now}: no optimizer state{of} is counted")
+    return Difference(
+        equal=same_tables and old.request.nodes == new.request.nodes and set(old.parts) == set(new.parts),
+        old_num_devices=old.num_devices,
+        new_num_devices=new.num_devices,
+        moves=moves,
+        kept_bytes=kept_bytes,
+        traffic=_traffic(moves, link_gb_s),
+        renaming=_renaming(pieces, old, new, link_gb_s),
+        added=tuple(name for name in of_new if name not in of_old),
+        removed=tuple(name for name in of_old if name not in of_new),
+        changed=changed,
+        resharded=tuple(
+            Resharded(table.name, old.type_of_table[table.name], new.type_of_table[table.name])
+            for table in movable
+            if old.type_of_table[table.name] != new.type_of_table[table.name]
+        ),
+        rekept=tuple(_rekept(old, new, movable, pieces, optimizer_of)),
+        times=times,
+        notes=(*notes, *new.notes),
+    )
+
+
+def _other_shape(old: Table, new: Table) -> str:
+    values = [(name, getattr(old, name), getattr(new, name)) for name in SHAPE]
+    return ", ".join(f"{name} {before} -> {after}" for name, before, after in values if before != after)
+
+
+# Pieces --------------------------------------------------------------------------------------------------------------
+
+
+def _outside_bytes(table: Table, storage: Storage, optimizer: str) -> int:
+    """What of a table is in host memory or on SSDs."""
+    whole = replace(column_parts(table)[0], storage=storage)
+    size = part_memory(whole, table, num_devices=1, batch_size=1, optimizer=optimizer, pipeline="")
+    return size.host_bytes + size.ssd_weights
+
+
+def _rekept(
+    old: PlacementAnswer,
+    new: PlacementAnswer,
+    tables: Sequence[Table],
+    pieces: Sequence[SharedPiece],
+    optimizer_of: Mapping[str, str],
+) -> Iterator[Rekept]:
+    crossing: Counter[str] = Counter()
+    of_name = {table.name: table for table in tables}
+    for piece in pieces:
+        was, now = old.storage_of_table[piece.table], new.storage_of_table[piece.table]
+        if was.is_on_device != now.is_on_device:
+            part = replace(of_name[piece.table], num_rows=piece.rows.size, embedding_dim=piece.columns.size)
+            outside = _outside_bytes(part, now if was.is_on_device else was, optimizer_of.get(piece.table, SGD))
+            crossing[piece.table] += outside * len(set(piece.reach) & set(piece.new_devices))
+    for table in tables:
+        was, now = old.storage_of_table[table.name], new.storage_of_table[table.name]
+        if was != now:
+            out, back = was.is_on_device and not now.is_on_device, now.is_on_device and not was.is_on_device
+            size = crossing[table.name]
+            yield Rekept(table.name, str(was), str(now), size if out else 0, size if back else 0)
+
+
+def _moves(pieces: Sequence[SharedPiece], name_of_new: Sequence[int]) -> tuple[PartMove, ...]:
+    """What devices lack, from one that has it: replicas of the old answer share the work.
+
+    Args:
+        name_of_new: the old device that each device of the new answer is.
+    """
+    return tuple(
+        PartMove(
+            table=piece.table,
+            rows=piece.rows,
+            columns=piece.columns,
+            from_device=piece.old_devices[name % len(piece.old_devices)],
+            to_device=name,
+            weight_bytes=piece.weight_bytes,
+            state_bytes=piece.state_bytes,
+        )
+        for piece in pieces
+        for name in (name_of_new[device] for device in piece.new_devices)
+        if name not in piece.reach
+    )
+
+
+# Bytes ---------------------------------------------------------------------------------------------------------------
+
+
+def _traffic(moves: Sequence[PartMove], link_gb_s: float | None) -> Traffic:
+    pairs: Counter[tuple[int, int]] = Counter()
+    for move in moves:
+        pairs[move.from_device, move.to_device] += move.num_bytes
+    sent: Counter[int] = Counter()
+    received: Counter[int] = Counter()
+    for (sender, receiver), num_bytes in pairs.items():
+        sent[sender] += num_bytes
+        received[receiver] += num_bytes
+    busiest = max((*sent.values(), *received.values()), default=0)
+    return Traffic(
+        moved_bytes=pairs.total(),
+        busiest_bytes=busiest,
+        seconds=None if link_gb_s is None else busiest / gb_to_bytes(link_gb_s),
+        pairs=tuple(PairTraffic(*pair, pairs[pair]) for pair in sorted(pairs)),
+        devices=tuple(
+            DeviceTraffic(device, sent[device], received[device]) for device in sorted(sent.keys() | received.keys())
+        ),
+    )
+
+
+def _renaming(
+    pieces: Sequence[SharedPiece], old: PlacementAnswer, new: PlacementAnswer, link_gb_s: float | None
+) -> Renaming | None:
+    """The names that keep the most bytes where they are; None where those of now do."""
+    most = max(old.num_devices, new.num_devices)
+    held_NO = np.zeros((most, most), dtype=np.int64)
+    for piece in pieces:
+        held_NO[np.ix_(piece.new_devices, piece.reach)] += piece.num_bytes
+    names = best_names(held_NO, device_kinds(new.task), larger_machine(old.request.nodes, new.request.nodes))
+    if held_NO[np.arange(most), names].sum() <= held_NO.trace():
+        return None
+    new_names = tuple(names[: new.num_devices].tolist())
+    return Renaming(new_names, _traffic(_moves(pieces, new_names), link_gb_s))
+
+
+def renamed(answer: PlacementAnswer, names: Sequence[int], model: Model) -> PlacementAnswer:
+    """The answer on renamed devices, with the times that it has there.
+
+    Tables that are cut by rows keep the order of their rows over devices, as TorchRec needs it.
+
+    Args:
+        answer: the answer.
+        names: the name that each of its devices gets.
+        model: predicts the times.
+
+    Raises:
+        BadConfig: if a name is none of the answer's devices.
+    """
+    if sorted(names) != list(range(answer.num_devices)):
+        raise BadConfig(
+            f"the names {', '.join(map(str, names))} are not those of the {answer.num_devices} devices of the new "
+            f"placement: they are names of the old one's. Map the ranks when the job starts."
+        )
+    parts = tuple(part for of_table in answer.parts_of_table.values() for part in _renamed(of_table, names))
+    old_names = sorted(range(len(names)), key=lambda device: names[device])
+    measured = answer.measured
+    if measured is not None:
+        measured = replace(measured, devices=tuple(measured.devices[device] for device in old_names))
+    return replace(repriced(answer, parts, model), measured=measured)
+
+
+def _renamed(parts: Sequence[TablePart], names: Sequence[int]) -> Iterator[TablePart]:
+    """The parts of one table."""
+    by_columns: dict[Span, list[TablePart]] = {}
+    for part in parts:
+        by_columns.setdefault(part.columns, []).append(part)
+    for of_columns in by_columns.values():
+        homes = [tuple(sorted(names[device] for device in part.devices)) for part in of_columns]
+        if len(of_columns) > 1:
+            homes.sort()
+        for part, devices in zip(of_columns, homes, strict=True):
+            yield replace(part, devices=devices)

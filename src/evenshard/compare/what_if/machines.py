@@ -1,0 +1,221 @@
+"""The machines that a question is about, and groups of their devices that each hold all tables.
+
+Groups are TorchRec's 2D parallelism, ``DMPCollection``. The devices of a group shard the tables among them and train on
+their share of the batch. Every so many steps ``DMPCollection.sync`` averages each device's weights, and its optimizer
+state, with those of the devices that hold the same parts in the other groups. All rows travel, in the data type of the
+weights, whether they were looked up or not. Replicated tables (data_parallel) are no part of that: their gradients are
+averaged over all devices in every step.
+
+N devices in groups of G stand in one of two layouts:
+
+- contiguous (TorchRec: ``use_inter_host_allreduce=True``): a group is G devices in a row, so that embeddings stay
+  within few nodes and weights travel between them;
+- strided (TorchRec's default): a group is every N/G-th device, so that weights stay within few nodes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+
+from evenshard.compare.what_if.option import Sync
+from evenshard.measure.collectives import GRADIENT_BYTES, Links, moved_ms, reduced_bytes
+from evenshard.measure.hardware import HardwareName
+from evenshard.measure.link import GPUS_OF_A_NODE, LINKS, link, link_name
+from evenshard.placement.machine import Machine
+from evenshard.placement.sharding import TYPES
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.cluster import own_link
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief
+from evenshard.utils.params import check_ranges
+
+_Value = TypeVar("_Value")
+USUAL_LINKS = {
+    "nvlink_h100": "infiniband_ndr",
+    "nvlink_h200": "infiniband_ndr",
+    "nvlink_b200": "infiniband_ndr",
+    "nvlink_gb200": "infiniband_ndr",
+    "nvlink_a100": "infiniband_hdr",
+    "nvlink_v100": "infiniband_hdr",
+    "nvlink_v100_dgx1": "infiniband_hdr",
+    "pcie3_host": "ethernet_25g",
+}
+"""The link between hosts that is taken where none is named, by the link within them: what such hosts are sold with."""
+OTHER_LINK = "ethernet_25g"
+"""Of hosts whose own link is none of these."""
+
+
+def of_hardware(what: str, value: _Value | Mapping[str, _Value], hardware: Sequence[str]) -> dict[str, _Value]:
+    """A value of each kind of hardware, from one for all or one for each.
+
+    Args:
+        what: name of the value, for the error.
+        hardware: full names.
+
+    Raises:
+        BadConfig: if a kind is named that is not asked for.
+    """
+    if not isinstance(value, Mapping):
+        return {one: value for one in hardware}
+    named = {str(HardwareName.parse(name)): own for name, own in value.items()}
+    unknown = next((name for name in named if name not in hardware), None)
+    if unknown is not None:
+        raise BadConfig(f"{what} names {brief(unknown)}, which is none of {', '.join(hardware)}. Leave it out.")
+    return named
+
+
+def whole_machine(
+    hardware: str,
+    num_devices: int,
+    devices_per_node: int | None = None,
+    intra: str = "",
+    inter: str = "",
+    nodes_per_domain: int = 1,
+) -> Machine:
+    """A machine of so many devices in full hosts; one host that is not full where they fit into it.
+
+    Args:
+        devices_per_node: of a full host; None for as many as its link connects, 8 at most.
+        intra: link within a host; empty for the hardware's own.
+        inter: link between hosts; empty for what is taken of such hosts.
+        nodes_per_domain: hosts that the link within a host connects.
+
+    Raises:
+        BadConfig: if they do not fill hosts.
+    """
+    check_ranges(num_devices=num_devices, nodes_per_domain=nodes_per_domain)
+    intra = link_name(intra) if intra else own_link(hardware)
+    connects = LINKS[intra].spans if intra in LINKS else GPUS_OF_A_NODE
+    size = int(min(connects, GPUS_OF_A_NODE)) if devices_per_node is None else devices_per_node
+    check_ranges(devices_per_node=size)
+    size = min(size, num_devices)
+    inter = link_name(inter or USUAL_LINKS.get(intra, OTHER_LINK))
+    machine = Machine(num_devices, size, min(nodes_per_domain, num_devices // size), intra, inter)
+    if problem := machine.problem():
+        raise BadConfig(f"{num_devices} x {hardware}: {problem}")
+    return machine if machine.num_domains > 1 else replace(machine, inter="")
+
+
+# Groups ---------------------------------------------------------------------------------------------------------------
+
+CONTIGUOUS, STRIDED = LAYOUTS = ("contiguous", "strided")
+
+
+def group_ranks(num_devices: int, group_size: int, layout: str) -> tuple[range, ...]:
+    """The devices of each group."""
+    number = num_devices // group_size
+    if layout == CONTIGUOUS:
+        return tuple(range(first, first + group_size) for first in range(0, num_devices, group_size))
+    return tuple(range(first, num_devices, number) for first in range(number))
+
+
+def replica_ranks(num_devices: int, group_size: int, layout: str) -> tuple[range, ...]:
+    """The devices that hold the same parts, for each device of a group: groups of the other layout."""
+    other = STRIDED if layout == CONTIGUOUS else CONTIGUOUS
+    return group_ranks(num_devices, num_devices // group_size, other)
+
+
+def machine_of_ranks(machine: Machine, ranks: Sequence[range]) -> Machine | None:
+    """A machine of each of these sets of devices; None where they are not alike, or lie unevenly over nodes."""
+    found = {_machine_of_ranks(machine, one) for one in ranks}
+    return found.pop() if len(found) == 1 else None
+
+
+def _machine_of_ranks(machine: Machine, ranks: range) -> Machine | None:
+    nodes = Counter(machine.node_of(rank) for rank in ranks)
+    domains = Counter(node // machine.nodes_per_domain for node in nodes)
+    if len(set(nodes.values())) > 1 or len(set(domains.values())) > 1:
+        return None
+    return replace(
+        machine,
+        num_devices=len(ranks),
+        devices_per_node=next(iter(nodes.values())),
+        nodes_per_domain=next(iter(domains.values())),
+        inter=machine.inter if len(domains) > 1 else "",
+    )
+
+
+def layouts_of(machine: Machine, group_size: int) -> tuple[tuple[str, Machine], ...]:
+    """The layouts of groups of a size that differ, each with the machine of one group.
+
+    Raises:
+        BadConfig: if the machine cannot be cut into such groups.
+    """
+    devices = machine.num_devices
+    if group_size == devices:
+        return (("", machine),)
+    if group_size < 1 or devices % group_size:
+        raise BadConfig(f"{devices} devices do not fill groups of {group_size}. Choose a group size that divides them.")
+    found: dict[tuple[Machine, Machine], str] = {}
+    for layout in LAYOUTS:
+        group = machine_of_ranks(machine, group_ranks(devices, group_size, layout))
+        replicas = machine_of_ranks(machine, replica_ranks(devices, group_size, layout))
+        if group is not None and replicas is not None:
+            found.setdefault((group, replicas), layout)
+    if not found:
+        raise BadConfig(
+            f"groups of {group_size} devices lie unevenly over nodes of {machine.devices_per_node}. Choose a size that "
+            f"divides a node or is a multiple of it."
+        )
+    return tuple((layout, group) for (group, _), layout in found.items())
+
+
+def synced_bytes(answer: PlacementAnswer) -> tuple[int, ...]:
+    """What ``DMPCollection.sync`` averages of each device: weights and optimizer state, but of replicated tables."""
+    held = [0] * answer.num_devices
+    for part, memory in zip(answer.parts, answer.part_memory, strict=True):
+        if not TYPES[answer.type_of_table[part.table]].is_replicated:
+            held[part.device] += memory.weights + memory.optimizer_state
+    return tuple(held)
+
+
+def sync_of(answer: PlacementAnswer, machine: Machine, layout: str, every: int) -> Sync:
+    """The all-reduce between groups that are placed alike.
+
+    Args:
+        answer: of one group.
+        machine: all of it.
+        every: steps from one to the next.
+    """
+    groups = machine.num_devices // answer.num_devices
+    replicas = machine_of_ranks(machine, replica_ranks(machine.num_devices, answer.num_devices, layout))
+    assert replicas is not None, "layouts_of offers no other layouts"
+    held = synced_bytes(answer)
+    collectives = 1 + any(one.optimizer_state for one in answer.part_memory)  # one of weights, another of states
+    sent, once_ms = _all_reduced(replicas, max(held), answer.link, collectives)
+    return Sync(every, max(held), groups * sum(held), sent, once_ms if max(held) else 0.0)
+
+
+def replicas_ms(answer: PlacementAnswer, machine: Machine) -> float:
+    """What the all-reduce of gradients of replicated tables takes longer over a machine than within one group."""
+    values = sum(
+        table.num_rows * table.embedding_dim
+        for table in answer.request.tables
+        if TYPES[answer.type_of_table[table.name]].is_replicated
+    )
+
+    def over(one: Machine) -> float:
+        if not values or one.num_devices == 1:
+            return 0.0
+        return _all_reduced(one, GRADIENT_BYTES * values, answer.link)[1]
+
+    return over(machine) - over(answer.request.nodes)
+
+
+def _all_reduced(machine: Machine, held: float, own_link: str, collectives: int = 1) -> tuple[int, float]:
+    """Bytes that a device sends in all-reduces of so many bytes on every device, and their time, ms.
+
+    Args:
+        own_link: link within hosts, where the machine names none.
+        collectives: all-reduces that the bytes are in.
+    """
+    links = Links(link(machine.intra or own_link), link(machine.inter) if machine.num_domains > 1 else None)
+    # A reduce-scatter, and as much to gather what it leaves.
+    moved = reduced_bytes(machine, np.full(machine.num_devices, 2.0 * held))
+    once_ms = collectives * links.widest.latency_us / 1e3 + float(moved_ms(machine, moved, links).max())
+    return round(float((moved.intra + moved.inter).max())), once_ms

@@ -1,0 +1,92 @@
+"""The step of an answer: its times, the device that it waits for, what no placement can beat, what would help."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from evenshard.placement.sharding import TABLE_WISE
+from evenshard.planner.answer import PlacementAnswer, slowest_device
+from evenshard.report.facts.placed import PlacedPart, placed_parts
+from evenshard.report.facts.setting import may_cut, timing_word
+from evenshard.utils.units import ms_text, pct_text
+
+AS_FAST_PCT = 0.05
+"""Differences below are rounding."""
+
+EMBEDDING_WORK = "ms of embedding work per step"
+"""What every time of an answer is: lookups and exchanges of the tables, without the dense rest of a step."""
+
+
+def step_headline(answer: PlacementAnswer) -> str:
+    """How long the embedding work of a step takes, and how good that is."""
+    interval = f"90 %: {ms_text(answer.low_ms)} to {ms_text(answer.high_ms)}"
+    if answer.measured is None:
+        step = f"{ms_text(answer.predicted_ms)} {EMBEDDING_WORK} predicted ({interval})"
+    else:
+        predicted = f"{ms_text(answer.predicted_ms)} predicted, {interval}"
+        step = f"{ms_text(answer.measured.max_device_ms)} {EMBEDDING_WORK} {timing_word(answer)} ({predicted})"
+    return step if answer.num_devices == 1 else f"{step}, {gap_text(answer)}"
+
+
+def gap_text(answer: PlacementAnswer) -> str:
+    """How far from the lower bound it is, in words."""
+    if answer.gap_pct < AS_FAST_PCT:
+        return "as good as possible by the model"
+    return f"at most {pct_text(answer.gap_pct)} above the best possible"
+
+
+def bound_text(answer: PlacementAnswer) -> str:
+    """What the lower bound says, and what it leaves aside."""
+    return (
+        f"{ms_text(answer.lower_bound_ms)} ms: by the model, no placement that the request allows takes less, however "
+        f"tables are cut. Memory counts; latencies of exchanges and rules of places are left aside."
+    )
+
+
+DECIDES = 0.95
+"""A part that takes this share of the step on its own decides it."""
+TIGHT = 0.9
+"""Memory that is fuller leaves little choice."""
+UNEVEN = 0.9
+"""A mean device that takes this share of the step leaves little for one part to decide."""
+CLOSE_PCT = 2.0
+"""A placement this close to the lower bound leaves nothing to gain."""
+
+
+def advice(answer: PlacementAnswer) -> list[str]:
+    """What would make a step faster, as far as the answer tells; one sentence or two each."""
+    if answer.num_devices == 1:
+        return []
+    slowest, found = slowest_device(answer.devices), list[str]()
+    mean_ms = fmean(device.predicted_total_ms for device in answer.devices)
+    top = max((one for one in placed_parts(answer) if slowest in one.part.devices), key=lambda one: one.alone_ms)
+    if top.alone_ms >= DECIDES * answer.predicted_ms and mean_ms < UNEVEN * answer.predicted_ms:
+        found.append(_about_decisive(answer, top, mean_ms))
+    elif answer.gap_pct <= CLOSE_PCT:
+        found.append(
+            f"No other placement gains more than {pct_text(max(answer.gap_pct, 0.0))}. A faster step takes more "
+            f"devices, or tables with fewer dims or lookups."
+        )
+    room, counted = (sum(getattr(one, what) for one in answer.memory) for what in ("limit_bytes", "most_bytes"))
+    if answer.gap_pct > CLOSE_PCT and counted > TIGHT * room:
+        found.append(
+            f"{pct_text(100 * counted / room)} of the memory of all devices is taken, which leaves little choice. More "
+            f"memory or devices may help."
+        )
+    idle = [device for device, held in enumerate(answer.parts_on_device) if not held]
+    if idle:
+        found.append(f"{f'Device {idle[0]} holds' if len(idle) == 1 else f'{len(idle)} devices hold'} no table.")
+    return found
+
+
+def _about_decisive(answer: PlacementAnswer, top: PlacedPart, mean_ms: float) -> str:
+    head = (
+        f"{top.table.name} decides the step: the device that holds it takes {ms_text(top.alone_ms)} ms at least, "
+        f"while the mean device takes {ms_text(mean_ms)} ms."
+    )
+    if any(top.part.table in group for group in answer.request.rules.together):
+        return f"{head} A rule keeps it together with others, so it cannot be cut."
+    if not may_cut(answer.request):
+        return f"{head} Other sharding types may help (leave --sharding-types out)."
+    what = "Other ways to shard it were" if top.way == TABLE_WISE else "Cutting it further was"
+    return f"{head} {what} found not to pay."

@@ -1,0 +1,296 @@
+"""An answer as HTML: one file with everything in it, for ``--report``, and a card for notebooks.
+
+The page loads nothing: styles and script stand in it, and it tells the browser to load nothing else. Names are the
+user's own and are escaped. ``charts.py`` says how long bars are, ``page.html.j2`` how it all looks. In the card, styles
+stand in the elements: a notebook has its own, and may be light or dark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from evenshard.measure.hardware import measured_or_simulated
+from evenshard.measure.price.step import STEP_PARTS, predicted_step_times
+from evenshard.placement.sharding import TYPES
+from evenshard.planner.answer import PlacementAnswer, fullest_device, model_lineage, slowest_device
+from evenshard.planner.request import PlacementRequest
+from evenshard.planner.rivals import FULL_SPACE
+from evenshard.report.facts import comparison, memory, placed, setting, step
+from evenshard.report.page.charts import MEMORY_KINDS, device_bars, device_text, host_bars, rival_axis, time_axis
+from evenshard.report.terminal import shown_devices
+from evenshard.sharders.catalog import label_of
+from evenshard.utils.atomic import atomic_path
+from evenshard.utils.messages import counted, printable
+from evenshard.utils.units import decimals, ms_text, pct_text, size_text
+from evenshard.version import __version__
+
+_MAX_ROWS = 32
+"""Devices that are drawn as rows with their numbers; more become columns."""
+MAX_OPEN = 40
+"""Tables that are listed at once; more are folded away."""
+_NUM_SLOWEST, NUM_COSTLIEST = 8, 10
+"""Costliest tables of the slowest device, and of all."""
+MAX_CUT_ROWS, MAX_STRIP = 100, 16
+"""Cut tables that have a line of their own, and parts that it draws."""
+_LABELLED_PCT = 7.0
+"""A bar's segment this wide has room for its number."""
+_MAX_BADLY_SERVED = 5
+"""Tables whose caches serve them badly that are named, the worst ones."""
+_LISTED = 12
+"""Tables that an assumption names."""
+COLOURS = ("#009e73", "#0072b2", "#6bbdec", "#efb336", "#d55e00")
+"""Of the five times in a bar, in the order of a step; those of the page."""
+
+
+def save_page(answer: PlacementAnswer, path: Path, missing: str = "") -> None:
+    """Writes the page as a whole or not at all."""
+    with atomic_path(path) as draft:
+        draft.write_text(page(answer, missing), encoding="utf-8")
+
+
+def page(answer: PlacementAnswer, missing: str = "") -> str:
+    """The page; the same answer gives the same text.
+
+    Args:
+        missing: why TorchRec's planner is not among the others, where it was asked for.
+    """
+    not_compared = comparison.not_compared_text(answer, missing)
+    return rendered("page.html.j2", not_compared=not_compared, **_view(answer))
+
+
+def rendered(name: str, **view: Any) -> str:
+    """A template of this package with what stands in it; names are escaped.
+
+    Args:
+        name: file of the template.
+        view: what it shows.
+    """
+    places = Environment(
+        loader=PackageLoader("evenshard.report.page", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    places.filters.update(ms=ms_text, pct=pct_text, size=size_text, count=_count)
+    return places.get_template(name).render(**view)
+
+
+def _printable(value: Any) -> Any:
+    """Text without characters that hide or turn around what stands beside them."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return "\n".join(printable(line) for line in value.split("\n"))
+
+
+def _count(number: float) -> str:
+    """Whole numbers with thousands, others with three digits."""
+    return f"{number:,.0f}" if number >= 1000 or number == int(number) else f"{number:.3g}"
+
+
+def _view(answer: PlacementAnswer) -> dict[str, Any]:
+    axis, slowest = time_axis(answer), slowest_device(answer.devices)
+    parts, bars, hosts = placed.placed_parts(answer), device_bars(answer), host_bars(answer)
+    held = {segment.kind for bar in (*bars, *hosts) for segment in bar.segments}
+    badly_served = memory.badly_served(answer)[:_MAX_BADLY_SERVED]
+    cut = [table for table in placed.sharded_tables(answer) if not TYPES[table.way].is_replicated]
+    return {
+        "answer": answer,
+        "request": answer.request,
+        "version": __version__,
+        "comparison": comparison,
+        "memory": memory,
+        "setting": setting,
+        "step": step,
+        "STEP_PARTS": STEP_PARTS,
+        "predicted_step_times": predicted_step_times,
+        "placed": placed,
+        "label_of": label_of,
+        "device_text": device_text,
+        "timed": setting.timing_word(answer),
+        "predicted_by": _predicted_by(answer),
+        "title": f"{counted(len(answer.request.tables), 'table')} on {counted(answer.num_devices, 'device')}",
+        "best": comparison.best_rival(answer),
+        "advice": [*step.advice(answer), *(memory.badly_served_text(answer, one) for one in badly_served)],
+        "axis": axis,
+        "labelled_pct": _LABELLED_PCT,
+        "bars": bars,
+        "as_rows": answer.num_devices <= _MAX_ROWS,
+        "labels_every": max(answer.num_devices // 16, 1),
+        "slowest": slowest,
+        "fullest": fullest_device(answer),
+        "marked": slowest if answer.num_devices > 1 else None,
+        "digits": decimals(answer.predicted_ms),
+        "mean_ms": fmean(device.predicted_total_ms for device in answer.devices),
+        "memory_kinds": [(kind, name) for kind, name in enumerate(MEMORY_KINDS) if kind in held],
+        "hosts": hosts[:_MAX_ROWS],
+        "num_hosts": len(hosts),
+        "kept": [*memory.kept_texts(answer), *memory.host_texts(answer)],
+        "offloaded": {one.number: one for one in answer.offloaded},
+        "rivals_axis": rival_axis(answer),
+        "rivals": sorted(answer.comparison, key=lambda one: (one.predicted_ms is None, one.predicted_ms or 0.0)),
+        "full_space": any(rival.sharder == FULL_SPACE for rival in answer.comparison),
+        "rival_measured": any(rival.measured_ms is not None for rival in answer.comparison),
+        "on_slowest": placed.costliest([one for one in parts if slowest in one.part.devices], _NUM_SLOWEST),
+        "costliest": placed.costliest(parts, NUM_COSTLIEST),
+        "may_cut": setting.may_cut(answer.request),
+        "near": list(comparison.near_texts(answer)),
+        "cut": cut[:MAX_CUT_ROWS],
+        "num_cut": len(cut),
+        "max_strip": MAX_STRIP,
+        "parts": parts,
+        "open_list": len(parts) <= MAX_OPEN,
+        "notes": (*setting.assumed_lookups_texts(answer), *answer.notes),
+        "listed": _LISTED,
+        "asked": _asked(answer),
+        "made_by": _made_by(answer),
+        "ranges": _ranges(answer),
+        "lineage": json.dumps(dict(answer.lineage), indent=1),
+    }
+
+
+# Request and lineage --------------------------------------------------------------------------------------------------
+
+
+def _asked(answer: PlacementAnswer) -> list[tuple[str, str]]:
+    request, rules = answer.request, answer.request.rules
+    caps = sorted(set(request.caps_bytes))
+    cap = f"{size_text(caps[0])} each" if len(caps) == 1 else f"{size_text(caps[0])} to {size_text(caps[-1])}"
+    per_device = request.batch_size / request.num_devices
+    asked = [
+        ("Machine", setting.machine_text(request)),
+        ("Devices", f"{request.num_devices:,}, {cap}"),
+        ("Reserved", memory.reserve_text(request)),
+        ("Dense model", f"{size_text(request.dense_bytes)} of each device" if request.dense_bytes else ""),
+        ("Hosts", _hosts(request)),
+        ("Compute kernels", ", ".join(request.kernels) if request.nodes.host_bytes or request.nodes.ssd_bytes else ""),
+        ("Batch", f"{request.batch_size:,} samples, {_count(per_device)} on each device"),
+        ("Training pipeline", request.training_pipeline),
+        ("Optimizer", setting.optimizer_text(request)),
+        ("Dense optimizer", request.dense_optimizer),
+        ("Links", setting.link_text(answer).removeprefix("link ")),
+        ("Sharding types", ", ".join(request.types)),
+        ("Communication", f"{request.communication.forward} forward, {request.communication.backward} backward"),
+    ]
+    asked += [("Pinned", f"{name} to device {_listed(where)}") for name, where in rules.pinned.items()]
+    asked += [("Forbidden", f"{name} on device {_listed(where)}") for name, where in rules.forbidden.items()]
+    if rules.forbidden_devices:
+        asked.append(("Forbidden devices", _listed(rules.forbidden_devices)))
+    asked += [("Kept as", f"{name}: {', '.join(kernels)}") for name, kernels in rules.table_kernels.items()]
+    asked += [("Together", ", ".join(group)) for group in rules.together]
+    asked += [("Apart", ", ".join(group)) for group in rules.apart]
+    return [(name, text) for name, text in asked if text]
+
+
+def _hosts(request: PlacementRequest) -> str:
+    """Memory of the hosts that tables may take, and its bandwidth."""
+    machine, found = request.nodes, []
+    for what, sizes, gb_s in (
+        ("memory", machine.host_bytes, machine.host_gb_s),
+        ("SSDs", machine.ssd_bytes, machine.ssd_gb_s),
+    ):
+        if any(sizes):
+            size = (
+                size_text(sizes[0]) if len(set(sizes)) == 1 else f"{size_text(min(sizes))} to {size_text(max(sizes))}"
+            )
+            found.append(f"{size} of {what} each{f' at {gb_s:.4g} GB/s' if gb_s else ''}")
+    return ", ".join(found)
+
+
+def _listed(devices: Iterable[int]) -> str:
+    return ", ".join(str(device) for device in devices)
+
+
+def _made_by(answer: PlacementAnswer) -> list[tuple[str, str]]:
+    """What the lineage says that a reader looks for; all of it stands below in full."""
+    lineage = answer.lineage
+    model = model_lineage(answer)
+    trained_on = _trained_on(answer)
+    found = [
+        ("evenshard", lineage.get("evenshard_version")),
+        ("Tables from", lineage.get("tables")),
+        ("Model", model.get("source")),
+        ("Model's sha256", model.get("sha256")),
+        ("Trained on", trained_on.get("hardware")),
+        ("Link", trained_on.get("link")),
+        (f"Placements {measured_or_simulated(str(trained_on.get('hardware')))}", trained_on.get("num_measured")),
+        ("Trained by", trained_on.get("evenshard_version")),
+        ("Commit", trained_on.get("git_commit")),
+    ]
+    return [(name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in found if value]
+
+
+def _ranges(answer: PlacementAnswer) -> list[tuple[str, str, str]]:
+    """What the model has seen, and what was asked, beside each other."""
+    seen = _trained_on(answer)
+    parts = placed.placed_parts(answer)
+    tables = [one.table for one in parts]
+    shards = [[tables[number] for number in numbers] for numbers in answer.parts_on_device]
+    dims = [sum(table.embedding_dim for table in shard) for shard in shards]
+    asked: list[tuple[str, str, Iterable[float]]] = [
+        ("Rows of a table", "num_rows", [table.num_rows for table in tables]),
+        ("Dim of a table", "embedding_dim", [table.embedding_dim for table in tables]),
+        ("Lookups per sample", "pooling_factor", [table.pooling_factor for table in tables]),
+        ("Tables", "tables_per_placement", [len(tables)]),
+        ("Devices", "num_devices", [answer.num_devices]),
+        ("Tables on a device", "tables_per_device", [len(shard) for shard in shards]),
+        ("Dims on a device", "dims_per_device", dims),
+        ("Batch, samples", "batch_size", [answer.request.batch_size]),
+    ]
+    return [(name, _range(seen[key]), _range(values)) for name, key, values in asked if _is_range(seen.get(key))]
+
+
+def _predicted_by(answer: PlacementAnswer) -> str:
+    hardware = str(_trained_on(answer).get("hardware", ""))
+    if not hardware:
+        return "a device model"
+    return f"a cost model that learnt from {measured_or_simulated(hardware)} ones"
+
+
+def _trained_on(answer: PlacementAnswer) -> Mapping[str, Any]:
+    return model_lineage(answer).get("trained_on") or {}
+
+
+def _is_range(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(one, int | float) for one in value)
+
+
+def _range(values: Iterable[float]) -> str:
+    listed = list(values)
+    low, high = _count(min(listed)), _count(max(listed))
+    return low if low == high else f"{low} to {high}"
+
+
+def card(answer: PlacementAnswer) -> str:
+    """The headline and a bar for each device as a piece of HTML, for notebooks; the same answer gives the same text."""
+    slowest, fullest = shown_devices(answer)
+    longest_ms = max(one.predicted_total_ms for one in answer.devices) or 1.0
+    bars = []
+    for device in sorted((*slowest, *fullest)):
+        times = predicted_step_times(answer.devices[device])
+        widths = [100 * time_ms / longest_ms for time_ms in times]
+        bars.append((device, answer.devices[device].predicted_total_ms, list(zip(widths, COLOURS, strict=True))))
+    return rendered(
+        "card.html.j2",
+        title=counted(len(answer.request.tables), "table"),
+        setting=setting.setting_text(answer),
+        headline=step.step_headline(answer),
+        bars=bars,
+        memory=answer.memory,
+        num_parts=[len(held) for held in answer.parts_on_device],
+        slowest=slowest_device(answer.devices),
+        digits=decimals(answer.predicted_ms),
+        left_out=answer.num_devices - len(bars),
+        legend=list(zip(STEP_PARTS, COLOURS, strict=True)),
+        ways=placed.sharding_texts(answer),
+        notes=[*answer.notes, *step.advice(answer)],
+        warnings=[*setting.assumed_lookups_texts(answer), *answer.memory_warnings, *answer.warnings],
+    )

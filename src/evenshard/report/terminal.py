@@ -1,0 +1,315 @@
+"""An answer as text for the terminal: a headline, a table by device, and warnings; and in brief, as Python shows it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from io import StringIO
+from typing import TextIO, TypeVar
+
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from evenshard.measure.price.step import PredictedDevice, predicted_step_times
+from evenshard.planner.answer import PlacementAnswer, fullest_device, slowest_device
+from evenshard.report.facts.comparison import asked_text, best_rival, near_texts, not_compared_text, rival_text
+from evenshard.report.facts.memory import (
+    badly_served,
+    badly_served_text,
+    host_texts,
+    is_offloaded,
+    kept_texts,
+    offload_text,
+    reserve_text,
+)
+from evenshard.report.facts.placed import sharding_texts
+from evenshard.report.facts.setting import (
+    LOOKUPS,
+    assumed_groups,
+    assumed_lookups_texts,
+    device_error_text,
+    may_cut,
+    setting_text,
+    tables_and_machine,
+    timing_word,
+)
+from evenshard.report.facts.step import advice, bound_text, step_headline
+from evenshard.sharders.catalog import label_of
+from evenshard.utils.console import plain_console, plain_grid, print_whole
+from evenshard.utils.messages import counted, names_text, printable
+from evenshard.utils.units import BYTES_PER_GB, decimals, ms_text, size_text
+
+_Number = TypeVar("_Number", int, float)
+
+_MAX_DEVICES = 32
+_NUM_SLOWEST, NUM_FULLEST = 8, 4
+"""Devices that are shown where there are more."""
+_MAX_BADLY_SERVED = 3
+"""Tables whose caches serve them badly that are named, the worst ones."""
+_STYLES = ("magenta", "blue", "cyan", "yellow", "red")
+"""Of the five times in a bar, in the order of a step."""
+LEAST_BAR, MOST_BAR = 4, 40
+FULL, FULL_ASCII = "█", "#"
+EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
+SLOWEST, LEGEND = " *", "* slowest"
+_HEADS = ("device", "tables", "memory, {unit}", "full", "forward", "exchange", "backward", "ms")
+"""An exchange is those of inputs, outputs and gradients together."""
+FULLNESS = _HEADS.index("full")
+"""The column that narrow terminals can do without."""
+INDENT, BRIEF_INDENT = 9, 10
+"""Width of the first word of the lines below the table, and of those of the brief text."""
+
+
+def summary_text(answer: PlacementAnswer) -> str:
+    """The summary as the terminal shows it, without colours."""
+    text = StringIO()
+    print_answer(answer, text)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+
+def print_answer(answer: PlacementAnswer, file: TextIO | None = None, missing: str = "") -> None:
+    """Prints the summary.
+
+    Args:
+        file: output; None for stdout. Colours go to terminals only.
+        missing: why TorchRec's planner is not among the others, where it was asked for.
+    """
+    console = plain_console(file)
+    compared, not_compared = rival_text(answer), not_compared_text(answer, missing)
+    _print_text(console, f"{setting_text(answer)}. {reserve_text(answer.request)}.", "dim")
+    if text := device_error_text(answer):
+        unconfirmed = any(one is not None and not one.is_confirmed for one in (answer.device_error, answer.link_error))
+        _print_text(console, f"{printable(text)}.", "bold yellow" if unconfirmed else "dim")
+    for note in (*assumed_lookups_texts(answer), *answer.notes):
+        _print_text(console, printable(note), "bold yellow")
+    for warning in _warnings(answer):
+        _print_text(console, f"Warning: {printable(warning)}", "bold yellow")
+    console.print()
+    _print_text(console, f"{step_headline(answer)}.", "bold")
+    _print_text(console, " ".join(line for line in (f"{compared}." if compared else "", not_compared) if line))
+    if asked := asked_text(answer):
+        _print_text(console, f"{printable(asked)}.", "dim")
+    console.print()
+    print_whole(console, _devices(answer, console))
+    console.print()
+    for word, text, style in (*_rest(answer), *_memory(answer), *_sharding(answer), *_troubles(answer)):
+        _print_text(console, text, word=word, word_style=style)
+
+
+def _print_text(console: Console, text: str, style: str = "", word: str = "", word_style: str = "") -> None:
+    """Wrapped text without spaces at the ends of lines; behind a word, it stands below itself."""
+    indent = INDENT if word else 0
+    for number, line in enumerate(Text(text, style).wrap(console, max(console.width - indent, 20)) if text else ()):
+        line.rstrip()
+        console.print(Text.assemble((f"{'' if number else word:{indent}}", word_style), line), soft_wrap=True)
+
+
+def _warnings(answer: PlacementAnswer) -> Iterator[str]:
+    """What may make the answer useless: memory that is full to the brim, and a request unlike the training data."""
+    yield from answer.memory_warnings
+    for warning in answer.warnings:
+        yield f"{warning}: the prediction is a guess."
+
+
+# Devices --------------------------------------------------------------------------------------------------------------
+
+
+def shown_devices(answer: PlacementAnswer) -> tuple[list[int], list[int]]:
+    """All devices; or of many, the slowest ones, and then the fullest of the others."""
+    everyone = list(range(answer.num_devices))
+    if answer.num_devices <= _MAX_DEVICES:
+        return everyone, []
+    slowest = sorted(everyone, key=lambda device: -answer.devices[device].predicted_total_ms)[:_NUM_SLOWEST]
+    others = [device for device in everyone if device not in slowest]
+    return slowest, sorted(others, key=lambda device: -answer.memory[device].full)[:NUM_FULLEST]
+
+
+def _devices(answer: PlacementAnswer, console: Console) -> Grid:
+    slowest, fullest = shown_devices(answer)
+    heads = [head.format(unit=_memory_unit(answer)[0]) for head in _HEADS]
+    heads += [] if answer.measured is None else [timing_word(answer)]
+    lines = {device: _cells(answer, device) for device in (*slowest, *fullest)}
+    if _left(console.width, heads, lines.values()) < LEAST_BAR:
+        for line in (heads, *lines.values()):
+            del line[FULLNESS]
+    left = max(_left(console.width, heads, lines.values()), 0)
+    bars = _bars(answer, list(lines), min(left, MOST_BAR), console.options.ascii_only)
+    grid = plain_grid(*heads)
+    grid.add_column(LEGEND if left + len(SLOWEST) >= len(LEGEND) and answer.num_devices > 1 else "", no_wrap=True)
+    marked = slowest_device(answer.devices)
+    for number, (device, line) in enumerate(lines.items()):
+        if number == len(slowest):
+            grid.add_row()
+        is_slowest = device == marked and answer.num_devices > 1
+        grid.add_row(*line, bars[device].append(SLOWEST if is_slowest else ""), style="bold" if is_slowest else None)
+    return grid
+
+
+def _cells(answer: PlacementAnswer, device: int) -> list[str]:
+    one, memory = answer.devices[device], answer.memory[device]
+    times = (*_shares_ms(one), one.predicted_total_ms)
+    digits, unit = decimals(answer.predicted_ms), _memory_unit(answer)[1]
+    return [
+        str(device),
+        f"{len(answer.parts_on_device[device]):,}",
+        f"{memory.most_bytes / unit:.2f} / {memory.limit_bytes / unit:.4g}",
+        f"{memory.full * 100:.0f} %",
+        *(f"{time_ms:.{digits}f}" for time_ms in times),
+        *([] if answer.measured is None else [ms_text(answer.measured.devices[device].total_ms)]),
+    ]
+
+
+def _shares_ms(device: PredictedDevice) -> tuple[float, float, float]:
+    """The times of a device: forward, all exchanges together, backward."""
+    forward_ms, backward_ms = device.predicted_fwd_compute_ms, device.predicted_bwd_compute_ms
+    return forward_ms, device.predicted_total_ms - (forward_ms + backward_ms), backward_ms
+
+
+def _left(width: int, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> int:
+    """Characters that a line leaves for the bar."""
+    columns = zip(heads, *lines, strict=True)
+    return width - sum(max(len(cell) for cell in column) + 2 for column in columns) - len(SLOWEST)
+
+
+def _bars(answer: PlacementAnswer, devices: Sequence[int], width: int, ascii_only: bool) -> dict[int, Text]:
+    """The bars of devices; empty ones where there is no space for them, or where they would all look the same."""
+    bars = {device: _bar(answer, device, width, ascii_only) for device in devices}
+    if width < LEAST_BAR or len({bar.plain for bar in bars.values()}) < 2:
+        return {device: Text() for device in devices}
+    return bars
+
+
+def _bar(answer: PlacementAnswer, device: int, width: int, ascii_only: bool) -> Text:
+    """A device's five times; the slowest device's are ``width`` wide.
+
+    Rounding goes by the running total, so that short times are as long as they are together. The last character fills
+    eighths, so that a narrow bar shows what differs by some percent.
+    """
+    longest_ms = max(other.predicted_total_ms for other in answer.devices)
+    times = predicted_step_times(answer.devices[device])
+    share = sum(times) / longest_ms if longest_ms > 0 else 0.0
+    whole, eighths = (round(share * width), 0) if ascii_only else divmod(round(share * width * 8), 8)
+    full, bar, total_ms, drawn = FULL_ASCII if ascii_only else FULL, Text(), 0.0, 0
+    for time_ms, style in zip(times, _STYLES, strict=True):
+        total_ms += time_ms
+        stop = min(round(total_ms / longest_ms * width), whole) if longest_ms > 0 else 0
+        bar.append(full * (stop - drawn), style)
+        drawn = stop
+    return bar.append(full * (whole - drawn) + EIGHTHS[eighths], _STYLES[-1])
+
+
+def _memory_unit(answer: PlacementAnswer) -> tuple[str, int]:
+    """GB, or MB where devices are smaller, and its bytes."""
+    return ("GB", BYTES_PER_GB) if max(answer.request.caps_bytes) >= BYTES_PER_GB else ("MB", 2**20)
+
+
+# Below the table ------------------------------------------------------------------------------------------------------
+
+Line = tuple[str, str, str]
+"""Its first word, its text, and the style of the word."""
+
+
+def _rest(answer: PlacementAnswer) -> Iterator[Line]:
+    """What the table leaves out."""
+    shown = {device for group in shown_devices(answer) for device in group}
+    rest = [device for device in range(answer.num_devices) if device not in shown]
+    if rest:
+        counts = [len(answer.parts_on_device[device]) for device in rest]
+        times = [answer.devices[device].predicted_total_ms for device in rest]
+        sizes = [answer.used_bytes[device] for device in rest]
+        text = (
+            f"the {_NUM_SLOWEST} slowest devices and the {NUM_FULLEST} fullest of the others. The {len(rest)} left: "
+            f"{_range(times, ms_text)} ms, {_range(sizes, size_text)}, {_range(counts, '{:,}'.format)} tables."
+        )
+        yield "shown", text, "dim"
+
+
+def _range(values: Sequence[_Number], text: Callable[[_Number], str]) -> str:
+    low, high = text(min(values)), text(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _sharding(answer: PlacementAnswer) -> Iterator[Line]:
+    """What moves, how tables are sharded, where there is a choice, and what no placement can beat."""
+    for text in near_texts(answer):
+        yield "near", text, "green"
+    if answer.num_devices == 1:
+        return
+    if may_cut(answer.request):
+        for way, text in sharding_texts(answer):
+            yield "sharded", f"{way}: {text}", "cyan"
+    yield "bound", bound_text(answer), "dim"
+
+
+def _memory(answer: PlacementAnswer) -> Iterator[Line]:
+    """What fills the fullest device; where tables are kept, where some are not in device memory."""
+    if answer.request.training_pipeline:
+        fullest, (unit, of_unit) = fullest_device(answer), _memory_unit(answer)
+        shown = [(what, size) for what, size in fullest.components if size >= 0.005 * of_unit]
+        rest = fullest.counted_bytes - sum(size for _, size in shown)
+        shown += [("the rest", rest)] if rest >= 0.005 * of_unit else []
+        parts = [f"{what} {size / of_unit:.2f}" for what, size in shown]
+        where = f"device {fullest.device}, the fullest: " if answer.num_devices > 1 else ""
+        reserved = f"; {fullest.reserved / of_unit:.2f} {unit} reserved" if fullest.reserved else ""
+        total = f"{fullest.counted_bytes / of_unit:.2f} of {fullest.limit_bytes / of_unit:.2f} {unit}"
+        peak = ""
+        if fullest.peak - fullest.counted_bytes >= 0.005 * of_unit:
+            peak = f", {fullest.peak / of_unit:.2f} when {fullest.moment}"
+        yield "memory", f"{where}{' + '.join(parts)} = {total}{peak}{reserved}", "cyan"
+    for kernel, text in kept_texts(answer):
+        yield "kept", f"{kernel}: {text}", "cyan"
+    for what, text in host_texts(answer):
+        yield "hosts", f"{what}: {text}", "cyan"
+    if text := offload_text(answer):
+        yield "kept", text, "cyan"
+
+
+def _troubles(answer: PlacementAnswer) -> Iterator[Line]:
+    for line in advice(answer):
+        yield "note", printable(line), "green"
+    for one in badly_served(answer)[:_MAX_BADLY_SERVED]:
+        yield "note", badly_served_text(answer, one), "green"
+    for group in (one for one in assumed_groups(answer) if one.column != LOOKUPS):
+        count, names = counted(len(group.tables), "table"), names_text(group.tables)
+        yield "assumed", f"{group.column} of {count}: {group.text} ({names})", "dim"
+
+
+# In brief -------------------------------------------------------------------------------------------------------------
+
+
+def brief_text(answer: PlacementAnswer) -> str:
+    """About ten lines, without a break at the end: times, the slowest and fullest device, how tables are sharded."""
+    title = f"{tables_and_machine(answer.request)}, batch {answer.request.batch_size:,}"
+    return "\n".join(
+        [f"PlacementAnswer: {title}", *(f"  {word:{BRIEF_INDENT}}{text}" for word, text in _lines(answer))]
+    )
+
+
+def _lines(answer: PlacementAnswer) -> Iterator[tuple[str, str]]:
+    yield "time", step_headline(answer)
+    slowest, digits = slowest_device(answer.devices), decimals(answer.predicted_ms)
+    times = [one.predicted_total_ms for one in answer.devices]
+    if answer.num_devices > 1:
+        ends = dict.fromkeys(f"{time_ms:.{digits}f}" for time_ms in (min(times), max(times)))
+        yield "devices", f"{' to '.join(ends)} ms, the slowest is device {slowest}"
+    one = answer.devices[slowest]
+    parts = zip(("forward", "exchange", "backward"), _shares_ms(one), strict=True)
+    shares = " + ".join(f"{name} {value:.{digits}f}" for name, value in parts)
+    yield "slowest", f"{shares} = {one.predicted_total_ms:.{digits}f} ms"
+    full = fullest_device(answer)
+    yield "memory", f"device {full.device}, the fullest: {size_text(full.most_bytes)} of {size_text(full.limit_bytes)}"
+    ways = Counter(answer.type_of_table.values())
+    yield "sharded", ", ".join(f"{count:,} {way}" for way, count in ways.most_common())
+    if is_offloaded(answer):
+        kernels = Counter(storage.kernel for storage in answer.storage_of_table.values())
+        yield "kept", ", ".join(f"{count:,} {kernel}" for kernel, count in kernels.most_common())
+    if (rival := best_rival(answer)) is not None and rival.predicted_ms is not None:
+        yield "others", f"the best of them, {label_of(rival.sharder)}: {ms_text(rival.predicted_ms)} ms"
+    warnings = [*assumed_lookups_texts(answer), *answer.memory_warnings, *answer.warnings]
+    counts = {"note": len(answer.notes), "assumption": len(assumed_groups(answer)), "warning": len(warnings)}
+    said = ", ".join(counted(count, word) for word, count in counts.items() if count)
+    yield "more", f".summary(), .to_frame(), .save_report(path){f'; {said}' if said else ''}"
+    if warnings:
+        more = f" ({len(warnings) - 1} more)" if len(warnings) > 1 else ""
+        yield "warning", f"{printable(warnings[0]).rstrip('.')}{more}"

@@ -1,0 +1,234 @@
+"""Machines beside each other as text for the terminal: a line for each, which are the best, what was assumed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TextIO
+
+from evenshard.compare.what_if.machines import CONTIGUOUS
+from evenshard.compare.what_if.option import SAMPLES_OF_COST, PredictedInterval, WhatIfOption
+from evenshard.compare.what_if.result import Best, WhatIfAnswer
+from evenshard.measure.hardware import is_simulated
+from evenshard.planner.answer import fullest_device
+from evenshard.report.facts.setting import assumed_groups, device_error_text
+from evenshard.utils.console import plain_console, plain_grid, print_whole
+from evenshard.utils.messages import counted, printable
+from evenshard.utils.units import decimals, ms_text, pct_text, size_text
+
+STEPS_OF_THEIR_OWN = (
+    "between two averages each group takes steps of its own from its share of the batch, so that a learning rate and "
+    "AdaGrad's sums mean something else than in one group; arXiv 2508.03854 makes up for it with a momentum-scaled "
+    "row-wise AdaGrad."
+)
+"""What groups change in training, whatever they save."""
+
+
+def print_what_if(found: WhatIfAnswer, file: TextIO | None = None) -> None:
+    """Prints the options and what they say to a file, None for stdout; colours go to terminals only."""
+    console = plain_console(file)
+    console.print(heading(found))
+    console.print()
+    grid = plain_grid(*_heads(found), texts=[""])
+    grid.columns[0].justify = "left"
+    for one in found.options:
+        grid.add_row(*_cells(found, one), marks(found, one), style=None if one.fits else "dim")
+    print_whole(console, grid)
+    console.print()
+    for word, best in _bests(found):
+        console.print(best_text(found, word, best), style="bold")
+    if any(best.equals for _, best in _bests(found)):
+        console.print("A question mark: not separable from the best, as the predictions go.", style="dim")
+    if found.max_step_ms is not None and found.cheapest_in_time is None:
+        console.print(
+            f"No machine with a price takes at most {ms_text(found.max_step_ms)} ms for "
+            f"{'a step' if found.has_dense else 'the embedding work of a step'}.",
+            style="bold",
+        )
+    for line in notes(found):
+        console.print(line, style="dim")
+
+
+def heading(found: WhatIfAnswer) -> str:
+    """What the times are of."""
+    asked = found.question
+    size = (
+        f"{asked.batch_size:,} over all devices" if asked.batch_size else f"{asked.batch_per_device:,} on each device"
+    )
+    kinds = dict.fromkeys(one.hardware for one in found.options)
+    models = [printable(kind) for kind in kinds if is_simulated(kind)]
+    said = f" {', '.join(models)}: device models, not GPUs." if models else ""
+    priced = "" if found.has_dense else " Embedding work alone: --dense-ms adds the dense rest of a step."
+    return f"Batch {size}.{said} Predicted, with 90 % intervals.{priced}"
+
+
+def machine_name(one: WhatIfOption) -> str:
+    """Such as 16 x h100 and, of several groups, their size."""
+    name = f"{one.num_devices:,} x {short_name(one.hardware)}"
+    return name if one.num_groups == 1 else f"{name} in {one.num_groups:,} groups of {one.group_size:,}"
+
+
+def short_name(hardware: str) -> str:
+    """Hardware without the word that it is simulated, which the heading says."""
+    return printable(hardware.rpartition(":")[2])
+
+
+def best_text(found: WhatIfAnswer, word: str, best: Best) -> str:
+    """Which option is the best, and from which others predictions do not tell it apart."""
+    one = best.option
+    worth = f"{interval_text(one.samples_per_s)} samples/s"
+    if word != "fastest":
+        assert one.cost is not None, "only what has a price is called cheap"
+        worth = f"{interval_text(one.cost)} {_currency(found)} per 10^9 samples".replace("  ", " ")
+    text = f"{word}: {machine_name(one)}, {worth}"
+    if best is found.cheapest_in_time and one.step_ms.high > (found.max_step_ms or 0.0):
+        text += f", though its interval goes to {ms_text(one.step_ms.high)} ms"
+    return f"{text}; not separable from {', '.join(map(machine_name, best.equals))}." if best.equals else f"{text}."
+
+
+def marks(found: WhatIfAnswer, one: WhatIfOption) -> str:
+    """What an option is best in, and what it may be best in for all that predictions tell."""
+    named = [word for word, best in _bests(found) if best.option is one]
+    named += [f"{word}?" for word, best in _bests(found) if any(one is equal for equal in best.equals)]
+    return "does not fit" if not one.fits else ", ".join(named)
+
+
+def interval_text(one: PredictedInterval) -> str:
+    """Value and interval, each with three digits; of large numbers in thousands and millions."""
+    for unit, of_unit in ((" M", 1e6), (" k", 1e3)):
+        if one.value >= of_unit:
+            return interval_text(one.times(1 / of_unit)).replace(" ", f"{unit} ", 1)
+    digits = decimals(one.value)
+    return f"{one.value:,.{digits}f} ({one.low:,.{digits}f}-{one.high:,.{digits}f})"
+
+
+def notes(found: WhatIfAnswer) -> Iterator[str]:
+    """What does not fit and why, what was assumed, and how far to trust all of it."""
+    placed = [one for one in found.options if one.answer is not None]
+    for one in found.options:
+        if not one.fits:
+            yield f"{machine_name(one)}: {one.problem}"
+    for answer in {one.hardware: one.answer for one in placed}.values():
+        if answer is not None and (text := device_error_text(answer)):
+            yield f"{text}."
+    yield from _question_notes(found)
+    if found.has_groups:
+        yield from _group_notes(found)
+    said: dict[str, list[str]] = {}
+    for one in placed:
+        assert one.answer is not None
+        for text in (*one.answer.warnings, *one.answer.memory_warnings, *one.answer.notes):
+            said.setdefault(text, []).append(machine_name(one))
+    for text, machines in said.items():
+        where = "" if len(machines) == len(placed) else f" ({', '.join(machines)})"
+        yield f"warning: {text.rstrip('.')}{where}."
+    if placed and placed[0].answer is not None:
+        for group in assumed_groups(placed[0].answer):
+            if group.column != "row_shares":  # depends on the placement, not on the tables alone
+                yield f"assumed: {group.column} of {len(group.tables):,} tables: {group.text}."
+
+
+def _question_notes(found: WhatIfAnswer) -> Iterator[str]:
+    asked = found.question
+    if found.has_dense:
+        how = "are added up: nothing overlaps"
+        if asked.overlap:
+            how = f"overlap: {pct_text(100 * asked.overlap)} of the shorter one runs beside the longer one"
+        yield f"Embeddings and the dense rest {how}. The dense time counts as exact."
+        local = {one.batch_size / one.num_devices for one in found.options}
+        if asked.dense_batch is not None:
+            yield f"dense_ms is of {asked.dense_batch:,} samples of a device, and scaled to those of each machine."
+        elif len(local) > 1:
+            yield (
+                f"dense_ms is the same on every machine, though a device has {min(local):,.0f} to {max(local):,.0f} "
+                f"samples. Say of how many it is (--dense-batch), or keep them the same (--batch-per-device)."
+            )
+    links = {short_name(one.hardware): one.machine.inter for one in found.options if one.machine.inter}
+    if links:
+        between = ", ".join(f"{printable(link)} ({kind})" for kind, link in links.items())
+        yield f"Links between nodes: {between}; --inter names others. Exchanges are modelled."
+    yield from _reuse_note(found)
+    if asked.prices is not None:
+        lacking = dict.fromkeys(short_name(one.hardware) for one in found.options if one.price_per_hour is None)
+        if lacking:
+            yield f"No price of {', '.join(lacking)}."
+        if asked.prices.note:
+            yield f"Prices: {printable(asked.prices.note)}"
+
+
+def _reuse_note(found: WhatIfAnswer) -> Iterator[str]:
+    """That histograms of tables belong to a batch size, where they are used for several."""
+    answers = [one.answer for one in found.options if one.answer is not None]
+    batches = {answer.request.batch_size for answer in answers}
+    if len(batches) < 2:
+        return
+    assumed = {one.table for one in answers[0].assumptions if one.column == "reuse_bins"}
+    own = sum(table.name not in assumed for table in answers[0].request.tables)
+    if own:
+        yield (
+            f"reuse_bins of {counted(own, 'table')} are those of the file, whatever the batch that tables are "
+            f"looked up for: {min(batches):,} to {max(batches):,} samples."
+        )
+
+
+def _group_notes(found: WhatIfAnswer) -> Iterator[str]:
+    every = found.question.sync_every
+    for one in found.options:
+        if one.sync is None:
+            continue
+        way = "use_inter_host_allreduce=True" if one.layout == CONTIGUOUS else "TorchRec's default layout"
+        yield (
+            f"{machine_name(one)} ({one.layout}: {way}): a sync averages {size_text(one.sync.bytes_of_all)} in all, "
+            f"{size_text(one.sync.bytes_per_device)} of the fullest device, and takes {ms_text(one.sync.once_ms)} ms "
+            f"{f'every {every:,} steps' if every > 1 else 'after each step'}."
+        )
+    yield f"Groups: {STEPS_OF_THEIR_OWN}"
+    request = next(one.answer.request for one in found.options if one.answer is not None)
+    if "adam" in {request.optimizer_of(table.name) for table in request.tables}:
+        yield "DMPCollection of TorchRec 1.8 refuses Adam: of optimizer state it averages AdaGrad's sums alone."
+
+
+def _bests(found: WhatIfAnswer) -> list[tuple[str, Best]]:
+    within = "" if found.max_step_ms is None else f"cheapest under {ms_text(found.max_step_ms)} ms"
+    named = (("cheapest", found.cheapest), (within, found.cheapest_in_time), ("fastest", found.fastest))
+    return [(word, best) for word, best in named if best is not None]
+
+
+def _currency(found: WhatIfAnswer) -> str:
+    return "" if found.question.prices is None else printable(found.question.prices.currency)
+
+
+def _heads(found: WhatIfAnswer) -> Iterator[str]:
+    yield "machine"
+    yield "nodes"
+    if found.has_groups:
+        yield "group"
+    yield "memory"
+    yield "embeddings, ms"
+    if found.has_groups:
+        yield "sync, ms"
+    if found.has_dense:
+        yield "step, ms"
+    elif found.has_groups:
+        yield "together, ms"
+    yield "samples/s"
+    if found.question.prices is not None:
+        yield f"{_currency(found)}/10^{round(math.log10(SAMPLES_OF_COST))}"
+
+
+def _cells(found: WhatIfAnswer, one: WhatIfOption) -> Iterator[str]:
+    yield f"{one.num_devices:,} x {short_name(one.hardware)}"
+    yield f"{one.machine.num_nodes:,}"
+    if found.has_groups:
+        yield f"{one.group_size:,}"
+    if one.answer is None:
+        return
+    yield f"{100 * fullest_device(one.answer).full:.0f} %"
+    yield interval_text(one.embeddings_ms)
+    if found.has_groups:
+        yield "" if one.sync is None else ms_text(one.sync_ms)
+    if found.has_groups or found.has_dense:
+        yield interval_text(one.step_ms)
+    yield interval_text(one.samples_per_s)
+    if found.question.prices is not None:
+        yield "" if one.cost is None else interval_text(one.cost)

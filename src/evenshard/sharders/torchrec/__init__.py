@@ -1,0 +1,1 @@
+"""TorchRec's own planner as a rival, and the one module that asks which TorchRec this is."""

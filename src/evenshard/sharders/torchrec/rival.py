@@ -1,0 +1,557 @@
+"""TorchRec's ``EmbeddingShardingPlanner`` with free hands: the settings that its users choose, and its plans.
+
+All seven sharding types on fused kernels, and where a setting names a load factor of caches, on
+``fused_uvm_caching`` and ``fused_uvm`` too: caches begin with it, and ``EmbeddingOffloadScaleupProposer``, TorchRec's
+for this, makes them larger with the same miss ratios as ours. It gets the pooling factors (unless a setting leaves
+them out), data types, weighted features, batch size of a device, nodes and bandwidths: see ``torchrec_planner``.
+
+Memory: in device memory alone both sides keep the same rule, and TorchRec its own count for the order of the tables.
+With caches memory is counted as the setting says; by TorchRec's own count a plan may then not fit by ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from itertools import product
+from typing import TYPE_CHECKING, Any, Literal
+
+from evenshard.measure.simulated.gpu_profile import HOST_GB_S
+from evenshard.placement.machine import Machine
+from evenshard.placement.memory import PREFETCH
+from evenshard.placement.optimizer_state import SGD, state_bytes
+from evenshard.placement.parts import TablePart
+from evenshard.placement.placement import Placement
+from evenshard.placement.plan import check_parts_memory, parts_by_table
+from evenshard.placement.refusal import no_placement_found, require_room
+from evenshard.placement.sharding import (
+    CUT_COLUMNS,
+    DATA_PARALLEL,
+    GRIDS,
+    REPLICATED,
+    SHARDING_TYPES,
+    TABLE_WISE,
+    sharding_type,
+)
+from evenshard.placement.storage import FUSED, USUAL_KERNELS
+from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part
+from evenshard.sharders.torchrec.compat import require_torchrec
+from evenshard.sharders.torchrec.planner import (
+    DENSE_KERNEL,
+    Bandwidths,
+    machine_topology,
+    parts_of_parameter,
+    parts_of_shards,
+    storage_of,
+    table_name,
+)
+from evenshard.tables.table import MEAN, Table
+from evenshard.utils.errors import InfeasibleTask
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.planner.types import ShardingOption, Topology
+
+OWN_MEMORY, OUR_MEMORY = "torchrec", "evenshard"
+SCALE_UP, ALL_PROPOSERS = "scale-up", "all"
+LEAST_ROWS = 1000
+"""Smaller tables are in device memory: the scale-up divides by what more rows of a cache take, which may be nothing."""
+_PIPELINES = {
+    "": "NONE",
+    "none": "NONE",
+    "base": "TRAIN_BASE",
+    "sparse_dist": "TRAIN_SPARSE_DIST",
+    PREFETCH: "TRAIN_PREFETCH_SPARSE_DIST",
+}
+
+EstimatorOf = Callable[["Topology", dict[str, Any]], Any]
+"""Makes a ``ShardEstimator`` of a topology and constraints."""
+
+
+@dataclass(frozen=True)
+class PlannerSetting:
+    """What a user of TorchRec's planner chooses.
+
+    Attributes:
+        min_partition: columns of the narrowest part; None for TorchRec's own, which is 128.
+        sort_by: order of its greedy partitioner, storage or perf.
+        grid_shard: whether it may use grid_shard, which it only does where it is named.
+        replicas: whether it may use data_parallel where the task allows another type, too.
+        lookups: whether it is told pooling factors; without constraints it takes each to be 1.
+        load_factor: of every cache, to begin with; None for device memory alone.
+        only: the one way to shard every table that can be; empty for all ways.
+        memory: who counts it where there are caches, ``OWN_MEMORY`` or ``OUR_MEMORY``.
+        proposers: ``SCALE_UP`` for EmbeddingOffloadScaleupProposer alone, or ``ALL_PROPOSERS``; without caches they
+            are TorchRec's default ones.
+    """
+
+    min_partition: int | None = None
+    sort_by: str = "storage"
+    grid_shard: bool = False
+    replicas: bool = field(default=True, kw_only=True)
+    lookups: bool = field(default=True, kw_only=True)
+    load_factor: float | None = field(default=None, kw_only=True)
+    only: str = field(default="", kw_only=True)
+    memory: str = field(default=OWN_MEMORY, kw_only=True)
+    proposers: str = field(default=SCALE_UP, kw_only=True)
+
+    def __str__(self) -> str:
+        width = "default min_partition" if self.min_partition is None else f"min_partition {self.min_partition}"
+        grid = ", grid_shard" if self.grid_shard else ""
+        replicas = "" if self.replicas else ", no replicas"
+        lookups = "" if self.lookups else ", no pooling factors"
+        usual = f"{width}, by {self.sort_by}{grid}{replicas}{lookups}"
+        if self.load_factor is None:
+            return usual
+        only = f", {self.only}" if self.only else ""
+        return f"load factor {self.load_factor:g}{only}, {usual}, {self.proposers} proposers, memory by {self.memory}"
+
+
+def offload_settings(
+    load_factors: Sequence[float] = (0.02, 0.05, 0.1, 0.2),
+    min_partitions: Sequence[int | None] = (None, 32),
+    only: Sequence[str] = ("", "table_wise", "column_wise", "row_wise", "table_row_wise"),
+    memory: Sequence[str] = (OWN_MEMORY, OUR_MEMORY),
+) -> tuple[PlannerSetting, ...]:
+    """All combinations that differ, TorchRec's own default first: those of the scale-up, then of all its proposers."""
+    return tuple(
+        PlannerSetting(columns, "storage", not way, load_factor=factor, only=way, memory=who, proposers=proposers)
+        for proposers, way, columns, factor, who in product(
+            (SCALE_UP, ALL_PROPOSERS), only, min_partitions, load_factors, memory
+        )
+        if not (proposers == ALL_PROPOSERS and way) and (columns == min_partitions[0] or way in ("", *CUT_COLUMNS))
+    )
+
+
+@dataclass(frozen=True)
+class TorchRecPlan:
+    """A plan of TorchRec's planner.
+
+    Attributes:
+        setting: that it was asked with.
+        rating_ms: TorchRec's own rating.
+        parts: the placement.
+    """
+
+    setting: PlannerSetting
+    rating_ms: float
+    parts: tuple[TablePart, ...]
+
+
+class TorchRecPlanner:
+    """TorchRec's planner for one task. Deterministic; a GPU is not needed."""
+
+    def __init__(
+        self,
+        task: ShardingTask,
+        bandwidths: Bandwidths,
+        timeout_s: int | None = None,
+        size_of: Callable[[Table], int] | None = None,
+        estimator_of: EstimatorOf | None = None,
+        rates: Callable[[Topology], Any] | None = None,
+    ) -> None:
+        """Loads TorchRec.
+
+        Args:
+            timeout_s: TorchRec's setting ``timeout_seconds``: the best plan found by then is its answer.
+            size_of: bytes of a part of a table; None for its weights and the task's optimizer state.
+            estimator_of: makes what estimates the times of shards; None for TorchRec's own.
+            rates: makes the ``PerfModel`` that rates plans; None for TorchRec's own.
+
+        Raises:
+            MissingPackage: if TorchRec is not installed.
+        """
+        require_torchrec()
+        self._task, self._bandwidths, self._timeout_s = task, bandwidths, timeout_s
+        self._size_of = size_of or self._weights_and_state
+        self._estimator_of, self._rates = estimator_of, rates
+        self._position = {table_name(number): number for number in range(len(task.tables))}
+
+    def plan(self, setting: PlannerSetting, widths: Mapping[str, int] | None = None) -> TorchRecPlan:
+        """TorchRec's plan with one setting.
+
+        Args:
+            widths: narrowest part of some tables, by name, in place of the setting's.
+
+        Raises:
+            InfeasibleTask: if TorchRec finds none.
+        """
+        from torchrec.distributed.planner import EmbeddingShardingPlanner
+        from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner, SortBy
+        from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+        from torchrec.distributed.planner.types import PlannerError
+
+        constraints = self._constraints(setting, widths or {})
+        rates = self._perf_model(setting)
+        planner = EmbeddingShardingPlanner(
+            topology=self._topology_of(setting),
+            batch_size=self.batch_per_device,
+            constraints=constraints,
+            enumerator=self._enumerator(setting, constraints),
+            proposer=self._proposers(setting),
+            partitioner=GreedyPerfPartitioner(SortBy(setting.sort_by)),
+            storage_reservation=FixedPercentageStorageReservation(0.0),
+            performance_model=rates,
+            stats=[],  # which would print
+            debug=False,
+            timeout_seconds=self._timeout_s,
+        )
+        module = self._module if setting.load_factor is None else self._module_with_optimizers
+        try:
+            with _without_warnings():
+                plan = planner.plan(module, self._sharders).plan
+        except PlannerError:
+            raise InfeasibleTask(f"TorchRec's planner found no plan ({setting})") from None
+        rating_ms = float(rates.rate(planner._best_plan))
+        entries = {name: entry for of_module in plan.values() for name, entry in of_module.items()}
+        parts = tuple(
+            part
+            for name, position in self._position.items()
+            for part in parts_of_parameter(self._task.tables[position], entries[name])
+        )
+        return TorchRecPlan(setting, rating_ms, parts)
+
+    def plans(self, chosen: Sequence[PlannerSetting]) -> Iterator[TorchRecPlan]:
+        """The plans of all settings with which TorchRec finds one."""
+        for setting in chosen:
+            try:
+                yield self.plan(setting)
+            except InfeasibleTask:
+                continue
+
+    def rating_ms(self, parts: Sequence[TablePart]) -> float:
+        """TorchRec's own rating of any placement in device memory: the slowest device's sum over its shards, ms.
+
+        Raises:
+            BadConfig: if the parts are not those of the task's tables.
+        """
+        from torchrec.distributed.planner.types import Shard
+
+        by_table = parts_by_table(self._task, parts)
+        enumerator, templates = self._rating_templates
+        options = []
+        for template in templates:
+            table = self._task.tables[self._position[template.name]]
+            of_table = by_table[table.name]
+            option = template.__deepcopy__({})
+            option.sharding_type = sharding_type(of_table, table, self._task.machine)
+            option.compute_kernel = DENSE_KERNEL if option.sharding_type == DATA_PARALLEL else FUSED
+            option.shards = [
+                Shard([part.rows.size, part.columns.size], [part.rows.start, part.columns.start], rank=rank)
+                for part in of_table
+                for rank in part.devices
+            ]
+            options.append(option)
+        enumerator.populate_estimates(options)
+        return float(self._perf_model(PlannerSetting()).rate(options))
+
+    @cached_property
+    def _rating_templates(self) -> tuple[_SortedEnumerator, list[ShardingOption]]:
+        """An enumerator that has seen the tables, and an option of each."""
+        usual = PlannerSetting()
+        enumerator = self._enumerator(usual, self._constraints(usual, {}))
+        first = {option.name: option for option in enumerator.enumerate(self._module, self._sharders)}
+        return enumerator, list(first.values())
+
+    def _perf_model(self, setting: PlannerSetting) -> Any:
+        from torchrec.distributed.planner.perf_models import NoopPerfModel
+
+        return (self._rates or NoopPerfModel)(self._topology_of(setting))
+
+    # What TorchRec is given ------------------------------------------------------------------------------------------
+
+    @property
+    def batch_per_device(self) -> int:
+        """Samples."""
+        return math.ceil(self._task.local_batch)
+
+    @cached_property
+    def topology(self) -> Topology:
+        """The machine."""
+        return machine_topology(self._task.machine, self._task.room_bytes, self._bandwidths)
+
+    @cached_property
+    def offload_topology(self) -> Topology:
+        """The machine, with each device's share of its host's memory."""
+        machine, bandwidths = self._task.machine, self._bandwidths
+        if bandwidths.host_gb_s is None:
+            bandwidths = replace(bandwidths, host_gb_s=HOST_GB_S)
+        sizes = machine.host_bytes or (0,) * machine.num_nodes
+        shares = [sizes[machine.node_of(device)] // machine.devices_per_node for device in range(machine.num_devices)]
+        return machine_topology(machine, self._task.room_bytes, bandwidths, shares)
+
+    def _topology_of(self, setting: PlannerSetting) -> Topology:
+        return self.topology if setting.load_factor is None else self.offload_topology
+
+    @cached_property
+    def _sharders(self) -> list[Any]:
+        from torchrec.distributed.embedding import EmbeddingCollectionSharder
+        from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+
+        return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
+
+    def _constraints(self, setting: PlannerSetting, widths: Mapping[str, int]) -> dict[str, Any]:
+        from torchrec.distributed.planner.types import ParameterConstraints
+
+        left_out = {*(() if setting.grid_shard else GRIDS), *(() if setting.replicas else REPLICATED)}
+        found = {}
+        for name, position in self._position.items():
+            table, types = self._task.tables[position], self._task.types[position]
+            able = [way for way in SHARDING_TYPES if way in types]
+            allowed = [setting.only] if setting.only in able else [way for way in able if way not in left_out] or able
+            found[name] = ParameterConstraints(
+                sharding_types=allowed,
+                compute_kernels=[FUSED, DENSE_KERNEL],
+                min_partition=widths.get(table.name, setting.min_partition),
+                pooling_factors=list(table.feature_lookups) if setting.lookups else [1.0] * table.num_features,
+                is_weighted=table.is_weighted,
+            )
+            if setting.load_factor is not None:
+                self._allow_caches(found[name], position, setting.load_factor)
+        return found
+
+    def _allow_caches(self, constraints: Any, position: int, load_factor: float) -> None:
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
+        from torchrec.distributed.types import CacheParams
+
+        from evenshard.sharders.torchrec.cache_statistics import TableStatistics  # which imports TorchRec
+
+        task, table, kernels = self._task, self._task.tables[position], self._task.kernels_of(position)
+        if table.num_rows < LEAST_ROWS and FUSED in kernels:
+            kernels = (FUSED,)
+        replicas = (DENSE_KERNEL,) if FUSED in kernels else ()
+        constraints.compute_kernels = [*(one for one in USUAL_KERNELS if one in kernels), *replicas]
+        constraints.cache_params = CacheParams(
+            algorithm=CacheAlgorithm.LRU,
+            load_factor=load_factor,
+            prefetch_pipeline=task.pipeline == PREFETCH if task.pipeline else None,
+            stats=TableStatistics(table, task.batch_size),
+        )
+
+    def _proposers(self, setting: PlannerSetting) -> list[Any] | None:
+        """None for TorchRec's default ones."""
+        from torchrec.distributed.planner import proposers
+
+        if setting.load_factor is None:
+            return None
+        if setting.proposers == SCALE_UP:
+            return [proposers.EmbeddingOffloadScaleupProposer()]
+        return [
+            proposers.GreedyProposer(),
+            proposers.GreedyProposer(use_depth=False),
+            proposers.UniformProposer(),
+            proposers.GridSearchProposer(),
+            proposers.EmbeddingOffloadScaleupProposer(),
+            proposers.DynamicProgrammingProposer(),
+        ]
+
+    def _enumerator(self, setting: PlannerSetting, constraints: dict[str, Any]) -> _SortedEnumerator:
+        from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+        from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
+
+        topology = self._topology_of(setting)
+        times = (self._estimator_of or EmbeddingPerfEstimator)(topology, constraints)
+        estimators = [times, self._storage_estimator(setting, constraints)]
+        enumerator = EmbeddingEnumerator(topology, self.batch_per_device, constraints, estimators)
+        return _SortedEnumerator(enumerator, self._position)
+
+    def _storage_estimator(self, setting: PlannerSetting, constraints: dict[str, Any]) -> Any:
+        from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
+        from torchrec.distributed.types import PipelineType
+
+        topology = self._topology_of(setting)
+        if setting.load_factor is None:
+            return _CappedWeights(EmbeddingStorageEstimator(topology, constraints), self._shard_bytes)
+        if setting.memory == OUR_MEMORY:
+            return _OurMemory(self._task, self._position)
+        pipeline = PipelineType[_PIPELINES[self._task.pipeline]]
+        return EmbeddingStorageEstimator(topology, constraints, pipeline_type=pipeline)
+
+    def _shard_bytes(self, name: str, rows: int, columns: int) -> int:
+        table = self._task.tables[self._position[name]]
+        if (rows, columns) != (table.num_rows, table.embedding_dim):  # what was counted in rows is of all of them
+            table = replace(table, num_rows=rows, embedding_dim=columns, row_shares=None, miss_ratios=None)
+        return self._size_of(table)
+
+    def _weights_and_state(self, part: Table) -> int:
+        return part.size_bytes + state_bytes(part, self._task.optimizer_of(part.name))
+
+    @cached_property
+    def _module(self) -> nn.Module:
+        return self._collections()
+
+    @cached_property
+    def _module_with_optimizers(self) -> nn.Module:
+        """The tables, whose state of the optimizer TorchRec counts."""
+        import torch
+        from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+        kinds = {SGD: torch.optim.SGD, "rowwise_adagrad": RowWiseAdagrad, "adam": torch.optim.Adam}
+        module = self._collections()
+        for path, weights in module.named_parameters():
+            table = self._task.tables[self._position[path.split(".")[-2]]]
+            kind = kinds.get(self._task.optimizer_of(table.name), torch.optim.Adagrad)  # others count once, as there
+            weights._optimizer_classes = [kind]  # type: ignore[attr-defined]
+        return module
+
+    def _collections(self) -> nn.Module:
+        """The tables as TorchRec's collections, weighted ones apart, without memory behind them."""
+        import torch
+        from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
+        from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+        # It has no weights of 8 bits or less to train.
+        types = {"fp32": DataType.FP32, "bf16": DataType.BF16}
+        configs: dict[tuple[str, bool, bool], list[Any]] = defaultdict(list)
+        for name, position in self._position.items():
+            table = self._task.tables[position]
+            fields: dict[str, Any] = {
+                "name": name,
+                "feature_names": [f"{name}_{number}" for number in range(table.num_features)],
+                "num_embeddings": table.num_rows,
+                "embedding_dim": table.embedding_dim,
+                "data_type": types.get(table.dtype, DataType.FP16),
+            }
+            pooling = PoolingType.MEAN if table.pooling == MEAN else PoolingType.SUM
+            config = EmbeddingConfig(**fields) if table.is_sequence else EmbeddingBagConfig(**fields, pooling=pooling)
+            configs[table.collection].append(config)
+        meta, root = torch.device("meta"), torch.nn.Module()
+        for number, ((_, is_sequence, is_weighted), of_module) in enumerate(configs.items()):
+            if is_sequence:
+                collection: nn.Module = EmbeddingCollection(tables=of_module, device=meta)
+            else:
+                collection = EmbeddingBagCollection(tables=of_module, is_weighted=is_weighted, device=meta)
+            root.add_module(f"collection_{number}", collection)
+        return root
+
+
+class TorchRecSharder:
+    """TorchRec's planner as a sharder of whole tables over the devices of one node.
+
+    With one way to shard each table, its proposers have nothing to propose; its greedy partitioner decides: the tables
+    in descending order of ``sort_by``, storage (its default) or estimated time, each on the device with the least
+    estimated time so far among those with room.
+    """
+
+    def __init__(self, bandwidths: Bandwidths | None = None, sort_by: Literal["storage", "perf"] = "storage") -> None:
+        """Loads TorchRec.
+
+        Raises:
+            MissingPackage: if TorchRec is not installed.
+        """
+        require_torchrec()
+        self._bandwidths, self._sort_by = bandwidths or Bandwidths(), sort_by
+        self.name = "torchrec_planner" if sort_by == "storage" else "torchrec_planner_perf"
+
+    def place(self, task: ShardingTask) -> Placement:
+        """TorchRec's plan.
+
+        Raises:
+            InfeasibleTask: if TorchRec finds none.
+        """
+        require_room(task)
+        try:
+            parts = self.planner(task).plan(PlannerSetting(sort_by=self._sort_by)).parts
+        except InfeasibleTask:
+            raise no_placement_found(task, "TorchRec's planner found no plan") from None
+        placement = Placement(tuple(part.device for part in parts), task.num_devices)
+        check_parts_memory(task, placement.parts(task.tables))
+        return placement
+
+    def planner(self, task: ShardingTask) -> TorchRecPlanner:
+        """TorchRec's planner for a task."""
+        sharding = ShardingTask(
+            tables=task.tables,
+            machine=Machine.one_node(task.num_devices),
+            room_bytes=tuple(task.room_bytes),
+            batch_size=task.batch_size,
+            limits=(TableLimits(types=frozenset({TABLE_WISE})),) * len(task.tables),
+        )
+        size_bytes = dict(zip(task.tables, task.table_bytes, strict=True))
+        return TorchRecPlanner(sharding, self._bandwidths, size_of=size_bytes.__getitem__)
+
+
+# Parts of TorchRec's planner that are ours ----------------------------------------------------------------------------
+
+
+class _SortedEnumerator:
+    """TorchRec's options in one order: it takes types out of a set, whose order differs from process to process."""
+
+    def __init__(self, enumerator: Any, position: Mapping[str, int]) -> None:
+        self._enumerator, self._position = enumerator, position
+
+    def enumerate(self, module: nn.Module, sharders: list[Any]) -> list[ShardingOption]:
+        """Table after table, type after type, kernel after kernel."""
+        options = self._enumerator.enumerate(module, sharders)
+        return sorted(options, key=self._key)
+
+    def _key(self, option: ShardingOption) -> tuple[int, int, str]:
+        return self._position[option.name], SHARDING_TYPES.index(option.sharding_type), option.compute_kernel
+
+    def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
+        """Sets the times and storage of shards."""
+        self._enumerator.populate_estimates(sharding_options)
+
+
+class _CappedWeights:
+    """TorchRec's estimate of the storage, with what our rule counts as host memory."""
+
+    def __init__(self, estimator: Any, shard_bytes: Callable[[str, int, int], int]) -> None:
+        self._estimator, self._shard_bytes = estimator, cache(shard_bytes)
+
+    def estimate(self, sharding_options: list[Any], sharder_data_map: Any) -> None:
+        """Sets the storage of every shard, as TorchRec's ``ShardEstimator`` does."""
+        self._estimator.estimate(sharding_options, sharder_data_map)
+        for option in sharding_options:
+            for shard in option.shards:
+                shard.storage.ddr = self._shard_bytes(option.name, *shard.size)
+
+
+class _OurMemory:
+    """Storage as we count it, in place of TorchRec's estimate."""
+
+    def __init__(self, task: ShardingTask, position: Mapping[str, int]) -> None:
+        self._task, self._position = task, position
+        self._memory = cache(lambda table, part: memory_of_part(task, table, part))
+
+    def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any) -> None:
+        """Sets the storage of every shard, as TorchRec's ``ShardEstimator`` does."""
+        from torchrec.distributed.planner.types import Storage as TorchRecStorage
+
+        for option in sharding_options:
+            table = self._task.tables[self._position[option.name]]
+            everywhere = tuple(range(self._task.num_devices)) if option.sharding_type == DATA_PARALLEL else (0,)
+            cache_params = option.cache_params
+            load_factor = None if cache_params is None else cache_params.load_factor
+            storage = storage_of(table.name, option.compute_kernel, load_factor)
+            for shard in option.shards:
+                shard.storage = TorchRecStorage(hbm=0, ddr=0)
+                for part in parts_of_shards(table.name, [(0, shard.offset, shard.size)], storage):
+                    memory = self._memory(table, replace(part, devices=everywhere))
+                    shard.storage = TorchRecStorage(hbm=memory.device_bytes, ddr=memory.host_bytes)
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Without warnings of no use: that replicated tables have no sharding spec, and that one way of many is taken."""
+    root = logging.getLogger()
+    loggers = root, logging.getLogger("torchrec.distributed.planner.proposers")
+    handler = logging.NullHandler()  # without one, the first warning would set logging up
+    root.addHandler(handler)
+    for one in loggers:
+        one.addFilter(_is_no_warning)
+    try:
+        yield
+    finally:
+        for one in loggers:
+            one.removeFilter(_is_no_warning)
+        root.removeHandler(handler)
+
+
+def _is_no_warning(record: logging.LogRecord) -> bool:
+    return record.levelno != logging.WARNING

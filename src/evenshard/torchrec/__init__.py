@@ -1,0 +1,54 @@
+"""evenshard and TorchRec: placements as sharding plans, and plans as placements.
+
+::
+
+    plan = EvenshardPlanner().collective_plan(model, sharders)                      # was: EmbeddingShardingPlanner()
+
+    answer = evenshard.place(model, num_devices=8, memory_cap_gb=64)                # the same, step by step
+    plan = sharding_plan(answer, model)                                             # for DistributedModelParallel
+    plan = load_plan("plan.json", model)                                            # from the command line, with
+                                                                                    # --format torchrec -o plan.json
+
+    tables = tables_of(model, pooling_factors={"user_id": 1.0, "clicks": 37.5})     # the model's tables
+    plan = sharding_plan(placement, tables, model)                                  # of any placement of theirs
+    placement = placement_of(plan, tables, num_devices=8)                           # a plan of TorchRec, as placement
+    predicted(plan, answer).predicted_ms                                            # what it would cost, to compare
+    delta = load_delta("delta.json", model)                                         # of a running job; from the command
+    reshard(model, delta)                                                           # line, diff --reshard-delta -o
+    torchrec_constraints(answer)                                                    # for TorchRec's own planner
+    dense_bytes(model, "adam")                                                      # memory of all but the tables
+
+TorchRec is imported when one of these is called (``save_plan`` needs none). A split table is trained as TorchRec trains
+it: with row-wise Adagrad every part has its own state, so that losses differ a little from those of the whole table.
+"""
+
+from __future__ import annotations
+
+from evenshard.placement.parts import TablePart
+from evenshard.torchrec.model.dense_model import dense_bytes
+from evenshard.torchrec.model.tables import tables_of
+from evenshard.torchrec.plan.compare import predicted
+from evenshard.torchrec.plan.constraint_file import torchrec_constraints
+from evenshard.torchrec.plan.file import load_plan, save_plan
+from evenshard.torchrec.plan.plans import placement_of, sharding_plan, shards_of
+from evenshard.torchrec.planner.planner import EvenshardPlanner
+from evenshard.torchrec.running.delta_file import load_delta, reshard_delta, save_delta
+from evenshard.torchrec.running.reshard import reshard
+
+__all__ = [
+    "EvenshardPlanner",
+    "TablePart",
+    "dense_bytes",
+    "load_delta",
+    "load_plan",
+    "placement_of",
+    "predicted",
+    "reshard",
+    "reshard_delta",
+    "save_delta",
+    "save_plan",
+    "sharding_plan",
+    "shards_of",
+    "tables_of",
+    "torchrec_constraints",
+]

@@ -1,0 +1,131 @@
+"""Ratings of plans by evenshard's own costs, for TorchRec's planner: a performance model that prices whole plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evenshard.placement.parts import TablePart
+from evenshard.placement.sharding import DATA_PARALLEL
+from evenshard.sharders.model import Model
+from evenshard.sharders.torchrec.compat import pod_size_of
+from evenshard.sharders.torchrec.planner import merged, parts_of_shards, replica, storage_of
+from evenshard.tables.table import Table
+from evenshard.torchrec.estimator.examples import TimesOfParts, machine_to_fit
+from evenshard.torchrec.model.modules import is_placed, located_tables
+from evenshard.torchrec.model.tables import tables_of
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief
+from evenshard.utils.process import one_thread
+
+if TYPE_CHECKING:
+    from torchrec.distributed.planner.types import ShardingOption, Topology
+
+_Key = tuple[str, str]
+"""Path of a table's module, and its name."""
+
+
+class EvenshardPerfModel:
+    """A ``PerfModel`` of TorchRec's that rates a plan by what evenshard says of the whole of it, in milliseconds.
+
+    Of tables it knows what TorchRec's planner does: sizes, data types, pooling factors; no ``num_poolings``. What was
+    counted in traffic besides has to be given. A plan takes some milliseconds to rate.
+
+    Args:
+        topology: ranks and nodes of the planner's; bandwidths are those of the links.
+        hardware: simulated:<profile>, whose device model prices plans; with a model, what it was trained on.
+        model: a model as in ``evenshard.place``, whose predictions are the costs in place of a device model.
+        intra: link within a node; that of the hardware where left out.
+        inter: link between nodes.
+        optimizer: one of those of ``evenshard.place``.
+        tables: as ``evenshard.place`` reads them, by the planner's names, for their ``reuse_bins``, ``row_shares`` and
+            ``miss_ratios``; all else is the planner's.
+
+    Raises:
+        BadInput: if something is unknown.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        hardware: str | None = None,
+        *,
+        model: str | Path | Model | None = None,
+        intra: str = "",
+        inter: str = "infiniband_ndr",
+        optimizer: str = "sgd",
+        tables: Sequence[Table] = (),
+    ) -> None:
+        node = topology.local_world_size
+        if topology.world_size % node or pod_size_of(topology) != 1:
+            raise BadConfig(
+                f"the topology has {topology.world_size} ranks, {node} on a node; nodes must be full, and the fast "
+                "link within each. Rate such plans with the exported performance model."
+            )
+        self._world_size = topology.world_size
+        self._machine = machine_to_fit(hardware, model, node, intra, inter, optimizer=optimizer)
+        self._counted = {table.name: table for table in tables}
+        self._of: tuple[object, ...] = ()
+        self._tables: dict[_Key, Table] = {}
+        self._price: TimesOfParts | None = None
+
+    def rate(self, plan: list[ShardingOption]) -> float:
+        """The time of the slowest rank, ms.
+
+        Raises:
+            BadConfig: if a table is in a module that evenshard does not know.
+        """
+        return max(self.times(plan))
+
+    def times(self, plan: list[ShardingOption]) -> list[float]:
+        """Of each rank: compute and exchanges, ms."""
+        described = tuple((one.path, one.name, tuple(one.input_lengths), one.batch_size) for one in plan)
+        if self._price is None or described != self._of:
+            self._of, self._tables = described, _tables_of_options(plan, self._counted)
+            batch_size = plan[0].batch_size * self._world_size
+            machine = replace(self._machine, batch_size=batch_size)
+            nodes = self._world_size // machine.devices_per_node
+            self._price = machine.times(machine.request(tuple(self._tables.values()), nodes))
+        parts = [part for option in plan for part in self._parts(option)]
+        with one_thread():
+            return [float(one) for one in self._price(parts).sum(axis=1)]
+
+    def _parts(self, option: ShardingOption) -> Sequence[TablePart]:
+        table = self._tables[option.path, option.name]
+        if option.sharding_type == DATA_PARALLEL:
+            return (replica(table, range(self._world_size)),)
+        load_factor = None if option.cache_params is None else option.cache_params.load_factor
+        shards = [(one.rank, one.offset, one.size) for one in option.shards]
+        return merged(parts_of_shards(table.name, shards, storage_of(table.name, option.compute_kernel, load_factor)))
+
+
+def _tables_of_options(plan: Sequence[ShardingOption], counted: Mapping[str, Table]) -> dict[_Key, Table]:
+    """The tables of a plan, with the lookups that the planner assumes, and with what was counted."""
+    modules = {option.path: option.module[1] for option in plan}
+    for option in plan:
+        if not is_placed(option.module[1]):
+            raise BadConfig(
+                f"table {brief(option.name)} is in a {type(option.module[1]).__name__}, whose costs evenshard does not "
+                "know. Rate plans with the exported performance model."
+            )
+    located = located_tables(modules)
+    known = {(one.path, one.config.name): table for one, table in zip(located, tables_of(modules), strict=True)}
+    found = {}
+    for option in plan:
+        key = option.path, option.name
+        table, lookups = known[key], tuple(float(one) for one in option.input_lengths)
+        if len(lookups) != table.num_features:
+            lookups = (sum(lookups) / table.num_features,) * table.num_features
+        each = lookups if len(lookups) > 1 else ()
+        more = counted.get(option.name, table)
+        found[key] = replace(
+            table,
+            pooling_factor=sum(lookups),
+            feature_pooling_factors=each,
+            reuse_bins=more.reuse_bins,
+            row_shares=more.row_shares,
+            miss_ratios=more.miss_ratios,
+        )
+    return found

@@ -1,0 +1,173 @@
+"""The optimizers that train a TorchRec model's tables in the backward pass, read off the model and its sharders.
+
+``apply_optimizer_in_backward`` leaves its class at the parameter of a table. A module sharder's ``fused_params`` name
+one for all tables of its modules. As in TorchRec, that of the parameter wins.
+
+Replicas leave their fused optimizer for that of the dense model: somebody has to say whether a plan may do that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from evenshard.placement.optimizer_state import SGD
+from evenshard.placement.sharding import DATA_PARALLEL
+from evenshard.planner.optimizers import FusedOptimizer, TableOptimizers, optimizers_of
+from evenshard.planner.replicas import OTHER_TYPES
+from evenshard.planner.request import PlacementRequest
+from evenshard.torchrec.model.modules import LocatedTable, located_tables
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief
+
+if TYPE_CHECKING:
+    from evenshard.torchrec.model.modules import Collections
+
+log = logging.getLogger(__name__)
+
+WORDS = {
+    "SGD": SGD,
+    "EXACT_SGD": SGD,
+    "ROWWISE_ADAGRAD": "rowwise_adagrad",
+    "EXACT_ROWWISE_ADAGRAD": "rowwise_adagrad",
+    "EXACT_ADAGRAD": "adagrad",
+    "LARS_SGD": "lars_sgd",
+    "PARTIAL_ROWWISE_ADAM": "partial_rowwise_adam",
+    "PARTIAL_ROWWISE_LAMB": "partial_rowwise_lamb",
+    "ADAM": "adam",
+    "LAMB": "lamb",
+}
+"""evenshard's words for FBGEMM's optimizers (``EmbOptimType``)."""
+AS_LARGE = {
+    "NONE": SGD,
+    "EXACT_ROWWISE_WEIGHTED_ADAGRAD": "rowwise_adagrad",
+    "EMAINPLACE_ROWWISE_ADAGRAD": "rowwise_adagrad",
+    "ENSEMBLE_ROWWISE_ADAGRAD": "partial_rowwise_adam",
+}
+"""Others of FBGEMM's, and one of ours that keeps as much."""
+UNKNOWN = "adam"
+"""Counted for any other: no known one keeps more."""
+IN_BACKWARD, FUSED_PARAMS = "apply_optimizer_in_backward", "fused_params"
+OF_FUSED_PARAMS = ("optimizer", "learning_rate", "lr")
+"""Keys of ``fused_params`` by which they say how tables are trained; FBGEMM's own optimizer is SGD."""
+
+
+def model_optimizers(
+    model: Collections, given: str | None = None, sharders: Sequence[Any] | None = None
+) -> TableOptimizers:
+    """The optimizers of a model's tables.
+
+    Args:
+        model: as for ``tables_of``. Configurations alone name no optimizer.
+        given: by the user, for all tables.
+        sharders: sharders of modules; their ``fused_params`` count.
+
+    Raises:
+        BadConfig: if a table of the model is trained by another optimizer than the given one, or by several.
+    """
+    located = located_tables(model, sharders)
+    return optimizers_of([one.name for one in located], fused_optimizers(located, sharders), given)
+
+
+def fused_optimizers(
+    located: Sequence[LocatedTable], sharders: Sequence[Any] | None = None
+) -> dict[str, FusedOptimizer]:
+    """The optimizers that tables have of their own, by the names of these."""
+    params_of = {one.module_type: dict(getattr(one, "fused_params", None) or {}) for one in sharders or ()}
+    found = {}
+    for one in located:
+        params = params_of.get(type(one.collection)) or {}
+        if (own := _of_parameter(one) or _of_fused_params(params)) is not None:
+            found[one.name] = own
+    return found
+
+
+def _of_parameter(located: LocatedTable) -> FusedOptimizer | None:
+    """That of ``apply_optimizer_in_backward``; TorchRec takes one."""
+    from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
+
+    weight = _weight(located)
+    classes = getattr(weight, "_optimizer_classes", None) or []
+    if len(classes) > 1:
+        names = ", ".join(one.__name__ for one in classes)
+        raise BadConfig(
+            f"table {brief(located.name)} has several optimizers ({names}), and TorchRec takes one. Apply one to it."
+        )
+    for kind in classes:
+        settings: Mapping[str, Any] = next(iter(getattr(weight, "_optimizer_kwargs", [])), {})
+        try:
+            name = getattr(settings.get("optimizer") or optimizer_type_to_emb_opt_type(kind), "name", "")
+        except ValueError:  # none of those that TorchRec has kernels for
+            name = ""
+        return replace(_of_fbgemm(name, IN_BACKWARD), called=kind.__name__)
+    return None
+
+
+def _weight(located: LocatedTable) -> Any:
+    """The parameter of a table; None of a configuration alone."""
+    tables: Any = getattr(located.collection, "embedding_bags", getattr(located.collection, "embeddings", {}))
+    name = located.config.name
+    return tables[name].weight if name in tables else None
+
+
+def _of_fused_params(params: Mapping[str, Any]) -> FusedOptimizer | None:
+    if not any(key in params for key in OF_FUSED_PARAMS):
+        return None
+    kind = params.get("optimizer")
+    return _of_fbgemm("EXACT_SGD" if kind is None else str(getattr(kind, "name", kind)), FUSED_PARAMS)
+
+
+def _of_fbgemm(name: str, where: str) -> FusedOptimizer:
+    """An optimizer by FBGEMM's name for it."""
+    word = WORDS.get(name) or AS_LARGE.get(name)
+    return FusedOptimizer(word or UNKNOWN, name, where, word is not None)
+
+
+# Replicas -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AllowedReplicas:
+    """What is said about the replicas of a placement.
+
+    Attributes:
+        dense_optimizer: the optimizer of the dense model; empty where it is not told.
+        by_name: tables that may be replicated whatever trains them.
+    """
+
+    dense_optimizer: str = ""
+    by_name: frozenset[str] = frozenset()
+
+    @staticmethod
+    def of(request: PlacementRequest) -> AllowedReplicas:
+        """What a request says."""
+        names = (table.name for table in request.tables)
+        return AllowedReplicas(
+            request.dense_optimizer, frozenset(name for name in names if request.names_replicas_of(name))
+        )
+
+    def check(self, replicated: Sequence[LocatedTable]) -> None:
+        """Raises BadConfig if one of these tables of a model has a fused optimizer, and may not be replicated."""
+        for name, fused in fused_optimizers(replicated).items():
+            if fused.word != self.dense_optimizer and name not in self.by_name:
+                raise BadConfig(
+                    f"table {brief(name)} is replicated ({DATA_PARALLEL}): the job's dense optimizer would train it in "
+                    f"place of its own, {fused.word} ({fused.where}). Place the tables again without replicas "
+                    f"(--sharding-types {','.join(OTHER_TYPES)}); or, where the dense optimizer is the same, with the "
+                    f"same learning rate and settings, with --dense-optimizer {fused.word}."
+                )
+
+
+def warn_of_replicas(replicated: Sequence[LocatedTable]) -> None:
+    """Logs which of these tables, that parts replicate by themselves, have a fused optimizer."""
+    if found := fused_optimizers(replicated):
+        name, fused = next(iter(found.items()))
+        log.warning(
+            "%d replicated tables (%s, ...) are trained by the job's dense optimizer, not by their own (%s, by %s).",
+            len(found),
+            name,
+            fused.word,
+            fused.where,
+        )

@@ -1,0 +1,211 @@
+"""The modules of a TorchRec model that hold tables: those that evenshard places, and those left to TorchRec.
+
+A table has its TorchRec name. Where two collections of a model hold tables of the same name, both get the path of
+their collection in front: ``user.ebc.id`` and ``item.ebc.id``. A table's name cannot hold a dot in TorchRec, so the
+two kinds of names cannot collide.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from evenshard.sharders.torchrec.compat import require_torchrec
+from evenshard.tables.table import SEQUENCE
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.model_parallel import DistributedModelParallel
+    from torchrec.modules.embedding_configs import BaseEmbeddingConfig
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+    Collection: TypeAlias = EmbeddingBagCollection | EmbeddingCollection
+    Collections: TypeAlias = nn.Module | Mapping[str, Collection] | Sequence[Collection | BaseEmbeddingConfig]
+
+TABLES_ARE = "Give a file, a data frame, a list of dicts, Tables or TorchRec's configurations, or a model with tables."
+
+
+@dataclass(frozen=True)
+class LocatedTable:
+    """A table of a model.
+
+    Attributes:
+        name: evenshard's.
+        path: path of its collection in the model; "" for the model itself.
+        config: TorchRec's record of it; its name is TorchRec's.
+        collection: the collection; None for a configuration without one.
+    """
+
+    name: str
+    path: str
+    config: BaseEmbeddingConfig
+    collection: Collection | None = None
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Those that look the table up; TorchRec takes the table's name where none is given."""
+        return tuple(self.config.feature_names or [self.config.name])
+
+    @property
+    def pooling(self) -> str:
+        """How lookups are pooled: sum, mean or none."""
+        from torchrec.modules.embedding_configs import EmbeddingBagConfig
+
+        return self.config.pooling.value.lower() if isinstance(self.config, EmbeddingBagConfig) else SEQUENCE
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether lookups have weights."""
+        from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+        return isinstance(self.collection, EmbeddingBagCollection) and bool(self.collection.is_weighted())
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.config.num_embeddings, self.config.embedding_dim
+
+
+def located_tables(collections: Collections, sharders: Sequence[Any] | None = None) -> tuple[LocatedTable, ...]:
+    """The tables of ``collections``, as ``tables_of`` takes them, in TorchRec's order.
+
+    Raises:
+        BadConfig: if two tables cannot be told apart.
+    """
+    found = list(_configs(collections, sharders))
+    counts = Counter(config.name for _, config, _ in found)
+    located = tuple(
+        LocatedTable(qualified_name(path, config.name) if counts[config.name] > 1 else config.name, path, config, home)
+        for path, config, home in found
+    )
+    twice = next((name for name, count in Counter(one.name for one in located).items() if count > 1), None)
+    if twice is not None:
+        raise BadConfig(f"two tables are called {brief(twice)}. Give the model itself, so that paths tell them apart.")
+    return located
+
+
+def qualified_name(path: str, name: str) -> str:
+    """A table's name with the path of its collection."""
+    return f"{path}.{name}" if path else name
+
+
+def _configs(
+    collections: Collections, sharders: Sequence[Any] | None
+) -> Iterator[tuple[str, BaseEmbeddingConfig, Collection | None]]:
+    """Paths, the configurations found there, and the collections that they are of."""
+    require_torchrec()
+    from torch import nn
+    from torchrec.modules.embedding_configs import BaseEmbeddingConfig
+
+    if isinstance(collections, nn.Module):
+        collections = collections_in(collections, sharders)
+    if not isinstance(collections, Mapping | Sequence) or isinstance(collections, str):
+        raise BadConfig(f"tables is {brief(collections)}. {TABLES_ARE}")
+    if not isinstance(collections, Mapping):
+        for one in collections:
+            if isinstance(one, BaseEmbeddingConfig):
+                yield "", one, None
+            elif not isinstance(one, nn.Module):
+                raise BadConfig(f"tables holds {brief(one)}. {TABLES_ARE}")
+            else:
+                yield from (("", config, one) for config in configs_of(one))
+        return
+    for path, collection in collections.items():
+        if not isinstance(path, str) or not isinstance(collection, nn.Module):
+            raise BadConfig(f"tables holds {brief(collection)} as {brief(path)}. {TABLES_ARE}")
+        yield from ((path, config, collection) for config in configs_of(collection))
+
+
+def configs_of(collection: Collection) -> Sequence[BaseEmbeddingConfig]:
+    """The configurations of a collection's tables."""
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+    is_bag = isinstance(collection, EmbeddingBagCollection)
+    configs: Sequence[BaseEmbeddingConfig] = (
+        collection.embedding_bag_configs() if is_bag else collection.embedding_configs()
+    )
+    return configs
+
+
+def collections_in(model: nn.Module, sharders: Sequence[Any] | None = None) -> dict[str, Collection]:
+    """The collections of a model by path, those that TorchRec's planner would find with these module sharders.
+
+    A collection that stands at several paths counts once, at the first, as in ``DistributedModelParallel``.
+    """
+    return {path: module for path, module, _ in _sharded_modules(model, sharders) if is_placed(module)}
+
+
+def other_modules_in(model: nn.Module, sharders: Sequence[Any] | None = None) -> dict[str, nn.Module]:
+    """The modules by path that these sharders take too and evenshard does not place: they are left to TorchRec.
+
+    Such as collections with feature processors, managed collisions, or tables of virtual rows.
+    """
+    return {path: module for path, module, _ in _sharded_modules(model, sharders) if not is_placed(module)}
+
+
+def other_tables_in(model: nn.Module, sharders: Sequence[Any] | None = None) -> Iterator[tuple[str, nn.Module]]:
+    """The tables of ``other_modules_in``, by path and name, each with its module."""
+    for path, module, names in _sharded_modules(model, sharders):
+        if not is_placed(module):
+            yield from ((qualified_name(path, name), module) for name in names)
+
+
+def is_placed(module: nn.Module) -> bool:
+    """Whether evenshard places the module's tables; virtual ones take memory as rows come, on kernels of their own."""
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+    if not isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
+        return False
+    return not any(getattr(config, "use_virtual_table", False) for config in configs_of(module))
+
+
+def _sharded_modules(model: nn.Module, sharders: Sequence[Any] | None) -> Iterator[tuple[str, Any, list[str]]]:
+    """Paths, modules that the sharders take and their tables, from the top down, each module once."""
+    require_torchrec()
+    from torchrec.distributed.sharding_plan import get_default_sharders
+
+    sharder_of_type = {one.module_type: one for one in (get_default_sharders() if sharders is None else sharders)}
+    seen: set[int] = set()
+
+    def visit(path: str, module: nn.Module) -> Iterator[tuple[str, Any, list[str]]]:
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        sharder = sharder_of_type.get(type(module))
+        if sharder is None:
+            for name, child in module.named_children():
+                yield from visit(qualified_name(path, name), child)
+        elif names := list(sharder.shardable_parameters(module)):
+            yield path, module, names
+
+    return visit("", model)
+
+
+# Of a running model ---------------------------------------------------------------------------------------------------
+
+
+def sharded_collections(model: DistributedModelParallel) -> dict[str, Any]:
+    """The sharded collections of tables by path, each once."""
+    from torchrec.distributed.embedding import ShardedEmbeddingCollection
+    from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+
+    kinds = (ShardedEmbeddingBagCollection, ShardedEmbeddingCollection)
+    return {path: module for path, module in model.module.named_modules() if type(module) in kinds}
+
+
+def unsharded(module: Any) -> Collection:
+    """The collection that a sharded one is of, without weights."""
+    import torch
+    from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+    meta = torch.device("meta")
+    if isinstance(module, ShardedEmbeddingBagCollection):
+        return EmbeddingBagCollection(
+            tables=module._embedding_bag_configs, is_weighted=module._is_weighted, device=meta
+        )
+    return EmbeddingCollection(tables=module._embedding_configs, need_indices=module._need_indices, device=meta)

@@ -1,0 +1,204 @@
+"""The tables of a TorchRec model as evenshard's."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from evenshard.planner.options import place_option
+from evenshard.tables.assumptions import Assumption, TableSet
+from evenshard.tables.named_lookups import with_pooling_factors
+from evenshard.tables.table import DATA_TYPES, MEAN, SEQUENCE, USUAL_DATA_TYPES, Table
+from evenshard.tables.torchrec_configs import DATA_TYPE_OF, UNUSED_FIELDS, unused_field
+from evenshard.torchrec.model.modules import LocatedTable, located_tables, other_tables_in
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief
+
+if TYPE_CHECKING:
+    from evenshard.torchrec.model.modules import Collections
+
+DEFAULT_POOLING_FACTOR: float = place_option("default_pooling_factor").default
+"""Lookups of a feature per sample where nothing is known; TorchRec's planner assumes the same."""
+LEFT_TO_TORCHREC = "module"
+"""Column of the assumptions that name the tables which evenshard does not place."""
+USED_FIELDS = ("num_embeddings", "embedding_dim", "name", "data_type", "feature_names", "pooling")
+"""Fields of TorchRec's configurations of which a table is made."""
+TIMED_TYPES = ("FP32", "FP16")
+"""Data types with measured times; the others are timed by their bits."""
+_REPEATED = re.compile(r"(.+)#\d+", re.DOTALL)
+
+
+def tables_of(
+    collections: Collections,
+    pooling_factors: Mapping[str, float | Sequence[float]] | None = None,
+    default_pooling_factor: float = DEFAULT_POOLING_FACTOR,
+    sharders: Sequence[Any] | None = None,
+) -> tuple[Table, ...]:
+    """The tables as TorchRec's configurations describe them.
+
+    The reuse of indices is not counted; evenshard's features then assume a default, as for any table.
+
+    Args:
+        collections: a model (or one collection), collections by their path in a model, a list of collections, or a list
+            of ``EmbeddingBagConfig`` or ``EmbeddingConfig``.
+        pooling_factors: mean lookups per sample, by table or by feature; see ``with_pooling_factors``.
+        default_pooling_factor: pooling factor of each feature that is not named.
+        sharders: sharders of modules, which say whether sequences are deduplicated; TorchRec's default ones where left
+            out.
+
+    Raises:
+        BadConfig: if there are no tables, if one cannot be placed, or if a pooling factor's name is unknown.
+    """
+    return table_set_of(collections, pooling_factors, default_pooling_factor, sharders).tables
+
+
+def table_set_of(
+    collections: Collections,
+    pooling_factors: Mapping[str, float | Sequence[float]] | None = None,
+    default_pooling_factor: float = DEFAULT_POOLING_FACTOR,
+    sharders: Sequence[Any] | None = None,
+) -> TableSet:
+    """As ``tables_of``, with what is assumed about the tables and what their configurations say in vain."""
+    located = located_tables(collections, sharders)
+    if not located:
+        raise BadConfig(
+            "there is no EmbeddingBagCollection or EmbeddingCollection with tables. Give a model before it is sharded."
+        )
+    deduplicates = _deduplicates(sharders)
+    tables = tuple(_table(one, default_pooling_factor, deduplicates) for one in located)
+    which = " that is not named" if pooling_factors else ""
+    text = f"{default_pooling_factor:g} for each feature{which}, the default"
+    known = TableSet(tables, tuple(Assumption(table.name, "pooling_factor", text) for table in tables))
+    known = with_pooling_factors(known, pooling_factors)
+    tables, assumed = known.tables, known.assumptions
+    unknown = (*TableSet.of(tables).assumptions, *unused_settings(located))
+    return TableSet(tables, (*assumed, *unknown, *_left_to_torchrec(collections, sharders)))
+
+
+def _left_to_torchrec(collections: Collections, sharders: Sequence[Any] | None) -> Iterator[Assumption]:
+    """The tables of a model that are not placed."""
+    from torch import nn
+
+    if isinstance(collections, nn.Module):
+        for name, module in other_tables_in(collections, sharders):
+            yield Assumption(name, LEFT_TO_TORCHREC, f"{type(module).__name__}, which is left to TorchRec")
+
+
+def _table(one: LocatedTable, default: float, deduplicates: bool) -> Table:
+    config, pooling = one.config, one.pooling
+    lookups = (default,) * len(one.features)
+    data_type = DATA_TYPE_OF.get(config.data_type.value, config.data_type.value.lower())
+    if data_type not in DATA_TYPES:
+        raise BadConfig(
+            f"table {brief(one.name)}: data_type is {config.data_type.value}, not one of "
+            f"{', '.join((*DATA_TYPES, *map(str.lower, DATA_TYPE_OF)))}. Correct its configuration."
+        )
+    table = Table(
+        one.name,
+        config.num_embeddings,
+        config.embedding_dim,
+        sum(lookups),
+        weight_bits=DATA_TYPES[data_type],
+        data_type="" if data_type in USUAL_DATA_TYPES.values() else data_type,
+        pooling=pooling,
+        is_weighted=one.is_weighted,
+        feature_names=() if one.features == (one.name,) else one.features,
+        feature_pooling_factors=lookups if len(lookups) > 1 else (),
+        is_deduplicated=deduplicates and pooling == SEQUENCE,
+        module=one.path,
+    )
+    if problem := table.problem():
+        raise BadConfig(f"table {brief(one.name)}: {problem}. Correct its configuration or its pooling factor.")
+    return table
+
+
+def _deduplicates(sharders: Sequence[Any] | None) -> bool:
+    """Whether sequences send each distinct index of a device's samples once."""
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder, get_ec_index_dedup
+
+    own = [one for one in sharders or () if isinstance(one, EmbeddingCollectionSharder)]
+    return get_ec_index_dedup() or any(getattr(one, "_use_index_dedup", False) for one in own)
+
+
+# Several bags of a feature -------------------------------------------------------------------------------------------
+#
+# TorchRec's ``num_poolings`` and ``batch_sizes`` make them. A table of evenshard's has one bag per feature and sample.
+# A feature with more is listed as so many features, which share its lookups: clicks, clicks#2, clicks#3. Every lookup
+# counts; of bags, a part of one counts as one. A sequence has an output per lookup, so that its lookups alone say all.
+
+
+def with_bags(table: Table, bags: Sequence[float]) -> Table:
+    """The table, looked up in so many bags of each feature.
+
+    Args:
+        table: with the lookups of one bag of each feature.
+        bags: of each feature, per sample; finite.
+    """
+    if all(number == 1 for number in bags):
+        return table
+    names, lookups = [], []
+    for name, one, number in zip(table.feature_names or (table.name,), table.feature_lookups, bags, strict=True):
+        count = 1 if table.is_sequence else max(math.ceil(number), 1)
+        names += [name, *(f"{name}#{at}" for at in range(2, count + 1))]
+        lookups += [one * number / count] * count
+    return replace(
+        table,
+        pooling_factor=sum(lookups),
+        feature_pooling_factors=tuple(lookups) if len(lookups) > 1 else (),
+        feature_names=() if names == [table.name] else tuple(names),
+    )
+
+
+def bags_of(table: Table) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Of each feature: the lookups of a bag, and the bags per sample. The other way round of ``with_bags``."""
+    names, lookups, bags = set(table.feature_names), dict[str, float](), dict[str, float]()
+    for at, one in enumerate(table.feature_lookups):
+        name = table.feature_names[at] if names else str(at)
+        repeated = _REPEATED.fullmatch(name)
+        if repeated is not None and repeated[1] in names:
+            bags[repeated[1]] += 1
+        else:
+            lookups[name], bags[name] = one, 1.0
+    return tuple(lookups.values()), tuple(bags.values())
+
+
+# What changes nothing -------------------------------------------------------------------------------------------------
+
+
+def unused_settings(located: Sequence[LocatedTable]) -> Iterator[Assumption]:
+    """What the tables' configurations say and the answer does not use."""
+    for one in located:
+        config = one.config
+        if config.data_type.value not in TIMED_TYPES:
+            yield Assumption(one.name, "data_type", f"{config.data_type.value} is timed by its bits alone")
+        if one.pooling == MEAN:
+            yield Assumption(one.name, "pooling", "MEAN is timed as SUM is")
+        if one.is_weighted:
+            text = "weights of lookups are exchanged with them; the kernel is timed without"
+            yield Assumption(one.name, "is_weighted", text)
+        for name in changed_fields(config):
+            if name not in USED_FIELDS:
+                why = UNUSED_FIELDS.get(name, "evenshard does not know it")
+                yield unused_field(one.name, name, why)
+
+
+def changed_fields(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass of TorchRec that are not as they are by default, with their values."""
+    found = {}
+    for one in fields(record):
+        value = getattr(record, one.name)
+        default = one.default_factory() if one.default_factory is not MISSING else one.default
+        if value != default and not (one.name == "init_fn" and _is_usual(value)):
+            found[one.name] = value
+    return found
+
+
+def _is_usual(init_fn: Any) -> bool:
+    """Whether weights begin as TorchRec lets them where nothing is given."""
+    from torch import nn
+
+    return isinstance(init_fn, partial) and init_fn.func is nn.init.uniform_

@@ -1,0 +1,131 @@
+"""What TorchRec 1.8 trains right, as tests/planner/torchrec/test_every_type.py finds by training.
+
+- In an ``EmbeddingCollection`` tables are whole, cut by rows over all ranks, replicated, or cut by columns; of those
+  that are cut by columns, all parts in the collection have one width. FBGEMM cannot look up a replica on the CPU.
+- On the CPU, FBGEMM takes a table without rows for the one behind it in the same call, and updates that with the
+  width of the empty one; behind an empty last table it reads whatever memory holds. So every rank has rows.
+- TorchRec makes means of partial sums by dividing a collection's whole output, once one of its mean tables is cut by
+  rows. Tables that are not cut by rows are divided too, and those of ``grid_shard`` are not: both train wrongly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import TablePart
+from evenshard.placement.sharding import COLUMN_WISE, ROWS_ALONE, SEQUENCE_TYPES, SHARDING_TYPES, TYPES
+from evenshard.tables.table import MEAN, SEQUENCE, Table
+from evenshard.torchrec.model.modules import LocatedTable
+from evenshard.torchrec.plan.entries import type_among
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief
+
+
+@dataclass(frozen=True)
+class ShardedTable:
+    """A table of a collection, as it is sharded.
+
+    Attributes:
+        name: evenshard's.
+        pooling: sum, mean or none.
+        way: its sharding type.
+        allowed: the types that it may be written as.
+        parts: its parts.
+    """
+
+    name: str
+    pooling: str
+    way: str
+    allowed: frozenset[str]
+    parts: tuple[TablePart, ...]
+
+
+ANY_TYPE = frozenset(SHARDING_TYPES)
+
+
+def sharded_table(
+    located: LocatedTable,
+    parts: Sequence[TablePart],
+    machine: Machine,
+    ways: frozenset[str] = ANY_TYPE,
+    allowed: frozenset[str] = ANY_TYPE,
+) -> ShardedTable:
+    """A table of a model with its parts.
+
+    Args:
+        located: the table.
+        parts: all of it.
+        machine: of the ranks.
+        ways: sharding types that may be said of its parts, where one is a case of another.
+        allowed: the types that it may be written as.
+    """
+    table = Table(located.name, *located.shape, 1.0)
+    way = type_among(ways, parts, table, machine)
+    return ShardedTable(located.name, located.pooling, way, allowed, tuple(parts))
+
+
+def leaves_a_rank_empty(num_rows: int, way: str, machine: Machine) -> bool:
+    """Whether a rank that holds a part of a table by rows gets none of them, as TorchRec divides rows."""
+    if not TYPES[way].cuts_rows:
+        return False
+    ranks = len(TYPES[way].row_devices(machine, 0))
+    block = math.ceil(num_rows / ranks)
+    return block * (ranks - 1) >= num_rows
+
+
+def check_trainable(collection: Sequence[ShardedTable], machine: Machine, compute_device: str) -> None:
+    """Raises BadConfig if the tables of a collection cannot be trained so."""
+    widths = {part.columns.size for one in collection if one.way == COLUMN_WISE for part in one.parts}
+    others = [one for one in collection if one.way not in ROWS_ALONE]
+    for one in collection:
+        num_rows = max(part.rows.stop for part in one.parts)
+        if compute_device == "cpu" and leaves_a_rank_empty(num_rows, one.way, machine):
+            raise BadConfig(
+                f"table {brief(one.name)} is sharded {one.way}, and its {num_rows} rows leave a rank without any: on "
+                f"the CPU, FBGEMM then trains the tables beside it wrongly. Choose a type that cuts no rows."
+            )
+        if one.pooling == SEQUENCE:
+            _check_sequence(one, widths, compute_device)
+        elif one.pooling == MEAN and TYPES[one.way].cuts_rows and TYPES[one.way].cuts_columns:
+            raise BadConfig(
+                f"table {brief(one.name)} is sharded {one.way}, in which TorchRec trains no means. Leave it whole, "
+                f"replicate it, or cut it by columns."
+            )
+        elif one.pooling == MEAN and one.way in ROWS_ALONE and others:
+            raise BadConfig(
+                f"table {brief(one.name)} is sharded {one.way}, which TorchRec trains with means only where all tables "
+                f"of a collection are cut by rows, and {brief(others[0].name)} is {others[0].way}. Leave it whole, "
+                f"replicate it, or cut it by columns."
+            )
+
+
+def _check_sequence(table: ShardedTable, widths: set[int], compute_device: str) -> None:
+    if table.way not in SEQUENCE_TYPES:
+        raise BadConfig(
+            f"table {brief(table.name)} of an EmbeddingCollection is sharded {table.way}; TorchRec knows "
+            f"{', '.join(SEQUENCE_TYPES)} there. Choose one."
+        )
+    if table.way == COLUMN_WISE and len(widths) > 1:
+        raise BadConfig(
+            f"table {brief(table.name)} of an EmbeddingCollection is cut by columns, where parts have the widths "
+            f"{brief(sorted(widths))}. Give all of the collection one width."
+        )
+    if TYPES[table.way].is_replicated and compute_device == "cpu":
+        raise BadConfig(
+            f"table {brief(table.name)} of an EmbeddingCollection is replicated, which FBGEMM cannot look up on the "
+            f"CPU. Choose another type."
+        )
+
+
+def written_type(table: ShardedTable, collection: Sequence[ShardedTable]) -> str:
+    """The type to write: that of others in its collection, where the table is a case of it too.
+
+    TorchRec looks up and exchanges the tables of each type apart: one type less saves a kernel call and exchanges.
+    """
+    same = TYPES[table.way].with_more_columns
+    if table.pooling != SEQUENCE and same in table.allowed and any(one.way == same for one in collection):
+        return same
+    return table.way

@@ -1,0 +1,1 @@
+"""Placements as TorchRec's sharding plans, and plans as placements, as objects and as files."""

@@ -1,0 +1,203 @@
+"""The entry of one table in a TorchRec plan: the same words in a ``ShardingPlan`` and in a plan's file.
+
+They are those that TorchRec's ``EmbeddingModuleShardingPlan`` serializes; as there, a file leaves out what has its
+default. Nothing here needs TorchRec.
+
+TorchRec finds the rank of a row by its number: ceil(rows / ranks) on each, in the order of the ranks. So rows live in
+such blocks, and a rank that has none is listed with an empty shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from evenshard.placement.machine import Machine
+from evenshard.placement.memory import PREFETCH
+from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.sharding import DATA_PARALLEL, TYPES, sharding_type
+from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, ON_DEVICE, Storage
+from evenshard.sharders.torchrec.planner import DENSE_KERNEL, parts_of_shards, storage_of
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief, cut
+
+COMPUTE_DEVICES = ("cuda", "cpu")
+
+
+class ShardEntry(BaseModel):
+    """A part of a table on a rank; offsets and sizes are [rows, columns]."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    shard_offsets: tuple[int, int]
+    shard_sizes: tuple[int, int]
+    placement: str = Field(description="rank and device, such as rank:3/cuda:3")
+
+
+class CacheEntry(BaseModel):
+    """A cache in device memory: of TorchRec's ``CacheParams``, what evenshard sets."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    algorithm: Literal["LRU"] = Field(description="rows that were looked up longest ago leave first")
+    load_factor: float = Field(gt=0, le=1, description="rows that it holds, as a share of the table's")
+    prefetch_pipeline: bool | None = Field(None, description="whether the training pipeline prefetches rows")
+
+
+class TableEntry(BaseModel):
+    """A table: where its shards live, by columns, then rows; a replicated one is listed whole for every rank."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sharding_type: str = Field(description="one of the seven of TorchRec")
+    compute_kernel: str = Field(description="where the weights are kept; dense: replicas, which an optimizer updates")
+    ranks: tuple[int, ...]
+    shards: tuple[ShardEntry, ...]
+    cache_params: CacheEntry | None = Field(None, description="of kernels with a cache")
+
+
+def table_entry(
+    parts: Sequence[TablePart],
+    table: Table,
+    machine: Machine,
+    compute_device: str,
+    written_as: str | None = None,
+    prefetched: bool | None = None,
+) -> TableEntry:
+    """The entry of a table.
+
+    Args:
+        parts: all parts of the table, by columns, then rows.
+        table: the whole one.
+        machine: of the ranks.
+        compute_device: cuda or cpu.
+        written_as: the type to write; None for the one that the parts make.
+        prefetched: whether the training pipeline prefetches rows of caches; None leaves it to the sharders.
+
+    Raises:
+        BadConfig: if rows do not live where TorchRec looks them up, or their weights where no kernel of it does.
+    """
+    way = sharding_type(parts, table, machine)
+    if TYPES[way].is_replicated:
+        placed = [(rank, parts[0].rows, parts[0].columns) for rank in range(machine.num_devices)]
+    elif TYPES[way].cuts_rows:
+        placed = list(_row_blocks(parts, table, machine, way))
+    else:
+        placed = [(part.device, part.rows, part.columns) for part in parts]
+    kept = _storage(table, parts[0].storage, compute_device)
+    return TableEntry(
+        sharding_type=written_as or way,
+        compute_kernel=DENSE_KERNEL if TYPES[way].is_replicated else kept.kernel,
+        ranks=tuple(rank for rank, _, _ in placed),
+        shards=tuple(
+            ShardEntry(
+                shard_offsets=(rows.start, columns.start),
+                shard_sizes=(rows.size, columns.size),
+                placement=_place(rank, compute_device, machine.devices_per_node),
+            )
+            for rank, rows, columns in placed
+        ),
+        cache_params=CacheEntry(algorithm="LRU", load_factor=kept.load_factor, prefetch_pipeline=prefetched)
+        if kept.is_cached
+        else None,
+    )
+
+
+def prefetches(training_pipeline: str) -> bool | None:
+    """Whether a training pipeline prefetches the rows of caches; None where it is not named."""
+    return training_pipeline == PREFETCH if training_pipeline else None
+
+
+def _storage(table: Table, storage: Storage, compute_device: str) -> Storage:
+    """Where TorchRec keeps the weights: on the CPU its other kernels keep them in host memory, as the fused one does.
+
+    Those of UVM are written there too, so that a plan is the same; FBGEMM takes no cache of them.
+    """
+    if compute_device == "cpu":
+        return ON_DEVICE if storage.kernel in (HOST, KEY_VALUE) else storage
+    if storage.kernel == HOST:
+        raise BadConfig(
+            f"table {brief(table.name)} is kept as {HOST}, for which TorchRec has no kernel beside GPUs. Allow it "
+            f"{FUSED_UVM_CACHING} or {FUSED_UVM}."
+        )
+    return storage
+
+
+def parts_of_entry(name: str, entry: TableEntry) -> tuple[TablePart, ...]:
+    """Where an entry puts the parts of its table: one part of a replica, whose ranks are its devices.
+
+    Raises:
+        BadConfig: if there are no shards, or not a rank for each, or the load factor makes no sense.
+    """
+    if not entry.shards or len(entry.ranks) != len(entry.shards):
+        raise BadConfig(f"table {brief(name)} has {len(entry.ranks)} ranks and {len(entry.shards)} shards")
+    load_factor = None if entry.cache_params is None else entry.cache_params.load_factor
+    shards = zip(
+        entry.ranks,
+        (one.shard_offsets for one in entry.shards),
+        (one.shard_sizes for one in entry.shards),
+        strict=True,
+    )
+    parts = parts_of_shards(name, shards, storage_of(name, entry.compute_kernel, load_factor))
+    if parts and entry.sharding_type == DATA_PARALLEL:
+        return (replace(parts[0], devices=tuple(sorted(entry.ranks))),)
+    return tuple(parts)
+
+
+def table_of_parts(name: str, parts: Sequence[TablePart]) -> Table:
+    """A table with the rows and columns that its parts reach to, and with nothing known of its lookups."""
+    num_rows = max((part.rows.stop for part in parts), default=0)
+    return Table(name, num_rows, max((part.columns.stop for part in parts), default=0), 1.0)
+
+
+def type_among(allowed: Collection[str], parts: Sequence[TablePart], table: Table, machine: Machine) -> str:
+    """The type of a table's parts; that within a node where only this one is allowed."""
+    way = sharding_type(parts, table, machine)
+    in_node = TYPES[way].within_node or way
+    return in_node if way not in allowed and in_node in allowed else way
+
+
+def _row_blocks(
+    parts: Sequence[TablePart], table: Table, machine: Machine, way: str
+) -> Iterator[tuple[int, Span, Span]]:
+    """The rank, rows and columns of all blocks of rows, empty ones too."""
+    for columns, of_columns in groupby(parts, key=lambda part: part.columns):
+        held = {part.device: part.rows for part in of_columns}
+        ranks = TYPES[way].row_devices(machine, min(held))
+        block = -(-table.num_rows // len(ranks))
+        edges = [min(number * block, table.num_rows) for number in range(len(ranks) + 1)]
+        blocks = {rank: Span(*edges[number : number + 2]) for number, rank in enumerate(ranks)}
+        if held != {rank: rows for rank, rows in blocks.items() if rows.size}:
+            where = cut(", ".join(f"{rows} on {rank}" for rank, rows in sorted(held.items())))
+            raise BadConfig(
+                f"table {brief(table.name)} has the rows {where}. TorchRec trains blocks of {block} rows in the order "
+                f"of the ranks. Place it so."
+            )
+        for rank, rows in blocks.items():
+            yield rank, rows, columns
+
+
+def _place(rank: int, compute_device: str, local_world_size: int) -> str:
+    """A rank's device; GPUs are counted within a node."""
+    device = compute_device if compute_device == "cpu" else f"{compute_device}:{rank % local_world_size}"
+    return f"rank:{rank}/{device}"
+
+
+def checked_local_world_size(local_world_size: int | None, world_size: int, compute_device: str) -> int:
+    """Ranks of a node; all of them where it is not given.
+
+    Raises:
+        BadConfig: if the ranks do not fill the nodes, or if the kind of device is unknown.
+    """
+    if compute_device not in COMPUTE_DEVICES:
+        raise BadConfig(f"compute_device is {brief(compute_device)}. Choose one of {', '.join(COMPUTE_DEVICES)}.")
+    if local_world_size is None:
+        return world_size
+    if local_world_size < 1 or world_size % local_world_size:
+        raise BadConfig(f"local_world_size is {local_world_size}, world_size {world_size}. Give a divisor of it.")
+    return local_world_size

@@ -1,0 +1,215 @@
+"""A plan file, which carries a plan from the command line into a training job: JSON without pickle, so safe to read.
+
+``evenshard place ... --format torchrec -o plan.json`` knows tables only. Where they stand in the model is said when the
+plan is loaded::
+
+    plan = load_plan("plan.json", model)
+    model = DistributedModelParallel(model, plan=plan)
+
+``tables`` of the file are, one by one, what TorchRec's ``EmbeddingModuleShardingPlan`` serializes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import TablePart
+from evenshard.placement.sharding import DATA_PARALLEL, TABLE_COLUMN_WISE
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.file import read_json, validate_record
+from evenshard.tables.table import Table
+from evenshard.torchrec.model.fused_optimizers import AllowedReplicas
+from evenshard.torchrec.plan.entries import (
+    TableEntry,
+    checked_local_world_size,
+    parts_of_entry,
+    prefetches,
+    table_entry,
+    table_of_parts,
+    type_among,
+)
+from evenshard.torchrec.plan.plans import parts_on_machine, plan_of_parts
+from evenshard.torchrec.planner.topology import device_of_process
+from evenshard.utils.atomic import atomic_path
+from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.messages import brief
+
+if TYPE_CHECKING:
+    from torchrec.distributed.types import ShardingPlan
+
+    from evenshard.torchrec.plan.plans import Modules
+
+_WHAT = "a TorchRec plan"
+_REMEDY = "Write it with `evenshard place ... --format torchrec -o`."
+
+
+class PlanFile(BaseModel):
+    """A TorchRec plan by evenshard, of tables whose modules are not known yet."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_version: Literal[1]
+    world_size: int = Field(ge=1)
+    local_world_size: int = Field(ge=1, description="ranks of a node")
+    compute_device: Literal["cuda", "cpu"]
+    tables: dict[str, TableEntry]
+    lineage: dict[str, Any] = Field(description="as in placement.json")
+    dense_optimizer: str = Field(
+        default="", description="optimizer of replicas, as the user says; left out where unsaid"
+    )
+    replicas_by_name: list[str] = Field(
+        default=[], description="replicated tables that may be; left out where there are none"
+    )
+
+
+def save_plan(
+    answer: PlacementAnswer,
+    path: str | Path,
+    local_world_size: int | None = None,
+    compute_device: str = "cuda",
+) -> None:
+    """Writes the plan as a whole or not at all; see ``plan_text``.
+
+    Args:
+        path: path of the plan file.
+    """
+    text = plan_text(answer, local_world_size, compute_device)
+    with atomic_path(path) as draft:
+        draft.write_text(text)
+
+
+def plan_text(answer: PlacementAnswer, local_world_size: int | None = None, compute_device: str = "cuda") -> str:
+    """The plan as JSON. TorchRec is not needed.
+
+    Args:
+        answer: answer of ``evenshard.place``; its devices become ranks.
+        local_world_size: ranks of a node; those of the answer's machine where it is left out.
+        compute_device: cuda or cpu.
+
+    Raises:
+        BadConfig: if ranks do not fill nodes, if the kind of device is unknown, or TorchRec has no such kernel.
+    """
+    nodes = answer.request.nodes
+    local_world_size = nodes.devices_per_node if local_world_size is None else local_world_size
+    machine = Machine(nodes.num_devices, checked_local_world_size(local_world_size, nodes.num_devices, compute_device))
+    parts_of_table = parts_on_machine(answer.parts, answer.request.tables, machine)
+    prefetched = prefetches(answer.request.training_pipeline)
+    allowed = AllowedReplicas.of(answer.request)
+    entries = {}
+    for at, table in enumerate(answer.request.tables):
+        parts = parts_of_table[table.name]
+        way = type_among(answer.task.limits_of(at).types, parts, table, machine)
+        entries[table.name] = table_entry(parts, table, machine, compute_device, way, prefetched)
+    plan = PlanFile.model_validate(
+        {
+            "schema_version": 1,
+            "world_size": answer.num_devices,
+            "local_world_size": local_world_size,
+            "compute_device": compute_device,
+            "tables": entries,
+            "lineage": dict(answer.lineage),
+            "dense_optimizer": allowed.dense_optimizer,
+            "replicas_by_name": [
+                table.name
+                for table in answer.request.tables
+                if table.name in allowed.by_name and entries[table.name].sharding_type == DATA_PARALLEL
+            ],
+        }
+    )
+    return json.dumps(plan.model_dump(mode="json", exclude_defaults=True), indent=1, allow_nan=False) + "\n"
+
+
+def load_plan(
+    path: str | Path,
+    modules: Modules,
+    *,
+    local_world_size: int | None = None,
+    compute_device: str | None = None,
+) -> ShardingPlan:
+    """The plan for a model, as ``DistributedModelParallel`` takes it.
+
+    Args:
+        path: path of a file that ``save_plan`` wrote.
+        modules: the model that will be wrapped, or its collections by path. Tables are found by their names, those
+            that several collections have by path and name, as ``tables_of`` calls them.
+        local_world_size: ranks of a node, if they are not those of the file.
+        compute_device: cuda or cpu. Where left out, that of the process, if it has a process group or torchrun started
+            it; else that of the file.
+
+    Raises:
+        BadFile: if the file is missing, torn, or says something impossible.
+        BadConfig: if the model has other tables, or a fused optimizer for one that is replicated without
+            permission, TorchRec is not installed, or an argument makes no sense.
+    """
+    record, tables, parts = _read(path)
+    compute_device = device_of_process(record.compute_device) if compute_device is None else compute_device
+    local_world_size = record.local_world_size if local_world_size is None else local_world_size
+    machine = Machine(record.world_size, checked_local_world_size(local_world_size, record.world_size, compute_device))
+    replicas = AllowedReplicas(record.dense_optimizer, frozenset(record.replicas_by_name))
+    types, prefetched = _allowed(record), _prefetched(record.tables)
+    return plan_of_parts(parts, tables, modules, machine, compute_device, types, prefetched, replicas)
+
+
+def load_plan_parts(path: str | Path) -> tuple[tuple[TablePart, ...], int]:
+    """Where the tables of a plan file live, and the number of its ranks. TorchRec is not needed.
+
+    Raises:
+        BadFile: as ``load_plan``.
+    """
+    record, _, parts = _read(path)
+    return parts, record.world_size
+
+
+def _read(path: str | Path) -> tuple[PlanFile, tuple[Table, ...], tuple[TablePart, ...]]:
+    record = validate_record(PlanFile, read_json(path, _WHAT, _REMEDY), path, _WHAT, _REMEDY)
+    try:
+        machine = Machine(record.world_size, record.local_world_size)
+        return record, *contents_of(record.tables, machine, record.compute_device)
+    except BadConfig as error:
+        raise BadFile(path, str(error).rstrip("."), _REMEDY) from None
+
+
+def contents_of(
+    entries: Mapping[str, TableEntry], machine: Machine, compute_device: str
+) -> tuple[tuple[Table, ...], tuple[TablePart, ...]]:
+    """The tables of entries, as far as these know them, and where they live.
+
+    Raises:
+        BadConfig: if an entry is not what ``save_plan`` would write of it.
+    """
+    tables: list[Table] = []
+    found: list[TablePart] = []
+    prefetched = _prefetched(entries)
+    for name, entry in entries.items():
+        parts = parts_of_entry(name, entry)
+        table = table_of_parts(name, parts)
+        if problem := table.problem():
+            raise BadConfig(f"table {brief(name)}: {problem}")
+        whole = parts_on_machine(parts, [table], machine)[name]
+        way = type_among({entry.sharding_type}, whole, table, machine)
+        if entry != table_entry(whole, table, machine, compute_device, way, prefetched):
+            raise BadConfig(f"the ranks, shards and types of table {brief(name)} contradict each other")
+        tables.append(table)
+        found.extend(whole)
+    return tuple(tables), tuple(found)
+
+
+def _allowed(record: PlanFile) -> dict[str, frozenset[str]]:
+    """The types that a table may be written as, where it is not all of them."""
+    return {
+        name: frozenset({TABLE_COLUMN_WISE})
+        for name, entry in record.tables.items()
+        if entry.sharding_type == TABLE_COLUMN_WISE
+    }
+
+
+def _prefetched(entries: Mapping[str, TableEntry]) -> bool | None:
+    """Whether rows of caches are prefetched; all entries say the same."""
+    caches = (entry.cache_params for entry in entries.values())
+    return next((one.prefetch_pipeline for one in caches if one is not None), None)

@@ -1,0 +1,326 @@
+"""A placement as TorchRec's ``ShardingPlan``, and a plan as a placement.
+
+All seven sharding types are written, on fused kernels, which update the weights in the backward pass and keep them
+wherever the placement says; replicas are on dense ones. A plan names tables by the path of their collection and their
+own name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast, overload
+
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import TablePart
+from evenshard.placement.placement import Placement
+from evenshard.placement.plan import grouped_parts, parts_by_table
+from evenshard.placement.sharding import DATA_PARALLEL, tiling_problem
+from evenshard.placement.storage import KEY_VALUE
+from evenshard.placement.task import ShardingTask
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.sharders.torchrec.compat import require_torchrec
+from evenshard.sharders.torchrec.planner import DENSE_KERNEL, KERNELS_OF_TABLES, parts_of_parameter
+from evenshard.tables.table import Table, duplicate_name
+from evenshard.torchrec.model.fused_optimizers import AllowedReplicas, warn_of_replicas
+from evenshard.torchrec.model.modules import LocatedTable, located_tables, qualified_name
+from evenshard.torchrec.model.trainable import ANY_TYPE, ShardedTable, check_trainable, sharded_table, written_type
+from evenshard.torchrec.plan.entries import TableEntry, checked_local_world_size, prefetches, table_entry
+from evenshard.torchrec.planner.topology import device_of_process
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief, cut
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.types import CacheParams, KeyValueParams, ParameterSharding, ShardingPlan
+
+    from evenshard.torchrec.model.modules import Collection
+
+    Modules = nn.Module | Mapping[str, Collection]
+
+
+# Out -----------------------------------------------------------------------------------------------------------------
+
+
+@overload
+def sharding_plan(
+    answer: PlacementAnswer,
+    tables: Modules,
+    /,
+    *,
+    compute_device: str | None = None,
+    local_world_size: int | None = None,
+) -> ShardingPlan: ...
+@overload
+def sharding_plan(
+    answer: PlacementAnswer | Placement | Sequence[TablePart],
+    tables: Sequence[Table],
+    modules: Modules,
+    world_size: int | None = None,
+    *,
+    compute_device: str | None = None,
+    local_world_size: int | None = None,
+) -> ShardingPlan: ...
+def sharding_plan(
+    answer: PlacementAnswer | Placement | Sequence[TablePart],
+    tables: Sequence[Table] | Modules,
+    modules: Modules | None = None,
+    world_size: int | None = None,
+    *,
+    compute_device: str | None = None,
+    local_world_size: int | None = None,
+) -> ShardingPlan:
+    """A plan that ``DistributedModelParallel`` accepts; device ids are ranks.
+
+    An answer of ``evenshard.place`` knows its tables: ``sharding_plan(answer, model)``. Where a collection has tables
+    cut by columns, its whole ones are written as column_wise with one part: TorchRec looks both up in one call.
+
+    Args:
+        answer: a placement of ``tables``, or parts of them.
+        tables: tables in the placement's order, with their names from ``tables_of``; they may stand in any order.
+        modules: the model that will be wrapped, or its collections by path.
+        world_size: ranks; those of the answer where it is left out, which parts do not tell.
+        compute_device: cuda or cpu (TorchRec's device types). Where left out, that of the process, if it has a process
+            group or torchrun started it; else cuda.
+        local_world_size: ranks of a node; where it is left out, those of the answer's machine, or all of them.
+
+    Raises:
+        BadConfig: if answer, tables and modules do not belong together, or TorchRec cannot train the tables so; if an
+            answer replicates a table with a fused optimizer, which was not allowed.
+    """
+    allowed: Mapping[str, frozenset[str]] = {}
+    prefetched, replicas = None, None
+    if isinstance(answer, PlacementAnswer):
+        if modules is None:
+            tables, modules = answer.request.tables, cast("Modules", tables)
+        if local_world_size is None:
+            local_world_size = answer.request.nodes.devices_per_node
+        allowed = {table.name: answer.task.limits_of(at).types for at, table in enumerate(answer.request.tables)}
+        prefetched = prefetches(answer.request.training_pipeline)
+        replicas = AllowedReplicas.of(answer.request)
+    if modules is None:
+        raise BadConfig("the model is missing. Give tables and model.")
+    tables = cast("Sequence[Table]", tables)
+    if isinstance(answer, PlacementAnswer | Placement):
+        if world_size not in (None, answer.num_devices):
+            raise BadConfig(
+                f"the placement has {answer.num_devices} devices, world_size is {world_size}. Place the tables again."
+            )
+        world_size = answer.num_devices
+        answer = answer.parts if isinstance(answer, PlacementAnswer) else answer.parts(tables)
+    compute_device = device_of_process("cuda") if compute_device is None else compute_device
+    if world_size is None or world_size < 1:
+        raise BadConfig(f"world_size is {world_size}; parts need it. Give the number of ranks.")
+    machine = Machine(world_size, checked_local_world_size(local_world_size, world_size, compute_device))
+    return plan_of_parts(answer, tables, modules, machine, compute_device, allowed, prefetched, replicas)
+
+
+def plan_of_parts(
+    parts: Sequence[TablePart],
+    tables: Sequence[Table],
+    modules: Modules,
+    machine: Machine,
+    compute_device: str,
+    allowed: Mapping[str, frozenset[str]],
+    prefetched: bool | None = None,
+    replicas: AllowedReplicas | None = None,
+) -> ShardingPlan:
+    """The plan of parts.
+
+    Args:
+        allowed: the types that a table may be written as, by its name: any where it is not.
+        prefetched: whether the training pipeline prefetches rows of caches; None leaves it to the sharders.
+        replicas: which tables with a fused optimizer may be replicated; None for all, with a warning.
+    """
+    require_torchrec()
+    from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
+
+    parts_of_table = parts_on_machine(parts, tables, machine)
+    of_model = located_tables(modules)
+    _check_same_tables(tables, of_model)
+    replicated = [one for one in of_model if len(parts_of_table[one.name][0].devices) > 1]
+    warn_of_replicas(replicated) if replicas is None else replicas.check(replicated)
+    collections: dict[str, dict[str, ShardedTable]] = {}
+    for one in of_model:
+        types = allowed.get(one.name, ANY_TYPE)
+        sharded = sharded_table(one, parts_of_table[one.name], machine, types, types)
+        collections.setdefault(one.path, {})[one.config.name] = sharded
+    given = {table.name: table for table in tables}
+    data_types = {(one.path, one.config.name): one.config.data_type for one in of_model}
+    plan: dict[str, Any] = {}
+    for path, collection in collections.items():
+        together = list(collection.values())
+        check_trainable(together, machine, compute_device)
+        plan[path] = EmbeddingModuleShardingPlan()
+        for name, table in collection.items():
+            way = written_type(table, together)
+            entry = table_entry(table.parts, given[table.name], machine, compute_device, way, prefetched)
+            plan[path][name] = parameter_sharding(entry, data_types[path, name])
+    return ShardingPlan(plan)
+
+
+def parts_on_machine(
+    parts: Sequence[TablePart], tables: Sequence[Table], machine: Machine
+) -> Mapping[str, tuple[TablePart, ...]]:
+    """The parts of each table, by columns, then rows.
+
+    Raises:
+        BadConfig: if the parts are not those of the tables, or two tables have one name.
+    """
+    _check_names(tables)
+    return parts_by_table(ShardingTask(tuple(tables), machine, (0,) * machine.num_devices, 1), parts)
+
+
+def _check_same_tables(tables: Sequence[Table], located: Sequence[LocatedTable]) -> None:
+    of_model = {one.name: one.shape for one in located}
+    given = {table.name: (table.num_rows, table.embedding_dim) for table in tables}
+    for name in (*given, *of_model):
+        if name not in of_model:
+            raise BadConfig(f"table {brief(name)} is not in the model's collections. Use the tables of `tables_of`.")
+        if name not in given:
+            raise BadConfig(f"table {brief(name)} of the model is not placed. Use the tables of `tables_of`.")
+        if given[name] != of_model[name]:
+            raise BadConfig(
+                f"table {brief(name)} was placed with {' x '.join(map(str, given[name]))} weights, but has "
+                f"{' x '.join(map(str, of_model[name]))} in the model. Place the model's tables."
+            )
+
+
+def parameter_sharding(entry: TableEntry, data_type: Any) -> ParameterSharding:
+    """A replicated table has no specification of shards in TorchRec."""
+    from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding, ShardMetadata
+
+    shards = [
+        ShardMetadata(
+            shard_offsets=list(one.shard_offsets),
+            shard_sizes=list(one.shard_sizes),
+            placement=one.placement,
+        )
+        for one in entry.shards
+    ]
+    return ParameterSharding(
+        sharding_type=entry.sharding_type,
+        compute_kernel=entry.compute_kernel,
+        ranks=list(entry.ranks),
+        sharding_spec=None if entry.sharding_type == DATA_PARALLEL else EnumerableShardingSpec(shards),
+        cache_params=_cache_params(entry),
+        key_value_params=_key_value_params(entry, data_type) if entry.compute_kernel == KEY_VALUE else None,
+    )
+
+
+def _cache_params(entry: TableEntry) -> CacheParams | None:
+    """The cache of a table, in a call of its own kind.
+
+    TorchRec looks up all tables with equal parameters in one call, whose cache has rows as wide as the widest, and the
+    mean load factor over whole tables, however many of their rows a rank has: more memory than all their caches. The
+    memory to be left, which is a few bytes, tells tables of other widths or load factors apart.
+    """
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
+    from torchrec.distributed.types import CacheParams
+
+    cache = entry.cache_params
+    if cache is None:
+        return None
+    return CacheParams(
+        algorithm=CacheAlgorithm[cache.algorithm],
+        load_factor=cache.load_factor,
+        reserved_memory=max(one.shard_sizes[1] for one in entry.shards) + cache.load_factor,
+        prefetch_pipeline=cache.prefetch_pipeline,
+    )
+
+
+def _key_value_params(entry: TableEntry, data_type: Any) -> KeyValueParams:
+    """The cache of a table on SSDs, which TorchRec 1.8 sizes itself, as 0.2 of the rows: at most as large as it should.
+
+    A call of several tables has one such limit for all of them together.
+    """
+    from torchrec.distributed.types import KeyValueParams
+    from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS
+
+    assert entry.cache_params is not None
+    weights = max(rows * columns for rows, columns in (one.shard_sizes for one in entry.shards))
+    size_bytes = entry.cache_params.load_factor * weights * DATA_TYPE_NUM_BITS[data_type] / 8
+    return KeyValueParams(max_l1_cache_size=max(1, int(size_bytes / 2**20)))
+
+
+# In ------------------------------------------------------------------------------------------------------------------
+
+
+def placement_of(plan: ShardingPlan, tables: Sequence[Table], num_devices: int) -> Placement:
+    """Where a plan puts whole tables, in the order of ``tables``; a table in several parts on one rank is whole.
+
+    Args:
+        plan: TorchRec's or evenshard's.
+        tables: all that the plan shards, called as ``tables_of`` calls them.
+        num_devices: ranks; a plan does not tell them, as some may hold nothing.
+
+    Raises:
+        BadConfig: if the plan cuts or replicates a table, or is of other tables.
+    """
+    _check_names(tables)
+    device_of_table = []
+    found = grouped_parts(tables, num_devices, shards_of(plan, tables))
+    for table in tables:
+        name, parts = table.name, found[table.name]
+        if problem := tiling_problem(parts, table):
+            raise BadConfig(f"table {brief(name)} {problem}")
+        devices = {device for part in parts for device in part.devices}
+        if len(devices) > 1:
+            raise BadConfig(
+                f"table {brief(name)} is split over the devices {sorted(devices)}, and a Placement holds whole tables. "
+                f"Use the shards instead, or plan table_wise only."
+            )
+        device_of_table.append(devices.pop())
+    return Placement(tuple(device_of_table), num_devices)
+
+
+def _check_names(tables: Sequence[Table]) -> None:
+    if (twice := duplicate_name(tables)) is not None:
+        raise BadConfig(f"two tables are called {brief(twice)}. Give each its own name.")
+
+
+def shards_of(plan: ShardingPlan, tables: Sequence[Table]) -> tuple[TablePart, ...]:
+    """Where a plan puts the parts of tables, table after table, in the order of ``tables``.
+
+    Parts of a table on one rank are one wider part, so that its columns may stand in another order than in the plan. A
+    cache without a load factor has TorchRec's own. Tables on kernels that evenshard does not know (``other_kernels``)
+    are read as if in device memory.
+
+    Raises:
+        BadConfig: if the plan is of other tables, or does not list their shards.
+    """
+    return tuple(part for table, entry in _entries(plan, tables) for part in parts_of_parameter(table, entry))
+
+
+def other_kernels(plan: ShardingPlan, tables: Sequence[Table]) -> dict[str, str]:
+    """Compute kernels by table, of those that evenshard does not place on: such as quantized ones."""
+    return {
+        table.name: entry.compute_kernel
+        for table, entry in _entries(plan, tables)
+        if entry.compute_kernel not in (*KERNELS_OF_TABLES, DENSE_KERNEL)
+    }
+
+
+def _entries(plan: ShardingPlan, tables: Sequence[Table]) -> list[tuple[Table, ParameterSharding]]:
+    """Every table with its entry."""
+    entries = {(path, name): one for path, module in plan.plan.items() for name, one in _parameters(path, module)}
+    keys_of: dict[str, list[tuple[str, str]]] = {}
+    for key in entries:
+        for name in {key[1], qualified_name(*key)}:
+            keys_of.setdefault(name, []).append(key)
+    found = []
+    for table in tables:
+        keys = keys_of.get(table.name, [])
+        if len(keys) != 1 or keys[0] not in entries:
+            problem = "not in the plan" if len(keys) < 2 else f"in the plan {len(keys)} times"
+            raise BadConfig(f"table {brief(table.name)} is {problem}. Give the tables as `tables_of` calls them.")
+        found.append((table, entries.pop(keys[0])))
+    if entries:
+        left = cut(", ".join(repr(qualified_name(*key)) for key in entries))
+        raise BadConfig(f"the plan also shards {left}. Give all its tables.")
+    return found
+
+
+def _parameters(path: str, module: Any) -> Sequence[tuple[str, ParameterSharding]]:
+    if not isinstance(module, Mapping):
+        raise BadConfig(f"the plan shards {path or 'the model'} by a {type(module).__name__}, not by tables. Leave it.")
+    return list(module.items())

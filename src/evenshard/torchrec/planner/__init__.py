@@ -1,0 +1,1 @@
+"""``EvenshardPlanner``, in place of TorchRec's ``EmbeddingShardingPlanner``."""

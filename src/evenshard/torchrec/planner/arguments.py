@@ -1,0 +1,257 @@
+"""The arguments of TorchRec's own planner: what they become here, and the same planner of theirs.
+
+Modules that evenshard does not place are planned by it, in the memory that is left.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from evenshard.sharders.torchrec.compat import known_arguments, planner_error
+from evenshard.torchrec.model.modules import qualified_name
+from evenshard.torchrec.planner.machine import TorchRecMachine, of_nodes
+from evenshard.torchrec.planner.topology import with_memory
+from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.limits import Range
+from evenshard.utils.messages import brief, cut
+from evenshard.utils.units import gb_text, size_text
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.planner import EmbeddingShardingPlanner
+    from torchrec.distributed.planner.types import (
+        Enumerator,
+        ParameterConstraints,
+        Partitioner,
+        PerfModel,
+        PlanLoader,
+        Proposer,
+        ShardingOption,
+        Stats,
+        StorageReservation,
+        Topology,
+    )
+    from torchrec.distributed.types import ModuleSharder, ShardingPlan
+
+DEFAULT_BATCH_SIZE = 512
+"""Samples per rank; TorchRec's planner assumes the same."""
+
+
+@dataclass(frozen=True)
+class PlannerArguments:
+    """What ``EmbeddingShardingPlanner`` takes, by its names and in its order; None where it was left out."""
+
+    topology: Topology | None = None
+    batch_size: int = DEFAULT_BATCH_SIZE
+    enumerator: Enumerator | None = None
+    storage_reservation: StorageReservation | None = None
+    proposer: Proposer | list[Proposer] | None = None
+    partitioner: Partitioner | None = None
+    performance_model: PerfModel | None = None
+    stats: list[Stats] | None = None
+    constraints: Mapping[str, ParameterConstraints] | None = None
+    debug: bool = True
+    callbacks: Sequence[Callable[[list[ShardingOption]], list[ShardingOption]]] | None = None
+    timeout_seconds: float | None = None
+    plan_loader: PlanLoader | None = None
+
+    def __post_init__(self) -> None:
+        """Says what else stands where TorchRec has its topology, and what makes no sense.
+
+        Raises:
+            BadConfig: it says which.
+        """
+        if self.topology is not None and not hasattr(self.topology, "world_size"):
+            raise BadConfig(
+                f"topology is a {type(self.topology).__name__}. Give TorchRec's Topology; a sharder is sharder=..."
+            )
+        if self.timeout_seconds is not None and self.timeout_seconds <= 0:
+            raise BadConfig(f"timeout_seconds is {brief(self.timeout_seconds)}. Give a number above 0, or None.")
+
+    @property
+    def constraints_by_table(self) -> dict[str, ParameterConstraints]:
+        """TorchRec's constraints; empty where there are none."""
+        return dict(self.constraints or {})
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What of them decides nothing, in a line."""
+        idle = {"proposer": self.proposer, "partitioner": self.partitioner}
+        named = [f"{name} ({_types_of(one)})" for name, one in idle.items() if one is not None]
+        if not named:
+            return ()
+        verb = "decides" if len(named) == 1 else "decide"
+        return (f"{' and '.join(named)} {verb} nothing: evenshard's own search proposes and places.",)
+
+    def planner(self, **others: Any) -> EmbeddingShardingPlanner:
+        """TorchRec's planner with these arguments, as far as the installed version has them.
+
+        Args:
+            others: arguments that have another value.
+        """
+        from torchrec.distributed.planner import EmbeddingShardingPlanner
+
+        own = replace(self, **others)
+        given = {one.name: getattr(own, one.name) for one in fields(own) if getattr(own, one.name) is not None}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of the reservation that it makes where none is given
+            return EmbeddingShardingPlanner(**known_arguments(EmbeddingShardingPlanner.__init__, given))
+
+    def after_reservation(
+        self,
+        machine: TorchRecMachine,
+        topology: Topology,
+        module: nn.Module,
+        sharders: Sequence[ModuleSharder[Any]],
+        *,
+        keeps_host: bool,
+    ) -> TorchRecMachine:
+        """The machine with the memory that the storage reservation leaves for tables.
+
+        Args:
+            topology: of the machine, before.
+            keeps_host: whether the memory of hosts is left as it is.
+
+        Raises:
+            PlannerError: TorchRec's, if the reservation leaves nothing.
+        """
+        assert self.storage_reservation is not None
+        left = self.storage_reservation.reserve(
+            topology=topology,
+            batch_size=self.batch_size,
+            module=module,
+            sharders=list(sharders),
+            constraints=self.constraints_by_table or None,
+        )
+        on_cpu = machine.compute_device == "cpu"
+        left_bytes = [one.storage.ddr if on_cpu else one.storage.hbm for one in left.devices]
+        if max(left_bytes) <= 0:
+            has, kind = gb_text(max(machine.caps_bytes)), _types_of(self.storage_reservation)
+            asked = getattr(self.storage_reservation, "_hbm_reserved_bytes", 0)  # of FixedAbsoluteStorageReservation
+            keeps = f"{gb_text(asked)} per device, which has {has}" if asked else f"all {has} of a device"
+            error = InfeasibleTask(
+                f"storage_reservation ({kind}) keeps {keeps}: nothing is left for tables.",
+                "Reserve less, or raise memory_cap_gb.",
+            )
+            raise planner_error(error, "INSUFFICIENT_STORAGE")
+        rooms = [max(room, 0) for room in left_bytes]
+        kept = {cap - room for cap, room in zip(machine.caps_bytes, rooms, strict=True)}
+        if not keeps_host and not on_cpu:
+            ddrs = [max(one.storage.ddr, 0) for one in left.devices]
+            host_bytes = of_nodes(ddrs, machine.nodes.devices_per_node, None)
+            machine = replace(machine, nodes=replace(machine.nodes, host_bytes=host_bytes))
+        if len(kept) == 1 and min(kept) >= 0:
+            return replace(machine, reserved_bytes=kept.pop(), reserved_share=0.0)
+        return replace(machine, caps_bytes=tuple(rooms), reserved_bytes=0, reserved_share=0.0)
+
+
+def _types_of(one: Any) -> str:
+    return ", ".join(type(each).__name__ for each in (one if isinstance(one, list) else [one]))
+
+
+def reservation_of(given: StorageReservation | None, percentage: float | None) -> StorageReservation | None:
+    """The storage reservation that was given, or the heuristical one of a percentage.
+
+    Raises:
+        BadConfig: if both are given.
+    """
+    if percentage is None:
+        return given
+    if given is not None:
+        raise BadConfig(
+            "storage_reservation and heuristical_storage_reservation_percentage are both given. Give one of the two."
+        )
+    return heuristical(percentage)
+
+
+def heuristical(percentage: float, dense_bytes: int | None = None) -> StorageReservation:
+    """TorchRec's ``HeuristicalStorageReservation``, without its warning.
+
+    Args:
+        percentage: share of each device's memory that is kept.
+        dense_bytes: of the dense model; TorchRec's own count where left out.
+    """
+    from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
+
+    if problem := Range(0, 1).problem(percentage):
+        raise BadConfig(f"heuristical_storage_reservation_percentage {problem}. Correct it.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return HeuristicalStorageReservation(percentage=percentage, dense_tensor_estimate=dense_bytes)
+
+
+# Modules that evenshard does not place --------------------------------------------------------------------------------
+
+
+def plan_of_others(
+    modules: Mapping[str, nn.Module],
+    sharders: Sequence[ModuleSharder[Any]] | None,
+    machine: TorchRecMachine,
+    left_bytes: Sequence[int],
+    left_host_bytes: Sequence[int],
+    topology: Topology,
+    arguments: PlannerArguments,
+) -> ShardingPlan:
+    """TorchRec's plan of the modules.
+
+    Args:
+        modules: by their paths in the model.
+        sharders: sharders of modules; TorchRec's default ones where left out.
+        left_bytes: memory of each rank for them.
+        left_host_bytes: memory of each node for them; empty for none.
+        topology: TorchRec's description of the machine, apart from its memory.
+        arguments: TorchRec's, as the planner was given them.
+
+    Raises:
+        PlannerError: if TorchRec finds none.
+        BadConfig: if it cannot plan such modules.
+    """
+    from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+    from torchrec.distributed.planner.types import PlannerError
+    from torchrec.distributed.sharding_plan import get_default_sharders
+
+    host_bytes = [of_node // machine.nodes.devices_per_node for of_node in left_host_bytes]
+    planner = arguments.planner(
+        topology=with_memory(topology, left_bytes, host_bytes),
+        enumerator=None,
+        storage_reservation=FixedPercentageStorageReservation(0.0),  # what is reserved is not among what is left
+        stats=[],  # the whole plan has its own
+        constraints=arguments.constraints_by_table or None,
+        debug=False,
+        callbacks=None,
+        plan_loader=None,
+    )
+    names = cut(", ".join(path or "the model" for path in modules))
+    try:
+        return planner.plan(_alone(modules), list(get_default_sharders() if sharders is None else sharders))
+    except PlannerError as error:
+        raise PlannerError(
+            f"TorchRec's planner finds no plan of {names}, which evenshard does not place, with "
+            f"{size_text(min(left_bytes))} to {size_text(max(left_bytes))} of a rank left for them. "
+            f"Raise memory_cap_gb or the number of ranks, or constrain their tables less.",
+            error.error_type,
+        ) from error
+    except (ValueError, RuntimeError) as error:  # such as managed collisions with fewer buckets than ranks
+        raise BadConfig(f"TorchRec's planner cannot plan {names}: {error}") from error
+
+
+def _alone(modules: Mapping[str, nn.Module]) -> nn.Module:
+    """A model of these modules only, under the same paths."""
+    from torch import nn
+
+    if "" in modules:
+        return modules[""]
+    parents: dict[str, nn.Module] = {"": nn.Module()}
+    for path, module in modules.items():
+        above, *names = "", *path.split(".")
+        for name in names[:-1]:
+            below = qualified_name(above, name)
+            if below not in parents:
+                parents[below] = nn.Module()
+                parents[above].add_module(name, parents[below])
+            above = below
+        parents[above].add_module(names[-1], module)
+    return parents[""]

@@ -1,0 +1,421 @@
+"""TorchRec's ``ParameterConstraints`` as rules and tables: what of them changes a placement, and what is left aside."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from evenshard.measure.hardware import HardwareName
+from evenshard.placement.parts import COLUMN_STEP
+from evenshard.placement.sharding import COLUMNS_ALONE, DATA_PARALLEL, TABLE_WISE
+from evenshard.placement.storage import COMPUTE_KERNELS, FUSED
+from evenshard.planner.request import PlacementRequest, memory_problem
+from evenshard.planner.rules import Rules
+from evenshard.sharders.torchrec.compat import TooStrict
+from evenshard.sharders.torchrec.planner import DENSE_KERNEL
+from evenshard.tables.assumptions import TableSet
+from evenshard.tables.cache import LOAD_FACTORS
+from evenshard.tables.table import Table
+from evenshard.torchrec.model.modules import located_tables, other_tables_in
+from evenshard.torchrec.model.tables import changed_fields, with_bags
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief, cut
+
+if TYPE_CHECKING:
+    from torchrec.distributed.planner.types import ParameterConstraints
+    from torchrec.distributed.types import ShardingPlan
+
+    from evenshard.torchrec.model.modules import Collections
+
+USED = (
+    "sharding_types",
+    "compute_kernels",
+    "min_partition",
+    "pooling_factors",
+    "num_poolings",
+    "batch_sizes",
+    "feature_names",
+    "is_weighted",
+    "device_group",
+)
+"""Fields that change what is placed, or where."""
+CARRIED = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype")
+"""Fields that a plan hands on to the kernels as they are."""
+OF_KERNELS = ("cache_params", "key_value_params")
+"""Fields that a plan hands on to tables with such a kernel, but for sizes of caches; see ``carry_over``.
+
+All others are named in a note where they are set.
+"""
+
+
+@dataclass(frozen=True)
+class Constrained:
+    """What constraints make of a model.
+
+    Attributes:
+        known: its tables.
+        rules: their rules.
+        lookups: of a bag of each feature, by the name of the table.
+        notes: what changes nothing, in a sentence.
+    """
+
+    known: TableSet
+    rules: Rules
+    lookups: Mapping[str, tuple[float, ...]]
+    notes: tuple[str, ...]
+
+
+def constrained_model(
+    collections: Collections,
+    constraints: Mapping[str, ParameterConstraints],
+    known: TableSet,
+    types: Sequence[str],
+    compute_device: str,
+    kernels: Sequence[str],
+    batch_size: float,
+    sharders: Sequence[Any] | None = None,
+) -> Constrained:
+    """The tables of a model and their rules, by constraints; those of tables left to TorchRec are left aside.
+
+    Args:
+        collections: as ``tables_of`` takes them.
+        constraints: by the names of tables, as TorchRec's planner takes them.
+        known: the tables of the model. A pooling factor that is not assumed is kept.
+        types: the ways in which tables may be sharded that have no rule of their own.
+        compute_device: cuda or cpu.
+        kernels: where it has memory for weights; of what a constraint names, others are left aside.
+        batch_size: samples per rank.
+        sharders: sharders of modules; TorchRec's default ones where left out.
+
+    Raises:
+        BadConfig: if a constraint asks for what evenshard does not place, or is not one.
+    """
+    _check_kind(constraints)
+    located = located_tables(collections, sharders)
+    names = {name for one in located for name in (one.name, one.config.name)}
+    others = _tables_of_others(collections, sharders)
+    unknown = cut(", ".join(name for name in constraints if name not in names | others), 400)
+    constraints = {name: own for name, own in constraints.items() if name in names}
+    assumed = {one.table for one in known.assumptions if one.column == "pooling_factor"}
+    tables: list[Table] = []
+    found_lookups: dict[str, tuple[float, ...]] = {}
+    table_types: dict[str, tuple[str, ...]] = {}
+    min_columns: dict[str, int] = {}
+    table_kernels: dict[str, tuple[str, ...]] = {}
+    for table, one in zip(known.tables, located, strict=True):
+        own = constraints.get(one.name, constraints.get(one.config.name))
+        if own is None:
+            tables.append(table)
+            found_lookups[table.name] = table.feature_lookups
+            continue
+        _check_device(table.name, own, compute_device)
+        lookups = _lookups(table.name, own, one.features)
+        if lookups is not None and table.name in assumed:
+            assumed.remove(table.name)
+            several = lookups if len(lookups) > 1 else ()
+            table = replace(table, pooling_factor=sum(lookups), feature_pooling_factors=several)
+        found_lookups[table.name] = table.feature_lookups
+        table = with_bags(table, _bags(table.name, own, one.features, batch_size))
+        table = replace(
+            table, is_weighted=table.is_weighted or own.is_weighted, miss_ratios=_miss_ratios(own) or table.miss_ratios
+        )
+        if problem := table.problem():
+            raise BadConfig(f"constraints of table {brief(table.name)}: {problem}. Correct them.")
+        tables.append(table)
+        if own.sharding_types is not None or own.compute_kernels is not None:
+            table_types[table.name], own_kernels = _types_and_kernels(table.name, own, types, kernels)
+            if own_kernels:
+                table_kernels[table.name] = own_kernels
+        if own.min_partition is not None:
+            min_columns[table.name] = own.min_partition
+    assumptions = (one for one in known.assumptions if one.column != "pooling_factor" or one.table in assumed)
+    idle = {
+        name: [field for field in changed_fields(own) if field not in (*USED, *CARRIED, *OF_KERNELS)]
+        for name, own in constraints.items()
+    }
+    unused = by_field(idle)
+    return Constrained(
+        replace(known, tables=tuple(tables), assumptions=tuple(assumptions)),
+        Rules.of(table_types=table_types, min_columns=min_columns, table_kernels=table_kernels),
+        found_lookups,
+        (
+            *((f"These constraints are of tables that the model does not have: {unknown}.",) if unknown else ()),
+            *((_unused_note(unused),) if unused else ()),
+        ),
+    )
+
+
+def constrained_request(
+    request: PlacementRequest, collections: Collections, constraints: Mapping[str, ParameterConstraints]
+) -> tuple[PlacementRequest, tuple[str, ...]]:
+    """The request under constraints, and what of them changes nothing, in sentences.
+
+    Args:
+        request: of the tables of the collections.
+        collections: as ``tables_of`` takes them.
+        constraints: TorchRec's, by the names of tables.
+
+    Raises:
+        BadConfig: if a constraint makes no sense, or contradicts a rule of the request.
+    """
+    found = constrained_model(
+        collections,
+        constraints,
+        TableSet(request.tables, request.assumptions),
+        request.types,
+        HardwareName.parse(request.hardware).kind.compute_device,
+        tuple(one for one in COMPUTE_KERNELS if memory_problem(one, request.nodes) is None),
+        request.batch_size / request.num_devices,
+    )
+    rules, _ = whole_where_too_narrow(request.rules + found.rules, found.known, request.types)
+    changed = replace(request, tables=found.known.tables, rules=rules, assumptions=found.known.assumptions)
+    return changed, (*found.notes, *_left_to_plans(constraints))
+
+
+def whole_where_too_narrow(rules: Rules, known: TableSet, types: Sequence[str]) -> tuple[Rules, dict[str, str]]:
+    """Tables that may only be cut by columns, and are too narrow for it, may stay whole: TorchRec's one shard.
+
+    Returns:
+        The rules, and the type that each such table is to be called.
+    """
+    table_types, written = dict(rules.table_types), {}
+    for table in known.tables:
+        asked = table_types.get(table.name, tuple(types))
+        steps = -(-rules.min_columns.get(table.name, COLUMN_STEP) // COLUMN_STEP)
+        if {*asked} <= {*COLUMNS_ALONE} and table.embedding_dim < 2 * steps * COLUMN_STEP:
+            table_types[table.name], written[table.name] = (*asked, TABLE_WISE), asked[0]
+    return replace(rules, table_types=table_types), written
+
+
+def _check_kind(constraints: Mapping[str, ParameterConstraints]) -> None:
+    """Raises BadConfig if something else stands where constraints belong."""
+    from torchrec.distributed.planner.types import ParameterConstraints
+
+    are = "Give TorchRec's, by table: {'clicks': ParameterConstraints(pooling_factors=[37.5])}."
+    if not isinstance(constraints, Mapping):
+        raise BadConfig(f"constraints is {brief(constraints)}. {are}")
+    for name, one in constraints.items():
+        if not isinstance(one, ParameterConstraints):
+            raise BadConfig(f"constraints of table {brief(name)} are {brief(one)}. {are}")
+
+
+def _tables_of_others(collections: Collections, sharders: Sequence[Any] | None) -> set[str]:
+    """The tables of a model that are left to TorchRec."""
+    from torch import nn
+
+    if not isinstance(collections, nn.Module):
+        return set()
+    return {name.rpartition(".")[2] for name, _ in other_tables_in(collections, sharders)}
+
+
+def _check_device(name: str, own: ParameterConstraints, compute_device: str) -> None:
+    if own.device_group is not None and own.device_group != compute_device:
+        raise BadConfig(
+            f"constraints of table {brief(name)}: device_group is {brief(own.device_group)}, the devices are "
+            f"{compute_device}. To name a rank, use pinned={{{brief(name)}: 3}}."
+        )
+
+
+def _lookups(name: str, own: ParameterConstraints, features: Sequence[str]) -> tuple[float, ...] | None:
+    """Pooling factors in the order of the table's features; None where TorchRec's default stands."""
+    named = features if own.feature_names is None else own.feature_names
+    if sorted(named) != sorted(features):
+        raise BadConfig(
+            f"constraints of table {brief(name)}: feature_names are {brief(own.feature_names)}, the table's are "
+            f"{brief(list(features))}. Correct them."
+        )
+    if "pooling_factors" not in changed_fields(own):
+        return None
+    return _of_features(name, own, features, "pooling_factors")
+
+
+def _bags(name: str, own: ParameterConstraints, features: Sequence[str], batch_size: float) -> tuple[float, ...]:
+    """Bags per sample of each of the table's features: its poolings, in as many samples as its batch has."""
+    bags = (1.0,) * len(features)
+    if own.num_poolings:
+        bags = _of_features(name, own, features, "num_poolings")
+    if own.batch_sizes:
+        sizes = _of_features(name, own, features, "batch_sizes")
+        bags = tuple(number * size / batch_size for number, size in zip(bags, sizes, strict=True))
+    return bags
+
+
+def _of_features(name: str, own: ParameterConstraints, features: Sequence[str], column: str) -> tuple[float, ...]:
+    """Numbers of a constraint, in the order of the table's features.
+
+    Raises:
+        BadConfig: if they are not one finite number from 0 on for each.
+    """
+    values = getattr(own, column)
+    if not isinstance(values, Sequence) or not all(isinstance(one, Real) for one in values):
+        raise BadConfig(
+            f"constraints of table {brief(name)}: {column} are {brief(values)}. Give a list with a number for each "
+            f"feature."
+        )
+    if len(values) != len(features):
+        raise BadConfig(
+            f"constraints of table {brief(name)}: there are {len(values)} {column} for {len(features)} features. "
+            f"Give one for each."
+        )
+    if not all(math.isfinite(one) and one >= 0 for one in values):
+        raise BadConfig(
+            f"constraints of table {brief(name)}: {column} are {brief(list(values))}. Give numbers from 0 on."
+        )
+    by_feature = dict(zip(features if own.feature_names is None else own.feature_names, values, strict=True))
+    return tuple(float(by_feature[feature]) for feature in features)
+
+
+def _miss_ratios(own: ParameterConstraints) -> tuple[float, ...] | None:
+    """The curve of TorchRec's ``CacheStatistics``, made to fall, to 0 where all rows are held; None without them."""
+    stats = getattr(own.cache_params, "stats", None)
+    if stats is None:
+        return None
+    ratios = (min(max(float(stats.expected_miss_rate(one)), 0.0), 1.0) for one in LOAD_FACTORS[:-1])
+    return (*accumulate(ratios, min), 0.0)
+
+
+def _types_and_kernels(
+    name: str, own: ParameterConstraints, types: Sequence[str], kernels: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The ways in which a table may be sharded, and where its weights may be kept; empty for wherever others are.
+
+    A dense kernel is that of replicas, which device memory holds; all others are of parts.
+    """
+    asked = tuple(types) if own.sharding_types is None else _words(own.sharding_types)
+    if own.compute_kernels is None:
+        return asked, ()
+    named = _words(own.compute_kernels)
+    of_parts = tuple(one for one in kernels if one in named)
+    if not of_parts and DENSE_KERNEL not in named:
+        usable = ", ".join((DENSE_KERNEL, *kernels))
+        raise TooStrict(
+            f"constraints of table {brief(name)}: compute_kernels are {brief(sorted(named))}, evenshard can use "
+            f"{usable} here. Add one, or leave the table to TorchRec."
+        )
+    if not of_parts and own.sharding_types is None:
+        return (DATA_PARALLEL,), ()
+    cut_types = tuple(one for one in asked if one != DATA_PARALLEL) if of_parts else ()
+    may_be_replicated = DENSE_KERNEL in named and (FUSED in of_parts or not cut_types)
+    left = tuple(one for one in asked if one in cut_types or (one == DATA_PARALLEL and may_be_replicated))
+    if not left:
+        raise TooStrict(
+            f"constraints of table {brief(name)}: no kernel of compute_kernels {brief(sorted(named))} shards it "
+            f"{' or '.join(asked)}. {DENSE_KERNEL} is for {DATA_PARALLEL}, others for all other types."
+        )
+    return left, of_parts if cut_types else ()
+
+
+def _words(values: Iterable[Any]) -> tuple[str, ...]:
+    """Of TorchRec's enumerations, or their values."""
+    return tuple(str(getattr(one, "value", one)) for one in values)
+
+
+def by_field(fields_of: Mapping[str, Iterable[str]]) -> str:
+    """Fields of constraints, each with the tables that set it, as a text; empty where there are none.
+
+    Args:
+        fields_of: by table.
+    """
+    tables_of: dict[str, list[str]] = {}
+    for table, named in fields_of.items():
+        for one in named:
+            tables_of.setdefault(one, []).append(table)
+    return cut(", ".join(f"{one} ({cut(', '.join(tables), 40)})" for one, tables in tables_of.items()), 400)
+
+
+# What a plan hands on to kernels --------------------------------------------------------------------------------------
+
+
+def carry_over(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraints]) -> tuple[str, ...]:
+    """Writes into a plan what constraints say to the kernels: ``CARRIED``, and ``OF_KERNELS`` but for sizes of caches.
+
+    Tables without a cache get ``cache_params`` as they are, as from TorchRec.
+
+    Args:
+        plan: of the tables that evenshard places.
+        constraints: by table.
+
+    Returns:
+        What of them changes nothing, and what splits calls of kernels, a sentence each, if anything does.
+    """
+    unused: dict[str, list[str]] = {}
+    without_cache: list[str] = []
+    for tables in plan.plan.values():
+        for name, entry in tables.items():
+            own = constraints.get(name)
+            if own is None:
+                continue
+            for word in CARRIED:
+                setattr(entry, word, getattr(own, word))
+            for word in OF_KERNELS:
+                given, ours = getattr(own, word, None), getattr(entry, word)
+                if given is None:
+                    continue
+                if ours is None and word == "cache_params":
+                    setattr(entry, word, given)
+                    if _says_anything(given):
+                        without_cache.append(name)
+                    continue
+                if ours is not None:
+                    setattr(entry, word, _with_own_sizes(given, ours))
+                unused.setdefault(name, []).extend(left_aside(word, given, is_kept=ours is not None))
+    notes = [_unused_note(text)] if (text := by_field(unused)) else []
+    if without_cache:
+        notes.append(
+            f"The constraints' cache_params are in the plan for tables without a cache, as TorchRec writes them "
+            f"({cut(', '.join(without_cache), 200)}). TorchRec looks up tables of other cache_params in calls of their "
+            f"own, which no time counts."
+        )
+    return tuple(notes)
+
+
+_SIZES = ("load_factor", "reserved_memory", "max_l1_cache_size")
+"""Fields of caches that the search decides, or that tell calls apart."""
+
+
+def _with_own_sizes(given: Any, ours: Any) -> Any:
+    """What constraints say of a cache, where they say something, with the sizes of ours."""
+    said = {one.name: getattr(given, one.name) for one in fields(given) if one.name not in _SIZES}
+    return replace(ours, **{name: value for name, value in said.items() if value is not None})
+
+
+def _says_anything(given: Any) -> bool:
+    """Whether a constraint says something to kernels; statistics of caches count in the search."""
+    return not changed_fields(given).keys() <= {"stats"}
+
+
+def left_aside(word: str, given: Any, *, is_kept: bool) -> Iterator[str]:
+    """What of a constraint for kernels is not in the plan: all of it where the table has no such kernel, or sizes."""
+    if given is None:
+        return
+    if not is_kept:
+        if _says_anything(given):
+            yield word
+        return
+    for size in _SIZES:
+        if getattr(given, size, None) is not None:
+            yield f"{word}.{size}"
+
+
+def _left_to_plans(constraints: Mapping[str, ParameterConstraints]) -> tuple[str, ...]:
+    """What of constraints only a plan of ``EvenshardPlanner`` hands on, in a sentence, if anything is."""
+    found = {
+        name: (
+            *(field for field in changed_fields(own) if field in CARRIED),
+            *(left for word in OF_KERNELS for left in left_aside(word, getattr(own, word, None), is_kept=False)),
+        )
+        for name, own in constraints.items()
+    }
+    if not (text := by_field(found)):
+        return ()
+    return (
+        f"These of TorchRec's constraints change nothing here; EvenshardPlanner hands them on to its plan: {text}.",
+    )
+
+
+def _unused_note(what: str) -> str:
+    return f"Of TorchRec's constraints, these change nothing in the placement: {what}."

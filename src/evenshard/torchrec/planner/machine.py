@@ -1,0 +1,272 @@
+"""The machine to plan for: ranks, nodes and memory, as given or as TorchRec's own planner finds them.
+
+Memory that is not given is the topology's, this machine's own, or, where nothing else is known, TorchRec's constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from evenshard.measure.hardware import HardwareName
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import TablePart
+from evenshard.placement.storage import KEY_VALUE
+from evenshard.planner.cluster import NO_HOST_MEMORY, HostMemory
+from evenshard.planner.device_memory import RESERVED_SHARE, gpu_bytes, own_memory_gb, reserve_of, reserves_of
+from evenshard.planner.request import caps_of
+from evenshard.sharders.torchrec.compat import (
+    default_ssd_bytes,
+    pod_size_of,
+    pod_size_of_job,
+    require_torchrec,
+    ssd_bytes_of,
+)
+from evenshard.torchrec.plan.entries import checked_local_world_size
+from evenshard.torchrec.planner.topology import assumed_link, device_of_process
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.limits import RANGES
+from evenshard.utils.machine_memory import machine_bytes
+from evenshard.utils.units import gb_to_bytes, size_text
+
+if TYPE_CHECKING:
+    from torchrec.distributed.planner.types import Topology
+
+SAY_IT = "Give memory_cap_gb, or a Topology with its own hbm_cap."
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What is assumed of a machine, in a sentence or two each; empty where it was given or measured.
+
+    Attributes:
+        devices: of their memory.
+        link: of the one between nodes.
+        hosts, ssds: of their memory, which is to be known where tables are kept there.
+    """
+
+    devices: str = ""
+    link: str = ""
+    hosts: str = ""
+    ssds: str = ""
+
+    def notes(self, parts: Sequence[TablePart]) -> tuple[str, ...]:
+        """What is to be known of a plan of these parts."""
+        kept = (
+            (self.hosts, any(part.storage.is_on_host for part in parts)),
+            (self.ssds, any(part.storage.kernel == KEY_VALUE for part in parts)),
+        )
+        return tuple(note for note in (self.devices, self.link, *(note for note, is_used in kept if is_used)) if note)
+
+
+@dataclass(frozen=True)
+class TorchRecMachine:
+    """Ranks and what they have.
+
+    Attributes:
+        nodes: ranks (its devices), nodes, pods (its domains), and memory of hosts and SSDs; without names of links.
+        compute_device: cuda or cpu.
+        caps_bytes: memory of each rank.
+        reserved_bytes, reserved_share: what is kept of it for everything that is not counted.
+        assumed: what of all that was neither given nor measured.
+    """
+
+    nodes: Machine
+    compute_device: str
+    caps_bytes: tuple[int, ...]
+    reserved_bytes: int = 0
+    reserved_share: float = 0.0
+    assumed: Assumed = Assumed()
+
+    @property
+    def rooms_bytes(self) -> tuple[int, ...]:
+        """What is not kept of each rank's memory."""
+        reserves = reserves_of(self.caps_bytes, self.reserved_bytes, self.reserved_share)
+        return tuple(max(cap - kept, 0) for cap, kept in zip(self.caps_bytes, reserves, strict=True))
+
+    @property
+    def host_bytes_of_ranks(self) -> tuple[int, ...]:
+        """Of each node's memory, what a rank has."""
+        return tuple(of_node // self.nodes.devices_per_node for of_node in self.nodes.host_bytes)
+
+    def linked_nodes(self, intra: str = "", inter: str = "") -> Machine:
+        """The nodes, with a link between their domains, if there are several."""
+        return replace(self.nodes, intra=intra, inter="" if self.nodes.num_domains == 1 else inter)
+
+
+def machine_of(
+    topology: Topology | None,
+    world_size: int | None,
+    local_world_size: int | None,
+    compute_device: str | None,
+    memory_cap_gb: float | Sequence[float] | None,
+    reserved_gb: float | None,
+    host: HostMemory = NO_HOST_MEMORY,
+    hardware: str | None = None,
+    inter: str | None = None,
+) -> TorchRecMachine:
+    """The machine; see ``EvenshardPlanner`` for the arguments.
+
+    Raises:
+        BadConfig: if the ranks are unknown, something is given twice or makes no sense, or TorchRec is not installed.
+    """
+    require_torchrec()
+    import torch.distributed as dist
+    from torchrec.distributed import comm
+
+    if topology is not None:
+        if (world_size, local_world_size, compute_device) != (None, None, None):
+            raise BadConfig("the topology states ranks and device. Leave out the arguments that do so too.")
+        world_size = topology.world_size
+        # Of a single rank TorchRec's topology says 8 of a node.
+        local_world_size = min(topology.local_world_size, world_size)
+        compute_device = topology.compute_device
+    pod_size = 1 if topology is None else pod_size_of(topology)
+    if world_size is None:
+        if not dist.is_initialized():
+            raise BadConfig(
+                "the number of ranks is unknown. Give world_size or topology, or start the process group first."
+            )
+        world_size = dist.get_world_size()
+        local_world_size = comm.get_local_size(world_size) if local_world_size is None else local_world_size
+        pod_size = pod_size_of_job()
+    if problem := RANGES["num_devices"].problem(world_size):
+        raise BadConfig(f"world_size {problem}. Correct it.")
+    if compute_device is None:
+        compute_device = device_of_process()
+    local_world_size = checked_local_world_size(local_world_size, world_size, compute_device)
+    pod_size = min(pod_size, world_size // local_world_size)
+    if world_size % (pod_size * local_world_size):
+        raise BadConfig(
+            f"pods of {pod_size} nodes do not fill the {world_size // local_world_size} nodes. Correct pod_size."
+        )
+    if compute_device == "cpu" and host != NO_HOST_MEMORY:
+        raise BadConfig("on the CPU, memory_cap_gb is of host memory. Leave all other memory of hosts and SSDs out.")
+    found = _memory_of_ranks(topology, world_size, local_world_size, compute_device, hardware)
+    reserved_bytes, reserved_share = reserve_of(reserved_gb)
+    assumed = Assumed(
+        devices=found.assumed.devices if memory_cap_gb is None else "",
+        link="" if inter or world_size == pod_size * local_world_size else assumed_link(topology),
+        hosts=found.assumed.hosts if host.host_memory_gb is None else "",
+        ssds=found.assumed.ssds if host.ssd_gb is None else "",
+    )
+    nodes = Machine(
+        world_size,
+        local_world_size,
+        pod_size,
+        host_bytes=of_nodes(found.host, local_world_size, host.host_memory_gb),
+        host_gb_s=host.host_bandwidth_gb_s or 0.0,
+        ssd_bytes=of_nodes(found.ssd, local_world_size, host.ssd_gb),
+        ssd_gb_s=host.ssd_bandwidth_gb_s or 0.0,
+    )
+    caps_bytes = found.device if memory_cap_gb is None else caps_of(memory_cap_gb, world_size)
+    return TorchRecMachine(nodes, compute_device, caps_bytes, reserved_bytes, reserved_share, assumed)
+
+
+def of_nodes(of_ranks: Sequence[int], local_world_size: int, asked_gb: float | None) -> tuple[int, ...]:
+    """Memory of each node, bytes: as asked for, or what its ranks have together; empty where all have none."""
+    firsts = range(0, len(of_ranks), local_world_size)
+    own = (sum(of_ranks[first : first + local_world_size]) for first in firsts)
+    found = tuple(own) if asked_gb is None else (gb_to_bytes(asked_gb),) * len(firsts)
+    return found if any(found) else ()
+
+
+# Memory of ranks ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _RankMemory:
+    """Memory of each rank, bytes, where its size was not given.
+
+    Attributes:
+        device: of the device where tables live; on CPU ranks, of the host.
+        host, ssd: of a GPU's host and its SSDs, the rank's share of them; 0 on CPU ranks.
+        assumed: what there is to say of these.
+    """
+
+    device: tuple[int, ...]
+    host: tuple[int, ...]
+    ssd: tuple[int, ...]
+    assumed: Assumed = Assumed()
+
+
+def _memory_of_ranks(
+    topology: Topology | None, world_size: int, local_world_size: int, compute_device: str, hardware: str | None
+) -> _RankMemory:
+    """The memory of each rank.
+
+    Without a topology: of a GPU what its driver says, if there is one here, or that of the hardware that is named. Of
+    a host, where the ranks are CPUs or there is a GPU here, what this machine has, divided by the ranks of a node.
+
+    Args:
+        hardware: as ``EvenshardPlanner`` takes it.
+    """
+    on_cpu = compute_device == "cpu"
+    gpu = None if on_cpu else gpu_bytes()
+    of_rank = machine_bytes() // local_world_size
+    if topology is not None:
+        return _of_topology(topology, on_cpu, gpu, of_rank)
+    if on_cpu:
+        return _RankMemory((of_rank,) * world_size, (0,) * world_size, (0,) * world_size)
+    found = _constants(world_size)
+    if gpu is not None:
+        host = round((1 - RESERVED_SHARE) * of_rank)
+        return _RankMemory((gpu,) * world_size, (host,) * world_size, found.ssd, Assumed(ssds=found.assumed.ssds))
+    if hardware is not None and HardwareName.parse(hardware).kind.is_simulated:
+        device = (gb_to_bytes(own_memory_gb(hardware)),) * world_size
+        return replace(found, device=device, assumed=replace(found.assumed, devices=""))
+    return found
+
+
+def _constants(world_size: int) -> _RankMemory:
+    """What TorchRec assumes of a rank with a GPU."""
+    from torchrec.distributed.planner import constants
+
+    hbm, ddr, ssd = constants.HBM_CAP, constants.DDR_CAP, default_ssd_bytes()
+    note = (
+        f"Memory is assumed: {size_text(hbm)} of each GPU is TorchRec's constant, as there is no GPU here to ask. "
+        f"{SAY_IT}"
+    )
+    assumed = Assumed(note, hosts=_host_note(ddr), ssds=_ssd_note(ssd))
+    return _RankMemory((hbm,) * world_size, (ddr,) * world_size, (ssd,) * world_size, assumed)
+
+
+def _of_topology(topology: Topology, on_cpu: bool, gpu: int | None, of_rank: int) -> _RankMemory:
+    """What the user says, with a note where that is TorchRec's constant, and the machine here has something else."""
+    from torchrec.distributed.planner import constants
+
+    storages = [one.storage for one in topology.devices]
+    hbm, ddr = tuple(one.hbm for one in storages), tuple(one.ddr for one in storages)
+    ssd = tuple(map(ssd_bytes_of, storages))
+    if on_cpu:
+        note = ""
+        if set(ddr) == {constants.DDR_CAP} and of_rank < constants.DDR_CAP:
+            note = (
+                f"The topology has TorchRec's constant of {size_text(constants.DDR_CAP)} for each CPU rank; this "
+                f"machine has {size_text(of_rank)} for each. Give memory_cap_gb, or a Topology with its own ddr_cap."
+            )
+        return _RankMemory(ddr, (0,) * len(ddr), (0,) * len(ddr), Assumed(note))
+    note = ""
+    if set(hbm) == {constants.HBM_CAP} and gpu is not None and abs(gpu - constants.HBM_CAP) > 0.1 * constants.HBM_CAP:
+        note = (
+            f"The topology has TorchRec's constant of {size_text(constants.HBM_CAP)} for each GPU; the one here has "
+            f"{size_text(gpu)}. {SAY_IT}"
+        )
+    ssd_cap = default_ssd_bytes()
+    hosts = _host_note(constants.DDR_CAP) if set(ddr) == {constants.DDR_CAP} else ""
+    return _RankMemory(hbm, ddr, ssd, Assumed(note, "", hosts, _ssd_note(ssd_cap) if set(ssd) == {ssd_cap} else ""))
+
+
+def _host_note(ddr: int) -> str:
+    return (
+        f"Tables are kept in host memory, of which {size_text(ddr)} for each rank are TorchRec's constant, not this "
+        f"machine's. Give host_memory_gb, or a Topology with its own ddr_cap."
+    )
+
+
+def _ssd_note(ssd: int) -> str:
+    return (
+        f"Tables are kept on SSDs, of which {size_text(ssd)} for each rank are TorchRec's constant, not this "
+        f"machine's. Give ssd_gb, or a Topology with its own ssd_cap."
+    )

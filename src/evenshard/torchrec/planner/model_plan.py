@@ -1,0 +1,247 @@
+"""evenshard's plan of a TorchRec model: the question, the answer, and what TorchRec makes of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from evenshard.measure.hardware import HardwareName
+from evenshard.placement.parts import TablePart, whole_tables
+from evenshard.placement.plan import check_placement
+from evenshard.placement.task import part_bytes, used_bytes, used_host_bytes
+from evenshard.planner.place import PlaceConfig, place_request
+from evenshard.planner.request import PlacementRequest
+from evenshard.report.answer import PlacementAnswer
+from evenshard.report.facts.setting import assumed_lookups_texts
+from evenshard.report.facts.step import EMBEDDING_WORK
+from evenshard.sharders.base import Sharder
+from evenshard.sharders.plan_search.search import PlanSearchEffort
+from evenshard.sharders.torchrec.compat import planner_error
+from evenshard.torchrec.model.dense_model import dense_bytes
+from evenshard.torchrec.model.modules import collections_in, other_modules_in, qualified_name
+from evenshard.torchrec.plan.compare import chosen_model, predicted
+from evenshard.torchrec.plan.plans import sharding_plan
+from evenshard.torchrec.planner.arguments import PlannerArguments, plan_of_others
+from evenshard.torchrec.planner.constraints import carry_over
+from evenshard.torchrec.planner.machine import TorchRecMachine
+from evenshard.torchrec.planner.model_request import PlannerSettings, request_of
+from evenshard.torchrec.planner.report import ModelPlan, PlanReport
+from evenshard.utils.errors import EvenshardError, InfeasibleTask
+from evenshard.utils.messages import cut, reason_of
+from evenshard.utils.units import gb_to_bytes, pct_text, size_text
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.planner.types import Topology
+    from torchrec.distributed.types import ModuleSharder, ShardingPlan
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ModelPlanner:
+    """How models are planned; see ``EvenshardPlanner``.
+
+    Attributes:
+        arguments: TorchRec's, as the planner was given them.
+        settings: evenshard's own.
+        machine: before a storage reservation.
+        topology: the same, as TorchRec describes it.
+        planner_type: name of the planner's class.
+    """
+
+    arguments: PlannerArguments
+    settings: PlannerSettings
+    machine: TorchRecMachine
+    topology: Topology
+    planner_type: str
+
+    def plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ModelPlan:
+        """The plan, with the tables that TorchRec places, after callbacks and statistics.
+
+        Raises:
+            PlannerError: TorchRec's, if the tables find no room.
+            BadInput: if a table cannot be placed, or there is no cost model.
+        """
+        from torchrec.distributed.types import ShardingPlan
+
+        given, machine, topology = self.arguments, self.machine, self.topology
+        started, result = time.monotonic(), ModelPlan(ShardingPlan({}))
+        dense = gb_to_bytes(self.settings.dense_gb or 0.0)
+        if given.storage_reservation is not None:
+            keeps_host = self.settings.keeps_host
+            machine = given.after_reservation(machine, topology, module, sharders, keeps_host=keeps_host)
+        elif self.settings.dense_gb is None:
+            dense = dense_bytes(module, sharders=sharders)
+        left_bytes = [room - dense for room in machine.rooms_bytes]
+        left_host_bytes = list(machine.nodes.host_bytes)
+        constraints = given.constraints_by_table
+        if collections := collections_in(module, sharders):
+            _check_dense(machine, dense)
+            asked = request_of(module, sharders, machine, dense, constraints, self.settings, given.enumerator)
+            result.lookups = asked.lookups
+            request, parts = self._placed(asked.request, (*asked.notes, *given.notes), result)
+            result.plan = sharding_plan(
+                parts if result.answer is None else result.answer,
+                request.tables,
+                collections,
+                request.num_devices,
+                compute_device=machine.compute_device,
+                local_world_size=machine.nodes.devices_per_node,
+            )
+            for (path, name), way in asked.written_as.items():
+                result.plan.plan[path][name].sharding_type = way
+            for note in carry_over(result.plan, constraints):
+                result.say(note)
+            task = request.task()
+            left_bytes = _less(request.rooms_bytes, used_bytes(task, parts))
+            if machine.nodes.host_bytes and task.machine.host_bytes:
+                left_host_bytes = _less(machine.nodes.host_bytes, used_host_bytes(task, parts))
+        if others := other_modules_in(module, sharders):
+            theirs = plan_of_others(others, sharders, machine, left_bytes, left_host_bytes, topology, given)
+            result.plan.plan.update(theirs.plan)
+            result.say(_placed_by_torchrec(theirs))
+        if not result.plan.plan:
+            return result
+        report = PlanReport(given, topology, machine, dense, self.planner_type, module, sharders)
+        if report.finish(result, time.monotonic() - started):
+            self._say_changed(result)
+        return result
+
+    def _placed(
+        self, request: PlacementRequest, notes: Sequence[str], result: ModelPlan
+    ) -> tuple[PlacementRequest, Sequence[TablePart]]:
+        """Where the columns live, by ``evenshard.place`` or the sharder, and the request with what is kept after all.
+
+        Raises:
+            PlannerError: TorchRec's, if the tables find no room.
+        """
+        least = _with_least_kept(request)
+        try:
+            parts = self._parts(request, result)
+        except InfeasibleTask as error:
+            found = None if least == request else self._parts_if_they_fit(least, result)
+            if found is None:
+                kind = "STRICT_CONSTRAINTS" if _fits_in_all(least) else "INSUFFICIENT_STORAGE"
+                raise planner_error(InfeasibleTask(str(error), self.machine.assumed.devices), kind) from error
+            notes = (_kept_less(request, least), *notes)
+            request, parts = least, found
+        if self.settings.sharder is not None:
+            notes = (*self.machine.assumed.notes(parts), *notes)
+        for note in notes:
+            result.say(note)
+        return request, parts
+
+    def _parts(self, request: PlacementRequest, result: ModelPlan) -> Sequence[TablePart]:
+        sharder = self.settings.sharder
+        return self._answered(request, result) if sharder is None else _sharded(sharder, request)
+
+    def _parts_if_they_fit(self, request: PlacementRequest, result: ModelPlan) -> Sequence[TablePart] | None:
+        try:
+            return self._parts(request, result)
+        except InfeasibleTask:
+            return None
+
+    def _answered(self, request: PlacementRequest, result: ModelPlan) -> Sequence[TablePart]:
+        """Where the columns live, as ``evenshard.place`` says."""
+        on, limit_s, started = self.machine.compute_device, self.arguments.timeout_seconds, time.monotonic()
+        model, hardware = chosen_model(self.settings.model, self.settings.hardware, on)
+        config = PlaceConfig(PlanSearchEffort(time_limit_s=limit_s), self.settings.seed)
+
+        def count(predicted_ms: float) -> None:
+            result.num_found += 1
+
+        answer = PlacementAnswer.of(place_request(replace(request, hardware=hardware), model, config, progress=count))
+        assumed = self.machine.assumed.notes(answer.parts)
+        result.answer = replace(answer, warnings=(*assumed, *answer.warnings))
+        for line in (*assumed, *assumed_lookups_texts(answer), *answer.notes, *answer.warnings):
+            log.warning("%s", line)
+        if limit_s is not None and time.monotonic() - started >= limit_s:
+            result.say(f"The search ended after timeout_seconds={limit_s}: this is the best plan until then.")
+        if HardwareName.parse(hardware).kind.compute_device != on:
+            result.say(f"The plan is for {on} ranks, and its times are of {hardware}: another may be faster on these.")
+        return result.answer.parts
+
+    def _say_changed(self, result: ModelPlan) -> None:
+        """Says what callbacks made of the time."""
+        if result.answer is None:
+            result.say("callbacks changed the plan.")
+            return
+        try:
+            changed = predicted(result.plan, result.answer, self.settings.model)
+            now = f"{changed.predicted_ms:.4g} {EMBEDDING_WORK} predicted"
+        except EvenshardError as error:
+            now = f"no time is predicted of it ({reason_of(error)})"
+        result.say(
+            f"callbacks changed the plan: {now}, {result.answer.predicted_ms:.4g} before. The answer is the one before."
+        )
+
+
+def _check_dense(machine: TorchRecMachine, dense: int) -> None:
+    """Raises TorchRec's PlannerError if the dense model alone is more than each rank has."""
+    if dense > max(machine.rooms_bytes):
+        has = f"{size_text(max(machine.rooms_bytes))} of {size_text(max(machine.caps_bytes))}"
+        error = InfeasibleTask(
+            f"the dense model takes {size_text(dense)} of each device, of which {has} are not reserved: nothing is "
+            f"left for tables.",
+            "Raise memory_cap_gb, or give dense_gb if the dense model is sharded.",
+        )
+        raise planner_error(error, "INSUFFICIENT_STORAGE")
+
+
+def _with_least_kept(request: PlacementRequest) -> PlacementRequest:
+    """The request in which what devices hold for their own samples comes out of the share that is kept by default.
+
+    TorchRec's planner counts nothing of it: that is one of the things that its 15 % are for.
+    """
+    left = request.reserved_share - request.sample_memory.total / max(*request.caps_bytes, 1)
+    return replace(request, reserved_share=max(left, 0.0))
+
+
+def _kept_less(request: PlacementRequest, least: PlacementRequest) -> str:
+    """Says that the tables fit only so."""
+    return (
+        f"The tables fit only with {pct_text(100 * least.reserved_share)} of each device's memory kept for what is not "
+        f"counted, in place of {pct_text(100 * request.reserved_share)}: evenshard counts what a rank holds for its "
+        f"own samples ({size_text(request.sample_memory.total)}), which TorchRec's planner leaves to what is kept. "
+        f"Give reserved_gb to say how much is kept."
+    )
+
+
+def _placed_by_torchrec(plan: ShardingPlan) -> str:
+    """Says which tables TorchRec placed, and how."""
+    placed = (
+        f"{qualified_name(path, name)} ({entry.sharding_type}, {entry.compute_kernel})"
+        for path, tables in plan.plan.items()
+        for name, entry in tables.items()
+    )
+    return (
+        f"TorchRec's planner placed tables of modules that evenshard does not place, in the memory that was left; "
+        f"no time counts them: {cut(', '.join(placed), 400)}."
+    )
+
+
+def _fits_in_all(request: PlacementRequest) -> bool:
+    """Whether the tables would fit if the memory of all devices, and of hosts where tables may go there, were one."""
+    task = request.task()
+    whole = zip(request.tables, whole_tables(request.tables), strict=True)
+    rooms = sum(request.rooms_bytes)
+    if task.may_offload:
+        rooms += sum(request.nodes.host_bytes)
+    return sum(part_bytes(task, table, part) for table, part in whole) <= rooms
+
+
+def _less(rooms: Sequence[int], used: Sequence[int]) -> list[int]:
+    """What is left."""
+    return [room - taken for room, taken in zip(rooms, used, strict=True)]
+
+
+def _sharded(sharder: Sharder, request: PlacementRequest) -> Sequence[TablePart]:
+    """The same by a sharder."""
+    task = replace(request.task(), task_id="the model")
+    placement = sharder.place(task)
+    check_placement(task, placement)
+    return placement.parts(request.tables)

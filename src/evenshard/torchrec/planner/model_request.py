@@ -1,0 +1,310 @@
+"""The request that a TorchRec model is: its tables, the rules of its sharders and constraints, and the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evenshard.measure.hardware import DEFAULT_HARDWARE
+from evenshard.placement.sharding import DATA_PARALLEL, NODE, SHARDING_TYPES, TABLE_WISE, TYPES
+from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE
+from evenshard.planner.replicas import left_out_note, tables_without_replicas
+from evenshard.planner.request import PlacementRequest
+from evenshard.planner.rules import Rules
+from evenshard.sharders.base import Sharder
+from evenshard.sharders.model import Model
+from evenshard.sharders.torchrec.compat import TooStrict
+from evenshard.sharders.torchrec.planner import DENSE_KERNEL, KERNELS_OF_TABLES
+from evenshard.tables.assumptions import TableSet
+from evenshard.torchrec.model.fused_optimizers import model_optimizers
+from evenshard.torchrec.model.modules import LocatedTable, located_tables
+from evenshard.torchrec.model.tables import table_set_of
+from evenshard.torchrec.model.trainable import leaves_a_rank_empty
+from evenshard.torchrec.planner.arguments import DEFAULT_BATCH_SIZE
+from evenshard.torchrec.planner.constraints import constrained_model, whole_where_too_narrow
+from evenshard.torchrec.planner.machine import TorchRecMachine
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief, cut
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.planner.types import Enumerator, ParameterConstraints
+    from torchrec.distributed.types import ModuleSharder
+
+ROWS_IN_NODE = tuple(one.name for one in TYPES.values() if one.scope == NODE)
+"""Types whose groups of ranks are nodes or pods, as the environment of the job has it: in pods, for those who ask."""
+
+Ways = Mapping[tuple[str, str], frozenset[tuple[str, str]]]
+"""Sharding types with their kernels, by the path of a table's module and its name."""
+
+
+@dataclass(frozen=True)
+class PlannerSettings:
+    """What a planner was asked, apart from the model and the machine; see ``EvenshardPlanner``.
+
+    Attributes:
+        types: the ways in which tables may be sharded; empty for all.
+        optimizer: of all tables; None for what the model says.
+        dense_optimizer: of the dense model; empty where it is not told.
+        dense_gb: memory of the dense model; None to count it.
+        keeps_host: whether a storage reservation leaves the memory of hosts as it is.
+        sharder: decides in place of ``evenshard.place``.
+        model: cost model.
+        seed: of the search.
+    """
+
+    batch_size: int = DEFAULT_BATCH_SIZE
+    pooling_factors: Mapping[str, float | Sequence[float]] | None = None
+    default_pooling_factor: float = 1.0
+    optimizer: str | None = None
+    dense_optimizer: str = ""
+    rules: Rules = field(default_factory=Rules)
+    types: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
+    pipeline: str = ""
+    intra: str = ""
+    inter: str = ""
+    hardware: str | None = None
+    dense_gb: float | None = None
+    keeps_host: bool = False
+    sharder: Sharder | None = None
+    model: str | Path | Model | None = None
+    seed: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a sharder decides, of whole tables in device memory."""
+        return self.sharder is not None
+
+    def check_kernels(self, compute_device: str) -> None:
+        """Raises BadConfig if something is named where TorchRec keeps no weights."""
+        there = (FUSED,) if compute_device == "cpu" else KERNELS_OF_TABLES
+        for kernel in (*self.kernels, *(one for kernels in self.rules.table_kernels.values() for one in kernels)):
+            if kernel not in there:
+                raise BadConfig(
+                    f"{brief(kernel)} is not a compute kernel that TorchRec has on {compute_device}. "
+                    f"Choose from {', '.join(there)}."
+                )
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """A model's request.
+
+    Attributes:
+        request: with its tables.
+        lookups: of a bag of each feature, by the path of a table's module and its name.
+        written_as: the type to write of a table that stays whole, where its rules know only types that cut columns.
+        notes: what of the constraints changes nothing, and what was left out, in sentences.
+    """
+
+    request: PlacementRequest
+    lookups: Mapping[tuple[str, str], tuple[float, ...]]
+    written_as: Mapping[tuple[str, str], str]
+    notes: tuple[str, ...]
+
+
+def request_of(
+    module: nn.Module,
+    sharders: Sequence[ModuleSharder[Any]],
+    machine: TorchRecMachine,
+    dense: int,
+    constraints: Mapping[str, ParameterConstraints],
+    settings: PlannerSettings,
+    enumerator: Enumerator | None = None,
+) -> ModelRequest:
+    """The request, with what of the constraints is not in it.
+
+    Args:
+        module: the model.
+        sharders: of modules.
+        machine: with the memory that is left for tables.
+        dense: memory of the dense model on each device, bytes.
+        constraints: TorchRec's, by table.
+        settings: of the planner.
+        enumerator: TorchRec's, whose search space bounds the ways in which tables are sharded.
+
+    Raises:
+        BadConfig: if a table cannot be sharded in any way, or a constraint makes no sense.
+    """
+    known = table_set_of(module, settings.pooling_factors, settings.default_pooling_factor, sharders)
+    types = (TABLE_WISE,) if settings.is_whole else settings.types or SHARDING_TYPES
+    if machine.nodes.nodes_per_domain > 1 and set(types) == set(SHARDING_TYPES):
+        types = tuple(way for way in types if way not in ROWS_IN_NODE)
+    located = located_tables(module, sharders)
+    available = _available_kernels(machine, settings.is_whole)
+    found = constrained_model(
+        module, constraints, known, types, machine.compute_device, available, settings.batch_size, sharders
+    )
+    rules = settings.rules + found.rules
+    bounds = (
+        _ways_of_sharders(module, sharders, located, machine.compute_device),
+        _ways_of_enumerator(enumerator, module, sharders),
+    )
+    optimizers = model_optimizers(module, settings.optimizer, sharders)
+    request = PlacementRequest(
+        tables=found.known.tables,
+        caps_bytes=machine.caps_bytes,
+        batch_size=settings.batch_size * machine.nodes.num_devices,
+        reserved_bytes=machine.reserved_bytes,
+        optimizer=optimizers.optimizer,
+        rules=rules,
+        sharding_types=(TABLE_WISE,) if settings.is_whole else settings.types,
+        machine=None if settings.is_whole else machine.linked_nodes(settings.intra, settings.inter),
+        hardware=settings.hardware or DEFAULT_HARDWARE,
+        assumptions=(*found.known.assumptions, *optimizers.assumptions),
+        reserved_share=machine.reserved_share,
+        dense_bytes=dense,
+        training_pipeline=settings.pipeline,
+        compute_kernels=settings.kernels,
+        dense_optimizer=settings.dense_optimizer,
+        table_optimizers=optimizers.of_tables,
+    )
+    left_out = _left_out(request, located, bounds)
+    rules, types = _without_replicas(rules, types, left_out, len(located))
+    on_cpu = _types_on_cpu(found.known, rules, types, machine)
+    rules = replace(rules, table_types={**rules.table_types, **on_cpu})
+    for more in bounds:
+        rules = _within(rules, more, located, types, settings.kernels or available)
+    rules, written = whole_where_too_narrow(rules, found.known, types)
+    request = replace(request, rules=rules, sharding_types=types)
+    lookups = {(one.path, one.config.name): found.lookups[one.name] for one in located}
+    written_as = {(one.path, one.config.name): written[one.name] for one in located if one.name in written}
+    notes = (left_out_note({name: request.optimizer_of(name) for name in left_out}),) if left_out else ()
+    return ModelRequest(request, lookups, written_as, (*found.notes, *notes))
+
+
+def _left_out(request: PlacementRequest, located: Sequence[LocatedTable], bounds: Sequence[Ways]) -> tuple[str, ...]:
+    """The tables that are not replicated for their optimizer's sake; who gives a sharder nothing else asks for it."""
+    forced = {
+        one.name
+        for one in located
+        for ways in bounds
+        if {way for way, _ in ways.get((one.path, one.config.name), ())} == {DATA_PARALLEL}
+    }
+    return tuple(name for name in tables_without_replicas(request) if name not in forced)
+
+
+def _without_replicas(
+    rules: Rules, types: tuple[str, ...], left_out: Sequence[str], num_tables: int
+) -> tuple[Rules, tuple[str, ...]]:
+    """The rules and the types of all tables, where so many of them are not to be replicated."""
+    others = tuple(way for way in types if not TYPES[way].is_replicated)
+    if len(left_out) == num_tables:
+        return rules, others
+    return replace(rules, table_types={**rules.table_types, **dict.fromkeys(left_out, others)}), types
+
+
+def _available_kernels(machine: TorchRecMachine, is_whole: bool) -> tuple[str, ...]:
+    """Where TorchRec can keep weights; a sharder keeps all in device memory."""
+    if is_whole or machine.compute_device == "cpu":
+        return (FUSED,)
+    return (
+        FUSED,
+        *((FUSED_UVM_CACHING, FUSED_UVM) if machine.nodes.host_bytes else ()),
+        *((KEY_VALUE,) if machine.nodes.ssd_bytes else ()),
+    )
+
+
+def _types_on_cpu(
+    known: TableSet, given: Rules, types: Sequence[str], machine: TorchRecMachine
+) -> dict[str, tuple[str, ...]]:
+    """Types of the tables that FBGEMM cannot train in all ways on the CPU: no replicas of sequences, no empty ranks.
+
+    A table that may be sharded in no other way keeps what is given: its plan is refused.
+    """
+    table_types: dict[str, tuple[str, ...]] = {}
+    if machine.compute_device != "cpu":
+        return table_types
+    for table in known.tables:
+        ways = given.table_types.get(table.name, types)
+        left = tuple(
+            way
+            for way in ways
+            if not (table.is_sequence and TYPES[way].is_replicated)
+            and not leaves_a_rank_empty(table.num_rows, way, machine.nodes)
+        )
+        if left and left != tuple(ways):
+            table_types[table.name] = left
+    return table_types
+
+
+# What module sharders and an enumerator leave ------------------------------------------------------------------------
+
+
+def _ways_of_sharders(
+    module: nn.Module, sharders: Sequence[ModuleSharder[Any]], located: Iterable[LocatedTable], compute_device: str
+) -> Ways:
+    """Of tables whose module sharder has types or kernels of its own, which are not those of TorchRec's class."""
+    from torchrec.distributed.sharding_plan import get_default_sharders
+
+    usual = {one.module_type: type(one) for one in get_default_sharders()}
+    sharder_of = {one.module_type: one for one in sharders}
+    found = {}
+    for one in located:
+        holder = module.get_submodule(one.path)
+        sharder = sharder_of[type(holder)]
+        theirs = usual.get(sharder.module_type)
+        if theirs is not None and not _differs(type(sharder), theirs):
+            continue
+        found[one.path, one.config.name] = frozenset(
+            (way, str(kernel))
+            for way in sharder.sharding_types(compute_device)
+            for kernel in sharder.compute_kernels(way, compute_device)
+        )
+    return found
+
+
+def _differs(one: type, usual: type) -> bool:
+    return any(
+        getattr(one, name, None) is not getattr(usual, name, None) for name in ("sharding_types", "compute_kernels")
+    )
+
+
+def _ways_of_enumerator(
+    enumerator: Enumerator | None, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]
+) -> Ways:
+    """Of all tables in its search space."""
+    found: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    options = [] if enumerator is None else enumerator.enumerate(module, list(sharders))
+    for one in options:
+        found.setdefault((one.path, one.name), set()).add((one.sharding_type, one.compute_kernel))
+    return {key: frozenset(ways) for key, ways in found.items()}
+
+
+def _within(
+    rules: Rules, ways: Ways, located: Iterable[LocatedTable], types: Sequence[str], kernels: Sequence[str]
+) -> Rules:
+    """The rules, with the types and kernels of each table within these ways.
+
+    Raises:
+        BadConfig: if that leaves nothing to a table.
+    """
+    table_types, table_kernels = dict(rules.table_types), dict(rules.table_kernels)
+    for one in located:
+        own = ways.get((one.path, one.config.name))
+        if own is None:
+            continue
+        asked, kept_as = table_types.get(one.name, tuple(types)), table_kernels.get(one.name, tuple(kernels))
+        pairs = [
+            (way, kernel)
+            for way in asked
+            for kernel in ((DENSE_KERNEL,) if TYPES[way].is_replicated else kept_as)
+            if (way, kernel) in own
+        ]
+        if not pairs:
+            raise TooStrict(
+                f"table {brief(one.name)}: its module sharder or the enumerator allows {_words(own)}, the rules "
+                f"{', '.join(asked)} on {', '.join(kept_as)}. Allow a way that both have."
+            )
+        table_types[one.name] = tuple(way for way in asked if way in {way for way, _ in pairs})
+        left = tuple(kernel for kernel in kept_as if kernel in {kernel for _, kernel in pairs})
+        if left and set(left) != set(kernels):
+            table_kernels[one.name] = left
+    return replace(rules, table_types=table_types, table_kernels=table_kernels)
+
+
+def _words(ways: Iterable[tuple[str, str]]) -> str:
+    return cut(", ".join(sorted(f"{way} on {kernel}" for way, kernel in ways)))

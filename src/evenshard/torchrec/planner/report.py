@@ -1,0 +1,238 @@
+"""What TorchRec does with a plan once it is found: callbacks, a rating and statistics; here with evenshard's plan."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from evenshard.placement.sharding import DATA_PARALLEL
+from evenshard.report.answer import PlacementAnswer
+from evenshard.sharders.torchrec.compat import check_ranks, debug_statistics, known_arguments
+from evenshard.torchrec.planner.arguments import PlannerArguments, heuristical
+from evenshard.torchrec.planner.machine import TorchRecMachine
+from evenshard.utils.messages import reason_of
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.planner.types import (
+        Enumerator,
+        Shard,
+        ShardingOption,
+        Stats,
+        StorageReservation,
+        Topology,
+    )
+    from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class ModelPlan:
+    """A plan of a model, as it grows.
+
+    Attributes:
+        plan: of all its tables.
+        answer: evenshard's; None where a sharder decided, or there are no tables.
+        notes: what there is to say, a line each; those that are not the search's own.
+        options: the plan as TorchRec's ``ShardingOption``s.
+        num_found: placements that the search found, each better than the one before.
+        lookups: pooling factors of each feature, by the path of a table's module and its name.
+    """
+
+    plan: ShardingPlan
+    answer: PlacementAnswer | None = None
+    notes: tuple[str, ...] = ()
+    options: list[ShardingOption] = field(default_factory=list)
+    num_found: int = 1
+    lookups: Mapping[tuple[str, str], Sequence[float]] = field(default_factory=dict)
+
+    def say(self, note: str) -> None:
+        """Logs a note, and keeps it with the answer, if there is one."""
+        log.warning("%s", note)
+        self.notes = (*self.notes, note)
+        if self.answer is not None:
+            self.answer = replace(self.answer, notes=(*self.answer.notes, note))
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """How a plan is finished and reported.
+
+    Attributes:
+        arguments: TorchRec's, as the planner was given them.
+        topology: of the ranks, with all their memory.
+        machine: the same, with what is kept of it.
+        dense_bytes: memory of the dense model on each rank.
+        planner_type: name of the planner's class.
+        module: the model.
+        sharders: of modules, those that the plan was made for.
+    """
+
+    arguments: PlannerArguments
+    topology: Topology
+    machine: TorchRecMachine
+    dense_bytes: int
+    planner_type: str
+    module: nn.Module
+    sharders: list[ModuleSharder[Any]]
+
+    def finish(self, result: ModelPlan, seconds: float) -> bool:
+        """Calls the callbacks with the plan, rates it where a performance model is given, and logs the statistics.
+
+        Args:
+            result: the plan; it gets TorchRec's options, and what callbacks make of both.
+            seconds: that the search took.
+
+        Returns:
+            Whether the callbacks changed the plan.
+
+        Raises:
+            PlannerError: TorchRec's, if the callbacks leave a rank that there is not.
+        """
+        given, plan = self.arguments, result.plan
+        options, enumerator = self._options(result), None
+        try:
+            enumerator = self._estimated(options)
+        except Exception as error:  # of an estimate that only statistics need
+            if given.enumerator is not None or given.performance_model is not None:
+                raise
+            result.say(f"no statistics were logged: TorchRec's estimates of the plan failed ({reason_of(error)}).")
+        if given.performance_model is not None:
+            result.say(
+                f"performance_model ({type(given.performance_model).__name__}) rates the plan "
+                f"{given.performance_model.rate(plan=options):.4g}; it chose nothing: evenshard's cost model did."
+            )
+        if given.callbacks:
+            options, result.plan = self._called_back(options)
+        result.options = options
+        if enumerator is not None and given.stats:
+            values = {
+                "sharding_plan": result.plan,
+                "topology": self.topology,
+                "batch_size": given.batch_size,
+                "storage_reservation": self._reservation(),
+                "num_proposals": result.num_found,
+                "num_plans": result.num_found,
+                "run_time": seconds,
+                "best_plan": options,
+                "constraints": given.constraints_by_table or None,
+                "sharders": self.sharders,
+                "enumerator": enumerator,
+                "debug": given.debug,
+                **debug_statistics(planner_type=self.planner_type, timeout_seconds=given.timeout_seconds),
+            }
+            for one in given.stats:
+                one.log(**known_arguments(one.log, values))
+        return bool(result.plan != plan)
+
+    def _called_back(self, options: list[ShardingOption]) -> tuple[list[ShardingOption], ShardingPlan]:
+        """What the callbacks, one after the other, make of the plan."""
+        from torchrec.distributed.planner import planners
+
+        for callback in self.arguments.callbacks or ():
+            options = callback(options)
+        plan = planners.to_sharding_plan(options, self.topology)
+        check_ranks(plan, self.topology)
+        return options, plan
+
+    def _reservation(self) -> StorageReservation:
+        """The one that was given; or, as TorchRec's statistics show it, what evenshard keeps without one."""
+        from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+        from torchrec.distributed.planner.types import PlannerError
+
+        given, machine = self.arguments, self.machine
+        if given.storage_reservation is not None:
+            return given.storage_reservation
+        share = min(1.0, machine.reserved_share + machine.reserved_bytes / max(*machine.caps_bytes, 1))
+        kept = heuristical(share, max(self.dense_bytes, 1))
+        try:
+            kept.reserve(
+                topology=self.topology,
+                batch_size=given.batch_size,
+                module=self.module,
+                sharders=self.sharders,
+                constraints=given.constraints_by_table or None,
+            )
+        except PlannerError:  # its estimate of inputs is 20 times what they take
+            return FixedPercentageStorageReservation(share)
+        return kept
+
+    def _options(self, result: ModelPlan) -> list[ShardingOption]:
+        """An option for each table of the plan, with its ranks, in the plan's order; without times and memory yet.
+
+        Tables whose lookups the plan does not tell have those of the constraints, or TorchRec's default.
+        """
+        from torchrec.distributed.planner.constants import POOLING_FACTOR
+        from torchrec.distributed.planner.enumerators import get_partition_by_type
+        from torchrec.distributed.planner.types import ShardingOption
+
+        sharder_of = {one.module_type: one for one in self.sharders}
+        found = []
+        constraints, world_size = self.arguments.constraints_by_table, self.machine.nodes.num_devices
+        for path, entries in result.plan.plan.items():
+            holder = self.module.get_submodule(path)
+            weights = sharder_of[type(holder)].shardable_parameters(holder)
+            for name, entry in entries.items():
+                own = constraints.get(name)
+                assumed = [POOLING_FACTOR] if own is None else own.pooling_factors
+                found.append(
+                    ShardingOption(
+                        name=name,
+                        tensor=weights[name],
+                        module=(path, holder),
+                        input_lengths=list(result.lookups.get((path, name), assumed)),
+                        batch_size=self.arguments.batch_size,
+                        sharding_type=entry.sharding_type,
+                        partition_by=get_partition_by_type(entry.sharding_type),
+                        compute_kernel=entry.compute_kernel,
+                        shards=_shards(entry, weights[name].shape, world_size),
+                        cache_params=entry.cache_params,
+                        enforce_hbm=entry.enforce_hbm,
+                        stochastic_rounding=entry.stochastic_rounding,
+                        bounds_check_mode=entry.bounds_check_mode,
+                        feature_names=None if own is None else own.feature_names,
+                        output_dtype=entry.output_dtype,
+                        key_value_params=entry.key_value_params,
+                    )
+                )
+        return found
+
+    def _estimated(self, options: list[ShardingOption]) -> Enumerator:
+        """Fills in times and memory as TorchRec estimates them, and returns the enumerator that did.
+
+        One that was given has enumerated the model for these sharders already.
+        """
+        from torch import nn
+        from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+
+        given = self.arguments
+        enumerator = given.enumerator
+        if enumerator is None:
+            enumerator = EmbeddingEnumerator(self.topology, given.batch_size, constraints=given.constraints_by_table)
+            enumerator.enumerate(nn.Module(), self.sharders)  # an empty model, for the sharders alone
+        enumerator.populate_estimates(options)
+        return enumerator
+
+
+def _shards(entry: ParameterSharding, shape: Sequence[int], world_size: int) -> list[Shard]:
+    """The shards of a table; a replica is a whole one on each rank."""
+    from torchrec.distributed.planner.types import Shard
+
+    if entry.sharding_type == DATA_PARALLEL:
+        return [Shard(size=list(shape), offset=[0] * len(shape), rank=rank) for rank in range(world_size)]
+    return [
+        Shard(size=list(one.shard_sizes), offset=list(one.shard_offsets), rank=one.placement.rank())
+        for one in entry.sharding_spec.shards
+    ]
+
+
+def stats_of(stats: Stats | list[Stats] | None) -> list[Stats]:
+    """The statistics to log: those given; TorchRec's own where left out."""
+    from torchrec.distributed.planner.stats import EmbeddingStats
+
+    if stats is None:
+        return [EmbeddingStats()]
+    return list(stats) if isinstance(stats, list) else [stats]

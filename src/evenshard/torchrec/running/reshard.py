@@ -1,0 +1,293 @@
+"""Resharding of a training that runs: TorchRec makes a collection anew, and rows and columns go where it has them.
+
+``DistributedModelParallel.reshard`` of TorchRec 1.8 does this for tables of an ``EmbeddingBagCollection`` that stay
+table_wise or column_wise; docs/running_jobs.md lists what it loses. This one moves tables of both kinds of collections
+between all types but replicas, with the whole optimizer state.
+
+A state has as many numbers as the weights (Adagrad, Adam), or one for each row of a part (row-wise Adagrad): the sum of
+the mean of its columns' squared gradients. So a part that is put together of old ones has the mean of their states,
+weighted by columns, which is exactly what it would have summed up itself; of a part that is cut, nobody knows which
+columns the sum came from, and the new parts each get all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from evenshard.placement.parts import Span
+from evenshard.torchrec.model.modules import sharded_collections, unsharded
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief
+
+if TYPE_CHECKING:
+    import torch
+    from torchrec.distributed.model_parallel import DistributedModelParallel
+    from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingEnv
+
+    from evenshard.torchrec.running.delta_file import Delta
+
+
+def reshard(model: DistributedModelParallel, delta: Delta) -> float:
+    """Moves tables of a running model, between two steps; every rank calls it.
+
+    Weights, optimizer state, learning rate and step count move; replicated tables and the dense model stay as they are,
+    and their optimizer stays valid. Afterwards ``model.fused_optimizer`` is a new object, and a training pipeline has
+    to be made anew. While a collection moves, a rank holds its old and its new tables.
+
+    Args:
+        model: the model as it runs.
+        delta: what ``load_delta`` returned for this model.
+
+    Returns:
+        MB that went to other ranks, optimizer state included, as the delta states it.
+
+    Raises:
+        BadConfig: if the delta is not for this model.
+    """
+    modules = sharded_collections(model)
+    for path in delta:
+        if path not in modules:
+            raise BadConfig(f"the model has no sharded collection {brief(path)}. Load the delta for this model.")
+        if modules[path] is model.module:
+            raise BadConfig("the model itself is a collection. Wrap it in a module before it is sharded.")
+    for path, (_, changed) in delta.items():
+        _replace(model, modules[path], _rebuilt(model, path, modules[path], changed))
+        model.plan.plan[path].update(changed)
+    model._optim = model._init_optim(model.module)
+    return sum(volume for volume, _ in delta.values())
+
+
+def _rebuilt(model: DistributedModelParallel, path: str, old: Any, changed: EmbeddingModuleShardingPlan) -> Any:
+    """The collection under its new plan, with what the old one has learned."""
+    import torch
+
+    plan = {**old.module_sharding_plan, **changed}
+    rates, step = _progress(old, model._env)
+    whole = unsharded(old)
+    sharder = model._sharder_map[type(whole)]
+    _give_optimizers(whole, old, rates)
+    devices = [model.device.index] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):  # new weights are drawn, and overwritten: the training draws as before
+        new = sharder.shard(whole, plan, model._env, model.device, path)
+    new.train(old.training)
+    _keep_replicas(old, new)
+    before, after = _held(old), _held(new)
+    for name, entry in plan.items():
+        if entry.sharding_spec is not None:
+            _move(before[name], after[name], old.module_sharding_plan[name], entry, model._env, model.device)
+    for kernel in _kernels(new):
+        kernel.iter.fill_(step)
+        kernel.iter_cpu.fill_(step)
+    return new
+
+
+def _replace(model: DistributedModelParallel, old: Any, new: Any) -> None:
+    """Puts the new collection wherever the model has the old one."""
+    for parent in list(model.module.modules()):
+        for name, child in list(parent.named_children()):
+            if child is old:
+                setattr(parent, name, new)
+
+
+def _keep_replicas(old: Any, new: Any) -> None:
+    """Replicas stay the parameters that they are: the optimizer of the dense model holds them."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    kept = [one for one in old._lookups if isinstance(one, DistributedDataParallel)]
+    places = [number for number, one in enumerate(new._lookups) if isinstance(one, DistributedDataParallel)]
+    for place, lookup in zip(places, kept, strict=True):
+        new._lookups[place] = lookup
+    tables, of_old = _tables(new), _tables(old)
+    for name, entry in old.module_sharding_plan.items():
+        if entry.sharding_spec is None:
+            tables[name].weight = of_old[name].weight
+
+
+def _tables(module: Any) -> Any:
+    return module.embedding_bags if hasattr(module, "embedding_bags") else module.embeddings
+
+
+# What a rank holds ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A table's shards on this rank.
+
+    Attributes:
+        blocks: rows and columns of each.
+        values: of "weight" and of every optimizer state, the tensors of these shards.
+    """
+
+    blocks: list[Rectangle]
+    values: Mapping[str, list[torch.Tensor]]
+
+
+def _held(module: Any) -> dict[str, _Held]:
+    """What a collection keeps on this rank, by table."""
+    states = module.fused_optimizer.state_dict()["state"]
+    result = {}
+    for key, weight in module.state_dict().items():
+        if not hasattr(weight, "local_shards"):
+            continue  # a replica
+        name = key.split(".")[-2]
+        shards = weight.local_shards()
+        values = {"weight": [shard.tensor for shard in shards]}
+        for state, value in states.get(key, {}).items():
+            values[state] = [shard.tensor for shard in value.local_shards()]
+        result[name] = _Held(
+            [block_of(shard.metadata.shard_offsets, shard.metadata.shard_sizes) for shard in shards], values
+        )
+    return result
+
+
+def block_of(offsets: Sequence[int], sizes: Sequence[int]) -> Rectangle:
+    """Rows and columns of a shard; offsets and sizes are TorchRec's [rows, columns]."""
+    rows, columns = (Span(start, start + size) for start, size in zip(offsets, sizes, strict=True))
+    return Rectangle(rows, columns)
+
+
+# Transfer -------------------------------------------------------------------------------------------------------------
+
+
+def _move(
+    before: _Held,
+    after: _Held,
+    old: ParameterSharding,
+    new: ParameterSharding,
+    env: ShardingEnv,
+    device: torch.device,
+) -> None:
+    """Fills a table's new shards with what its old ones have.
+
+    All ranks list the same pieces in the same order, so that sender and receiver agree; what stays on its rank is
+    copied there.
+    """
+    import torch
+    import torch.distributed as dist
+
+    rank, group = env.rank, env.process_group
+    assert group is not None
+    old_ranks, old_blocks = _shards(old)
+    new_ranks, new_blocks = _shards(new)
+    keys = sorted(set(before.values) | set(after.values))
+    for key in keys:
+        for target in after.values.get(key, ()):
+            target.detach().zero_()
+        messages, received = [], []
+        number = 0
+        for owner, block in zip(new_ranks, new_blocks, strict=True):
+            for at, piece in pieces_of(block, old_blocks):
+                number += 1
+                source, from_block = old_ranks[at], old_blocks[at]
+                values = taken(_tensor(before, key, from_block), from_block, piece) if source == rank else None
+                filled = _tensor(after, key, block) if owner == rank else None
+                if values is not None and filled is not None:
+                    add_piece(filled, block, piece, values)
+                elif values is not None:
+                    peer = dist.get_global_rank(group, owner)
+                    messages.append(dist.P2POp(dist.isend, values.contiguous(), peer, group, number))
+                elif filled is not None:
+                    shape = taken(filled, block, piece).shape
+                    buffer = torch.empty(shape, dtype=filled.dtype, device=device)
+                    peer = dist.get_global_rank(group, source)
+                    messages.append(dist.P2POp(dist.irecv, buffer, peer, group, number))
+                    received.append((filled, block, piece, buffer))
+        if messages:
+            for work in dist.batch_isend_irecv(messages):
+                work.wait()
+        for filled, block, piece, buffer in received:
+            add_piece(filled, block, piece, buffer)
+
+
+def _shards(entry: ParameterSharding) -> tuple[list[int], list[Rectangle]]:
+    """The rank of each shard of a table, and its rows and columns."""
+    shards = entry.sharding_spec.shards
+    return [shard.placement.rank() for shard in shards], [
+        block_of(shard.shard_offsets, shard.shard_sizes) for shard in shards
+    ]
+
+
+def _tensor(held: _Held, key: str, block: Rectangle) -> torch.Tensor:
+    return held.values[key][held.blocks.index(block)].detach()
+
+
+# Optimizers -----------------------------------------------------------------------------------------------------------
+
+
+def _progress(module: Any, env: ShardingEnv) -> tuple[dict[str, float], int]:
+    """The learning rate of each table, and the steps done, which Adam corrects its moments by; some ranks have none."""
+    import torch.distributed as dist
+
+    rates = {
+        key.split(".")[-2]: group["lr"]
+        for _, optimizer in module.fused_optimizer.optimizers
+        for group in optimizer.param_groups
+        for key in optimizer.params
+    }
+    step = max((int(kernel.iter.item()) for kernel in _kernels(module)), default=0)
+    of_ranks: list[Any] = [None] * env.world_size
+    dist.all_gather_object(of_ranks, (rates, step), group=env.process_group)
+    return {name: rate for of_rank, _ in of_ranks for name, rate in of_rank.items()}, max(step for _, step in of_ranks)
+
+
+def _kernels(module: Any) -> list[Any]:
+    """FBGEMM's calls of a collection that count steps."""
+    return [one for one in module.modules() if hasattr(one, "iter") and hasattr(one, "iter_cpu")]
+
+
+def _give_optimizers(whole: Any, old: Any, rates: Mapping[str, float]) -> None:
+    """Tells TorchRec the fused optimizer of each table, where it looks for that of ``apply_optimizer_in_backward``.
+
+    Tables may have optimizers of their own, which only the running collection knows. TorchRec groups tables by these
+    parameters, and all ranks must group them alike. So they are those of each table: to those of a group, its kernel
+    adds on its own rank.
+    """
+    shardings = old._embedding_shardings if hasattr(old, "_embedding_shardings") else old._sharding_type_to_sharding
+    tables = _tables(whole)
+    for sharding in shardings.values() if isinstance(shardings, Mapping) else shardings:
+        for of_rank in sharding._grouped_embedding_configs_per_rank:
+            for group in of_rank:
+                for table in group.embedding_tables:
+                    if table.name in rates:
+                        given = {**(table.fused_params or {}), "learning_rate": rates[table.name]}
+                        tables[table.name].weight._optimizer_kwargs = [given]
+
+
+# Pieces that two ways to cut a table have in common -------------------------------------------------------------------
+
+
+class Rectangle(NamedTuple):
+    """Rows and columns of a table that are kept together."""
+
+    rows: Span
+    columns: Span
+
+
+def pieces_of(new: Rectangle, old: Sequence[Rectangle]) -> Iterator[tuple[int, Rectangle]]:
+    """The pieces of old blocks that a new one is made of, each with the number of its block."""
+    for number, block in enumerate(old):
+        rows = Span(max(new.rows.start, block.rows.start), min(new.rows.stop, block.rows.stop))
+        columns = Span(max(new.columns.start, block.columns.start), min(new.columns.stop, block.columns.stop))
+        if rows.size > 0 and columns.size > 0:
+            yield number, Rectangle(rows, columns)
+
+
+def taken(values: torch.Tensor, block: Rectangle, piece: Rectangle) -> torch.Tensor:
+    """The piece's part of a block's weights or state, without a copy: [rows, columns], or [rows]."""
+    rows = slice(piece.rows.start - block.rows.start, piece.rows.stop - block.rows.start)
+    if values.dim() == 1:
+        return values[rows]
+    return values[rows, piece.columns.start - block.columns.start : piece.columns.stop - block.columns.start]
+
+
+def add_piece(target: torch.Tensor, block: Rectangle, piece: Rectangle, values: torch.Tensor) -> None:
+    """Adds a piece to the weights or state of the block that it belongs to, which begin as zeros."""
+    share = 1.0 if target.dim() > 1 else piece.columns.size / block.columns.size
+    where = taken(target, block, piece)
+    if share == 1.0:
+        where.copy_(values)
+    else:
+        where.add_(values, alpha=share)
