@@ -30,7 +30,8 @@ from evenshard.measure.calibrate.constants import (
     predicted_ms,
 )
 from evenshard.measure.evidence import Evidence
-from evenshard.measure.profiles import profile_path, write_profile
+from evenshard.measure.profile_file import write_profile
+from evenshard.measure.profiles import profile_path
 from evenshard.measure.simulated.device_model import BACKWARD_KERNELS, FORWARD_KERNELS
 from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, GpuProfile, gpu_profile
 from evenshard.measure.simulated.shard_work import WorkCounter

@@ -13,9 +13,10 @@ import torch
 from evenshard.measure import in_turn
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost
-from evenshard.measure.hardware import TimeShare, open_hardware
+from evenshard.measure.hardware import TimeShare
 from evenshard.measure.in_turn import OneDeviceInTurn
 from evenshard.measure.link import LINKS
+from evenshard.measure.open_hardware import open_hardware
 from evenshard.placement.placement import Placement
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed

@@ -10,7 +10,8 @@ import yaml
 
 from evenshard.measure.evidence import Evidence
 from evenshard.measure.link import link
-from evenshard.measure.profiles import profile_names, profile_of_gpu, profile_path, read_profile, write_profile
+from evenshard.measure.profile_file import read_profile, write_profile
+from evenshard.measure.profiles import profile_names, profile_of_gpu, profile_path
 from evenshard.measure.simulated.gpu_profile import RATES, GpuProfile, gpu_profile
 from evenshard.utils.errors import BadConfig, BadFile
 

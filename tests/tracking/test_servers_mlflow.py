@@ -18,8 +18,8 @@ from evenshard import tracking
 from evenshard.api.serving import served_code
 from evenshard.cli import main
 from evenshard.tracking import parents, runs
-from evenshard.tracking.client import connect, experiment_id
-from evenshard.tracking.descriptions import NOTE
+from evenshard.tracking.client import connect
+from evenshard.tracking.descriptions import NOTE, experiment_id
 from support import servers
 from support.dying_server import ANSWER, MIDDLE, REQUEST, Dying, dying
 from support.http_server import hanging

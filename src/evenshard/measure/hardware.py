@@ -1,6 +1,6 @@
 """The hardware that placements are measured on: its kinds, its name in every spelling, and what all of it can do.
 
-A kind of hardware is one entry of ``KINDS``, which says how it opens.
+A kind of hardware is one entry of ``KINDS``; ``open_hardware`` opens it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
+from evenshard.measure.profiles import SHORT_NAMES, profile_names
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.extras import require_package
 from evenshard.utils.messages import brief, did_you_mean
 
 if TYPE_CHECKING:
-    from evenshard.measure.config import MeasureConfig
     from evenshard.measure.costs import PlacementCost, Provenance
     from evenshard.placement.parts import TablePart
     from evenshard.placement.placement import Placement
@@ -82,40 +81,7 @@ class TimeShare:
         return self.kernel_s / self.wall_s if self.wall_s else 0.0
 
 
-def open_hardware(config: MeasureConfig) -> Hardware:
-    """The hardware that the settings name.
-
-    Under torchrun all its processes measure together, each one as one device; this is then the first of them (the
-    others run ``collective.serve``).
-
-    Raises:
-        BadConfig: if its profile is unknown, or CUDA is asked for where there is none.
-        BadFile: if its profile cannot be read.
-    """
-    return config.hardware_name.kind.open(config)
-
-
 # Kinds ---------------------------------------------------------------------------------------------------------------
-
-
-def _open_kernels(config: MeasureConfig) -> Hardware:
-    require_package("torch")
-    from evenshard.measure.distributed import collective
-    from evenshard.measure.fbgemm import real_device
-    from evenshard.measure.in_turn import OneDeviceInTurn
-
-    device = real_device(config)
-    if collective.world_size() > 1:
-        return collective.lead(config, device)
-    if config.expect_transport:
-        raise BadConfig("one process exchanges nothing. Start it under torchrun, or leave --expect-transport out.")
-    return OneDeviceInTurn(config, device)
-
-
-def _open_simulated(config: MeasureConfig) -> Hardware:
-    from evenshard.measure.simulated.hardware import SimulatedHardware
-
-    return SimulatedHardware(config)
 
 
 @dataclass(frozen=True)
@@ -124,7 +90,6 @@ class Kind:
 
     Attributes:
         name: the first word of every spelling of such hardware.
-        open: opens it for measuring; what that needs is imported there.
         times: the word for its times: "measured", or "simulated" for a device model.
         runs_kernels: whether it runs kernels on devices of this machine, for each of which torchrun can start a
             process.
@@ -136,7 +101,6 @@ class Kind:
     """
 
     name: str
-    open: Callable[[MeasureConfig], Hardware]
     times: Times = "measured"
     runs_kernels: bool = True
     device: str = ""
@@ -165,11 +129,11 @@ DEFAULT_HARDWARE = "simulated:h100"
 AUTO = "auto"
 """CUDA where there is a GPU, else the CPU; as hardware that a model must be of: any."""
 KINDS = (
-    Kind("cpu", _open_kernels, compute_device="cpu", memory_bytes_per_ns=5.0),
-    Kind("cuda", _open_kernels, needs_gpu=True),
-    Kind("simulated", _open_simulated, times="simulated", runs_kernels=False, device="<profile>"),
+    Kind("cpu", compute_device="cpu", memory_bytes_per_ns=5.0),
+    Kind("cuda", needs_gpu=True),
+    Kind("simulated", times="simulated", runs_kernels=False, device="<profile>"),
 )
-_KIND_OF = {kind.name: kind for kind in (Kind(AUTO, _open_kernels, memory_bytes_per_ns=5.0), *KINDS)}
+_KIND_OF = {kind.name: kind for kind in (Kind(AUTO, memory_bytes_per_ns=5.0), *KINDS)}
 CHOICES = ", ".join(kind.usage for kind in _KIND_OF.values())
 """What flags and settings may say."""
 
@@ -282,8 +246,6 @@ def _name_in(text: str) -> HardwareName | None:
 
 def _short_name(text: str) -> HardwareName:
     """A simulated device that is called by its profile alone."""
-    from evenshard.measure.profiles import SHORT_NAMES, profile_names
-
     short = text.strip().lower()
     profile = SHORT_NAMES.get(short, short)
     if profile not in profile_names():

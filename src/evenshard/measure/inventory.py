@@ -15,7 +15,8 @@ from typing import Any
 from evenshard.measure.evidence import DeviceError, Evidence
 from evenshard.measure.hardware import DEFAULT_HARDWARE, KINDS
 from evenshard.measure.link import ALIASES, GPUS_OF_A_NODE, LINKS, Link, link, link_name
-from evenshard.measure.profiles import SHORT_NAMES, is_link_profile, profile_names, profile_path, sources_of
+from evenshard.measure.profile_file import is_link_profile, sources_of
+from evenshard.measure.profiles import SHORT_NAMES, profile_names, profile_path
 from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, printable

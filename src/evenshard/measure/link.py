@@ -324,7 +324,7 @@ def link(name: str) -> Link:
         BadFile: if the file is not a link profile.
     """
     if name.endswith((".yaml", ".yml")):
-        from evenshard.measure.profiles import read_profile
+        from evenshard.measure.profile_file import read_profile
 
         found = read_profile(Path(name), Link)
         remedy = "Calibrate it again with `evenshard calibrate-link`."

@@ -125,19 +125,6 @@ def experiment_name() -> str:
     return os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
 
 
-def experiment_id(client: Any) -> str:
-    """Id of the experiment that runs go to, which is made and described if it is missing."""
-    from evenshard.tracking.descriptions import describe_experiment, experiment_tags
-
-    name = experiment_name()
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        make_once(client.create_experiment, name, tags=experiment_tags())
-        found = client.get_experiment_by_name(name)
-    describe_experiment(client, found)
-    return str(found.experiment_id)
-
-
 def require_mlflow(what: str, instead: str = "") -> None:
     """Raises BadConfig where there is no MLflow yet and the client would make an empty one.
 

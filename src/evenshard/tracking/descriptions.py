@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from evenshard.tracking.client import write_together
+from evenshard.tracking.client import experiment_name, make_once, write_together
 from evenshard.tracking.parents import PARENT_TAG
 from evenshard.tracking.tags import COSTS_SHA256, OUTCOME, STAGE, TASKS
 from evenshard.version import __version__
@@ -38,6 +38,17 @@ MODELS = {
     "models:/evenshard-cost@champion` places tables with",
     "evenshard-policy": "policy with the cost network that it reads: it places tables by itself, without a search",
 }
+
+
+def experiment_id(client: Any) -> str:
+    """Id of the experiment that runs go to, which is made and described if it is missing."""
+    name = experiment_name()
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        make_once(client.create_experiment, name, tags=experiment_tags())
+        found = client.get_experiment_by_name(name)
+    describe_experiment(client, found)
+    return str(found.experiment_id)
 
 
 def experiment_tags(experiment_id: str = "") -> dict[str, str]:

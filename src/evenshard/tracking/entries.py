@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evenshard.tracking.client import experiment_id
 from evenshard.tracking.dataset_inputs import dataset_input
-from evenshard.tracking.descriptions import REGISTERED_AS, describe_run
+from evenshard.tracking.descriptions import REGISTERED_AS, describe_run, experiment_id
 from evenshard.tracking.parents import (
     KEY_TAG,
     PARENT_TAG,

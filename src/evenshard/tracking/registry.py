@@ -18,14 +18,13 @@ from typing import Any
 from evenshard.tracking.client import (
     asking,
     connect,
-    experiment_id,
     make_once,
     registry_uri,
     require_mlflow,
     short_timeouts,
     tracking_uri,
 )
-from evenshard.tracking.descriptions import model_description, version_description
+from evenshard.tracking.descriptions import experiment_id, model_description, version_description
 from evenshard.tracking.patience import Patience, files_below
 from evenshard.tracking.pyfunc import ServedCode, save_pyfunc
 from evenshard.tracking.tags import COMMIT, SHA256, VERSION, WEIGHTS_SHA256, model_tags

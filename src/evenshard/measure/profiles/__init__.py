@@ -1,34 +1,13 @@
-"""Profiles: the constants of simulated devices and calibrated links as YAML files, each number with its source.
-
-A profile maps each constant to ``{value: ..., source: "..."}``, and ``evidence`` to a list of what it was fitted to and
-compared with (``evidence.Evidence``), the most relevant for the time of a whole shard first. The only place in
-``measure`` that needs PyYAML: it is imported when a profile is read, so that a bare GPU box can measure without it.
-"""
+"""The profiles that come with evenshard: simulated devices as YAML files beside this module, by name and by GPU."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
 
-from evenshard.measure.evidence import Evidence, evidence_of
-from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.limits import Range
+from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
-from evenshard.utils.yaml_files import read_yaml
-
-Profile = TypeVar("Profile")
-CONSTANTS = Range(0, 1e18)
-"""In the units of the profiles, whose largest numbers are some thousands of GB per second."""
-_REMEDY = "Start from one of the profiles that come with evenshard, or calibrate again."
-_OTHER_VERSION = (
-    "If an older version of evenshard wrote the file, calibrate again, starting from a profile that comes with it."
-)
-_HEADER = "# A simulated device or a link; what its constants mean stands in evenshard/measure/, where they are read\n"
 
 SHORT_NAMES = {"a100": "a100_80gb"}
 """Profiles whose GPU is called otherwise where its memory goes without saying."""
@@ -65,107 +44,3 @@ def profile_path(name: str) -> Path:
     if name not in profile_names():
         raise BadConfig(f"simulated device is {brief(name)}. Use one of {', '.join(profile_names())}, or a YAML file.")
     return Path(str(resources.files(__package__).joinpath(name + ".yaml")))
-
-
-def read_profile(path: Path, kind: type[Profile]) -> Profile:
-    """A profile as its dataclass: numbers, strings, and evidence; fields with a default may be left out.
-
-    Raises:
-        BadFile: if the file is missing or no YAML, a constant is missing, unknown, negative or without a source, or
-            the evidence is impossible.
-    """
-    content = _load(path)
-    known = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
-    optional = {field.name for field in fields(kind) if field.default is not MISSING}  # type: ignore[arg-type]
-    unknown = next((name for name in content if name not in known), None)
-    missing = next((name for name in known if name not in content and name not in optional), None)
-    if unknown is not None and missing is not None:
-        raise BadFile(path, f"constant {brief(unknown)} is unknown and {missing} is missing", _OTHER_VERSION)
-    if unknown is not None:
-        raise BadFile(path, f"constant {brief(unknown)} is unknown", _REMEDY)
-    if missing is not None:
-        raise BadFile(path, f"constant {missing} is missing", _REMEDY)
-    values: dict[str, Any] = {}
-    for name, kind_of_value in known.items():
-        if name not in content:
-            continue
-        entry = content[name]
-        if str(kind_of_value) == "str":
-            values[name] = str(entry)
-            continue
-        if str(kind_of_value) == "tuple[Evidence, ...]":
-            try:
-                values[name] = evidence_of(entry)
-            except ValueError as error:
-                raise BadFile(path, str(error), _REMEDY) from None
-            continue
-        if not isinstance(entry, dict) or not entry.get("source"):
-            raise BadFile(path, f"constant {name} needs value and source", _REMEDY)
-        value: Any = entry.get("value")
-        if problem := CONSTANTS.problem(value):
-            raise BadFile(path, f"constant {name} {problem}", _REMEDY)
-        values[name] = float(value)
-    return kind(**values)
-
-
-def sources_of(path: Path) -> dict[str, str]:
-    """The source of each constant of a profile that ``read_profile`` accepts.
-
-    Raises:
-        BadFile: if the file is missing or no YAML.
-    """
-    return {name: str(entry["source"]) for name, entry in _load(path).items() if isinstance(entry, dict)}
-
-
-def is_link_profile(path: Path) -> bool:
-    """Whether a file is the profile of a link; else it should be that of a device.
-
-    Raises:
-        BadFile: if the file is missing or no YAML.
-    """
-    return "latency_us" in _load(path)
-
-
-def write_profile(
-    template: Path,
-    values: Mapping[str, float],
-    source: str,
-    evidence: Sequence[Evidence],
-    path: Path,
-    extrapolated_from: str = "",
-) -> None:
-    """Writes the profile of ``template`` with some constants replaced; the others keep their sources.
-
-    What confirmed the template, or what it was extrapolated from, says nothing about the new constants.
-
-    Args:
-        template: an existing profile.
-        values: the new constants.
-        source: source of the constants.
-        evidence: what the constants were fitted to and compared with.
-        path: the file to write; it appears whole or not at all.
-        extrapolated_from: the profile that says what the evidence does not.
-
-    Raises:
-        BadFile: if the template cannot be read.
-    """
-    import yaml
-
-    content = _load(template)
-    # Six digits are more than any measurement gives, and a file of them can be read.
-    content.update({name: {"value": float(f"{value:.6g}"), "source": source} for name, value in values.items()})
-    content["evidence"] = [
-        {name: value for name, value in asdict(one).items() if value is not None} for one in evidence
-    ]
-    content.pop("extrapolated_from", None)
-    if extrapolated_from:
-        content["extrapolated_from"] = extrapolated_from
-    with atomic_path(path) as draft:
-        draft.write_text(_HEADER + yaml.safe_dump(content, sort_keys=False, width=120, allow_unicode=True))
-
-
-def _load(path: Path) -> dict[str, Any]:
-    content = read_yaml(path, _REMEDY, _REMEDY)
-    if not isinstance(content, dict):
-        raise BadFile(path, "is not a mapping of constants", _REMEDY)
-    return content

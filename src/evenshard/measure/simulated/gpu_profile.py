@@ -8,7 +8,8 @@ from pathlib import Path
 
 from evenshard.measure.evidence import DeviceError, Evidence
 from evenshard.measure.hardware import HardwareName
-from evenshard.measure.profiles import profile_path, read_profile
+from evenshard.measure.profile_file import read_profile
+from evenshard.measure.profiles import profile_path
 from evenshard.utils.errors import BadFile
 from evenshard.utils.limits import Range
 from evenshard.utils.units import BYTES_PER_GB
