@@ -226,7 +226,7 @@ def test_what_place_takes() -> None:
 def test_what_an_answer_knows() -> None:
     answer = evenshard.PlacementAnswer
     assert [field.name for field in dataclasses.fields(answer)] == FIELDS
-    own = {name for name in vars(answer) if not name.startswith("_")} - set(FIELDS)
+    own = {name for one in answer.mro() for name in vars(one) if not name.startswith("_")} - set(FIELDS)
     assert sorted(own) == PROPERTIES
 
 

@@ -172,7 +172,7 @@ def place(
     from evenshard.planner.pricing import measured_parts
     from evenshard.planner.request import PlacementRequest
     from evenshard.planner.rules import Rules
-    from evenshard.report.answer import PlacementAnswer
+    from evenshard.report.answer import shown
     from evenshard.tables.named_lookups import with_pooling_factors
     from evenshard.utils.params import check_ranges
 
@@ -234,7 +234,7 @@ def place(
     origin = str(tables) if isinstance(tables, str | Path) else None
     with measured_parts(request, loaded, VISITS) if num_measured else nullcontext() as measure:
         answer = place_request(request, loaded, config, measure, origin, progress, close_to)
-    return PlacementAnswer.of(replace(answer, notes=(*answer.notes, *devices.notes, *known.notes)))
+    return shown(replace(answer, notes=(*answer.notes, *devices.notes, *known.notes)))
 
 
 def _constrained(

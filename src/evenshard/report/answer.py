@@ -20,13 +20,6 @@ class PlacementAnswer(answer.PlacementAnswer):
     step.
     """
 
-    @classmethod
-    def of(cls, found: answer.PlacementAnswer) -> PlacementAnswer:
-        """The same answer with all that was worked out of it already."""
-        shown = object.__new__(cls)
-        vars(shown).update(vars(found))
-        return shown
-
     def __repr__(self) -> str:
         """About ten lines; ``summary`` has all of it."""
         from evenshard.report.terminal import brief_text
@@ -83,3 +76,10 @@ class PlacementAnswer(answer.PlacementAnswer):
         from evenshard.report.page.page import save_page
 
         save_page(self, Path(path))
+
+
+def shown(found: answer.PlacementAnswer) -> PlacementAnswer:
+    """The same answer, which shows itself; all that was worked out of it stays with it."""
+    own = object.__new__(PlacementAnswer)
+    vars(own).update(vars(found))
+    return own

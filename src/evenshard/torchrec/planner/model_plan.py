@@ -14,7 +14,7 @@ from evenshard.placement.plan import check_placement
 from evenshard.placement.task import part_bytes, used_bytes, used_host_bytes
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
-from evenshard.report.answer import PlacementAnswer
+from evenshard.report.answer import shown
 from evenshard.report.facts.setting import assumed_lookups_texts
 from evenshard.report.facts.step import EMBEDDING_WORK
 from evenshard.sharders.base import Sharder
@@ -154,7 +154,7 @@ class ModelPlanner:
         def count(predicted_ms: float) -> None:
             result.num_found += 1
 
-        answer = PlacementAnswer.of(place_request(replace(request, hardware=hardware), model, config, progress=count))
+        answer = shown(place_request(replace(request, hardware=hardware), model, config, progress=count))
         assumed = self.machine.assumed.notes(answer.parts)
         result.answer = replace(answer, warnings=(*assumed, *answer.warnings))
         for line in (*assumed, *assumed_lookups_texts(answer), *answer.notes, *answer.warnings):
