@@ -27,7 +27,7 @@ def test_the_citation_names_the_project() -> None:
         "README.md",
         "docs/index.md",
         "examples/place_your_tables.ipynb",
-        "src/evenshard/planner/page/page.html.j2",
+        "src/evenshard/report/page/page.html.j2",
     ],
 )
 def test_pages_say_how_to_cite_and_where_security_reports_go(page: str) -> None:

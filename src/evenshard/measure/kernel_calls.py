@@ -3,7 +3,7 @@
 TorchRec makes one fused call on a device for each module, sharding type, data type of the weights, pooling and
 optimizer, and for weighted lookups apart; replicated tables are looked up by a dense call. Whole pooled tables are
 written as column_wise with one part, and rows on a node as a grid of one column, so that they share the call
-(``planner.torchrec``). A part is looked up as one table or more: one for each feature, and a sequence as bags of one
+(``evenshard.torchrec``). A part is looked up as one table or more: one for each feature, and a sequence as bags of one
 lookup each.
 
 Legend: B samples of the global batch.
