@@ -69,9 +69,7 @@ def test_own_costs_in_three_commands(begun: Path, capsys: pytest.CaptureFixture[
     imported[imported.index("feature=name,cardinality=num_rows")] = "ids=tables,ms=fwd_bwd_ms,owner="
     assert main(imported) == 0
     assert main(command("docs/loop.md", "evenshard train-cost --tables tables.parquet --costs")) == 0
-    placed = command(
-        "docs/loop.md", "evenshard place ours.csv --columns feature=name,cardinality=num_rows --devices 4"
-    )
+    placed = command("docs/loop.md", "evenshard place ours.csv --columns feature=name,cardinality=num_rows --devices 4")
     placed[placed.index("ours.csv")] = "tables.csv"
     del placed[placed.index("--columns") : placed.index("--columns") + 2]
     assert main([*placed, "-o", "placement.json"]) == 0
