@@ -91,7 +91,7 @@ check: setup
 	$(BIN)/python docs/tree.py --check
 	$(BIN)/mkdocs build --quiet --strict
 
-# The site, in work/site; the tree of modules in docs/architecture.md comes from their docstrings.
+# The site, in work/site; the table of packages in docs/architecture.md comes from their docstrings.
 docs: setup
 	$(BIN)/python docs/tree.py
 	$(BIN)/mkdocs build --quiet --strict

@@ -1,7 +1,7 @@
-"""The tree of modules in docs/architecture.md, written from the first sentence of each module's docstring.
+"""The table of packages in docs/architecture.md, written from the first sentence of each package's docstring.
 
 python docs/tree.py            writes it
-python docs/tree.py --check    exits 1 if it does not fit the code
+python docs/tree.py --check    exits 1 if it does not fit the code, or if the page names a file that is gone
 """
 
 from __future__ import annotations
@@ -9,67 +9,55 @@ from __future__ import annotations
 import ast
 import re
 import sys
-import textwrap
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "evenshard"
 PAGE = Path(__file__).with_name("architecture.md")
-BEGIN, END = "<!-- tree: written by `python docs/tree.py`", "<!-- end of tree -->"
-NAME_WIDTH, WIDTH = 30, 120
+BEGIN, END = "<!-- packages: written by `python docs/tree.py`", "<!-- end of packages -->"
+NAMED_FILE = re.compile(r"`((?:\w+/)+\w+\.(?:py|yaml))`")
 
 
-def tree() -> str:
-    """The tree as an indented block."""
-    lines = list(_lines(SOURCE / "version.py", 0))
-    for package in reversed(_order()):
-        if package != "version":
-            lines.extend(_lines(SOURCE / package, 0))
-    return "\n".join(f"    {line}".rstrip() for line in lines)
+def table() -> str:
+    """The packages and what each is for, a package below those that it imports from."""
+    rows = (f"| `{name}` | {_sentence(SOURCE / name / '__init__.py')} |" for name in reversed(_order()))
+    return "\n".join(["| package | what it is for |", "|---|---|", *rows])
 
 
 def _order() -> list[str]:
-    """The packages as import-linter orders them, the highest first."""
+    """The packages as import-linter orders them, the highest first; its modules are left out."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = settings["tool"]["importlinter"]["contracts"]
     (layers,) = (one["layers"] for one in contracts if one["type"] == "layers")
-    return list(layers)
+    names = (name.strip() for layer in layers for name in re.split("[|:]", layer))
+    return [name for name in names if (SOURCE / name).is_dir()]
 
 
-def _lines(path: Path, depth: int) -> Iterator[str]:
-    if path.is_file():
-        yield from _entry(path.stem, path, depth)
-        return
-    yield from _entry(f"{path.name}/", path / "__init__.py", depth)
-    modules = [one for one in path.glob("*.py") if one.stem != "__init__"]
-    packages = [one.parent for one in path.glob("*/__init__.py")]
-    for one in [*sorted(modules), *sorted(packages)]:
-        yield from _lines(one, depth + 1)
-
-
-def _entry(name: str, path: Path, depth: int) -> Iterator[str]:
+def _sentence(path: Path) -> str:
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     paragraph = " ".join(docstring.partition("\n\n")[0].split())
-    sentence = re.split(r"(?<=[.:]) (?=[A-Z`\"])", paragraph)[0].rstrip(".:")
-    head = ("  " * depth + name).ljust(NAME_WIDTH)
-    wrapped = textwrap.wrap(sentence, WIDTH - NAME_WIDTH) or [""]
-    yield f"{head} {wrapped[0]}"
-    yield from (" " * (NAME_WIDTH + 1) + line for line in wrapped[1:])
+    return re.split(r"(?<=\.) (?=[A-Z`\"])", paragraph)[0]
+
+
+def missing_files(text: str) -> list[str]:
+    """Files that the page names and the package does not have."""
+    return [name for name in NAMED_FILE.findall(text) if not (SOURCE / name).exists()]
 
 
 def main() -> int:
     """Writes or checks the page."""
     text = PAGE.read_text(encoding="utf-8")
     begin = text.index("\n", text.index(BEGIN)) + 1
-    written = f"{text[:begin]}\n{tree()}\n\n{text[text.index(END) :]}"
+    written = f"{text[:begin]}\n{table()}\n\n{text[text.index(END) :]}"
     if "--check" not in sys.argv[1:]:
         PAGE.write_text(written, encoding="utf-8")
-    elif written != text:
-        print(f"{PAGE.name}: the tree does not fit the code. Run: python docs/tree.py", file=sys.stderr)
-        return 1
-    return 0
+        return 0
+    for name in missing_files(text):
+        print(f"{PAGE.name}: src/evenshard/{name} is gone. Name the file that took its place.", file=sys.stderr)
+    if written != text:
+        print(f"{PAGE.name}: the packages do not fit the code. Run: python docs/tree.py", file=sys.stderr)
+    return 1 if missing_files(text) or written != text else 0
 
 
 if __name__ == "__main__":

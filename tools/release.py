@@ -128,8 +128,13 @@ def _export(release: Release) -> None:
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
     with tarfile.open(fileobj=BytesIO(archive)) as tar:
         tar.extractall(release.tree, filter="data")
-    readme, base = release.tree / "README.md", f"{release.repository}/blob/v{release.version}/"
-    readme.write_text(LINK.sub(lambda link: f"{link[1]}({base}{link[2]})", readme.read_text()))
+    readme, base = release.tree / "README.md", release.repository
+
+    def to_repository(link: re.Match[str]) -> str:
+        kind = "raw" if link[1].startswith("!") else "blob"  # a page about a picture is no picture
+        return f"{link[1]}({base}/{kind}/v{release.version}/{link[2]})"
+
+    readme.write_text(LINK.sub(to_repository, readme.read_text()))
 
 
 def _build(release: Release) -> None:

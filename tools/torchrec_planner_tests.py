@@ -1,8 +1,8 @@
 """Runs TorchRec's own tests of its planner with ``EvenshardPlanner`` in its place: make test-torchrec-planner.
 
 The tests are not in TorchRec's wheel: they come from a checkout of TorchRec, whose code shadows the installed one.
-The cases that do not pass, each with its reason, are the table in docs/torchrec.md below ``HEADING``: any other that
-fails, and any of them that passes, fails this program. All cases run twice, without ``fallback`` and with it.
+The cases that do not pass, each with its reason, are the table in docs/torchrec_planner.md below ``HEADING``: any other
+that fails, and any of them that passes, fails this program. All cases run twice, without ``fallback`` and with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCS = ROOT / "docs" / "torchrec.md"
+DOCS = ROOT / "docs" / "torchrec_planner.md"
 HEADING = "### Cases of TorchRec's that do not pass"
 TESTS = Path("torchrec", "distributed", "planner", "tests")
 FILES = ("test_planners.py", "test_stats.py", "test_types.py")
@@ -96,11 +96,11 @@ def problems(outcomes: Mapping[str, str], listed: frozenset[str]) -> Iterator[st
     """Cases that are not as the docs have them, a line each."""
     for case, outcome in outcomes.items():
         if outcome == "failed" and case not in listed:
-            yield f"{case} fails, and docs/torchrec.md does not list it"
+            yield f"{case} fails, and docs/torchrec_planner.md does not list it"
         elif outcome == "passed" and case in listed:
-            yield f"{case} passes: take it out of docs/torchrec.md"
+            yield f"{case} passes: take it out of docs/torchrec_planner.md"
     for case in sorted(listed - outcomes.keys()):
-        yield f"{case} is listed in docs/torchrec.md, and this TorchRec has no such case"
+        yield f"{case} is listed in docs/torchrec_planner.md, and this TorchRec has no such case"
 
 
 def summary(version: str, outcomes: Mapping[str, str], asked: set[str]) -> str:
@@ -149,8 +149,8 @@ def main() -> int:
         print(f"{line} (fallback={fallback})", flush=True)
         found += [f"{problem} (fallback={fallback})" for problem in problems(outcomes, listed_cases(docs))]
         if f"TorchRec {version}: " in docs and line not in docs:
-            found.append(f"docs/torchrec.md has other counts of TorchRec {version} (fallback={fallback})")
-    print("\n".join(found) or "The others are those that docs/torchrec.md lists.")
+            found.append(f"docs/torchrec_planner.md has other counts of TorchRec {version} (fallback={fallback})")
+    print("\n".join(found) or "The others are those that docs/torchrec_planner.md lists.")
     return 1 if found else 0
 
 

@@ -59,19 +59,17 @@ def test_its_costs_are_those_of_the_simulated_h100(begun: Path) -> None:
 
 
 def test_own_costs_in_three_commands(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As docs/measure.md shows them, on the files of init: no tasks, no settings, no policy, no checkout."""
+    """As docs/loop.md shows them, on the files of init: no tasks, no settings, no policy, no checkout."""
     for name in ("params.yaml", "rules.yaml", "cluster.yaml", "prices.yaml"):
         Path(name).unlink()
     costs = Path("costs.csv").read_text().replace("tables,fwd_bwd_ms", "ids,ms").splitlines()
     Path("shards.csv").write_text("\n".join(f"{line},{'owner' if not n else 'x'}" for n, line in enumerate(costs)))
-    imported = command("docs/measure.md", "evenshard import-costs shards.csv --tables ours.csv")
+    imported = command("docs/loop.md", "evenshard import-costs shards.csv --tables ours.csv")
     imported[imported.index("ours.csv")] = "tables.csv"
     imported[imported.index("feature=name,cardinality=num_rows")] = "ids=tables,ms=fwd_bwd_ms,owner="
     assert main(imported) == 0
-    assert main(command("docs/measure.md", "evenshard train-cost --tables tables.parquet --costs")) == 0
-    placed = command(
-        "docs/measure.md", "evenshard place ours.csv --columns feature=name,cardinality=num_rows --devices 4"
-    )
+    assert main(command("docs/loop.md", "evenshard train-cost --tables tables.parquet --costs")) == 0
+    placed = command("docs/loop.md", "evenshard place ours.csv --columns feature=name,cardinality=num_rows --devices 4")
     placed[placed.index("ours.csv")] = "tables.csv"
     del placed[placed.index("--columns") : placed.index("--columns") + 2]
     assert main([*placed, "-o", "placement.json"]) == 0

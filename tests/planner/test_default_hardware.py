@@ -61,13 +61,13 @@ def test_a_model_is_placed_with_on_its_own_hardware(
     assert chosen_model(cpu_model, None, "cuda")[1] == "cpu"
 
 
-def test_what_the_readme_places_after_the_loop_fits_this_machine(
+def test_what_the_guide_places_after_the_loop_fits_this_machine(
     cpu_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without --memory-cap-gb, on a machine of 16 GB."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("evenshard.planner.device_memory.machine_bytes", lambda: 16 * 2**30)
-    assert main(command("README.md", "evenshard place criteo_kaggle --devices 4 --batch-size 512")) == 0
+    assert main(command("docs/loop.md", "evenshard place criteo_kaggle --devices 4 --batch-size 512")) == 0
 
 
 def test_a_loaded_model_of_other_hardware_is_refused(cpu_model: Path) -> None:

@@ -115,5 +115,5 @@ def test_the_documented_command(
     old, new = answered(asked(THREE, 2), (0, 0, 1)), answered(asked(THREE, 2), (0, 1, 1))
     save_answer(old, "old.json")
     save_answer(new, "new.json")
-    assert main(documented.command("docs/pull_request.md", "evenshard diff old.json new.json --markdown")) == 0
+    assert main(documented.command("docs/kubeflow.md", "evenshard diff old.json new.json --markdown")) == 0
     assert capsys.readouterr().out.startswith("<!-- evenshard placement of tables.yaml -->\n### evenshard")

@@ -66,7 +66,7 @@ def test_a_placement_near_that_of_today(
     """The tables are the page's; in the old placement item had 8 lookups, and there was no shop."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-    page, tables = "docs/running_jobs.md", snippet("docs/running_jobs.md", "{name: clicks, num_rows: 2000000")
+    page, tables = "docs/torchrec.md", snippet("docs/torchrec.md", "{name: clicks, num_rows: 2000000")
     earlier = "\n".join(line for line in tables.splitlines() if "shop" not in line).replace("factor: 60", "factor: 8")
     for text, name in ((earlier, "old.yaml"), (tables, "tables.yaml")):
         Path(name).write_text(text)

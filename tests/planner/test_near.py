@@ -138,7 +138,7 @@ def test_what_the_docs_show_of_a_change_of_plan(tmp_path: Path, monkeypatch: pyt
     from evenshard.tables.files import save_tables
 
     monkeypatch.chdir(tmp_path)
-    page, start = "docs/running_jobs.md", "evenshard place tables.yaml --devices 4 --hardware simulated:h100"
+    page, start = "docs/torchrec.md", "evenshard place tables.yaml --devices 4 --hardware simulated:h100"
     start = f"{start} --allow-column-split"
     for tables, name in ((OLD, "old.json"), (NOW, "new.json")):
         save_tables(tables, "tables.yaml")

@@ -268,7 +268,7 @@ def test_its_shape_is_that_of_a_composite_action() -> None:
 
 
 def test_the_workflow_to_copy_uses_inputs_that_there_are() -> None:
-    workflow = yaml.safe_load(documented.snippet("docs/pull_request.md", "OWNER/evenshard@main"))
+    workflow = yaml.safe_load(documented.snippet("docs/kubeflow.md", "OWNER/evenshard@main"))
     (work,) = workflow["jobs"].values()
     step = next(one for one in work["steps"] if one["uses"].startswith("OWNER/evenshard"))
     assert set(step["with"]) <= set(ACTION["inputs"])

@@ -56,11 +56,11 @@ def test_what_is_not_as_the_docs_list_it_fails() -> None:
         "B::test_not": "skipped",
     }
     assert list(problems(outcomes, listed)) == [
-        "A::test_new fails, and docs/torchrec.md does not list it",
-        "A::test_gone is listed in docs/torchrec.md, and this TorchRec has no such case",
+        "A::test_new fails, and docs/torchrec_planner.md does not list it",
+        "A::test_gone is listed in docs/torchrec_planner.md, and this TorchRec has no such case",
     ]
     assert list(problems({"A::test_private": "passed"}, frozenset({"A::test_private"}))) == [
-        "A::test_private passes: take it out of docs/torchrec.md"
+        "A::test_private passes: take it out of docs/torchrec_planner.md"
     ]
 
 

@@ -62,6 +62,7 @@ def test_a_draft_has_everything_that_is_published(clone: Path) -> None:
         links = re.findall(r"\]\(([^)]+)\)", content.read().decode())
     address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
     assert f"{address}/blob/v{__version__}/docs/place.md" in links
+    assert f"{address}/raw/v{__version__}/docs/images/answer.png" in links
     assert all(link.startswith("https://") for link in links)
 
 

@@ -75,7 +75,7 @@ def test_shards_come_in_with_their_tables_dims_and_sums(files: Path) -> None:
 def test_the_documented_command_maps_columns(
     workdir: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    page = "docs/measure.md"
+    page = "docs/loop.md"
     shards, tables = snippet(page, "tables,fwd_bwd_ms"), snippet("docs/tables.md", "feature,cardinality")
     Path("shards.csv").write_text(shards.partition("\n\n")[0] + "\n")
     Path("ours.csv").write_text(tables.partition("\n\n")[0] + "\n")

@@ -1,4 +1,4 @@
-"""The loop on Kubeflow Pipelines: the ground of components/ and pipelines/, and how a pipeline is run.
+"""The loop on Kubeflow Pipelines: what components/ and pipelines/ are built from, and how a pipeline runs.
 
 ::
 

@@ -146,7 +146,7 @@ def test_the_documented_command_shares_the_files(capsys: pytest.CaptureFixture[s
     saved({"a.momentum1": row_state(2.0, 6.0)}, {"b.momentum1": row_state(1.0)})
     Path("halves.json").rename("old.json")
     Path("whole.json").rename("new.json")
-    words = command("docs/running_jobs.md", "evenshard convert-checkpoint")
+    words = command("docs/torchrec.md", "evenshard convert-checkpoint")
     assert main(words) == 0
     assert "converted: loads under new.json" in (said := " ".join(capsys.readouterr().out.split()))
     assert "1 with their optimizer state converted: a" in said

@@ -86,7 +86,7 @@ def test_the_documented_command_writes_a_delta(
     monkeypatch.chdir(tmp_path)
     save_answer(answer(0, 1, optimizer="rowwise_adagrad"), "old.json")
     save_answer(answer(1, 0, 1, cuts=CUT, optimizer="rowwise_adagrad"), "new.json")
-    assert main(command("docs/running_jobs.md", "evenshard diff old.json new.json --reshard-delta")) == 0
+    assert main(command("docs/torchrec.md", "evenshard diff old.json new.json --reshard-delta")) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "delta.json: 1 table to move, 160 bytes of weights and 40 bytes of optimizer state" in said
     assert "of a a part is cut; its new parts each begin with its state" in said
@@ -103,7 +103,7 @@ def test_the_command_refuses_and_leaves(
     monkeypatch.chdir(tmp_path)
     save_answer(answer(0, 1), "old.json")
     save_answer(answer((0, 1), 0), "new.json")
-    words = command("docs/running_jobs.md", "evenshard diff old.json new.json --reshard-delta")
+    words = command("docs/torchrec.md", "evenshard diff old.json new.json --reshard-delta")
     assert main(words) == 2 and not Path("delta.json").exists()
     assert "--partial" in capsys.readouterr().err
     assert main([*words, "--partial"]) == 0

@@ -29,7 +29,7 @@ from support.sharding_cases import META, TWO_NODES
 from support.training_job import Job, losses_in_one_piece
 
 PATIENCE = timedelta(seconds=PATIENCE_S)
-PAGE = "docs/running_jobs.md"
+PAGE = "docs/torchrec.md"
 DELTA = command(PAGE, "evenshard diff old.json new.json --reshard-delta")
 NUM_STEPS, CHANGES_BEFORE = 4, 2
 SHARDED = [name for name, pair in PAIRS.items() if "data_parallel" not in pair]

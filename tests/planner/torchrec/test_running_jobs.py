@@ -31,7 +31,7 @@ from support.sharding_cases import MIXED, TWO_NODES, TWO_RANKS, Case, answer_of
 from support.training_job import Job
 
 PATIENCE = timedelta(seconds=PATIENCE_S)
-PAGE = "docs/running_jobs.md"
+PAGE = "docs/torchrec.md"
 NUM_STEPS, CHANGES_BEFORE = 6, 3
 REPLICA = {"p_tiny": "data_parallel"}
 OTHERWISE = {

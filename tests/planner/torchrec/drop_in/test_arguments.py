@@ -21,7 +21,7 @@ from evenshard.utils.errors import BadConfig, MissingPackage
 from support.documented import ROOT, snippet
 from support.drop_in_builders import Sparse, TableWise, bags, entries, planner, two_gpus
 
-PAGE = "docs/torchrec.md"
+GUIDE, REFERENCE = "docs/torchrec.md", "docs/torchrec_planner.md"
 
 
 def test_it_takes_what_torchrecs_planner_takes_in_its_order() -> None:
@@ -100,20 +100,20 @@ def test_the_search_ends_after_the_timeout() -> None:
 def test_the_pages_snippet_runs() -> None:
     tables = [*bags(1), replace(bags(1)[0], name="clicks", feature_names=["clicks"])]
     named: dict[str, Any] = {"model": Sparse(tables), "sharders": get_default_sharders()}
-    exec(snippet(PAGE, "fallback=True"), named)
+    exec(snippet(GUIDE, "fallback=True"), named)
     one = named["planner"]
     assert set(entries(named["plan"])) == {"table_0", "clicks"} and one.notes == ()
     assert one.answer.request.batch_size == 8 * 1024 and one.answer.request.tables[1].pooling_factor == 37.5
 
 
 def test_the_page_says_of_every_argument_what_it_does() -> None:
-    page = (ROOT / PAGE).read_text(encoding="utf-8")
+    page = (ROOT / REFERENCE).read_text(encoding="utf-8")
     for name in (*inspect.signature(EmbeddingShardingPlanner.__init__).parameters, "plan_loader"):
         assert name == "self" or f"`{name}`" in page, name
 
 
 def test_the_page_says_of_every_field_of_constraints_what_it_does() -> None:
-    page = (ROOT / PAGE).read_text(encoding="utf-8")
+    page = (ROOT / REFERENCE).read_text(encoding="utf-8")
     for one in fields(ParameterConstraints):
         assert f"`{one.name}`" in page or f"`{one.name}." in page, one.name
 
