@@ -24,18 +24,15 @@ from evenshard.placement.items import allowed_together, joined_groups
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, lookup_share, row_spans, whole_part, whole_tables
 from evenshard.placement.sharding import (
     COLUMN_WISE,
-    DATA_PARALLEL,
-    DEVICE,
-    EVERYWHERE,
-    GRID_SHARD,
-    IN_ROWS,
-    NODE,
-    REPLICA,
+    COLUMNS_ALONE,
     ROW_WISE,
+    ROWS_ALONE,
     TABLE_COLUMN_WISE,
-    TABLE_ROW_WISE,
     TABLE_WISE,
     TYPES,
+    ShardingType,
+    freest_by_columns,
+    types_on_all,
 )
 from evenshard.placement.storage import CACHED_KERNELS, FUSED, ON_DEVICE, Storage
 from evenshard.placement.task import ShardingTask, common_kernels, memory_of_part
@@ -90,13 +87,15 @@ class Way:
 
     Attributes:
         sharding_type: the type.
-        scope: where its pieces live.
+        span: devices, one after the other, that each piece lives on: its place is the number of such a set.
+        home_span: devices, one after the other, that all pieces are among.
         pieces: in the order of their columns.
         storage: where its weights are kept.
     """
 
     sharding_type: str
-    scope: str
+    span: int
+    home_span: int
     pieces: tuple[Piece, ...]
     storage: Storage = ON_DEVICE
 
@@ -361,7 +360,7 @@ class Options:
     @property
     def span_of_call(self) -> list[int]:
         """Devices, one after the other, that look up the same in each kernel call."""
-        return [self.span(TYPES[call.sharding_type].scope) for call in self.calls]
+        return [TYPES[call.sharding_type].span(self.task.machine) for call in self.calls]
 
     @cached_property
     def room_D(self) -> npt.NDArray[np.int64]:
@@ -382,11 +381,6 @@ class Options:
         of_call_CL = np.array([[own == name for name in names] for own in self.collective_of_call])
         latency_L = np.array([latencies_ms(machine, {name}, links).total_ms for name in names])
         return np.asarray((is_used_NC @ of_call_CL) @ latency_L)
-
-    def span(self, scope: str) -> int:
-        """Devices, one after the other, that have as much of a piece of this scope."""
-        machine = self.task.machine
-        return {DEVICE: 1, NODE: machine.devices_per_node}.get(scope, machine.num_devices)
 
     def add_ways(self, unit: int, ways: Sequence[Way]) -> None:
         """More ways for a unit, which ``way_of`` made."""
@@ -409,18 +403,15 @@ class Options:
             return tuple(self._together(members, storage) for storage in self._storages(members))
         (position,) = members
         inside, *outside = self._storages(members)
-        found = [self._way(position, *shape, inside) for shape in self._shapes(position, few=inside != ON_DEVICE)]
-        if self._may_be_replicated(position):
-            found.append(self._replica(position))
         return (
-            *found,
-            *(self._way(position, *shape, one) for shape in self._shapes(position, few=True) for one in outside),
+            *(self._way(position, *shape, inside) for shape in self._shapes(position, on_device=inside == ON_DEVICE)),
+            *(self._way(position, *shape, one) for shape in self._shapes(position, on_device=False) for one in outside),
         )
 
     def _together(self, members: Sequence[int], storage: Storage) -> Way:
         """Tables on one device, whole."""
         wholes = [(at, replace(whole_part(self.task.tables[at], (0,)), storage=storage)) for at in members]
-        return Way(TABLE_WISE, DEVICE, (self._piece(wholes, TABLE_WISE),), storage)
+        return self._way_in(TABLE_WISE, (self._piece(wholes, TABLE_WISE),), storage)
 
     def _storages(self, members: Sequence[int]) -> list[Storage]:
         """Where the weights of a unit may be kept, in device memory first."""
@@ -429,45 +420,29 @@ class Options:
         elsewhere = [one for one in kernels if one != FUSED and ((self.offloads and is_large) or FUSED not in kernels)]
         return [*([ON_DEVICE] if FUSED in kernels else []), *(one for kernel in elsewhere for one in _tried(kernel))]
 
-    def _shapes(self, position: int, few: bool = False) -> Iterator[tuple[str, tuple[int, ...], int]]:
-        """Types of a table, the widths of its parts, and the devices that rows of each are cut over.
-
-        Args:
-            few: of the cuts by columns, those into powers of two.
-        """
+    def _shapes(self, position: int, on_device: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Types of a table with the widths of its parts; outside of device memory no replicas, and fewer cuts."""
         limits, machine = self.task.limits_of(position), self.task.machine
-        types = self._types(position)
         allowed = machine.num_devices if limits.devices is None else len(limits.devices)
-        whole_columns = self._columns_of(position)
-        if TABLE_WISE in types:
-            yield TABLE_WISE, (whole_columns,), 1
-        by_columns = self.by_columns(position)
-        if by_columns in types:
-            most = allowed if by_columns == COLUMN_WISE else min(allowed, machine.devices_per_node)
-            for widths in self._cuts(whole_columns, most, limits.min_columns, few):
-                yield by_columns, widths, 1
-        if machine.num_devices > 1 and allowed == machine.num_devices and ROW_WISE in types:
-            yield ROW_WISE, (whole_columns,), machine.num_devices
-        if machine.num_nodes > 1 and not self.task.tables[position].is_sequence:
-            if TABLE_ROW_WISE in types and machine.devices_per_node > 1:
-                yield TABLE_ROW_WISE, (whole_columns,), machine.devices_per_node
-            if GRID_SHARD in types:
-                for widths in self._cuts(whole_columns, machine.num_nodes, limits.min_columns, few):
-                    yield GRID_SHARD, widths, machine.devices_per_node
+        whole_columns = self.task.tables[position].embedding_dim
+        for own in self._types(position):
+            if own.is_replicated and not on_device:
+                continue
+            if not own.cuts_columns:
+                yield own.name, (whole_columns,)
+                continue
+            most = own.home_span(machine) // own.span(machine)
+            most = most if own.cuts_rows else min(most, allowed)
+            for widths in self._cuts(whole_columns, most, limits.min_columns, few=not on_device):
+                yield own.name, widths
 
     def by_columns(self, position: int) -> str:
         """The type of a table that is cut by columns: it may leave its node only where that is allowed."""
-        return COLUMN_WISE if COLUMN_WISE in self._types(position) else TABLE_COLUMN_WISE
+        return freest_by_columns(self.task.types[position], self.task.machine, TABLE_COLUMN_WISE)
 
     def usual_name(self, position: int, name: str) -> str:
         """What a type that a table's parts are of is called among its options."""
         return self.by_columns(position) if name == COLUMN_WISE else name
-
-    def _may_be_replicated(self, position: int) -> bool:
-        limits, devices = self.task.limits_of(position), self.task.num_devices
-        everywhere = limits.devices is None or len(limits.devices) == devices
-        on_device = FUSED in self.task.kernels_of(position)
-        return devices > 1 and everywhere and on_device and DATA_PARALLEL in self._types(position)
 
     def _is_large(self, position: int) -> bool:
         """Whether it is worth while to keep a table outside of device memory."""
@@ -478,45 +453,49 @@ class Options:
         cuts, all_of_them = column_cuts(columns, most, least_width), self.is_small and not few
         return (widths for widths in cuts if all_of_them or len(widths).bit_count() == 1)
 
-    def _types(self, position: int) -> frozenset[str]:
-        """The types that are looked for: whole tables are table_column_wise too, rows of the one node are row_wise."""
-        machine, types = self.task.machine, self.task.types[position]
+    def _types(self, position: int) -> list[ShardingType]:
+        """The types that are looked for, those of the fewest pieces first, each of which no other one has all parts of.
+
+        Whole tables are table_column_wise too, and rows of the one node are row_wise.
+        """
+        machine, types = self.task.machine, set(self.task.types[position])
         if machine.num_devices == 1:
-            return frozenset({TABLE_WISE})
-        if TABLE_COLUMN_WISE in types:
-            types |= {TABLE_WISE}
-        if TABLE_ROW_WISE in types and machine.num_nodes == 1:
-            types |= {ROW_WISE}
+            return [TYPES[TABLE_WISE]]
+        if any(TYPES[one].may_be_whole for one in types):
+            types.add(TABLE_WISE)
+        if rows_of_all := types & {*ROWS_ALONE} & {*types_on_all(machine)}:
+            types = types - rows_of_all | {ROW_WISE}
+        types -= {*COLUMNS_ALONE} - {self.by_columns(position)}
         if position in self.task.kept_apart:
-            return types & {TABLE_WISE, COLUMN_WISE, TABLE_COLUMN_WISE} or types
-        # A search's sums take every device for one with rows: cuts that leave some without are a last resort.
-        return types - {way for way in types & set(IN_ROWS) if not self._has_rows_for(position, way)} or types
+            fewer = {one for one in types if TYPES[one].span(machine) == 1}
+        else:
+            # A search's sums take every device for one with rows: cuts that leave some without are a last resort.
+            fewer = {one for one in types if not TYPES[one].cuts_rows or self._has_rows_for(position, TYPES[one])}
+        found = (TYPES[one] for one in TYPES if one in (fewer or types))
+        return sorted(found, key=lambda one: (one.is_replicated, one.cuts_rows))
 
-    def _has_rows_for(self, position: int, way: str) -> bool:
+    def _has_rows_for(self, position: int, way: ShardingType) -> bool:
         """Whether every device that the rows of a table are cut over gets some."""
-        machine = self.task.machine
-        devices = machine.num_devices if way == ROW_WISE else machine.devices_per_node
+        devices = way.span(self.task.machine)
         return len(row_spans(self.task.tables[position], devices)) == devices
-
-    def _columns_of(self, position: int) -> int:
-        return self.task.tables[position].embedding_dim
 
     def way_of(self, unit: int, name: str, widths: Sequence[int], storage: Storage = ON_DEVICE) -> Way:
         """A table sharded in a type, in parts of these widths, and kept so."""
         (position,) = self.units[unit].tables
-        if name == DATA_PARALLEL:
-            return self._replica(position)
-        machine = self.task.machine
-        rows_of = {NODE: machine.devices_per_node, EVERYWHERE: machine.num_devices}.get(TYPES[name].scope, 1)
-        return self._way(position, name, tuple(widths), rows_of, storage)
+        return self._way(position, name, tuple(widths), storage)
 
-    def _way(self, position: int, way: str, widths: Sequence[int], rows_of: int, storage: Storage = ON_DEVICE) -> Way:
+    def _way(self, position: int, name: str, widths: tuple[int, ...], storage: Storage) -> Way:
         """A table in parts of these widths; of its rows, the part with the most lookups stands for all of them."""
-        table = self.task.tables[position]
-        rows = self._busiest_rows(table, rows_of)
-        part_of = {width: TablePart(table.name, rows, Span(0, width), (0,), storage) for width in widths}
-        by_width = {width: self._piece([(position, part)], way) for width, part in part_of.items()}
-        return Way(way, TYPES[way].scope, tuple(by_width[width] for width in widths), storage)
+        table, own, machine = self.task.tables[position], TYPES[name], self.task.machine
+        rows = self._busiest_rows(table, own.span(machine) if own.cuts_rows else 1)
+        devices = tuple(range(machine.num_devices if own.is_replicated else 1))
+        part_of = {width: TablePart(table.name, rows, Span(0, width), devices, storage) for width in widths}
+        by_width = {width: self._piece([(position, part)], name) for width, part in part_of.items()}
+        return self._way_in(name, tuple(by_width[width] for width in widths), storage)
+
+    def _way_in(self, name: str, pieces: tuple[Piece, ...], storage: Storage) -> Way:
+        machine = self.task.machine
+        return Way(name, TYPES[name].span(machine), TYPES[name].home_span(machine), pieces, storage)
 
     def _piece(self, parts: Sequence[tuple[int, TablePart]], way: str) -> Piece:
         """A piece of these parts, each with the position of its table."""
@@ -539,7 +518,7 @@ class Options:
         piece = Piece(
             number=len(self.pieces),
             columns=sum(part.columns.size for _, part in parts),
-            span=self.span(TYPES[way].scope),
+            span=TYPES[way].span(self.task.machine),
             cells=tuple((call, self.lookups.row(lookups)) for call, lookups in of_call.items()),
             volume_4=np.sum(volumes, axis=0) if volumes else np.zeros(4),
             size_bytes=sum(one.device_bytes for one in memory),
@@ -564,10 +543,6 @@ class Options:
         if table.row_shares is None:
             return spans[0]
         return max(spans, key=lambda span: lookup_share(table, span))
-
-    def _replica(self, position: int) -> Way:
-        whole = whole_part(self.task.tables[position], tuple(range(self.task.num_devices)))
-        return Way(DATA_PARALLEL, REPLICA, (self._piece([(position, whole)], DATA_PARALLEL),))
 
 
 def is_short_of_memory(task: ShardingTask) -> bool:

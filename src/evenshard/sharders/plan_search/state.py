@@ -22,7 +22,7 @@ from evenshard.measure.price.loads import Loads
 from evenshard.measure.price.step import PartCosts, dense_ms
 from evenshard.placement.parts import Span, TablePart, row_spans, whole_part
 from evenshard.placement.plan import parts_by_table
-from evenshard.placement.sharding import DEVICE, EVERYWHERE, NODE, REPLICA, TYPES, sharding_type
+from evenshard.placement.sharding import TYPES, sharding_type, spans
 from evenshard.placement.storage import ON_DEVICE, Storage
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.plan_search.options import Options, PieceChanges, Way
@@ -36,10 +36,13 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Choice:
-    """How a unit is sharded: the number of its way, and the device or node of each piece that has one."""
+    """How a unit is sharded: the number of its way, and the place of each piece, the first where there is but one.
+
+    A place is the number of a set of ``Way.span`` devices: of the device, of the node, or 0 for all devices.
+    """
 
     way: int
-    places: tuple[int, ...] = ()
+    places: tuple[int, ...] = (0,)
 
 
 Change = Sequence[tuple[int, Choice]]
@@ -69,9 +72,9 @@ class State:
         self.offload_D = np.zeros(devices)
         self.users_C = np.zeros(calls, dtype=np.int64)
         self.replicated_values = 0.0
-        self.on_device: list[set[int]] = [set() for _ in range(devices)]
-        self.on_node: list[set[int]] = [set() for _ in range(task.machine.num_nodes)]
-        self.everywhere: set[int] = set()
+        self.units_at: dict[int, list[set[int]]] = {
+            span: [set() for _ in range(devices // span)] for span in spans(task.machine)
+        }
         self._fill()
         self.loads.refresh(np.arange(devices), range(calls))
         self.device_ms_D = self._device_ms()
@@ -82,8 +85,7 @@ class State:
         found.choices, found.loads = list(self.choices), self.loads.copy()
         found.volumes_4D, found.used_3D = self.volumes_4D.copy(), self.used_3D.copy()
         found.offload_D, found.users_C = self.offload_D.copy(), self.users_C.copy()
-        found.on_device, found.on_node = list(map(set, self.on_device)), list(map(set, self.on_node))
-        found.everywhere = set(self.everywhere)
+        found.units_at = {span: list(map(set, of_places)) for span, of_places in self.units_at.items()}
         return found
 
     def become(self, other: State) -> None:
@@ -91,6 +93,11 @@ class State:
         vars(self).update(vars(other))
 
     # Changes ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def on_device(self) -> list[set[int]]:
+        """By device, the units with a piece on it alone."""
+        return self.units_at[1]
 
     def way(self, unit: int) -> Way:
         """How a unit is sharded now."""
@@ -116,11 +123,9 @@ class State:
 
     def devices_of(self, way: Way, choice: Choice) -> Sequence[int]:
         """Devices that hold some of a unit that is sharded so."""
-        if way.scope == DEVICE:
+        if way.span == 1:
             return choice.places
-        if way.scope == NODE:
-            return [device for node in choice.places for device in self.task.machine.devices_of_node(node)]
-        return range(self.task.num_devices)
+        return [device for first in firsts_of(way, choice) for device in range(first, first + way.span)]
 
     def _fill(self) -> None:
         """The sums of all choices at once; the same as ``_add`` makes of one after the other."""
@@ -166,16 +171,12 @@ class State:
 
     def _index(self, unit: int, way: Way, choice: Choice, sign: int) -> None:
         """Remembers where a unit lives, or forgets it."""
-        if way.scope in (EVERYWHERE, REPLICA):
-            homes = [self.everywhere]
-        else:
-            where = self.on_device if way.scope == DEVICE else self.on_node
-            homes = [where[place] for place in choice.places]
-        for home in homes:
+        units_at = self.units_at[way.span]
+        for place in choice.places:
             if sign > 0:
-                home.add(unit)
+                units_at[place].add(unit)
             else:
-                home.discard(unit)
+                units_at[place].discard(unit)
 
     # Costs ------------------------------------------------------------------------------------------------------------
 
@@ -282,11 +283,7 @@ def scores_of(device_ms: FloatArray) -> FloatArray:
 
 def firsts_of(way: Way, choice: Choice) -> Sequence[int]:
     """The first device of each piece."""
-    if way.scope == DEVICE:
-        return choice.places
-    if way.scope == NODE:
-        return [node * way.pieces[0].span for node in choice.places]
-    return (0,)
+    return choice.places if way.span == 1 else [place * way.span for place in choice.places]
 
 
 def parts_of(options: Options, choices: Sequence[Choice]) -> tuple[TablePart, ...]:
@@ -299,27 +296,25 @@ def parts_of(options: Options, choices: Sequence[Choice]) -> tuple[TablePart, ..
 
 def parts_of_unit(options: Options, number: int, choice: Choice) -> dict[int, list[TablePart]]:
     """The parts of each table of a unit, by the table's position, in the order of columns, then rows."""
-    task, machine, unit = options.task, options.task.machine, options.units[number]
+    task, unit = options.task, options.units[number]
     way = unit.ways[choice.way]
     found: dict[int, list[TablePart]] = {}
     for position in unit.tables:
         table = task.tables[position]
         rows = Span(0, table.num_rows)
         own = found.setdefault(position, [])
-        if way.scope == REPLICA:
+        if TYPES[way.sharding_type].is_replicated:
             own.append(whole_part(table, tuple(range(task.num_devices))))
             continue
         widths = [piece.columns for piece in way.pieces] if len(unit.tables) == 1 else [table.embedding_dim]
         stop = 0
-        for at, width in enumerate(widths):
+        for first, width in zip(firsts_of(way, choice), widths, strict=True):
             columns, stop = Span(stop, stop + width), stop + width
-            if way.scope == DEVICE:
-                own.append(TablePart(table.name, rows, columns, (choice.places[at],), way.storage))
+            if way.span == 1:
+                own.append(TablePart(table.name, rows, columns, (first,), way.storage))
                 continue
-            devices = range(task.num_devices)
-            if way.scope == NODE:
-                devices = machine.devices_of_node(choice.places[at])
-            cut = zip(row_spans(table, len(devices)), devices, strict=False)  # the last devices may have no rows
+            devices = range(first, first + way.span)
+            cut = zip(row_spans(table, way.span), devices, strict=False)  # the last devices may have no rows
             own.extend(TablePart(table.name, span, columns, (device,), way.storage) for span, device in cut)
     return found
 
@@ -343,30 +338,25 @@ def choice_like(options: Options, number: int, of_table: Sequence[TablePart]) ->
     """The choice of a unit whose first table has these parts, by columns and rows; None as in ``choices_of``."""
     task, machine, unit = options.task, options.task.machine, options.units[number]
     way_name = sharding_type(of_table, task.tables[unit.tables[0]], machine)
-    widths = [part.columns.size for part in of_table] if len(unit.tables) == 1 else None
-    scope = TYPES[way_name].scope
-    if scope == DEVICE:
-        places = tuple(part.device for part in of_table)
-    elif scope == NODE:
-        firsts = {part.columns: machine.node_of(part.device) for part in of_table}
-        widths, places = [columns.size for columns in firsts], tuple(firsts.values())
-    else:
-        widths, places = None, ()
-    way = _way_like(options, number, way_name, widths, of_table[0].storage)
-    return None if way is None else Choice(way, places)
+    span = TYPES[way_name].span(machine)
+    places = {part.columns: part.devices[0] // span for part in of_table}
+    way = _way_like(options, number, way_name, [columns.size for columns in places], of_table[0].storage)
+    return None if way is None else Choice(way, tuple(places.values()))
 
 
-def _way_like(options: Options, unit: int, name: str, widths: Sequence[int] | None, storage: Storage) -> int | None:
-    """The number of a unit's way of this type, storage and these widths, in this order; a new one where it has none."""
+def _way_like(options: Options, unit: int, name: str, widths: Sequence[int], storage: Storage) -> int | None:
+    """The number of a unit's way of this type, storage and these widths, in this order; a new one where it has none.
+
+    A new one is of rows that stay together, or kept outside of device memory.
+    """
     own = options.units[unit]
-    for number, way in enumerate(own.ways):
-        same = way.sharding_type == name if widths is None else [one.columns for one in way.pieces] == list(widths)
-        if same and way.scope == TYPES[name].scope and way.storage == storage:
-            return number
-    by_columns = TYPES[name].scope == DEVICE and widths is not None
-    if not own.ways or len(own.tables) > 1 or not (by_columns or storage != ON_DEVICE):
-        return None
-    whole = (options.task.tables[own.tables[0]].embedding_dim,)
     named = options.usual_name(own.tables[0], name)
-    options.add_ways(unit, [options.way_of(unit, named, whole if widths is None else widths, storage)])
+    for number, way in enumerate(own.ways):
+        same = len(own.tables) > 1 or [one.columns for one in way.pieces] == list(widths)
+        if same and way.sharding_type == named and way.storage == storage:
+            return number
+    stays = not (TYPES[name].cuts_rows or TYPES[name].is_replicated)
+    if not own.ways or len(own.tables) > 1 or not (stays or storage != ON_DEVICE):
+        return None
+    options.add_ways(unit, [options.way_of(unit, named, widths, storage)])
     return len(options.units[unit].ways) - 1
