@@ -25,8 +25,8 @@ from evenshard.planner.explain.explanation import DeviceOption, Explanation, Mov
 from evenshard.planner.explain.kept import kept_options
 from evenshard.planner.explain.what_if import ChangeOutcome, Changes, WhatIf
 from evenshard.sharders.model import Model
-from evenshard.sharders.plan_search.options import Way
 from evenshard.sharders.plan_search.state import Choice
+from evenshard.sharders.plan_search.ways import Way
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut
 from evenshard.utils.process import one_thread

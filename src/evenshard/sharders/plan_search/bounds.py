@@ -22,7 +22,8 @@ import numpy as np
 
 from evenshard.measure.price.device_price import alone_ms
 from evenshard.placement.sharding import CUT_COLUMNS
-from evenshard.sharders.plan_search.options import Options, Way
+from evenshard.sharders.plan_search.options import Options
+from evenshard.sharders.plan_search.ways import Way
 from evenshard.tables.reuse import FloatArray
 
 _ROUNDING = 1e-4

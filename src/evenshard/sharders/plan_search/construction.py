@@ -19,8 +19,9 @@ from evenshard.measure.price.device_price import alone_ms
 from evenshard.measure.price.step import dense_ms
 from evenshard.placement.items import apart_groups
 from evenshard.placement.sharding import REPLICATED
-from evenshard.sharders.plan_search.options import FULL_SHARE, Options, Piece, Way
+from evenshard.sharders.plan_search.options import FULL_SHARE, Options
 from evenshard.sharders.plan_search.state import Choice
+from evenshard.sharders.plan_search.ways import Piece, Way
 from evenshard.tables.reuse import FloatArray
 
 FIRST_PRICE, DEAREST = 0.01, 1e6

@@ -14,7 +14,7 @@ import numpy as np
 
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.storage import ON_DEVICE
-from evenshard.sharders.plan_search.options import PieceChanges
+from evenshard.sharders.plan_search.arrays import PieceChanges
 from evenshard.sharders.plan_search.pieces import Pieces
 from evenshard.sharders.plan_search.state import Change, Choice, State, scores_of
 from evenshard.sharders.plan_search.storages import other_storages

@@ -1,16 +1,15 @@
 """The ways in which a search may shard each table: what one piece of it takes, and on how many devices.
 
-A piece is what the search places as one: columns on a device, rows on all devices of a node or on all devices, a
-replica on each. Tables that stay together are one unit, with one piece. Where device memory is short, large tables may
-also be kept outside of it: each way again for every cache that they may have, and for none.
+Where device memory is short, large tables may also be kept outside of it: each way again for every cache that they may
+have, and for none.
 
-Legend: U units, P pieces, K kinds of devices.
+Legend: D devices, N changes, C kernel calls, L collectives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from evenshard.measure.collectives import latencies_ms, part_volume
 from evenshard.measure.kernel_calls import KernelCall, Lookup, kernel_call, part_lookups, replica_lookups
-from evenshard.measure.price.loads import CellChanges, LookupColumns
+from evenshard.measure.price.loads import LookupColumns
 from evenshard.measure.price.step import PartCosts
 from evenshard.placement.items import allowed_together, joined_groups
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, lookup_share, row_spans, whole_part, whole_tables
@@ -36,6 +35,8 @@ from evenshard.placement.sharding import (
 )
 from evenshard.placement.storage import CACHED_KERNELS, FUSED, ON_DEVICE, Storage
 from evenshard.placement.task import ShardingTask, common_kernels, memory_of_part
+from evenshard.sharders.plan_search.arrays import FlatWays, PieceArrays
+from evenshard.sharders.plan_search.ways import Piece, Unit, Way
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
@@ -50,276 +51,6 @@ SHORT_SHARE = 0.85
 """Part of the devices' memory that tables fill, whole, before others ways than in device memory are looked for."""
 LEAST_OFFLOADED = 1e-3
 """Of a device's room: smaller tables stay in device memory."""
-
-
-@dataclass(frozen=True, eq=False)
-class Piece:
-    """What one piece takes of each device that it lives on.
-
-    Attributes:
-        number: among all pieces of the options.
-        columns: its number of columns.
-        span: devices, one after the other, that each have as much of it.
-        cells: (kernel call, row of the matrix of columns) of what is looked up; each call once.
-        volume_4: what it adds to the volumes of each of its devices (``PartVolume``).
-        size_bytes: device memory.
-        host_bytes: memory of its host.
-        ssd_bytes: of its host's SSDs.
-        offload_K: how much longer it takes as it is not in device memory, on each kind of device, ms.
-        values: weights of a replica.
-    """
-
-    number: int
-    columns: int
-    span: int
-    cells: tuple[tuple[int, int], ...]
-    volume_4: FloatArray
-    size_bytes: int
-    host_bytes: int = 0
-    ssd_bytes: int = 0
-    offload_K: tuple[float, ...] = ()
-    values: float = 0.0
-
-
-@dataclass(frozen=True)
-class Way:
-    """A way to shard a unit.
-
-    Attributes:
-        sharding_type: the type.
-        span: devices, one after the other, that each piece lives on: its place is the number of such a set.
-        home_span: devices, one after the other, that all pieces are among.
-        pieces: in the order of their columns.
-        storage: where its weights are kept.
-    """
-
-    sharding_type: str
-    span: int
-    home_span: int
-    pieces: tuple[Piece, ...]
-    storage: Storage = ON_DEVICE
-
-    @cached_property
-    def calls(self) -> frozenset[int]:
-        """The kernel calls of its pieces."""
-        return frozenset(call for piece in self.pieces for call, _ in piece.cells)
-
-    @property
-    def is_usual(self) -> bool:
-        """Whether it cuts no columns, or into a power of two of parts, or into parts each as wide as a power of two."""
-        widths = {piece.columns for piece in self.pieces}
-        return len(self.pieces).bit_count() == 1 or (len(widths) == 1 and widths.pop().bit_count() == 1)
-
-
-@dataclass(frozen=True)
-class Unit:
-    """Tables that are placed as one: a table, or those that stay together.
-
-    Attributes:
-        tables: positions in the task.
-        ways: the ways to shard it, the whole one first where it is allowed.
-        allowed_D: devices that it may live on; None for all.
-    """
-
-    tables: tuple[int, ...]
-    ways: tuple[Way, ...]
-    allowed_D: npt.NDArray[np.bool_] | None
-
-
-@dataclass(frozen=True)
-class FlatWays:
-    """All ways of all units, one after the other, as arrays. Legend: W ways, C looked-up rows of their pieces.
-
-    Attributes:
-        unit_W, number_W: the unit of each, and its number there.
-        copies_W: devices that each piece lives on.
-        volume_W4: what all pieces add to the volumes of one copy.
-        longest_W4: the volume of the piece that adds most.
-        values_W: weights of a replica.
-        bytes_W: memory of all devices together.
-        host_W: memory of all hosts together; of their SSDs too, which both are short of.
-        offload_W, longest_offload_W: time outside of device memory, of one copy: of all pieces, and of the longest.
-        way_C, row_C: the way of each looked-up row, and its number in the matrix of columns.
-        names: sharding types.
-        type_W: the number of each one's type.
-    """
-
-    unit_W: npt.NDArray[np.int64]
-    number_W: npt.NDArray[np.int64]
-    copies_W: FloatArray
-    volume_W4: FloatArray
-    longest_W4: FloatArray
-    values_W: FloatArray
-    bytes_W: FloatArray
-    host_W: FloatArray
-    offload_W: FloatArray
-    longest_offload_W: FloatArray
-    way_C: npt.NDArray[np.int64]
-    row_C: npt.NDArray[np.int64]
-    names: tuple[str, ...]
-    type_W: npt.NDArray[np.int64]
-
-    @staticmethod
-    def of(units: Sequence[Unit]) -> FlatWays:
-        """The ways of these units."""
-        names: dict[str, int] = {}
-        rows: list[tuple[float, ...]] = []
-        cells: list[tuple[int, int]] = []
-        for unit, one in enumerate(units):
-            for number, way in enumerate(one.ways):
-                volumes = np.array([piece.volume_4 for piece in way.pieces])
-                own = float(way.pieces[0].span)
-                rows.append(
-                    (
-                        unit,
-                        number,
-                        own,
-                        way.pieces[0].values,
-                        own * sum(piece.size_bytes for piece in way.pieces),
-                        names.setdefault(way.sharding_type, len(names)),
-                        *volumes.sum(axis=0),
-                        *volumes.max(axis=0),
-                        own * sum(piece.host_bytes + piece.ssd_bytes for piece in way.pieces),
-                        sum(max(piece.offload_K, default=0.0) for piece in way.pieces),
-                        max(max(piece.offload_K, default=0.0) for piece in way.pieces),
-                    )
-                )
-                cells += [(len(rows) - 1, row) for piece in way.pieces for _, row in piece.cells]
-        table, of_cells = np.array(rows), np.array(cells, dtype=np.int64)
-        unit_W, number_W, type_W = table[:, [0, 1, 5]].astype(np.int64).T
-        return FlatWays(
-            unit_W,
-            number_W,
-            table[:, 2],
-            table[:, 6:10],
-            table[:, 10:14],
-            table[:, 3],
-            table[:, 4],
-            table[:, 14],
-            table[:, 15],
-            table[:, 16],
-            of_cells[:, 0],
-            of_cells[:, 1],
-            tuple(names),
-            type_W,
-        )
-
-    def summed(self, values_P: FloatArray) -> FloatArray:
-        """[W] sums over the looked-up rows of each way."""
-        return np.asarray(
-            np.bincount(self.way_C, weights=values_P[self.row_C], minlength=len(self.unit_W)), dtype=np.float64
-        )
-
-    def longest(self, values_P: FloatArray) -> FloatArray:
-        """[W] the largest of the looked-up rows of each way."""
-        found = np.zeros(len(self.unit_W))
-        np.maximum.at(found, self.way_C, values_P[self.row_C])
-        return found
-
-    def padded(self, values_W: FloatArray) -> FloatArray:
-        """[U, ways of a unit] infinite where there is no such way."""
-        found = np.full((int(self.unit_W.max()) + 1, int(self.number_W.max()) + 1), np.inf)
-        found[self.unit_W, self.number_W] = values_W
-        return found
-
-
-@dataclass(frozen=True)
-class PieceChanges:
-    """Pieces that changes add or take away, all changes one after the other. Legend: E pieces.
-
-    Attributes:
-        change_E: the change that each belongs to.
-        piece_E: its number among the options' pieces.
-        device_E: the first of its devices, or one of them.
-        sign_E: 1 where it comes, -1 where it goes.
-    """
-
-    change_E: npt.NDArray[np.int64]
-    piece_E: npt.NDArray[np.int64]
-    device_E: npt.NDArray[np.int64]
-    sign_E: npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class PieceArrays:
-    """All pieces as arrays. Legend: P pieces, K kinds of devices, C kernel calls of a piece.
-
-    Attributes:
-        span_P, size_P, host_P, ssd_P, values_P, volume_P4: as ``Piece`` has them.
-        offload_PK: likewise; zeros where all pieces are in device memory.
-        cells_P: cells of each; ``call_C`` and ``row_C`` have those of all pieces, the first at ``first_P``.
-    """
-
-    span_P: npt.NDArray[np.int64]
-    size_P: npt.NDArray[np.int64]
-    host_P: npt.NDArray[np.int64]
-    ssd_P: npt.NDArray[np.int64]
-    values_P: FloatArray
-    volume_P4: FloatArray
-    offload_PK: FloatArray
-    cells_P: npt.NDArray[np.int64]
-    first_P: npt.NDArray[np.int64]
-    call_C: npt.NDArray[np.int64]
-    row_C: npt.NDArray[np.int64]
-
-    @staticmethod
-    def of(pieces: Sequence[Piece], num_kinds: int) -> PieceArrays:
-        """These pieces."""
-        whole = [(one.span, one.size_bytes, one.host_bytes, one.ssd_bytes) for one in pieces]
-        span_P, size_P, host_P, ssd_P = np.array(whole, dtype=np.int64).T
-        cells = np.array([cell for one in pieces for cell in one.cells], dtype=np.int64).reshape(-1, 2)
-        cells_P = np.array([len(one.cells) for one in pieces], dtype=np.int64)
-        nothing = (0.0,) * num_kinds
-        return PieceArrays(
-            span_P,
-            size_P,
-            host_P,
-            ssd_P,
-            values_P=np.array([one.values for one in pieces]),
-            volume_P4=np.array([one.volume_4 for one in pieces]),
-            offload_PK=np.array([one.offload_K or nothing for one in pieces]),
-            cells_P=cells_P,
-            first_P=np.cumsum(cells_P) - cells_P,
-            call_C=cells[:, 0],
-            row_C=cells[:, 1],
-        )
-
-    def on_each_device(self, changes: PieceChanges) -> PieceChanges:
-        """The changes of each device by itself."""
-        from_F, offset_F = _repeated(self.span_P[changes.piece_E])
-        return PieceChanges(
-            changes.change_E[from_F],
-            changes.piece_E[from_F],
-            changes.device_E[from_F] + offset_F,
-            changes.sign_E[from_F],
-        )
-
-    def cells(self, on_each: PieceChanges) -> CellChanges:
-        """What changes of single devices look up."""
-        from_C, offset_C = _repeated(self.cells_P[on_each.piece_E])
-        cell_C = self.first_P[on_each.piece_E[from_C]] + offset_C
-        return CellChanges(
-            on_each.change_E[from_C],
-            self.call_C[cell_C],
-            self.row_C[cell_C],
-            on_each.device_E[from_C],
-            on_each.sign_E[from_C],
-        )
-
-    def users(self, changes: PieceChanges, count: int, num_calls: int) -> FloatArray:
-        """[N, C] how many more pieces use each kernel call after each of so many changes."""
-        cells = self.cells(changes)
-        at_C = cells.change_E * num_calls + cells.call_E
-        return np.asarray(
-            np.bincount(at_C, cells.sign_E, count * num_calls).reshape(count, num_calls), dtype=np.float64
-        )
-
-
-def _repeated(counts_E: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Each number so many times, and which time it is."""
-    from_F = np.repeat(np.arange(len(counts_E)), counts_E)
-    starts_E = np.cumsum(counts_E) - counts_E
-    return from_F, np.arange(len(from_F)) - starts_E[from_F]
 
 
 class Options:

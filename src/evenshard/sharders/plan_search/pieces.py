@@ -11,8 +11,8 @@ import numpy as np
 
 from evenshard.placement.sharding import spans
 from evenshard.sharders.plan_search.construction import Construction, Places
-from evenshard.sharders.plan_search.options import Piece
 from evenshard.sharders.plan_search.state import Choice, Indices, State, firsts_of
+from evenshard.sharders.plan_search.ways import Piece
 from evenshard.tables.reuse import FloatArray
 
 

@@ -25,7 +25,9 @@ from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import TYPES, sharding_type, spans
 from evenshard.placement.storage import ON_DEVICE, Storage
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.plan_search.options import Options, PieceChanges, Way
+from evenshard.sharders.plan_search.arrays import PieceChanges
+from evenshard.sharders.plan_search.options import Options
+from evenshard.sharders.plan_search.ways import Way
 from evenshard.tables.reuse import FloatArray
 
 if TYPE_CHECKING:

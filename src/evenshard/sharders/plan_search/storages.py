@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from evenshard.sharders.plan_search.options import Way
 from evenshard.sharders.plan_search.pieces import Pieces
 from evenshard.sharders.plan_search.state import Choice, State
+from evenshard.sharders.plan_search.ways import Way
 
 TRIED_STORAGES = 8
 """Changes of this kind that a step tries out."""

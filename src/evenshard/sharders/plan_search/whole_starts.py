@@ -16,8 +16,9 @@ import numpy.typing as npt
 from evenshard.measure.price.device_price import DevicePrice, alone_ms
 from evenshard.measure.simulated.device_model import ROW_LIMITS
 from evenshard.placement.sharding import TABLE_WISE
-from evenshard.sharders.plan_search.options import Options, Piece
+from evenshard.sharders.plan_search.options import Options
 from evenshard.sharders.plan_search.state import Choice
+from evenshard.sharders.plan_search.ways import Piece
 from evenshard.tables.reuse import FloatArray
 
 SORT_LIMITS = ROW_LIMITS[1:3]
