@@ -207,7 +207,7 @@ def sharding_type(parts: Sequence[TablePart], table: Table, machine: Machine) ->
     Columns that live on one node of several are called column_wise: what they do is the same.
 
     Raises:
-        BadConfig: if the parts make none of the seven.
+        BadConfig: if the parts make none of the types.
     """
     if problem := sharding_problem(parts, table, machine):
         raise BadConfig(f"table {brief(table.name)} {problem}")
