@@ -1,7 +1,7 @@
 """All pieces and all ways of a search as arrays, so that many changes are counted at once.
 
-Legend: U units, W ways, P pieces, K kinds of devices, C kernel calls or looked-up rows, N changes, E pieces that they
-add or take away, F the same on each device.
+Legend: U units, W ways, V kinds of volumes, P pieces, K kinds of devices, C kernel calls or looked-up rows, N changes,
+E pieces that they add or take away, F the same on each device.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.measure.collectives import VOLUMES
 from evenshard.measure.price.loads import CellChanges
 from evenshard.sharders.plan_search.ways import Piece, Unit
 from evenshard.tables.reuse import FloatArray
@@ -24,8 +25,8 @@ class FlatWays:
     Attributes:
         unit_W, number_W: the unit of each, and its number there.
         copies_W: devices that each piece lives on.
-        volume_W4: what all pieces add to the volumes of one copy.
-        longest_W4: the volume of the piece that adds most.
+        volume_WV: what all pieces add to the volumes of one copy.
+        longest_WV: the volume of the piece that adds most.
         values_W: weights of a replica.
         bytes_W: memory of all devices together.
         host_W: memory of all hosts together; of their SSDs too, which both are short of.
@@ -38,8 +39,8 @@ class FlatWays:
     unit_W: npt.NDArray[np.int64]
     number_W: npt.NDArray[np.int64]
     copies_W: FloatArray
-    volume_W4: FloatArray
-    longest_W4: FloatArray
+    volume_WV: FloatArray
+    longest_WV: FloatArray
     values_W: FloatArray
     bytes_W: FloatArray
     host_W: FloatArray
@@ -58,7 +59,7 @@ class FlatWays:
         cells: list[tuple[int, int]] = []
         for unit, one in enumerate(units):
             for number, way in enumerate(one.ways):
-                volumes = np.array([piece.volume_4 for piece in way.pieces])
+                volumes = np.array([piece.volume_V for piece in way.pieces])
                 own = float(way.pieces[0].span)
                 rows.append(
                     (
@@ -77,18 +78,19 @@ class FlatWays:
                 )
                 cells += [(len(rows) - 1, row) for piece in way.pieces for _, row in piece.cells]
         table, of_cells = np.array(rows), np.array(cells, dtype=np.int64)
+        kinds = len(VOLUMES)
         unit_W, number_W, type_W = table[:, [0, 1, 5]].astype(np.int64).T
         return FlatWays(
             unit_W,
             number_W,
             table[:, 2],
-            table[:, 6:10],
-            table[:, 10:14],
+            table[:, 6 : 6 + kinds],
+            table[:, 6 + kinds : 6 + 2 * kinds],
             table[:, 3],
             table[:, 4],
-            table[:, 14],
-            table[:, 15],
-            table[:, 16],
+            table[:, -3],
+            table[:, -2],
+            table[:, -1],
             of_cells[:, 0],
             of_cells[:, 1],
             tuple(names),
@@ -136,7 +138,7 @@ class PieceArrays:
     """All pieces as arrays. Legend: P pieces, K kinds of devices, C kernel calls of a piece.
 
     Attributes:
-        span_P, size_P, host_P, ssd_P, values_P, volume_P4: as ``Piece`` has them.
+        span_P, size_P, host_P, ssd_P, values_P, volume_PV: as ``Piece`` has them.
         offload_PK: likewise; zeros where all pieces are in device memory.
         cells_P: cells of each; ``call_C`` and ``row_C`` have those of all pieces, the first at ``first_P``.
     """
@@ -146,7 +148,7 @@ class PieceArrays:
     host_P: npt.NDArray[np.int64]
     ssd_P: npt.NDArray[np.int64]
     values_P: FloatArray
-    volume_P4: FloatArray
+    volume_PV: FloatArray
     offload_PK: FloatArray
     cells_P: npt.NDArray[np.int64]
     first_P: npt.NDArray[np.int64]
@@ -167,7 +169,7 @@ class PieceArrays:
             host_P,
             ssd_P,
             values_P=np.array([one.values for one in pieces]),
-            volume_P4=np.array([one.volume_4 for one in pieces]),
+            volume_PV=np.array([one.volume_V for one in pieces]),
             offload_PK=np.array([one.offload_K or nothing for one in pieces]),
             cells_P=cells_P,
             first_P=np.cumsum(cells_P) - cells_P,

@@ -4,7 +4,7 @@ go where there is least to do.
 The work of a piece is what it adds to a device that is as busy as the mean one: one number. Small pieces spread better
 and take more work in all; which limit is best is for the caller to find out.
 
-Legend: U units, W ways of a unit (padded), D devices, C kernel calls, H columns.
+Legend: U units, W ways of a unit (padded), V kinds of volumes, D devices, C kernel calls, H columns.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Works:
         """By what pieces add to a device that holds an even share of everything, whole."""
         costs, flat = options.costs, options.flat
         added_P = _added_ms(options)
-        slopes_4, replica_ms = costs.exchange_slopes
+        slopes_V, replica_ms = costs.exchange_slopes
         replica_ms += max(dense_ms(1.0, kind.bytes_per_ns, options.task.optimizer) for kind in costs.kinds)
         replicas_W = flat.values_W * replica_ms
         # Tables that stay together are one piece with several rows.
-        whole_W = flat.summed(added_P) + flat.volume_W4 @ slopes_4 + replicas_W + flat.offload_W
-        longest_W = flat.longest(added_P) + flat.longest_W4 @ slopes_4 + replicas_W + flat.longest_offload_W
+        whole_W = flat.summed(added_P) + flat.volume_WV @ slopes_V + replicas_W + flat.offload_W
+        longest_W = flat.longest(added_P) + flat.longest_WV @ slopes_V + replicas_W + flat.longest_offload_W
         return Works(
             piece_UW=flat.padded(longest_W),
             total_UW=flat.padded(whole_W * flat.copies_W),

@@ -172,7 +172,7 @@ class Neighbours:
         cells = arrays.cells(PieceChanges(number_N, piece_N, device_N, np.full(len(held), -1)))
         left_N = state.loads.changed_ms(cells, len(held))[number_N, device_N]
         offload_N = arrays.offload_PK[piece_N, costs.kind_of_D[device_N]]
-        exchanged_N = arrays.volume_P4[piece_N] @ costs.exchange_slopes[0]
+        exchanged_N = arrays.volume_PV[piece_N] @ costs.exchange_slopes[0]
         return np.asarray(state.loads.compute_ms_D[device_N] - left_N + offload_N + exchanged_N)
 
     # Other changes ----------------------------------------------------------------------------------------------------

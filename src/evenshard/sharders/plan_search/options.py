@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.collectives import latencies_ms, part_volume
+from evenshard.measure.collectives import VOLUMES, latencies_ms, part_volume
 from evenshard.measure.kernel_calls import KernelCall, Lookup, kernel_call, part_lookups, replica_lookups
 from evenshard.measure.price.loads import LookupColumns
 from evenshard.measure.price.step import PartCosts
@@ -243,7 +243,7 @@ class Options:
                 values += table.num_rows * table.embedding_dim
                 continue
             volumes.append(
-                part_volume(table, way, part.columns.size, lookup_share(table, part.rows), devices).numbers_4
+                part_volume(table, way, part.columns.size, lookup_share(table, part.rows), devices).numbers_V
             )
             offloads.append(self.costs.offload_K(part, table))
         piece = Piece(
@@ -251,7 +251,7 @@ class Options:
             columns=sum(part.columns.size for _, part in parts),
             span=TYPES[way].span(self.task.machine),
             cells=tuple((call, self.lookups.row(lookups)) for call, lookups in of_call.items()),
-            volume_4=np.sum(volumes, axis=0) if volumes else np.zeros(4),
+            volume_V=np.sum(volumes, axis=0) if volumes else np.zeros(len(VOLUMES)),
             size_bytes=sum(one.device_bytes for one in memory),
             host_bytes=sum(one.host_bytes for one in memory),
             ssd_bytes=sum(one.ssd_weights for one in memory),

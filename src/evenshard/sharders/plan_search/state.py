@@ -3,8 +3,8 @@
 Changes are tried out many at a time, all from the same state: their sums and times are counted as arrays, and the state
 stays as it is until one of them is made.
 
-Legend: U units, D devices, C kernel calls, L collectives, N changes that are tried out, E additions and removals of
-pieces of them all, F the same on each device.
+Legend: U units, D devices, V kinds of volumes, C kernel calls, L collectives, N changes that are tried out, E additions
+and removals of pieces of them all, F the same on each device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.collectives import Volumes, exchanged_ms
+from evenshard.measure.collectives import VOLUMES, Volumes, exchanged_ms
 from evenshard.measure.price.loads import Loads
 from evenshard.measure.price.step import PartCosts, dense_ms
 from evenshard.placement.parts import Span, TablePart, row_spans, whole_part
@@ -69,7 +69,7 @@ class State:
         devices, calls = task.num_devices, len(options.calls)
         self.choices = list(choices)
         self.loads = Loads(options.lookups, self._costs.prices, self._costs.kind_of_D, options.span_of_call)
-        self.volumes_4D = np.zeros((4, devices))
+        self.volumes_VD = np.zeros((len(VOLUMES), devices))
         self.used_3D = np.zeros((3, devices), dtype=np.int64)
         self.offload_D = np.zeros(devices)
         self.users_C = np.zeros(calls, dtype=np.int64)
@@ -85,7 +85,7 @@ class State:
         """A copy that may change by itself."""
         found = copy(self)
         found.choices, found.loads = list(self.choices), self.loads.copy()
-        found.volumes_4D, found.used_3D = self.volumes_4D.copy(), self.used_3D.copy()
+        found.volumes_VD, found.used_3D = self.volumes_VD.copy(), self.used_3D.copy()
         found.offload_D, found.users_C = self.offload_D.copy(), self.users_C.copy()
         found.units_at = {span: list(map(set, of_places)) for span, of_places in self.units_at.items()}
         return found
@@ -143,7 +143,7 @@ class State:
         piece_F, device_F = on_each.piece_E, on_each.device_E
         self.loads.fill(arrays.cells(on_each))
         self.users_C += np.bincount(arrays.cells(pieces).call_E, minlength=len(self.users_C))
-        np.add.at(self.volumes_4D.T, device_F, arrays.volume_P4[piece_F])
+        np.add.at(self.volumes_VD.T, device_F, arrays.volume_PV[piece_F])
         for at, sizes_P in enumerate((arrays.size_P, arrays.host_P, arrays.ssd_P)):
             np.add.at(self.used_3D[at], device_F, sizes_P[piece_F])
         np.add.at(self.offload_D, device_F, arrays.offload_PK[piece_F, self._costs.kind_of_D[device_F]])
@@ -163,7 +163,7 @@ class State:
             for cell in piece.cells:
                 self.loads.add(cell, first, sign)
                 self.users_C[cell[0]] += sign
-            self.volumes_4D[:, where] += sign * piece.volume_4[:, None]
+            self.volumes_VD[:, where] += sign * piece.volume_V[:, None]
             self.used_3D[0, where] += sign * piece.size_bytes
             if piece.offload_K:
                 self.used_3D[1, where] += sign * piece.host_bytes
@@ -183,16 +183,15 @@ class State:
     # Costs ------------------------------------------------------------------------------------------------------------
 
     def _device_ms(self) -> FloatArray:
-        compute_ND, volumes_4ND = self.loads.compute_ms_D[None], self.volumes_4D[:, None]
+        compute_ND, volumes_VND = self.loads.compute_ms_D[None], self.volumes_VD[:, None]
         values_N, users_NC = np.array([self.replicated_values]), self.users_C[None]
-        return np.asarray(self._total_ms(compute_ND, volumes_4ND, values_N, users_NC)[0] + self.offload_D)
+        return np.asarray(self._total_ms(compute_ND, volumes_VND, values_N, users_NC)[0] + self.offload_D)
 
     def _total_ms(
-        self, compute_ND: FloatArray, volumes_4ND: FloatArray, values_N: FloatArray, users_NC: npt.NDArray[Any]
+        self, compute_ND: FloatArray, volumes_VND: FloatArray, values_N: FloatArray, users_NC: npt.NDArray[Any]
     ) -> FloatArray:
         """[N, D] times of devices, offloading left aside."""
-        sent, summed, in_node, inputs = np.maximum(volumes_4ND, 0.0)
-        volumes = Volumes(sent, summed, in_node, inputs, values_N)
+        volumes = Volumes(*np.maximum(volumes_VND, 0.0), replicated_values=values_N)
         total_ND = compute_ND + exchanged_ms(self.task, volumes, self._costs.links)
         if self.task.num_devices > 1:
             total_ND += self.options.latency_ms(users_NC > 0)[:, None]
@@ -250,9 +249,9 @@ class State:
             weights = on_each.sign_E * values_F
             return np.asarray(np.bincount(at_F, weights, count * devices), dtype=np.float64).reshape(count, devices)
 
-        volumes_4ND = np.repeat(self.volumes_4D[:, None], count, axis=1)
-        for at in np.flatnonzero(arrays.volume_P4.any(axis=0)).tolist():
-            volumes_4ND[at] += summed(arrays.volume_P4[piece_F, at])
+        volumes_VND = np.repeat(self.volumes_VD[:, None], count, axis=1)
+        for at in np.flatnonzero(arrays.volume_PV.any(axis=0)).tolist():
+            volumes_VND[at] += summed(arrays.volume_PV[piece_F, at])
         used_3ND = np.repeat(self.used_3D[:, None], count, axis=1)
         used_3ND[0] += summed(arrays.size_P[piece_F]).astype(np.int64)
         values_N = np.full(count, self.replicated_values)
@@ -260,7 +259,7 @@ class State:
             values_N += np.bincount(pieces.change_E, pieces.sign_E * arrays.values_P[pieces.piece_E], count)
         compute_ND = self.loads.changed_ms(arrays.cells(on_each), count)
         more_NC = arrays.users(pieces, count, len(self.users_C))
-        total_ND = self._total_ms(compute_ND, volumes_4ND, values_N, self.users_C + more_NC) + self.offload_D
+        total_ND = self._total_ms(compute_ND, volumes_VND, values_N, self.users_C + more_NC) + self.offload_D
         if arrays.offload_PK.any():
             total_ND += summed(arrays.offload_PK[piece_F, self._costs.kind_of_D[on_each.device_E]])
             for at, sizes_P in enumerate((arrays.host_P, arrays.ssd_P), 1):

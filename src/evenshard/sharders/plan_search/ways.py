@@ -3,7 +3,7 @@
 A piece is what the search places as one: columns on a device, rows on all devices of a node or on all devices, a
 replica on each. Tables that stay together are one unit, with one piece.
 
-Legend: D devices, K kinds of devices.
+Legend: D devices, V kinds of volumes, K kinds of devices.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Piece:
         columns: its number of columns.
         span: devices, one after the other, that each have as much of it.
         cells: (kernel call, row of the matrix of columns) of what is looked up; each call once.
-        volume_4: what it adds to the volumes of each of its devices (``PartVolume``).
+        volume_V: what it adds to the volumes of each of its devices (``PartVolume``).
         size_bytes: device memory.
         host_bytes: memory of its host.
         ssd_bytes: of its host's SSDs.
@@ -39,7 +39,7 @@ class Piece:
     columns: int
     span: int
     cells: tuple[tuple[int, int], ...]
-    volume_4: FloatArray
+    volume_V: FloatArray
     size_bytes: int
     host_bytes: int = 0
     ssd_bytes: int = 0
