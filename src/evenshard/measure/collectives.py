@@ -69,6 +69,13 @@ class Volumes:
         """Of devices that hold nothing."""
         return Volumes(*np.zeros((len(VOLUMES), num_devices)))
 
+    @staticmethod
+    def of(volumes_V: FloatArray, replicated_values: float | FloatArray) -> Volumes:
+        """Of these numbers, [V, ..., D] and [...]; the collectives left aside."""
+        found = Volumes(*volumes_V)
+        found.replicated_values = replicated_values
+        return found
+
 
 @dataclass(frozen=True)
 class PartVolume:

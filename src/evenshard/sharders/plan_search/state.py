@@ -191,7 +191,7 @@ class State:
         self, compute_ND: FloatArray, volumes_VND: FloatArray, values_N: FloatArray, users_NC: npt.NDArray[Any]
     ) -> FloatArray:
         """[N, D] times of devices, offloading left aside."""
-        volumes = Volumes(*np.maximum(volumes_VND, 0.0), replicated_values=values_N)
+        volumes = Volumes.of(np.maximum(volumes_VND, 0.0), values_N)
         total_ND = compute_ND + exchanged_ms(self.task, volumes, self._costs.links)
         if self.task.num_devices > 1:
             total_ND += self.options.latency_ms(users_NC > 0)[:, None]
