@@ -17,6 +17,7 @@ from evenshard.placement.items import Items, WholeTables, allowed_together, apar
 from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.plan import check_placement
 from evenshard.placement.refusal import no_room, reason
+from evenshard.placement.renaming import device_kinds
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.env import BalanceEnv
@@ -103,15 +104,15 @@ def test_tables_together_may_only_live_where_all_of_them_may() -> None:
 
 def test_without_constraints_every_table_is_an_item() -> None:
     items = Items.of(task(sized(3, 1, 2), devices=2, cap=20))
-    assert items.members == ((0,), (1,), (2,)) and items.device_kinds() == [0, 0]
+    assert items.members == ((0,), (1,), (2,)) and device_kinds(task(sized(3, 1, 2), devices=2, cap=20)) == [0, 0]
     assert (items.needs_IR.tolist(), items.room_DR.tolist()) == ([[12], [4], [8]], [[20], [20]])
 
 
 def test_devices_are_of_one_kind_where_room_and_allowed_items_are_the_same() -> None:
     of_task = task(sized(1, 1), devices=4)
-    assert Items.of(limited(of_task, room_bytes=(8, 9, 8, 8))).device_kinds() == [0, 1, 0, 0]
-    assert Items.of(limited(of_task, allowed=(None, only(0, 3)))).device_kinds() == [0, 1, 1, 0]
-    assert Items.of(limited(of_task, together=((0, 1),))).device_kinds() == [0, 0, 0, 0]
+    assert device_kinds(limited(of_task, room_bytes=(8, 9, 8, 8))) == [0, 1, 0, 0]
+    assert device_kinds(limited(of_task, allowed=(None, only(0, 3)))) == [0, 1, 1, 0]
+    assert device_kinds(limited(of_task, together=((0, 1),))) == [0, 0, 0, 0]
     assert canonical_devices([3, 1, 3, 2, 0], [0, 1, 1, 0]) == [0, 1, 0, 2, 3]
 
 

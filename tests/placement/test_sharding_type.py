@@ -19,7 +19,9 @@ from evenshard.placement.sharding import (
     SEQUENCE_TYPES,
     SHARDING_TYPES,
     TYPES,
+    freest_by_columns,
     sharding_type,
+    spans,
     types_on_all,
     ways_of,
 )
@@ -70,11 +72,21 @@ def test_where_rows_live() -> None:
         [2, 3],
         [0, 1, 2, 3],
     ]
-    assert {one.name for one in TYPES.values() if one.scope in (NODE, EVERYWHERE)} == {
-        "row_wise",
-        "table_row_wise",
-        "grid_shard",
-    }
+    assert {name for name, one in TYPES.items() if one.cuts_rows} == {"row_wise", "table_row_wise", "grid_shard"}
+    places = {name: list(map(list, one.places(MACHINE))) for name, one in TYPES.items()}
+    assert places["table_wise"] == places["table_column_wise"] == [[0], [1], [2], [3]]
+    assert places["table_row_wise"] == places["grid_shard"] == [[0, 1], [2, 3]]
+    assert places["row_wise"] == places["data_parallel"] == [[0, 1, 2, 3]]
+    assert spans(MACHINE) == (1, 2, 4) and spans(Machine.one_node(4)) == (1, 4)
+
+
+def test_what_all_parts_of_a_table_are_among() -> None:
+    homes = {name: list(map(list, one.homes(MACHINE))) for name, one in TYPES.items()}
+    assert homes["table_row_wise"] == homes["table_column_wise"] == [[0, 1], [2, 3]]
+    assert all(homes[name] == [[0, 1, 2, 3]] for name in TYPES if TYPES[name].within == EVERYWHERE)
+    assert freest_by_columns(SHARDING_TYPES, MACHINE, "") == "column_wise"
+    assert freest_by_columns({"row_wise", "table_column_wise"}, MACHINE, "") == "table_column_wise"
+    assert freest_by_columns({"row_wise"}, MACHINE, "none") == "none"
     assert ROWS_ALONE == ("row_wise", "table_row_wise")
     assert SEQUENCE_TYPES == ("table_wise", "column_wise", "row_wise", "data_parallel")
 
@@ -93,9 +105,9 @@ def test_a_type_shares_the_calls_of_the_one_that_it_is_a_case_of() -> None:
 
 
 def test_types_of_one_node_leave_it_with_no_part() -> None:
-    assert [name for name, one in TYPES.items() if one.on_one_node] == ["table_row_wise", "table_column_wise"]
+    assert [name for name, one in TYPES.items() if one.within == NODE] == ["table_row_wise", "table_column_wise"]
     rng = np.random.default_rng(0)
     for name, one in TYPES.items():
         nodes = [{MACHINE.node_of(part.devices[0]) for part in _parts(TABLE, name, MACHINE, rng)} for _ in range(20)]
-        assert not one.on_one_node or {len(found) for found in nodes} == {1}
-        assert one.on_one_node or not one.cuts_columns or 2 in map(len, nodes), name
+        assert one.within != NODE or {len(found) for found in nodes} == {1}
+        assert one.within == NODE or not one.cuts_columns or 2 in map(len, nodes), name

@@ -21,9 +21,7 @@ from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
-    DEVICE,
     GRID_SHARD,
-    NODE,
     ROW_WISE,
     SHARDING_TYPES,
     TABLE_COLUMN_WISE,
@@ -425,9 +423,8 @@ def random_answer(seed: int) -> PlacementAnswer:
         for unit in options.units:
             number = int(rng.integers(len(unit.ways)))
             way = unit.ways[number]
-            places = {DEVICE: 4, NODE: 2}.get(way.scope)
-            homes = () if places is None else tuple(rng.permutation(places)[: len(way.pieces)].tolist())
-            choices.append(Choice(number, homes))
+            places = rng.permutation(4 // way.span)[: len(way.pieces)]
+            choices.append(Choice(number, tuple(places.tolist())))
         parts = parts_of(options, choices)
         try:
             check_sharding(request.task(), parts)

@@ -137,7 +137,7 @@ def place(
             pooling factors that are named nowhere else; a note names what of them changes nothing.
         communication: data types in which embeddings and their gradients travel (TorchRec: qcomms), such as fp16, or
             fp16 and bf16 for the two ways; fp32 where left out.
-        sharding_types: the ways in which tables may be sharded, by TorchRec's words; all seven where left out.
+        sharding_types: the ways in which tables may be sharded, by TorchRec's words; all of them where left out.
         allow_column_split: short for sharding_types table_wise and column_wise.
         pinned: the device, or devices, that a table may live on.
         forbidden: the device, or devices, that a table may not live on.

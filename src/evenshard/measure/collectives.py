@@ -13,14 +13,14 @@ part travel to its device: for each sample its lookups, and for each bag a lengt
 Within a domain bytes go over the fast link, between domains over the slow one; the two tiers are taken one after the
 other. Each kind of exchange of each module is a collective with a latency of its own.
 
-Legend: D devices, B samples of the global batch, K reuse bins.
+Legend: D devices, V kinds of volumes, B samples of the global batch, K reuse bins.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -67,13 +67,19 @@ class Volumes:
     @staticmethod
     def empty(num_devices: int) -> Volumes:
         """Of devices that hold nothing."""
-        nothing = np.zeros(num_devices)
-        return Volumes(nothing, nothing.copy(), nothing.copy(), nothing.copy())
+        return Volumes(*np.zeros((len(VOLUMES), num_devices)))
+
+    @staticmethod
+    def of(volumes_V: FloatArray, replicated_values: float | FloatArray) -> Volumes:
+        """Of these numbers, [V, ..., D] and [...]; the collectives left aside."""
+        found = Volumes(*volumes_V)
+        found.replicated_values = replicated_values
+        return found
 
 
 @dataclass(frozen=True)
 class PartVolume:
-    """What a part adds to the volumes of its device; values and bytes for each sample."""
+    """What a part adds to the volumes of its device, called as there; values and bytes for each sample."""
 
     sent: float = 0.0
     summed: float = 0.0
@@ -81,9 +87,13 @@ class PartVolume:
     input_bytes: float = 0.0
 
     @property
-    def numbers_4(self) -> FloatArray:
-        """[4] its numbers, in the order of ``Volumes``."""
-        return np.array([self.sent, self.summed, self.summed_in_node, self.input_bytes])
+    def numbers_V(self) -> FloatArray:
+        """[V] its numbers, in the order of ``Volumes``."""
+        return np.array([getattr(self, name) for name in VOLUMES])
+
+
+VOLUMES = tuple(one.name for one in fields(PartVolume))
+"""The kinds of volumes that devices have each for themselves (V)."""
 
 
 def part_volume(table: Table, way: str, columns: int, share: float, num_devices: int) -> PartVolume:
@@ -128,10 +138,8 @@ def volumes_of(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) 
             continue
         for part in parts:
             one = part_volume(table, way, part.columns.size, lookup_share(table, part.rows), task.num_devices)
-            found.sent[part.device] += one.sent
-            found.summed[part.device] += one.summed
-            found.summed_in_node[part.device] += one.summed_in_node
-            found.input_bytes[part.device] += one.input_bytes
+            for name in VOLUMES:
+                getattr(found, name)[part.device] += getattr(one, name)
     return found
 
 

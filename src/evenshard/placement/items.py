@@ -104,12 +104,6 @@ class Items:
         """[I] True where an item may not go everywhere, however empty the devices are."""
         return np.asarray(~self.allowed_ID.all(axis=1))
 
-    def device_kinds(self) -> list[int]:
-        """A number for each device; devices that share one can change names without breaking anything."""
-        kinds: dict[bytes, int] = {}
-        signs = [row.tobytes() + may_go.tobytes() for row, may_go in zip(self.room_DR, self.allowed_ID.T, strict=True)]
-        return [kinds.setdefault(sign, len(kinds)) for sign in signs]
-
     def legal_D(self, item: int, used_DR: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """[D] where an item may go, with so much taken already."""
         legal_D: npt.NDArray[np.bool_] = self.allowed_ID[item]
@@ -142,7 +136,7 @@ def canonical_devices(devices: Sequence[int], kinds: Sequence[int]) -> list[int]
 
     Args:
         devices: devices of tables or items.
-        kinds: kinds of all devices, from ``Items.device_kinds``.
+        kinds: kinds of all devices, from ``renaming.device_kinds``.
     """
     left = {kind: iter([device for device, one in enumerate(kinds) if one == kind]) for kind in set(kinds)}
     names: dict[int, int] = {}

@@ -8,7 +8,7 @@ Legend: D devices, O devices of the old answer, N devices of the new one; both p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +24,10 @@ Names = npt.NDArray[np.int64]
 
 def device_kinds(task: ShardingTask) -> list[int]:
     """A number for each device; devices that share one can change names without breaking anything."""
-    kinds: dict[tuple[object, ...], int] = {}
     limits = [task.limits_of(position).devices for position in range(len(task.tables))]
     machine = task.machine
     hosts = [sizes or (0,) * machine.num_nodes for sizes in (machine.host_bytes, machine.ssd_bytes)]
-    signs = [
+    return kinds_of(
         (
             room,
             machine.hardware_of(device),
@@ -36,7 +35,12 @@ def device_kinds(task: ShardingTask) -> list[int]:
             tuple(one is None or device in one for one in limits),
         )
         for device, room in enumerate(task.room_bytes)
-    ]
+    )
+
+
+def kinds_of(signs: Iterable[Hashable]) -> list[int]:
+    """A number for each device, the same for devices of one sign: all that tells devices apart, where names do not."""
+    kinds: dict[Hashable, int] = {}
     return [kinds.setdefault(sign, len(kinds)) for sign in signs]
 
 

@@ -16,7 +16,7 @@ device: they are one wider part. Where a table has fewer rows than all devices n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -42,24 +42,24 @@ class ShardingType:
         name: TorchRec's word.
         scope: where the rows of some columns live: DEVICE, NODE, EVERYWHERE or REPLICA.
         cuts_columns: whether columns are cut.
+        within: what all parts of a table are among: the devices of a NODE, or EVERYWHERE.
         call: the type whose kernel calls and exchanges it shares where lookups are pooled; "" for its own.
         within_node: the type that its parts are of, too, where they live on one node; "" if there is none.
-        on_one_node: whether the devices of all its parts are of one node.
         of_sequences: whether TorchRec can do it with the tables of an ``EmbeddingCollection``.
     """
 
     name: str
     scope: str
     cuts_columns: bool = False
+    within: str = EVERYWHERE
     call: str = ""
     within_node: str = ""
-    on_one_node: bool = False
     of_sequences: bool = False
 
     @property
     def cuts_rows(self) -> bool:
         """Whether rows are cut: its devices then hold partial sums of all samples' bags."""
-        return self.scope in (NODE, EVERYWHERE)
+        return self.scope not in (DEVICE, REPLICA)
 
     @property
     def is_replicated(self) -> bool:
@@ -69,17 +69,33 @@ class ShardingType:
     @property
     def may_be_whole(self) -> bool:
         """Whether a whole table on one device is a case of it."""
-        return self.scope == DEVICE and (self.on_one_node or not self.cuts_columns)
+        return self.scope == DEVICE and (self.within != EVERYWHERE or not self.cuts_columns)
+
+    def span(self, machine: Machine) -> int:
+        """Devices, one after the other, that some columns live on with all of their rows."""
+        return _size(machine, self.scope)
+
+    def places(self, machine: Machine) -> tuple[range, ...]:
+        """The sets of devices that some columns may live on, with all of their rows."""
+        return _sets(machine, self.span(machine))
+
+    def home_span(self, machine: Machine) -> int:
+        """Devices, one after the other, that all parts of a table are among."""
+        return _size(machine, self.within)
+
+    def homes(self, machine: Machine) -> tuple[range, ...]:
+        """The sets of devices among one of which all parts of a table are."""
+        return _sets(machine, self.home_span(machine))
 
     def covers(self, machine: Machine) -> bool:
         """Whether all of its placements take every device of a machine."""
-        on_the_node = self.scope == NODE and not self.cuts_columns and machine.num_nodes == 1
-        return self.scope in (EVERYWHERE, REPLICA) or on_the_node
+        return self.scope != DEVICE and not self.cuts_columns and self.span(machine) == machine.num_devices
 
     def is_distinct_on(self, machine: Machine) -> bool:
         """Whether it is no other type's case on a machine: with one device, all are one, and nodes must be several."""
-        if self.on_one_node or self.scope == NODE:
-            return machine.num_nodes > 1 and machine.devices_per_node > 1
+        narrow = {self.scope, self.within} - {DEVICE, EVERYWHERE, REPLICA}
+        if narrow:
+            return all(1 < _size(machine, one) < machine.num_devices for one in narrow)
         return machine.num_devices > 1 or self.name == TABLE_WISE
 
     @property
@@ -89,9 +105,17 @@ class ShardingType:
 
     def row_devices(self, machine: Machine, device: int) -> range:
         """The devices that rows are cut over, one of which is given."""
-        if self.scope == EVERYWHERE:
-            return range(machine.num_devices)
-        return machine.devices_of_node(machine.node_of(device)) if self.scope == NODE else range(device, device + 1)
+        return self.places(machine)[device // self.span(machine)]
+
+
+@lru_cache(maxsize=4096)
+def _sets(machine: Machine, size: int) -> tuple[range, ...]:
+    return tuple(range(first, first + size) for first in range(0, machine.num_devices, size))
+
+
+def _size(machine: Machine, scope: str) -> int:
+    """Devices, one after the other, that a scope has."""
+    return {DEVICE: 1, NODE: machine.devices_per_node}.get(scope, machine.num_devices)
 
 
 TYPES = {
@@ -100,8 +124,8 @@ TYPES = {
         ShardingType(TABLE_WISE, DEVICE, call=COLUMN_WISE, within_node=TABLE_COLUMN_WISE, of_sequences=True),
         ShardingType(COLUMN_WISE, DEVICE, cuts_columns=True, within_node=TABLE_COLUMN_WISE, of_sequences=True),
         ShardingType(ROW_WISE, EVERYWHERE, within_node=TABLE_ROW_WISE, of_sequences=True),
-        ShardingType(TABLE_ROW_WISE, NODE, call=GRID_SHARD, on_one_node=True),
-        ShardingType(TABLE_COLUMN_WISE, DEVICE, cuts_columns=True, call=COLUMN_WISE, on_one_node=True),
+        ShardingType(TABLE_ROW_WISE, NODE, within=NODE, call=GRID_SHARD),
+        ShardingType(TABLE_COLUMN_WISE, DEVICE, cuts_columns=True, within=NODE, call=COLUMN_WISE),
         ShardingType(GRID_SHARD, NODE, cuts_columns=True),
         ShardingType(DATA_PARALLEL, REPLICA, of_sequences=True),
     )
@@ -124,7 +148,7 @@ ROWS_OF_ALL = tuple(one.name for one in TYPES.values() if one.scope == EVERYWHER
 """Types that cut rows over all devices."""
 GRIDS = tuple(one.name for one in TYPES.values() if one.cuts_columns and one.cuts_rows)
 """Types that cut both."""
-NODE_ROWS = tuple(one.name for one in TYPES.values() if one.scope == NODE)
+NODE_ROWS = tuple(one.name for one in TYPES.values() if one.cuts_rows and one.scope != EVERYWHERE)
 """Types that cut rows over the devices of a node."""
 NEVER_WHOLE = tuple(one.name for one in TYPES.values() if not one.may_be_whole)
 """Types of which a whole table on one device is no case."""
@@ -183,7 +207,7 @@ def sharding_type(parts: Sequence[TablePart], table: Table, machine: Machine) ->
     Columns that live on one node of several are called column_wise: what they do is the same.
 
     Raises:
-        BadConfig: if the parts make none of the seven.
+        BadConfig: if the parts make none of the types.
     """
     if problem := sharding_problem(parts, table, machine):
         raise BadConfig(f"table {brief(table.name)} {problem}")
@@ -290,13 +314,31 @@ def ways_of(parts: Sequence[TablePart], table: Table, machine: Machine) -> froze
     way = sharding_type(parts, table, machine)
     if machine.num_devices == 1:
         return frozenset(SHARDING_TYPES)
-    if way in BY_COLUMNS and len({machine.node_of(part.device) for part in parts}) == 1:
-        return frozenset({way, TABLE_COLUMN_WISE})
+    if way in BY_COLUMNS:
+        return frozenset({way, *_bound_by_columns(machine, [part.device for part in parts])})
     if way == ROW_WISE and machine.num_nodes == 1:
         return frozenset({way, TABLE_ROW_WISE})
     if way == TABLE_ROW_WISE and _fills(parts, table, machine.num_devices):
         return frozenset({way, ROW_WISE})
     return frozenset({way})
+
+
+def _bound_by_columns(machine: Machine, devices: Collection[int]) -> list[str]:
+    """Types that cut columns alone and bind their devices, of which parts on these devices are a case."""
+    sizes = {one: TYPES[one].home_span(machine) for one in COLUMNS_ALONE if TYPES[one].within != EVERYWHERE}
+    return [one for one, size in sizes.items() if len({device // size for device in devices}) == 1]
+
+
+@lru_cache(maxsize=4096)
+def spans(machine: Machine) -> tuple[int, ...]:
+    """How many devices some columns may live on with all of their rows, over all types, the fewest first."""
+    return tuple(sorted({one.span(machine) for one in TYPES.values()}))
+
+
+def freest_by_columns(types: Collection[str], machine: Machine, default: str) -> str:
+    """Of some types the one that cuts columns alone and leaves their devices the most free; else the default."""
+    own = (one for one in COLUMNS_ALONE if one in types)
+    return max(own, key=lambda one: TYPES[one].home_span(machine), default=default)
 
 
 @lru_cache(maxsize=4096)

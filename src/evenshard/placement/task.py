@@ -59,7 +59,7 @@ NO_LIMITS, WHOLE = TableLimits(), TableLimits(frozenset({TABLE_WISE}))
 
 @dataclass(frozen=True)
 class ShardingTask:
-    """Tables to shard over the devices of a machine, in any of the seven ways, or in those that the rules leave.
+    """Tables to shard over the devices of a machine, in any way, or in those that the rules leave.
 
     Attributes:
         tables: whole, with distinct names.

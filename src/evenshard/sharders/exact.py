@@ -15,6 +15,7 @@ from evenshard.placement.items import Items, canonical_devices
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.refusal import no_placement_found, require_room
+from evenshard.placement.renaming import device_kinds
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.greedy import GreedySharder
 from evenshard.tables.table import Table
@@ -123,7 +124,7 @@ def _solve(
     unit_ms = lowest_ms / COST_UNITS or 1.0  # where nothing costs anything, any unit will do
     units = [round(item_ms[item] / unit_ms) for item in order]
 
-    model, kinds = cp_model.CpModel(), items.device_kinds()
+    model, kinds = cp_model.CpModel(), device_kinds(task)
     rank_D = [kinds[:device].count(kind) for device, kind in enumerate(kinds)]
     choices = [
         {device: model.new_bool_var("") for device, rank in enumerate(rank_D) if rank <= number and allowed[device]}

@@ -109,11 +109,12 @@ def _parts(table: Table, way: str, machine: Machine, rng: np.random.Generator) -
     if of.is_replicated:
         return [TablePart(table.name, rows, columns, tuple(everyone))]
     if of.cuts_rows:
-        places = list(dict.fromkeys(of.row_devices(machine, device) for device in everyone))
+        places = of.places(machine)
         order = nodes if len(places) == len(nodes) else rng.permutation(len(places)).tolist()
         cut = _cut(table, len(places), rng) if of.cuts_columns else [columns]
         return [part for span, at in zip(cut, order, strict=False) for part in _by_rows(table, span, places[at])]
-    homes = list(machine.devices_of_node(nodes[0])) if of.on_one_node else everyone
+    sets = of.homes(machine)
+    homes = sets[nodes[0] if len(sets) == len(nodes) else int(rng.integers(len(sets)))]
     cut = _cut(table, len(homes), rng) if of.cuts_columns else [columns]
     chosen = rng.permutation(homes)[: len(cut)].tolist()
     return [TablePart(table.name, rows, span, (device,)) for span, device in zip(cut, chosen, strict=True)]

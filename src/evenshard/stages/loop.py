@@ -134,7 +134,7 @@ class BenchmarkConfig:
             the policy. A search finds what the model is wrong about (docs/decisions/0016).
         sharded_per_round: random placements of train tasks to measure in which tables are cut and replicated. Their
             exchanges are real: one process for each device, under torchrun.
-        sharding_types: what these draw from, in TorchRec's words; empty for all seven.
+        sharding_types: what these draw from, in TorchRec's words; empty for all of them.
         ranks_per_node: devices that such placements take for one node; 0 for those that torchrun started on a host.
         seed: seed of tasks, placements and shards.
     """

@@ -122,10 +122,10 @@ def test_a_tiny_task_is_solved_with_every_cache() -> None:
         [
             Choice(number, places)
             for number, way in enumerate(unit.ways)
-            for places in ([(0,), (1,)] if len(way.pieces) == 1 and way.scope == "device" else [(0, 1)])
-            if way.scope == "device"
+            for places in ([(0,), (1,)] if len(way.pieces) == 1 and way.span == 1 else [(0, 1)])
+            if way.span == 1
         ]
-        + [Choice(number) for number, way in enumerate(unit.ways) if way.scope in ("everywhere", "replica")]
+        + [Choice(number) for number, way in enumerate(unit.ways) if way.span > 1]
         for unit in options.units
     ]
     per_unit[0] = [choice for choice in per_unit[0] if choice.places != (1,)]  # the devices are alike
@@ -163,8 +163,7 @@ def test_sums_stay_right_and_choices_come_back() -> None:
         for unit in options.units:
             number = int(rng.integers(len(unit.ways)))
             way = unit.ways[number]
-            homes = {"device": 4, "node": 2}.get(way.scope, 0)
-            choices.append(Choice(number, tuple(rng.permutation(homes)[: len(way.pieces)].tolist()) if homes else ()))
+            choices.append(Choice(number, tuple(rng.permutation(4 // way.span)[: len(way.pieces)].tolist())))
         state = State(options, choices)
         parts = state.parts()
         assert choices_of(options, parts) == state.choices
@@ -173,7 +172,7 @@ def test_sums_stay_right_and_choices_come_back() -> None:
             used_host_bytes(costs.task, parts), rel=1e-3
         )
         changed = State(options, choices)
-        changed.replace(0, Choice(0, (0,) * (options.units[0].ways[0].scope == "device")))
+        changed.replace(0, Choice(0))
         changed.replace(0, choices[0])
         assert changed.cost_ms == pytest.approx(state.cost_ms, rel=1e-5)
         assert changed.used_3D[1].tolist() == state.used_3D[1].tolist()

@@ -67,8 +67,7 @@ def random_choices(options: Options, rng: np.random.Generator) -> list[Choice]:
     for unit in options.units:
         number = int(rng.integers(len(unit.ways)))
         way = unit.ways[number]
-        homes = {"device": machine.num_devices, "node": machine.num_nodes}.get(way.scope, 0)
-        places = rng.permutation(homes)[: len(way.pieces)] if homes else []
+        places = rng.permutation(machine.num_devices // way.span)[: len(way.pieces)]
         found.append(Choice(number, tuple(int(place) for place in places)))
     return found
 
@@ -168,10 +167,10 @@ def test_a_tiny_task_is_solved() -> None:
         [
             Choice(number, places)
             for number, way in enumerate(unit.ways)
-            for places in ([(0,), (1,)] if len(way.pieces) == 1 and way.scope == "device" else [(0, 1), (1, 0)])
-            if way.scope == "device"
+            for places in ([(0,), (1,)] if len(way.pieces) == 1 and way.span == 1 else [(0, 1), (1, 0)])
+            if way.span == 1
         ]
-        + [Choice(number) for number, way in enumerate(unit.ways) if way.scope in ("everywhere", "replica")]
+        + [Choice(number) for number, way in enumerate(unit.ways) if way.span > 1]
         for unit in options.units
     ]
     best = min(State(options, choices).cost_ms for choices in product(*per_unit))

@@ -11,7 +11,6 @@ from evenshard.measure.price.step import PartCosts
 from evenshard.measure.simulated.cluster import simulated_kind
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
-from evenshard.placement.sharding import DEVICE
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.plan_search.neighbours import LEAST_STEP
 from evenshard.sharders.plan_search.search import PlanSearch
@@ -41,7 +40,7 @@ def random_changes(search: PlanSearch, state: State, rng: np.random.Generator) -
             ways = search.options.units[unit].ways
             number = int(rng.integers(len(ways)))
             choices = search.pieces.placed(state, unit, [number], rng.random(state.task.num_devices))
-            if ways[number].scope == DEVICE:  # memory left aside
+            if ways[number].span == 1:  # memory left aside
                 places = rng.permutation(state.task.num_devices)[: len(ways[number].pieces)]
                 choices = [Choice(number, tuple(places.tolist()))]
             change += [(unit, choice) for choice in choices]

@@ -18,20 +18,21 @@ from evenshard.measure.price.step import PartCosts
 from evenshard.placement.refusal import missing_text
 from evenshard.placement.sharding import (
     COLUMN_WISE,
-    DEVICE,
+    COLUMNS_ALONE,
     ROWS_ALONE,
     SHARDING_TYPES,
-    TABLE_COLUMN_WISE,
     TABLE_WISE,
     TYPES,
+    freest_by_columns,
 )
 from evenshard.placement.storage import Storage
 from evenshard.placement.task import TableLimits, ruled_out
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.pricing import part_costs
 from evenshard.sharders.model import Model
-from evenshard.sharders.plan_search.options import Options, Way
+from evenshard.sharders.plan_search.options import Options
 from evenshard.sharders.plan_search.state import Choice, State, choices_of, parts_of
+from evenshard.sharders.plan_search.ways import Way
 from evenshard.tables.table import MEAN
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import names_text
@@ -108,9 +109,8 @@ class WhatIf:
     def types(self, position: int) -> tuple[str, ...]:
         """The ways to tell apart: columns on one node are their own where columns on any devices are not allowed."""
         allowed = self.task.limits_of(position).types
-        by_node = TABLE_COLUMN_WISE in allowed and COLUMN_WISE not in allowed
-        other = COLUMN_WISE if by_node else TABLE_COLUMN_WISE
-        return tuple(one for one in SHARDING_TYPES if one != other)
+        by_columns = freest_by_columns(allowed, self.task.machine, COLUMN_WISE)
+        return tuple(one for one in SHARDING_TYPES if one == by_columns or one not in COLUMNS_ALONE)
 
     # Prices -----------------------------------------------------------------------------------------------------------
 
@@ -144,8 +144,8 @@ class WhatIf:
 
     def without(self, position: int) -> ChangeOutcome:
         """The placement without a table."""
-        self.options.add_ways(position, [Way("", DEVICE, ())])
-        return self.after({position: Choice(len(self.options.units[position].ways) - 1)})
+        self.options.add_ways(position, [Way("", 1, self.task.num_devices, ())])
+        return self.after({position: Choice(len(self.options.units[position].ways) - 1, ())})
 
     def kept_so(self, position: int, ways: Sequence[Way], storage: Storage) -> Iterator[tuple[int, Way]]:
         """The same ways with a table kept otherwise, and their numbers."""
@@ -199,7 +199,7 @@ class WhatIf:
         way, limits = self.way(position, choice), self.task.limits_of(position)
         devices = self.devices(position, choice)
         yield from self._about_type(position, way, devices)
-        if len(devices) < len(choice.places) and way.scope == DEVICE:
+        if len(devices) < len(choice.places) * way.span:
             yield "holds another part of it, and parts of one table never share a device"
         widths = [piece.columns for piece in way.pieces]
         if len(widths) > 1 and min(widths) < limits.min_columns:
@@ -229,12 +229,8 @@ class WhatIf:
             )
         elif self._has_means_of_rows and name in ROWS_ALONE and (why := ruled_out(self.task, position).get(name)):
             yield why
-        if (
-            TYPES[name].on_one_node
-            and way.scope == DEVICE
-            and len({self.task.machine.node_of(device) for device in devices}) > 1
-        ):
-            yield "its columns must stay on one node"
+        if way.span == 1 and len({device // way.home_span for device in devices}) > 1:
+            yield f"its columns must stay on one {TYPES[name].within}"
 
     def _about_device(self, position: int, device: int) -> Iterator[str]:
         rules, name = self.answer.request.rules, self.task.tables[position].name

@@ -21,12 +21,12 @@ from evenshard.measure.evidence import device_text
 from evenshard.measure.price.device_price import ROUNDING
 from evenshard.placement.optimizer_state import state_bytes
 from evenshard.placement.parts import part_table
-from evenshard.placement.sharding import COLUMN_WISE, DEVICE, NODE, TABLE_COLUMN_WISE, TYPES
+from evenshard.placement.sharding import COLUMN_WISE, COLUMNS_ALONE, TYPES
 from evenshard.placement.task import ruled_out
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.sharders.model import Model
-from evenshard.sharders.plan_search.options import Way
 from evenshard.sharders.plan_search.state import Choice
+from evenshard.sharders.plan_search.ways import Way
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut
 from evenshard.utils.process import one_thread
@@ -96,9 +96,7 @@ class PartMoves:
         self._alone_ms, self._adds_ms = what_if.costs.part_ms(answer.parts)
         self._position = {one.name: number for number, one in enumerate(answer.request.tables)}
         self._movable = [
-            number
-            for number, part in enumerate(answer.parts)
-            if what_if.way(self._position[part.table]).scope == DEVICE
+            number for number, part in enumerate(answer.parts) if what_if.way(self._position[part.table]).span == 1
         ]
 
     def is_movable(self, number: int) -> bool:
@@ -211,7 +209,7 @@ def _same(outcome: ChangeOutcome, now: ChangeOutcome) -> bool:
 
 def way_options(what_if: WhatIf, position: int, without: ChangeOutcome) -> Iterator[WayOption]:
     """The table in every way: at the fastest legal place that was found, or at the fastest one where none is legal."""
-    now = what_if.way(position)
+    now, machine = what_if.way(position), what_if.task.machine
     for name in what_if.types(position):
         if name == now.sharding_type:
             choices = [what_if.choice(position)]
@@ -232,7 +230,7 @@ def way_options(what_if: WhatIf, position: int, without: ChangeOutcome) -> Itera
             is_now=name == now.sharding_type,
             widths=tuple(piece.columns for piece in way.pieces),
             devices=what_if.devices(position, choice),
-            nodes=choice.places if way.scope == NODE else (),
+            nodes=choice.places if 1 < way.span == machine.devices_per_node < machine.num_devices else (),
             table_bytes=int(outcome.used_D.sum() - without.used_D.sum()),
             step_ms=step_ms,
             change_ms=step_ms - what_if.now.step_ms,
@@ -255,7 +253,7 @@ def _choices(what_if: WhatIf, position: int, name: str, without: ChangeOutcome) 
     if not alike and not TYPES[name].is_replicated:
         alike = list(what_if.kept_so(position, [way for _, way in ways], kept))
     for number, way in alike or ways:
-        if way.scope not in (DEVICE, NODE):
+        if way.span == len(everywhere) > 1:
             yield Choice(number)
             continue
         fits_D = without.used_D + max(piece.size_bytes for piece in way.pieces) <= what_if.room_D
@@ -268,15 +266,9 @@ def _places(
     what_if: WhatIf, way: Way, without: ChangeOutcome, allowed_D: npt.NDArray[np.bool_]
 ) -> Iterator[tuple[int, ...]]:
     """Each place for one piece; the least busy ones for several."""
-    machine = what_if.task.machine
-    load = np.where(allowed_D, without.ms_D, np.inf)
-    if way.scope == NODE:
-        load = load.reshape(machine.num_nodes, -1).max(axis=1)
-    if way.scope == DEVICE and TYPES[way.sharding_type].on_one_node:
-        groups = [list(machine.devices_of_node(node)) for node in range(machine.num_nodes)]
-    else:
-        groups = [list(range(len(load)))]
-    for group in groups:
+    load = np.where(allowed_D, without.ms_D, np.inf).reshape(-1, way.span).max(axis=1)
+    size = way.home_span // way.span if len(way.pieces) > 1 else len(load)
+    for group in (range(first, first + size) for first in range(0, len(load), size)):
         order = [place for place in sorted(group, key=lambda place: float(load[place])) if np.isfinite(load[place])]
         if len(way.pieces) == 1:
             yield from ((place,) for place in order)
@@ -288,6 +280,6 @@ def _impossible(what_if: WhatIf, position: int, name: str) -> str:
     """Why a table cannot be sharded in a way, whatever the rules are, a clause."""
     task = what_if.costs.task
     never = ruled_out(task, position)
-    like = COLUMN_WISE if name == TABLE_COLUMN_WISE else name
+    like = COLUMN_WISE if name in COLUMNS_ALONE else name
     alike = "device" if task.num_devices == 1 else "node"  # of which there is one, where the way is another one's too
     return never.get(name) or never.get(like) or f"there is one {alike}"

@@ -15,6 +15,7 @@ import numpy as np
 
 from evenshard.measure.collectives import (
     GRADIENT_BYTES,
+    VOLUMES,
     Links,
     Volumes,
     exchange_ms,
@@ -182,7 +183,7 @@ class PartCosts:
         Exchanges count as if all devices had as much to exchange.
         """
         by_table = parts_by_table(self.task, parts)
-        slopes_4, replica_ms = self.exchange_slopes
+        slopes_V, replica_ms = self.exchange_slopes
         held = list(held_parts(self.task, by_table))
         lookups = LookupColumns(self.prices)
         calls = {call: number for number, call in enumerate(dict.fromkeys(one.call for one in held))}
@@ -204,7 +205,7 @@ class PartCosts:
         tables = {table.name: table for table in self.task.tables}
         ordered = [part for of_table in by_table.values() for part in of_table]
         for number, part in enumerate(ordered):
-            more = self._beside_ms(part, tables[part.table], by_table[part.table], slopes_4, replica_ms)
+            more = self._beside_ms(part, tables[part.table], by_table[part.table], slopes_V, replica_ms)
             alone[number] += more
             adds[number] += more
         position = {part: number for number, part in enumerate(ordered)}
@@ -212,7 +213,7 @@ class PartCosts:
         return tuple(alone[order].tolist()), tuple(adds[order].tolist())
 
     def _beside_ms(
-        self, part: TablePart, table: Table, of_table: Sequence[TablePart], slopes_4: FloatArray, replica_ms: float
+        self, part: TablePart, table: Table, of_table: Sequence[TablePart], slopes_V: FloatArray, replica_ms: float
     ) -> float:
         """What a part takes besides its kernels: exchanges, dense gradients, and memory that is not the device's."""
         if len(part.devices) > 1:
@@ -220,7 +221,7 @@ class PartCosts:
             return values * replica_ms + dense_ms(values, self.kinds[0].bytes_per_ns, self.task.optimizer)
         way = sharding_type(of_table, table, self.task.machine)
         one = part_volume(table, way, part.columns.size, lookup_share(table, part.rows), self.task.num_devices)
-        more = float(slopes_4 @ one.numbers_4)
+        more = float(slopes_V @ one.numbers_V)
         return more if part.storage.is_on_device else more + self.offload_K(part, table)[self.kind_of_D[part.device]]
 
     def offload_K(self, part: TablePart, table: Table) -> tuple[float, ...]:
@@ -243,11 +244,11 @@ class PartCosts:
 
     @cached_property
     def exchange_slopes(self) -> tuple[FloatArray, float]:
-        """[4] time of exchanges for each of the volumes, if all devices have as much; and of a weight of a replica."""
+        """[V] time of exchanges for each of the volumes, if all devices have as much; and of a weight of a replica."""
         slopes = []
-        for number in range(4):
+        for name in VOLUMES:
             volumes = Volumes.empty(self.task.num_devices)
-            (volumes.sent, volumes.summed, volumes.summed_in_node, volumes.input_bytes)[number][:] = 1.0
+            getattr(volumes, name)[:] = 1.0
             slopes.append(float(exchange_ms(self.task, volumes, self.links)[0]))
         volumes = Volumes.empty(self.task.num_devices)
         volumes.replicated_values = 1.0

@@ -20,6 +20,7 @@ from evenshard.placement.items import Items, canonical_devices
 from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.plan import check_placement
 from evenshard.placement.refusal import require_room
+from evenshard.placement.renaming import device_kinds
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.base import TrainedSharder
 from evenshard.sharders.convex_search.cost_model import CostModel
@@ -110,7 +111,7 @@ class EvenshardSharder:
         """
         require_room(task)
         generator = torch.Generator().manual_seed(self._config.seed)
-        experts, kinds = _experts(task), Items.of(task).device_kinds()
+        experts, kinds = _experts(task), device_kinds(task)
         starts = distinct([*known, *experts, *self._rollouts(task, generator)], kinds)
         start_ms = self.model.overall_ms(task, starts)[0] if starts else torch.zeros(0)
         found = self._searched(task, [starts[n] for n in start_ms.argsort(stable=True)[:MOST_STARTS].tolist()])
@@ -159,7 +160,7 @@ class EvenshardSharder:
         found = found or self.search(task)
         candidates = list(found.candidates[:num_measured])
         if found.expert is not None and num_measured > 1:
-            kinds = Items.of(task).device_kinds()
+            kinds = device_kinds(task)
             candidates = distinct([*candidates[: num_measured - 1], found.expert, candidates[-1]], kinds)
             candidates = candidates[:num_measured]
         costs = measure([(task, placement) for placement in candidates])
@@ -202,7 +203,7 @@ def distinct(placements: Sequence[Placement], kinds: Sequence[int] | None = None
 
     Args:
         placements: placements of one task.
-        kinds: kinds of its devices, from ``Items.device_kinds``; None: all are alike.
+        kinds: kinds of its devices, from ``renaming.device_kinds``; None: all are alike.
     """
     found: dict[tuple[int, ...], Placement] = {}
     for one in placements:

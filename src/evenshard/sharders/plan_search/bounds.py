@@ -22,7 +22,8 @@ import numpy as np
 
 from evenshard.measure.price.device_price import alone_ms
 from evenshard.placement.sharding import CUT_COLUMNS
-from evenshard.sharders.plan_search.options import Options, Way
+from evenshard.sharders.plan_search.options import Options
+from evenshard.sharders.plan_search.ways import Way
 from evenshard.tables.reuse import FloatArray
 
 _ROUNDING = 1e-4
@@ -79,10 +80,10 @@ class _Ways:
 
 def _ways(options: Options, work_P: FloatArray, alone_P: FloatArray) -> _Ways:
     flat = options.flat
-    slopes_4, replica_ms = options.costs.exchange_slopes
+    slopes_V, replica_ms = options.costs.exchange_slopes
     replicas_W = flat.values_W * replica_ms
     bounds = _least_offload(options)
-    total_W = (flat.summed(work_P) + flat.volume_W4 @ slopes_4 + replicas_W + bounds.offload_W) * flat.copies_W
+    total_W = (flat.summed(work_P) + flat.volume_WV @ slopes_V + replicas_W + bounds.offload_W) * flat.copies_W
     finer_W = np.isin(flat.type_W, [number for number, name in enumerate(flat.names) if name in CUT_COLUMNS])
     alone_W = np.where(finer_W, 0.0, flat.longest(alone_P) + replicas_W + bounds.longest_W)
     return _Ways(flat.padded(total_W), flat.padded(alone_W), flat.padded(bounds.bytes_W))

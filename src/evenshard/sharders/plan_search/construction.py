@@ -4,7 +4,7 @@ go where there is least to do.
 The work of a piece is what it adds to a device that is as busy as the mean one: one number. Small pieces spread better
 and take more work in all; which limit is best is for the caller to find out.
 
-Legend: U units, W ways of a unit (padded), D devices, C kernel calls, H columns.
+Legend: U units, W ways of a unit (padded), V kinds of volumes, D devices, C kernel calls, H columns.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import numpy.typing as npt
 from evenshard.measure.price.device_price import alone_ms
 from evenshard.measure.price.step import dense_ms
 from evenshard.placement.items import apart_groups
-from evenshard.placement.sharding import DATA_PARALLEL, DEVICE, NODE, TYPES
-from evenshard.sharders.plan_search.options import FULL_SHARE, Options, Piece, Way
+from evenshard.placement.sharding import REPLICATED
+from evenshard.sharders.plan_search.options import FULL_SHARE, Options
 from evenshard.sharders.plan_search.state import Choice
+from evenshard.sharders.plan_search.ways import Piece, Way
 from evenshard.tables.reuse import FloatArray
 
 FIRST_PRICE, DEAREST = 0.01, 1e6
@@ -53,12 +54,12 @@ class Works:
         """By what pieces add to a device that holds an even share of everything, whole."""
         costs, flat = options.costs, options.flat
         added_P = _added_ms(options)
-        slopes_4, replica_ms = costs.exchange_slopes
+        slopes_V, replica_ms = costs.exchange_slopes
         replica_ms += max(dense_ms(1.0, kind.bytes_per_ns, options.task.optimizer) for kind in costs.kinds)
         replicas_W = flat.values_W * replica_ms
         # Tables that stay together are one piece with several rows.
-        whole_W = flat.summed(added_P) + flat.volume_W4 @ slopes_4 + replicas_W + flat.offload_W
-        longest_W = flat.longest(added_P) + flat.longest_W4 @ slopes_4 + replicas_W + flat.longest_offload_W
+        whole_W = flat.summed(added_P) + flat.volume_WV @ slopes_V + replicas_W + flat.offload_W
+        longest_W = flat.longest(added_P) + flat.longest_WV @ slopes_V + replicas_W + flat.longest_offload_W
         return Works(
             piece_UW=flat.padded(longest_W),
             total_UW=flat.padded(whole_W * flat.copies_W),
@@ -123,7 +124,7 @@ class Construction:
         piece_UW = np.where(wanted, works.piece_UW, np.inf)
         small = piece_UW <= limit_ms
         allowed = np.where(small.any(axis=1, keepdims=True), small, piece_UW <= piece_UW.min(axis=1, keepdims=True))
-        is_replica = works.types_UW == (works.names.index(DATA_PARALLEL) if DATA_PARALLEL in works.names else -2)
+        is_replica = np.isin(works.types_UW, [at for at, name in enumerate(works.names) if name in REPLICATED])
         total_UW = np.where(allowed, works.total_UW * np.where(is_replica, replica_price, 1.0), np.inf)
         key = (total_UW.tobytes(), full_share)
         if key not in self._known:  # many limits and sets of types leave the same ways
@@ -179,8 +180,8 @@ class Construction:
         key = works.bytes_UW[rows, ways_U] if by_memory else works.piece_UW[rows, ways_U]
         order = np.lexsort((-key, self._allowed_U)).tolist()
         numbers = ways_U.tolist()
-        spread = [unit for unit in order if options.units[unit].ways[numbers[unit]].scope != DEVICE]
-        alone = [unit for unit in order if options.units[unit].ways[numbers[unit]].scope == DEVICE]
+        spread = [unit for unit in order if options.units[unit].ways[numbers[unit]].span > 1]
+        alone = [unit for unit in order if options.units[unit].ways[numbers[unit]].span == 1]
         for unit in (*spread, *alone):
             choice = places.take(unit, numbers[unit], float(works.piece_UW[unit, numbers[unit]]))
             if choice is None:
@@ -222,72 +223,76 @@ class Places:
 
     def take(self, unit: int, number: int, piece_ms: float) -> Choice | None:
         """Places all pieces of a unit where least is to do; None where there is no room for them."""
-        options = self._construction.options
-        way = options.units[unit].ways[number]
-        machine = options.task.machine
-        if way.scope not in (DEVICE, NODE):
-            size = way.pieces[0].size_bytes
-            if (self.free_D < size).any() or not self._host_has(way, machine.devices_per_node).all():
-                return None
-            self.free_D -= size
-            self._take_host(slice(None), way.pieces[0], machine.devices_per_node)
-            self.load_D += piece_ms
-            return Choice(number)
-        if way.scope == NODE:
-            free_N = self.free_D.reshape(machine.num_nodes, -1).min(axis=1)
-            load_N = self.load_D.reshape(machine.num_nodes, -1).max(axis=1)
-            allowed_D = options.units[unit].allowed_D
-            may_N = None if allowed_D is None else allowed_D.reshape(machine.num_nodes, -1).all(axis=1)
-            nodes: list[int] = []
-            for piece in way.pieces:
-                fits_N = (free_N >= piece.size_bytes) & self._host_has(way, machine.devices_per_node)
-                fits_N[nodes] = False
-                if may_N is not None:
-                    fits_N &= may_N
-                if not fits_N.any():
-                    return None
-                node = int(np.where(fits_N, load_N, np.inf).argmin())
-                nodes.append(node)
-                own = machine.devices_of_node(node)
-                self.free_D[own.start : own.stop] -= piece.size_bytes
-                self._take_host(node, piece, machine.devices_per_node)
-                self.load_D[own.start : own.stop] += piece_ms
-            return Choice(number, tuple(nodes))
+        way = self._construction.options.units[unit].ways[number]
+        if way.span > 1:
+            return self._take_spread(unit, number, piece_ms)
         devices = self.devices_for(unit, way, self.load_D, self.free_D)
         if devices is None:
             return None
         for piece, device in zip(way.pieces, devices, strict=True):
             self.free_D[device] -= piece.size_bytes
-            self._take_host(machine.node_of(device), piece, 1)
+            self._take_host(range(device, device + 1), piece)
             self.load_D[device] += piece_ms
         for group in self._construction.groups_of(unit):
             self.apart.setdefault(group, set()).update(devices)
         return Choice(number, tuple(devices))
 
-    def _host_has(self, way: Way, copies: int) -> npt.NDArray[np.bool_]:
-        """[nodes] whether a host has memory for so many copies of the largest piece."""
+    def _take_spread(self, unit: int, number: int, piece_ms: float) -> Choice | None:
+        """Places the pieces of a unit that live on several devices each."""
+        options = self._construction.options
+        way, allowed_D = options.units[unit].ways[number], options.units[unit].allowed_D
+        free_P = self.free_D.reshape(-1, way.span).min(axis=1)
+        load_P = self.load_D.reshape(-1, way.span).max(axis=1)
+        may_P = None if allowed_D is None else allowed_D.reshape(-1, way.span).all(axis=1)
+        places: list[int] = []
+        for piece in way.pieces:
+            fits_P = (free_P >= piece.size_bytes) & self._host_has(way)
+            fits_P[places] = False
+            if may_P is not None:
+                fits_P &= may_P
+            if not fits_P.any():
+                return None
+            place = int(np.where(fits_P, load_P, np.inf).argmin())
+            places.append(place)
+            own = range(place * way.span, (place + 1) * way.span)
+            self.free_D[own.start : own.stop] -= piece.size_bytes
+            self._take_host(own, piece)
+            self.load_D[own.start : own.stop] += piece_ms
+        return Choice(number, tuple(places))
+
+    def _host_has(self, way: Way) -> npt.NDArray[np.bool_]:
+        """[places] whether the hosts of the devices have memory for the largest piece."""
+        per_host = self._construction.options.task.machine.devices_per_node
+        copies = min(way.span, per_host)
         host = max(piece.host_bytes for piece in way.pieces) * copies
         ssd = max(piece.ssd_bytes for piece in way.pieces) * copies
-        return np.asarray((self.host_N >= host) & (self.ssd_N >= ssd))
+        has_N = (self.host_N >= host) & (self.ssd_N >= ssd)
+        if way.span < per_host:
+            return np.asarray(has_N.repeat(per_host // way.span))
+        return np.asarray(has_N.reshape(-1, way.span // per_host).all(axis=1))
 
-    def _take_host(self, node: int | slice, piece: Piece, copies: int) -> None:
-        self.host_N[node] -= piece.host_bytes * copies
-        self.ssd_N[node] -= piece.ssd_bytes * copies
+    def _take_host(self, devices: range, piece: Piece) -> None:
+        """A piece on these devices, one after the other: on some of one host, or on all of some hosts."""
+        if not piece.host_bytes and not piece.ssd_bytes:
+            return
+        per_host = self._construction.options.task.machine.devices_per_node
+        hosts, copies = slice(devices.start // per_host, -(-devices.stop // per_host)), min(len(devices), per_host)
+        self.host_N[hosts] -= piece.host_bytes * copies
+        self.ssd_N[hosts] -= piece.ssd_bytes * copies
 
     def devices_for(self, unit: int, way: Way, load_D: FloatArray, free_D: npt.NDArray[np.int64]) -> list[int] | None:
         """Devices for the pieces of a unit, each on one of its own."""
         size = max(piece.size_bytes for piece in way.pieces)
         fits_D = free_D >= size
         if not way.storage.is_on_device:
-            machine = self._construction.options.task.machine
-            fits_D &= self._host_has(way, 1).repeat(machine.devices_per_node)
+            fits_D &= self._host_has(way)
         allowed_D = self._construction.options.units[unit].allowed_D
         if allowed_D is not None:
             fits_D &= allowed_D
         for group in self._construction.groups_of(unit):
             fits_D[list(self.apart.get(group, ()))] = False
-        if TYPES[way.sharding_type].on_one_node:
-            fits_D = _one_node(fits_D, load_D, len(way.pieces), self._construction.options)
+        if way.home_span < len(fits_D):
+            fits_D = _one_home(fits_D, load_D, len(way.pieces), way.home_span)
         load_D = np.where(fits_D, load_D, np.inf)
         if len(way.pieces) == 1:
             device = int(load_D.argmin())
@@ -309,13 +314,12 @@ class Places:
         return bool(host_N.min() >= 0 and ssd_N.min() >= 0)
 
 
-def _one_node(fits_D: npt.NDArray[np.bool_], load_D: FloatArray, count: int, options: Options) -> npt.NDArray[np.bool_]:
-    """The devices of the least busy node that has room for so many pieces."""
-    nodes = options.task.machine.num_nodes
-    by_node = fits_D.reshape(nodes, -1)
-    sums = np.where(by_node.sum(axis=1) >= count, np.where(by_node, load_D.reshape(nodes, -1), 0).sum(axis=1), np.inf)
-    chosen = np.zeros_like(by_node)
+def _one_home(fits_D: npt.NDArray[np.bool_], load_D: FloatArray, count: int, size: int) -> npt.NDArray[np.bool_]:
+    """The devices with room of the least busy group of so many devices that has room for so many pieces."""
+    by_home = fits_D.reshape(-1, size)
+    sums = np.where(by_home.sum(axis=1) >= count, np.where(by_home, load_D.reshape(-1, size), 0).sum(axis=1), np.inf)
+    chosen = np.zeros_like(by_home)
     if np.isfinite(sums).any():
         best = int(sums.argmin())
-        chosen[best] = by_node[best]
+        chosen[best] = by_home[best]
     return chosen.reshape(-1)

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evenshard.placement.plan import check_sharding
-from evenshard.placement.sharding import DEVICE, NODE
 from evenshard.sharders.plan_search.moves import Moves
 from evenshard.sharders.plan_search.options import Options
-from evenshard.sharders.plan_search.state import Choice, parts_of
+from evenshard.sharders.plan_search.state import Choice, firsts_of, parts_of
 from evenshard.utils.errors import InfeasibleTask
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def least_moves(options: Options, construction: Construction, moves: Moves) -> l
             rows.append(row)
             columns.append(number)
             values.append(value)
-        if options.units[unit].ways[choice.way].scope == DEVICE:
+        if options.units[unit].ways[choice.way].span == 1:
             for group in construction.groups_of(unit):
                 for place in choice.places:
                     rows.append(rooms.count + apart.setdefault((group, place), len(apart)))
@@ -88,19 +87,13 @@ def least_moves(options: Options, construction: Construction, moves: Moves) -> l
 
 def _choices(options: Options, moves: Moves, unit: int) -> Iterator[Choice]:
     """The places of a unit that are thought of, each once."""
-    machine, own = options.task.machine, options.units[unit]
+    own = options.units[unit]
     home = moves.homes[unit]
     if home is not None:
         yield home
-    allowed = range(machine.num_devices)
     for number, way in enumerate(own.ways):
-        if way.scope == DEVICE:
-            spread = [tuple((first + step) % len(allowed) for step in range(len(way.pieces))) for first in allowed]
-        elif way.scope == NODE:
-            nodes = range(machine.num_nodes)
-            spread = [tuple((first + step) % len(nodes) for step in range(len(way.pieces))) for first in nodes]
-        else:
-            spread = [()]
+        count = options.task.num_devices // way.span
+        spread = [tuple((first + step) % count for step in range(len(way.pieces))) for first in range(count)]
         near = moves.nearest(unit, number)
         found = dict.fromkeys([*([near] if near is not None else []), *(Choice(number, one) for one in spread)])
         for choice in found:
@@ -123,15 +116,9 @@ class _Rooms:
         """Rows, and what of each a choice takes."""
         machine = self._options.task.machine
         way = self._options.units[unit].ways[choice.way]
-        for at, piece in enumerate(way.pieces):
-            if way.scope == DEVICE:
-                devices = range(choice.places[at], choice.places[at] + 1)
-            elif way.scope == NODE:
-                devices = machine.devices_of_node(choice.places[at])
-            else:
-                devices = range(machine.num_devices)
+        for piece, first in zip(way.pieces, firsts_of(way, choice), strict=True):
             sums = np.zeros(self.count)
-            for device in devices:
+            for device in range(first, first + way.span):
                 sums[device] += piece.size_bytes
                 sums[machine.num_devices + machine.node_of(device)] += piece.host_bytes
                 sums[machine.num_devices + machine.num_nodes + machine.node_of(device)] += piece.ssd_bytes

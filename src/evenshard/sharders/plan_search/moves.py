@@ -16,7 +16,6 @@ from evenshard.placement.optimizer_state import SGD
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import broken_limit, parts_by_table
 from evenshard.placement.renaming import best_names, device_kinds
-from evenshard.placement.sharding import DEVICE, NODE
 from evenshard.sharders.plan_search.options import Options
 from evenshard.sharders.plan_search.state import Change, Choice, State, choice_like, parts_of_unit
 from evenshard.tables.table import Table
@@ -149,40 +148,32 @@ class Moves:
     def nearest(self, unit: int, number: int) -> Choice | None:
         """A unit in a way of its own with each piece where most of it is already; None where that is not clear."""
         way = self.options.units[unit].ways[number]
-        if way.scope not in (DEVICE, NODE):
+        count = self.options.task.num_devices // way.span
+        if way.span > 1 and count == 1:
             return Choice(number)
-        places: list[int] = []
-        machine = self.options.task.machine
-        count = machine.num_devices if way.scope == DEVICE else machine.num_nodes
-        held_D = self._held(unit, count, way.scope == NODE)
-        if held_D is None or len(way.pieces) > count:
+        held_P = self._held(unit, count, way.span)
+        if held_P is None or len(way.pieces) > count:
             return None
-        order = [int(one) for one in np.argsort(-held_D, kind="stable")[: len(way.pieces)]]
-        places = sorted(order, key=lambda one: self._first_column(unit, one, way.scope == NODE))
+        order = [int(one) for one in np.argsort(-held_P, kind="stable")[: len(way.pieces)]]
+        places = sorted(order, key=lambda one: self._first_column(unit, one, way.span))
         choice = Choice(number, tuple(places))
         return choice if self.is_allowed(unit, choice) else None
 
-    def _held(self, unit: int, count: int, by_node: bool) -> np.ndarray | None:
-        """[count] columns and rows of a unit on each device or node, before."""
+    def _held(self, unit: int, count: int, span: int) -> np.ndarray | None:
+        """[count] columns and rows of a unit on each place of so many devices, before."""
         held = np.zeros(count)
-        tables, machine = self.options.task.tables, self.options.task.machine
+        tables = self.options.task.tables
         for position in self.options.units[unit].tables:
             for part in self.earlier.parts_of_table.get(tables[position].name, ()):
                 for device in part.devices:
-                    place = machine.node_of(device) if by_node else device
-                    if place < count:
-                        held[place] += part.rows.size * part.columns.size
+                    if device // span < count:
+                        held[device // span] += part.rows.size * part.columns.size
         return held if held.any() else None
 
-    def _first_column(self, unit: int, place: int, by_node: bool) -> int:
-        tables, machine = self.options.task.tables, self.options.task.machine
+    def _first_column(self, unit: int, place: int, span: int) -> int:
+        tables = self.options.task.tables
         before = self.earlier.parts_of_table.get(tables[self.options.units[unit].tables[0]].name, ())
-        of_place = [
-            part.columns.start
-            for part in before
-            for device in part.devices
-            if (machine.node_of(device) if by_node else device) == place
-        ]
+        of_place = [part.columns.start for part in before for device in part.devices if device // span == place]
         return min(of_place, default=2**31)
 
     def renamed(self, choices: Sequence[Choice]) -> list[Choice]:
@@ -190,7 +181,7 @@ class Moves:
         task, machine = self.options.task, self.options.task.machine
         held_NO = np.zeros((task.num_devices, task.num_devices), dtype=np.int64)
         for unit, choice in enumerate(choices):
-            if self.options.units[unit].ways[choice.way].scope not in (DEVICE, NODE):
+            if 1 < self.options.units[unit].ways[choice.way].span == task.num_devices:
                 continue
             for position, after in parts_of_unit(self.options, unit, choice).items():
                 table = task.tables[position]
@@ -204,10 +195,5 @@ class Moves:
         return [self._named(unit, choice, names) for unit, choice in enumerate(choices)]
 
     def _named(self, unit: int, choice: Choice, names: np.ndarray) -> Choice:
-        machine, scope = self.options.task.machine, self.options.units[unit].ways[choice.way].scope
-        if scope == DEVICE:
-            return Choice(choice.way, tuple(int(names[place]) for place in choice.places))
-        if scope == NODE:
-            firsts = (machine.devices_of_node(place).start for place in choice.places)
-            return Choice(choice.way, tuple(machine.node_of(int(names[first])) for first in firsts))
-        return choice
+        span = self.options.units[unit].ways[choice.way].span
+        return Choice(choice.way, tuple(int(names[place * span]) // span for place in choice.places))

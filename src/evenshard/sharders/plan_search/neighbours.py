@@ -14,7 +14,7 @@ import numpy as np
 
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.storage import ON_DEVICE
-from evenshard.sharders.plan_search.options import PieceChanges
+from evenshard.sharders.plan_search.arrays import PieceChanges
 from evenshard.sharders.plan_search.pieces import Pieces
 from evenshard.sharders.plan_search.state import Change, Choice, State, scores_of
 from evenshard.sharders.plan_search.storages import other_storages
@@ -24,8 +24,8 @@ MOVE_TARGETS, SWAP_TARGETS = 16, 8
 """Devices, the least busy ones, that pieces of a slow one may move to, or change places with."""
 MOST_SWAPS = 96
 """Swaps that a step tries out; of more, the most promising ones."""
-MOST_OTHER_WAYS, TRIED_HOMEWARD, TRIED_ON_NODE = 12, 6, 4
-"""Units that a step shards another way, brings home, or swaps with one of another node."""
+MOST_OTHER_WAYS, TRIED_HOMEWARD, TRIED_ON_PLACE = 12, 6, 4
+"""Units that a step shards another way, brings home, or swaps with rows of another node."""
 SLOW_DEVICES = 1
 """Devices, the slowest ones, that a descent tries to relieve, one after the other."""
 LEAST_STEP = 1e-4
@@ -172,7 +172,7 @@ class Neighbours:
         cells = arrays.cells(PieceChanges(number_N, piece_N, device_N, np.full(len(held), -1)))
         left_N = state.loads.changed_ms(cells, len(held))[number_N, device_N]
         offload_N = arrays.offload_PK[piece_N, costs.kind_of_D[device_N]]
-        exchanged_N = arrays.volume_P4[piece_N] @ costs.exchange_slopes[0]
+        exchanged_N = arrays.volume_PV[piece_N] @ costs.exchange_slopes[0]
         return np.asarray(state.loads.compute_ms_D[device_N] - left_N + offload_N + exchanged_N)
 
     # Other changes ----------------------------------------------------------------------------------------------------
@@ -183,7 +183,8 @@ class Neighbours:
         if state.moves is not None:
             yield from self._homeward(state, slow)
         yield from other_storages(self.pieces, state, slow, [*movable, *spread])
-        yield from self._node_changes(state, slow)
+        for span in self.pieces.spans:
+            yield from self._spread_changes(state, slow, span)
         yield from self._other_ways(state, [*movable, *spread])
 
     def _homeward(self, state: State, slow: int) -> Iterator[Change]:
@@ -201,22 +202,23 @@ class Neighbours:
             assert home is not None
             yield [(unit, home)]
 
-    def _node_changes(self, state: State, slow: int) -> Iterator[Change]:
-        """Moves of rows from the node of the slow device to less busy nodes, and exchanges with what is there."""
-        machine = self.pieces.costs.task.machine
-        home = machine.node_of(slow)
-        load_N = state.device_ms_D.reshape(machine.num_nodes, -1).max(axis=1)
-        nodes = [node for node in np.argsort(load_N, kind="stable").tolist() if node != home][:SWAP_TARGETS]
-        for unit in sorted(state.on_node[home]):
-            for node in nodes:
-                if node in state.choices[unit].places or not self.pieces.node_may(unit, node):
+    def _spread_changes(self, state: State, slow: int, span: int) -> Iterator[Change]:
+        """Moves of rows that so many devices have, such as a node's, from the slow device's to less busy ones, and
+        exchanges with what is there.
+        """
+        home, units_at = slow // span, state.units_at[span]
+        load_P = state.device_ms_D.reshape(-1, span).max(axis=1)
+        places = [place for place in np.argsort(load_P, kind="stable").tolist() if place != home][:SWAP_TARGETS]
+        for unit in sorted(units_at[home]):
+            for place in places:
+                if place in state.choices[unit].places or not self.pieces.place_may(unit, place, span):
                     continue
-                yield [(unit, _moved(state.choices[unit], home, node))]
-                for other in sorted(state.on_node[node] - state.on_node[home])[:TRIED_ON_NODE]:
-                    if self.pieces.node_may(other, home):
+                yield [(unit, _moved(state.choices[unit], home, place))]
+                for other in sorted(units_at[place] - units_at[home])[:TRIED_ON_PLACE]:
+                    if self.pieces.place_may(other, home, span):
                         yield [
-                            (unit, _moved(state.choices[unit], home, node)),
-                            (other, _moved(state.choices[other], node, home)),
+                            (unit, _moved(state.choices[unit], home, place)),
+                            (other, _moved(state.choices[other], place, home)),
                         ]
 
     def _other_ways(self, state: State, units: Sequence[int]) -> Iterator[Change]:

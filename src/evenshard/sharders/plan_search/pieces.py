@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from evenshard.placement.sharding import DEVICE, NODE, TYPES
+from evenshard.placement.sharding import spans
 from evenshard.sharders.plan_search.construction import Construction, Places
-from evenshard.sharders.plan_search.options import Piece
 from evenshard.sharders.plan_search.state import Choice, Indices, State, firsts_of
+from evenshard.sharders.plan_search.ways import Piece
 from evenshard.tables.reuse import FloatArray
 
 
@@ -31,8 +31,8 @@ class Pieces:
 
     def units_on(self, state: State, device: int) -> tuple[list[int], list[int]]:
         """Units with a piece on a device that can move, and those that live on many devices."""
-        node = self.costs.task.machine.node_of(device)
-        return sorted(state.on_device[device]), sorted(state.on_node[node] | state.everywhere)
+        spread = set[int]().union(*(at[device // span] for span, at in state.units_at.items() if span > 1))
+        return sorted(state.on_device[device]), sorted(spread)
 
     def may_go(self, state: State, unit: int, device: int, leaves: int | None = None) -> bool:
         """Whether rules let a piece of a unit go to a device; memory left aside.
@@ -43,11 +43,8 @@ class Pieces:
         allowed_D = self.options.units[unit].allowed_D
         if allowed_D is not None and not allowed_D[device]:
             return False
-        places, machine = state.choices[unit].places, self.costs.task.machine
-        if device in places:
-            return False
-        stays = len(places) > 1 and TYPES[state.way(unit).sharding_type].on_one_node
-        if stays and machine.node_of(device) != machine.node_of(places[0]):
+        places, home_span = state.choices[unit].places, state.way(unit).home_span
+        if device in places or (len(places) > 1 and device // home_span != places[0] // home_span):
             return False
         groups = set(self.construction.groups_of(unit))
         return not groups or not any(
@@ -61,19 +58,23 @@ class Pieces:
         limited = self.options.units[unit].allowed_D is not None or len(state.choices[unit].places) > 1
         return limited or bool(self.construction.groups_of(unit))
 
-    def node_may(self, unit: int, node: int) -> bool:
-        """Whether rules let rows of a unit live on a node."""
+    def place_may(self, unit: int, place: int, span: int) -> bool:
+        """Whether rules let rows of a unit live on all of so many devices."""
         allowed_D = self.options.units[unit].allowed_D
-        own = self.costs.task.machine.devices_of_node(node)
-        return allowed_D is None or bool(allowed_D[own.start : own.stop].all())
+        return allowed_D is None or bool(allowed_D[place * span : (place + 1) * span].all())
+
+    @property
+    def spans(self) -> tuple[int, ...]:
+        """Numbers of devices, neither one nor all, that pieces may live on."""
+        return tuple(span for span in spans(self.costs.task.machine) if 1 < span < self.costs.task.num_devices)
 
     def keeps_apart(self, state: State, unit: int, choice: Choice) -> bool:
         """Whether a unit may have a choice beside what has to stay apart from it."""
         groups = set(self.construction.groups_of(unit))
         return not groups or not any(
             groups & set(self.construction.groups_of(other))
-            for place in choice.places
-            for other in state.on_device[place]
+            for device in state.devices_of(self.options.units[unit].ways[choice.way], choice)
+            for other in state.on_device[device]
             if other != unit
         )
 
@@ -99,10 +100,10 @@ class Pieces:
         found: list[Choice] = []
         for number in numbers:
             way = ways[number]
-            simple = way.storage.is_on_device and not groups and not TYPES[way.sharding_type].on_one_node
-            if not simple or way.scope == NODE:
+            simple = way.storage.is_on_device and not groups and way.home_span == len(free_D)
+            if not simple or 1 < way.span < len(free_D):
                 choice = self._taken(state, unit, number, order_D, free_D, -free_3D[1:])
-            elif way.scope == DEVICE:
+            elif way.span == 1:
                 fits_D = free_D >= max(piece.size_bytes for piece in way.pieces)
                 fits_D = fits_D if allowed_D is None else fits_D & allowed_D
                 places = devices[fits_D[devices]][: len(way.pieces)].tolist()
@@ -127,7 +128,7 @@ class Pieces:
         if used_2D.any():
             places.take_hosts(*used_2D)
         for other, choice in enumerate(state.choices if self.construction.groups_of(unit) else ()):
-            if other != unit and state.way(other).scope == DEVICE:
+            if other != unit and state.way(other).span == 1:
                 for group in self.construction.groups_of(other):
                     places.apart.setdefault(group, set()).update(choice.places)
         return places.take(unit, number, 0.0)

@@ -17,7 +17,7 @@ import numpy as np
 
 from evenshard.measure.price.step import PartCosts, PredictedParts
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import DEVICE, NODE, SHARDING_TYPES
+from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.sharders.plan_search.construction import Construction, Works
 from evenshard.sharders.plan_search.kicks import Kicks
 from evenshard.sharders.plan_search.moves import Moves
@@ -276,12 +276,11 @@ class PlanSearch:
 
     def _anywhere(self, unit: int) -> Choice:
         """A unit in its first way on the first devices that it may live on."""
-        own, machine = self.options.units[unit], self.costs.task.machine
-        way, pieces = own.ways[0], len(own.ways[0].pieces)
-        if way.scope == DEVICE:
-            allowed = range(machine.num_devices) if own.allowed_D is None else np.flatnonzero(own.allowed_D).tolist()
-            return Choice(0, tuple(allowed[:pieces]))
-        return Choice(0, tuple(range(pieces)) if way.scope == NODE else ())
+        own = self.options.units[unit]
+        pieces = len(own.ways[0].pieces)
+        if own.ways[0].span == 1 and own.allowed_D is not None:
+            return Choice(0, tuple(np.flatnonzero(own.allowed_D)[:pieces].tolist()))
+        return Choice(0, tuple(range(pieces)))
 
     @property
     def is_interrupted(self) -> bool:

@@ -3,8 +3,8 @@
 Changes are tried out many at a time, all from the same state: their sums and times are counted as arrays, and the state
 stays as it is until one of them is made.
 
-Legend: U units, D devices, C kernel calls, L collectives, N changes that are tried out, E additions and removals of
-pieces of them all, F the same on each device.
+Legend: U units, D devices, V kinds of volumes, C kernel calls, L collectives, N changes that are tried out, E additions
+and removals of pieces of them all, F the same on each device.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.collectives import Volumes, exchanged_ms
+from evenshard.measure.collectives import VOLUMES, Volumes, exchanged_ms
 from evenshard.measure.price.loads import Loads
 from evenshard.measure.price.step import PartCosts, dense_ms
 from evenshard.placement.parts import Span, TablePart, row_spans, whole_part
 from evenshard.placement.plan import parts_by_table
-from evenshard.placement.sharding import DEVICE, EVERYWHERE, NODE, REPLICA, TYPES, sharding_type
+from evenshard.placement.sharding import TYPES, sharding_type, spans
 from evenshard.placement.storage import ON_DEVICE, Storage
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.plan_search.options import Options, PieceChanges, Way
+from evenshard.sharders.plan_search.arrays import PieceChanges
+from evenshard.sharders.plan_search.options import Options
+from evenshard.sharders.plan_search.ways import Way
 from evenshard.tables.reuse import FloatArray
 
 if TYPE_CHECKING:
@@ -36,10 +38,13 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Choice:
-    """How a unit is sharded: the number of its way, and the device or node of each piece that has one."""
+    """How a unit is sharded: the number of its way, and the place of each piece, the first where there is but one.
+
+    A place is the number of a set of ``Way.span`` devices: of the device, of the node, or 0 for all devices.
+    """
 
     way: int
-    places: tuple[int, ...] = ()
+    places: tuple[int, ...] = (0,)
 
 
 Change = Sequence[tuple[int, Choice]]
@@ -64,14 +69,14 @@ class State:
         devices, calls = task.num_devices, len(options.calls)
         self.choices = list(choices)
         self.loads = Loads(options.lookups, self._costs.prices, self._costs.kind_of_D, options.span_of_call)
-        self.volumes_4D = np.zeros((4, devices))
+        self.volumes_VD = np.zeros((len(VOLUMES), devices))
         self.used_3D = np.zeros((3, devices), dtype=np.int64)
         self.offload_D = np.zeros(devices)
         self.users_C = np.zeros(calls, dtype=np.int64)
         self.replicated_values = 0.0
-        self.on_device: list[set[int]] = [set() for _ in range(devices)]
-        self.on_node: list[set[int]] = [set() for _ in range(task.machine.num_nodes)]
-        self.everywhere: set[int] = set()
+        self.units_at: dict[int, list[set[int]]] = {
+            span: [set() for _ in range(devices // span)] for span in spans(task.machine)
+        }
         self._fill()
         self.loads.refresh(np.arange(devices), range(calls))
         self.device_ms_D = self._device_ms()
@@ -80,10 +85,9 @@ class State:
         """A copy that may change by itself."""
         found = copy(self)
         found.choices, found.loads = list(self.choices), self.loads.copy()
-        found.volumes_4D, found.used_3D = self.volumes_4D.copy(), self.used_3D.copy()
+        found.volumes_VD, found.used_3D = self.volumes_VD.copy(), self.used_3D.copy()
         found.offload_D, found.users_C = self.offload_D.copy(), self.users_C.copy()
-        found.on_device, found.on_node = list(map(set, self.on_device)), list(map(set, self.on_node))
-        found.everywhere = set(self.everywhere)
+        found.units_at = {span: list(map(set, of_places)) for span, of_places in self.units_at.items()}
         return found
 
     def become(self, other: State) -> None:
@@ -91,6 +95,11 @@ class State:
         vars(self).update(vars(other))
 
     # Changes ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def on_device(self) -> list[set[int]]:
+        """By device, the units with a piece on it alone."""
+        return self.units_at[1]
 
     def way(self, unit: int) -> Way:
         """How a unit is sharded now."""
@@ -116,11 +125,9 @@ class State:
 
     def devices_of(self, way: Way, choice: Choice) -> Sequence[int]:
         """Devices that hold some of a unit that is sharded so."""
-        if way.scope == DEVICE:
+        if way.span == 1:
             return choice.places
-        if way.scope == NODE:
-            return [device for node in choice.places for device in self.task.machine.devices_of_node(node)]
-        return range(self.task.num_devices)
+        return [device for first in firsts_of(way, choice) for device in range(first, first + way.span)]
 
     def _fill(self) -> None:
         """The sums of all choices at once; the same as ``_add`` makes of one after the other."""
@@ -136,7 +143,7 @@ class State:
         piece_F, device_F = on_each.piece_E, on_each.device_E
         self.loads.fill(arrays.cells(on_each))
         self.users_C += np.bincount(arrays.cells(pieces).call_E, minlength=len(self.users_C))
-        np.add.at(self.volumes_4D.T, device_F, arrays.volume_P4[piece_F])
+        np.add.at(self.volumes_VD.T, device_F, arrays.volume_PV[piece_F])
         for at, sizes_P in enumerate((arrays.size_P, arrays.host_P, arrays.ssd_P)):
             np.add.at(self.used_3D[at], device_F, sizes_P[piece_F])
         np.add.at(self.offload_D, device_F, arrays.offload_PK[piece_F, self._costs.kind_of_D[device_F]])
@@ -156,7 +163,7 @@ class State:
             for cell in piece.cells:
                 self.loads.add(cell, first, sign)
                 self.users_C[cell[0]] += sign
-            self.volumes_4D[:, where] += sign * piece.volume_4[:, None]
+            self.volumes_VD[:, where] += sign * piece.volume_V[:, None]
             self.used_3D[0, where] += sign * piece.size_bytes
             if piece.offload_K:
                 self.used_3D[1, where] += sign * piece.host_bytes
@@ -166,30 +173,25 @@ class State:
 
     def _index(self, unit: int, way: Way, choice: Choice, sign: int) -> None:
         """Remembers where a unit lives, or forgets it."""
-        if way.scope in (EVERYWHERE, REPLICA):
-            homes = [self.everywhere]
-        else:
-            where = self.on_device if way.scope == DEVICE else self.on_node
-            homes = [where[place] for place in choice.places]
-        for home in homes:
+        units_at = self.units_at[way.span]
+        for place in choice.places:
             if sign > 0:
-                home.add(unit)
+                units_at[place].add(unit)
             else:
-                home.discard(unit)
+                units_at[place].discard(unit)
 
     # Costs ------------------------------------------------------------------------------------------------------------
 
     def _device_ms(self) -> FloatArray:
-        compute_ND, volumes_4ND = self.loads.compute_ms_D[None], self.volumes_4D[:, None]
+        compute_ND, volumes_VND = self.loads.compute_ms_D[None], self.volumes_VD[:, None]
         values_N, users_NC = np.array([self.replicated_values]), self.users_C[None]
-        return np.asarray(self._total_ms(compute_ND, volumes_4ND, values_N, users_NC)[0] + self.offload_D)
+        return np.asarray(self._total_ms(compute_ND, volumes_VND, values_N, users_NC)[0] + self.offload_D)
 
     def _total_ms(
-        self, compute_ND: FloatArray, volumes_4ND: FloatArray, values_N: FloatArray, users_NC: npt.NDArray[Any]
+        self, compute_ND: FloatArray, volumes_VND: FloatArray, values_N: FloatArray, users_NC: npt.NDArray[Any]
     ) -> FloatArray:
         """[N, D] times of devices, offloading left aside."""
-        sent, summed, in_node, inputs = np.maximum(volumes_4ND, 0.0)
-        volumes = Volumes(sent, summed, in_node, inputs, values_N)
+        volumes = Volumes.of(np.maximum(volumes_VND, 0.0), values_N)
         total_ND = compute_ND + exchanged_ms(self.task, volumes, self._costs.links)
         if self.task.num_devices > 1:
             total_ND += self.options.latency_ms(users_NC > 0)[:, None]
@@ -247,9 +249,9 @@ class State:
             weights = on_each.sign_E * values_F
             return np.asarray(np.bincount(at_F, weights, count * devices), dtype=np.float64).reshape(count, devices)
 
-        volumes_4ND = np.repeat(self.volumes_4D[:, None], count, axis=1)
-        for at in np.flatnonzero(arrays.volume_P4.any(axis=0)).tolist():
-            volumes_4ND[at] += summed(arrays.volume_P4[piece_F, at])
+        volumes_VND = np.repeat(self.volumes_VD[:, None], count, axis=1)
+        for at in np.flatnonzero(arrays.volume_PV.any(axis=0)).tolist():
+            volumes_VND[at] += summed(arrays.volume_PV[piece_F, at])
         used_3ND = np.repeat(self.used_3D[:, None], count, axis=1)
         used_3ND[0] += summed(arrays.size_P[piece_F]).astype(np.int64)
         values_N = np.full(count, self.replicated_values)
@@ -257,7 +259,7 @@ class State:
             values_N += np.bincount(pieces.change_E, pieces.sign_E * arrays.values_P[pieces.piece_E], count)
         compute_ND = self.loads.changed_ms(arrays.cells(on_each), count)
         more_NC = arrays.users(pieces, count, len(self.users_C))
-        total_ND = self._total_ms(compute_ND, volumes_4ND, values_N, self.users_C + more_NC) + self.offload_D
+        total_ND = self._total_ms(compute_ND, volumes_VND, values_N, self.users_C + more_NC) + self.offload_D
         if arrays.offload_PK.any():
             total_ND += summed(arrays.offload_PK[piece_F, self._costs.kind_of_D[on_each.device_E]])
             for at, sizes_P in enumerate((arrays.host_P, arrays.ssd_P), 1):
@@ -282,11 +284,7 @@ def scores_of(device_ms: FloatArray) -> FloatArray:
 
 def firsts_of(way: Way, choice: Choice) -> Sequence[int]:
     """The first device of each piece."""
-    if way.scope == DEVICE:
-        return choice.places
-    if way.scope == NODE:
-        return [node * way.pieces[0].span for node in choice.places]
-    return (0,)
+    return choice.places if way.span == 1 else [place * way.span for place in choice.places]
 
 
 def parts_of(options: Options, choices: Sequence[Choice]) -> tuple[TablePart, ...]:
@@ -299,27 +297,25 @@ def parts_of(options: Options, choices: Sequence[Choice]) -> tuple[TablePart, ..
 
 def parts_of_unit(options: Options, number: int, choice: Choice) -> dict[int, list[TablePart]]:
     """The parts of each table of a unit, by the table's position, in the order of columns, then rows."""
-    task, machine, unit = options.task, options.task.machine, options.units[number]
+    task, unit = options.task, options.units[number]
     way = unit.ways[choice.way]
     found: dict[int, list[TablePart]] = {}
     for position in unit.tables:
         table = task.tables[position]
         rows = Span(0, table.num_rows)
         own = found.setdefault(position, [])
-        if way.scope == REPLICA:
+        if TYPES[way.sharding_type].is_replicated:
             own.append(whole_part(table, tuple(range(task.num_devices))))
             continue
         widths = [piece.columns for piece in way.pieces] if len(unit.tables) == 1 else [table.embedding_dim]
         stop = 0
-        for at, width in enumerate(widths):
+        for first, width in zip(firsts_of(way, choice), widths, strict=True):
             columns, stop = Span(stop, stop + width), stop + width
-            if way.scope == DEVICE:
-                own.append(TablePart(table.name, rows, columns, (choice.places[at],), way.storage))
+            if way.span == 1:
+                own.append(TablePart(table.name, rows, columns, (first,), way.storage))
                 continue
-            devices = range(task.num_devices)
-            if way.scope == NODE:
-                devices = machine.devices_of_node(choice.places[at])
-            cut = zip(row_spans(table, len(devices)), devices, strict=False)  # the last devices may have no rows
+            devices = range(first, first + way.span)
+            cut = zip(row_spans(table, way.span), devices, strict=False)  # the last devices may have no rows
             own.extend(TablePart(table.name, span, columns, (device,), way.storage) for span, device in cut)
     return found
 
@@ -343,30 +339,25 @@ def choice_like(options: Options, number: int, of_table: Sequence[TablePart]) ->
     """The choice of a unit whose first table has these parts, by columns and rows; None as in ``choices_of``."""
     task, machine, unit = options.task, options.task.machine, options.units[number]
     way_name = sharding_type(of_table, task.tables[unit.tables[0]], machine)
-    widths = [part.columns.size for part in of_table] if len(unit.tables) == 1 else None
-    scope = TYPES[way_name].scope
-    if scope == DEVICE:
-        places = tuple(part.device for part in of_table)
-    elif scope == NODE:
-        firsts = {part.columns: machine.node_of(part.device) for part in of_table}
-        widths, places = [columns.size for columns in firsts], tuple(firsts.values())
-    else:
-        widths, places = None, ()
-    way = _way_like(options, number, way_name, widths, of_table[0].storage)
-    return None if way is None else Choice(way, places)
+    span = TYPES[way_name].span(machine)
+    places = {part.columns: part.devices[0] // span for part in of_table}
+    way = _way_like(options, number, way_name, [columns.size for columns in places], of_table[0].storage)
+    return None if way is None else Choice(way, tuple(places.values()))
 
 
-def _way_like(options: Options, unit: int, name: str, widths: Sequence[int] | None, storage: Storage) -> int | None:
-    """The number of a unit's way of this type, storage and these widths, in this order; a new one where it has none."""
+def _way_like(options: Options, unit: int, name: str, widths: Sequence[int], storage: Storage) -> int | None:
+    """The number of a unit's way of this type, storage and these widths, in this order; a new one where it has none.
+
+    A new one is of rows that stay together, or kept outside of device memory.
+    """
     own = options.units[unit]
-    for number, way in enumerate(own.ways):
-        same = way.sharding_type == name if widths is None else [one.columns for one in way.pieces] == list(widths)
-        if same and way.scope == TYPES[name].scope and way.storage == storage:
-            return number
-    by_columns = TYPES[name].scope == DEVICE and widths is not None
-    if not own.ways or len(own.tables) > 1 or not (by_columns or storage != ON_DEVICE):
-        return None
-    whole = (options.task.tables[own.tables[0]].embedding_dim,)
     named = options.usual_name(own.tables[0], name)
-    options.add_ways(unit, [options.way_of(unit, named, whole if widths is None else widths, storage)])
+    for number, way in enumerate(own.ways):
+        same = len(own.tables) > 1 or [one.columns for one in way.pieces] == list(widths)
+        if same and way.sharding_type == named and way.storage == storage:
+            return number
+    stays = not (TYPES[name].cuts_rows or TYPES[name].is_replicated)
+    if not own.ways or len(own.tables) > 1 or not (stays or storage != ON_DEVICE):
+        return None
+    options.add_ways(unit, [options.way_of(unit, named, widths, storage)])
     return len(options.units[unit].ways) - 1

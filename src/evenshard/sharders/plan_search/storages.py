@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from evenshard.placement.sharding import DEVICE
-from evenshard.sharders.plan_search.options import Way
 from evenshard.sharders.plan_search.pieces import Pieces
 from evenshard.sharders.plan_search.state import Choice, State
+from evenshard.sharders.plan_search.ways import Way
 
 TRIED_STORAGES = 8
 """Changes of this kind that a step tries out."""
@@ -51,7 +50,7 @@ def other_storages(pieces: Pieces, state: State, slow: int, units: Sequence[int]
 def _kept_otherwise(pieces: Pieces, state: State, unit: int, device: int) -> Iterator[_OtherStorage]:
     """The other storages of a unit, sharded and placed as it is."""
     way, choice = state.way(unit), state.choices[unit]
-    at = choice.places.index(device) if way.scope == DEVICE else 0
+    at = choice.places.index(device) if way.span == 1 else 0
     kind = int(pieces.costs.kind_of_D[device])
     now = way.pieces[at]
     for number, other in enumerate(pieces.options.units[unit].ways):

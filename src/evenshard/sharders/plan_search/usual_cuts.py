@@ -69,7 +69,7 @@ class UsualCuts:
         numbers = [
             number
             for number, way in enumerate(self._changes.pieces.options.units[unit].ways)
-            if way.scope == own.scope and way.storage == own.storage and way.is_usual
+            if way.span == own.span and way.storage == own.storage and way.is_usual
         ]
         for choice in self._changes.choices_in(state, unit, numbers, without_D):
             if self._changes.pieces.keeps_apart(state, unit, choice):

@@ -16,8 +16,9 @@ import numpy.typing as npt
 from evenshard.measure.price.device_price import DevicePrice, alone_ms
 from evenshard.measure.simulated.device_model import ROW_LIMITS
 from evenshard.placement.sharding import TABLE_WISE
-from evenshard.sharders.plan_search.options import Options, Piece
+from evenshard.sharders.plan_search.options import Options
 from evenshard.sharders.plan_search.state import Choice
+from evenshard.sharders.plan_search.ways import Piece
 from evenshard.tables.reuse import FloatArray
 
 SORT_LIMITS = ROW_LIMITS[1:3]
@@ -46,7 +47,7 @@ def whole_starts(options: Options) -> list[list[Choice]]:
         return []
     columns_UH = np.array([_columns(options, piece) for piece in pieces])
     rows_U = np.array([sum(task.tables[at].num_rows for at in unit.tables) for unit in options.units], dtype=np.float64)
-    exchange_U = np.array([piece.volume_4 for piece in pieces]) @ costs.exchange_slopes[0]
+    exchange_U = np.array([piece.volume_V for piece in pieces]) @ costs.exchange_slopes[0]
     alone_U = alone_ms(costs.prices[0], columns_UH) + exchange_U
     allowed_SUD, most_rows_SD = row_splits(rows_U, alone_U, task.num_devices, SORT_LIMITS, MOST_SPLITS)
     for unit, own in enumerate(options.units):

@@ -21,12 +21,14 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.memory import CACHE_SLOT_BYTES
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, row_spans, whole_part
 from evenshard.placement.sharding import (
+    COLUMN_WISE,
     COLUMNS_ALONE,
     GRIDS,
     NEVER_WHOLE,
     REPLICATED,
     ROWS_ALONE,
     TYPES,
+    freest_by_columns,
 )
 from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, ON_DEVICE, Storage
 from evenshard.placement.task import (
@@ -227,9 +229,8 @@ def _cuts(task: ShardingTask, position: int, storage: Storage) -> tuple[Cut, ...
     machine, found = task.machine, []
     if (by_columns := types & {*COLUMNS_ALONE}) and may_be_cut_by_columns(table, limits):
         line, least = _columns(task, table, storage), _least_fours(limits)
-        on_one_node = all(TYPES[one].on_one_node for one in by_columns)
-        places = tuple(map(machine.devices_of_node, range(machine.num_nodes if on_one_node else 0)))
-        scopes = _allowed_of(machine, places or (range(machine.num_devices),), limits.devices)
+        homes = TYPES[freest_by_columns(by_columns, machine, COLUMN_WISE)].homes(machine)
+        scopes = _allowed_of(machine, homes, limits.devices)
         found.append(Cut(0, table.embedding_dim // COLUMN_STEP, line, least, scopes))
     for places in _row_cuts(task, position):
         scopes = _allowed_of(machine, places, limits.devices)
@@ -239,12 +240,12 @@ def _cuts(task: ShardingTask, position: int, storage: Storage) -> tuple[Cut, ...
 
 def _row_cuts(task: ShardingTask, position: int) -> list[tuple[range, ...]]:
     """Of each type that cuts rows alone, the sets of devices that it may cut them over, the smallest sets first."""
-    own = (_row_places(task.machine, one) for one in ROWS_ALONE if one in task.types[position])
+    own = (TYPES[one].places(task.machine) for one in ROWS_ALONE if one in task.types[position])
     return sorted(own, key=lambda places: len(places[0]))
 
 
 def _grid(task: ShardingTask, position: int, name: str, storage: Storage) -> Grid:
-    table, limits, nodes = task.tables[position], task.limits_of(position), _row_places(task.machine, name)
+    table, limits, nodes = task.tables[position], task.limits_of(position), TYPES[name].places(task.machine)
     narrow, wide = (
         _rows(task, replace(table, embedding_dim=columns), storage) for columns in (COLUMN_STEP, 2 * COLUMN_STEP)
     )
@@ -361,12 +362,6 @@ def _part(
 ) -> TablePart:
     every_row, every_column = Span(0, table.num_rows), Span(0, table.embedding_dim)
     return TablePart(table.name, rows or every_row, columns or every_column, devices, storage)
-
-
-@lru_cache(maxsize=4096)
-def _row_places(machine: Machine, name: str) -> tuple[range, ...]:
-    """The sets of devices that a type cuts the rows of some columns over."""
-    return tuple(dict.fromkeys(TYPES[name].row_devices(machine, device) for device in range(machine.num_devices)))
 
 
 @lru_cache(maxsize=4096)

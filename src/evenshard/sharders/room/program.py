@@ -14,6 +14,7 @@ import numpy as np
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
+from evenshard.placement.renaming import kinds_of
 from evenshard.sharders.room.cuts import Cut, Grid, Taken
 from evenshard.sharders.room.items import PackedItem, PackedItems
 
@@ -245,13 +246,11 @@ def _device_kinds(items: PackedItems, grids: str) -> list[int]:
     if uneven or (grids == EVEN_GRIDS and any(item.grid is not None for item in every)):
         return list(range(len(items.room_D)))
     in_nodes = any(len(cut.scopes) > 1 for item in every for cut in item.cuts) or bool(items.others)
-    kinds: dict[tuple[int, bytes, int], int] = {}
     allowed_ID = np.array([item.allowed_D for item in items.items])
-    signs = [
+    return kinds_of(
         (room, allowed_ID[:, device].tobytes(), items.machine.node_of(device) if in_nodes else -1)
         for device, room in enumerate(items.room_D.tolist())
-    ]
-    return [kinds.setdefault(sign, len(kinds)) for sign in signs]
+    )
 
 
 def _name_devices(model: Any, choices: list[_Choice], kinds: list[int]) -> None:

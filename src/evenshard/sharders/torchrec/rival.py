@@ -1,6 +1,6 @@
 """TorchRec's ``EmbeddingShardingPlanner`` with free hands: the settings that its users choose, and its plans.
 
-All seven sharding types on fused kernels, and where a setting names a load factor of caches, on
+Every sharding type on fused kernels, and where a setting names a load factor of caches, on
 ``fused_uvm_caching`` and ``fused_uvm`` too: caches begin with it, and ``EmbeddingOffloadScaleupProposer``, TorchRec's
 for this, makes them larger with the same miss ratios as ours. It gets the pooling factors (unless a setting leaves
 them out), data types, weighted features, batch size of a device, nodes and bandwidths: see ``torchrec_planner``.

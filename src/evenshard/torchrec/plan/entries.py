@@ -54,7 +54,7 @@ class TableEntry(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    sharding_type: str = Field(description="one of the seven of TorchRec")
+    sharding_type: str = Field(description="one of TorchRec's words")
     compute_kernel: str = Field(description="where the weights are kept; dense: replicas, which an optimizer updates")
     ranks: tuple[int, ...]
     shards: tuple[ShardEntry, ...]

@@ -1,6 +1,6 @@
 """A placement as TorchRec's ``ShardingPlan``, and a plan as a placement.
 
-All seven sharding types are written, on fused kernels, which update the weights in the backward pass and keep them
+Every sharding type is written, on fused kernels, which update the weights in the backward pass and keep them
 wherever the placement says; replicas are on dense ones. A plan names tables by the path of their collection and their
 own name.
 """

@@ -179,8 +179,8 @@ class EvenshardPlanner:
             pinned, forbidden, forbidden_devices, together, apart, pinned_nodes, table_types, min_columns,
                 table_kernels: rules, as in ``evenshard.place``; devices are ranks, tables are called as ``tables_of``
                 calls them.
-            sharding_types: the ways in which tables may be sharded, by TorchRec's words; all seven where left out, but
-                see dense_optimizer.
+            sharding_types: the ways in which tables may be sharded, by TorchRec's words; all where left out, but see
+                dense_optimizer.
             allow_column_split: short for sharding_types table_wise and column_wise.
             intra, inter: links within a node and between nodes, as ``evenshard hardware`` lists them. A topology has
                 one between nodes; a warning says where its bandwidth is TorchRec's constant.

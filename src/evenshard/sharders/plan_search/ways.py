@@ -1,0 +1,92 @@
+"""What a search chooses among: units, the ways to shard each, and the pieces of each way.
+
+A piece is what the search places as one: columns on a device, rows on all devices of a node or on all devices, a
+replica on each. Tables that stay together are one unit, with one piece.
+
+Legend: D devices, V kinds of volumes, K kinds of devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.placement.storage import ON_DEVICE, Storage
+from evenshard.tables.reuse import FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """What one piece takes of each device that it lives on.
+
+    Attributes:
+        number: among all pieces of the options.
+        columns: its number of columns.
+        span: devices, one after the other, that each have as much of it.
+        cells: (kernel call, row of the matrix of columns) of what is looked up; each call once.
+        volume_V: what it adds to the volumes of each of its devices (``PartVolume``).
+        size_bytes: device memory.
+        host_bytes: memory of its host.
+        ssd_bytes: of its host's SSDs.
+        offload_K: how much longer it takes as it is not in device memory, on each kind of device, ms.
+        values: weights of a replica.
+    """
+
+    number: int
+    columns: int
+    span: int
+    cells: tuple[tuple[int, int], ...]
+    volume_V: FloatArray
+    size_bytes: int
+    host_bytes: int = 0
+    ssd_bytes: int = 0
+    offload_K: tuple[float, ...] = ()
+    values: float = 0.0
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to shard a unit.
+
+    Attributes:
+        sharding_type: the type.
+        span: devices, one after the other, that each piece lives on: its place is the number of such a set.
+        home_span: devices, one after the other, that all pieces are among.
+        pieces: in the order of their columns.
+        storage: where its weights are kept.
+    """
+
+    sharding_type: str
+    span: int
+    home_span: int
+    pieces: tuple[Piece, ...]
+    storage: Storage = ON_DEVICE
+
+    @cached_property
+    def calls(self) -> frozenset[int]:
+        """The kernel calls of its pieces."""
+        return frozenset(call for piece in self.pieces for call, _ in piece.cells)
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether it cuts no columns, or into a power of two of parts, or into parts each as wide as a power of two."""
+        widths = {piece.columns for piece in self.pieces}
+        return len(self.pieces).bit_count() == 1 or (len(widths) == 1 and widths.pop().bit_count() == 1)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Tables that are placed as one: a table, or those that stay together.
+
+    Attributes:
+        tables: positions in the task.
+        ways: the ways to shard it, the whole one first where it is allowed.
+        allowed_D: devices that it may live on; None for all.
+    """
+
+    tables: tuple[int, ...]
+    ways: tuple[Way, ...]
+    allowed_D: npt.NDArray[np.bool_] | None
