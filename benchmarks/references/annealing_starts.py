@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.references.annealing import Start
 from benchmarks.references.shard_times import IntArray, ShardTimes
 from evenshard.measure.simulated.shard_work import NUM_ROWS
-from evenshard.sharders.plan_search.whole_starts import row_splits
+from evenshard.sharders.search.whole_starts import row_splits
 
 MAX_SPLITS = 16  # numbers of devices with few rows that are tried; all up to 16 devices
 PER_KIND = 3  # starts of one kind that go on

@@ -40,8 +40,8 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import TaskSampling, TaskSplit, sample_tasks
 from evenshard.sharders.base import Sharder
-from evenshard.sharders.convex_search.sharder import EvenshardSharder
-from evenshard.sharders.convex_search.train import EvenshardConfig, train_evenshard
+from evenshard.sharders.cost_model.sharder import EvenshardSharder
+from evenshard.sharders.cost_model.train import EvenshardConfig, train_evenshard
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.sharders.random import RandomSharder
 from evenshard.tables.generator import GeneratorConfig, generate_tables

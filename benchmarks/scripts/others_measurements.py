@@ -25,7 +25,7 @@ from benchmarks.references.others_measurements import BATCH_SIZE, TABLES, defaul
 from evenshard.measure.costs import MeasuredPlacement
 from evenshard.placement.tasks import distinct_tables
 from evenshard.sharders.checkpoint import Round, new_checkpoint
-from evenshard.sharders.convex_search.fit import CostModelFitConfig, fit_cost_model
+from evenshard.sharders.cost_model.fit import CostModelFitConfig, fit_cost_model
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.fit import CostTensors, cost_net_round, predict
 from evenshard.sharders.features import FeatureNormalizer

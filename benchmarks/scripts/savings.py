@@ -28,7 +28,7 @@ from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.pricing import PricedParts, measured_parts, part_costs, priced
 from evenshard.planner.request import PlacementRequest, caps_of
 from evenshard.sharders.models import PlacementModel, load_model
-from evenshard.sharders.plan_search.search import PlanSearchEffort
+from evenshard.sharders.search.search import PlanSearchEffort
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask

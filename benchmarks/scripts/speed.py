@@ -31,9 +31,9 @@ import torch
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import TaskSampling, sample_tasks
-from evenshard.sharders.convex_search.cost_model import CostModel
-from evenshard.sharders.convex_search.fit import CostModelFitConfig, fit_cost_model
-from evenshard.sharders.convex_search.sharder import EvenshardSharder
+from evenshard.sharders.cost_model.cost_model import CostModel
+from evenshard.sharders.cost_model.fit import CostModelFitConfig, fit_cost_model
+from evenshard.sharders.cost_model.sharder import EvenshardSharder
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_sampled, rollout
 from evenshard.sharders.dreamshard.fit import CostTensors, fit_cost_net

@@ -16,8 +16,8 @@ from benchmarks.studies.trainings import AutoShardConfig, DreamShardConfig
 from evenshard.measure.config import MeasureConfig
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import TaskSampling, TaskSplit, sample_tasks
-from evenshard.sharders.convex_search.sharder import SearchConfig
-from evenshard.sharders.convex_search.train import EvenshardConfig
+from evenshard.sharders.cost_model.sharder import SearchConfig
+from evenshard.sharders.cost_model.train import EvenshardConfig
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig

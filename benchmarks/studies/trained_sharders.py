@@ -19,9 +19,9 @@ from evenshard.placement.task import ShardingTask
 from evenshard.sharders.base import TrainedSharder
 from evenshard.sharders.catalog import Resources, sharder
 from evenshard.sharders.checkpoint import new_checkpoint, save_checkpoint
-from evenshard.sharders.convex_search.cost_model import CostModel
-from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig, SearchResult
-from evenshard.sharders.convex_search.train import EvenshardConfig, train_evenshard
+from evenshard.sharders.cost_model.cost_model import CostModel
+from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig, SearchResult
+from evenshard.sharders.cost_model.train import EvenshardConfig, train_evenshard
 from evenshard.sharders.learned import load_sharder
 
 NUM_ROLLOUTS = 256

@@ -21,9 +21,9 @@ from benchmarks.studies.table import markdown, study_text
 from benchmarks.studies.units import Store, Unit
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.placement.plan import check_placement
-from evenshard.sharders.convex_search import train as evenshard_loop
-from evenshard.sharders.convex_search.fit import CostModelFitConfig
-from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
+from evenshard.sharders.cost_model import train as evenshard_loop
+from evenshard.sharders.cost_model.fit import CostModelFitConfig
+from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.greedy import EXPERTS
 from support.builders import cost
 from support.study_builders import SMALL, TINY, config

@@ -22,17 +22,17 @@ from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.env import BalanceEnv
 from evenshard.sharders.base import Sharder
-from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig, distinct
+from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig, distinct
 from evenshard.sharders.dreamshard.env import EpisodeBatch, acting_mask_BTD, choose_sampled, rollout
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.exact import ExactSharder
 from evenshard.sharders.greedy import GreedySharder, expert_sharders
-from evenshard.sharders.plan_search.options import Options
-from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort
-from evenshard.sharders.plan_search.state import State, choices_of, parts_of
-from evenshard.sharders.plan_search.whole_starts import whole_starts
+from evenshard.sharders.packing.legal_parts import any_placement
 from evenshard.sharders.random import RandomSharder, random_placement
-from evenshard.sharders.room.legal_parts import any_placement
+from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
+from evenshard.sharders.search.space import Options
+from evenshard.sharders.search.state import State, choices_of, parts_of
+from evenshard.sharders.search.whole_starts import whole_starts
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from support import builders

@@ -23,7 +23,7 @@ from evenshard.planner.capacity import refusal
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
-from evenshard.sharders.room.legal_parts import legal_parts
+from evenshard.sharders.packing.legal_parts import legal_parts
 from evenshard.tables.catalog import load_catalog
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask

@@ -36,10 +36,10 @@ from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.report.explanation import print_explanation
-from evenshard.sharders.convex_search.cost_model import ExchangeTime
+from evenshard.sharders.cost_model.cost_model import ExchangeTime
 from evenshard.sharders.models import PlacementModel, load_model
-from evenshard.sharders.plan_search.options import Options
-from evenshard.sharders.plan_search.state import Choice, parts_of
+from evenshard.sharders.search.space import Options
+from evenshard.sharders.search.state import Choice, parts_of
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from support.builders import BATCH_SIZE, some_tables

@@ -15,7 +15,7 @@ from evenshard.placement.storage import FUSED
 from evenshard.planner.place import place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.model import DeviceModel
-from evenshard.sharders.plan_search.usual_cuts import MOST_SLOWER
+from evenshard.sharders.search.usual_cuts import MOST_SLOWER
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
 

@@ -15,7 +15,7 @@ from evenshard.compare.diff import diff
 from evenshard.planner.file import json_text, load_answer, save_answer
 from evenshard.report.page.page import save_page
 from evenshard.report.terminal import print_answer
-from evenshard.sharders.plan_search.search import PlanSearchEffort
+from evenshard.sharders.search.search import PlanSearchEffort
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from support import documented

@@ -13,8 +13,8 @@ import pytest
 import evenshard
 from evenshard.compare.diff import diff
 from evenshard.planner.file import save_answer
-from evenshard.sharders.plan_search.near import ALIKE
-from evenshard.sharders.plan_search.search import PlanSearchEffort
+from evenshard.sharders.search.near import ALIKE
+from evenshard.sharders.search.search import PlanSearchEffort
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 

@@ -14,7 +14,7 @@ import pytest
 import evenshard
 from evenshard.cli import main
 from evenshard.planner.file import json_text, load_answer
-from evenshard.sharders.plan_search.search import PlanSearchEffort
+from evenshard.sharders.search.search import PlanSearchEffort
 from evenshard.tables.files import save_tables
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadInput, InfeasibleTask

@@ -24,8 +24,8 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
-from evenshard.sharders.plan_search.search import PlanSearchEffort
-from evenshard.sharders.room.legal_parts import legal_parts
+from evenshard.sharders.packing.legal_parts import legal_parts
+from evenshard.sharders.search.search import PlanSearchEffort
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
 from support.legal_placements import legal_placement

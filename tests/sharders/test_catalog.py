@@ -6,7 +6,7 @@ import pytest
 
 from evenshard.planner.rivals import RIVALS, TORCHREC
 from evenshard.sharders.catalog import HEURISTICS, SHARDERS, Resources, entry, label_of, sharder
-from evenshard.sharders.convex_search.sharder import EvenshardSharder
+from evenshard.sharders.cost_model.sharder import EvenshardSharder
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from support.builders import cost_net, policy, some_tables, task
 from support.convex_builders import NORMALIZER, random_model

@@ -18,7 +18,7 @@ from evenshard.measure.hardware import HardwareName
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.model import learned_model_of, model_of
-from evenshard.sharders.convex_search.sharder import EvenshardSharder
+from evenshard.sharders.cost_model.sharder import EvenshardSharder
 from evenshard.sharders.model import digest_of
 from evenshard.sharders.models import load_model, save_cost_model
 from evenshard.sharders.trained_on import TrainedOn

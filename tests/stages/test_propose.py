@@ -12,7 +12,7 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import CONTROL, RANDOM_SHARD
 from evenshard.placement.plan import check_placement, check_sharding
 from evenshard.placement.tasks import sample_shards
-from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
+from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.stages.propose import (
     SCORES_PER_TABLE,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from evenshard.sharders.convex_search.additive import additive_work_TA
-from evenshard.sharders.convex_search.cost_model import CostModel, ExchangeTime
-from evenshard.sharders.convex_search.network import EnsembleSizes
+from evenshard.sharders.cost_model.additive import additive_work_TA
+from evenshard.sharders.cost_model.cost_model import CostModel, ExchangeTime
+from evenshard.sharders.cost_model.network import EnsembleSizes
 from evenshard.sharders.features import FeatureNormalizer
 from support.builders import BATCH_SIZE, some_tables
 

@@ -12,8 +12,8 @@ from evenshard.placement.parts import TablePart
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.pricing import part_costs, priced
 from evenshard.planner.request import PlacementRequest
-from evenshard.sharders.convex_search.cost_model import CostModel
-from evenshard.sharders.convex_search.network import LOOKUPS, EnsembleSizes
+from evenshard.sharders.cost_model.cost_model import CostModel
+from evenshard.sharders.cost_model.network import LOOKUPS, EnsembleSizes
 from evenshard.sharders.models import PlacementModel
 from support.builders import parts_of, table
 from support.convex_builders import NORMALIZER

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from evenshard.sharders.checkpoint import Network, new_checkpoint, save_checkpoint
-from evenshard.sharders.convex_search.cost_model import CostModel
+from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
 from evenshard.sharders.features import FeatureNormalizer

@@ -6,9 +6,9 @@ from functools import cache
 from typing import Any
 
 from evenshard.planner.request import PlacementRequest
-from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
+from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.models import PlacementModel
-from evenshard.sharders.plan_search.search import PlanSearchEffort
+from evenshard.sharders.search.search import PlanSearchEffort
 from evenshard.sharders.trained_on import TrainedOn
 from support.builders import BATCH_SIZE, table
 from support.convex_builders import random_model

@@ -11,9 +11,9 @@ from benchmarks.studies.settings import Budgets, Setting
 from benchmarks.studies.study import BenchConfig
 from benchmarks.studies.trainings import AutoShardConfig, DreamShardConfig
 from evenshard.sharders.autoshard.impala import ImpalaConfig
-from evenshard.sharders.convex_search.fit import CostModelFitConfig
-from evenshard.sharders.convex_search.sharder import SearchConfig
-from evenshard.sharders.convex_search.train import EvenshardConfig
+from evenshard.sharders.cost_model.fit import CostModelFitConfig
+from evenshard.sharders.cost_model.sharder import SearchConfig
+from evenshard.sharders.cost_model.train import EvenshardConfig
 from evenshard.sharders.training import FitConfig
 
 QUICK = SearchConfig(num_rollouts=4, scores_per_table=50)

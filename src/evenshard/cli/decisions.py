@@ -40,7 +40,7 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.api.serving import served_code
     from evenshard.measure.config import MeasureConfig
     from evenshard.measure.distributed import collective
-    from evenshard.sharders.convex_search.sharder import SearchConfig
+    from evenshard.sharders.cost_model.sharder import SearchConfig
     from evenshard.stages.decisions.promote import (
         COSTS,
         PROMOTION_REPORT,

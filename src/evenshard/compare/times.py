@@ -19,8 +19,8 @@ from evenshard.planner.answer import PlacementAnswer, model_lineage, slowest_dev
 from evenshard.planner.pricing import Priced, link_error, part_costs, priced
 from evenshard.planner.rules import Rules
 from evenshard.sharders.model import Model
-from evenshard.sharders.plan_search.bounds import lower_bound_ms
-from evenshard.sharders.plan_search.options import Options
+from evenshard.sharders.search.bounds import lower_bound_ms
+from evenshard.sharders.search.space import Options
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.messages import counted
 from evenshard.utils.process import one_thread

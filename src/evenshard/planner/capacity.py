@@ -17,8 +17,8 @@ from evenshard.placement.storage import FUSED_UVM, Storage
 from evenshard.placement.task import TASK_ID, ShardingTask, memory_of_part, part_bytes, used_host_bytes
 from evenshard.planner.cluster import own_link
 from evenshard.planner.request import PlacementRequest
-from evenshard.sharders.room.items import KnownItems
-from evenshard.sharders.room.legal_parts import quick_parts
+from evenshard.sharders.packing.items import KnownItems
+from evenshard.sharders.packing.legal_parts import quick_parts
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.limits import RANGES
 from evenshard.utils.units import BYTES_PER_GB, gb_text, gb_to_bytes

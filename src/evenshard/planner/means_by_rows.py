@@ -16,8 +16,8 @@ from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import ROWS_ALONE, sharding_type
 from evenshard.placement.task import ShardingTask, cut_by_rows, ruled_out
-from evenshard.sharders.plan_search.bounds import lower_bound_ms
-from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchResult
+from evenshard.sharders.search.bounds import lower_bound_ms
+from evenshard.sharders.search.search import PlanSearch, PlanSearchResult
 from evenshard.tables.table import MEAN
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.units import ms_text

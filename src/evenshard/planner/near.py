@@ -9,8 +9,8 @@ from evenshard.placement.moves import SharedPiece, larger_machine, same_shape, s
 from evenshard.placement.optimizer_state import SGD
 from evenshard.planner.answer import Nearness, PlacementAnswer
 from evenshard.planner.request import PlacementRequest, kept_optimizers
-from evenshard.sharders.plan_search.moves import EarlierPlacement
-from evenshard.sharders.plan_search.near import NearResult
+from evenshard.sharders.search.moves import EarlierPlacement
+from evenshard.sharders.search.near import NearResult
 from evenshard.tables.table import Table
 
 

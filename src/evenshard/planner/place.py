@@ -30,11 +30,11 @@ from evenshard.planner.rivals import rivals
 from evenshard.planner.rules import Rules
 from evenshard.sharders.learned import proposals
 from evenshard.sharders.model import Model
-from evenshard.sharders.plan_search.bounds import lower_bound_ms
-from evenshard.sharders.plan_search.near import NearResult, NearSearch
-from evenshard.sharders.plan_search.nested import Starts, search_with_fewer_types
-from evenshard.sharders.plan_search.search import PlanSearch, PlanSearchEffort, Progress
-from evenshard.sharders.room.reasons import require_sharding_room
+from evenshard.sharders.packing.reasons import require_sharding_room
+from evenshard.sharders.search.bounds import lower_bound_ms
+from evenshard.sharders.search.near import NearResult, NearSearch
+from evenshard.sharders.search.nested import Starts, search_with_fewer_types
+from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort, Progress
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.table import MEAN, Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask

@@ -21,8 +21,8 @@ from evenshard.sharders.torchrec.planner import bandwidths_of
 from evenshard.sharders.torchrec.rival import TorchRecPlanner, TorchRecSharder
 
 if TYPE_CHECKING:  # torch takes a second to import, and rules of thumb need none
-    from evenshard.sharders.convex_search.cost_model import CostModel
-    from evenshard.sharders.convex_search.sharder import SearchConfig
+    from evenshard.sharders.cost_model.cost_model import CostModel
+    from evenshard.sharders.cost_model.sharder import SearchConfig
 
 Resource = TypeVar("Resource")
 
@@ -159,7 +159,7 @@ def label_of(name: str) -> str:
 
 
 def _evenshard(given: Resources) -> Sharder:
-    from evenshard.sharders.convex_search.sharder import EvenshardSharder
+    from evenshard.sharders.cost_model.sharder import EvenshardSharder
 
     return EvenshardSharder(_there(given.cost_model), given.policy, given.search)
 

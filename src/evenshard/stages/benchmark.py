@@ -21,7 +21,7 @@ from evenshard.measure.noise import controls_of, noise_of
 from evenshard.measure.open_hardware import open_hardware
 from evenshard.measure.plan import save_measure_plan
 from evenshard.placement.tasks import load_tasks
-from evenshard.sharders.convex_search.sharder import EvenshardSharder
+from evenshard.sharders.cost_model.sharder import EvenshardSharder
 from evenshard.stages.loop import BenchmarkConfig, BenchmarkInputs, BenchmarkOutputs
 from evenshard.stages.propose import Proposers, among_controls, in_part, placement_jobs, shard_jobs, sharding_jobs
 from evenshard.stages.stage import Outcome

@@ -25,8 +25,8 @@ from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import load_tasks, single_table_task
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.catalog import HEURISTICS, SHARDERS, Resources
-from evenshard.sharders.convex_search.cost_model import CostModel
-from evenshard.sharders.convex_search.sharder import SearchConfig
+from evenshard.sharders.cost_model.cost_model import CostModel
+from evenshard.sharders.cost_model.sharder import SearchConfig
 from evenshard.sharders.learned import load_sharder
 from evenshard.stages import report
 from evenshard.stages.loop import EvaluateConfig, EvaluateInputs, EvaluateOutputs

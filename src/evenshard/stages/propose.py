@@ -23,8 +23,8 @@ from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import sample_shards
 from evenshard.sharders.base import TrainedSharder
-from evenshard.sharders.convex_search.cost_model import CostModel
-from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
+from evenshard.sharders.cost_model.cost_model import CostModel
+from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.learned import load_sharder
 from evenshard.sharders.random import RandomSharder, random_placement, random_sharding
 from evenshard.stages.standings import Answer

@@ -30,9 +30,9 @@ from evenshard.placement.task import TableLimits, ruled_out
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.pricing import part_costs
 from evenshard.sharders.model import Model
-from evenshard.sharders.plan_search.options import Options
-from evenshard.sharders.plan_search.state import Choice, State, choices_of, parts_of
-from evenshard.sharders.plan_search.ways import Way
+from evenshard.sharders.search.sharding_option import Way
+from evenshard.sharders.search.space import Options
+from evenshard.sharders.search.state import Choice, State, choices_of, parts_of
 from evenshard.tables.table import MEAN
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import names_text

@@ -25,8 +25,8 @@ from evenshard.placement.sharding import COLUMN_WISE, COLUMNS_ALONE, TYPES
 from evenshard.placement.task import ruled_out
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.sharders.model import Model
-from evenshard.sharders.plan_search.state import Choice
-from evenshard.sharders.plan_search.ways import Way
+from evenshard.sharders.search.sharding_option import Way
+from evenshard.sharders.search.state import Choice
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut
 from evenshard.utils.process import one_thread

@@ -13,7 +13,7 @@ from evenshard.measure.journal import Journal
 from evenshard.measure.noise import Noise, controls_of, noise_of
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import TaskSplit
-from evenshard.sharders.convex_search.sharder import EvenshardSharder, SearchConfig
+from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.models import PlacementModel
 from evenshard.stages.decisions.promotion import PairedTask
 from evenshard.stages.propose import measure_answers

@@ -22,7 +22,7 @@ from evenshard.measure.journal import Journal
 from evenshard.measure.open_hardware import open_hardware
 from evenshard.placement.tasks import load_tasks
 from evenshard.planner.model import REGISTERED, learned_model_of
-from evenshard.sharders.convex_search.sharder import SearchConfig
+from evenshard.sharders.cost_model.sharder import SearchConfig
 from evenshard.sharders.models import PlacementModel
 from evenshard.stages.decisions.contest import Contest, contest
 from evenshard.stages.decisions.promotion import Decision, decide

@@ -18,7 +18,7 @@ from evenshard.report.answer import shown
 from evenshard.report.facts.setting import assumed_lookups_texts
 from evenshard.report.facts.step import EMBEDDING_WORK
 from evenshard.sharders.base import Sharder
-from evenshard.sharders.plan_search.search import PlanSearchEffort
+from evenshard.sharders.search.search import PlanSearchEffort
 from evenshard.sharders.torchrec.compat import planner_error
 from evenshard.torchrec.model.dense_model import dense_bytes
 from evenshard.torchrec.model.modules import collections_in, other_modules_in, qualified_name

@@ -1,0 +1,70 @@
+"""Calibration of the cost model's intervals: how wide they must be to hold nine of ten measured costs.
+
+Two kinds of errors are known without measuring more. Each member of the ensemble has left out some placements. And a
+search chooses what a model is too optimistic about, so the errors of its choices are larger: where such choices were
+measured before the model learned from them, they widen the intervals.
+
+Legend: N measured placements, K members.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement
+from evenshard.sharders.cost_model.cost_model import Calibration, CostModel, log_spread_N
+
+COVERAGE = 0.9
+LEAST_FLOOR = 1e-3  # a model that fits its data exactly is still not sure
+
+
+def calibrate(
+    model: CostModel, measured: Sequence[MeasuredPlacement], held_out_by_N: torch.Tensor
+) -> tuple[Calibration, float]:
+    """What the held-out errors say about intervals, and their median in per cent.
+
+    Whole placements count; random shards only where nothing else was measured. A single member errs more than the
+    ensemble does, which makes up for the tables that the other placements share with a held-out one.
+    """
+    ran = [number for number, one in enumerate(measured) if one.cost.fits]
+    chosen = [number for number in ran if measured[number].proposed_by != RANDOM_SHARD] or ran
+    if not chosen:
+        return Calibration(), math.nan
+    overall = [model.overall_ms(measured[n].task, [measured[n].placement])[1][:, 0] for n in chosen]
+    members_KN = torch.stack(overall, dim=1)
+    actual_N = torch.tensor([measured[n].cost.max_device_ms for n in chosen])
+    held_out_N = members_KN.gather(0, held_out_by_N[chosen][None])[0]
+    errors_N = (held_out_N / actual_N).log().abs()
+    floor = max(float(errors_N.median()), LEAST_FLOOR)
+    deviations_N = Calibration(floor=floor).deviation_N(log_spread_N(members_KN))
+    factor = conformal_factor(errors_N, deviations_N)
+    return Calibration(factor, floor), float((held_out_N / actual_N - 1).abs().median()) * 100
+
+
+def calibrate_for_chosen(model: CostModel, first: CostModel, own: Sequence[MeasuredPlacement]) -> None:
+    """Widens the intervals of ``model``, if need be, to what the choices of ``first`` really cost.
+
+    Args:
+        first: the model before, which had not seen its choices measured.
+        own: its choices, which ran.
+    """
+    if not own:
+        return
+    predicted_N = torch.cat([first.overall_ms(one.task, [one.placement])[0] for one in own])
+    members_KN = torch.cat([model.overall_ms(one.task, [one.placement])[1] for one in own], dim=1)
+    errors_N = (torch.tensor([one.cost.max_device_ms for one in own]) / predicted_N).log().abs()
+    factor = conformal_factor(errors_N, model.calibration.deviation_N(log_spread_N(members_KN)))
+    model.calibration = replace(model.calibration, factor=max(model.calibration.factor, factor))
+
+
+def conformal_factor(errors_N: torch.Tensor, deviations_N: torch.Tensor) -> float:
+    """How many deviations wide an interval must be to hold a new error nine times in ten.
+
+    Of n errors and a new one, any order is as likely: that is why it is the 0.9 (n + 1)-th of them.
+    """
+    rank = min(math.ceil(COVERAGE * (len(errors_N) + 1)), len(errors_N))
+    return float((errors_N / deviations_N).kthvalue(rank).values)

@@ -1,0 +1,336 @@
+"""Training of the cost model: relative errors of single devices, of all measured placements at once.
+
+Each member of the ensemble leaves out one part of the placements. Its errors there, which cost no training data, say
+how far to trust the ensemble.
+
+Legend: R devices that held tables and ran, P distinct pairs of table and batch size, K members, N measured placements,
+M rows of a minibatch, Q pairs that these need.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from evenshard.measure.costs import OK, DeviceCost, MeasuredPlacement
+from evenshard.sharders.cost_model.calibration import calibrate
+from evenshard.sharders.cost_model.cost_model import CostModel, ExchangeTime, exchanged_bytes
+from evenshard.sharders.cost_model.network import ConvexNet, EnsembleSizes
+from evenshard.sharders.features import FeatureNormalizer
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.process import one_thread
+
+ROBUST_BEYOND = 0.03  # relative error from which on the loss grows linearly: steps and outliers do not bend the rest
+LEAST_TIME = 1e-4  # of the mean time: shorter ones count as that
+WARM_UP = 0.1  # part of the updates
+
+
+@dataclass(frozen=True)
+class CostModelFitConfig:
+    """How large the model is, and how long and fast it learns.
+
+    Attributes:
+        num_members: members of the ensemble, at least 2.
+        table_hidden: hidden units of a member's table network.
+        head_hidden: hidden units of a member's head.
+        pieces: pieces of such a unit: the limits that it takes the largest of.
+        num_updates: gradient steps.
+        minibatch_size: devices per step.
+        learning_rate: learning rate of Adam at its highest, after the warm-up; it falls to 0 until the end.
+        across_batches: whether the placements may differ in their batch sizes (``EnsembleSizes.across_batches``).
+        seed: seed of initial weights, held-out parts and minibatches.
+
+    Raises:
+        BadConfig: a value makes no sense.
+    """
+
+    num_members: int = 5
+    table_hidden: int = 16
+    head_hidden: int = 4
+    pieces: int = 8
+    num_updates: int = 1000
+    minibatch_size: int = 128
+    learning_rate: float = 0.01
+    across_batches: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        least_of = {
+            "num_members": 2,
+            "table_hidden": 1,
+            "head_hidden": 1,
+            "pieces": 1,
+            "num_updates": 1,
+            "minibatch_size": 1,
+        }
+        for name, least in least_of.items():
+            if getattr(self, name) < least:
+                raise BadConfig(f"{name} is {getattr(self, name)}. Make it at least {least}.")
+        if not 0 < self.learning_rate < math.inf:
+            raise BadConfig(f"learning_rate is {self.learning_rate}. Choose a number above 0, such as 0.01.")
+
+
+@dataclass(frozen=True)
+class CostModelFitMetrics:
+    """What came of it.
+
+    Attributes:
+        losses: loss of every update.
+        held_out_pct_error: median absolute error of the overall costs of placements, each predicted by the one member
+            that did not learn from it, per cent. An ensemble does a little better; unseen tables are a little harder.
+        exchange_pct_error: median absolute error of the all-to-all times, per cent; NaN where there are none.
+        num_devices: R, measured devices it learned from.
+    """
+
+    losses: tuple[float, ...]
+    held_out_pct_error: float
+    exchange_pct_error: float
+    num_devices: int
+
+
+@dataclass(frozen=True)
+class DeviceRows:
+    """Measured devices, ready for learning.
+
+    Attributes:
+        tables, batch_sizes: the P distinct pairs.
+        held: (device, pair) of every table that a device holds, device by device.
+        times_R3: measured forward and backward compute time and both together, ms; the parts are NaN where only the
+            sum is known.
+        placement_R: number of the placement, of N, that a device belongs to.
+    """
+
+    tables: tuple[Table, ...]
+    batch_sizes: tuple[int, ...]
+    held: torch.Tensor
+    times_R3: torch.Tensor
+    placement_R: torch.Tensor
+
+    @staticmethod
+    def of(measured: Sequence[MeasuredPlacement]) -> DeviceRows:
+        """Rows of all devices that held tables and ran."""
+        pairs = dict.fromkeys((t, one.task.batch_size) for one in measured for t in one.task.tables)
+        numbers = {pair: n for n, pair in enumerate(pairs)}
+        held: list[tuple[int, int]] = []
+        times: list[tuple[float, float, float]] = []
+        placements: list[int] = []
+        for number, one in enumerate(measured):
+            pair_of = [numbers[table, one.task.batch_size] for table in one.task.tables]
+            for shard, cost in zip(one.placement.shards(), one.cost.devices, strict=True):
+                if shard and cost.status == OK:
+                    held.extend((len(times), pair_of[position]) for position in shard)
+                    times.append((*cost.split_ms, cost.compute_ms))
+                    placements.append(number)
+        tables, batch_sizes = tuple(table for table, _ in pairs), tuple(size for _, size in pairs)
+        return DeviceRows(tables, batch_sizes, torch.tensor(held), torch.tensor(times), torch.tensor(placements))
+
+    @property
+    def holds_RP(self) -> torch.Tensor:
+        """True where a device holds a table: what ``held`` says, as a matrix."""
+        holds_RP = torch.zeros(len(self.times_R3), len(self.tables), dtype=torch.bool)
+        holds_RP[self.held[:, 0], self.held[:, 1]] = True
+        return holds_RP
+
+    def inputs(self, net: ConvexNet) -> tuple[torch.Tensor, torch.Tensor]:
+        """``ConvexNet.table_inputs`` of all pairs: features [P, F] and scaled work [P, A]."""
+        positions_of: dict[int, list[int]] = {}
+        for position, size in enumerate(self.batch_sizes):
+            positions_of.setdefault(size, []).append(position)
+        parts = [net.table_inputs([self.tables[p] for p in own], size) for size, own in positions_of.items()]
+        order_P = torch.tensor([p for own in positions_of.values() for p in own]).argsort()
+        features_PF, work_PA = (torch.cat(part)[order_P] for part in zip(*parts, strict=True))
+        return features_PF, work_PA
+
+
+@one_thread()
+def fit_cost_model(
+    measured: Sequence[MeasuredPlacement],
+    config: CostModelFitConfig,
+    track: Callable[[range], Iterable[int]] = iter,
+) -> tuple[CostModel, CostModelFitMetrics]:
+    """Fits a cost model to measured placements, random shards measured alone included.
+
+    They share the batch size unless ``config.across_batches``. The same measurements and config give the same model.
+    On one thread: the matrices are small.
+
+    Args:
+        track: wraps the range of updates, for a progress bar.
+
+    Raises:
+        BadConfig: if no device ran.
+    """
+    rows = DeviceRows.of(measured)
+    if not len(rows.times_R3):
+        raise BadConfig("No device of the costs held tables and ran. Benchmark some that fit the devices.")
+    if len(set(rows.batch_sizes)) > 1 and not config.across_batches:
+        raise BadConfig("The costs are of several batch sizes. Set across_batches, or benchmark at one.")
+    generator = torch.Generator().manual_seed(config.seed)
+    sizes = EnsembleSizes(
+        config.num_members,
+        config.table_hidden,
+        head_hidden=config.head_hidden,
+        pieces=config.pieces,
+        across_batches=config.across_batches,
+    )
+    # Mean and deviation are of features that do not depend on the batch size.
+    normalizer = FeatureNormalizer.fit(rows.tables, rows.batch_sizes[0])
+    model = CostModel(sizes, normalizer, generator)
+    held_out_by_N = held_out_members(measured, config.num_members, generator)
+    losses = _learn(model, rows, held_out_by_N[rows.placement_R], config, generator, track)
+    model.exchange, exchange_pct_error = fit_exchange(measured)
+    model.calibration, held_out_pct_error = calibrate(model, measured, held_out_by_N)
+    return model, CostModelFitMetrics(tuple(losses), held_out_pct_error, exchange_pct_error, len(rows.times_R3))
+
+
+def held_out_members(
+    measured: Sequence[MeasuredPlacement], num_members: int, generator: torch.Generator
+) -> torch.Tensor:
+    """[N] the member that does not learn from a placement: the same for all placements of a task, if there are enough.
+
+    Placements of one task share their tables; to judge a member by a task it has seen would flatter it.
+    """
+    tasks = {task_id: n for n, task_id in enumerate(dict.fromkeys(one.task.task_id for one in measured))}
+    if len(tasks) < num_members:
+        return torch.randperm(len(measured), generator=generator) % num_members
+    member_of_task = torch.randperm(len(tasks), generator=generator) % num_members
+    return member_of_task[torch.tensor([tasks[one.task.task_id] for one in measured])]
+
+
+def _learn(
+    model: CostModel,
+    rows: DeviceRows,
+    held_out_by_R: torch.Tensor,
+    config: CostModelFitConfig,
+    generator: torch.Generator,
+    track: Callable[[range], Iterable[int]],
+) -> list[float]:
+    """Trains the network in place: robust errors of the logarithms of forward, backward and both times together.
+
+    Where only the sum is known, the error is that of the sum, and counts as much as the three of another device do.
+
+    Returns:
+        The loss of every update.
+    """
+    net = model.net
+    mean_ms_2 = rows.times_R3[:, :2].nanmean(dim=0)
+    # The scale of a part that nowhere is known: the two add up to what is known.
+    mean_ms_2 = torch.where(mean_ms_2.isnan(), rows.times_R3[:, 2].mean() / 2, mean_ms_2)
+    net.time_scale_ms.copy_(mean_ms_2.clamp(min=1e-6))
+    unscaled_PA = rows.inputs(net)[1]
+    mean_A = (rows.held[:, 1].bincount(minlength=len(rows.tables)).float() @ unscaled_PA) / len(rows.times_R3)
+    net.work_scale_A.copy_(torch.where(mean_A > 0, mean_A, 1.0))
+    features_PF, work_PA = rows.inputs(net)
+    num_rows_P = torch.tensor([float(table.num_rows) for table in rows.tables])
+    goal_R3 = rows.times_R3.clamp(min=LEAST_TIME * float(net.time_scale_ms.min())).log()
+    known_R3 = (~goal_R3.isnan()).float()
+    # Slow devices decide what a placement costs: faster ones than the mean count less, or they would bend the fit.
+    total_R = rows.times_R3[:, 2]
+    weight_R = (total_R / total_R.mean()).clamp(max=1.0).sqrt()
+    learns_RK = held_out_by_R[:, None] != torch.arange(config.num_members)
+    of_known_R3 = known_R3 * 3 / known_R3.sum(dim=1, keepdim=True)
+    weight_RK3 = (learns_RK * (weight_R / weight_R.mean())[:, None])[..., None] * of_known_R3[:, None]
+
+    held_per_minibatch = config.minibatch_size * len(rows.held) / len(rows.times_R3)
+    minibatches = _Minibatches(rows, only_used=len(rows.tables) > held_per_minibatch)
+    optimizer = torch.optim.Adam(net.parameters(), lr=config.learning_rate, fused=True)
+    losses = []
+    for update in track(range(config.num_updates)):
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate * _share_of_rate((update + 0.5) / config.num_updates)
+        rows_M = torch.randint(len(goal_R3), (config.minibatch_size,), generator=generator)
+        holds_MQ, pair_Q = minibatches.of(rows_M)
+        encoded_QI = net.encode(features_PF[pair_Q], work_PA[pair_Q])
+        times_MK2 = net.member_ms(holds_MQ @ encoded_QI, holds_MQ @ num_rows_P[pair_Q])
+        found_MK3 = torch.cat([times_MK2, times_MK2.sum(dim=2, keepdim=True)], dim=2).log()
+        goal_M13 = goal_R3[rows_M, None]
+        goal_MK3 = torch.where(goal_M13.isnan(), found_MK3.detach(), goal_M13)
+        errors_MK3 = torch.nn.functional.huber_loss(found_MK3, goal_MK3, reduction="none", delta=ROBUST_BEYOND)
+        loss = (errors_MK3 * weight_RK3[rows_M]).mean() / ROBUST_BEYOND
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        net.project()
+        losses.append(loss.item())
+    return losses
+
+
+class _Minibatches:
+    """Which tables the devices of a minibatch hold, without a matrix of all devices and all tables.
+
+    Args:
+        rows: all devices.
+        only_used: leave out the tables that no device of the minibatch holds, as pays where there are many.
+    """
+
+    def __init__(self, rows: DeviceRows, only_used: bool) -> None:
+        self._pair_of_held, self._all = rows.held[:, 1], None if only_used else torch.arange(len(rows.tables))
+        self._count_R = rows.held[:, 0].bincount(minlength=len(rows.times_R3))
+        self._first_R = self._count_R.cumsum(0) - self._count_R
+
+    def of(self, rows_M: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[M, Q] 1 where a device of the minibatch holds a pair, float32; and which [Q] of the P pairs those are."""
+        count_M = self._count_R[rows_M]
+        row_of_held = torch.arange(len(rows_M)).repeat_interleave(count_M)
+        within = torch.arange(len(row_of_held)) - (count_M.cumsum(0) - count_M)[row_of_held]
+        pairs = self._pair_of_held[self._first_R[rows_M][row_of_held] + within]
+        pair_Q, column = (self._all, pairs) if self._all is not None else _distinct(pairs)
+        holds_MQ = torch.zeros(len(rows_M), len(pair_Q))
+        holds_MQ[row_of_held, column] = 1.0
+        return holds_MQ, pair_Q
+
+
+def _distinct(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The distinct numbers in order, and where in there each number stands."""
+    found, position = np.unique(numbers.numpy(), return_inverse=True)
+    return torch.from_numpy(found), torch.from_numpy(position)
+
+
+def _share_of_rate(progress: float) -> float:
+    """A rising and then a falling cosine, 0 to 1 to 0."""
+    if progress < WARM_UP:
+        return 0.5 - 0.5 * math.cos(math.pi * progress / WARM_UP)
+    return 0.5 + 0.5 * math.cos(math.pi * (progress - WARM_UP) / (1 - WARM_UP))
+
+
+def fit_exchange(measured: Sequence[MeasuredPlacement]) -> tuple[ExchangeTime, float]:
+    """Latency and times per byte with the least squared relative errors, and their median absolute error in per cent.
+
+    None is negative; where counts of bytes say the same in these placements, the first of them explains the times.
+    Without any all-to-all time above 0, an exchange takes no time, and the error is NaN.
+    """
+    from scipy.optimize import nnls
+
+    rows = [
+        (*num_bytes, 1.0, time_ms)  # where all exchange alike, bytes rather than a latency take the time
+        for one in measured
+        for num_bytes, cost in zip(_device_bytes(one), one.cost.devices, strict=True)
+        for time_ms in _exchange_times(one, cost)
+    ]
+    if not rows:
+        return ExchangeTime(), math.nan
+    *counts, times = np.array(rows).T
+    columns = np.stack(counts, axis=1) / times[:, None]
+    scale = np.maximum(columns.max(axis=0), np.finfo(np.float64).tiny)
+    fitted = nnls(columns / scale, np.ones(len(times)))[0] / scale
+    *per_byte, latency = fitted.tolist()
+    errors = np.abs(columns @ fitted - 1)
+    return ExchangeTime(latency, *per_byte), float(np.median(errors)) * 100
+
+
+def _device_bytes(one: MeasuredPlacement) -> list[tuple[float, ...]]:
+    """The three counts of bytes of each device, as ``exchanged_bytes`` has them."""
+    dims = [float(sum(one.task.tables[p].embedding_dim for p in shard)) for shard in one.placement.shards()]
+    own_D = torch.tensor(dims, dtype=torch.float64)
+    own, slowest, total = exchanged_bytes(own_D, sum(dims), one.task.num_devices, one.task.batch_size, max(dims))
+    return [(num_bytes, float(slowest), float(total)) for num_bytes in own.tolist()]
+
+
+def _exchange_times(one: MeasuredPlacement, cost: DeviceCost) -> list[float]:
+    if one.task.num_devices == 1 or cost.status != OK:
+        return []
+    return [time_ms for time_ms in (cost.fwd_all_to_all_ms, cost.bwd_all_to_all_ms) if time_ms > 0]

@@ -1,0 +1,221 @@
+"""The network of the cost model: an ensemble as one wide network, convex and non-decreasing in its inputs.
+
+A table is represented by its additive work (``additive.py``) and, for each member of the ensemble, by the same work
+times learned factors of the 21 features: never negative. A head reads the sum over a device's tables. Its weights are
+never negative, and a unit is the largest of several pieces and 0, so that it is convex and never falls. Pieces matter:
+ReLU units with such weights (input-convex networks, Amos et al. 2017) can bend only where everything grows, and never
+learn the larger of two limits.
+
+One thing kernels do is not convex: FBGEMM's backward pass sorts the indices of a shard, eight bits of the row number
+at a time, so that with every 8 bits more of rows each lookup costs another pass. These jumps are added to the head,
+with a learned weight each; times still never fall.
+
+Every layer is a plain matrix in which a member's units see nothing but its own: one product serves all members. Weights
+are kept legal by projection after each step of learning (``project``), which learned faster here than squares, softplus
+or exponentials of free numbers.
+
+Legend: T tables, F = 21 features (and A more across batches), A = 8 additive quantities, K members, L = learned
+columns of all members, I = A + L inputs of the heads, U = head units of all members, O = 2K outputs (member by member:
+forward, backward).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import nn
+
+from evenshard.sharders.cost_model.additive import QUANTITIES, additive_work_TA
+from evenshard.sharders.features import NUM_FEATURES, FeatureNormalizer
+from evenshard.tables.table import Table
+
+NUM_QUANTITIES = len(QUANTITIES)
+LOOKUPS = QUANTITIES.index("lookups")
+PER_SAMPLE = [QUANTITIES.index("tables"), QUANTITIES.index("dims")]
+LEAST_WORK, LOG_SCALE = 1e-5, 4.0  # of what factors see of the work: nothing below, and logarithms of about 1
+PASS_ROWS = (2.0**8, 2.0**16, 2.0**24, 2.0**32)
+"""Rows of a shard from which on the radix sort of its indices takes one more pass."""
+MAX_UNITS = 8192  # of all members in one layer: the matrices between two layers grow with the square
+LEAST_OVERHEAD = 1e-4  # in units of the mean time: predictions stay above 0, where their logarithm is finite
+
+
+@dataclass(frozen=True)
+class EnsembleSizes:
+    """How wide the ensemble is.
+
+    Attributes:
+        num_members: K.
+        table_hidden: hidden units of a member's table network.
+        factors_per_quantity: learned columns of each additive quantity, per member.
+        head_hidden: hidden units of a member's head.
+        pieces: linear pieces of a unit.
+        across_batches: whether batch sizes differ. What happens once per table and sample then counts by the sample,
+            and the learned factors depend on the work too: how much of it the caches catch changes with the batch.
+
+    Raises:
+        ValueError: if one of them is below 1, or the ensemble too wide.
+    """
+
+    num_members: int = 5
+    table_hidden: int = 16
+    factors_per_quantity: int = 1
+    head_hidden: int = 4
+    pieces: int = 8
+    across_batches: bool = False
+
+    def __post_init__(self) -> None:
+        counts = (self.table_hidden, self.factors_per_quantity, self.head_hidden, self.pieces)
+        units = self.num_members * max(
+            self.table_hidden, NUM_QUANTITIES * self.factors_per_quantity, self.head_hidden * self.pieces
+        )
+        if min(self.num_members, *counts) < 1 or units > MAX_UNITS:
+            raise ValueError(f"an ensemble of {self.num_members} members of {counts} units cannot be made")
+
+
+class ConvexNet(nn.Module):
+    """Compute times of devices, by each member of the ensemble.
+
+    Args:
+        sizes: sizes of the ensemble.
+        normalizer: normalizer of the 21 features.
+        generator: draws the initial weights.
+
+    Attributes:
+        work_scale_A: additive work of a mean device; the heads read multiples of it.
+        time_scale_ms: forward and backward time of a mean device; the heads answer in multiples of it.
+    """
+
+    work_scale_A: torch.Tensor
+    time_scale_ms: torch.Tensor
+    own_factors: torch.Tensor
+    own_pieces: torch.Tensor
+    own_linear: torch.Tensor
+    own_outputs: torch.Tensor
+
+    def __init__(
+        self, sizes: EnsembleSizes, normalizer: FeatureNormalizer, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        self.sizes, self.normalizer = sizes, normalizer
+        self.register_buffer("work_scale_A", torch.ones(NUM_QUANTITIES))
+        self.register_buffer("time_scale_ms", torch.ones(2))
+
+        members = torch.arange(sizes.num_members)
+        learned = sizes.factors_per_quantity * NUM_QUANTITIES
+        member_of_table_unit = members.repeat_interleave(sizes.table_hidden)
+        member_of_factor = members.repeat_interleave(learned)
+        everybodys = torch.full((NUM_QUANTITIES,), -1)
+        member_of_input = torch.cat([everybodys, member_of_factor])
+        member_of_unit = members.repeat_interleave(sizes.head_hidden)
+        member_of_output = members.repeat_interleave(2)
+        for name, sources, sinks in (
+            ("own_factors", member_of_table_unit, member_of_factor),
+            ("own_pieces", member_of_input, member_of_unit.repeat(sizes.pieces)),
+            ("own_linear", member_of_input, member_of_output),
+            ("own_outputs", member_of_unit, member_of_output),
+        ):
+            own = (sources[:, None] == sinks) | (sources[:, None] == -1)
+            self.register_buffer(name, own.float(), persistent=False)
+
+        def normal(shape: tuple[int, int], fan_in: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(shape, generator=generator) * math.sqrt(2 / fan_in))
+
+        def uniform(shape: torch.Size, mean: float) -> nn.Parameter:
+            return nn.Parameter(torch.rand(shape, generator=generator) * 2 * mean)
+
+        table_units, factors = self.own_factors.shape
+        seen = NUM_FEATURES + (NUM_QUANTITIES if sizes.across_batches else 0)
+        own_inputs = NUM_QUANTITIES + learned
+        self.table_weight = normal((seen, table_units), seen)
+        self.table_bias = nn.Parameter(torch.zeros(table_units))
+        self.factor_weight = normal((table_units, factors), 4 * sizes.table_hidden)
+        self.factor_bias = nn.Parameter(torch.full((factors,), 0.5))
+        # Pieces differ most where each has its own few inputs: squares of uniform numbers, three times a small mean.
+        shares = torch.rand(self.own_pieces.shape, generator=generator) ** 2
+        self.piece_weight = nn.Parameter(shares * 3 / own_inputs)
+        # A mean device has inputs of 1: units begin to count somewhere between an empty device and twice the mean.
+        self.piece_bias = nn.Parameter(torch.rand(len(shares.T), generator=generator) * -2)
+        self.output_weight = uniform(self.own_outputs.shape, 0.3 / sizes.head_hidden)
+        self.linear_weight = uniform(self.own_linear.shape, 0.5 / own_inputs)
+        self.overhead = nn.Parameter(torch.full((len(member_of_output),), 0.05))
+        self.pass_weight = nn.Parameter(torch.full((len(PASS_ROWS), len(member_of_output)), 0.02))
+        self.project()
+
+    @torch.no_grad()
+    def project(self) -> None:
+        """Back to the nearest network whose times never fall, are convex but for the jumps, and of one member each."""
+        self.factor_weight.mul_(self.own_factors)
+        self.piece_weight.mul_(self.own_pieces).clamp_(min=0)
+        self.output_weight.mul_(self.own_outputs).clamp_(min=0)
+        self.linear_weight.mul_(self.own_linear).clamp_(min=0)
+        self.overhead.clamp_(min=LEAST_OVERHEAD)
+        self.pass_weight.clamp_(min=0)
+
+    def is_convex(self) -> bool:
+        """Whether ``project`` would change nothing, but for an overhead below the least."""
+        owned = (
+            (self.factor_weight, self.own_factors),
+            (self.piece_weight, self.own_pieces),
+            (self.output_weight, self.own_outputs),
+            (self.linear_weight, self.own_linear),
+        )
+        rising = (self.piece_weight, self.output_weight, self.linear_weight, self.overhead, self.pass_weight)
+        return all(weight.equal(weight * own) for weight, own in owned) and all(bool((w >= 0).all()) for w in rising)
+
+    def table_inputs(self, tables: Sequence[Table], batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What ``encode`` reads: normalised features [T, F] and scaled additive work [T, A].
+
+        Across batches, the features are F + A: the logarithms of the scaled work follow them.
+        """
+        features_TF, work_TA = self.normalizer(tables, batch_size), self.unscaled_work_TA(tables, batch_size)
+        work_TA = work_TA / self.work_scale_A
+        if self.sizes.across_batches:
+            logs_TA = work_TA.clamp(min=LEAST_WORK).log() / LOG_SCALE
+            features_TF = torch.cat([features_TF, logs_TA.float()], dim=1)
+        return features_TF, work_TA.float()
+
+    def unscaled_work_TA(self, tables: Sequence[Table], batch_size: int) -> torch.Tensor:
+        """[T, A] float64: the additive work; across batches, tables and dims count once for each sample."""
+        work_TA = torch.from_numpy(additive_work_TA(tables, batch_size))
+        if self.sizes.across_batches:
+            work_TA[:, PER_SAMPLE] *= batch_size
+        return work_TA
+
+    def encode(self, features_TF: torch.Tensor, work_TA: torch.Tensor) -> torch.Tensor:
+        """Non-negative representations, [T, I]: the work, and the work times each member's learned factors."""
+        hidden = torch.relu(torch.addmm(self.table_bias, features_TF, self.table_weight))
+        factors_TL = nn.functional.softplus(torch.addmm(self.factor_bias, hidden, self.factor_weight))
+        repeats = factors_TL.shape[1] // NUM_QUANTITIES
+        return torch.cat([work_TA, factors_TL * work_TA.repeat(1, repeats)], dim=1)
+
+    def member_ms(self, inputs: torch.Tensor, num_rows: torch.Tensor) -> torch.Tensor:
+        """Each member's forward and backward time, [..., K, 2] ms.
+
+        Args:
+            inputs: summed representations [..., I].
+            num_rows: summed rows of the tables [...].
+        """
+        each_OO = torch.diag(self.time_scale_ms.repeat(self.sizes.num_members))
+        both = self.mixed_ms(inputs, num_rows, each_OO)
+        return both.reshape(*both.shape[:-1], self.sizes.num_members, 2)
+
+    def mixed_ms(self, inputs: torch.Tensor, num_rows: torch.Tensor, mix_OX: torch.Tensor) -> torch.Tensor:
+        """[..., X]: the outputs times ``mix_OX``, which is applied to the weights: they are few, devices are many."""
+        pieces = nn.functional.linear(inputs, self.piece_weight.T, self.piece_bias).chunk(self.sizes.pieces, dim=-1)
+        hidden = torch.relu(reduce(torch.maximum, pieces))
+        linear = nn.functional.linear(inputs, (self.linear_weight @ mix_OX).T, self.overhead @ mix_OX)
+        smooth = linear + hidden @ (self.output_weight @ mix_OX)
+        return smooth + inputs[..., LOOKUPS, None] * self.pass_ms(num_rows, mix_OX)
+
+    def pass_ms(self, num_rows: torch.Tensor, mix_OX: torch.Tensor) -> torch.Tensor:
+        """[..., X]: what the passes of the sort take for a mean device's lookups, with so many rows [...]."""
+        passes = (num_rows[..., None] >= num_rows.new_tensor(PASS_ROWS)).float()
+        return passes @ (self.pass_weight @ mix_OX)
+
+    def sum_of_parts_OK(self) -> torch.Tensor:
+        """[O, K] for ``mixed_ms``: each member's forward and backward time together."""
+        return torch.kron(torch.eye(self.sizes.num_members), self.time_scale_ms[:, None])

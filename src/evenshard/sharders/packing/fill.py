@@ -1,0 +1,228 @@
+"""A quick way to pack items: one after the other, whole where a device has room, else cut in the first way that fits.
+
+Legend: D devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
+from evenshard.sharders.packing.cuts import Cut, Devices
+from evenshard.sharders.packing.items import PackedItem, PackedItems
+
+RANDOM_ORDERS = 8
+
+
+@dataclass(frozen=True)
+class PackingOrder:
+    """How items are packed in turn.
+
+    Attributes:
+        order: of the items, by number.
+        tightest: an item goes to the device with the least memory left that has room, and parts by columns fill their
+            devices; else it goes to the one with the most, and parts are even.
+        rows_first: rows are cut before columns.
+    """
+
+    order: Sequence[int]
+    tightest: bool = False
+    rows_first: bool = False
+
+
+def quick_ways(items: PackedItems) -> Iterator[PackingOrder]:
+    """Ways that lead to the end unless memory is tight: what may go to few devices and what cannot be cut is first."""
+    all_items = items.items
+    bytes_I = np.array([item.size_bytes for item in all_items], dtype=np.int64)
+    choices_I = np.array([int(item.allowed_D.sum()) for item in all_items])
+    apart_I = np.array([len(item.apart) for item in all_items])
+    parts_I = np.array([max((cut.part_bytes for cut in item.cuts), default=0) for item in all_items])
+    freedom_I = np.array([_freedom(item) for item in all_items])
+    for order in (
+        np.lexsort((-bytes_I, -apart_I, freedom_I, choices_I)),
+        np.lexsort((-bytes_I, -parts_I, freedom_I, choices_I)),
+    ):
+        yield PackingOrder(order.tolist())
+        yield PackingOrder(order.tolist(), tightest=True)
+
+
+def more_ways(items: PackedItems, seed: int) -> Iterator[PackingOrder]:
+    """Other ways, some of them random."""
+    all_items = items.items
+    bytes_I = np.array([item.size_bytes for item in all_items], dtype=np.int64)
+    choices_I = np.array([int(item.allowed_D.sum()) for item in all_items])
+    freedom_I = np.array([_freedom(item) for item in all_items])
+    whole_I = np.array([item.may_be_whole for item in all_items])
+    for order in (np.lexsort((-bytes_I, freedom_I)), np.lexsort((-bytes_I, whole_I))):
+        for tightest in (True, False):
+            yield PackingOrder(order.tolist(), tightest, rows_first=True)
+    rng = np.random.default_rng(seed)
+    for number in range(RANDOM_ORDERS):
+        shaken_I = bytes_I * rng.uniform(0.5, 1.0, len(bytes_I))
+        order = np.lexsort((-shaken_I, freedom_I, choices_I))
+        for tightest in (True, False):
+            yield PackingOrder(order.tolist(), tightest, rows_first=number % 2 == 1)
+
+
+def _freedom(item: PackedItem) -> int:
+    """0 for what stays whole, 1 for what is cut by columns, 2 for rows, of which any room takes some."""
+    return 2 if item.grid is not None or any(cut.in_rows for cut in item.cuts) else bool(item.cuts)
+
+
+def packed(items: PackedItems, way: PackingOrder) -> list[TablePart] | None:
+    """Parts of all items on their devices; None at a dead end."""
+    left_D = items.room_D.copy()
+    taken_D: dict[int, npt.NDArray[np.bool_]] = {}
+    found = items.replica_parts()
+    for number in way.order:
+        item = items.items[number]
+        free_D = item.allowed_D
+        for group in item.apart:
+            free_D = free_D & ~taken_D.setdefault(group, np.zeros(len(left_D), dtype=bool))
+        used = _place(item, np.where(free_D, left_D, -1), way)
+        if used is None:
+            return None
+        parts, bytes_of = used
+        found += item.kept(parts)
+        for device, size in bytes_of.items():
+            left_D[device] -= size
+        for group in item.apart:
+            taken_D[group][list(bytes_of)] = True
+    return found
+
+
+_Placed = tuple[list[TablePart], Mapping[int, int]]
+"""Parts, and the bytes that they take of each of their devices."""
+
+
+def _place(item: PackedItem, left_D: npt.NDArray[np.int64], way: PackingOrder) -> _Placed | None:
+    """An item where there is room; -1 left is no room for any part."""
+    if item.may_be_whole and left_D.max() >= item.size_bytes:
+        roomy_D = np.where(left_D >= item.size_bytes, left_D, np.iinfo(np.int64).max if way.tightest else -1)
+        device = int(roomy_D.argmin() if way.tightest else roomy_D.argmax())
+        return item.whole(device), {device: item.size_bytes}
+    cuts = item.cuts[::-1] if way.rows_first else item.cuts
+    for cut in cuts:
+        for scope in _roomiest(cut, left_D):
+            blocks = _in_rows(cut, left_D[scope]) if cut.in_rows else _by_columns(cut, left_D[scope], way.tightest)
+            if blocks is None:
+                continue
+            held = {int(scope[at]): int(blocks[at]) for at in np.flatnonzero(blocks)}
+            bytes_of = {device: cut.part_bytes + count * cut.block_bytes for device, count in held.items()}
+            return cut.parts(item.tables[0], held), bytes_of
+    if item.grid is not None and (found := _grid(item, left_D)) is not None:
+        return found
+    known = next((one for one in item.known if one.fit(left_D)), None)
+    return None if known is None else (list(known.parts), {at: one.device for at, one in known.taken.items()})
+
+
+def _roomiest(cut: Cut, left_D: npt.NDArray[np.int64]) -> Sequence[Devices]:
+    """Its scopes, those with the most room first."""
+    if len(cut.scopes) < 2:
+        return cut.scopes
+    return sorted(cut.scopes, key=lambda scope: -int(left_D[scope].clip(min=0).sum()))
+
+
+def most_blocks(cut: Cut, left_D: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Blocks that there is room for on each device; -1 left is no room for any part."""
+    left_D = np.where(left_D < 0, -1, left_D - cut.part_bytes)
+    most_D = left_D // cut.block_bytes if cut.block_bytes else np.where(left_D < 0, 0, cut.blocks)
+    most_D = np.asarray(np.where(left_D < 0, 0, most_D.clip(0, cut.blocks)))
+    return np.where(most_D < cut.least_blocks, 0, most_D)
+
+
+def _by_columns(cut: Cut, left_D: npt.NDArray[np.int64], tightest: bool) -> npt.NDArray[np.int64] | None:
+    """[D] blocks on the fewest devices; None if they have no room.
+
+    Args:
+        cut: the way to cut.
+        left_D: memory left.
+        tightest: parts fill their devices, the roomiest first; else they are as even as the room allows.
+    """
+    most_D = most_blocks(cut, left_D)
+    roomy = (-most_D).argsort(kind="stable")
+    enough = most_D[roomy].cumsum() >= cut.blocks
+    if not enough.any():
+        return None
+    count = max(int(enough.argmax()) + 1, 2)
+    chosen = roomy[:count]
+    if len(chosen) < count or not most_D[chosen[-1]] or count * cut.least_blocks > cut.blocks:
+        return None
+    blocks_D = np.zeros_like(most_D)
+    rest = cut.blocks - count * cut.least_blocks
+    blocks_D[chosen] = cut.least_blocks + _spread(rest, most_D[chosen] - cut.least_blocks, tightest)
+    return blocks_D
+
+
+def _spread(count: int, most: npt.NDArray[np.int64], fill: bool) -> npt.NDArray[np.int64]:
+    """Blocks among devices that have room for them: full ones first, or as even as they can be."""
+    if fill:
+        before = np.concatenate([[0], most.cumsum()[:-1]])
+        return np.asarray((count - before).clip(0, most))
+    found = np.zeros_like(most)
+    for number, at in enumerate(most.argsort(kind="stable").tolist()):
+        found[at] = min(-(-(count - int(found.sum())) // (len(most) - number)), int(most[at]))
+    return found
+
+
+def _in_rows(cut: Cut, left_D: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+    """[D] rows, even where there is room for that, else in proportion to the room that is left, at least one on each
+    device; None if there is not enough. Of few rows, some devices have none: then the others have even shares.
+    """
+    most_D = most_blocks(cut, left_D)
+    even_D = np.zeros_like(most_D)
+    in_turn = np.arange(len(most_D)) if cut.even_holders == cut.fills else (-most_D).argsort(kind="stable")
+    holders = in_turn[: cut.even_holders]
+    even_D[holders] = cut.even_rows
+    even_D[holders[-1]] -= int(even_D.sum()) - cut.blocks
+    if len(holders) == cut.even_holders and (even_D <= most_D).all():
+        return even_D
+    if len(most_D) < cut.fills or cut.blocks < len(most_D) or not most_D.all():
+        return None
+    rows = _in_proportion(cut.blocks - len(most_D), most_D - 1)
+    return None if rows is None else 1 + rows
+
+
+def _in_proportion(count: int, most: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+    """Blocks among devices as they have room for them; None if they have too little."""
+    total = int(most.sum())
+    if total < count:
+        return None
+    found = (most * (count / max(total, 1) * (1 - 1e-12))).astype(np.int64)  # whatever is rounded, not too many
+    return np.asarray(found + _spread(count - int(found.sum()), most - found, fill=True))
+
+
+def _grid(item: PackedItem, left_D: npt.NDArray[np.int64]) -> _Placed | None:
+    """Columns over nodes, in the fewest parts and as even as they can be; the rows of each over the node's devices."""
+    grid, table = item.grid, item.tables[0]
+    assert grid is not None
+    most = np.array([grid.most_blocks(left_D[node]) for node in grid.nodes])
+    roomy = (-most).argsort(kind="stable")
+    enough = most[roomy].cumsum() >= grid.blocks
+    if not enough.any():
+        return None
+    chosen = roomy[: max(int(enough.argmax()) + 1, 2)]
+    if not most[chosen[-1]] or len(chosen) * grid.least_blocks > grid.blocks:
+        return None
+    blocks = grid.least_blocks + _spread(
+        grid.blocks - len(chosen) * grid.least_blocks, most[chosen] - grid.least_blocks, fill=False
+    )
+    parts: list[TablePart] = []
+    bytes_of: dict[int, int] = {}
+    stop = 0
+    for node, count in zip((grid.nodes[at] for at in chosen), blocks.tolist(), strict=True):
+        start, stop = stop, stop + count
+        rows_cut = grid.rows_cut(count, node)
+        if (rows := _in_rows(rows_cut, left_D[node])) is None:
+            return None
+        held = {int(node[at]): int(rows[at]) for at in np.flatnonzero(rows)}
+        columns = Span(COLUMN_STEP * start, COLUMN_STEP * stop)
+        parts += [replace(part, columns=columns) for part in rows_cut.parts(table, held)]
+        bytes_of.update(
+            {device: rows_cut.part_bytes + number * rows_cut.block_bytes for device, number in held.items()}
+        )
+    return parts, bytes_of

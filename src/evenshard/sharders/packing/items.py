@@ -1,0 +1,372 @@
+"""What is packed: tables, or tables that stay together, and the ways that their bytes can be spread over devices.
+
+An item lives whole on one device, or is cut into equal blocks of which some devices hold some: a table of 64 columns is
+sixteen blocks of four, or as many blocks as it has rows. What a device holds of one item is one part.
+
+Legend: D devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.placement.items import allowed_together, apart_groups, device_mask, joined_groups
+from evenshard.placement.machine import Machine
+from evenshard.placement.memory import CACHE_SLOT_BYTES
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, row_spans, whole_part
+from evenshard.placement.sharding import (
+    COLUMN_WISE,
+    COLUMNS_ALONE,
+    GRIDS,
+    NEVER_WHOLE,
+    REPLICATED,
+    ROWS_ALONE,
+    TYPES,
+    freest_by_columns,
+)
+from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, ON_DEVICE, Storage
+from evenshard.placement.task import (
+    ShardingTask,
+    TableLimits,
+    common_kernels,
+    may_be_cut_by_columns,
+    memory_of_part,
+)
+from evenshard.sharders.packing.cuts import Cut, Devices, Grid, KnownParts, Line, Taken
+from evenshard.tables.table import Table
+
+KnownItems = dict[tuple[int, Storage], "PackedItem"]
+"""Items by their first table and where they are kept: to build them takes far longer than to pack them."""
+NOTHING = Taken(0)
+LEAST_CACHE = 0.01
+"""Load factor of a cache where memory is all that counts."""
+
+
+@dataclass(frozen=True)
+class PackedItem:
+    """Tables that live on one device, or a table that may be cut or replicated.
+
+    Attributes:
+        positions: of its tables in the task.
+        tables: one, or those that stay together.
+        table_bytes: device memory of each where it is whole.
+        least_bytes: device memory of all its parts together, however it lives.
+        allowed_D: devices that it may live on.
+        apart: numbers of the groups of which a device holds one table at most.
+        may_be_whole: it may live on one device.
+        cuts: the ways to cut it, columns first.
+        grid: the way to cut its columns and the rows of each part; None if that is not allowed.
+        known: other ways, whose parts are known.
+        outside: what it takes of its host where it is whole; nothing of the device here.
+        storage: where its tables are kept.
+    """
+
+    positions: tuple[int, ...]
+    tables: tuple[Table, ...]
+    table_bytes: tuple[int, ...]
+    least_bytes: int
+    allowed_D: npt.NDArray[np.bool_]
+    apart: tuple[int, ...]
+    may_be_whole: bool
+    cuts: tuple[Cut, ...] = ()
+    grid: Grid | None = None
+    known: tuple[KnownParts, ...] = ()
+    outside: Taken = NOTHING
+    storage: Storage = ON_DEVICE
+
+    @property
+    def size_bytes(self) -> int:
+        """Device memory where it is whole."""
+        return sum(self.table_bytes)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it may live otherwise than whole."""
+        return bool(self.cuts or self.grid or self.known)
+
+    @property
+    def least_parts(self) -> int:
+        """Devices that it takes at least."""
+        return 1 if self.may_be_whole else 2
+
+    def whole(self, device: int) -> list[TablePart]:
+        """Its tables on a device."""
+        return [whole_part(table, (device,)) for table in self.tables]
+
+    def kept(self, parts: Iterable[TablePart]) -> list[TablePart]:
+        """Its parts, where they are kept."""
+        return [replace(part, storage=self.storage) for part in parts]
+
+
+@dataclass(frozen=True)
+class PackedItems:
+    """All that is packed.
+
+    Attributes:
+        items: in the order of their first tables.
+        replicas: tables that may only be replicated, and so live on every device.
+        room_D: what each device has left for the items, below 0 where the replicas alone do not fit.
+        machine: its hosts.
+        others: of each item, it again wherever else its tables may be kept, for a solver that chooses; empty for none.
+    """
+
+    items: tuple[PackedItem, ...]
+    replicas: tuple[Table, ...]
+    room_D: npt.NDArray[np.int64]
+    machine: Machine
+    others: tuple[tuple[PackedItem, ...], ...] = ()
+
+    @staticmethod
+    def of(
+        task: ShardingTask, storages: Mapping[int, Storage] | None = None, known: KnownItems | None = None
+    ) -> PackedItems:
+        """The items of a task whose every table may be sharded somehow (``task.types``).
+
+        Args:
+            storages: how tables are kept that are not in device memory, by position.
+            known: items of the same task, whatever memory its devices and hosts have; new ones are added.
+        """
+        kept = storages or {}
+        return _items(task, lambda positions: (kept.get(positions[0], ON_DEVICE),), known)
+
+    @staticmethod
+    def wherever_kept(task: ShardingTask, known: KnownItems | None = None) -> PackedItems:
+        """Likewise, with every item wherever it may be kept."""
+
+        def storages(positions: Sequence[int]) -> tuple[Storage, ...]:
+            on_device = FUSED in common_kernels(task, positions)
+            return (*([ON_DEVICE] if on_device else []), *least_outside(task, positions)) or (ON_DEVICE,)
+
+        return _items(task, storages, known)
+
+    def replica_parts(self) -> list[TablePart]:
+        """The replicated tables."""
+        everywhere = tuple(range(len(self.room_D)))
+        return [whole_part(table, everywhere) for table in self.replicas]
+
+
+def least_outside(task: ShardingTask, positions: Sequence[int]) -> tuple[Storage, ...]:
+    """Wherever tables on one device may be kept outside of its memory, each with the least of it."""
+    if task.num_devices > 1 and any(task.types[at] <= {*REPLICATED} for at in positions):  # replicas never leave it
+        return ()
+    kernels = common_kernels(task, positions)
+    found = [Storage(FUSED_UVM)] if FUSED_UVM in kernels else []
+    found += [Storage(one, LEAST_CACHE) for one in (FUSED_UVM_CACHING, KEY_VALUE) if one in kernels]
+    return (*found, Storage(HOST)) if HOST in kernels else tuple(found)
+
+
+def _items(
+    task: ShardingTask,
+    storages: Callable[[Sequence[int]], tuple[Storage, ...]],
+    known: KnownItems | None = None,
+) -> PackedItems:
+    known = {} if known is None else known
+    only_replicated = {at for at, types in enumerate(task.types) if types and types <= {*REPLICATED}}
+    if task.num_devices == 1:
+        only_replicated = set()
+    replicas = tuple(task.tables[position] for position in sorted(only_replicated))
+    taken = sum(_replica(task, table).device for table in replicas)
+    found: list[list[PackedItem]] = []
+    for positions in joined_groups(len(task.tables), task.together):
+        if positions[0] in only_replicated:
+            continue
+        found.append([])
+        for storage in storages(positions):
+            key = positions[0], storage
+            if key not in known:
+                known[key] = _item(task, positions, storage)
+            found[-1].append(known[key])
+    return PackedItems(
+        tuple(first for first, *_ in found),
+        replicas,
+        np.array(task.room_bytes, dtype=np.int64) - taken,
+        task.machine,
+        tuple(tuple(others) for _, *others in found) if any(len(one) > 1 for one in found) else (),
+    )
+
+
+def _item(task: ShardingTask, positions: Sequence[int], storage: Storage) -> PackedItem:
+    tables = tuple(task.tables[position] for position in positions)
+    wholes = [_taken(task, table, storage=storage) for table in tables]
+    allowed_D = allowed_together(task, positions)
+    whole = PackedItem(
+        tuple(positions),
+        tables,
+        tuple(one.device for one in wholes),
+        sum(one.device for one in wholes),
+        device_mask(task.num_devices, None) if allowed_D is None else allowed_D,
+        apart_groups(task, positions),
+        may_be_whole=True,
+        outside=Taken(0, sum(one.host for one in wholes), sum(one.ssd for one in wholes)),
+        storage=storage,
+    )
+    if task.num_devices == 1 or len(positions) > 1:
+        return whole
+    types = task.types[positions[0]]
+    cuts = _cuts(task, positions[0], storage)
+    grid = next((_grid(task, positions[0], one, storage) for one in types & {*GRIDS}), None)
+    known = tuple(_known(task, positions[0], storage))
+    in_rows = grid is not None or any(cut.in_rows for cut in cuts)
+    least = whole.size_bytes - (_rounded_bytes(task, tables[0], task.num_devices) if in_rows else 0)
+    return replace(
+        whole,
+        least_bytes=min(least, *(one.device_bytes for one in known)) if known else least,
+        may_be_whole=bool(types - {*NEVER_WHOLE}),
+        cuts=cuts,
+        grid=grid,
+        known=known,
+    )
+
+
+def _cuts(task: ShardingTask, position: int, storage: Storage) -> tuple[Cut, ...]:
+    table, limits, types = task.tables[position], task.limits_of(position), task.types[position]
+    machine, found = task.machine, []
+    if (by_columns := types & {*COLUMNS_ALONE}) and may_be_cut_by_columns(table, limits):
+        line, least = _columns(task, table, storage), _least_fours(limits)
+        homes = TYPES[freest_by_columns(by_columns, machine, COLUMN_WISE)].homes(machine)
+        scopes = _allowed_of(machine, homes, limits.devices)
+        found.append(Cut(0, table.embedding_dim // COLUMN_STEP, line, least, scopes))
+    for places in _row_cuts(task, position):
+        scopes = _allowed_of(machine, places, limits.devices)
+        found.append(Cut(len(places[0]), table.num_rows, _rows(task, table, storage), 1, scopes))
+    return tuple(found)
+
+
+def _row_cuts(task: ShardingTask, position: int) -> list[tuple[range, ...]]:
+    """Of each type that cuts rows alone, the sets of devices that it may cut them over, the smallest sets first."""
+    own = (TYPES[one].places(task.machine) for one in ROWS_ALONE if one in task.types[position])
+    return sorted(own, key=lambda places: len(places[0]))
+
+
+def _grid(task: ShardingTask, position: int, name: str, storage: Storage) -> Grid:
+    table, limits, nodes = task.tables[position], task.limits_of(position), TYPES[name].places(task.machine)
+    narrow, wide = (
+        _rows(task, replace(table, embedding_dim=columns), storage) for columns in (COLUMN_STEP, 2 * COLUMN_STEP)
+    )
+    known: dict[int, Line] = {}
+
+    def lines(rows: Span) -> Line:
+        if table.row_shares is not None:
+            return _columns(task, table, storage, rows)
+        if rows.size not in known:  # without counted shares, equally many rows take the same
+            known[rows.size] = _columns(task, table, storage, rows)
+        return known[rows.size]
+
+    outputs_bytes, block_bytes = wide.part.device - narrow.part.device, wide.block.device - narrow.block.device
+    return Grid(
+        tuple(np.array(node) for node in nodes if limits.devices is None or limits.devices.issuperset(node)),
+        table.embedding_dim // COLUMN_STEP,
+        _least_fours(limits),
+        table.num_rows,
+        block_bytes,
+        max(narrow.block.device - block_bytes, 0),
+        narrow.part.device - outputs_bytes,
+        outputs_bytes,
+        tuple((rows, lines(rows)) for rows in row_spans(table, len(nodes[0]))),
+    )
+
+
+def _known(task: ShardingTask, position: int, storage: Storage) -> Iterator[KnownParts]:
+    """Replicas; and even rows where what they take is not a line."""
+    table, allowed = task.tables[position], task.limits_of(position).devices
+    if task.types[position] & {*REPLICATED} and storage == ON_DEVICE:
+        everywhere = tuple(range(task.num_devices))
+        yield KnownParts((whole_part(table, everywhere),), dict.fromkeys(everywhere, _replica(task, table)))
+    if _is_line(task, table):
+        return
+    for devices in chain.from_iterable(reversed(_row_cuts(task, position))):
+        if allowed is not None and not allowed.issuperset(devices):
+            continue
+        cut = zip(row_spans(table, len(devices)), devices, strict=False)
+        parts = tuple(_part(table, rows=rows, devices=(device,)) for rows, device in cut)
+        yield KnownParts(parts, {part.device: _taken(task, table, part.rows, None, storage) for part in parts})
+
+
+def _replica(task: ShardingTask, table: Table) -> Taken:
+    return _taken(task, table, devices=tuple(range(task.num_devices)))
+
+
+def _least_fours(limits: TableLimits) -> int:
+    """Fours of columns of the narrowest part."""
+    return max(-(-limits.min_columns // COLUMN_STEP), 1)
+
+
+def _columns(task: ShardingTask, table: Table, storage: Storage, rows: Span | None = None) -> Line:
+    """Four columns more take as much again, whatever the storage: memory is linear in columns."""
+    narrow, wide = (_taken(task, table, rows, Span(0, columns), storage) for columns in (COLUMN_STEP, 2 * COLUMN_STEP))
+    block = wide.less(narrow)
+    return Line(narrow.less(block), block)
+
+
+def _rows(task: ShardingTask, table: Table, storage: Storage) -> Line:
+    """What parts of rows take at most: where lookups are even over the rows, a line of them, but for what is rounded.
+
+    Where they are counted, each part has the inputs of all of them; what even parts take is known.
+    """
+    if _has_even_lookups(task, table):
+        few, many = 1, max(table.num_rows - 1, 1)  # a part with every row is sent as one
+        first = _taken(task, table, Span(0, few), None, storage)
+        last = _taken(task, table, Span(0, many), None, storage)
+        block = Taken(*(-(-more // max(many - few, 1)) for more in last.less(first)))
+        rounded = _rounded_bytes(task, table, 1) if task.pipeline else 0
+        if storage.is_cached:  # a cache holds whole rows
+            rounded += -(-table.embedding_dim * table.weight_bits // 8) + CACHE_SLOT_BYTES
+        return Line(Taken(*first.less(block))._replace(device=first.device - block.device + rounded), block)
+    memory = memory_of_part(task, table, _part(table, storage=storage))
+    of_rows = memory.weights + memory.optimizer_state + memory.cache_state
+    sent = 0 if table.is_sequence else memory.sent
+    block = Taken(*(-(-one // table.num_rows) for one in (of_rows, memory.host_bytes, memory.ssd_weights)))
+    return Line(Taken(memory.device_bytes - of_rows - sent), block)
+
+
+def _has_even_lookups(task: ShardingTask, table: Table) -> bool:
+    return not task.pipeline or (table.row_shares is None and not table.is_deduplicated)
+
+
+def _is_line(task: ShardingTask, table: Table) -> bool:
+    """Whether what parts of rows take is a line of their rows."""
+    return _has_even_lookups(task, table) and not table.embedding_dim * table.weight_bits % 8
+
+
+def _rounded_bytes(task: ShardingTask, table: Table, parts: int) -> int:
+    """What so many parts of rows may take less than their share of the whole, as each is rounded."""
+    of_rows = table.num_rows if table.embedding_dim * table.weight_bits % 8 else 0
+    return of_rows + parts * (2 + 2 * table.embedding_dim) if task.pipeline else of_rows
+
+
+def _taken(
+    task: ShardingTask,
+    table: Table,
+    rows: Span | None = None,
+    columns: Span | None = None,
+    storage: Storage = ON_DEVICE,
+    devices: tuple[int, ...] = (),
+) -> Taken:
+    """What a part takes of each of its devices and hosts."""
+    memory = memory_of_part(task, table, _part(table, rows, columns, storage, devices))
+    return Taken(memory.device_bytes, memory.host_bytes, memory.ssd_weights)
+
+
+def _part(
+    table: Table,
+    rows: Span | None = None,
+    columns: Span | None = None,
+    storage: Storage = ON_DEVICE,
+    devices: tuple[int, ...] = (),
+) -> TablePart:
+    every_row, every_column = Span(0, table.num_rows), Span(0, table.embedding_dim)
+    return TablePart(table.name, rows or every_row, columns or every_column, devices, storage)
+
+
+@lru_cache(maxsize=4096)
+def _allowed_of(machine: Machine, places: tuple[range, ...], devices: frozenset[int] | None) -> tuple[Devices, ...]:
+    """Of sets of devices those that a table may live on, without sets of which it may live on none."""
+    anywhere_D = device_mask(machine.num_devices, devices)
+    allowed = (np.array(place)[anywhere_D[place.start : place.stop]] for place in places)
+    return tuple(place for place in allowed if len(place))

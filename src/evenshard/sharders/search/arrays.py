@@ -1,0 +1,215 @@
+"""All pieces and all ways of a search as arrays, so that many changes are counted at once.
+
+Legend: U units, W ways, V kinds of volumes, P pieces, K kinds of devices, C kernel calls or looked-up rows, N changes,
+E pieces that they add or take away, F the same on each device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.measure.collectives import VOLUMES
+from evenshard.measure.price.loads import CellChanges
+from evenshard.sharders.search.sharding_option import Piece, Unit
+from evenshard.tables.reuse import FloatArray
+
+
+@dataclass(frozen=True)
+class FlatWays:
+    """All ways of all units, one after the other, as arrays. Legend: W ways, C looked-up rows of their pieces.
+
+    Attributes:
+        unit_W, number_W: the unit of each, and its number there.
+        copies_W: devices that each piece lives on.
+        volume_WV: what all pieces add to the volumes of one copy.
+        longest_WV: the volume of the piece that adds most.
+        values_W: weights of a replica.
+        bytes_W: memory of all devices together.
+        host_W: memory of all hosts together; of their SSDs too, which both are short of.
+        offload_W, longest_offload_W: time outside of device memory, of one copy: of all pieces, and of the longest.
+        way_C, row_C: the way of each looked-up row, and its number in the matrix of columns.
+        names: sharding types.
+        type_W: the number of each one's type.
+    """
+
+    unit_W: npt.NDArray[np.int64]
+    number_W: npt.NDArray[np.int64]
+    copies_W: FloatArray
+    volume_WV: FloatArray
+    longest_WV: FloatArray
+    values_W: FloatArray
+    bytes_W: FloatArray
+    host_W: FloatArray
+    offload_W: FloatArray
+    longest_offload_W: FloatArray
+    way_C: npt.NDArray[np.int64]
+    row_C: npt.NDArray[np.int64]
+    names: tuple[str, ...]
+    type_W: npt.NDArray[np.int64]
+
+    @staticmethod
+    def of(units: Sequence[Unit]) -> FlatWays:
+        """The ways of these units."""
+        names: dict[str, int] = {}
+        rows: list[tuple[float, ...]] = []
+        cells: list[tuple[int, int]] = []
+        for unit, one in enumerate(units):
+            for number, way in enumerate(one.ways):
+                volumes = np.array([piece.volume_V for piece in way.pieces])
+                own = float(way.pieces[0].span)
+                rows.append(
+                    (
+                        unit,
+                        number,
+                        own,
+                        way.pieces[0].values,
+                        own * sum(piece.size_bytes for piece in way.pieces),
+                        names.setdefault(way.sharding_type, len(names)),
+                        *volumes.sum(axis=0),
+                        *volumes.max(axis=0),
+                        own * sum(piece.host_bytes + piece.ssd_bytes for piece in way.pieces),
+                        sum(max(piece.offload_K, default=0.0) for piece in way.pieces),
+                        max(max(piece.offload_K, default=0.0) for piece in way.pieces),
+                    )
+                )
+                cells += [(len(rows) - 1, row) for piece in way.pieces for _, row in piece.cells]
+        table, of_cells = np.array(rows), np.array(cells, dtype=np.int64)
+        kinds = len(VOLUMES)
+        unit_W, number_W, type_W = table[:, [0, 1, 5]].astype(np.int64).T
+        return FlatWays(
+            unit_W,
+            number_W,
+            table[:, 2],
+            table[:, 6 : 6 + kinds],
+            table[:, 6 + kinds : 6 + 2 * kinds],
+            table[:, 3],
+            table[:, 4],
+            table[:, -3],
+            table[:, -2],
+            table[:, -1],
+            of_cells[:, 0],
+            of_cells[:, 1],
+            tuple(names),
+            type_W,
+        )
+
+    def summed(self, values_P: FloatArray) -> FloatArray:
+        """[W] sums over the looked-up rows of each way."""
+        return np.asarray(
+            np.bincount(self.way_C, weights=values_P[self.row_C], minlength=len(self.unit_W)), dtype=np.float64
+        )
+
+    def longest(self, values_P: FloatArray) -> FloatArray:
+        """[W] the largest of the looked-up rows of each way."""
+        found = np.zeros(len(self.unit_W))
+        np.maximum.at(found, self.way_C, values_P[self.row_C])
+        return found
+
+    def padded(self, values_W: FloatArray) -> FloatArray:
+        """[U, ways of a unit] infinite where there is no such way."""
+        found = np.full((int(self.unit_W.max()) + 1, int(self.number_W.max()) + 1), np.inf)
+        found[self.unit_W, self.number_W] = values_W
+        return found
+
+
+@dataclass(frozen=True)
+class PieceChanges:
+    """Pieces that changes add or take away, all changes one after the other. Legend: E pieces.
+
+    Attributes:
+        change_E: the change that each belongs to.
+        piece_E: its number among the options' pieces.
+        device_E: the first of its devices, or one of them.
+        sign_E: 1 where it comes, -1 where it goes.
+    """
+
+    change_E: npt.NDArray[np.int64]
+    piece_E: npt.NDArray[np.int64]
+    device_E: npt.NDArray[np.int64]
+    sign_E: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class PieceArrays:
+    """All pieces as arrays. Legend: P pieces, K kinds of devices, C kernel calls of a piece.
+
+    Attributes:
+        span_P, size_P, host_P, ssd_P, values_P, volume_PV: as ``Piece`` has them.
+        offload_PK: likewise; zeros where all pieces are in device memory.
+        cells_P: cells of each; ``call_C`` and ``row_C`` have those of all pieces, the first at ``first_P``.
+    """
+
+    span_P: npt.NDArray[np.int64]
+    size_P: npt.NDArray[np.int64]
+    host_P: npt.NDArray[np.int64]
+    ssd_P: npt.NDArray[np.int64]
+    values_P: FloatArray
+    volume_PV: FloatArray
+    offload_PK: FloatArray
+    cells_P: npt.NDArray[np.int64]
+    first_P: npt.NDArray[np.int64]
+    call_C: npt.NDArray[np.int64]
+    row_C: npt.NDArray[np.int64]
+
+    @staticmethod
+    def of(pieces: Sequence[Piece], num_kinds: int) -> PieceArrays:
+        """These pieces."""
+        whole = [(one.span, one.size_bytes, one.host_bytes, one.ssd_bytes) for one in pieces]
+        span_P, size_P, host_P, ssd_P = np.array(whole, dtype=np.int64).T
+        cells = np.array([cell for one in pieces for cell in one.cells], dtype=np.int64).reshape(-1, 2)
+        cells_P = np.array([len(one.cells) for one in pieces], dtype=np.int64)
+        nothing = (0.0,) * num_kinds
+        return PieceArrays(
+            span_P,
+            size_P,
+            host_P,
+            ssd_P,
+            values_P=np.array([one.values for one in pieces]),
+            volume_PV=np.array([one.volume_V for one in pieces]),
+            offload_PK=np.array([one.offload_K or nothing for one in pieces]),
+            cells_P=cells_P,
+            first_P=np.cumsum(cells_P) - cells_P,
+            call_C=cells[:, 0],
+            row_C=cells[:, 1],
+        )
+
+    def on_each_device(self, changes: PieceChanges) -> PieceChanges:
+        """The changes of each device by itself."""
+        from_F, offset_F = _repeated(self.span_P[changes.piece_E])
+        return PieceChanges(
+            changes.change_E[from_F],
+            changes.piece_E[from_F],
+            changes.device_E[from_F] + offset_F,
+            changes.sign_E[from_F],
+        )
+
+    def cells(self, on_each: PieceChanges) -> CellChanges:
+        """What changes of single devices look up."""
+        from_C, offset_C = _repeated(self.cells_P[on_each.piece_E])
+        cell_C = self.first_P[on_each.piece_E[from_C]] + offset_C
+        return CellChanges(
+            on_each.change_E[from_C],
+            self.call_C[cell_C],
+            self.row_C[cell_C],
+            on_each.device_E[from_C],
+            on_each.sign_E[from_C],
+        )
+
+    def users(self, changes: PieceChanges, count: int, num_calls: int) -> FloatArray:
+        """[N, C] how many more pieces use each kernel call after each of so many changes."""
+        cells = self.cells(changes)
+        at_C = cells.change_E * num_calls + cells.call_E
+        return np.asarray(
+            np.bincount(at_C, cells.sign_E, count * num_calls).reshape(count, num_calls), dtype=np.float64
+        )
+
+
+def _repeated(counts_E: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Each number so many times, and which time it is."""
+    from_F = np.repeat(np.arange(len(counts_E)), counts_E)
+    starts_E = np.cumsum(counts_E) - counts_E
+    return from_F, np.arange(len(from_F)) - starts_E[from_F]

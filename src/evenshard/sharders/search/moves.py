@@ -1,0 +1,199 @@
+"""What a placement under search moves from an earlier one: bytes of every unit, their bound and their price.
+
+Legend: D devices, O devices of the earlier placement, N devices of the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from evenshard.placement.machine import Machine
+from evenshard.placement.moves import SharedPiece, larger_machine, shared_pieces
+from evenshard.placement.optimizer_state import SGD
+from evenshard.placement.parts import TablePart
+from evenshard.placement.plan import broken_limit, parts_by_table
+from evenshard.placement.renaming import best_names, device_kinds
+from evenshard.sharders.search.space import Options
+from evenshard.sharders.search.state import Change, Choice, State, choice_like, parts_of_unit
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig
+
+_OVER = 2.0
+"""What bytes beyond the bound cost at least, in steps of the start: no placement with them is better than without."""
+
+
+@dataclass(frozen=True)
+class EarlierPlacement:
+    """A placement that has weights.
+
+    Attributes:
+        parts_of_table: parts of the tables whose weights can be used, by name.
+        machine: that they are on.
+        optimizer_of: whose state moves with them, by table; nothing of tables that are missing.
+    """
+
+    parts_of_table: Mapping[str, tuple[TablePart, ...]]
+    machine: Machine
+    optimizer_of: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Moves:
+    """The moves of a search.
+
+    Attributes:
+        options: units and ways of the search.
+        earlier: where the weights are.
+        most_bytes: that may move.
+        price: of a byte, ms.
+        step_ms: time of a step to measure what is over the bound by.
+        homes: the choice of each unit with which nothing of it moves; None where it has none.
+    """
+
+    options: Options
+    earlier: EarlierPlacement
+    most_bytes: float = float("inf")
+    price: float = 0.0
+    step_ms: float = 1.0
+    homes: list[Choice | None] = field(init=False)
+    _known: dict[tuple[int, Choice], int] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Looks for the homes, which may be more ways for the options."""
+        self._machine = larger_machine(self.earlier.machine, self.options.task.machine)
+        self.homes = [self._home(unit) for unit in range(len(self.options.units))]
+        tables = self.options.task.tables
+        self.all_bytes = sum(table.size_bytes for table in tables if table.name in self.earlier.parts_of_table)
+
+    def _home(self, unit: int) -> Choice | None:
+        task = self.options.task
+        position = self.options.units[unit].tables[0]
+        before = self.earlier.parts_of_table.get(task.tables[position].name)
+        if before is None or any(device >= task.num_devices for part in before for device in part.devices):
+            return None
+        try:
+            choice = choice_like(self.options, unit, before)
+        except BadConfig:  # another machine: its rows are on other devices than all
+            return None
+        if choice is None or self.bytes_of(unit, choice) or not self.is_allowed(unit, choice):
+            return None
+        return choice
+
+    def is_allowed(self, unit: int, choice: Choice) -> bool:
+        """Whether the limits of a unit's tables allow a choice; memory and other tables left aside."""
+        parts = parts_of_unit(self.options, unit, choice)
+        return all(broken_limit(self.options.task, position, own) is None for position, own in parts.items())
+
+    def bytes_of(self, unit: int, choice: Choice) -> int:
+        """What moves of a unit; nothing of a table that has no weights yet."""
+        key = (unit, choice)
+        if key not in self._known:
+            self._known[key] = self._counted(unit, choice)
+        return self._known[key]
+
+    def _counted(self, unit: int, choice: Choice) -> int:
+        of_tables = parts_of_unit(self.options, unit, choice)
+        return sum(self._bytes_of_table(position, after) for position, after in of_tables.items())
+
+    def parts_bytes(self, parts: Sequence[TablePart]) -> int:
+        """What moves of a whole placement."""
+        of_tables = parts_by_table(self.options.task, parts).values()
+        return sum(self._bytes_of_table(position, after) for position, after in enumerate(of_tables))
+
+    def _bytes_of_table(self, position: int, after: Sequence[TablePart]) -> int:
+        table = self.options.task.tables[position]
+        before = self.earlier.parts_of_table.get(table.name)
+        if before is None or list(before) == list(after):
+            return 0
+        return sum(piece.moved_bytes for piece in self._shared_pieces(table, before, after))
+
+    def _shared_pieces(
+        self, table: Table, before: Sequence[TablePart], after: Sequence[TablePart]
+    ) -> Iterator[SharedPiece]:
+        return shared_pieces(table, before, after, self._machine, self.earlier.optimizer_of.get(table.name, SGD))
+
+    def earlier_parts(self) -> tuple[TablePart, ...] | None:
+        """The earlier placement, where every table has one on these devices."""
+        task = self.options.task
+        found = [self.earlier.parts_of_table.get(table.name, ()) for table in task.tables]
+        parts = tuple(part for own in found for part in own)
+        gone = any(device >= task.num_devices for part in parts for device in part.devices)
+        return None if gone or not all(found) else parts
+
+    def price_ms(self, moved_bytes: int) -> float:
+        """What moves cost a search, ms."""
+        over = moved_bytes - self.most_bytes
+        over_ms = self.step_ms * (_OVER + over / max(self.all_bytes, 1)) if over > 0 else 0.0
+        return self.price * moved_bytes + over_ms
+
+    def moved_after(self, state: State, change: Change) -> int:
+        """Bytes that have moved after a change."""
+        more = sum(self.bytes_of(unit, choice) - self.bytes_of(unit, state.choices[unit]) for unit, choice in change)
+        return state.moved_bytes + more
+
+    def affords(self, state: State, change: Change) -> bool:
+        """Whether a change stays within the bound, or leads towards it."""
+        moved = self.moved_after(state, change)
+        return moved <= state.moved_bytes or moved <= self.most_bytes
+
+    def away(self, state: State) -> Iterator[int]:
+        """The units that are not at home, as far as they have one."""
+        for unit, home in enumerate(self.homes):
+            if home is not None and state.choices[unit] != home and self.bytes_of(unit, state.choices[unit]):
+                yield unit
+
+    def nearest(self, unit: int, number: int) -> Choice | None:
+        """A unit in a way of its own with each piece where most of it is already; None where that is not clear."""
+        way = self.options.units[unit].ways[number]
+        count = self.options.task.num_devices // way.span
+        if way.span > 1 and count == 1:
+            return Choice(number)
+        held_P = self._held(unit, count, way.span)
+        if held_P is None or len(way.pieces) > count:
+            return None
+        order = [int(one) for one in np.argsort(-held_P, kind="stable")[: len(way.pieces)]]
+        places = sorted(order, key=lambda one: self._first_column(unit, one, way.span))
+        choice = Choice(number, tuple(places))
+        return choice if self.is_allowed(unit, choice) else None
+
+    def _held(self, unit: int, count: int, span: int) -> np.ndarray | None:
+        """[count] columns and rows of a unit on each place of so many devices, before."""
+        held = np.zeros(count)
+        tables = self.options.task.tables
+        for position in self.options.units[unit].tables:
+            for part in self.earlier.parts_of_table.get(tables[position].name, ()):
+                for device in part.devices:
+                    if device // span < count:
+                        held[device // span] += part.rows.size * part.columns.size
+        return held if held.any() else None
+
+    def _first_column(self, unit: int, place: int, span: int) -> int:
+        tables = self.options.task.tables
+        before = self.earlier.parts_of_table.get(tables[self.options.units[unit].tables[0]].name, ())
+        of_place = [part.columns.start for part in before for device in part.devices if device // span == place]
+        return min(of_place, default=2**31)
+
+    def renamed(self, choices: Sequence[Choice]) -> list[Choice]:
+        """The same placement with those names of its devices with which least moves."""
+        task, machine = self.options.task, self.options.task.machine
+        held_NO = np.zeros((task.num_devices, task.num_devices), dtype=np.int64)
+        for unit, choice in enumerate(choices):
+            if 1 < self.options.units[unit].ways[choice.way].span == task.num_devices:
+                continue
+            for position, after in parts_of_unit(self.options, unit, choice).items():
+                table = task.tables[position]
+                before = self.earlier.parts_of_table.get(table.name)
+                if before is None:
+                    continue
+                for piece in self._shared_pieces(table, before, after):
+                    old = [device for device in piece.reach if device < task.num_devices]
+                    held_NO[np.ix_(piece.new_devices, old)] += piece.num_bytes
+        names = best_names(held_NO, device_kinds(task), machine)
+        return [self._named(unit, choice, names) for unit, choice in enumerate(choices)]
+
+    def _named(self, unit: int, choice: Choice, names: np.ndarray) -> Choice:
+        span = self.options.units[unit].ways[choice.way].span
+        return Choice(choice.way, tuple(int(names[place * span]) // span for place in choice.places))

@@ -1,0 +1,134 @@
+"""A search that knows what fewer types answer, so that more types never answer worse.
+
+A search has so many changes to try, whatever types it may use: the more there are, the more starts share the changes.
+So tables that are whole or cut by columns at most are searched for by themselves too, and whole tables alone, unless a
+bound rules out that they are better: by the same search that answers a request for these types alone. Of what less
+memory answers, a search knows nothing; but one of its starts is the same in every memory, and hardly needs any.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from evenshard.measure.price.step import PartCosts
+from evenshard.placement.parts import TablePart, whole_tables
+from evenshard.placement.sharding import COLUMNS_ALONE, TABLE_WISE
+from evenshard.placement.task import ShardingTask, memory_of_part
+from evenshard.sharders.packing.legal_parts import TIME_LIMIT_S, first_fit, legal_parts
+from evenshard.sharders.search.bounds import lower_bound_ms
+from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort, PlanSearchResult, Progress
+from evenshard.sharders.search.space import SMALL, Options
+from evenshard.utils.errors import InfeasibleTask
+
+FEWER_TYPES = ({TABLE_WISE, *COLUMNS_ALONE}, {TABLE_WISE})
+"""What tables may be at most, search after search; a table that may be none of it keeps its types."""
+LITTLE_MEMORY = 1.1
+"""Memory of all devices in that of all tables, whole."""
+PACKING_S = 0.5
+"""Of the solver, where nothing else finds room for tables of fewer types."""
+
+Starts = Callable[[ShardingTask, float | None], Sequence[Sequence[TablePart]]]
+"""Legal placements of a task, found within so many seconds; raises InfeasibleTask where there are none at all."""
+
+
+def search_with_fewer_types(
+    costs: PartCosts,
+    effort: PlanSearchEffort,
+    seed: int,
+    starts: Starts,
+    progress: Progress | None = None,
+    packing_s: float = TIME_LIMIT_S,
+) -> tuple[PlanSearch, PlanSearchResult]:
+    """The search of a task, and what it found: nothing slower than the same function finds for fewer types.
+
+    (But for what usual cuts cost in the place of odd ones, and what the solver finds after ``PACKING_S`` alone; and not
+    in large tasks, nor where a limit on the time is reached.)
+
+    Args:
+        costs: of the task.
+        effort: of each search; a limit on the time is that of all of them.
+        seed: of the kicks.
+        starts: finds placements to begin with.
+        progress: called with the best cost so far.
+        packing_s: of the solver, where no search finds room.
+
+    Raises:
+        InfeasibleTask: if none was found.
+    """
+    started, fewer = time.monotonic(), with_fewer_types(costs.task)
+    known = starts(costs.task, effort.time_limit_s)
+    search = PlanSearch(costs, _with_time_left(effort, started), seed, progress)
+    result: PlanSearchResult | None = None
+    with suppress(InfeasibleTask):  # where something may find room all the same
+        result = search.run(known)
+    left = _with_time_left(effort, started)
+    if fewer is not None and _is_open(costs.of_task(fewer), left, result):
+        with suppress(InfeasibleTask):
+            _, below = search_with_fewer_types(costs.of_task(fewer), left, seed, starts, packing_s=PACKING_S)
+            known = (below.best.parts,)
+            if below.is_interrupted:
+                search.interrupt()
+    if result is None:
+        legal = _legal(costs.task, seed, packing_s, known)
+        if costs.task.may_offload and not search.options.offloads:  # it only seemed that all of them fit
+            search = PlanSearch(costs, left, seed, progress, offloads=True)
+        result = search.run(legal)
+    result = search.with_known(result, _packed(costs.task), float("inf"))
+    return search, search.with_known(result, known)
+
+
+def _packed(task: ShardingTask) -> Sequence[Sequence[TablePart]]:
+    """A placement by columns in memory that hardly holds all tables, whatever there is, if one is found at once."""
+    if any(types - FEWER_TYPES[0] for types in task.types) or _is_large(task):
+        return ()
+    wholes = zip(task.tables, whole_tables(task.tables), strict=True)
+    needed = sum(memory_of_part(task, table, whole).device_bytes for table, whole in wholes)
+    most = int(LITTLE_MEMORY * needed / task.num_devices)
+    parts = first_fit(replace(task, room_bytes=tuple(min(room, most) for room in task.room_bytes)))
+    return () if parts is None else (parts,)
+
+
+def _legal(
+    task: ShardingTask, seed: int, packing_s: float, known: Sequence[Sequence[TablePart]]
+) -> Sequence[Sequence[TablePart]]:
+    """Any legal placement; the known ones where none is found."""
+    try:
+        return (legal_parts(task, seed, packing_s),)
+    except InfeasibleTask:
+        if not known:
+            raise
+        return known
+
+
+def _with_time_left(effort: PlanSearchEffort, started: float) -> PlanSearchEffort:
+    if effort.time_limit_s is None:
+        return effort
+    return replace(effort, time_limit_s=max(effort.time_limit_s - (time.monotonic() - started), 0.0))
+
+
+def _is_open(costs: PartCosts, effort: PlanSearchEffort, result: PlanSearchResult | None) -> bool:
+    """Whether there is time for fewer types, and hope that they find something faster."""
+    if result is None:
+        return True
+    if result.is_interrupted or effort.time_limit_s == 0.0:
+        return False
+    return lower_bound_ms(Options(costs, costs.task.may_offload)) < result.best.predicted_ms
+
+
+def with_fewer_types(task: ShardingTask) -> ShardingTask | None:
+    """The task with fewer types, as many as there are; None where there are none, or it is large: changes take long."""
+    if _is_large(task):
+        return None
+    limits = tuple(task.limits_of(at) for at in range(len(task.tables)))
+    for types in FEWER_TYPES:
+        fewer = replace(task, limits=tuple(replace(own, types=own.types & types or own.types) for own in limits))
+        if fewer.limits != limits and fewer.types != task.types and all(fewer.types):
+            return fewer
+    return None
+
+
+def _is_large(task: ShardingTask) -> bool:
+    return len(task.tables) * task.num_devices > SMALL

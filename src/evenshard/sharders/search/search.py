@@ -1,0 +1,322 @@
+"""The search over all ways to shard: many constructions, the best of them improved step by step.
+
+A step looks at the slowest device: pieces on it may move, change places with others, or their tables may be sharded
+another way; tables that live on many devices may change too. What makes the score better is kept. Where nothing does, a
+kick changes a few tables at random and the descent starts over; it is undone if that ended worse. The same arguments
+give the same placement.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from evenshard.measure.price.step import PartCosts, PredictedParts
+from evenshard.placement.parts import TablePart
+from evenshard.placement.sharding import SHARDING_TYPES
+from evenshard.sharders.search.construction import Construction, Works
+from evenshard.sharders.search.kicks import Kicks
+from evenshard.sharders.search.moves import Moves
+from evenshard.sharders.search.neighbours import LEAST_STEP, Neighbours
+from evenshard.sharders.search.pieces import Pieces
+from evenshard.sharders.search.space import Options
+from evenshard.sharders.search.starts import Start, constructed
+from evenshard.sharders.search.state import Choice, State, choices_of, scores_of
+from evenshard.sharders.search.usual_cuts import MOST_SLOWER, UsualCuts, num_odd_cuts
+from evenshard.utils.errors import InfeasibleTask
+from evenshard.utils.process import on_interrupt
+
+MOST_LARGE_STARTS = 4
+"""Of a large task, starts that are counted."""
+_STAGES = ((0.15, 64, 0), (0.4, 4, 40), (0.45, 1, 200))
+"""Share of the starts that is improved, at least one, and of all changes that are tried for it; stage after stage.
+Known placements count as starts, too; they are improved in the end, if they are worth it."""
+MOST_COUNTED_DEVICES = 128
+"""Devices from which on a search takes four times as many changes as on one."""
+OFFLOAD_CHANGES = 3
+"""Times as many where every table comes again for every cache."""
+MOST_FOR_CUTS, SHARE_FOR_CUTS = 4, 0.15
+"""Placements in which usual cuts are tried, and the changes for it, as a share of all: for all cuts, and for each."""
+NEARLY, SHARE_FOR_KNOWN = 1.03, 0.2
+"""Times what the search found, below which a placement that it was given is improved; and the changes for it, as a
+share of all, on top of them."""
+ALIKE = 1.005
+"""Times the least cost, up to which placements that have ended are predicted: sums of a state are rounded."""
+MOST_CANDIDATES = 16
+"""Placements that a search gives back."""
+MOST_BESIDE = 64
+"""Units that are placed beside others by trying all their ways; of more, one way."""
+
+
+@dataclass(frozen=True)
+class PlanSearchEffort:
+    """How long to look.
+
+    Attributes:
+        changes: changes that are tried out, all together, whatever becomes of them; more where devices are more.
+        idle_kicks: kicks, one after the other, that made nothing better, until the search ends.
+        kicked: units that a kick changes at most.
+        time_limit_s: the search ends after so many seconds at the latest; None for no limit.
+    """
+
+    changes: int = 12_000
+    idle_kicks: int = 100
+    kicked: int = 5
+    time_limit_s: float | None = None
+
+
+@dataclass(frozen=True)
+class PlanSearchResult:
+    """What the search found.
+
+    Attributes:
+        best: the answer.
+        candidates: placements that ended well, the answer first, the others by their cost.
+        is_interrupted: Ctrl-C ended the search, which answers with the best until then.
+    """
+
+    best: PredictedParts
+    candidates: tuple[tuple[TablePart, ...], ...]
+    is_interrupted: bool = False
+
+
+Progress = Callable[[float], None]
+"""Takes the best cost so far, ms."""
+
+
+class PlanSearch:
+    """The search on one task.
+
+    Args:
+        costs: what placements cost.
+        effort: how long to look.
+        seed: of the kicks.
+        progress: called with the best cost so far.
+        offloads: whether tables may be kept outside of device memory; where left out, where that is short.
+    """
+
+    def __init__(
+        self,
+        costs: PartCosts,
+        effort: PlanSearchEffort | None = None,
+        seed: int = 0,
+        progress: Progress | None = None,
+        offloads: bool | None = None,
+    ) -> None:
+        self.costs, self.effort = costs, effort or PlanSearchEffort()
+        self.options = Options(costs, offloads)
+        self.construction = Construction(self.options, Works.of(self.options))
+        self.pieces, rng = Pieces(self.construction), np.random.default_rng(seed)
+        self.neighbours = Neighbours(self.pieces, rng)
+        self._kicks = Kicks(self.neighbours, rng, self.effort.kicked)
+        self._tries = self._scaled(self.effort.changes)
+        self._last_change = self._tries
+        self._progress = progress
+        limit_s = self.effort.time_limit_s
+        self._deadline = float("inf") if limit_s is None else time.monotonic() + limit_s
+        self._is_interrupted = False
+        self._best_ms = float("inf")
+
+    def run(self, known: Sequence[Sequence[TablePart]] = ()) -> PlanSearchResult:
+        """The best placement that was found.
+
+        Args:
+            known: legal placements; the answer is not predicted to take longer than any of them.
+
+        Raises:
+            InfeasibleTask: if none was found.
+        """
+        starts = [*constructed(self.construction, self._deadline), *self._starts_at(known)]
+        if not starts and known:  # its rows are uneven, as its memory is
+            return PlanSearchResult(self.costs.predict(known[0]), tuple(map(tuple, known)))
+        if not starts:
+            raise InfeasibleTask("no placement was found: the tables' pieces found no room.", "Raise memory_cap_gb.")
+        with on_interrupt(self.interrupt):
+            for share, kept, idle in _STAGES:
+                starts = sorted(starts, key=lambda one: one.cost_ms)
+                chosen = starts[: kept if self.options.is_small else min(kept, MOST_LARGE_STARTS)]
+                for start in chosen:
+                    self._last_change = self.neighbours.tried + int(self._tries * share / len(chosen))
+                    self.neighbours.types = start.types if len(chosen) > 1 else set(SHARDING_TYPES)
+                    state = State(self.options, start.choices)
+                    self._report(state)
+                    self._improve(state, idle)
+                    start.choices, start.cost_ms = list(state.choices), state.cost_ms
+            starts = sorted(starts, key=lambda one: one.cost_ms)[:MOST_CANDIDATES]
+            states = [State(self.options, start.choices) for start in starts]
+            found = {state.parts(): state for state in reversed(states)}
+            ended = self._predicted(found)
+            best = self._with_usual_cuts(ended)
+        others = (*(one.parts for one, _ in ended), *reversed(found))
+        candidates = dict.fromkeys((best.parts, *(parts for parts in others if parts != ended[0][0].parts)))
+        return self.with_known(PlanSearchResult(best, tuple(candidates)), known, NEARLY)
+
+    def _predicted(self, found: Mapping[tuple[TablePart, ...], State]) -> list[tuple[PredictedParts, State]]:
+        """The cheapest of these placements and those that cost hardly more, the best prediction first."""
+        costs_ms = sorted(state.cost_ms for state in found.values())
+        most_ms = max(costs_ms[0] * ALIKE, *costs_ms[:MOST_FOR_CUTS])
+        chosen = [(self.costs.predict(parts), state) for parts, state in found.items() if state.cost_ms <= most_ms]
+        return sorted(chosen, key=lambda one: one[0].predicted_ms)
+
+    def with_known(
+        self, result: PlanSearchResult, known: Sequence[Sequence[TablePart]], nearly: float = 1.0
+    ) -> PlanSearchResult:
+        """The result of this search, or legal placements that are better: as they are, or after some changes.
+
+        Args:
+            result: what was found.
+            known: legal placements.
+            nearly: times the best one found, below which a known one is worth the changes.
+        """
+        for parts in known:
+            begun = self.costs.predict(parts)
+            if begun.predicted_ms >= nearly * result.best.predicted_ms:
+                continue
+            ended = [result.best, *self._improved(begun)]
+            ended.sort(key=lambda one: one.predicted_ms)
+            candidates = dict.fromkeys((*(one.parts for one in ended), *result.candidates))
+            result = PlanSearchResult(ended[0], tuple(candidates)[:MOST_CANDIDATES])
+        return replace(result, is_interrupted=self._is_interrupted)
+
+    def _improved(self, begun: PredictedParts) -> Iterator[PredictedParts]:
+        """A placement as it is, unless it has odd cuts, and after some changes."""
+        state = self._state_of(begun.parts)
+        if state is None or not num_odd_cuts(state):
+            yield begun
+        if state is not None:
+            self.improve(state, round(SHARE_FOR_KNOWN * self._tries))
+            yield self._with_usual_cuts([(self.costs.predict(state.parts()), state)])
+
+    def _with_usual_cuts(self, ended: Sequence[tuple[PredictedParts, State]]) -> PredictedParts:
+        """The best of these placements, or one with usual cuts in the place of odd ones that costs hardly more."""
+        best, state = ended[0]
+        odd, most_ms = num_odd_cuts(state), best.predicted_ms * (1 + MOST_SLOWER)
+        changes = round(SHARE_FOR_CUTS * self._tries)
+        cuts = UsualCuts(self.neighbours, partial(self.improve, changes=changes))
+        usual = best
+        for _, other in ended[:MOST_FOR_CUTS]:
+            if not odd or self._is_interrupted or time.monotonic() >= self._deadline:
+                break
+            cuts.apply(other, most_ms)
+            found = self.costs.predict(other.parts())
+            if num_odd_cuts(other) < odd and found.predicted_ms <= most_ms:
+                usual, odd = found, num_odd_cuts(other)
+        return usual
+
+    def _starts_at(self, known: Sequence[Sequence[TablePart]]) -> Iterator[Start]:
+        for parts in known:
+            state = self._state_of(parts)
+            if state is not None:
+                yield Start(list(state.choices), set(SHARDING_TYPES), state.cost_ms)
+
+    def _state_of(self, parts: Sequence[TablePart]) -> State | None:
+        """A placement as a state; None where no choices stand for it, or not in this memory: its rows are uneven."""
+        choices = choices_of(self.options, parts)
+        state = None if choices is None else State(self.options, choices)
+        return state if state is not None and state.fits() else None
+
+    def _scaled(self, changes: int) -> int:
+        """More changes for more devices, and where tables may leave device memory; of a large task each takes long."""
+        devices = min(self.costs.task.num_devices, MOST_COUNTED_DEVICES)
+        changes *= OFFLOAD_CHANGES if self.options.offloads else 1
+        return round(changes * (1 + 3 * devices / MOST_COUNTED_DEVICES)) if self.options.is_small else 2 * changes
+
+    def interrupt(self) -> None:
+        """Ends the search: it answers with the best until then."""
+        self._is_interrupted = True
+
+    def _report(self, state: State) -> None:
+        """Calls ``progress`` where the state is the best so far."""
+        if self._progress is not None and state.cost_ms < self._best_ms:
+            self._best_ms = state.cost_ms
+            self._progress(self._best_ms)
+
+    # For the search near an earlier placement -------------------------------------------------------------------------
+
+    def improve(self, state: State, changes: int, kicks: bool = True) -> None:
+        """Makes a placement better by trying so many changes, of all types; without kicks until no step helps."""
+        self._last_change, self.neighbours.types = self.neighbours.tried + changes, set(SHARDING_TYPES)
+        with on_interrupt(self.interrupt):
+            if kicks:
+                self._improve(state, self.effort.idle_kicks)
+            else:
+                self._descend(state)
+
+    def beside(self, choices: Sequence[Choice], units: Sequence[int], moves: Moves) -> list[Choice]:
+        """Choices of some units where least is to do beside the others, which stay; memory may not suffice.
+
+        Args:
+            choices: of all units; those of the units to place do not count.
+            units: to place.
+            moves: prices what moves.
+        """
+        self.neighbours.types = set(SHARDING_TYPES)
+        state = State(
+            self.options, [self._anywhere(one) if one in units else own for one, own in enumerate(choices)], moves
+        )
+        numbers_U = self.construction.ways(self.construction.even_ms, SHARDING_TYPES)
+        by_size = sorted(units, key=lambda unit: -sum(piece.size_bytes for piece in state.way(unit).pieces))
+        for unit in (*by_size, *by_size):
+            count = len(self.options.units[unit].ways)
+            numbers = range(count) if len(units) <= MOST_BESIDE else (int(numbers_U[unit]),)
+            (without_D,) = self.neighbours.without(state, [unit])
+            choices = [state.choices[unit], *self.neighbours.choices_in(state, unit, numbers, without_D)]
+            pieces = state.piece_changes([[(unit, choice)] for choice in choices])
+            total_ND, fits_N = state.after(pieces, len(choices))
+            scores_N = scores_of(total_ND) + [
+                moves.price_ms(moves.moved_after(state, [(unit, choice)])) for choice in choices
+            ]
+            is_legal_N = fits_N & [self.pieces.keeps_apart(state, unit, choice) for choice in choices]
+            state.replace(unit, choices[int(np.lexsort((scores_N, ~is_legal_N))[0])])
+        return list(state.choices)
+
+    def _anywhere(self, unit: int) -> Choice:
+        """A unit in its first way on the first devices that it may live on."""
+        own = self.options.units[unit]
+        pieces = len(own.ways[0].pieces)
+        if own.ways[0].span == 1 and own.allowed_D is not None:
+            return Choice(0, tuple(np.flatnonzero(own.allowed_D)[:pieces].tolist()))
+        return Choice(0, tuple(range(pieces)))
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether Ctrl-C has ended it."""
+        return self._is_interrupted
+
+    @property
+    def tries(self) -> int:
+        """Changes that the search tries out."""
+        return self._tries
+
+    # Improvement ------------------------------------------------------------------------------------------------------
+
+    def _over(self) -> bool:
+        return self.neighbours.tried >= self._last_change or self._is_interrupted or time.monotonic() >= self._deadline
+
+    def _improve(self, state: State, most_idle: int) -> None:
+        """Descends, kicks and descends again; the state ends as the best that was seen."""
+        self._descend(state)
+        idle = 0
+        while not self._over() and idle < most_idle:
+            trial = state.copy()
+            idle += 1
+            if not self._kicks.kick(trial):
+                continue
+            self._descend(trial)
+            if trial.score < state.score * (1 - LEAST_STEP):
+                state.become(trial)
+                self._report(state)
+                idle = 0
+
+    def _descend(self, state: State) -> None:
+        """Takes steps until none helps."""
+        while not self._over():
+            change = self.neighbours.step(state)
+            if change is None:
+                return
+            state.replace_all(change)
+            self._report(state)

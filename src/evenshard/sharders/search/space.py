@@ -1,0 +1,319 @@
+"""The ways in which a search may shard each table: what one piece of it takes, and on how many devices.
+
+Where device memory is short, large tables may also be kept outside of it: each way again for every cache that they may
+have, and for none.
+
+Legend: D devices, N changes, C kernel calls, L collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.measure.collectives import VOLUMES, latencies_ms, part_volume
+from evenshard.measure.kernel_calls import KernelCall, Lookup, kernel_call, part_lookups, replica_lookups
+from evenshard.measure.price.loads import LookupColumns
+from evenshard.measure.price.step import PartCosts
+from evenshard.placement.items import allowed_together, joined_groups
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, lookup_share, row_spans, whole_part, whole_tables
+from evenshard.placement.sharding import (
+    COLUMN_WISE,
+    COLUMNS_ALONE,
+    ROW_WISE,
+    ROWS_ALONE,
+    TABLE_COLUMN_WISE,
+    TABLE_WISE,
+    TYPES,
+    ShardingType,
+    freest_by_columns,
+    types_on_all,
+)
+from evenshard.placement.storage import CACHED_KERNELS, FUSED, ON_DEVICE, Storage
+from evenshard.placement.task import ShardingTask, common_kernels, memory_of_part
+from evenshard.sharders.search.arrays import FlatWays, PieceArrays
+from evenshard.sharders.search.sharding_option import Piece, Unit, Way
+from evenshard.tables.reuse import FloatArray
+from evenshard.tables.table import Table
+
+MAX_CUTS = 128
+SMALL = 2**16
+"""Tables times devices up to which everything is tried; of larger tasks, less."""
+CACHE_LOAD_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8)
+"""Caches that are tried."""
+FULL_SHARE = 0.97
+"""Part of the devices' memory that is filled before ways with less memory are preferred."""
+SHORT_SHARE = 0.85
+"""Part of the devices' memory that tables fill, whole, before others ways than in device memory are looked for."""
+LEAST_OFFLOADED = 1e-3
+"""Of a device's room: smaller tables stay in device memory."""
+
+
+class Options:
+    """All units of a task with their ways, and the columns of all their pieces.
+
+    Attributes:
+        units: the units.
+        calls: kernel calls by number.
+        collective_of_call: the module and the type of each kernel call; calls that share them share a collective.
+        pieces: all pieces of all ways.
+        lookups: all that is looked up by any way.
+        is_small: everything may be tried.
+        offloads: tables may be kept outside of device memory.
+
+    Args:
+        costs: what placements cost.
+        offloads: whether to look for ways outside of device memory, as far as the task allows them; where left out,
+            where that memory is short or the rules ask for it.
+    """
+
+    def __init__(self, costs: PartCosts, offloads: bool | None = None) -> None:
+        self.costs, self.task = costs, costs.task
+        self.offloads = is_short_of_memory(costs.task) if offloads is None else offloads
+        self.is_small = len(self.task.tables) * self.task.num_devices <= SMALL
+        self.calls: dict[KernelCall, int] = {}
+        self.collective_of_call: list[tuple[str, str]] = []
+        self.pieces: list[Piece] = []
+        self.lookups = LookupColumns(costs.prices)
+        self._arrays: PieceArrays | None = None
+        self.units = tuple(self._units())
+        self.lookups.update()
+
+    @cached_property
+    def flat(self) -> FlatWays:
+        """The ways that the options began with."""
+        return FlatWays.of(self.units)
+
+    @property
+    def span_of_call(self) -> list[int]:
+        """Devices, one after the other, that look up the same in each kernel call."""
+        return [TYPES[call.sharding_type].span(self.task.machine) for call in self.calls]
+
+    @cached_property
+    def room_D(self) -> npt.NDArray[np.int64]:
+        """Memory of the devices."""
+        return np.array(self.task.room_bytes, dtype=np.int64)
+
+    @property
+    def piece_arrays(self) -> PieceArrays:
+        """All pieces as arrays."""
+        if self._arrays is None or len(self._arrays.span_P) < len(self.pieces):
+            self._arrays = PieceArrays.of(self.pieces, len(self.costs.kinds))
+        return self._arrays
+
+    def latency_ms(self, is_used_NC: npt.NDArray[np.bool_]) -> FloatArray:
+        """[N] latencies of the collectives of the kernel calls that are used; calls that share one count once."""
+        names = list(dict.fromkeys(self.collective_of_call))
+        machine, links = self.task.machine, self.costs.links
+        of_call_CL = np.array([[own == name for name in names] for own in self.collective_of_call])
+        latency_L = np.array([latencies_ms(machine, {name}, links).total_ms for name in names])
+        return np.asarray((is_used_NC @ of_call_CL) @ latency_L)
+
+    def add_ways(self, unit: int, ways: Sequence[Way]) -> None:
+        """More ways for a unit, which ``way_of`` made."""
+        old = self.units[unit]
+        units = list(self.units)
+        units[unit] = Unit(old.tables, (*old.ways, *ways), old.allowed_D)
+        self.units = tuple(units)
+        self.lookups.update()
+
+    def _units(self) -> Iterator[Unit]:
+        task = self.task
+        number_of = {position: number for number, group in enumerate(task.together) for position in group}
+        groups = joined_groups(len(task.tables), task.together)
+        # Single tables come first, then the groups in the order of the rules.
+        for members in sorted(groups, key=lambda group: max(number_of.get(position, -1) for position in group)):
+            yield Unit(members, self._ways(members), allowed_together(task, members))
+
+    def _ways(self, members: Sequence[int]) -> tuple[Way, ...]:
+        if len(members) > 1:
+            return tuple(self._together(members, storage) for storage in self._storages(members))
+        (position,) = members
+        inside, *outside = self._storages(members)
+        return (
+            *(self._way(position, *shape, inside) for shape in self._shapes(position, on_device=inside == ON_DEVICE)),
+            *(self._way(position, *shape, one) for shape in self._shapes(position, on_device=False) for one in outside),
+        )
+
+    def _together(self, members: Sequence[int], storage: Storage) -> Way:
+        """Tables on one device, whole."""
+        wholes = [(at, replace(whole_part(self.task.tables[at], (0,)), storage=storage)) for at in members]
+        return self._way_in(TABLE_WISE, (self._piece(wholes, TABLE_WISE),), storage)
+
+    def _storages(self, members: Sequence[int]) -> list[Storage]:
+        """Where the weights of a unit may be kept, in device memory first."""
+        kernels = common_kernels(self.task, members)
+        is_large = any(self._is_large(position) for position in members)
+        elsewhere = [one for one in kernels if one != FUSED and ((self.offloads and is_large) or FUSED not in kernels)]
+        return [*([ON_DEVICE] if FUSED in kernels else []), *(one for kernel in elsewhere for one in _tried(kernel))]
+
+    def _shapes(self, position: int, on_device: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Types of a table with the widths of its parts; outside of device memory no replicas, and fewer cuts."""
+        limits, machine = self.task.limits_of(position), self.task.machine
+        allowed = machine.num_devices if limits.devices is None else len(limits.devices)
+        whole_columns = self.task.tables[position].embedding_dim
+        for own in self._types(position):
+            if own.is_replicated and not on_device:
+                continue
+            if not own.cuts_columns:
+                yield own.name, (whole_columns,)
+                continue
+            most = own.home_span(machine) // own.span(machine)
+            most = most if own.cuts_rows else min(most, allowed)
+            for widths in self._cuts(whole_columns, most, limits.min_columns, few=not on_device):
+                yield own.name, widths
+
+    def by_columns(self, position: int) -> str:
+        """The type of a table that is cut by columns: it may leave its node only where that is allowed."""
+        return freest_by_columns(self.task.types[position], self.task.machine, TABLE_COLUMN_WISE)
+
+    def usual_name(self, position: int, name: str) -> str:
+        """What a type that a table's parts are of is called among its options."""
+        return self.by_columns(position) if name == COLUMN_WISE else name
+
+    def _is_large(self, position: int) -> bool:
+        """Whether it is worth while to keep a table outside of device memory."""
+        return self.task.tables[position].size_bytes > LEAST_OFFLOADED * max(self.task.room_bytes)
+
+    def _cuts(self, columns: int, most: int, least_width: int, few: bool) -> Iterator[tuple[int, ...]]:
+        """Even cuts; of large tasks, into powers of two alone."""
+        cuts, all_of_them = column_cuts(columns, most, least_width), self.is_small and not few
+        return (widths for widths in cuts if all_of_them or len(widths).bit_count() == 1)
+
+    def _types(self, position: int) -> list[ShardingType]:
+        """The types that are looked for, those of the fewest pieces first, each of which no other one has all parts of.
+
+        Whole tables are table_column_wise too, and rows of the one node are row_wise.
+        """
+        machine, types = self.task.machine, set(self.task.types[position])
+        if machine.num_devices == 1:
+            return [TYPES[TABLE_WISE]]
+        if any(TYPES[one].may_be_whole for one in types):
+            types.add(TABLE_WISE)
+        if rows_of_all := types & {*ROWS_ALONE} & {*types_on_all(machine)}:
+            types = types - rows_of_all | {ROW_WISE}
+        types -= {*COLUMNS_ALONE} - {self.by_columns(position)}
+        if position in self.task.kept_apart:
+            fewer = {one for one in types if TYPES[one].span(machine) == 1}
+        else:
+            # A search's sums take every device for one with rows: cuts that leave some without are a last resort.
+            fewer = {one for one in types if not TYPES[one].cuts_rows or self._has_rows_for(position, TYPES[one])}
+        found = (TYPES[one] for one in TYPES if one in (fewer or types))
+        return sorted(found, key=lambda one: (one.is_replicated, one.cuts_rows))
+
+    def _has_rows_for(self, position: int, way: ShardingType) -> bool:
+        """Whether every device that the rows of a table are cut over gets some."""
+        devices = way.span(self.task.machine)
+        return len(row_spans(self.task.tables[position], devices)) == devices
+
+    def way_of(self, unit: int, name: str, widths: Sequence[int], storage: Storage = ON_DEVICE) -> Way:
+        """A table sharded in a type, in parts of these widths, and kept so."""
+        (position,) = self.units[unit].tables
+        return self._way(position, name, tuple(widths), storage)
+
+    def _way(self, position: int, name: str, widths: tuple[int, ...], storage: Storage) -> Way:
+        """A table in parts of these widths; of its rows, the part with the most lookups stands for all of them."""
+        table, own, machine = self.task.tables[position], TYPES[name], self.task.machine
+        rows = self._busiest_rows(table, own.span(machine) if own.cuts_rows else 1)
+        devices = tuple(range(machine.num_devices if own.is_replicated else 1))
+        part_of = {width: TablePart(table.name, rows, Span(0, width), devices, storage) for width in widths}
+        by_width = {width: self._piece([(position, part)], name) for width, part in part_of.items()}
+        return self._way_in(name, tuple(by_width[width] for width in widths), storage)
+
+    def _way_in(self, name: str, pieces: tuple[Piece, ...], storage: Storage) -> Way:
+        machine = self.task.machine
+        return Way(name, TYPES[name].span(machine), TYPES[name].home_span(machine), pieces, storage)
+
+    def _piece(self, parts: Sequence[tuple[int, TablePart]], way: str) -> Piece:
+        """A piece of these parts, each with the position of its table."""
+        devices, is_replica = self.task.num_devices, TYPES[way].is_replicated
+        of_call: dict[int, tuple[Lookup, ...]] = {}
+        volumes, memory, offloads, values = [], [], [], 0.0
+        for position, part in parts:
+            table = self.task.tables[position]
+            call = self._call(table, way)
+            own = replica_lookups(table, self.task) if is_replica else part_lookups(part, table, self.task)
+            of_call[call] = (*of_call.get(call, ()), *own)
+            memory.append(memory_of_part(self.task, table, part))
+            if is_replica:
+                values += table.num_rows * table.embedding_dim
+                continue
+            volumes.append(
+                part_volume(table, way, part.columns.size, lookup_share(table, part.rows), devices).numbers_V
+            )
+            offloads.append(self.costs.offload_K(part, table))
+        piece = Piece(
+            number=len(self.pieces),
+            columns=sum(part.columns.size for _, part in parts),
+            span=TYPES[way].span(self.task.machine),
+            cells=tuple((call, self.lookups.row(lookups)) for call, lookups in of_call.items()),
+            volume_V=np.sum(volumes, axis=0) if volumes else np.zeros(len(VOLUMES)),
+            size_bytes=sum(one.device_bytes for one in memory),
+            host_bytes=sum(one.host_bytes for one in memory),
+            ssd_bytes=sum(one.ssd_weights for one in memory),
+            offload_K=tuple(np.sum(offloads, axis=0).tolist()) if any(offloads) else (),
+            values=values,
+        )
+        self.pieces.append(piece)
+        return piece
+
+    def _call(self, table: Table, way: str) -> int:
+        """The number of the kernel call that looks up parts of a table."""
+        call = kernel_call(table, way, self.task.optimizer_of(table.name))
+        if call not in self.calls:
+            self.calls[call] = len(self.calls)
+            self.collective_of_call.append((call.module, call.sharding_type))
+        return self.calls[call]
+
+    def _busiest_rows(self, table: Table, rows_of: int) -> Span:
+        spans = row_spans(table, rows_of)
+        if table.row_shares is None:
+            return spans[0]
+        return max(spans, key=lambda span: lookup_share(table, span))
+
+
+def is_short_of_memory(task: ShardingTask) -> bool:
+    """Whether tables may leave device memory, and fill it as far as it is filled gladly, or one must leave it."""
+    if not task.may_offload:
+        return False
+    taken = sum(
+        memory_of_part(task, table, part).device_bytes
+        for table, part in zip(task.tables, whole_tables(task.tables), strict=True)
+    )
+    return taken > SHORT_SHARE * sum(task.room_bytes) or any(
+        FUSED not in task.kernels_of(position) for position in range(len(task.tables))
+    )
+
+
+def _tried(kernel: str) -> tuple[Storage, ...]:
+    """The storages that are tried of a kernel."""
+    if kernel in CACHED_KERNELS:
+        return tuple(Storage(kernel, load_factor) for load_factor in CACHE_LOAD_FACTORS)
+    return (Storage(kernel),)
+
+
+def column_cuts(columns: int, most: int, least_width: int) -> Iterator[tuple[int, ...]]:
+    """Even cuts of a table's columns into 2, 3, 4, 6, 8, ... parts of multiples of four columns.
+
+    Args:
+        columns: of the table.
+        most: parts.
+        least_width: columns of the narrowest.
+    """
+    steps, rest = divmod(columns, COLUMN_STEP)
+    if rest:
+        return
+    for parts in _COUNTS:
+        if parts > min(most, steps):
+            return
+        each, more = divmod(steps, parts)
+        if each * COLUMN_STEP < least_width:
+            return
+        yield (COLUMN_STEP * (each + 1),) * more + (COLUMN_STEP * each,) * (parts - more)
+
+
+_COUNTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64, 96, MAX_CUTS)

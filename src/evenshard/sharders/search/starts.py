@@ -1,0 +1,77 @@
+"""Placements that a search begins with: the best constructions of many sets of sharding types."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from evenshard.placement.sharding import COLUMNS_ALONE, GRIDS, NODE_ROWS, REPLICATED, ROWS_OF_ALL, TABLE_WISE
+from evenshard.sharders.search.construction import Construction
+from evenshard.sharders.search.space import FULL_SHARE
+from evenshard.sharders.search.state import Choice, State
+from evenshard.sharders.search.whole_starts import whole_starts
+
+LIMITS = (8.0, 4.0, 2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125, 0.09, 0.06, 0.04)
+"""Limits on the time of a piece that constructions try, in mean works of a device."""
+TYPE_SETS = tuple(
+    {*columns, *rows, *replicas}
+    for columns in ((), (TABLE_WISE,), COLUMNS_ALONE, (TABLE_WISE, *COLUMNS_ALONE))
+    for rows in ((), ROWS_OF_ALL, tuple(one for one in NODE_ROWS if one not in GRIDS), NODE_ROWS)
+    for replicas in ((), REPLICATED)
+    if columns or rows
+)
+"""Sets of types that constructions use: each type that is used costs a kernel call and its collectives."""
+FULL_SHARES = (FULL_SHARE, 0.85, 0.7, 0.5)
+"""Parts of all memory that constructions fill: the next one where large pieces found no room."""
+REPLICA_PRICES = (1.0, 0.3)
+"""Factors on the work of replicas that constructions try."""
+LARGE_TYPE_SETS = tuple(types for types in TYPE_SETS if TABLE_WISE in types and not types.intersection(GRIDS))
+
+
+@dataclass
+class Start:
+    """A placement to improve, with the types that it may use."""
+
+    choices: list[Choice]
+    types: set[str]
+    cost_ms: float = float("inf")
+
+
+def constructed(construction: Construction, deadline: float = float("inf")) -> list[Start]:
+    """The best construction of each set of types; equal ones once.
+
+    Args:
+        construction: makes them.
+        deadline: of ``time.monotonic``, after which there are no more than one.
+    """
+    options = construction.options
+    found: dict[tuple[Choice, ...], Start] = {}
+    even_ms = construction.even_ms
+    known: dict[bytes, tuple[float, list[Choice]] | None] = {}
+    for types in TYPE_SETS if options.is_small else LARGE_TYPE_SETS:
+        if found and time.monotonic() >= deadline:
+            break
+        limits = LIMITS if options.is_small else LIMITS[::3]
+        prices = REPLICA_PRICES if types.intersection(REPLICATED) and options.is_small else (1.0,)
+        for price in prices:
+            best: tuple[float, list[Choice]] | None = None
+            for limit in limits:
+                for share in FULL_SHARES if options.offloads else FULL_SHARES[:1]:
+                    ways_U = construction.ways(limit * even_ms, types, price, share)
+                    key = ways_U.tobytes()
+                    if key not in known:
+                        choices = construction.place(ways_U) or construction.place(ways_U, by_memory=True)
+                        known[key] = None if choices is None else (State(options, choices).cost_ms, choices)
+                    one = known[key]
+                    if one is not None:
+                        break  # what takes less memory is slower
+                if one is not None and (best is None or one[0] < best[0]):
+                    best = one
+            if best is not None and tuple(best[1]) not in found:
+                found[tuple(best[1])] = Start(best[1], types, best[0])
+    if options.is_small and not (found and time.monotonic() >= deadline):
+        for choices in whole_starts(options):
+            state = State(options, choices)
+            if state.fits():
+                found.setdefault(tuple(choices), Start(choices, {TABLE_WISE, *COLUMNS_ALONE}, state.cost_ms))
+    return list(found.values())

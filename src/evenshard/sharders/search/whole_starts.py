@@ -1,0 +1,130 @@
+"""Starts in which every table is whole: unit after unit goes to the device that stays the fastest with it.
+
+That is done once freely, and once for each way to keep the rows of some devices below a pass of the sort: such a device
+sorts its indices faster, but no single change leads there, as all its large tables would have to leave at once.
+
+Legend: S starts, U units, D devices, H columns of what is looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.measure.price.device_price import DevicePrice, alone_ms
+from evenshard.measure.simulated.device_model import ROW_LIMITS
+from evenshard.placement.sharding import TABLE_WISE
+from evenshard.sharders.search.sharding_option import Piece
+from evenshard.sharders.search.space import Options
+from evenshard.sharders.search.state import Choice
+from evenshard.tables.reuse import FloatArray
+
+SORT_LIMITS = ROW_LIMITS[1:3]
+"""Rows of a device up to which its sort takes two passes, and three: one is for fewer than most tables have."""
+MOST_SPLITS = 8
+"""Numbers of devices with few rows that are tried."""
+MOST_WHOLE_STARTS = 6
+"""Starts that are given back."""
+
+
+def whole_starts(options: Options) -> list[list[Choice]]:
+    """The best of these starts; none where tables stay apart, may not be whole, or devices are of several kinds.
+
+    A device's tables are priced as if one kernel call looked up all of them.
+    """
+    task, costs = options.task, options.costs
+    numbers = [
+        next((at for at, way in enumerate(unit.ways) if way.sharding_type == TABLE_WISE), None)
+        for unit in options.units
+    ]
+    if len(costs.kinds) > 1 or task.apart or any(number is None for number in numbers):
+        return []
+    ways_U = [int(number or 0) for number in numbers]
+    pieces = [unit.ways[number].pieces[0] for unit, number in zip(options.units, ways_U, strict=True)]
+    if any(piece.offload_K for piece in pieces):
+        return []
+    columns_UH = np.array([_columns(options, piece) for piece in pieces])
+    rows_U = np.array([sum(task.tables[at].num_rows for at in unit.tables) for unit in options.units], dtype=np.float64)
+    exchange_U = np.array([piece.volume_V for piece in pieces]) @ costs.exchange_slopes[0]
+    alone_U = alone_ms(costs.prices[0], columns_UH) + exchange_U
+    allowed_SUD, most_rows_SD = row_splits(rows_U, alone_U, task.num_devices, SORT_LIMITS, MOST_SPLITS)
+    for unit, own in enumerate(options.units):
+        if own.allowed_D is not None:
+            allowed_SUD[:, unit] &= own.allowed_D
+    # Those that may not go everywhere come first, the costliest first among equals.
+    bound_U = np.array([own.allowed_D is not None for own in options.units])
+    found_SU = np.full(allowed_SUD.shape[:2], -1)
+    sums_SDH = np.zeros((len(allowed_SUD), task.num_devices, columns_UH.shape[1]), dtype=columns_UH.dtype)
+    exchange_SD, rows_SD = np.zeros(sums_SDH.shape[:2]), np.zeros(sums_SDH.shape[:2])
+    free_SD = np.repeat(options.room_D[None], len(allowed_SUD), axis=0)
+    ms_SD, start_S = np.zeros(sums_SDH.shape[:2]), np.arange(len(allowed_SUD))
+    for unit in np.lexsort((-alone_U, ~bound_U)).tolist():
+        with_SDH = _with(costs.prices[0], sums_SDH, columns_UH[unit])
+        with_SD = alone_ms(costs.prices[0], with_SDH.reshape(-1, with_SDH.shape[2])).reshape(ms_SD.shape)
+        with_SD = with_SD + exchange_SD + exchange_U[unit]
+        legal_SD = allowed_SUD[:, unit] & (free_SD >= pieces[unit].size_bytes)
+        legal_SD &= rows_SD + rows_U[unit] <= most_rows_SD
+        device_S = np.where(legal_SD, with_SD, np.inf).argmin(axis=1)
+        found_SU[:, unit] = np.where(legal_SD.any(axis=1), device_S, -1)
+        sums_SDH[start_S, device_S] = with_SDH[start_S, device_S]
+        ms_SD[start_S, device_S] = with_SD[start_S, device_S]
+        exchange_SD[start_S, device_S] += exchange_U[unit]
+        rows_SD[start_S, device_S] += rows_U[unit]
+        free_SD[start_S, device_S] -= pieces[unit].size_bytes
+    is_whole_S = (found_SU >= 0).all(axis=1)
+    order = sorted(np.flatnonzero(is_whole_S).tolist(), key=lambda start: float(ms_SD[start].max()))
+    chosen = dict.fromkeys(tuple(found_SU[start].tolist()) for start in order)
+    return [
+        [Choice(number, (device,)) for number, device in zip(ways_U, devices, strict=True)]
+        for devices in list(chosen)[:MOST_WHOLE_STARTS]
+    ]
+
+
+def _columns(options: Options, piece: Piece) -> FloatArray:
+    """[H] the columns of all that a piece looks up, on the only kind of device."""
+    found_H = np.zeros_like(options.lookups.columns_KPH[0][0])
+    for _, row in piece.cells:
+        found_H = _with(options.costs.prices[0], found_H, options.lookups.columns_KPH[0][row])
+    return np.asarray(found_H)
+
+
+def _with(price: DevicePrice, sums: FloatArray, columns_H: FloatArray) -> FloatArray:
+    """[..., H] sums with the columns of one more; the last columns are maxima."""
+    found = sums + columns_H
+    if maxima := price.num_maxima:
+        found[..., -maxima:] = np.maximum(sums[..., -maxima:], columns_H[-maxima:])
+    return np.asarray(found)
+
+
+def row_splits(
+    rows_U: FloatArray, alone_U: FloatArray, num_devices: int, limits: Sequence[float], most_splits: int
+) -> tuple[npt.NDArray[np.bool_], FloatArray]:
+    """[S, U, D] which units may go to which devices, and [S, D] the rows that each may hold.
+
+    The first start is free. In the others the last devices hold few rows: kept off them are the units of many rows, or
+    of many rows for their time, as far as these devices cannot hold them together.
+
+    Args:
+        rows_U: rows of each unit.
+        alone_U: its time on a device of its own.
+        num_devices: D.
+        limits: rows of a device up to which its sort takes no further pass.
+        most_splits: numbers of devices with few rows that are tried, for each limit and criterion.
+    """
+    allowed = [np.ones((len(rows_U), num_devices), dtype=bool)]
+    most_rows = [np.full(num_devices, np.inf)]
+    for limit in limits:
+        if rows_U.sum() <= limit:
+            continue
+        for criterion_U in (rows_U, rows_U / alone_U):
+            order_U = np.argsort(criterion_U, kind="stable")
+            total_U = np.cumsum(rows_U[order_U])
+            for number in np.linspace(1, num_devices, min(num_devices, most_splits)).round().astype(int).tolist():
+                few_D = np.arange(num_devices) >= num_devices - number
+                kept_off_U = np.zeros(len(rows_U), dtype=bool)
+                kept_off_U[order_U[total_U >= number * limit]] = True
+                allowed.append(~(kept_off_U[:, None] & few_D))
+                most_rows.append(np.where(few_D, limit, np.inf))
+    return np.stack(allowed), np.stack(most_rows)

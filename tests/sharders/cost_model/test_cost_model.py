@@ -1,0 +1,455 @@
+"""The cost model: its shape, its lower bounds against all placements of small tasks, and its files."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from evenshard.measure.link import Link
+from evenshard.placement.placement import Placement
+from evenshard.sharders.cost_model.additive import QUANTITIES, additive_work_TA
+from evenshard.sharders.cost_model.cost_model import Calibration, CostModel, ExchangeTime
+from evenshard.sharders.cost_model.prediction import PredictedPlacement
+from evenshard.sharders.cost_model.sharder import whole_costs
+from evenshard.sharders.search.space import Options
+from evenshard.sharders.search.state import Choice, State
+from evenshard.tables.reuse import NUM_REUSE_BINS
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadFile, TrainingFailed
+from evenshard.utils.process import one_thread
+from support.builders import BATCH_SIZE, every_placement, some_tables, table, task
+from support.convex_builders import EXCHANGE, TABLES, random_model
+
+SEEDS = range(5)
+
+
+@pytest.fixture(autouse=True)
+def on_one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def random_sums(model: CostModel, count: int, seed: int) -> torch.Tensor:
+    """[N, H] sums of random weights of the tables' representations."""
+    weights = torch.rand(count, len(TABLES), generator=torch.Generator().manual_seed(seed)) ** 4 * 2
+    return weights @ model.represent(TABLES, BATCH_SIZE)
+
+
+# What adds up --------------------------------------------------------------------------------------------------------
+
+
+def test_additive_work_by_hand() -> None:
+    """Dim 5 of 16 bits: rows of 10 bytes are one sector of 32, gradients of 20 bytes too. Pooling 2, batch 64."""
+    twice_each = (0.0, 1.0) + (0.0,) * (NUM_REUSE_BINS - 2)
+    (work,) = additive_work_TA([Table("t", 100, 5, 2.0, twice_each, 16)], 64).tolist()
+    assert dict(zip(QUANTITIES, work, strict=True)) == {
+        "tables": 1.0,
+        "dims": 5.0,
+        "lookups": 128.0,
+        "values": 640.0,
+        "row_bytes": 128.0 * 32,
+        "grad_bytes": 128.0 * 32,
+        "unique_rows": 64.0,
+        "unique_bytes": 64.0 * 32,
+    }
+
+
+def test_a_table_has_no_more_distinct_rows_than_rows() -> None:
+    (work,) = additive_work_TA([table(rows=10, pooling=2.0)], 64).tolist()
+    assert work[QUANTITIES.index("unique_rows")] == 10
+
+
+def test_a_histogram_that_adds_up_to_a_little_less_than_one_is_scaled() -> None:
+    shares = (0.5, 0.5) + (0.0,) * (NUM_REUSE_BINS - 2)
+    whole, short = (
+        additive_work_TA([Table("t", 10**6, 8, 2.0, tuple(share * scale for share in shares))], 64)
+        for scale in (1.0, 0.9995)
+    )
+    assert short[0].tolist() == pytest.approx(whole[0].tolist())
+
+
+def test_a_table_that_is_never_read_still_counts_as_a_table() -> None:
+    (work,) = additive_work_TA([table(dim=4, pooling=0.0)], 64).tolist()
+    assert work == [1.0, 4.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_representations_are_never_negative_and_begin_with_dims_and_rows() -> None:
+    represented = random_model().represent(TABLES, BATCH_SIZE)
+    assert represented.dtype == torch.float32
+    assert (represented >= 0).all()
+    assert represented[:, 0].tolist() == [one.embedding_dim for one in TABLES]
+    assert represented[:, 1].tolist() == [one.num_rows for one in TABLES]
+
+
+# The shape of the cost -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_with_the_same_passes_the_cost_is_convex_and_not_linear(seed: int) -> None:
+    model = random_model(seed)
+    one, other = random_sums(model, 300, seed + 10), random_sums(model, 300, seed + 20)
+    one[:, 1] = other[:, 1] = 300.0
+
+    def cost(sums: torch.Tensor) -> torch.Tensor:
+        return model.device_ms(sums, 150.0, 4, BATCH_SIZE)
+
+    between, chord = cost((one + other) / 2), (cost(one) + cost(other)) / 2
+    assert (between <= chord * (1 + 1e-5)).all()
+    assert (between < chord * 0.99).any()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_compute_time_never_falls_when_anything_is_added(seed: int) -> None:
+    model = random_model(seed)
+    sums = random_sums(model, 300, seed)
+    more = sums + torch.rand(sums.shape, generator=torch.Generator().manual_seed(seed)) * sums.mean(dim=0)
+    before, after = (model.net.member_ms(x[:, 2:], x[:, 1]) for x in (sums, more))
+    assert (after >= before).all()
+    assert (after > before).any()
+
+
+def test_projection_restores_the_shape_after_any_step_of_learning() -> None:
+    model = random_model()
+    with torch.no_grad():
+        for parameter in model.net.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    model.net.project()
+    sums = random_sums(model, 200, 1)
+    both = sums[:100] + sums[100:]
+    assert (model.net.member_ms(both[:, 2:], both[:, 1]) >= model.net.member_ms(sums[:100, 2:], sums[:100, 1])).all()
+    assert (model.net.overhead > 0).all()
+
+
+def test_from_each_eight_bits_of_rows_on_every_lookup_costs_another_pass() -> None:
+    """Weights of 1, 2, 3 and 4 for both outputs of all members, times of 2 and 5 ms, and 3 mean devices' lookups."""
+    model = random_model()
+    with torch.no_grad():
+        model.net.pass_weight.copy_(torch.tensor([[1.0], [2.0], [3.0], [4.0]]).expand_as(model.net.pass_weight))
+    inputs = torch.zeros(8, model.net.own_pieces.shape[0])
+    inputs[:, QUANTITIES.index("lookups")] = 3.0
+    num_rows = torch.tensor([0, 255, 256, 2**16 - 1, 2**16, 2**24 - 1, 2**24, 2.0**32])
+    times = model.net.member_ms(inputs, num_rows)
+    passes = torch.tensor([0.0, 0.0, 1.0, 1.0, 3.0, 3.0, 6.0, 10.0])
+    for member in range(3):
+        for direction, scale in enumerate((2.0, 5.0)):
+            torch.testing.assert_close(times[:, member, direction] - times[0, member, direction], 3 * scale * passes)
+
+
+def test_members_know_nothing_of_each_other() -> None:
+    """Everything of the second of three members changes: 8 table units, 16 factors, 8 units of 4 pieces."""
+    model, changed = random_model(), random_model()
+    with torch.no_grad():
+        changed.net.table_bias[8:16] += 1.0
+        changed.net.factor_bias[16:32] += 1.0
+        weight_of_piece_member_unit = changed.net.piece_weight.view(-1, 4, 3, 8)
+        weight_of_piece_member_unit[:, :, 1] *= 1.5
+    before, after = (
+        one.member_device_ms(one.represent(TABLES[:4], BATCH_SIZE).cumsum(0), 99.0, 2, BATCH_SIZE)
+        for one in (model, changed)
+    )
+    torch.testing.assert_close(before[[0, 2]], after[[0, 2]])
+    assert (before[1] < after[1]).all()
+
+
+# Devices -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_mean_of_the_members_is_the_prediction_and_the_sum_of_the_parts() -> None:
+    model = random_model()
+    sums = random_sums(model, 24, 3).reshape(2, 4, 3, -1)
+    context = (sums, 200.0, 3, BATCH_SIZE)
+    predicted = model.device_ms(*context)
+    assert predicted.shape == (2, 4, 3)
+    assert model.member_device_ms(*context).shape == (3, 2, 4, 3)
+    torch.testing.assert_close(model.member_device_ms(*context).mean(dim=0), predicted)
+    assert model.parts_ms(*context).shape == (2, 4, 3, 4)
+    torch.testing.assert_close(model.parts_ms(*context).sum(dim=-1), predicted)
+
+
+def test_an_empty_device_costs_nothing() -> None:
+    model = random_model()
+    sums = random_sums(model, 2, 0)
+    sums[1] = 0
+    context = (sums, 200.0, 3, BATCH_SIZE)
+    assert (model.device_ms(*context) > 0).tolist() == [True, False]
+    assert (model.member_device_ms(*context)[:, 1] == 0).all()
+    assert (model.parts_ms(*context)[1] == 0).all()
+
+
+def test_one_device_exchanges_nothing() -> None:
+    model = random_model()
+    sums = random_sums(model, 3, 0)
+    parts = model.parts_ms(sums, sums[:, 0], 1, BATCH_SIZE)
+    assert (parts[:, 1:3] == 0).all()
+    torch.testing.assert_close(model.device_ms(sums, sums[:, 0], 1, BATCH_SIZE), parts[:, 0] + parts[:, 3])
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 5])
+def test_the_exchange_is_that_of_the_link_models(devices: int) -> None:
+    link = Link(latency_us=300.0, source="by hand", bandwidth_gb_s=0.05, slowest_gb_s=0.2, shared_gb_s=0.1)
+    dims = [4, 128, 32, 8, 0][:devices]
+    own = torch.tensor(dims, dtype=torch.float64)
+    exchange = ExchangeTime(0.3, 1e3 / 0.05e9, 1e3 / 0.2e9, 1e3 / 0.1e9)
+    found = exchange.ms(own, sum(dims), devices, BATCH_SIZE, max(dims))
+    assert found.tolist() == pytest.approx(link.all_to_all_ms(dims, BATCH_SIZE))
+    as_if_most = exchange.ms(own, sum(dims), devices, BATCH_SIZE)
+    assert as_if_most.max() == found.max()
+    assert (as_if_most[own < max(dims)] < found[own < max(dims)]).all() or devices == 1
+
+
+def test_tasks_of_several_sizes_are_predicted_at_once_as_alone() -> None:
+    model = random_model()
+    sums = random_sums(model, 3, 5)
+    totals, devices = torch.tensor([100.0, 300.0, 90.0]), torch.tensor([4, 8, 1])
+    together = model.device_ms(sums, totals, devices, BATCH_SIZE)
+    alone = [model.device_ms(sums[n], float(totals[n]), int(devices[n]), BATCH_SIZE) for n in range(3)]
+    torch.testing.assert_close(together, torch.stack(alone))
+
+
+# Placements ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_placement_costs_as_much_as_its_slowest_device() -> None:
+    model, of_task = random_model(), task(TABLES[:5], devices=3)
+    mean, low, high = model.placement_ms(of_task, [Placement((2, 0, 0, 2, 0), 3)])
+    represented = model.represent(TABLES[:5], BATCH_SIZE)
+    sums = torch.stack([represented[[1, 2, 4]].sum(0), represented[[0, 3]].sum(0)])
+    total = float(represented[:, 0].sum())
+    torch.testing.assert_close(mean[0], model.device_ms(sums, total, 3, BATCH_SIZE, sums[:, 0].max()).max())
+    assert low < mean < high
+
+
+def test_the_slowest_device_waits_for_the_one_that_exchanges_most() -> None:
+    """Two devices: the one with the most lookups is the slowest, the one with the most dims sends the most."""
+    tables = [replace(TABLES[0], embedding_dim=4, pooling_factor=500.0), replace(TABLES[1], embedding_dim=64)]
+    tables[1] = replace(tables[1], pooling_factor=0.1)
+    model, of_task = random_model(exchange=EXCHANGE), task(tables, devices=2)
+    (mean,) = model.placement_ms(of_task, [Placement((0, 1), 2)])[0].tolist()
+    represented = model.represent(tables, BATCH_SIZE)
+    alone = model.device_ms(represented, 68.0, 2, BATCH_SIZE)
+    assert alone[0] > alone[1]
+    late_ms = 2 * (64 - 4) * BATCH_SIZE / 2 * 4 * EXCHANGE.slowest_ms_per_byte
+    assert mean == pytest.approx(float(alone[0]) + late_ms, rel=1e-5)
+    parts = PredictedPlacement.of(model, of_task, Placement((0, 1), 2))
+    assert max(device.predicted_total_ms for device in parts.devices) == pytest.approx(mean, rel=1e-5)
+
+
+def test_neither_the_order_of_tables_nor_that_of_devices_matters() -> None:
+    model, of_task = random_model(), task(TABLES[:6], devices=3)
+    device_of_table, order, renamed = [0, 1, 2, 0, 1, 1], [3, 1, 5, 0, 2, 4], [2, 0, 1]
+    shuffled = task([TABLES[n] for n in order], devices=3)
+    other = Placement(tuple(renamed[device_of_table[n]] for n in order), 3)
+    expected = model.placement_ms(of_task, [Placement(tuple(device_of_table), 3)])
+    for one, another in zip(expected, model.placement_ms(shuffled, [other]), strict=True):
+        torch.testing.assert_close(one, another)
+    assert model.lower_bound_ms(of_task) == pytest.approx(model.lower_bound_ms(shuffled))
+
+
+def test_placements_are_predicted_in_pieces_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, of_task = random_model(), task(TABLES[:4], devices=2)
+    placements = every_placement(of_task)
+    at_once = model.placement_ms(of_task, placements)
+    monkeypatch.setattr("evenshard.sharders.cost_model.cost_model.CHUNK_ENTRIES", 3 * 2 * 4)
+    for whole, pieces in zip(at_once, model.placement_ms(of_task, placements), strict=True):
+        torch.testing.assert_close(whole, pieces)
+    assert [len(column) for column in model.placement_ms(of_task, [])] == [0, 0, 0]
+
+
+def test_a_wider_calibration_gives_wider_intervals() -> None:
+    model, of_task = random_model(), task(TABLES[:4], devices=2)
+    (placement, *_) = every_placement(of_task)
+    model.calibration = Calibration(factor=2.0, floor=0.1)
+    mean, low, high = model.placement_ms(of_task, [placement])
+    model.calibration = Calibration(factor=3.0, floor=0.1)
+    wide_mean, wide_low, wide_high = model.placement_ms(of_task, [placement])
+    assert wide_low < low and wide_high > high and wide_mean == mean
+    assert float((high / mean).log()) >= 0.2
+
+
+@pytest.mark.parametrize("exchange", [EXCHANGE, ExchangeTime(0.3, 1e-5)])
+def test_a_search_scores_placements_as_the_model_does(exchange: ExchangeTime) -> None:
+    """From columns that only add up, also where a table's rows bring another pass, and with an empty device."""
+    model = random_model(exchange=exchange)
+    tables = tuple(replace(one, num_rows=one.num_rows * 40) for one in TABLES)
+    of_task, rng = task(tables, devices=3), np.random.default_rng(1)
+    options = Options(whole_costs(model, of_task))
+    for devices in (*rng.integers(3, size=(20, len(tables))), np.arange(len(tables)) % 2):
+        state = State(options, [Choice(0, (int(device),)) for device in devices])
+        mean = model.placement_ms(of_task, [Placement(tuple(devices.tolist()), 3)])[0]
+        assert state.cost_ms == pytest.approx(float(mean), rel=1e-5)
+
+
+def test_no_interval_is_narrower_than_half_a_per_cent_to_either_side() -> None:
+    model, of_task = random_model(), task(TABLES[:4], devices=2)
+    model.calibration = Calibration(factor=1e-9, floor=1e-9)
+    mean, low, high = model.placement_ms(of_task, [Placement((0, 1, 0, 1), 2)])
+    assert float((high / mean).log()) == pytest.approx(0.005, rel=1e-3)
+    assert float((mean / low).log()) == pytest.approx(0.005, rel=1e-3)
+
+
+# Lower bounds --------------------------------------------------------------------------------------------------------
+
+EXCHANGES = (ExchangeTime(), EXCHANGE, ExchangeTime(0.0, 1e-3), ExchangeTime(0.0, 0.0, 1e-3))
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=["none", "short", "dominant", "all of the slowest"])
+@pytest.mark.parametrize(("num_tables", "devices"), [(6, 2), (6, 3), (5, 4), (3, 5), (1, 2), (4, 1)])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_placement_is_below_the_bound(seed: int, num_tables: int, devices: int, exchange: ExchangeTime) -> None:
+    model = random_model(seed, exchange)
+    of_task = task(some_tables(num_tables, seed), devices)
+    best = float(model.placement_ms(of_task, every_placement(of_task))[0].min())
+    bound = model.lower_bound_ms(of_task)
+    assert 0 < bound <= best
+    if devices == 1:
+        assert bound == pytest.approx(best, rel=1e-4)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_placement_is_below_the_bound_where_passes_cost_most(seed: int) -> None:
+    """Tables of 100 to 200 rows each: two share a device for one pass, or none needs any."""
+    model = random_model(seed)
+    with torch.no_grad():
+        model.net.pass_weight.fill_(1.0)
+    of_task = task([replace(one, num_rows=100 + 20 * n) for n, one in enumerate(some_tables(6, seed))], 3)
+    best = float(model.placement_ms(of_task, every_placement(of_task))[0].min())
+    assert 0.3 * best < model.lower_bound_ms(of_task) <= best
+
+
+def test_the_bound_counts_the_passes_that_tables_need_on_their_own() -> None:
+    model = random_model()
+    tables = [replace(TABLES[0], name=f"t{n}", num_rows=70_000) for n in range(6)]
+    with torch.no_grad():
+        model.net.pass_weight.fill_(1.0)
+    of_task = task(tables, devices=3)
+    best = float(model.placement_ms(of_task, every_placement(of_task))[0].min())
+    assert model.lower_bound_ms(of_task) == pytest.approx(best, rel=1e-4)
+
+
+def test_equal_tables_that_divide_evenly_meet_the_bound() -> None:
+    tables = [replace(TABLES[0], name=f"t{n}", num_rows=100) for n in range(6)]
+    model, of_task = random_model(), task(tables, devices=3)
+    best = float(model.placement_ms(of_task, every_placement(of_task))[0].min())
+    assert model.lower_bound_ms(of_task) == pytest.approx(best, rel=1e-4)
+
+
+def test_one_huge_table_among_tiny_ones_is_the_bound() -> None:
+    tables = [table("huge", rows=10_000, dim=64, pooling=200.0), *(table(f"t{n}", 10, 4, 0.1) for n in range(4))]
+    model, of_task = random_model(), task(tables, devices=4)
+    best = float(model.placement_ms(of_task, every_placement(of_task))[0].min())
+    assert 0.9 * best < model.lower_bound_ms(of_task) <= best
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_saved_model_predicts_the_same(tmp_path: Path) -> None:
+    model, of_task = random_model(), task(TABLES, devices=2)
+    model.calibration = Calibration(2.5, 0.02)
+    model.save(tmp_path / "model")
+    loaded = CostModel.load(tmp_path / "model")
+    placement = Placement((0, 1) * 6, 2)
+    assert [x.tolist() for x in loaded.placement_ms(of_task, [placement])] == [
+        x.tolist() for x in model.placement_ms(of_task, [placement])
+    ]
+    assert loaded.lower_bound_ms(of_task) == model.lower_bound_ms(of_task)
+    assert (loaded.exchange, loaded.calibration, loaded.net.sizes) == (EXCHANGE, model.calibration, model.net.sizes)
+
+
+def test_what_is_no_saved_model_is_refused_by_name(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    with pytest.raises(BadFile, match=r"config\.json is missing"):
+        CostModel.load(folder)
+    random_model().save(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "kind": "dreamshard_policy"}))
+    with pytest.raises(BadFile, match="holds a dreamshard_policy"):
+        CostModel.load(folder)
+    (folder / "config.json").write_text(json.dumps({**config, "sizes": {**config["sizes"], "num_members": 4}}))
+    with pytest.raises(BadFile, match="not readable as a saved cost model"):
+        CostModel.load(folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "state.pt").unlink()
+    with pytest.raises(BadFile, match=r"state\.pt is missing"):
+        CostModel.load(folder)
+
+
+def test_a_model_that_was_saved_without_the_terms_of_other_devices_still_loads(tmp_path: Path) -> None:
+    random_model().save(tmp_path / "model")
+    path = tmp_path / "model/config.json"
+    config = json.loads(path.read_text())
+    del config["exchange"]["slowest_ms_per_byte"], config["exchange"]["total_ms_per_byte"]
+    path.write_text(json.dumps(config))
+    assert CostModel.load(tmp_path / "model").exchange == ExchangeTime(EXCHANGE.latency_ms, EXCHANGE.ms_per_byte)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "why"),
+    [
+        ("sizes.num_members", "3", "num_members is '3', not a whole number"),
+        ("sizes.num_members", 0, "an ensemble of 0 members"),
+        ("sizes.table_hidden", 10**9, "cannot be made"),
+        ("sizes.across_batches", 0, "across_batches is 0, not true or false"),
+        ("exchange.latency_ms", "0", "latency_ms is '0', not a number"),
+        ("exchange.ms_per_byte", -1.0, "an exchange takes"),
+        ("exchange.slowest_ms_per_byte", -1.0, "an exchange takes"),
+        ("calibration.factor", -1.0, "its intervals are -1 deviations"),
+        ("calibration.floor", 0, "its intervals are"),
+        ("calibration.floor", None, "floor is None, not a number"),
+        ("normalizer.scale", 1.0, "scale is 1.0, not a list"),
+        ("kind", [], "holds a"),
+        ("more", 1, "'more' is unknown"),
+    ],
+)
+def test_a_config_of_other_types_is_refused(tmp_path: Path, path: str, value: Any, why: str) -> None:
+    random_model().save(tmp_path / "model")
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    *steps, last = path.split(".")
+    record = config
+    for step in steps:
+        record = record[step]
+    record[last] = value
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    with pytest.raises(BadFile, match=why):
+        CostModel.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("net.table_weight", math.nan, "net.table_weight: a number is not finite"),
+        ("net.time_scale_ms", 0.0, "net.time_scale_ms: a scale is not above 0"),
+        ("net.piece_weight", -1.0, "not those of a convex network"),
+        ("net.output_weight", 1.0, "not those of a convex network"),
+        ("net.overhead", -1e-6, "not those of a convex network"),
+    ],
+)
+def test_weights_that_no_training_leaves_are_refused(tmp_path: Path, name: str, value: float, why: str) -> None:
+    random_model().save(tmp_path / "model")
+    state = torch.load(tmp_path / "model/state.pt", weights_only=True)
+    state[name].fill_(value)
+    torch.save(state, tmp_path / "model/state.pt")
+    with pytest.raises(BadFile, match=why):
+        CostModel.load(tmp_path / "model")
+
+
+def test_a_model_that_diverged_is_not_saved_and_the_older_one_stays(tmp_path: Path) -> None:
+    random_model().save(tmp_path / "model")
+    before = (tmp_path / "model/state.pt").read_bytes()
+    broken = random_model(seed=1)
+    with torch.no_grad():
+        broken.net.factor_bias[0] = math.inf
+    unsure, endless = random_model(), random_model(exchange=ExchangeTime(math.nan, 0.0))
+    unsure.calibration = Calibration(factor=math.nan)
+    for model in (broken, unsure, endless):
+        with pytest.raises(TrainingFailed, match=r"the training diverged: .* nothing was saved"):
+            model.save(tmp_path / "model")
+    assert (tmp_path / "model/state.pt").read_bytes() == before

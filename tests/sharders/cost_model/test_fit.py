@@ -1,0 +1,483 @@
+"""Fitting the cost model: a world of additive limits, intervals, and what is left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from evenshard.measure.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost
+from evenshard.measure.link import Link
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import ShardingTask
+from evenshard.sharders.cost_model.cost_model import CostModel, ExchangeTime, log_spread_N
+from evenshard.sharders.cost_model.fit import (
+    CostModelFitConfig,
+    CostModelFitMetrics,
+    DeviceRows,
+    _Minibatches,
+    calibrate,
+    fit_cost_model,
+    fit_exchange,
+    held_out_members,
+)
+from evenshard.sharders.random import random_placement
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.process import one_thread
+from support.builders import BATCH_SIZE, PROVENANCE, cost, measured, some_tables, table, task
+
+TRAIN_TABLES, TEST_TABLES = some_tables(60, seed=1), some_tables(60, seed=2)
+LINK = Link(latency_us=50.0, source="by hand", bandwidth_gb_s=0.01, slowest_gb_s=0.05, shared_gb_s=0.1)
+CONFIG = CostModelFitConfig(num_updates=500)
+
+
+@pytest.fixture(autouse=True)
+def on_one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@dataclass
+class AdditiveLimits:
+    """A world where a kernel takes an overhead and the longer of two additive limits: bytes and lookups.
+
+    Attributes:
+        noise: relative standard deviation of each device's compute times.
+    """
+
+    noise: float = 0.0
+
+    def measure(self, of_task: ShardingTask, placement: Placement, seed: int = 0) -> MeasuredPlacement:
+        shards = [[of_task.tables[position] for position in shard] for shard in placement.shards()]
+        exchange = LINK.all_to_all_ms([sum(t.embedding_dim for t in shard) for shard in shards], BATCH_SIZE)
+        factors = np.exp(np.random.default_rng(seed).normal(0, self.noise, (len(shards), 2)))
+        devices = tuple(
+            DeviceCost(forward * fwd, moving, moving, backward * bwd)
+            for (fwd, bwd), moving, (forward, backward) in zip(
+                map(_compute_ms, shards), exchange, factors.tolist(), strict=True
+            )
+        )
+        return MeasuredPlacement.whole(
+            f"m{seed}", 1, "random", of_task, placement, PlacementCost(devices, "by hand"), PROVENANCE
+        )
+
+
+def _compute_ms(shard: Sequence[Table]) -> tuple[float, float]:
+    if not shard:
+        return 0.0, 0.0
+    lookups = sum(t.pooling_factor for t in shard)
+    num_bytes = sum(t.pooling_factor * t.embedding_dim * 4 for t in shard)
+    return 0.1 + max(num_bytes / 1000, lookups / 14), 0.2 + max(num_bytes / 400, lookups / 9) + 0.05 * len(shard)
+
+
+def placements(pool: Sequence[Table], count: int, noise: float = 0.0, num_tables: int = 10) -> list[MeasuredPlacement]:
+    """Random placements of tasks of ``num_tables`` tables on 2 to 4 devices."""
+    rng, world, found = np.random.default_rng(0), AdditiveLimits(noise), []
+    for number in range(count):
+        chosen = [pool[n] for n in rng.choice(len(pool), num_tables, replace=False)]
+        of_task = task(chosen, devices=2 + number % 3, task_id=f"task-{number}")
+        found.append(world.measure(of_task, random_placement(of_task, rng), seed=number))
+    return found
+
+
+def shards(pool: Sequence[Table], count: int) -> list[MeasuredPlacement]:
+    """Random shards of 1 to 12 tables, each measured alone."""
+    rng, found = np.random.default_rng(1), []
+    for number in range(count):
+        chosen = [pool[n] for n in rng.choice(len(pool), int(rng.integers(1, 13)), replace=False)]
+        alone = AdditiveLimits().measure(task(chosen, 1, task_id=f"shard-{number}"), Placement((0,) * len(chosen), 1))
+        found.append(replace(alone, proposed_by=RANDOM_SHARD))
+    return found
+
+
+@cache
+def fitted() -> tuple[CostModel, CostModelFitMetrics]:
+    return fit_cost_model(placements(TRAIN_TABLES, 100), CONFIG)
+
+
+def errors_of(model: CostModel, test: Sequence[MeasuredPlacement]) -> list[float]:
+    return [float(model.placement_ms(m.task, [m.placement])[0]) / m.cost.max_device_ms - 1 for m in test]
+
+
+# The fit -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_world_of_additive_limits_is_foretold_for_unseen_tables() -> None:
+    model, metrics = fitted()
+    errors = np.abs(errors_of(model, placements(TEST_TABLES, 60)))
+    assert np.median(errors) < 0.02
+    assert metrics.losses[-1] < metrics.losses[0] / 10
+    assert metrics.held_out_pct_error < 2
+    assert len(metrics.losses) == CONFIG.num_updates
+
+
+def test_it_holds_for_other_numbers_of_tables_and_devices() -> None:
+    """Trained on 10 tables and up to 4 devices; tested on 60 tables and 8 devices."""
+    model, _ = fitted()
+    of_task = task(TEST_TABLES, devices=8)
+    rng = np.random.default_rng(5)
+    test = [AdditiveLimits().measure(of_task, random_placement(of_task, rng)) for _ in range(20)]
+    assert np.median(np.abs(errors_of(model, test))) < 0.03
+
+
+def test_the_parts_are_foretold_one_by_one() -> None:
+    model, _ = fitted()
+    (one,) = placements(TEST_TABLES, 1)
+    represented = model.represent(one.task.tables, BATCH_SIZE)
+    sums = torch.stack([represented[list(shard)].sum(0) for shard in one.placement.shards()])
+    context = (float(represented[:, 0].sum()), one.task.num_devices, BATCH_SIZE, sums[:, 0].max())
+    parts = model.parts_ms(sums, *context)
+    for found, device in zip(parts.tolist(), one.cost.devices, strict=True):
+        actual = [device.fwd_compute_ms, device.fwd_all_to_all_ms, device.bwd_all_to_all_ms, device.bwd_compute_ms]
+        assert found == pytest.approx(actual, rel=0.08)
+        assert found[1:3] == pytest.approx(actual[1:3], rel=1e-4)
+
+
+def test_shards_measured_alone_teach_the_compute_times() -> None:
+    model, metrics = fit_cost_model(shards(TRAIN_TABLES, 300), CONFIG)
+    assert model.exchange == ExchangeTime()
+    assert math.isnan(metrics.exchange_pct_error)
+    assert metrics.num_devices == 300
+    test = [one for one in shards(TEST_TABLES, 60) if len(one.task.tables) > 3]
+    assert np.median(np.abs(errors_of(model, test))) < 0.03
+
+
+def test_the_same_seed_gives_the_same_model_and_another_another() -> None:
+    data = placements(TRAIN_TABLES, 12)
+    config = CostModelFitConfig(num_updates=20)
+    (one, metrics), (same, same_metrics) = fit_cost_model(data, config), fit_cost_model(data, config)
+    assert metrics == same_metrics
+    assert one.calibration == same.calibration
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), same.state_dict().values(), strict=True))
+    assert fit_cost_model(data, replace(config, seed=1))[1].losses != metrics.losses
+
+
+def test_what_was_learned_is_convex_and_never_falls() -> None:
+    net = fitted()[0].net
+    for weight in (net.piece_weight, net.output_weight, net.linear_weight, net.overhead, net.pass_weight):
+        assert (weight >= 0).all()
+    assert (net.piece_weight * (1 - net.own_pieces) == 0).all()
+
+
+# Several batch sizes -------------------------------------------------------------------------------------------------
+
+
+class BatchesMatter(AdditiveLimits):
+    """A world where caches catch more of small batches, and each sample of each table costs a little."""
+
+    def measure(self, of_task: ShardingTask, placement: Placement, seed: int = 0) -> MeasuredPlacement:
+        shards = [[of_task.tables[position] for position in shard] for shard in placement.shards()]
+        size, devices = of_task.batch_size, []
+        for shard in shards:
+            moved = sum(t.pooling_factor * t.embedding_dim * size**1.2 for t in shard) / 1e6
+            devices.append(DeviceCost((0.1 + moved + len(shard) * size / 1e4) * (len(shard) > 0), 0.0, 0.0, 0.0))
+        cost_of = PlacementCost(tuple(replace(one, bwd_compute_ms=2 * one.fwd_compute_ms) for one in devices), "none")
+        return MeasuredPlacement.whole(f"m{seed}", 1, "random", of_task, placement, cost_of, PROVENANCE)
+
+
+def at_batches(pool: Sequence[Table], sizes: Sequence[int], count: int = 120) -> list[MeasuredPlacement]:
+    rng, world, found = np.random.default_rng(3), BatchesMatter(), []
+    for number in range(count):
+        chosen = [pool[n] for n in rng.choice(len(pool), 8, replace=False)]
+        of_task = task(chosen, 2, task_id=f"task-{number}", batch_size=sizes[number % len(sizes)])
+        found.append(world.measure(of_task, random_placement(of_task, rng), seed=number))
+    return found
+
+
+@cache
+def fitted_across() -> CostModel:
+    return fit_cost_model(
+        at_batches(TRAIN_TABLES, [64 * 2**n for n in range(9)], 180), replace(CONFIG, across_batches=True)
+    )[0]
+
+
+@pytest.mark.parametrize("batch_size", [64, 700, 1024, 12_000])
+def test_batch_sizes_between_those_it_has_seen_are_foretold(batch_size: int) -> None:
+    errors = np.abs(errors_of(fitted_across(), at_batches(TEST_TABLES, (batch_size,), 30)))
+    assert np.median(errors) < 0.03
+
+
+def test_the_bound_holds_across_batches_too() -> None:
+    for size in (100, 3000):
+        of_task = task(TEST_TABLES[:12], 3, batch_size=size)
+        found = [random_placement(of_task, np.random.default_rng(seed)) for seed in range(50)]
+        predicted = fitted_across().overall_ms(of_task, found)[0]
+        assert fitted_across().lower_bound_ms(of_task) <= float(predicted.min())
+
+
+def test_a_table_at_two_batch_sizes_is_two_tables() -> None:
+    tables = TRAIN_TABLES[:2]
+    data = [
+        measured(task(tables, 2, batch_size=size), (0, number), cost(4.0, 0.0 if number == 0 else 2.0))
+        for size, number in ((64, 0), (128, 1), (64, 1))
+    ]
+    rows = DeviceRows.of(data)
+    assert rows.tables == (*tables, *tables) and rows.batch_sizes == (64, 64, 128, 128)
+    assert rows.holds_RP.int().tolist() == [[1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [1, 0, 0, 0], [0, 1, 0, 0]]
+    net = fitted_across().net
+    features_PF, work_PA = rows.inputs(net)
+    for position, (one, size) in enumerate(zip(rows.tables, rows.batch_sizes, strict=True)):
+        own_features, own_work = net.table_inputs([one], size)
+        assert torch.equal(features_PF[position], own_features[0]) and torch.equal(work_PA[position], own_work[0])
+
+
+def test_across_batches_tables_and_dims_count_once_for_each_sample() -> None:
+    one = table(dim=12, pooling=0.0)
+    assert fitted_across().net.unscaled_work_TA([one], 700)[0].tolist() == [700, 12 * 700, 0, 0, 0, 0, 0, 0]
+    assert fitted()[0].net.unscaled_work_TA([one], 700)[0].tolist() == [1, 12, 0, 0, 0, 0, 0, 0]
+
+
+def test_minibatches_hold_what_the_whole_matrix_says() -> None:
+    rows = DeviceRows.of(at_batches(TRAIN_TABLES, (64, 512), 12))
+    for only_used in (False, True):
+        rows_M = torch.tensor([3, 0, 3, len(rows.times_R3) - 1])
+        holds_MQ, pair_Q = _Minibatches(rows, only_used).of(rows_M)
+        assert torch.equal(holds_MQ, rows.holds_RP[rows_M][:, pair_Q].float())
+        assert rows.holds_RP[rows_M].sum() == holds_MQ.sum()
+        assert (len(pair_Q) < len(rows.tables)) == only_used
+
+
+def test_several_batch_sizes_must_be_asked_for() -> None:
+    with pytest.raises(BadConfig, match="across_batches"):
+        fit_cost_model(at_batches(TRAIN_TABLES, (64, 128), 6), CONFIG)
+
+
+def test_across_batches_comes_back_from_a_file(tmp_path: Path) -> None:
+    fitted_across().save(tmp_path / "model")
+    again, of_task = CostModel.load(tmp_path / "model"), task(TEST_TABLES[:6], 2, batch_size=999)
+    assert again.lower_bound_ms(of_task) == fitted_across().lower_bound_ms(of_task)
+
+
+# What it learns from -------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_the_devices_that_held_tables_and_ran() -> None:
+    tables = TRAIN_TABLES[:3]
+    costs = PlacementCost(
+        (DeviceCost(1.0, 9.0, 9.0, 2.0), cost(0.0).devices[0], DeviceCost.out_of_memory()), "modelled"
+    )
+    data = [measured(task(tables, 3), (0, 2, 0), costs), measured(task(tables[1:], 2), (1, 0), cost(4.0, 8.0))]
+    rows = DeviceRows.of(data)
+    assert rows.tables == tables
+    assert rows.holds_RP.tolist() == [[True, False, True], [False, False, True], [False, True, False]]
+    assert rows.times_R3.tolist() == [[1.0, 2.0, 3.0], [1.0, 1.0, 2.0], [2.0, 2.0, 4.0]]
+    assert rows.placement_R.tolist() == [0, 1, 1]
+
+
+def timed_as_a_whole(one: MeasuredPlacement) -> MeasuredPlacement:
+    return replace(one, cost=PlacementCost((DeviceCost.of_total(one.cost.max_device_ms),), "modelled"))
+
+
+def test_the_sum_of_forward_and_backward_is_enough_to_learn_it() -> None:
+    known, unseen = shards(TRAIN_TABLES, 150), shards(TEST_TABLES, 40)
+    model, metrics = fit_cost_model([timed_as_a_whole(one) for one in known], CONFIG)
+    errors = [float(model.placement_ms(one.task, [one.placement])[0]) / one.cost.max_device_ms - 1 for one in unseen]
+    assert metrics.held_out_pct_error < 6 and np.median(np.abs(errors)) < 0.06
+
+
+def test_a_sum_counts_beside_parts_and_leaves_the_parts_to_those_who_know_them() -> None:
+    known = shards(TRAIN_TABLES, 150)
+    rows = DeviceRows.of([timed_as_a_whole(known[0]), known[1]])
+    assert rows.times_R3.isnan().tolist() == [[True, True, False], [False] * 3]
+    mixed = [timed_as_a_whole(one) if n % 2 else one for n, one in enumerate(known)]
+    model, _ = fit_cost_model(mixed, CONFIG)
+    forwards = [
+        float(model.parts_ms(model.represent(one.task.tables, BATCH_SIZE).sum(dim=0), 0.0, 1, BATCH_SIZE)[0])
+        for one in known
+    ]
+    errors = [forward / one.cost.devices[0].split_ms[0] - 1 for forward, one in zip(forwards, known, strict=True)]
+    assert np.median(np.abs(errors)) < 0.06
+
+
+def test_nothing_that_ran_is_refused() -> None:
+    costs = PlacementCost((DeviceCost.out_of_memory(),), "modelled")
+    for data in ([], [measured(task(TRAIN_TABLES[:2], 1), (0, 0), costs)]):
+        with pytest.raises(BadConfig, match="No device of the costs"):
+            fit_cost_model(data, CONFIG)
+
+
+def test_placements_that_ran_out_of_memory_do_not_spoil_the_calibration() -> None:
+    data = placements(TRAIN_TABLES, 12)
+    lost = replace(data[0], cost=PlacementCost((DeviceCost.out_of_memory(), *data[0].cost.devices[1:]), "modelled"))
+    model, metrics = fit_cost_model([lost, *data[1:]], CostModelFitConfig(num_updates=20))
+    assert math.isfinite(model.calibration.factor) and math.isfinite(metrics.held_out_pct_error)
+
+
+def test_tables_that_are_never_read_do_not_break_the_fit() -> None:
+    idle = [table(f"idle{n}", pooling=0.0) for n in range(4)]
+    data = [measured(task(idle, 2), (0, 1, 1, 0), cost(0.0, 4.0)) for _ in range(6)]
+    model, metrics = fit_cost_model(data, CostModelFitConfig(num_updates=20))
+    assert all(math.isfinite(loss) for loss in metrics.losses)
+    assert math.isfinite(float(model.placement_ms(data[0].task, [data[0].placement])[0]))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_members", 1), ("num_updates", 0), ("minibatch_size", 0), ("head_hidden", 0), ("learning_rate", 0.0)],
+)
+def test_settings_that_make_no_sense_are_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(BadConfig, match=name):
+        replace(CONFIG, **{name: value})
+
+
+def test_progress_is_told_of_every_update() -> None:
+    seen: list[int] = []
+
+    def track(updates: range) -> range:
+        seen.extend(updates)
+        return updates
+
+    fit_cost_model(placements(TRAIN_TABLES, 6), CostModelFitConfig(num_updates=4), track)
+    assert seen == [0, 1, 2, 3]
+
+
+# The exchange --------------------------------------------------------------------------------------------------------
+
+
+def test_a_modelled_link_is_found_exactly() -> None:
+    exchange, error = fit_exchange(placements(TRAIN_TABLES, 10))
+    assert exchange.latency_ms == pytest.approx(0.05)
+    assert exchange.ms_per_byte == pytest.approx(1e3 / 0.01e9)
+    assert exchange.slowest_ms_per_byte == pytest.approx(1e3 / 0.05e9)
+    assert exchange.total_ms_per_byte == pytest.approx(1e3 / 0.1e9)
+    assert error < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [((2.0, 1.0, 9.0), "no latency"), ((4.0, 9.0, 1.0), "no bandwidth limit")],
+    ids=["steeper than bytes", "falling with bytes"],
+)
+def test_a_link_that_noise_bends_beyond_reason_keeps_numbers_above_zero(
+    times: tuple[float, ...], expected: str
+) -> None:
+    """Dims 4, 8 and 24 on three devices: their busier directions carry 32, 28 and 48 dims' worth of bytes."""
+    devices = tuple(DeviceCost(1.0, moving, moving, 1.0) for moving in times)
+    tables = [table(f"t{dim}", dim=dim) for dim in (4, 8, 24)]
+    exchange, error = fit_exchange([measured(task(tables, 3), (0, 1, 2), PlacementCost(devices, "measured"))])
+    assert exchange.latency_ms == 0
+    assert (exchange.ms_per_byte == 0) == (expected == "no bandwidth limit")
+    assert exchange.latency_ms >= 0 and exchange.ms_per_byte >= 0
+    assert math.isfinite(error)
+
+
+def test_where_all_tasks_exchange_alike_bytes_rather_than_a_latency_take_the_time() -> None:
+    """One table of 8 on each of two devices: no count differs, and own bytes come first."""
+    one = measured(task([table("a", dim=8), table("b", dim=8)], 2), (0, 1), cost(4.0, 4.0))
+    exchange, error = fit_exchange([one])
+    assert exchange.ms_per_byte > 0 and exchange == ExchangeTime(ms_per_byte=exchange.ms_per_byte)
+    assert error < 1e-6
+
+
+def test_a_single_device_tells_nothing_about_the_link() -> None:
+    alone = measured(task([table()], 1), (0,), cost(4.0))  # one millisecond each, the exchanges too
+    assert fit_exchange([alone])[0] == ExchangeTime()
+    data = placements(TRAIN_TABLES, 5)
+    assert fit_exchange([*data, alone]) == fit_exchange(data)
+
+
+# Uncertainty ---------------------------------------------------------------------------------------------------------
+
+
+def test_all_placements_of_a_task_are_held_out_of_the_same_member() -> None:
+    data = [one for one in placements(TRAIN_TABLES, 20) for _ in range(3)]
+    held_out = held_out_members(data, 5, torch.Generator().manual_seed(0))
+    assert held_out.reshape(20, 3).unique(dim=1).shape == (20, 1)
+    assert held_out.bincount().tolist() == [12] * 5
+
+
+def test_placements_of_few_tasks_are_held_out_one_by_one() -> None:
+    data = [placements(TRAIN_TABLES, 1)[0]] * 10
+    assert held_out_members(data, 5, torch.Generator().manual_seed(0)).bincount().tolist() == [2] * 5
+
+
+def test_no_member_learns_from_what_it_is_held_out_of() -> None:
+    """The first member must not notice that a placement of its own held-out part is nonsense; the others must."""
+    data, config = placements(TRAIN_TABLES, 20), CostModelFitConfig(num_updates=60)
+    generator = torch.Generator().manual_seed(config.seed)
+    CostModel(fitted()[0].net.sizes, fitted()[0].net.normalizer, generator)  # draws what the fit draws first
+    held_out = held_out_members(data, 5, generator).tolist()
+    spoiled = next(n for n, one in enumerate(data) if held_out[n] == 0 and all(one.placement.shards()))
+    nonsense = [replace(one, cost=_swapped(one.cost)) if n == spoiled else one for n, one in enumerate(data)]
+    test = placements(TEST_TABLES, 1)[0]
+    before, after = (
+        fit_cost_model(seen, config)[0].overall_ms(test.task, [test.placement])[1][:, 0] for seen in (data, nonsense)
+    )
+    changed = (before / after - 1).abs()
+    assert changed[0] < 1e-4
+    assert (changed[1:] > 3e-4).all()
+
+
+def _swapped(of_cost: PlacementCost) -> PlacementCost:
+    """The compute times of each device are the next one's: wrong, with all means as before."""
+    pairs = zip(of_cost.devices, of_cost.devices[1:] + of_cost.devices[:1], strict=True)
+    return replace(
+        of_cost,
+        devices=tuple(
+            replace(own, fwd_compute_ms=other.fwd_compute_ms, bwd_compute_ms=other.bwd_compute_ms)
+            for own, other in pairs
+        ),
+    )
+
+
+def test_intervals_cover_nine_tenths_of_noisy_placements_of_unseen_tables() -> None:
+    model, _ = fit_cost_model(placements(TRAIN_TABLES, 100, noise=0.05), CONFIG)
+    test = placements(TEST_TABLES, 200, noise=0.05)
+    covered = []
+    for one in test:
+        _, low, high = model.placement_ms(one.task, [one.placement])
+        covered.append(float(low) <= one.cost.max_device_ms <= float(high))
+    assert 0.82 <= np.mean(covered) <= 0.97
+
+
+def constant_model(always_ms: float) -> CostModel:
+    """Every member predicts the same time for any shard on one device."""
+    net = fitted()[0].net
+    model = CostModel(net.sizes, net.normalizer)
+    with torch.no_grad():
+        model.net.linear_weight.zero_()
+        model.net.output_weight.zero_()
+        model.net.pass_weight.zero_()
+        model.net.overhead.fill_(always_ms / 2)
+    return model
+
+
+def test_calibration_by_hand() -> None:
+    """All members say the same: the floor is the median error, and the factor brings nine tenths of them inside."""
+    off = [0.01 * n for n in range(1, 20)]  # of 19 errors, the 18th is the conformal quantile of 90 %
+    of_task = task(TRAIN_TABLES[:1], 1)
+    data = [measured(of_task, (0,), cost(4 * math.exp(error))) for error in off]
+    calibration, pct_error = calibrate(constant_model(4.0), data, torch.zeros(19, dtype=torch.int64))
+    assert calibration.floor == pytest.approx(0.10, rel=1e-3)
+    assert calibration.factor == pytest.approx(1.8, rel=1e-3)
+    assert pct_error == pytest.approx(100 * (1 - math.exp(-0.10)), rel=1e-3)
+
+
+def test_random_shards_say_nothing_about_placements_unless_nothing_else_was_measured() -> None:
+    of_task, model, by_member = task(TRAIN_TABLES[:1], 1), constant_model(4.0), torch.zeros(10, dtype=torch.int64)
+    good = [measured(of_task, (0,), cost(4 * math.exp(0.01)))] * 5
+    bad = [replace(measured(of_task, (0,), cost(8.0)), proposed_by=RANDOM_SHARD)] * 5
+    assert calibrate(model, good + bad, by_member)[0].floor == pytest.approx(0.01, rel=1e-3)
+    assert calibrate(model, bad, by_member[:5])[0].floor == pytest.approx(math.log(2), rel=1e-3)
+
+
+def test_the_members_disagree_more_far_outside_of_what_they_saw() -> None:
+    model, _ = fitted()
+    near = placements(TEST_TABLES, 30)
+    far_tables = [
+        replace(one, pooling_factor=50 * one.pooling_factor, num_rows=1000 * one.num_rows) for one in TEST_TABLES
+    ]
+    far = placements(far_tables, 30)
+
+    def spread(test: Sequence[MeasuredPlacement]) -> float:
+        members = torch.cat([model.overall_ms(m.task, [m.placement])[1] for m in test], dim=1)
+        return float(log_spread_N(members).median())
+
+    assert spread(far) > 3 * spread(near)

@@ -1,0 +1,178 @@
+"""The search sharder: never worse than its starts, legal, measured where asked; and what its answer carries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from evenshard.measure.costs import DeviceCost, PlacementCost
+from evenshard.placement.placement import Placement
+from evenshard.placement.plan import check_placement
+from evenshard.placement.task import ShardingTask
+from evenshard.sharders.cost_model.prediction import PredictedPlacement
+from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig, distinct
+from evenshard.sharders.dreamshard.sharder import DreamShardSharder
+from evenshard.sharders.greedy import expert_sharders
+from evenshard.utils.errors import BadConfig, InfeasibleTask
+from support import builders
+from support.builders import ROOMY, cost, every_placement, some_tables, table, task
+from support.convex_builders import NORMALIZER, random_model
+
+QUICK = SearchConfig(num_rollouts=8, scores_per_table=500)
+MODEL = random_model()
+
+
+def policy() -> DreamShardSharder:
+    return DreamShardSharder(builders.cost_net(), builders.policy(), NORMALIZER)
+
+
+def predicted_ms(of_task: ShardingTask, placement: Placement) -> float:
+    return float(MODEL.overall_ms(of_task, [placement])[0])
+
+
+class Bench:
+    """Measures by a made-up rule and remembers what it was asked."""
+
+    def __init__(self, of_placement: dict[tuple[int, ...], float] | None = None, lost: bool = False) -> None:
+        self.asked: list[Placement] = []
+        self._known, self._lost = of_placement or {}, lost
+
+    def __call__(self, jobs: Sequence[tuple[ShardingTask, Placement]]) -> list[PlacementCost]:
+        self.asked += [placement for _, placement in jobs]
+        if self._lost:
+            return [PlacementCost((DeviceCost.out_of_memory(),), "modelled") for _ in jobs]
+        return [cost(self._known.get(one.device_of_table, 9.0)) for _, one in jobs]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("with_policy", [True, False])
+def test_never_predicted_worse_than_any_expert_and_legal(seed: int, with_policy: bool) -> None:
+    tables = some_tables(14, seed)
+    cap = int(sum(one.size_bytes for one in tables) / 3 * 1.3)
+    of_task = task(tables, 3, cap)
+    sharder = EvenshardSharder(MODEL, policy() if with_policy else None, QUICK)
+    placement = sharder.place(of_task)
+    check_placement(of_task, placement)
+    for expert in expert_sharders():
+        try:
+            assert predicted_ms(of_task, placement) <= predicted_ms(of_task, expert.place(of_task))
+        except InfeasibleTask:
+            continue
+
+
+def test_even_without_any_search_the_best_expert_is_the_answer() -> None:
+    of_task = task(some_tables(14, 1), 3)
+    nothing = replace(QUICK, num_rollouts=0, scores_per_table=0, time_limit_s=0.0)
+    experts = [predicted_ms(of_task, expert.place(of_task)) for expert in expert_sharders()]
+    found = EvenshardSharder(MODEL, None, nothing).search(of_task)
+    assert found.best.predicted_ms <= min(experts) * (1 + 1e-6)
+    assert found.expert is not None and predicted_ms(of_task, found.expert) <= min(experts) * (1 + 1e-6)
+
+
+def test_small_tasks_are_solved_and_the_bound_holds() -> None:
+    of_task = task(some_tables(6, 2), 3)
+    best = float(MODEL.overall_ms(of_task, every_placement(of_task))[0].min())
+    answer = EvenshardSharder(MODEL, None, QUICK).search(of_task).best
+    assert answer.predicted_ms == pytest.approx(best, rel=1e-5)
+    assert answer.lower_bound_ms <= best
+
+
+def test_candidates_are_distinct_and_ordered_by_prediction() -> None:
+    of_task = task(some_tables(14, 0), 3)
+    found = EvenshardSharder(MODEL, policy(), QUICK).search(of_task)
+    assert len(found.candidates) == len(distinct(found.candidates)) == len(found.predicted_ms) > 10
+    assert list(found.predicted_ms) == sorted(found.predicted_ms)
+    assert found.candidates[0] == found.best.placement
+    for placement, ms in zip(found.candidates, found.predicted_ms, strict=True):
+        assert predicted_ms(of_task, placement) == pytest.approx(ms, rel=1e-5)
+
+
+def test_the_same_task_gets_the_same_placement() -> None:
+    of_task = task(some_tables(14, 0), 3)
+    assert EvenshardSharder(MODEL, policy(), QUICK).place(of_task) == EvenshardSharder(MODEL, policy(), QUICK).place(
+        of_task
+    )
+
+
+def test_the_answer_carries_what_the_model_says() -> None:
+    of_task = task(some_tables(5), 3)
+    placement = Placement((2, 0, 0, 2, 0), 3)
+    answer = PredictedPlacement.of(MODEL, of_task, placement)
+    assert [device.predicted_total_ms > 0 for device in answer.devices] == [True, False, True]
+    assert max(device.predicted_total_ms for device in answer.devices) == pytest.approx(answer.predicted_ms, rel=1e-5)
+    mean, low, high = (float(column) for column in MODEL.placement_ms(of_task, [placement]))
+    assert (answer.predicted_ms, answer.low_ms, answer.high_ms) == pytest.approx((mean, low, high))
+
+
+# Measuring -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_measured_candidate_wins_whatever_was_predicted() -> None:
+    of_task = task(some_tables(14, 0), 3)
+    sharder = EvenshardSharder(MODEL, policy(), QUICK)
+    third = sharder.search(of_task).candidates[2]
+    bench = Bench({third.device_of_table: 1.0})
+    answer, measured = sharder.place_measured(of_task, bench, num_measured=5)
+    assert answer.placement == third and measured.max_device_ms == 1.0
+    assert answer.predicted_ms == pytest.approx(predicted_ms(of_task, third), rel=1e-5)
+    assert len(bench.asked) == len(distinct(bench.asked)) == 5
+
+
+def test_the_best_expert_is_among_the_measured() -> None:
+    of_task = task(some_tables(14, 0), 3)
+    sharder = EvenshardSharder(MODEL, None, QUICK)
+    found, bench = sharder.search(of_task), Bench()
+    sharder.place_measured(of_task, bench, num_measured=3)
+    assert bench.asked == [*found.candidates[:2], found.expert]
+    one = Bench()
+    sharder.place_measured(of_task, one, num_measured=1)
+    assert one.asked == [found.candidates[0]]
+
+
+def test_what_was_found_before_is_not_searched_again() -> None:
+    of_task, bench = task(some_tables(14, 0), 3), Bench()
+    sharder = EvenshardSharder(MODEL, None, QUICK)
+    worst_first = sharder.search(of_task)
+    worst_first = replace(worst_first, candidates=worst_first.candidates[::-1])
+    sharder.place_measured(of_task, bench, 1, worst_first)
+    assert bench.asked == [worst_first.candidates[0]]
+
+
+def test_out_of_memory_is_said_and_no_budget_is_refused() -> None:
+    of_task = task(some_tables(6), 2)
+    sharder = EvenshardSharder(MODEL, None, QUICK)
+    with pytest.raises(InfeasibleTask, match="all 2 candidates ran out of memory"):
+        sharder.place_measured(of_task, Bench(lost=True), num_measured=2)
+    with pytest.raises(BadConfig, match="measuring budget is 0"):
+        sharder.place_measured(of_task, Bench(), num_measured=0)
+
+
+# Edges ---------------------------------------------------------------------------------------------------------------
+
+
+def test_where_nobody_finds_room_the_reason_has_the_numbers() -> None:
+    """Three tables of 6 rows on two devices of 10: 18 rows fit the 20 together, no two fit one device.
+
+    That is proven, not only a dead end of each proposal.
+    """
+    tables = [table(f"t{n}", 6, 1) for n in range(3)]
+    with pytest.raises(InfeasibleTask, match=r"no placement fits: the tables need"):
+        EvenshardSharder(MODEL, policy(), QUICK).place(task(tables, 2, cap=40))
+    with pytest.raises(InfeasibleTask, match="more than a whole device"):
+        EvenshardSharder(MODEL, None, QUICK).place(task(tables, 2, cap=20))
+
+
+@pytest.mark.parametrize(("num_tables", "devices"), [(1, 1), (1, 3), (2, 3), (5, 1)])
+def test_few_tables_and_few_devices(num_tables: int, devices: int) -> None:
+    of_task = task(some_tables(num_tables), devices, ROOMY)
+    answer = EvenshardSharder(MODEL, policy(), QUICK).search(of_task).best
+    check_placement(of_task, answer.placement)
+    assert answer.lower_bound_ms <= answer.predicted_ms
+
+
+def test_placements_that_differ_in_names_of_devices_only_are_one() -> None:
+    same = [Placement((0, 1, 1), 3), Placement((2, 0, 0), 3), Placement((1, 2, 2), 3)]
+    other = Placement((0, 1, 0), 3)
+    assert distinct([*same, other, same[1]]) == [same[0], other]

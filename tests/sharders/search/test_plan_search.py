@@ -1,0 +1,246 @@
+"""The search over every way to shard: sums that stay right, rules that hold, and a bound below everything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+
+from evenshard.measure.collectives import Links
+from evenshard.measure.link import LINKS
+from evenshard.measure.price.step import DeviceKind, PartCosts
+from evenshard.measure.simulated.cluster import simulated_kind
+from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import Span, TablePart, column_parts, row_spans
+from evenshard.placement.plan import check_sharding, parts_by_table
+from evenshard.placement.sharding import (
+    COLUMN_WISE,
+    DATA_PARALLEL,
+    ROW_WISE,
+    SHARDING_TYPES,
+    TABLE_ROW_WISE,
+    TABLE_WISE,
+    sharding_type,
+)
+from evenshard.placement.task import ShardingTask, TableLimits
+from evenshard.sharders.search.bounds import lower_bound_ms
+from evenshard.sharders.search.construction import Construction, Works
+from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
+from evenshard.sharders.search.space import Options, column_cuts
+from evenshard.sharders.search.starts import constructed
+from evenshard.sharders.search.state import Choice, State, choices_of
+from evenshard.sharders.search.usual_cuts import MOST_SLOWER
+from evenshard.tables.table import Table
+
+TWO_NODES = Machine(8, 4, inter="infiniband_ndr")
+BATCH = 16_384
+SHORT = PlanSearchEffort(changes=300, idle_kicks=10)
+
+
+@cache
+def kind() -> DeviceKind:
+    return simulated_kind(gpu_profile("h200"), Machine(1, 1))
+
+
+def some_tables(count: int = 10) -> tuple[Table, ...]:
+    rng = np.random.default_rng(5)
+    return tuple(
+        Table(f"t{n}", int(10 ** rng.uniform(2, 6.5)), int(rng.choice([16, 64, 128])), float(rng.choice([1, 5, 40])))
+        for n in range(count)
+    )
+
+
+def costs_of(tables: tuple[Table, ...], machine: Machine = TWO_NODES, **changes: object) -> PartCosts:
+    room = (64 * 2**30,) * machine.num_devices
+    task = replace(ShardingTask(tables, machine, room, BATCH), **changes)  # type: ignore[arg-type]
+    inter = LINKS["infiniband_ndr"] if machine.num_domains > 1 else None
+    return PartCosts(task, [kind()], [0] * machine.num_devices, Links(LINKS["nvlink_h200"], inter))
+
+
+def random_choices(options: Options, rng: np.random.Generator) -> list[Choice]:
+    """Any way of every unit, anywhere."""
+    machine, found = options.task.machine, []
+    for unit in options.units:
+        number = int(rng.integers(len(unit.ways)))
+        way = unit.ways[number]
+        places = rng.permutation(machine.num_devices // way.span)[: len(way.pieces)]
+        found.append(Choice(number, tuple(int(place) for place in places)))
+    return found
+
+
+def test_an_option_that_a_start_brings_has_its_own_kernel_call() -> None:
+    """A start may be sharded in a type that the search does not try by itself; its collective counts all the same."""
+    tables = some_tables()
+    limits = tuple(TableLimits(types=frozenset({TABLE_WISE})) for _ in tables)
+    whole, free = Options(costs_of(tables, limits=limits)), Options(costs_of(tables))
+    costs_ms = []
+    for options in (whole, free):
+        options.add_ways(0, [options.way_of(0, ROW_WISE, (tables[0].embedding_dim,))])
+        in_rows = Choice(len(options.units[0].ways) - 1)
+        on_first = [
+            next(n for n, way in enumerate(unit.ways) if way.sharding_type == TABLE_WISE) for unit in options.units
+        ]
+        costs_ms.append(State(options, [in_rows, *(Choice(number, (0,)) for number in on_first[1:])]).cost_ms)
+    assert costs_ms[0] == pytest.approx(costs_ms[1])
+
+
+def test_a_state_costs_what_is_predicted_of_its_parts() -> None:
+    options, rng = Options(costs_of(some_tables())), np.random.default_rng(0)
+    for _ in range(8):
+        state = State(options, random_choices(options, rng))
+        predicted = options.costs.predict(state.parts())
+        expected = [device.predicted_total_ms for device in predicted.devices]
+        assert state.device_ms_D == pytest.approx(expected, rel=2e-3)
+        assert choices_of(options, state.parts()) == state.choices
+
+
+def test_changes_leave_the_sums_that_a_new_state_has() -> None:
+    options, rng = Options(costs_of(some_tables())), np.random.default_rng(1)
+    state, other = State(options, random_choices(options, rng)), random_choices(options, rng)
+    for unit, choice in enumerate(other):
+        state.replace(unit, choice)
+    again = State(options, other)
+    assert state.device_ms_D == pytest.approx(again.device_ms_D, rel=1e-4)
+    assert (state.used_3D == again.used_3D).all() and (state.loads.calls_D == again.loads.calls_D).all()
+
+
+def test_the_answer_is_legal_and_better_than_its_starts() -> None:
+    search = PlanSearch(costs_of(some_tables()), SHORT)
+    starts = constructed(search.construction)
+    found = search.run()
+    check_sharding(search.costs.task, found.best.parts)
+    assert found.best.predicted_ms <= min(start.cost_ms for start in starts) * (1 + MOST_SLOWER)
+    least_ms = min(search.costs.predict(parts).predicted_ms for parts in found.candidates)
+    assert found.best.parts == found.candidates[0] and found.best.predicted_ms <= least_ms * (1 + MOST_SLOWER)
+
+
+def test_a_step_makes_the_score_better_within_the_memory_or_is_none() -> None:
+    """Two equal tables on one of two devices: one of them moves to the other, if that has memory for it."""
+    tables = (Table("a", 10**6, 64, 20.0), Table("b", 10**6, 64, 20.0))
+    two = Machine.one_node(2)
+    for room, moves in ((2 * tables[0].size_bytes, True), (tables[0].size_bytes - 1, False)):
+        search = PlanSearch(costs_of(tables, two, room_bytes=(2 * tables[0].size_bytes, room)), SHORT)
+        state = State(search.options, [Choice(0, (0,)), Choice(0, (0,))])
+        there, back = [(0, Choice(0, (1,)))], [(0, Choice(0, (0,)))]
+        assert search.neighbours.best(state, [back]) is None  # as good as before
+        assert search.neighbours.best(state, [back, there]) == (there if moves else None)
+        before = state.score
+        state.replace_all(there)
+        assert state.fits() == moves and state.score < before
+        if moves:
+            assert search.neighbours.best(state, [back]) is None
+
+
+def test_the_same_seed_gives_the_same_placement() -> None:
+    one, two = (PlanSearch(costs_of(some_tables()), SHORT, seed=3).run().best.parts for _ in range(2))
+    assert one == two
+
+
+@pytest.mark.parametrize("allowed", [(TABLE_WISE,), (COLUMN_WISE,), (ROW_WISE,), (TABLE_ROW_WISE,), (DATA_PARALLEL,)])
+def test_only_allowed_types_are_used(allowed: tuple[str, ...]) -> None:
+    tables = some_tables(6)
+    costs = costs_of(tables, limits=(TableLimits(frozenset(allowed)),) * len(tables))
+    found = PlanSearch(costs, SHORT).run().best
+    by_table = parts_by_table(costs.task, found.parts)
+    assert {sharding_type(by_table[one.name], one, TWO_NODES) for one in tables} == set(allowed)
+
+
+def test_rules_hold() -> None:
+    tables = some_tables(8)
+    limits = [TableLimits() for _ in tables]
+    limits[0] = TableLimits(devices=frozenset({2}))
+    limits[1] = TableLimits(min_columns=tables[1].embedding_dim)
+    costs = costs_of(tables, limits=tuple(limits), together=((3, 4),), apart=((5, 6, 7),))
+    check_sharding(costs.task, PlanSearch(costs, SHORT).run().best.parts)
+
+
+def test_a_tiny_task_is_solved() -> None:
+    """Three tables on two devices: every way and place is tried by hand."""
+    machine, tables = Machine.one_node(2), some_tables(3)
+    costs = costs_of(tables, machine)
+    options = Options(costs)
+    per_unit = [
+        [
+            Choice(number, places)
+            for number, way in enumerate(unit.ways)
+            for places in ([(0,), (1,)] if len(way.pieces) == 1 and way.span == 1 else [(0, 1), (1, 0)])
+            if way.span == 1
+        ]
+        + [Choice(number) for number, way in enumerate(unit.ways) if way.span > 1]
+        for unit in options.units
+    ]
+    best = min(State(options, choices).cost_ms for choices in product(*per_unit))
+    assert PlanSearch(costs, PlanSearchEffort(changes=2000)).run().best.predicted_ms <= best * 1.005
+
+
+def test_nothing_is_below_the_bound() -> None:
+    for machine in (TWO_NODES, Machine.one_node(4)):
+        options = Options(costs_of(some_tables(), machine))
+        bound, rng = lower_bound_ms(options), np.random.default_rng(7)
+        costs = [State(options, random_choices(options, rng)).cost_ms for _ in range(200)]
+        best = PlanSearch(options.costs, SHORT).run().best.predicted_ms
+        assert 0 < bound <= min(*costs, best)
+
+
+def test_less_memory_raises_the_bound() -> None:
+    tables = some_tables()
+    total = sum(table.size_bytes for table in tables)
+    roomy, tight = (
+        lower_bound_ms(Options(costs_of(tables, room_bytes=(int(total * share / 8),) * 8))) for share in (20, 1.02)
+    )
+    assert roomy <= tight
+
+
+def test_parts_of_one_table_are_on_devices_of_their_own() -> None:
+    """Room for little more than everything: cuts by columns have to spread."""
+    tables = tuple(Table(f"big{n}", 10**6, 128, 2.0) for n in range(5))
+    room = (int(1.05 * sum(table.size_bytes for table in tables) / 8),) * 8
+    costs = costs_of(tables, room_bytes=room)
+    check_sharding(costs.task, PlanSearch(costs, SHORT).run().best.parts)
+
+
+def test_column_cuts_are_even_multiples_of_four() -> None:
+    assert list(column_cuts(128, 4, 4)) == [(64, 64), (44, 44, 40), (32, 32, 32, 32)]
+    assert list(column_cuts(128, 8, 64)) == [(64, 64)]
+    assert list(column_cuts(6, 8, 4)) == []
+
+
+def test_rows_are_cut_as_torchrec_cuts_them() -> None:
+    table = Table("t", 10, 4, 1.0)
+    assert row_spans(table, 4) == [Span(0, 3), Span(3, 6), Span(6, 9), Span(9, 10)]
+    assert row_spans(replace(table, num_rows=2), 4) == [Span(0, 1), Span(1, 2)]
+
+
+def test_a_limit_on_the_time_of_a_piece_cuts_what_is_longer() -> None:
+    options = Options(costs_of(some_tables()))
+    works = Works.of(options)
+    construction = Construction(options, works)
+    rows = np.arange(len(options.units))
+    for limit in (2.0, 0.5, 0.1):
+        ways_U = construction.ways(limit * construction.even_ms, SHARDING_TYPES)
+        least_U = works.piece_UW.min(axis=1)
+        assert (works.piece_UW[rows, ways_U] <= np.maximum(limit * construction.even_ms, least_U) * (1 + 1e-9)).all()
+
+
+def test_time_of_each_part_beside_the_others() -> None:
+    tables = some_tables(4)
+    costs = costs_of(tables, Machine.one_node(4))
+    parts = [replace(column_parts(table)[0], devices=(n % 2,)) for n, table in enumerate(tables[:3])]
+    parts.append(TablePart("t3", Span(0, tables[3].num_rows), Span(0, tables[3].embedding_dim), (0, 1, 2, 3)))
+    alone, adds = costs.part_ms(parts)
+    devices = costs.predict(parts).devices
+    assert all(0 < more <= one + 1e-6 for more, one in zip(adds[:3], alone[:3], strict=True))
+    assert max(alone) <= max(device.predicted_total_ms for device in devices) * 1.05
+
+
+def test_rows_are_cut_only_where_every_device_gets_some() -> None:
+    """A sum over devices without rows would be a wrong one; where nothing else is allowed, it has to do."""
+    few, many = Table("few", 3, 16, 5.0), Table("many", 8, 16, 5.0)
+    ways = [{way.sharding_type for way in unit.ways} for unit in Options(costs_of((few, many))).units]
+    assert not ways[0] & {ROW_WISE, TABLE_ROW_WISE} and ways[1] >= {ROW_WISE, TABLE_ROW_WISE}
+    limits = (TableLimits(frozenset({ROW_WISE})),)
+    assert {way.sharding_type for way in Options(costs_of((few,), limits=limits)).units[0].ways} == {ROW_WISE}

@@ -1,0 +1,99 @@
+"""What a state says of changes is what a new state of the changed choices tells."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evenshard.measure.collectives import Links
+from evenshard.measure.link import link
+from evenshard.measure.price.step import PartCosts
+from evenshard.measure.simulated.cluster import simulated_kind
+from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.placement.machine import Machine
+from evenshard.placement.task import ShardingTask
+from evenshard.sharders.search.neighbours import LEAST_STEP
+from evenshard.sharders.search.search import PlanSearch
+from evenshard.sharders.search.starts import constructed
+from evenshard.sharders.search.state import Change, Choice, State
+from evenshard.tables.table import Table
+
+DEVICES = 4
+
+
+def search_of(nodes: int, profiles: tuple[str, ...]) -> PlanSearch:
+    """Six tables of unlike sizes, in every way, on four devices of these kinds, one after the other."""
+    tables = tuple(Table(f"t{at}", 10 ** (3 + at % 4), 32, 4.0 + 3 * at) for at in range(6))
+    machine = Machine(DEVICES, DEVICES // nodes)
+    task = ShardingTask(tables, machine, (10**8,) * DEVICES, 65_536)
+    kinds = [simulated_kind(gpu_profile(one), machine) for one in profiles]
+    links = Links(link("nvlink_h200"), link("infiniband_ndr") if nodes > 1 else None)
+    return PlanSearch(PartCosts(task, kinds, [at % len(kinds) for at in range(DEVICES)], links))
+
+
+def random_changes(search: PlanSearch, state: State, rng: np.random.Generator) -> list[Change]:
+    """Some units each, in ways and places drawn at random."""
+    found: list[Change] = []
+    for _ in range(30):
+        change = []
+        for unit in rng.permutation(len(search.options.units))[: 1 + rng.integers(3)].tolist():
+            ways = search.options.units[unit].ways
+            number = int(rng.integers(len(ways)))
+            choices = search.pieces.placed(state, unit, [number], rng.random(state.task.num_devices))
+            if ways[number].span == 1:  # memory left aside
+                places = rng.permutation(state.task.num_devices)[: len(ways[number].pieces)]
+                choices = [Choice(number, tuple(places.tolist()))]
+            change += [(unit, choice) for choice in choices]
+        if change:
+            found.append(change)
+    return found
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("profiles", [("h200",), ("h200", "a100_80gb")])
+def test_changes_that_are_tried_out_take_what_they_take_when_made(nodes: int, profiles: tuple[str, ...]) -> None:
+    """Several units each, of all types, also where devices are of two kinds: times, memory, and the state after."""
+    search, rng = search_of(nodes, profiles), np.random.default_rng(nodes)
+    starts, fit = constructed(search.construction), []
+    for start in starts[:2] + starts[-2:]:
+        state = State(search.options, start.choices)
+        for _ in range(3):
+            changes = random_changes(search, state, rng)
+            after_ND, fits_N = state.after(state.piece_changes(changes), len(changes))
+            for change, after_D, fits in zip(changes, after_ND, fits_N, strict=True):
+                own = dict(change)
+                new = State(search.options, [own.get(unit, one) for unit, one in enumerate(state.choices)])
+                assert after_D == pytest.approx(new.device_ms_D, rel=1e-9) and fits == new.fits()
+                fit.append(bool(fits))
+            state.replace_all(changes[0])
+            again = State(search.options, state.choices)
+            assert state.device_ms_D == pytest.approx(again.device_ms_D, rel=1e-9)
+            assert (state.used_3D == again.used_3D).all()
+    assert True in fit and False in fit
+
+
+def test_a_copy_changes_by_itself() -> None:
+    search, rng = search_of(1, ("h200",)), np.random.default_rng(0)
+    state = State(search.options, constructed(search.construction)[0].choices)
+    copied, before = state.copy(), state.device_ms_D.copy()
+    for change in random_changes(search, state, rng):
+        copied.replace_all(change)
+    assert (state.device_ms_D == before).all()
+    assert state.device_ms_D == pytest.approx(State(search.options, state.choices).device_ms_D, rel=1e-9)
+    assert copied.device_ms_D == pytest.approx(State(search.options, copied.choices).device_ms_D, rel=1e-9)
+
+
+def test_a_step_makes_the_score_better_and_the_best_change_is_taken() -> None:
+    search, rng = search_of(1, ("h200",)), np.random.default_rng(0)
+    state = State(search.options, constructed(search.construction)[-1].choices)
+    changes = random_changes(search, state, rng)
+    scores = [
+        State(search.options, [dict(change).get(unit, one) for unit, one in enumerate(state.choices)]).score
+        for change in changes
+    ]
+    best = search.neighbours.best(state, changes)
+    assert best == (changes[int(np.argmin(scores))] if min(scores) < state.score * (1 - LEAST_STEP) else None)
+    while (change := search.neighbours.step(state)) is not None:
+        before = state.score
+        state.replace_all(change)
+        assert state.score < before

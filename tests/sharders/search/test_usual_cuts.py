@@ -1,0 +1,98 @@
+"""Halves and powers of two in the place of other cuts by columns, wherever they cost next to nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from evenshard.measure.collectives import Links
+from evenshard.measure.link import LINKS
+from evenshard.measure.price.step import PartCosts
+from evenshard.measure.simulated.cluster import simulated_kind
+from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import TablePart, column_parts, whole_tables
+from evenshard.placement.sharding import COLUMN_WISE, TABLE_WISE
+from evenshard.placement.task import ShardingTask, TableLimits
+from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
+from evenshard.sharders.search.state import State, choices_of
+from evenshard.sharders.search.usual_cuts import MOST_SLOWER, UsualCuts, num_odd_cuts
+from evenshard.tables.table import Table
+
+CUT, BUSY = Table("cut", 1_000_000, 128, 40.0), Table("busy", 100_000, 128, 400.0)
+SHORT = PlanSearchEffort(changes=300, idle_kicks=10)
+
+
+def search_of(*tables: Table, devices: int = 4, gb: float = 64, min_columns: int = 4) -> PlanSearch:
+    """All tables whole but the first, which may be cut by columns."""
+    whole = [TableLimits(frozenset({TABLE_WISE}))] * (len(tables) - 1)
+    limits = (TableLimits(frozenset({COLUMN_WISE}), min_columns=min_columns), *whole)
+    task = ShardingTask(tables, Machine.one_node(devices), (int(gb * 2**30),) * devices, 16_384, limits=limits)
+    kind = simulated_kind(gpu_profile("h200"), Machine(1, 1))
+    return PlanSearch(PartCosts(task, [kind], [0] * devices, Links(LINKS["nvlink_h200"])), SHORT)
+
+
+def in_thirds(*others: Table) -> list[TablePart]:
+    """44 + 44 + 40 columns on the first three devices, other tables whole on the last one."""
+    parts = [replace(part, devices=(device,)) for device, part in enumerate(column_parts(CUT, (44, 88)))]
+    return [*parts, *(replace(part, devices=(3,)) for part in whole_tables(others))]
+
+
+def settled(search: PlanSearch, parts: list[TablePart]) -> tuple[State, float]:
+    """The state with usual cuts, and the cost before."""
+    choices = choices_of(search.options, parts)
+    assert choices is not None
+    state = State(search.options, choices)
+    before = state.cost_ms
+    assert num_odd_cuts(state) == 1
+    UsualCuts(search.neighbours, partial(search.improve, changes=20)).apply(state, before * (1 + MOST_SLOWER))
+    return state, before
+
+
+def widths(state: State, unit: int = 0) -> list[int]:
+    return [piece.columns for piece in state.way(unit).pieces]
+
+
+def test_a_cut_that_costs_hardly_more_takes_the_place_of_thirds() -> None:
+    search = search_of(CUT, BUSY)
+    state, before = settled(search, in_thirds(BUSY))
+    assert widths(state) in ([64, 64], [32, 32, 32, 32]) and num_odd_cuts(state) == 0
+    assert state.cost_ms <= before * (1 + MOST_SLOWER)
+    assert state.device_ms_D == pytest.approx(State(search.options, state.choices).device_ms_D, rel=1e-4)
+
+
+def test_a_cut_that_costs_more_leaves_the_placement_as_it_was() -> None:
+    search = search_of(CUT, devices=3)
+    state, before = settled(search, in_thirds())
+    halves = State(search.options, [replace(state.choices[0], way=0, places=(0, 1))])
+    assert halves.way(0).is_usual and halves.cost_ms > before * (1 + MOST_SLOWER)
+    assert widths(state) == [44, 44, 40] and state.choices[0].places == (0, 1, 2) and state.cost_ms == before
+
+
+def test_memory_that_halves_do_not_fit_keeps_the_thirds() -> None:
+    """Halves of 244 MB; the rules forbid quarters."""
+    found = {}
+    for gb in (1.0, 0.2):
+        state, _ = settled(search_of(CUT, BUSY, gb=gb, min_columns=40), in_thirds(BUSY))
+        assert state.fits()
+        found[gb] = widths(state)
+    assert found == {1.0: [64, 64], 0.2: [44, 44, 40]}
+
+
+@pytest.mark.parametrize(
+    ("columns", "parts", "usual"),
+    [(128, 1, True), (128, 2, True), (100, 2, True), (128, 3, False), (96, 3, True), (128, 4, True), (120, 5, False)],
+)
+def test_halves_powers_of_two_and_parts_as_wide_as_one_are_usual(columns: int, parts: int, usual: bool) -> None:
+    table = replace(CUT, embedding_dim=columns)
+    options = search_of(table, devices=8).options
+    cut = [columns // parts // 4 * 4] * parts
+    cut[0] += columns - sum(cut)
+    assert options.way_of(0, COLUMN_WISE, cut).is_usual is usual
+
+
+def test_the_search_answers_with_usual_cuts() -> None:
+    found = PlanSearch(search_of(CUT, BUSY).costs, SHORT).run([in_thirds(BUSY)]).best
+    assert len([part for part in found.parts if part.table == "cut"]) in (2, 4)
