@@ -30,7 +30,7 @@ from evenshard.sharders.greedy import GreedySharder, expert_sharders
 from evenshard.sharders.packing.legal_parts import any_placement
 from evenshard.sharders.random import RandomSharder, random_placement
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
-from evenshard.sharders.search.space import Options
+from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.state import State, choices_of, parts_of
 from evenshard.sharders.search.whole_starts import whole_starts
 from evenshard.tables.table import Table
@@ -255,9 +255,9 @@ def test_the_search_finds_the_best_legal_placement_of_small_tasks(seed: int) -> 
 def step_from(of_task: ShardingTask, devices: Sequence[int]) -> tuple[int, ...]:
     """Where the tables, of weights 5, 4, 3 and 3, are after one step of a search."""
     search = PlanSearch(Additive(of_task, (5.0, 4.0, 3.0, 3.0)).costs)
-    choices = choices_of(search.options, Placement(tuple(devices), of_task.num_devices).parts(of_task.tables))
+    choices = choices_of(search.space, Placement(tuple(devices), of_task.num_devices).parts(of_task.tables))
     assert choices is not None
-    state = State(search.options, choices)
+    state = State(search.space, choices)
     change = search.neighbours.step(state)
     assert change is not None
     state.replace_all(change)
@@ -284,17 +284,17 @@ def test_a_swap_may_not_bring_a_table_where_it_must_not_live() -> None:
 @settings(max_examples=60, deadline=None)
 @given(of_task=limited_tasks())
 def test_starts_of_whole_tables_are_legal(of_task: ShardingTask) -> None:
-    options = Options(Additive.drawn(of_task).costs)
-    for choices in whole_starts(options):
-        assert is_legal(of_task, placement_of_whole(of_task, parts_of(options, choices)))
+    space = SearchSpace(Additive.drawn(of_task).costs)
+    for choices in whole_starts(space):
+        assert is_legal(of_task, placement_of_whole(of_task, parts_of(space, choices)))
 
 
 def test_starts_of_whole_tables_place_what_is_pinned_first() -> None:
     """By cost alone, 9 and 8 would fill the two devices, and the pinned 1 would find no room on device 0."""
     of_task = limited(task(sized(2, 2, 1), 2, 4 * 4), allowed=(None, None, only(0)), room_bytes=(4 * 2, 4 * 4))
-    options = Options(Additive(of_task, (9.0, 8.0, 1.0)).costs)
-    (choices,) = whole_starts(options)
-    assert placement_of_whole(of_task, parts_of(options, choices)).device_of_table == (1, 1, 0)
+    space = SearchSpace(Additive(of_task, (9.0, 8.0, 1.0)).costs)
+    (choices,) = whole_starts(space)
+    assert placement_of_whole(of_task, parts_of(space, choices)).device_of_table == (1, 1, 0)
 
 
 def test_like_placements_on_unlike_devices_are_two() -> None:

@@ -38,7 +38,7 @@ from evenshard.planner.rules import Rules
 from evenshard.report.explanation import print_explanation
 from evenshard.sharders.cost_model.cost_model import ExchangeTime
 from evenshard.sharders.models import PlacementModel, load_model
-from evenshard.sharders.search.space import Options
+from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.state import Choice, parts_of
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
@@ -416,16 +416,16 @@ def random_answer(seed: int) -> PlacementAnswer:
         machine=Machine(4, 2, inter="infiniband_ndr"),
     )
     model = untrained(seed)
-    options = Options(part_costs(request, model))
+    space = SearchSpace(part_costs(request, model))
     rng = np.random.default_rng(seed)
     for _ in range(1000):
         choices = []
-        for unit in options.units:
-            number = int(rng.integers(len(unit.ways)))
-            way = unit.ways[number]
-            places = rng.permutation(4 // way.span)[: len(way.pieces)]
+        for group in space.groups:
+            number = int(rng.integers(len(group.options)))
+            option = group.options[number]
+            places = rng.permutation(4 // option.span)[: len(option.pieces)]
             choices.append(Choice(number, tuple(places.tolist())))
-        parts = parts_of(options, choices)
+        parts = parts_of(space, choices)
         try:
             check_sharding(request.task(), parts)
         except InfeasibleTask:

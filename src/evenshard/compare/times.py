@@ -20,7 +20,7 @@ from evenshard.planner.pricing import Priced, link_error, part_costs, priced
 from evenshard.planner.rules import Rules
 from evenshard.sharders.model import Model
 from evenshard.sharders.search.bounds import lower_bound_ms
-from evenshard.sharders.search.space import Options
+from evenshard.sharders.search.space import SearchSpace
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.messages import counted
 from evenshard.utils.process import one_thread
@@ -72,7 +72,7 @@ def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) 
     costs_of_old = costs if same_machine else part_costs(of_old, model)
     before, _ = priced(of_old, model, costs_of_old, costs_of_old.predict(old.parts))
     after, _ = priced(new.request, model, costs, costs.predict(new.parts))
-    bound_ms = min(lower_bound_ms(Options(costs)), after.predicted_ms)
+    bound_ms = min(lower_bound_ms(SearchSpace(costs)), after.predicted_ms)
     notes = [f"{one}; both are judged by the new one" for one in _other_loads(old, new)]
     if same_machine:
         try:

@@ -105,7 +105,7 @@ def search_means(costs: PartCosts, first: Searched | None, kept: Collections, ma
     except InfeasibleTask:  # another table has no type at all
         return MeansSearched(begun)
     able = _able(task, restricted)
-    free_bound_ms = lower_bound_ms(free.options)
+    free_bound_ms = lower_bound_ms(free.space)
     bound_ms = free_bound_ms if able else float("inf")
     now_ms = float("inf") if first is None else first.step_ms
     hope = LEAST_SAVING if task.machine.num_nodes > 1 else HOPE_ON_A_NODE
@@ -134,7 +134,7 @@ def _searched(
         short, divided = make(costs, SHORT), divided_ms(costs, collections)
     except InfeasibleTask:  # a rule of another collection asks for rows
         return None
-    if lower_bound_ms(short.options) + divided >= now_ms and not always:
+    if lower_bound_ms(short.space) + divided >= now_ms and not always:
         return None
     try:
         found = Searched(short, short.run(), collections, divided)

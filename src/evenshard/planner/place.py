@@ -211,7 +211,7 @@ def _nearest(found: Sequence[Searched], near: Near, request: PlacementRequest) -
 
 def _bound_ms(means: MeansSearched) -> float:
     """What no legal placement is predicted to take less than."""
-    return min(means.bound_ms, *(lower_bound_ms(one.search.options) for one in means.found))
+    return min(means.bound_ms, *(lower_bound_ms(one.search.space) for one in means.found))
 
 
 def _proposals(request: PlacementRequest, model: Model, seed: int) -> Starts:

@@ -19,7 +19,7 @@ from evenshard.sharders.cost_model.additive import QUANTITIES, additive_work_TA
 from evenshard.sharders.cost_model.cost_model import Calibration, CostModel, ExchangeTime
 from evenshard.sharders.cost_model.prediction import PredictedPlacement
 from evenshard.sharders.cost_model.sharder import whole_costs
-from evenshard.sharders.search.space import Options
+from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.state import Choice, State
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.table import Table
@@ -280,9 +280,9 @@ def test_a_search_scores_placements_as_the_model_does(exchange: ExchangeTime) ->
     model = random_model(exchange=exchange)
     tables = tuple(replace(one, num_rows=one.num_rows * 40) for one in TABLES)
     of_task, rng = task(tables, devices=3), np.random.default_rng(1)
-    options = Options(whole_costs(model, of_task))
+    space = SearchSpace(whole_costs(model, of_task))
     for devices in (*rng.integers(3, size=(20, len(tables))), np.arange(len(tables)) % 2):
-        state = State(options, [Choice(0, (int(device),)) for device in devices])
+        state = State(space, [Choice(0, (int(device),)) for device in devices])
         mean = model.placement_ms(of_task, [Placement(tuple(devices.tolist()), 3)])[0]
         assert state.cost_ms == pytest.approx(float(mean), rel=1e-5)
 

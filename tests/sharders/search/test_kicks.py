@@ -33,21 +33,21 @@ def kicked(search: PlanSearch, at: tuple[int, ...]) -> set[tuple[int, int]]:
     """The units that single kicks of a placement change, each with where it goes."""
     kicks, found = Kicks(search.neighbours, np.random.default_rng(0), 1), set()
     for _ in range(600):
-        state = State(search.options, [Choice(0, (device,)) for device in at])
+        state = State(search.space, [Choice(0, (device,)) for device in at])
         is_changed = kicks.kick(state)
-        moved = {(unit, own.places[0]) for unit, own in enumerate(state.choices) if own.places[0] != at[unit]}
+        moved = {(group, own.places[0]) for group, own in enumerate(state.choices) if own.places[0] != at[group]}
         assert is_changed == bool(moved)
         found |= moved
     return found
 
 
-def test_any_unit_may_be_kicked_to_any_other_device() -> None:
+def test_any_group_may_be_kicked_to_any_other_device() -> None:
     at = (0, 1, 2, 3, 0, 1, 2, 3)
-    elsewhere = {(unit, device) for unit, home in enumerate(at) for device in range(DEVICES) if device != home}
+    elsewhere = {(group, device) for group, home in enumerate(at) for device in range(DEVICES) if device != home}
     assert kicked(whole_search(), at) == elsewhere
 
 
-def test_no_unit_is_kicked_to_where_it_has_no_memory() -> None:
+def test_no_group_is_kicked_to_where_it_has_no_memory() -> None:
     """Device 0 has none."""
     found = kicked(whole_search(room=0), (1, 1, 2, 2, 3, 3, 1, 2))
     assert found and all(device for _, device in found)

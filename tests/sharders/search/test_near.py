@@ -25,7 +25,7 @@ from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.search.moves import EarlierPlacement, Moves
 from evenshard.sharders.search.near import ALIKE, NearResult, NearSearch
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort, PlanSearchResult
-from evenshard.sharders.search.space import Options
+from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.state import Choice
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
@@ -205,12 +205,12 @@ def test_tables_that_are_to_stay_apart_now_part_with_the_fewest_bytes() -> None:
 def test_moves_are_counted_by_piece_with_state_and_replicas_that_go_are_free() -> None:
     one = Table("a", 1000, 64, 1.0)
     costs = costs_of([one], 2, optimizer="adam")
-    options = Options(costs)
+    space = SearchSpace(costs)
     whole = earlier([TablePart("a", Span(0, 1000), Span(0, 64), (0,))], 2, "adam")
     replica = earlier([TablePart("a", Span(0, 1000), Span(0, 64), (0, 1))], 2)
-    number = {way.sharding_type: n for n, way in reversed(list(enumerate(options.units[0].ways)))}
+    number = {option.sharding_type: n for n, option in reversed(list(enumerate(space.groups[0].options)))}
     assert set(number) <= set(SHARDING_TYPES)
-    moves = Moves(options, whole)
+    moves = Moves(space, whole)
     each = 1000 * 64 * 4 * 3  # Adam has two numbers for each weight
     assert moves.bytes_of(0, Choice(number["table_wise"], (0,))) == 0
     assert moves.bytes_of(0, Choice(number["table_wise"], (1,))) == each
@@ -218,7 +218,7 @@ def test_moves_are_counted_by_piece_with_state_and_replicas_that_go_are_free() -
     assert moves.bytes_of(0, Choice(number["column_wise"], (1, 0))) == each // 2
     assert moves.bytes_of(0, Choice(number["data_parallel"])) == each
     assert moves.nearest(0, number["table_wise"]) == Choice(number["table_wise"], (0,))
-    assert Moves(options, replica).bytes_of(0, Choice(number["table_wise"], (1,))) == 0
+    assert Moves(space, replica).bytes_of(0, Choice(number["table_wise"], (1,))) == 0
 
 
 def test_a_plan_for_fewer_devices_is_near_one_for_more() -> None:

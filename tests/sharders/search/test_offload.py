@@ -24,7 +24,7 @@ from evenshard.placement.task import ShardingTask, TableLimits, used_bytes, used
 from evenshard.sharders.packing.legal_parts import legal_parts
 from evenshard.sharders.search.bounds import lower_bound_ms
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
-from evenshard.sharders.search.space import Options, is_short_of_memory
+from evenshard.sharders.search.space import SearchSpace, is_short_of_memory
 from evenshard.sharders.search.state import Choice, State, choices_of
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
@@ -79,7 +79,7 @@ def test_where_all_tables_fit_nothing_is_kept_outside() -> None:
     assert {part.storage.kernel for part in searched(costs)} == {FUSED}
 
 
-def test_without_host_memory_there_is_no_way() -> None:
+def test_without_host_memory_there_is_no_option() -> None:
     costs = costs_of((HOT, COLD), 1, 1.2)
     alone = replace(costs.task, machine=replace(costs.task.machine, host_bytes=()))
     with pytest.raises(InfeasibleTask):
@@ -117,19 +117,19 @@ def test_a_tiny_task_is_solved_with_every_cache() -> None:
     tables = random_tables(3, 1)
     size = sum(table.size_bytes for table in tables)
     costs = costs_of(tables, 2, 0.25 * size / GB)
-    options = Options(costs)
-    per_unit = [
+    space = SearchSpace(costs)
+    per_group = [
         [
             Choice(number, places)
-            for number, way in enumerate(unit.ways)
-            for places in ([(0,), (1,)] if len(way.pieces) == 1 and way.span == 1 else [(0, 1)])
-            if way.span == 1
+            for number, option in enumerate(group.options)
+            for places in ([(0,), (1,)] if len(option.pieces) == 1 and option.span == 1 else [(0, 1)])
+            if option.span == 1
         ]
-        + [Choice(number) for number, way in enumerate(unit.ways) if way.span > 1]
-        for unit in options.units
+        + [Choice(number) for number, option in enumerate(group.options) if option.span > 1]
+        for group in space.groups
     ]
-    per_unit[0] = [choice for choice in per_unit[0] if choice.places != (1,)]  # the devices are alike
-    best = min(state.cost_ms for choices in product(*per_unit) if (state := State(options, choices)).fits())
+    per_group[0] = [choice for choice in per_group[0] if choice.places != (1,)]  # the devices are alike
+    best = min(state.cost_ms for choices in product(*per_group) if (state := State(space, choices)).fits())
     assert PlanSearch(costs, PlanSearchEffort(changes=2000)).run().best.predicted_ms <= best * 1.01
 
 
@@ -138,8 +138,8 @@ def test_nothing_that_fits_is_below_the_bound(seed: int) -> None:
     tables = random_tables(6, seed)
     size = sum(table.size_bytes for table in tables) / GB
     costs = costs_of(tables, 4, 0.15 * size, nodes=2)
-    options, rng = Options(costs), np.random.default_rng(seed)
-    bound = lower_bound_ms(options)
+    space, rng = SearchSpace(costs), np.random.default_rng(seed)
+    bound = lower_bound_ms(space)
     found = [PlanSearch(costs, SHORT).run().best.predicted_ms]
     for _ in range(300):
         parts = [
@@ -157,21 +157,21 @@ def test_nothing_that_fits_is_below_the_bound(seed: int) -> None:
 def test_sums_stay_right_and_choices_come_back() -> None:
     tables = random_tables(5, 3)
     costs = costs_of(tables, 4, 0.1 * sum(table.size_bytes for table in tables) / GB, nodes=2)
-    options, rng = Options(costs), np.random.default_rng(0)
+    space, rng = SearchSpace(costs), np.random.default_rng(0)
     for _ in range(20):
         choices = []
-        for unit in options.units:
-            number = int(rng.integers(len(unit.ways)))
-            way = unit.ways[number]
-            choices.append(Choice(number, tuple(rng.permutation(4 // way.span)[: len(way.pieces)].tolist())))
-        state = State(options, choices)
+        for group in space.groups:
+            number = int(rng.integers(len(group.options)))
+            option = group.options[number]
+            choices.append(Choice(number, tuple(rng.permutation(4 // option.span)[: len(option.pieces)].tolist())))
+        state = State(space, choices)
         parts = state.parts()
-        assert choices_of(options, parts) == state.choices
+        assert choices_of(space, parts) == state.choices
         assert costs.predict(parts).predicted_ms == pytest.approx(state.cost_ms, rel=2e-4)
         assert state.used_3D[1].reshape(2, -1).sum(axis=1).tolist() == pytest.approx(
             used_host_bytes(costs.task, parts), rel=1e-3
         )
-        changed = State(options, choices)
+        changed = State(space, choices)
         changed.replace(0, Choice(0))
         changed.replace(0, choices[0])
         assert changed.cost_ms == pytest.approx(state.cost_ms, rel=1e-5)
@@ -182,10 +182,10 @@ def test_a_cache_of_any_size_can_be_where_a_search_begins() -> None:
     odd = Storage(FUSED_UVM_CACHING, 0.1234)
     tables = (HOT, COLD)
     parts = tuple(TablePart(table.name, Span(0, table.num_rows), Span(0, 128), (0,), odd) for table in tables)
-    options = Options(costs_of(tables, 2, 1.2))
-    choices = choices_of(options, parts)
+    space = SearchSpace(costs_of(tables, 2, 1.2))
+    choices = choices_of(space, parts)
     assert choices is not None
-    assert {part.storage for part in State(options, choices).parts()} == {odd}
+    assert {part.storage for part in State(space, choices).parts()} == {odd}
 
 
 def test_the_simulated_machine_and_the_prediction_add_the_same() -> None:

@@ -30,7 +30,7 @@ from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.search.bounds import lower_bound_ms
 from evenshard.sharders.search.construction import Construction, Works
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
-from evenshard.sharders.search.space import Options, column_cuts
+from evenshard.sharders.search.space import SearchSpace, column_cuts
 from evenshard.sharders.search.starts import constructed
 from evenshard.sharders.search.state import Choice, State, choices_of
 from evenshard.sharders.search.usual_cuts import MOST_SLOWER
@@ -61,13 +61,13 @@ def costs_of(tables: tuple[Table, ...], machine: Machine = TWO_NODES, **changes:
     return PartCosts(task, [kind()], [0] * machine.num_devices, Links(LINKS["nvlink_h200"], inter))
 
 
-def random_choices(options: Options, rng: np.random.Generator) -> list[Choice]:
+def random_choices(space: SearchSpace, rng: np.random.Generator) -> list[Choice]:
     """Any way of every unit, anywhere."""
-    machine, found = options.task.machine, []
-    for unit in options.units:
-        number = int(rng.integers(len(unit.ways)))
-        way = unit.ways[number]
-        places = rng.permutation(machine.num_devices // way.span)[: len(way.pieces)]
+    machine, found = space.task.machine, []
+    for group in space.groups:
+        number = int(rng.integers(len(group.options)))
+        option = group.options[number]
+        places = rng.permutation(machine.num_devices // option.span)[: len(option.pieces)]
         found.append(Choice(number, tuple(int(place) for place in places)))
     return found
 
@@ -76,34 +76,35 @@ def test_an_option_that_a_start_brings_has_its_own_kernel_call() -> None:
     """A start may be sharded in a type that the search does not try by itself; its collective counts all the same."""
     tables = some_tables()
     limits = tuple(TableLimits(types=frozenset({TABLE_WISE})) for _ in tables)
-    whole, free = Options(costs_of(tables, limits=limits)), Options(costs_of(tables))
+    whole, free = SearchSpace(costs_of(tables, limits=limits)), SearchSpace(costs_of(tables))
     costs_ms = []
-    for options in (whole, free):
-        options.add_ways(0, [options.way_of(0, ROW_WISE, (tables[0].embedding_dim,))])
-        in_rows = Choice(len(options.units[0].ways) - 1)
+    for space in (whole, free):
+        space.add_options(0, [space.option_of(0, ROW_WISE, (tables[0].embedding_dim,))])
+        in_rows = Choice(len(space.groups[0].options) - 1)
         on_first = [
-            next(n for n, way in enumerate(unit.ways) if way.sharding_type == TABLE_WISE) for unit in options.units
+            next(n for n, option in enumerate(group.options) if option.sharding_type == TABLE_WISE)
+            for group in space.groups
         ]
-        costs_ms.append(State(options, [in_rows, *(Choice(number, (0,)) for number in on_first[1:])]).cost_ms)
+        costs_ms.append(State(space, [in_rows, *(Choice(number, (0,)) for number in on_first[1:])]).cost_ms)
     assert costs_ms[0] == pytest.approx(costs_ms[1])
 
 
 def test_a_state_costs_what_is_predicted_of_its_parts() -> None:
-    options, rng = Options(costs_of(some_tables())), np.random.default_rng(0)
+    space, rng = SearchSpace(costs_of(some_tables())), np.random.default_rng(0)
     for _ in range(8):
-        state = State(options, random_choices(options, rng))
-        predicted = options.costs.predict(state.parts())
+        state = State(space, random_choices(space, rng))
+        predicted = space.costs.predict(state.parts())
         expected = [device.predicted_total_ms for device in predicted.devices]
         assert state.device_ms_D == pytest.approx(expected, rel=2e-3)
-        assert choices_of(options, state.parts()) == state.choices
+        assert choices_of(space, state.parts()) == state.choices
 
 
 def test_changes_leave_the_sums_that_a_new_state_has() -> None:
-    options, rng = Options(costs_of(some_tables())), np.random.default_rng(1)
-    state, other = State(options, random_choices(options, rng)), random_choices(options, rng)
-    for unit, choice in enumerate(other):
-        state.replace(unit, choice)
-    again = State(options, other)
+    space, rng = SearchSpace(costs_of(some_tables())), np.random.default_rng(1)
+    state, other = State(space, random_choices(space, rng)), random_choices(space, rng)
+    for group, choice in enumerate(other):
+        state.replace(group, choice)
+    again = State(space, other)
     assert state.device_ms_D == pytest.approx(again.device_ms_D, rel=1e-4)
     assert (state.used_3D == again.used_3D).all() and (state.loads.calls_D == again.loads.calls_D).all()
 
@@ -124,7 +125,7 @@ def test_a_step_makes_the_score_better_within_the_memory_or_is_none() -> None:
     two = Machine.one_node(2)
     for room, moves in ((2 * tables[0].size_bytes, True), (tables[0].size_bytes - 1, False)):
         search = PlanSearch(costs_of(tables, two, room_bytes=(2 * tables[0].size_bytes, room)), SHORT)
-        state = State(search.options, [Choice(0, (0,)), Choice(0, (0,))])
+        state = State(search.space, [Choice(0, (0,)), Choice(0, (0,))])
         there, back = [(0, Choice(0, (1,)))], [(0, Choice(0, (0,)))]
         assert search.neighbours.best(state, [back]) is None  # as good as before
         assert search.neighbours.best(state, [back, there]) == (there if moves else None)
@@ -162,27 +163,27 @@ def test_a_tiny_task_is_solved() -> None:
     """Three tables on two devices: every way and place is tried by hand."""
     machine, tables = Machine.one_node(2), some_tables(3)
     costs = costs_of(tables, machine)
-    options = Options(costs)
-    per_unit = [
+    space = SearchSpace(costs)
+    per_group = [
         [
             Choice(number, places)
-            for number, way in enumerate(unit.ways)
-            for places in ([(0,), (1,)] if len(way.pieces) == 1 and way.span == 1 else [(0, 1), (1, 0)])
-            if way.span == 1
+            for number, option in enumerate(group.options)
+            for places in ([(0,), (1,)] if len(option.pieces) == 1 and option.span == 1 else [(0, 1), (1, 0)])
+            if option.span == 1
         ]
-        + [Choice(number) for number, way in enumerate(unit.ways) if way.span > 1]
-        for unit in options.units
+        + [Choice(number) for number, option in enumerate(group.options) if option.span > 1]
+        for group in space.groups
     ]
-    best = min(State(options, choices).cost_ms for choices in product(*per_unit))
+    best = min(State(space, choices).cost_ms for choices in product(*per_group))
     assert PlanSearch(costs, PlanSearchEffort(changes=2000)).run().best.predicted_ms <= best * 1.005
 
 
 def test_nothing_is_below_the_bound() -> None:
     for machine in (TWO_NODES, Machine.one_node(4)):
-        options = Options(costs_of(some_tables(), machine))
-        bound, rng = lower_bound_ms(options), np.random.default_rng(7)
-        costs = [State(options, random_choices(options, rng)).cost_ms for _ in range(200)]
-        best = PlanSearch(options.costs, SHORT).run().best.predicted_ms
+        space = SearchSpace(costs_of(some_tables(), machine))
+        bound, rng = lower_bound_ms(space), np.random.default_rng(7)
+        costs = [State(space, random_choices(space, rng)).cost_ms for _ in range(200)]
+        best = PlanSearch(space.costs, SHORT).run().best.predicted_ms
         assert 0 < bound <= min(*costs, best)
 
 
@@ -190,7 +191,7 @@ def test_less_memory_raises_the_bound() -> None:
     tables = some_tables()
     total = sum(table.size_bytes for table in tables)
     roomy, tight = (
-        lower_bound_ms(Options(costs_of(tables, room_bytes=(int(total * share / 8),) * 8))) for share in (20, 1.02)
+        lower_bound_ms(SearchSpace(costs_of(tables, room_bytes=(int(total * share / 8),) * 8))) for share in (20, 1.02)
     )
     assert roomy <= tight
 
@@ -216,14 +217,14 @@ def test_rows_are_cut_as_torchrec_cuts_them() -> None:
 
 
 def test_a_limit_on_the_time_of_a_piece_cuts_what_is_longer() -> None:
-    options = Options(costs_of(some_tables()))
-    works = Works.of(options)
-    construction = Construction(options, works)
-    rows = np.arange(len(options.units))
+    space = SearchSpace(costs_of(some_tables()))
+    works = Works.of(space)
+    construction = Construction(space, works)
+    rows = np.arange(len(space.groups))
     for limit in (2.0, 0.5, 0.1):
-        ways_U = construction.ways(limit * construction.even_ms, SHARDING_TYPES)
-        least_U = works.piece_UW.min(axis=1)
-        assert (works.piece_UW[rows, ways_U] <= np.maximum(limit * construction.even_ms, least_U) * (1 + 1e-9)).all()
+        options_G = construction.options(limit * construction.even_ms, SHARDING_TYPES)
+        least_G = works.piece_GW.min(axis=1)
+        assert (works.piece_GW[rows, options_G] <= np.maximum(limit * construction.even_ms, least_G) * (1 + 1e-9)).all()
 
 
 def test_time_of_each_part_beside_the_others() -> None:
@@ -240,7 +241,11 @@ def test_time_of_each_part_beside_the_others() -> None:
 def test_rows_are_cut_only_where_every_device_gets_some() -> None:
     """A sum over devices without rows would be a wrong one; where nothing else is allowed, it has to do."""
     few, many = Table("few", 3, 16, 5.0), Table("many", 8, 16, 5.0)
-    ways = [{way.sharding_type for way in unit.ways} for unit in Options(costs_of((few, many))).units]
-    assert not ways[0] & {ROW_WISE, TABLE_ROW_WISE} and ways[1] >= {ROW_WISE, TABLE_ROW_WISE}
+    options = [
+        {option.sharding_type for option in group.options} for group in SearchSpace(costs_of((few, many))).groups
+    ]
+    assert not options[0] & {ROW_WISE, TABLE_ROW_WISE} and options[1] >= {ROW_WISE, TABLE_ROW_WISE}
     limits = (TableLimits(frozenset({ROW_WISE})),)
-    assert {way.sharding_type for way in Options(costs_of((few,), limits=limits)).units[0].ways} == {ROW_WISE}
+    assert {option.sharding_type for option in SearchSpace(costs_of((few,), limits=limits)).groups[0].options} == {
+        ROW_WISE
+    }

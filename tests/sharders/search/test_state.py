@@ -36,14 +36,14 @@ def random_changes(search: PlanSearch, state: State, rng: np.random.Generator) -
     found: list[Change] = []
     for _ in range(30):
         change = []
-        for unit in rng.permutation(len(search.options.units))[: 1 + rng.integers(3)].tolist():
-            ways = search.options.units[unit].ways
-            number = int(rng.integers(len(ways)))
-            choices = search.pieces.placed(state, unit, [number], rng.random(state.task.num_devices))
-            if ways[number].span == 1:  # memory left aside
-                places = rng.permutation(state.task.num_devices)[: len(ways[number].pieces)]
+        for group in rng.permutation(len(search.space.groups))[: 1 + rng.integers(3)].tolist():
+            options = search.space.groups[group].options
+            number = int(rng.integers(len(options)))
+            choices = search.pieces.placed(state, group, [number], rng.random(state.task.num_devices))
+            if options[number].span == 1:  # memory left aside
+                places = rng.permutation(state.task.num_devices)[: len(options[number].pieces)]
                 choices = [Choice(number, tuple(places.tolist()))]
-            change += [(unit, choice) for choice in choices]
+            change += [(group, choice) for choice in choices]
         if change:
             found.append(change)
     return found
@@ -56,17 +56,17 @@ def test_changes_that_are_tried_out_take_what_they_take_when_made(nodes: int, pr
     search, rng = search_of(nodes, profiles), np.random.default_rng(nodes)
     starts, fit = constructed(search.construction), []
     for start in starts[:2] + starts[-2:]:
-        state = State(search.options, start.choices)
+        state = State(search.space, start.choices)
         for _ in range(3):
             changes = random_changes(search, state, rng)
             after_ND, fits_N = state.after(state.piece_changes(changes), len(changes))
             for change, after_D, fits in zip(changes, after_ND, fits_N, strict=True):
                 own = dict(change)
-                new = State(search.options, [own.get(unit, one) for unit, one in enumerate(state.choices)])
+                new = State(search.space, [own.get(group, one) for group, one in enumerate(state.choices)])
                 assert after_D == pytest.approx(new.device_ms_D, rel=1e-9) and fits == new.fits()
                 fit.append(bool(fits))
             state.replace_all(changes[0])
-            again = State(search.options, state.choices)
+            again = State(search.space, state.choices)
             assert state.device_ms_D == pytest.approx(again.device_ms_D, rel=1e-9)
             assert (state.used_3D == again.used_3D).all()
     assert True in fit and False in fit
@@ -74,21 +74,21 @@ def test_changes_that_are_tried_out_take_what_they_take_when_made(nodes: int, pr
 
 def test_a_copy_changes_by_itself() -> None:
     search, rng = search_of(1, ("h200",)), np.random.default_rng(0)
-    state = State(search.options, constructed(search.construction)[0].choices)
+    state = State(search.space, constructed(search.construction)[0].choices)
     copied, before = state.copy(), state.device_ms_D.copy()
     for change in random_changes(search, state, rng):
         copied.replace_all(change)
     assert (state.device_ms_D == before).all()
-    assert state.device_ms_D == pytest.approx(State(search.options, state.choices).device_ms_D, rel=1e-9)
-    assert copied.device_ms_D == pytest.approx(State(search.options, copied.choices).device_ms_D, rel=1e-9)
+    assert state.device_ms_D == pytest.approx(State(search.space, state.choices).device_ms_D, rel=1e-9)
+    assert copied.device_ms_D == pytest.approx(State(search.space, copied.choices).device_ms_D, rel=1e-9)
 
 
 def test_a_step_makes_the_score_better_and_the_best_change_is_taken() -> None:
     search, rng = search_of(1, ("h200",)), np.random.default_rng(0)
-    state = State(search.options, constructed(search.construction)[-1].choices)
+    state = State(search.space, constructed(search.construction)[-1].choices)
     changes = random_changes(search, state, rng)
     scores = [
-        State(search.options, [dict(change).get(unit, one) for unit, one in enumerate(state.choices)]).score
+        State(search.space, [dict(change).get(group, one) for group, one in enumerate(state.choices)]).score
         for change in changes
     ]
     best = search.neighbours.best(state, changes)

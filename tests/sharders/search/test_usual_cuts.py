@@ -42,17 +42,17 @@ def in_thirds(*others: Table) -> list[TablePart]:
 
 def settled(search: PlanSearch, parts: list[TablePart]) -> tuple[State, float]:
     """The state with usual cuts, and the cost before."""
-    choices = choices_of(search.options, parts)
+    choices = choices_of(search.space, parts)
     assert choices is not None
-    state = State(search.options, choices)
+    state = State(search.space, choices)
     before = state.cost_ms
     assert num_odd_cuts(state) == 1
     UsualCuts(search.neighbours, partial(search.improve, changes=20)).apply(state, before * (1 + MOST_SLOWER))
     return state, before
 
 
-def widths(state: State, unit: int = 0) -> list[int]:
-    return [piece.columns for piece in state.way(unit).pieces]
+def widths(state: State, group: int = 0) -> list[int]:
+    return [piece.columns for piece in state.option(group).pieces]
 
 
 def test_a_cut_that_costs_hardly_more_takes_the_place_of_thirds() -> None:
@@ -60,14 +60,14 @@ def test_a_cut_that_costs_hardly_more_takes_the_place_of_thirds() -> None:
     state, before = settled(search, in_thirds(BUSY))
     assert widths(state) in ([64, 64], [32, 32, 32, 32]) and num_odd_cuts(state) == 0
     assert state.cost_ms <= before * (1 + MOST_SLOWER)
-    assert state.device_ms_D == pytest.approx(State(search.options, state.choices).device_ms_D, rel=1e-4)
+    assert state.device_ms_D == pytest.approx(State(search.space, state.choices).device_ms_D, rel=1e-4)
 
 
 def test_a_cut_that_costs_more_leaves_the_placement_as_it_was() -> None:
     search = search_of(CUT, devices=3)
     state, before = settled(search, in_thirds())
-    halves = State(search.options, [replace(state.choices[0], way=0, places=(0, 1))])
-    assert halves.way(0).is_usual and halves.cost_ms > before * (1 + MOST_SLOWER)
+    halves = State(search.space, [replace(state.choices[0], option=0, places=(0, 1))])
+    assert halves.option(0).is_usual and halves.cost_ms > before * (1 + MOST_SLOWER)
     assert widths(state) == [44, 44, 40] and state.choices[0].places == (0, 1, 2) and state.cost_ms == before
 
 
@@ -87,10 +87,10 @@ def test_memory_that_halves_do_not_fit_keeps_the_thirds() -> None:
 )
 def test_halves_powers_of_two_and_parts_as_wide_as_one_are_usual(columns: int, parts: int, usual: bool) -> None:
     table = replace(CUT, embedding_dim=columns)
-    options = search_of(table, devices=8).options
+    space = search_of(table, devices=8).space
     cut = [columns // parts // 4 * 4] * parts
     cut[0] += columns - sum(cut)
-    assert options.way_of(0, COLUMN_WISE, cut).is_usual is usual
+    assert space.option_of(0, COLUMN_WISE, cut).is_usual is usual
 
 
 def test_the_search_answers_with_usual_cuts() -> None:

@@ -9,22 +9,22 @@ from evenshard.sharders.search.whole_starts import row_splits
 
 def test_the_last_devices_hold_few_rows_and_no_large_table() -> None:
     """10, 20, 100 and 300 rows, 64 of them on a device with few: the last two have no place there."""
-    rows_U, alone_U = np.array([10.0, 300.0, 20.0, 100.0]), np.ones(4)
-    allowed_SUD, most_rows_SD = row_splits(rows_U, alone_U, 2, [64.0], most_splits=8)
-    assert allowed_SUD[0].all() and np.isinf(most_rows_SD[0]).all()
-    assert allowed_SUD[1].tolist() == [[True, True], [True, False], [True, True], [True, False]]
+    rows_G, alone_G = np.array([10.0, 300.0, 20.0, 100.0]), np.ones(4)
+    allowed_SGD, most_rows_SD = row_splits(rows_G, alone_G, 2, [64.0], most_splits=8)
+    assert allowed_SGD[0].all() and np.isinf(most_rows_SD[0]).all()
+    assert allowed_SGD[1].tolist() == [[True, True], [True, False], [True, True], [True, False]]
     assert most_rows_SD[1].tolist() == [np.inf, 64.0]
-    assert allowed_SUD[2].tolist() == [[True, True], [False, False], [True, True], [False, False]]
+    assert allowed_SGD[2].tolist() == [[True, True], [False, False], [True, True], [False, False]]
 
 
 def test_tables_of_many_rows_for_their_time_are_kept_off_too() -> None:
-    rows_U, alone_U = np.array([30.0, 60.0, 60.0]), np.array([0.1, 1.0, 1.0])
-    allowed_SUD, _ = row_splits(rows_U, alone_U, 2, [64.0], most_splits=1)
-    by_rows, by_time = allowed_SUD[1:]
+    rows_G, alone_G = np.array([30.0, 60.0, 60.0]), np.array([0.1, 1.0, 1.0])
+    allowed_SGD, _ = row_splits(rows_G, alone_G, 2, [64.0], most_splits=1)
+    by_rows, by_time = allowed_SGD[1:]
     assert by_rows[:, 1].tolist() == [True, False, False]
     assert by_time[:, 1].tolist() == [False, True, False]
 
 
 def test_where_all_rows_are_few_no_device_is_kept() -> None:
-    allowed_SUD, _ = row_splits(np.array([10.0, 20.0]), np.ones(2), 2, [64.0], most_splits=8)
-    assert len(allowed_SUD) == 1
+    allowed_SGD, _ = row_splits(np.array([10.0, 20.0]), np.ones(2), 2, [64.0], most_splits=8)
+    assert len(allowed_SGD) == 1

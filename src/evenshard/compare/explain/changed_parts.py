@@ -30,8 +30,8 @@ from evenshard.placement.task import TableLimits, ruled_out
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.pricing import part_costs
 from evenshard.sharders.model import Model
-from evenshard.sharders.search.sharding_option import Way
-from evenshard.sharders.search.space import Options
+from evenshard.sharders.search.sharding_option import ShardingOption
+from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.state import Choice, State, choices_of, parts_of
 from evenshard.tables.table import MEAN
 from evenshard.utils.errors import BadConfig
@@ -80,11 +80,11 @@ class WhatIf:
             of_request.kind_of_D.tolist(),
             of_request.links,
         )
-        self.options = Options(self.costs)
-        choices = choices_of(self.options, answer.parts)
+        self.space = SearchSpace(self.costs)
+        choices = choices_of(self.space, answer.parts)
         if choices is None:
             raise BadConfig("a table is cut in a way that evenshard does not choose, so it cannot be explained.")
-        self._state = State(self.options, choices)
+        self._state = State(self.space, choices)
         ms_D = np.array([one.predicted_total_ms for one in self.costs.predict(answer.parts).devices])
         # The state takes all rows of a table for as busy as the busiest; changes are added to the exact prediction.
         self._offset_D = ms_D - self._state.device_ms_D
@@ -118,14 +118,14 @@ class WhatIf:
         """How a table is sharded now."""
         return self._state.choices[position]
 
-    def way(self, position: int, choice: Choice | None = None) -> Way:
-        """The way of a choice; without one, of the table now."""
-        return self.options.units[position].ways[(choice or self.choice(position)).way]
+    def option(self, position: int, choice: Choice | None = None) -> ShardingOption:
+        """The sharding option of a choice; without one, of the table now."""
+        return self.space.groups[position].options[(choice or self.choice(position)).option]
 
     def devices(self, position: int, choice: Choice | None = None) -> tuple[int, ...]:
         """Devices that hold some of the table."""
         choice = choice or self.choice(position)
-        return tuple(dict.fromkeys(self._state.devices_of(self.way(position, choice), choice)))
+        return tuple(dict.fromkeys(self._state.devices_of(self.option(position, choice), choice)))
 
     def after(self, changes: Changes) -> ChangeOutcome:
         """What the changes lead to."""
@@ -139,20 +139,24 @@ class WhatIf:
         choices = [choice if one == position else self.choice(one) for one in range(len(self.task.tables))]
         stay = [part for part in self.answer.parts if part.table != name]
         return self.costs.predict(
-            [*stay, *(part for part in parts_of(self.options, choices) if part.table == name)]
+            [*stay, *(part for part in parts_of(self.space, choices) if part.table == name)]
         ).predicted_ms
 
     def without(self, position: int) -> ChangeOutcome:
         """The placement without a table."""
-        self.options.add_ways(position, [Way("", 1, self.task.num_devices, ())])
-        return self.after({position: Choice(len(self.options.units[position].ways) - 1, ())})
+        self.space.add_options(position, [ShardingOption("", 1, self.task.num_devices, ())])
+        return self.after({position: Choice(len(self.space.groups[position].options) - 1, ())})
 
-    def kept_so(self, position: int, ways: Sequence[Way], storage: Storage) -> Iterator[tuple[int, Way]]:
-        """The same ways with a table kept otherwise, and their numbers."""
-        first, unit = len(self.options.units[position].ways), position
-        shapes = dict.fromkeys((way.sharding_type, tuple(piece.columns for piece in way.pieces)) for way in ways)
-        self.options.add_ways(unit, [self.options.way_of(unit, *shape, storage) for shape in shapes])
-        yield from enumerate(self.options.units[position].ways[first:], first)
+    def with_storage(
+        self, position: int, options: Sequence[ShardingOption], storage: Storage
+    ) -> Iterator[tuple[int, ShardingOption]]:
+        """The same options with other storage, and their numbers."""
+        first, group = len(self.space.groups[position].options), position
+        shapes = dict.fromkeys(
+            (option.sharding_type, tuple(piece.columns for piece in option.pieces)) for option in options
+        )
+        self.space.add_options(group, [self.space.option_of(group, *shape, storage) for shape in shapes])
+        yield from enumerate(self.space.groups[position].options[first:], first)
 
     # Rules ------------------------------------------------------------------------------------------------------------
 
@@ -196,12 +200,12 @@ class WhatIf:
         return may_D
 
     def _reasons(self, position: int, choice: Choice, changes: Changes) -> Iterator[str]:
-        way, limits = self.way(position, choice), self.task.limits_of(position)
+        option, limits = self.option(position, choice), self.task.limits_of(position)
         devices = self.devices(position, choice)
-        yield from self._about_type(position, way, devices)
-        if len(devices) < len(choice.places) * way.span:
+        yield from self._about_type(position, option, devices)
+        if len(devices) < len(choice.places) * option.span:
             yield "holds another part of it, and parts of one table never share a device"
-        widths = [piece.columns for piece in way.pieces]
+        widths = [piece.columns for piece in option.pieces]
         if len(widths) > 1 and min(widths) < limits.min_columns:
             yield f"parts have {limits.min_columns} columns at least"
         for device in devices:
@@ -217,8 +221,8 @@ class WhatIf:
                 if there:
                     yield f"must stay apart from {self._names(there)}"
 
-    def _about_type(self, position: int, way: Way, devices: Sequence[int]) -> Iterator[str]:
-        name = way.sharding_type
+    def _about_type(self, position: int, option: ShardingOption, devices: Sequence[int]) -> Iterator[str]:
+        name = option.sharding_type
         with_it = [other for other in self.moves_with(position) if other != position]
         if with_it and name != TABLE_WISE:
             yield f"a rule keeps it with {self._names(with_it)}, whole and on one device"
@@ -229,7 +233,7 @@ class WhatIf:
             )
         elif self._has_means_of_rows and name in ROWS_ALONE and (why := ruled_out(self.task, position).get(name)):
             yield why
-        if way.span == 1 and len({device // way.home_span for device in devices}) > 1:
+        if option.span == 1 and len({device // option.home_span for device in devices}) > 1:
             yield f"its columns must stay on one {TYPES[name].within}"
 
     def _about_device(self, position: int, device: int) -> Iterator[str]:

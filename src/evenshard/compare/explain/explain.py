@@ -25,7 +25,7 @@ from evenshard.placement.sharding import COLUMN_WISE, COLUMNS_ALONE, TYPES
 from evenshard.placement.task import ruled_out
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.sharders.model import Model
-from evenshard.sharders.search.sharding_option import Way
+from evenshard.sharders.search.sharding_option import ShardingOption
 from evenshard.sharders.search.state import Choice
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut
@@ -96,7 +96,7 @@ class PartMoves:
         self._alone_ms, self._adds_ms = what_if.costs.part_ms(answer.parts)
         self._position = {one.name: number for number, one in enumerate(answer.request.tables)}
         self._movable = [
-            number for number, part in enumerate(answer.parts) if what_if.way(self._position[part.table]).span == 1
+            number for number, part in enumerate(answer.parts) if what_if.option(self._position[part.table]).span == 1
         ]
 
     def is_movable(self, number: int) -> bool:
@@ -131,7 +131,7 @@ class PartMoves:
         changes = {}
         for one in self._what_if.moves_with(position):
             choice = self._what_if.choice(one)
-            changes[one] = Choice(choice.way, tuple(device if place == home else place for place in choice.places))
+            changes[one] = Choice(choice.option, tuple(device if place == home else place for place in choice.places))
         return changes
 
     def _options(self, number: int) -> Iterator[DeviceOption]:
@@ -208,8 +208,8 @@ def _same(outcome: ChangeOutcome, now: ChangeOutcome) -> bool:
 
 
 def way_options(what_if: WhatIf, position: int, without: ChangeOutcome) -> Iterator[WayOption]:
-    """The table in every way: at the fastest legal place that was found, or at the fastest one where none is legal."""
-    now, machine = what_if.way(position), what_if.task.machine
+    """The table with each type: at the fastest legal place that was found, or the fastest where none is legal."""
+    now, machine = what_if.option(position), what_if.task.machine
     for name in what_if.types(position):
         if name == now.sharding_type:
             choices = [what_if.choice(position)]
@@ -223,14 +223,14 @@ def way_options(what_if: WhatIf, position: int, without: ChangeOutcome) -> Itera
             outcome = what_if.now if name == now.sharding_type else what_if.after({position: choice})
             found.append((choice, outcome, what_if.illegal({position: choice}, outcome)))
         choice, outcome, illegal = min(found, key=lambda one: (bool(one[2]), one[1].step_ms))
-        way = what_if.way(position, choice)
+        option = what_if.option(position, choice)
         step_ms = what_if.now.step_ms if name == now.sharding_type else what_if.step_ms(position, choice)
         yield WayOption(
             sharding_type=name,
             is_now=name == now.sharding_type,
-            widths=tuple(piece.columns for piece in way.pieces),
+            widths=tuple(piece.columns for piece in option.pieces),
             devices=what_if.devices(position, choice),
-            nodes=choice.places if 1 < way.span == machine.devices_per_node < machine.num_devices else (),
+            nodes=choice.places if 1 < option.span == machine.devices_per_node < machine.num_devices else (),
             table_bytes=int(outcome.used_D.sum() - without.used_D.sum()),
             step_ms=step_ms,
             change_ms=step_ms - what_if.now.step_ms,
@@ -239,47 +239,49 @@ def way_options(what_if: WhatIf, position: int, without: ChangeOutcome) -> Itera
 
 
 def _choices(what_if: WhatIf, position: int, name: str, without: ChangeOutcome) -> Iterator[Choice]:
-    """Places of a table in one way: where it is allowed and fits, and as if it were allowed everywhere.
+    """Places of a table with one sharding type: where it is allowed and fits, and as if it were allowed everywhere.
 
-    It is kept as it is now, if it can be in that way.
+    It is kept as it is now, if it can be in that option.
 
     Args:
         without: the placement without the table.
     """
     everywhere = np.ones(len(without.ms_D), dtype=bool)
-    may_D, kept = what_if.may_live(position), what_if.way(position).storage
-    ways = [way for way in enumerate(what_if.options.units[position].ways) if way[1].sharding_type == name]
-    alike = [way for way in ways if way[1].storage == kept]
+    may_D, kept = what_if.may_live(position), what_if.option(position).storage
+    options = [
+        option for option in enumerate(what_if.space.groups[position].options) if option[1].sharding_type == name
+    ]
+    alike = [option for option in options if option[1].storage == kept]
     if not alike and not TYPES[name].is_replicated:
-        alike = list(what_if.kept_so(position, [way for _, way in ways], kept))
-    for number, way in alike or ways:
-        if way.span == len(everywhere) > 1:
+        alike = list(what_if.with_storage(position, [option for _, option in options], kept))
+    for number, option in alike or options:
+        if option.span == len(everywhere) > 1:
             yield Choice(number)
             continue
-        fits_D = without.used_D + max(piece.size_bytes for piece in way.pieces) <= what_if.room_D
+        fits_D = without.used_D + max(piece.size_bytes for piece in option.pieces) <= what_if.room_D
         for allowed_D in (may_D & fits_D, everywhere):
-            for places in _places(what_if, way, without, allowed_D):
+            for places in _places(what_if, option, without, allowed_D):
                 yield Choice(number, places)
 
 
 def _places(
-    what_if: WhatIf, way: Way, without: ChangeOutcome, allowed_D: npt.NDArray[np.bool_]
+    what_if: WhatIf, option: ShardingOption, without: ChangeOutcome, allowed_D: npt.NDArray[np.bool_]
 ) -> Iterator[tuple[int, ...]]:
     """Each place for one piece; the least busy ones for several."""
-    load = np.where(allowed_D, without.ms_D, np.inf).reshape(-1, way.span).max(axis=1)
-    size = way.home_span // way.span if len(way.pieces) > 1 else len(load)
+    load = np.where(allowed_D, without.ms_D, np.inf).reshape(-1, option.span).max(axis=1)
+    size = option.home_span // option.span if len(option.pieces) > 1 else len(load)
     for group in (range(first, first + size) for first in range(0, len(load), size)):
         order = [place for place in sorted(group, key=lambda place: float(load[place])) if np.isfinite(load[place])]
-        if len(way.pieces) == 1:
+        if len(option.pieces) == 1:
             yield from ((place,) for place in order)
-        elif len(order) >= len(way.pieces):
-            yield tuple(order[: len(way.pieces)])
+        elif len(order) >= len(option.pieces):
+            yield tuple(order[: len(option.pieces)])
 
 
 def _impossible(what_if: WhatIf, position: int, name: str) -> str:
-    """Why a table cannot be sharded in a way, whatever the rules are, a clause."""
+    """Why a table cannot be sharded with a type, whatever the rules are, a clause."""
     task = what_if.costs.task
     never = ruled_out(task, position)
     like = COLUMN_WISE if name in COLUMNS_ALONE else name
-    alike = "device" if task.num_devices == 1 else "node"  # of which there is one, where the way is another one's too
+    alike = "device" if task.num_devices == 1 else "node"  # of which there is one, where a type is another one's too
     return never.get(name) or never.get(like) or f"there is one {alike}"

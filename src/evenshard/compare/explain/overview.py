@@ -188,7 +188,9 @@ def _changes(
     """The time of a step after each kind of change of a table, and the change in words."""
     if moves.is_movable(number) and (move := moves.best(number)) is not None:
         columns = (
-            f" its columns {answer.parts[number].extent}" if what_if.way(position).sharding_type != TABLE_WISE else ""
+            f" its columns {answer.parts[number].extent}"
+            if what_if.option(position).sharding_type != TABLE_WISE
+            else ""
         )
         if move.swap_with:
             yield move.step_ms, f"swap{columns} with {names_text(move.swap_with)} on device {move.to_device}"

@@ -1,1 +1,1 @@
-"""evenshard's search over every way to shard: types and places of all tables together, by cost networks and links."""
+"""evenshard's search over every sharding type and place of all tables together, by cost networks and links."""

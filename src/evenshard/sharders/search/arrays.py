@@ -1,7 +1,7 @@
-"""All pieces and all ways of a search as arrays, so that many changes are counted at once.
+"""All pieces and all options of a search as arrays, so that many changes are counted at once.
 
-Legend: U units, W ways, V kinds of volumes, P pieces, K kinds of devices, C kernel calls or looked-up rows, N changes,
-E pieces that they add or take away, F the same on each device.
+Legend: G groups, W options, V kinds of volumes, P pieces, K kinds of devices, C kernel calls or looked-up rows,
+N changes, E pieces that they add or take away, F the same on each device.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import numpy.typing as npt
 
 from evenshard.measure.collectives import VOLUMES
 from evenshard.measure.price.loads import CellChanges
-from evenshard.sharders.search.sharding_option import Piece, Unit
+from evenshard.sharders.search.sharding_option import Piece, TableGroup
 from evenshard.tables.reuse import FloatArray
 
 
 @dataclass(frozen=True)
-class FlatWays:
-    """All ways of all units, one after the other, as arrays. Legend: W ways, C looked-up rows of their pieces.
+class FlatOptions:
+    """All options of all groups, one after the other, as arrays. Legend: W options, C looked-up rows of their pieces.
 
     Attributes:
-        unit_W, number_W: the unit of each, and its number there.
+        group_W, number_W: the group of each, and its number there.
         copies_W: devices that each piece lives on.
         volume_WV: what all pieces add to the volumes of one copy.
         longest_WV: the volume of the piece that adds most.
@@ -31,12 +31,12 @@ class FlatWays:
         bytes_W: memory of all devices together.
         host_W: memory of all hosts together; of their SSDs too, which both are short of.
         offload_W, longest_offload_W: time outside of device memory, of one copy: of all pieces, and of the longest.
-        way_C, row_C: the way of each looked-up row, and its number in the matrix of columns.
+        option_C, row_C: the option of each looked-up row, and its number in the matrix of columns.
         names: sharding types.
         type_W: the number of each one's type.
     """
 
-    unit_W: npt.NDArray[np.int64]
+    group_W: npt.NDArray[np.int64]
     number_W: npt.NDArray[np.int64]
     copies_W: FloatArray
     volume_WV: FloatArray
@@ -46,42 +46,42 @@ class FlatWays:
     host_W: FloatArray
     offload_W: FloatArray
     longest_offload_W: FloatArray
-    way_C: npt.NDArray[np.int64]
+    option_C: npt.NDArray[np.int64]
     row_C: npt.NDArray[np.int64]
     names: tuple[str, ...]
     type_W: npt.NDArray[np.int64]
 
     @staticmethod
-    def of(units: Sequence[Unit]) -> FlatWays:
-        """The ways of these units."""
+    def of(groups: Sequence[TableGroup]) -> FlatOptions:
+        """The options of these groups."""
         names: dict[str, int] = {}
         rows: list[tuple[float, ...]] = []
         cells: list[tuple[int, int]] = []
-        for unit, one in enumerate(units):
-            for number, way in enumerate(one.ways):
-                volumes = np.array([piece.volume_V for piece in way.pieces])
-                own = float(way.pieces[0].span)
+        for group, one in enumerate(groups):
+            for number, option in enumerate(one.options):
+                volumes = np.array([piece.volume_V for piece in option.pieces])
+                own = float(option.pieces[0].span)
                 rows.append(
                     (
-                        unit,
+                        group,
                         number,
                         own,
-                        way.pieces[0].values,
-                        own * sum(piece.size_bytes for piece in way.pieces),
-                        names.setdefault(way.sharding_type, len(names)),
+                        option.pieces[0].values,
+                        own * sum(piece.size_bytes for piece in option.pieces),
+                        names.setdefault(option.sharding_type, len(names)),
                         *volumes.sum(axis=0),
                         *volumes.max(axis=0),
-                        own * sum(piece.host_bytes + piece.ssd_bytes for piece in way.pieces),
-                        sum(max(piece.offload_K, default=0.0) for piece in way.pieces),
-                        max(max(piece.offload_K, default=0.0) for piece in way.pieces),
+                        own * sum(piece.host_bytes + piece.ssd_bytes for piece in option.pieces),
+                        sum(max(piece.offload_K, default=0.0) for piece in option.pieces),
+                        max(max(piece.offload_K, default=0.0) for piece in option.pieces),
                     )
                 )
-                cells += [(len(rows) - 1, row) for piece in way.pieces for _, row in piece.cells]
+                cells += [(len(rows) - 1, row) for piece in option.pieces for _, row in piece.cells]
         table, of_cells = np.array(rows), np.array(cells, dtype=np.int64)
         kinds = len(VOLUMES)
-        unit_W, number_W, type_W = table[:, [0, 1, 5]].astype(np.int64).T
-        return FlatWays(
-            unit_W,
+        group_W, number_W, type_W = table[:, [0, 1, 5]].astype(np.int64).T
+        return FlatOptions(
+            group_W,
             number_W,
             table[:, 2],
             table[:, 6 : 6 + kinds],
@@ -98,21 +98,21 @@ class FlatWays:
         )
 
     def summed(self, values_P: FloatArray) -> FloatArray:
-        """[W] sums over the looked-up rows of each way."""
+        """[W] sums over the looked-up rows of each option."""
         return np.asarray(
-            np.bincount(self.way_C, weights=values_P[self.row_C], minlength=len(self.unit_W)), dtype=np.float64
+            np.bincount(self.option_C, weights=values_P[self.row_C], minlength=len(self.group_W)), dtype=np.float64
         )
 
     def longest(self, values_P: FloatArray) -> FloatArray:
-        """[W] the largest of the looked-up rows of each way."""
-        found = np.zeros(len(self.unit_W))
-        np.maximum.at(found, self.way_C, values_P[self.row_C])
+        """[W] the largest of the looked-up rows of each option."""
+        found = np.zeros(len(self.group_W))
+        np.maximum.at(found, self.option_C, values_P[self.row_C])
         return found
 
     def padded(self, values_W: FloatArray) -> FloatArray:
-        """[U, ways of a unit] infinite where there is no such way."""
-        found = np.full((int(self.unit_W.max()) + 1, int(self.number_W.max()) + 1), np.inf)
-        found[self.unit_W, self.number_W] = values_W
+        """[G, options of a group] infinite where there is no such option."""
+        found = np.full((int(self.group_W.max()) + 1, int(self.number_W.max()) + 1), np.inf)
+        found[self.group_W, self.number_W] = values_W
         return found
 
 
@@ -122,7 +122,7 @@ class PieceChanges:
 
     Attributes:
         change_E: the change that each belongs to.
-        piece_E: its number among the options' pieces.
+        piece_E: its number among the pieces of the space.
         device_E: the first of its devices, or one of them.
         sign_E: 1 where it comes, -1 where it goes.
     """

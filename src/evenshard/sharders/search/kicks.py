@@ -1,6 +1,6 @@
-"""Kicks: a few units changed at random, where no step helps.
+"""Kicks: a few groups changed at random, where no step helps.
 
-A kicked unit goes to random devices with room for it: the least busy ones are where the descent has left it.
+A kicked group goes to random devices with room for it: the least busy ones are where the descent has left it.
 """
 
 from __future__ import annotations
@@ -16,46 +16,48 @@ class Kicks:
     """The kicks of a search.
 
     Args:
-        changes: says which ways a unit may have.
+        changes: says which options a group may have.
         rng: what is random.
-        most: units that a kick changes.
+        most: groups that a kick changes.
     """
 
     def __init__(self, changes: Neighbours, rng: np.random.Generator, most: int) -> None:
         self._changes, self._pieces, self._rng, self._most = changes, changes.pieces, rng, most
 
     def kick(self, state: State) -> bool:
-        """Changes a few units at random; False where none of them could change."""
+        """Changes a few groups at random; False where none of them could change."""
         is_changed = False
         slow = int(state.device_ms_D.argmax())
-        movable, spread = self._pieces.units_on(state, slow)
+        movable, spread = self._pieces.groups_on(state, slow)
         near = [*movable, *spread]
         for _ in range(1 + int(self._rng.integers(self._most))):
             if near and self._rng.random() < 0.5:
-                unit = near[int(self._rng.integers(len(near)))]
+                group = near[int(self._rng.integers(len(near)))]
             else:
-                unit = int(self._rng.integers(len(state.choices)))
-            numbers = [n for n in range(len(self._pieces.options.units[unit].ways)) if self._changes.may_be(unit, n)]
+                group = int(self._rng.integers(len(state.choices)))
+            numbers = [
+                n for n in range(len(self._pieces.space.groups[group].options)) if self._changes.may_be(group, n)
+            ]
             number = numbers[int(self._rng.integers(len(numbers)))]
             order_D = self._rng.random(len(state.device_ms_D))
-            choice = next(iter(self._pieces.placed(state, unit, [number], order_D)), None)
+            choice = next(iter(self._pieces.placed(state, group, [number], order_D)), None)
             if state.moves is not None:
-                unit, choice = self._kicked_near(state, state.moves, unit, choice)
-            if choice is None or choice == state.choices[unit]:
+                group, choice = self._kicked_near(state, state.moves, group, choice)
+            if choice is None or choice == state.choices[group]:
                 continue
-            state.replace(unit, choice)
+            state.replace(group, choice)
             is_changed = True
         return is_changed
 
-    def _kicked_near(self, state: State, moves: Moves, unit: int, choice: Choice | None) -> tuple[int, Choice | None]:
-        """The kick of a unit where moves have a bound: one that moves too much brings another unit home instead."""
-        if choice is not None and moves.affords(state, [(unit, choice)]):
-            return unit, choice
+    def _kicked_near(self, state: State, moves: Moves, group: int, choice: Choice | None) -> tuple[int, Choice | None]:
+        """The kick of a group where moves have a bound: one that moves too much brings another group home instead."""
+        if choice is not None and moves.affords(state, [(group, choice)]):
+            return group, choice
         away = list(moves.away(state))
         if not away:
-            return unit, None
-        unit = away[int(self._rng.integers(len(away)))]
-        home = moves.homes[unit]
+            return group, None
+        group = away[int(self._rng.integers(len(away)))]
+        home = moves.homes[group]
         assert home is not None
-        is_legal = np.isfinite(self._changes.scores(state, [[(unit, home)]])[0])
-        return unit, home if is_legal else None
+        is_legal = np.isfinite(self._changes.scores(state, [[(group, home)]])[0])
+        return group, home if is_legal else None

@@ -1,4 +1,4 @@
-"""What a placement under search moves from an earlier one: bytes of every unit, their bound and their price.
+"""What a placement under search moves from an earlier one: bytes of every group, their bound and their price.
 
 Legend: D devices, O devices of the earlier placement, N devices of the new one.
 """
@@ -16,8 +16,8 @@ from evenshard.placement.optimizer_state import SGD
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import broken_limit, parts_by_table
 from evenshard.placement.renaming import best_names, device_kinds
-from evenshard.sharders.search.space import Options
-from evenshard.sharders.search.state import Change, Choice, State, choice_like, parts_of_unit
+from evenshard.sharders.search.space import SearchSpace
+from evenshard.sharders.search.state import Change, Choice, State, choice_like, parts_of_group
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 
@@ -45,15 +45,15 @@ class Moves:
     """The moves of a search.
 
     Attributes:
-        options: units and ways of the search.
+        space: groups and options of the search.
         earlier: where the weights are.
         most_bytes: that may move.
         price: of a byte, ms.
         step_ms: time of a step to measure what is over the bound by.
-        homes: the choice of each unit with which nothing of it moves; None where it has none.
+        homes: the choice of each group with which nothing of it moves; None where it has none.
     """
 
-    options: Options
+    space: SearchSpace
     earlier: EarlierPlacement
     most_bytes: float = float("inf")
     price: float = 0.0
@@ -62,49 +62,49 @@ class Moves:
     _known: dict[tuple[int, Choice], int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Looks for the homes, which may be more ways for the options."""
-        self._machine = larger_machine(self.earlier.machine, self.options.task.machine)
-        self.homes = [self._home(unit) for unit in range(len(self.options.units))]
-        tables = self.options.task.tables
+        """Looks for the homes, which may add options to the space."""
+        self._machine = larger_machine(self.earlier.machine, self.space.task.machine)
+        self.homes = [self._home(group) for group in range(len(self.space.groups))]
+        tables = self.space.task.tables
         self.all_bytes = sum(table.size_bytes for table in tables if table.name in self.earlier.parts_of_table)
 
-    def _home(self, unit: int) -> Choice | None:
-        task = self.options.task
-        position = self.options.units[unit].tables[0]
+    def _home(self, group: int) -> Choice | None:
+        task = self.space.task
+        position = self.space.groups[group].tables[0]
         before = self.earlier.parts_of_table.get(task.tables[position].name)
         if before is None or any(device >= task.num_devices for part in before for device in part.devices):
             return None
         try:
-            choice = choice_like(self.options, unit, before)
+            choice = choice_like(self.space, group, before)
         except BadConfig:  # another machine: its rows are on other devices than all
             return None
-        if choice is None or self.bytes_of(unit, choice) or not self.is_allowed(unit, choice):
+        if choice is None or self.bytes_of(group, choice) or not self.is_allowed(group, choice):
             return None
         return choice
 
-    def is_allowed(self, unit: int, choice: Choice) -> bool:
-        """Whether the limits of a unit's tables allow a choice; memory and other tables left aside."""
-        parts = parts_of_unit(self.options, unit, choice)
-        return all(broken_limit(self.options.task, position, own) is None for position, own in parts.items())
+    def is_allowed(self, group: int, choice: Choice) -> bool:
+        """Whether the limits of a group's tables allow a choice; memory and other tables left aside."""
+        parts = parts_of_group(self.space, group, choice)
+        return all(broken_limit(self.space.task, position, own) is None for position, own in parts.items())
 
-    def bytes_of(self, unit: int, choice: Choice) -> int:
-        """What moves of a unit; nothing of a table that has no weights yet."""
-        key = (unit, choice)
+    def bytes_of(self, group: int, choice: Choice) -> int:
+        """What moves of a group; nothing of a table that has no weights yet."""
+        key = (group, choice)
         if key not in self._known:
-            self._known[key] = self._counted(unit, choice)
+            self._known[key] = self._counted(group, choice)
         return self._known[key]
 
-    def _counted(self, unit: int, choice: Choice) -> int:
-        of_tables = parts_of_unit(self.options, unit, choice)
+    def _counted(self, group: int, choice: Choice) -> int:
+        of_tables = parts_of_group(self.space, group, choice)
         return sum(self._bytes_of_table(position, after) for position, after in of_tables.items())
 
     def parts_bytes(self, parts: Sequence[TablePart]) -> int:
         """What moves of a whole placement."""
-        of_tables = parts_by_table(self.options.task, parts).values()
+        of_tables = parts_by_table(self.space.task, parts).values()
         return sum(self._bytes_of_table(position, after) for position, after in enumerate(of_tables))
 
     def _bytes_of_table(self, position: int, after: Sequence[TablePart]) -> int:
-        table = self.options.task.tables[position]
+        table = self.space.task.tables[position]
         before = self.earlier.parts_of_table.get(table.name)
         if before is None or list(before) == list(after):
             return 0
@@ -117,7 +117,7 @@ class Moves:
 
     def earlier_parts(self) -> tuple[TablePart, ...] | None:
         """The earlier placement, where every table has one on these devices."""
-        task = self.options.task
+        task = self.space.task
         found = [self.earlier.parts_of_table.get(table.name, ()) for table in task.tables]
         parts = tuple(part for own in found for part in own)
         gone = any(device >= task.num_devices for part in parts for device in part.devices)
@@ -131,7 +131,9 @@ class Moves:
 
     def moved_after(self, state: State, change: Change) -> int:
         """Bytes that have moved after a change."""
-        more = sum(self.bytes_of(unit, choice) - self.bytes_of(unit, state.choices[unit]) for unit, choice in change)
+        more = sum(
+            self.bytes_of(group, choice) - self.bytes_of(group, state.choices[group]) for group, choice in change
+        )
         return state.moved_bytes + more
 
     def affords(self, state: State, change: Change) -> bool:
@@ -140,50 +142,50 @@ class Moves:
         return moved <= state.moved_bytes or moved <= self.most_bytes
 
     def away(self, state: State) -> Iterator[int]:
-        """The units that are not at home, as far as they have one."""
-        for unit, home in enumerate(self.homes):
-            if home is not None and state.choices[unit] != home and self.bytes_of(unit, state.choices[unit]):
-                yield unit
+        """The groups that are not at home, as far as they have one."""
+        for group, home in enumerate(self.homes):
+            if home is not None and state.choices[group] != home and self.bytes_of(group, state.choices[group]):
+                yield group
 
-    def nearest(self, unit: int, number: int) -> Choice | None:
-        """A unit in a way of its own with each piece where most of it is already; None where that is not clear."""
-        way = self.options.units[unit].ways[number]
-        count = self.options.task.num_devices // way.span
-        if way.span > 1 and count == 1:
+    def nearest(self, group: int, number: int) -> Choice | None:
+        """A group with an option, each piece where most of it is already; None where that is not clear."""
+        option = self.space.groups[group].options[number]
+        count = self.space.task.num_devices // option.span
+        if option.span > 1 and count == 1:
             return Choice(number)
-        held_P = self._held(unit, count, way.span)
-        if held_P is None or len(way.pieces) > count:
+        held_P = self._held(group, count, option.span)
+        if held_P is None or len(option.pieces) > count:
             return None
-        order = [int(one) for one in np.argsort(-held_P, kind="stable")[: len(way.pieces)]]
-        places = sorted(order, key=lambda one: self._first_column(unit, one, way.span))
+        order = [int(one) for one in np.argsort(-held_P, kind="stable")[: len(option.pieces)]]
+        places = sorted(order, key=lambda one: self._first_column(group, one, option.span))
         choice = Choice(number, tuple(places))
-        return choice if self.is_allowed(unit, choice) else None
+        return choice if self.is_allowed(group, choice) else None
 
-    def _held(self, unit: int, count: int, span: int) -> np.ndarray | None:
-        """[count] columns and rows of a unit on each place of so many devices, before."""
+    def _held(self, group: int, count: int, span: int) -> np.ndarray | None:
+        """[count] columns and rows of a group on each place of so many devices, before."""
         held = np.zeros(count)
-        tables = self.options.task.tables
-        for position in self.options.units[unit].tables:
+        tables = self.space.task.tables
+        for position in self.space.groups[group].tables:
             for part in self.earlier.parts_of_table.get(tables[position].name, ()):
                 for device in part.devices:
                     if device // span < count:
                         held[device // span] += part.rows.size * part.columns.size
         return held if held.any() else None
 
-    def _first_column(self, unit: int, place: int, span: int) -> int:
-        tables = self.options.task.tables
-        before = self.earlier.parts_of_table.get(tables[self.options.units[unit].tables[0]].name, ())
+    def _first_column(self, group: int, place: int, span: int) -> int:
+        tables = self.space.task.tables
+        before = self.earlier.parts_of_table.get(tables[self.space.groups[group].tables[0]].name, ())
         of_place = [part.columns.start for part in before for device in part.devices if device // span == place]
         return min(of_place, default=2**31)
 
     def renamed(self, choices: Sequence[Choice]) -> list[Choice]:
         """The same placement with those names of its devices with which least moves."""
-        task, machine = self.options.task, self.options.task.machine
+        task, machine = self.space.task, self.space.task.machine
         held_NO = np.zeros((task.num_devices, task.num_devices), dtype=np.int64)
-        for unit, choice in enumerate(choices):
-            if 1 < self.options.units[unit].ways[choice.way].span == task.num_devices:
+        for group, choice in enumerate(choices):
+            if 1 < self.space.groups[group].options[choice.option].span == task.num_devices:
                 continue
-            for position, after in parts_of_unit(self.options, unit, choice).items():
+            for position, after in parts_of_group(self.space, group, choice).items():
                 table = task.tables[position]
                 before = self.earlier.parts_of_table.get(table.name)
                 if before is None:
@@ -192,8 +194,8 @@ class Moves:
                     old = [device for device in piece.reach if device < task.num_devices]
                     held_NO[np.ix_(piece.new_devices, old)] += piece.num_bytes
         names = best_names(held_NO, device_kinds(task), machine)
-        return [self._named(unit, choice, names) for unit, choice in enumerate(choices)]
+        return [self._named(group, choice, names) for group, choice in enumerate(choices)]
 
-    def _named(self, unit: int, choice: Choice, names: np.ndarray) -> Choice:
-        span = self.options.units[unit].ways[choice.way].span
-        return Choice(choice.way, tuple(int(names[place * span]) // span for place in choice.places))
+    def _named(self, group: int, choice: Choice, names: np.ndarray) -> Choice:
+        span = self.space.groups[group].options[choice.option].span
+        return Choice(choice.option, tuple(int(names[place * span]) // span for place in choice.places))

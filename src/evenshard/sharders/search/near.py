@@ -78,14 +78,14 @@ class NearSearch:
     """The search near an earlier placement.
 
     Args:
-        search: the search without a bound, which has run: its options, effort and seed.
+        search: the search without a bound, which has run: its space, effort and seed.
         earlier: where the weights are.
         most_bytes: that may move; infinite for no bound.
     """
 
     def __init__(self, search: PlanSearch, earlier: EarlierPlacement, most_bytes: float = float("inf")) -> None:
         self._search, self._most_bytes = search, most_bytes
-        self._moves = Moves(search.options, earlier)
+        self._moves = Moves(search.space, earlier)
 
     def run(self, free: PlanSearchResult) -> NearResult:
         """The best placement within the bound that was found.
@@ -96,7 +96,7 @@ class NearSearch:
         Raises:
             BadConfig: if more has to move; the message says how much, and which tables.
         """
-        moves, options = self._moves, self._search.options
+        moves, space = self._moves, self._search.space
         renamed = [moves.renamed(choices) for choices in self._freed(free)]
         free_bytes = self._moved(renamed[0]) if renamed else moves.parts_bytes(free.best.parts)
         found = list(self._as_they_are(free))
@@ -106,21 +106,21 @@ class NearSearch:
                 raise self._nothing_near(begun)
             return self._result(free, found, min(found, key=lambda one: one.moved_bytes), free_bytes)
         assert begun is not None
-        start = State(options, begun, moves)
+        start = State(space, begun, moves)
         least = start.moved_bytes
-        moves.step_ms = max(start.cost_ms, *(State(options, choices).cost_ms for choices in renamed), 1e-9)
+        moves.step_ms = max(start.cost_ms, *(State(space, choices).cost_ms for choices in renamed), 1e-9)
         state, most = start, max(self._most_bytes, least)
-        rungs = [least + share * max(free_bytes - least, 0) for share in (RUNGS if options.is_small else LARGE_RUNGS)]
+        rungs = [least + share * max(free_bytes - least, 0) for share in (RUNGS if space.is_small else LARGE_RUNGS)]
         bounds = [*dict.fromkeys(one for one in rungs if one < most), most]
         if most <= least:
             renamed = []  # back at home is where the search began
         returned = [
-            self._returned(choices, bounds[1:] if number == 0 and options.is_small else bounds[-1:])
-            for number, choices in enumerate(renamed[: None if options.is_small else 1])
+            self._returned(choices, bounds[1:] if number == 0 and space.is_small else bounds[-1:])
+            for number, choices in enumerate(renamed[: None if space.is_small else 1])
         ]
         for bound in bounds:
             moves.most_bytes = bound
-            states = [state, *(State(options, one[bound], moves) for one in returned if bound in one)]
+            states = [state, *(State(space, one[bound], moves) for one in returned if bound in one)]
             found += [self._found(one) for one in states[1:]]
             self._descend(state)
             for number, one in enumerate(states):
@@ -161,9 +161,9 @@ class NearSearch:
 
     def _freed(self, free: PlanSearchResult) -> list[list[Choice]]:
         """The first placements without a bound, as choices that fit: even rows may not fit where uneven ones do."""
-        options = self._search.options
-        known = (choices_of(options, parts) for parts in free.candidates[:RETURNING])
-        return [choices for choices in known if choices is not None and State(options, choices).fits()]
+        space = self._search.space
+        known = (choices_of(space, parts) for parts in free.candidates[:RETURNING])
+        return [choices for choices in known if choices is not None and State(space, choices).fits()]
 
     def _as_they_are(self, free: PlanSearchResult) -> Iterator[_Found]:
         """The earlier placement and the free one within the bound, for which there may be no choices."""
@@ -178,12 +178,12 @@ class NearSearch:
     # Staying ----------------------------------------------------------------------------------------------------------
 
     def _begun(self) -> list[Choice] | None:
-        """Every unit at home, the others where least is to do; with the least moves where that does not go."""
+        """Every group at home, the others where least is to do; with the least moves where that does not go."""
         greedy = self._stayed()
         moved = float("inf") if greedy is None else self._moved(greedy)
         if moved == 0:
             return greedy
-        fewer = least_moves(self._search.options, self._search.construction, self._moves)
+        fewer = least_moves(self._search.space, self._search.construction, self._moves)
         return fewer if fewer is not None and self._moved(fewer) < moved else greedy
 
     def _lacks(self, begun: Sequence[Choice] | None) -> bool:
@@ -194,9 +194,9 @@ class NearSearch:
         """What to say of that."""
         if begun is None:
             return BadConfig("no placement near the earlier one was found. Leave near out.")
-        units, tables = self._search.options.units, self._search.costs.task.tables
-        away = [unit for unit, choice in enumerate(begun) if self._moves.bytes_of(unit, choice)]
-        names = [tables[units[unit].tables[0]].name for unit in away]
+        groups, tables = self._search.space.groups, self._search.costs.task.tables
+        away = [group for group, choice in enumerate(begun) if self._moves.bytes_of(group, choice)]
+        names = [tables[groups[group].tables[0]].name for group in away]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         need = f"{np.ceil(bytes_to_gb(self._moved(begun)) * 1e4) / 1e4:.10g}"
         return BadConfig(
@@ -205,17 +205,17 @@ class NearSearch:
         )
 
     def _moved(self, choices: Sequence[Choice]) -> int:
-        return sum(self._moves.bytes_of(unit, choice) for unit, choice in enumerate(choices))
+        return sum(self._moves.bytes_of(group, choice) for group, choice in enumerate(choices))
 
     def _stayed(self) -> list[Choice] | None:
-        """Every unit at home that has one, and the others where least is to do; None where that is not legal."""
+        """Every group at home that has one, and the others where least is to do; None where that is not legal."""
         moves, search = self._moves, self._search
-        homeless = [unit for unit, home in enumerate(moves.homes) if home is None]
+        homeless = [group for group, home in enumerate(moves.homes) if home is None]
         choices = [Choice(0) if home is None else home for home in moves.homes]
         if homeless:
             moves.most_bytes, moves.price = float("inf"), PRICES[0] / max(moves.all_bytes, 1)
             choices = search.beside(choices, homeless, moves)
-        state = State(search.options, choices)
+        state = State(search.space, choices)
         try:
             check_sharding(search.costs.task, state.parts())
         except InfeasibleTask:
@@ -237,11 +237,11 @@ class NearSearch:
     # Returning --------------------------------------------------------------------------------------------------------
 
     def _returned(self, choices: Sequence[Choice], bounds: Sequence[float]) -> dict[float, list[Choice]]:
-        """A placement with units sent home until it is within each bound, as far as memory and rules let them."""
+        """A placement with groups sent home until it is within each bound, as far as memory and rules let them."""
         moves, search = self._moves, self._search
         moves.most_bytes, moves.price = float("inf"), 0.0
-        state, found = State(search.options, choices, moves), dict[float, list[Choice]]()
-        rounds = RETURN_ROUNDS if search.options.is_small else LARGE_RETURN_ROUNDS
+        state, found = State(search.space, choices, moves), dict[float, list[Choice]]()
+        rounds = RETURN_ROUNDS if search.space.is_small else LARGE_RETURN_ROUNDS
         batch = max(1, len(list(moves.away(state))) // rounds)
 
         def note() -> bool:
@@ -255,21 +255,21 @@ class NearSearch:
             ranked = sorted(self._homeward(state))[:batch]
             if not ranked:
                 break
-            for _, unit in ranked:  # all of them: what follows is the same for every bound
-                home = moves.homes[unit]
+            for _, group in ranked:  # all of them: what follows is the same for every bound
+                home = moves.homes[group]
                 assert home is not None
-                if np.isfinite(search.neighbours.scores(state, [[(unit, home)]])[0]):
-                    state.replace(unit, home)
+                if np.isfinite(search.neighbours.scores(state, [[(group, home)]])[0]):
+                    state.replace(group, home)
                 note()
         return found
 
     def _homeward(self, state: State) -> Iterator[tuple[float, int]]:
-        """What it costs for each byte to send a unit home, and the unit, as far as that is legal."""
+        """What it costs for each byte to send a group home, and the group, as far as that is legal."""
         away = list(self._moves.away(state))
-        homes = [home for home in (self._moves.homes[unit] for unit in away) if home is not None]
-        changes = [[(unit, home)] for unit, home in zip(away, homes, strict=True)]
+        homes = [home for home in (self._moves.homes[group] for group in away) if home is not None]
+        changes = [[(group, home)] for group, home in zip(away, homes, strict=True)]
         scores_N = self._search.neighbours.scores(state, changes) if changes else np.zeros(0)
-        for unit, change, score in zip(away, changes, scores_N.tolist(), strict=True):
+        for group, change, score in zip(away, changes, scores_N.tolist(), strict=True):
             if np.isfinite(score):
                 saved = state.moved_bytes - self._moves.moved_after(state, change)
-                yield (score - state.score) / max(saved, 1), unit
+                yield (score - state.score) / max(saved, 1), group

@@ -1,6 +1,6 @@
 """The changes that a step of the search tries out, and the best of them.
 
-Pieces of a slow device move to others or change places with what is there; units of it are sharded another way. What
+Pieces of a slow device move to others or change places with what is there; groups of it take another option. What
 each change makes of all devices is counted exactly, for all changes at once.
 
 Legend: N changes, O pieces of other devices, P pieces of the slow one, D devices.
@@ -24,8 +24,8 @@ MOVE_TARGETS, SWAP_TARGETS = 16, 8
 """Devices, the least busy ones, that pieces of a slow one may move to, or change places with."""
 MOST_SWAPS = 96
 """Swaps that a step tries out; of more, the most promising ones."""
-MOST_OTHER_WAYS, TRIED_HOMEWARD, TRIED_ON_PLACE = 12, 6, 4
-"""Units that a step shards another way, brings home, or swaps with rows of another node."""
+MOST_OTHER_OPTIONS, TRIED_HOMEWARD, TRIED_ON_PLACE = 12, 6, 4
+"""Groups that a step gives another option, brings home, or swaps with rows of another node."""
 SLOW_DEVICES = 1
 """Devices, the slowest ones, that a descent tries to relieve, one after the other."""
 LEAST_STEP = 1e-4
@@ -83,7 +83,7 @@ class Neighbours:
         assert moves is not None
         for number, change in enumerate(changes):
             if moves.affords(state, change) and all(
-                self.pieces.keeps_apart(state, unit, choice) for unit, choice in change
+                self.pieces.keeps_apart(state, group, choice) for group, choice in change
             ):
                 scores_N[number] += moves.price_ms(moves.moved_after(state, change))
             else:
@@ -99,26 +99,26 @@ class Neighbours:
             return None
         order = [one for one in np.argsort(state.device_ms_D, kind="stable").tolist() if one != slow]
         targets, partners = order[:MOVE_TARGETS], order[:SWAP_TARGETS]
-        may_UD = self._may_go(state, own, targets)
-        unit_M, to_M = np.nonzero(may_UD[:, targets])
+        may_GD = self._may_go(state, own, targets)
+        group_M, to_M = np.nonzero(may_GD[:, targets])
         to_M = np.array(targets, dtype=np.int64)[to_M]
-        theirs = [(device, unit) for device in partners for unit in sorted(state.on_device[device])]
-        unit_S, other_S = self._swaps(state, slow, own, theirs, may_UD)
-        if not len(unit_M) + len(unit_S):
+        theirs = [(device, group) for device in partners for group in sorted(state.on_device[device])]
+        group_S, other_S = self._swaps(state, slow, own, theirs, may_GD)
+        if not len(group_M) + len(group_S):
             return None
-        own_P = np.array([self.pieces.number_on(state, unit, slow) for unit in own], dtype=np.int64)
-        other_O = np.array([self.pieces.number_on(state, unit, device) for device, unit in theirs], dtype=np.int64)
+        own_P = np.array([self.pieces.number_on(state, group, slow) for group in own], dtype=np.int64)
+        other_O = np.array([self.pieces.number_on(state, group, device) for device, group in theirs], dtype=np.int64)
         device_O = np.array([device for device, _ in theirs], dtype=np.int64)
-        pieces = _exchanged(slow, own_P[unit_M], to_M, own_P[unit_S], other_O[other_S], device_O[other_S])
-        scores_N = self._scores(state, pieces, len(unit_M) + len(unit_S))
+        pieces = _exchanged(slow, own_P[group_M], to_M, own_P[group_S], other_O[other_S], device_O[other_S])
+        scores_N = self._scores(state, pieces, len(group_M) + len(group_S))
 
         def change(number: int) -> Change:
-            if number < len(unit_M):
-                unit = own[unit_M[number]]
-                return [(unit, _moved(state.choices[unit], slow, int(to_M[number])))]
-            unit, (device, other) = own[unit_S[number - len(unit_M)]], theirs[other_S[number - len(unit_M)]]
+            if number < len(group_M):
+                group = own[group_M[number]]
+                return [(group, _moved(state.choices[group], slow, int(to_M[number])))]
+            group, (device, other) = own[group_S[number - len(group_M)]], theirs[other_S[number - len(group_M)]]
             return [
-                (unit, _moved(state.choices[unit], slow, device)),
+                (group, _moved(state.choices[group], slow, device)),
                 (other, _moved(state.choices[other], device, slow)),
             ]
 
@@ -127,48 +127,48 @@ class Neighbours:
         best = int(scores_N.argmin())
         return change(best) if scores_N[best] < state.score * (1 - LEAST_STEP) else None
 
-    def _may_go(self, state: State, units: Sequence[int], devices: Sequence[int]) -> np.ndarray:
-        """[units, D] whether rules let a piece of each unit go to these devices; memory left aside."""
-        may_UD = np.zeros((len(units), self.pieces.costs.task.num_devices), dtype=bool)
-        may_UD[:, devices] = True
-        for number, unit in enumerate(units):
-            if self.pieces.is_bound(state, unit):
-                may_UD[number, devices] = [self.pieces.may_go(state, unit, device) for device in devices]
-        return may_UD
+    def _may_go(self, state: State, groups: Sequence[int], devices: Sequence[int]) -> np.ndarray:
+        """[groups, D] whether rules let a piece of each group go to these devices; memory left aside."""
+        may_GD = np.zeros((len(groups), self.pieces.costs.task.num_devices), dtype=bool)
+        may_GD[:, devices] = True
+        for number, group in enumerate(groups):
+            if self.pieces.is_bound(state, group):
+                may_GD[number, devices] = [self.pieces.may_go(state, group, device) for device in devices]
+        return may_GD
 
     def _swaps(
-        self, state: State, slow: int, own: Sequence[int], theirs: Sequence[tuple[int, int]], may_UD: np.ndarray
+        self, state: State, slow: int, own: Sequence[int], theirs: Sequence[tuple[int, int]], may_GD: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the units of the slow device and of others that may change places."""
-        devices, others = [device for device, _ in theirs], [unit for _, unit in theirs]
-        may_UO = (np.array(own)[:, None] != np.array(others)[None]) & may_UD[:, devices]
+        """Numbers of the groups of the slow device and of others that may change places."""
+        devices, others = [device for device, _ in theirs], [group for _, group in theirs]
+        may_GO = (np.array(own)[:, None] != np.array(others)[None]) & may_GD[:, devices]
         for at, other in enumerate(others):
             if self.pieces.is_bound(state, other):
-                may_UO[:, at] &= self.pieces.may_go(state, other, slow)
-        apart_U, apart_O = (
-            np.array([bool(self.pieces.construction.groups_of(one)) for one in units], dtype=bool)
-            for units in (own, others)
+                may_GO[:, at] &= self.pieces.may_go(state, other, slow)
+        apart_G, apart_O = (
+            np.array([bool(self.pieces.construction.rules_of(one)) for one in groups], dtype=bool)
+            for groups in (own, others)
         )
-        for number, at in np.argwhere(apart_U[:, None] | apart_O[None]):  # one may make room for the other
-            may_UO[number, at] = (
+        for number, at in np.argwhere(apart_G[:, None] | apart_O[None]):  # one may make room for the other
+            may_GO[number, at] = (
                 own[number] != others[at]
                 and self.pieces.may_go(state, own[number], devices[at], others[at])
                 and self.pieces.may_go(state, others[at], slow, own[number])
             )
-        unit_S, other_S = np.nonzero(may_UO)
-        if len(unit_S) > MOST_SWAPS:
-            gains = self._gains(state, [*((slow, unit) for unit in own), *theirs])
-            saved_S = gains[unit_S] - gains[len(own) + other_S]
+        group_S, other_S = np.nonzero(may_GO)
+        if len(group_S) > MOST_SWAPS:
+            gains = self._gains(state, [*((slow, group) for group in own), *theirs])
+            saved_S = gains[group_S] - gains[len(own) + other_S]
             ahead_S = state.device_ms_D[slow] - state.device_ms_D[devices][other_S]
             chosen = np.argsort(np.maximum(-saved_S, saved_S - ahead_S), kind="stable")[:MOST_SWAPS]
-            unit_S, other_S = unit_S[chosen], other_S[chosen]
-        return unit_S, other_S
+            group_S, other_S = group_S[chosen], other_S[chosen]
+        return group_S, other_S
 
     def _gains(self, state: State, held: Sequence[tuple[int, int]]) -> FloatArray:
-        """What devices save without units, each on its device; of exchanges, as if all devices had as much."""
+        """What devices save without groups, each on its device; of exchanges, as if all devices had as much."""
         device_N = np.array([device for device, _ in held], dtype=np.int64)
-        piece_N = np.array([self.pieces.number_on(state, unit, device) for device, unit in held], dtype=np.int64)
-        arrays, costs, number_N = state.options.piece_arrays, self.pieces.costs, np.arange(len(held))
+        piece_N = np.array([self.pieces.number_on(state, group, device) for device, group in held], dtype=np.int64)
+        arrays, costs, number_N = state.space.piece_arrays, self.pieces.costs, np.arange(len(held))
         cells = arrays.cells(PieceChanges(number_N, piece_N, device_N, np.full(len(held), -1)))
         left_N = state.loads.changed_ms(cells, len(held))[number_N, device_N]
         offload_N = arrays.offload_PK[piece_N, costs.kind_of_D[device_N]]
@@ -178,100 +178,102 @@ class Neighbours:
     # Other changes ----------------------------------------------------------------------------------------------------
 
     def _others(self, state: State, slow: int) -> Iterator[Change]:
-        """Units of the slow device back to where they were, kept elsewhere, on other nodes, or sharded another way."""
-        movable, spread = self.pieces.units_on(state, slow)
+        """Groups of the slow device back to where they were, kept elsewhere, on other nodes, or with another option."""
+        movable, spread = self.pieces.groups_on(state, slow)
         if state.moves is not None:
             yield from self._homeward(state, slow)
         yield from other_storages(self.pieces, state, slow, [*movable, *spread])
         for span in self.pieces.spans:
             yield from self._spread_changes(state, slow, span)
-        yield from self._other_ways(state, [*movable, *spread])
+        yield from self._other_options(state, [*movable, *spread])
 
     def _homeward(self, state: State, slow: int) -> Iterator[Change]:
-        """Units back to where they were: those of the slow device; of all, where too much has moved."""
+        """Groups back to where they were: those of the slow device; of all, where too much has moved."""
         moves = state.moves
         assert moves is not None
         is_over = state.moved_bytes > moves.most_bytes
-        movable, spread = self.pieces.units_on(state, slow)
+        movable, spread = self.pieces.groups_on(state, slow)
         away = list(moves.away(state)) if is_over or moves.price else []
         if not is_over:
-            away = [unit for unit in away if unit in movable or unit in spread]
-        away.sort(key=lambda unit: -moves.bytes_of(unit, state.choices[unit]))
-        for unit in away[:TRIED_HOMEWARD]:
-            home = moves.homes[unit]
+            away = [group for group in away if group in movable or group in spread]
+        away.sort(key=lambda group: -moves.bytes_of(group, state.choices[group]))
+        for group in away[:TRIED_HOMEWARD]:
+            home = moves.homes[group]
             assert home is not None
-            yield [(unit, home)]
+            yield [(group, home)]
 
     def _spread_changes(self, state: State, slow: int, span: int) -> Iterator[Change]:
         """Moves of rows that so many devices have, such as a node's, from the slow device's to less busy ones, and
         exchanges with what is there.
         """
-        home, units_at = slow // span, state.units_at[span]
+        home, groups_at = slow // span, state.groups_at[span]
         load_P = state.device_ms_D.reshape(-1, span).max(axis=1)
         places = [place for place in np.argsort(load_P, kind="stable").tolist() if place != home][:SWAP_TARGETS]
-        for unit in sorted(units_at[home]):
+        for group in sorted(groups_at[home]):
             for place in places:
-                if place in state.choices[unit].places or not self.pieces.place_may(unit, place, span):
+                if place in state.choices[group].places or not self.pieces.place_may(group, place, span):
                     continue
-                yield [(unit, _moved(state.choices[unit], home, place))]
-                for other in sorted(units_at[place] - units_at[home])[:TRIED_ON_PLACE]:
+                yield [(group, _moved(state.choices[group], home, place))]
+                for other in sorted(groups_at[place] - groups_at[home])[:TRIED_ON_PLACE]:
                     if self.pieces.place_may(other, home, span):
                         yield [
-                            (unit, _moved(state.choices[unit], home, place)),
+                            (group, _moved(state.choices[group], home, place)),
                             (other, _moved(state.choices[other], place, home)),
                         ]
 
-    def _other_ways(self, state: State, units: Sequence[int]) -> Iterator[Change]:
-        """Other ways to shard some units, each placed where least is to do."""
-        if len(units) > MOST_OTHER_WAYS:
-            units = [units[number] for number in self._rng.permutation(len(units))[:MOST_OTHER_WAYS].tolist()]
-        numbers = {unit: list(self._other_numbers(state, unit)) for unit in units}
-        units = [unit for unit in units if numbers[unit]]
-        for unit, without_D in zip(units, self.without(state, units), strict=True):
-            for choice in self.choices_in(state, unit, numbers[unit], without_D):
-                yield [(unit, choice)]
+    def _other_options(self, state: State, groups: Sequence[int]) -> Iterator[Change]:
+        """Other options of some groups, each placed where least is to do."""
+        if len(groups) > MOST_OTHER_OPTIONS:
+            groups = [groups[number] for number in self._rng.permutation(len(groups))[:MOST_OTHER_OPTIONS].tolist()]
+        numbers = {group: list(self._other_numbers(state, group)) for group in groups}
+        groups = [group for group in groups if numbers[group]]
+        for group, without_D in zip(groups, self.without(state, groups), strict=True):
+            for choice in self.choices_in(state, group, numbers[group], without_D):
+                yield [(group, choice)]
 
-    def _other_numbers(self, state: State, unit: int) -> Iterator[int]:
-        """The ways that a unit may have instead: as it is kept now, or in device memory."""
-        kept = (state.way(unit).storage, ON_DEVICE)
-        for number, way in enumerate(self.pieces.options.units[unit].ways):
-            if number != state.choices[unit].way and way.storage in kept and self.may_be(unit, number):
+    def _other_numbers(self, state: State, group: int) -> Iterator[int]:
+        """The options that a group may have instead: as it is kept now, or in device memory."""
+        kept = (state.option(group).storage, ON_DEVICE)
+        for number, option in enumerate(self.pieces.space.groups[group].options):
+            if number != state.choices[group].option and option.storage in kept and self.may_be(group, number):
                 yield number
 
-    def without(self, state: State, units: Sequence[int]) -> FloatArray:
-        """[units, D] times of devices without each unit."""
-        if not units:
+    def without(self, state: State, groups: Sequence[int]) -> FloatArray:
+        """[groups, D] times of devices without each group."""
+        if not groups:
             return np.zeros((0, len(state.device_ms_D)))
         rows = [
             (number, piece.number, where.start)
-            for number, unit in enumerate(units)
-            for where, piece in self.pieces.of_unit(state, unit)
+            for number, group in enumerate(groups)
+            for where, piece in self.pieces.of_group(state, group)
         ]
         change_E, piece_E, device_E = np.array(rows, dtype=np.int64).reshape(-1, 3).T
-        return state.after(PieceChanges(change_E, piece_E, device_E, np.full(len(rows), -1)), len(units))[0]
+        return state.after(PieceChanges(change_E, piece_E, device_E, np.full(len(rows), -1)), len(groups))[0]
 
-    def choices_in(self, state: State, unit: int, numbers: Sequence[int], without_D: FloatArray) -> Iterator[Choice]:
-        """A unit in some ways, where least is to do; and where most of it is already, if moves have a bound.
+    def choices_in(self, state: State, group: int, numbers: Sequence[int], without_D: FloatArray) -> Iterator[Choice]:
+        """A group with some options, where least is to do; and where most of it is already, if moves have a bound.
 
         Args:
-            without_D: times of devices without the unit.
+            without_D: times of devices without the group.
         """
-        choices = dict.fromkeys(self.pieces.placed(state, unit, numbers, without_D))
+        choices = dict.fromkeys(self.pieces.placed(state, group, numbers, without_D))
         if state.moves is not None:
-            near = (state.moves.nearest(unit, number) for number in numbers)
+            near = (state.moves.nearest(group, number) for number in numbers)
             choices |= dict.fromkeys(one for one in near if one is not None)
-        yield from (one for one in choices if one != state.choices[unit])
+        yield from (one for one in choices if one != state.choices[group])
 
-    def may_be(self, unit: int, number: int) -> bool:
-        """Whether the types of this start have a way; all ways of a unit that they have none of."""
-        ways = self.pieces.options.units[unit].ways
-        if self.usual_cuts_only and not ways[number].is_usual and any(way.is_usual for way in ways):
+    def may_be(self, group: int, number: int) -> bool:
+        """Whether the types of this start have an option; all options of a group that they have none of."""
+        options = self.pieces.space.groups[group].options
+        if self.usual_cuts_only and not options[number].is_usual and any(option.is_usual for option in options):
             return False
-        return ways[number].sharding_type in self.types or all(way.sharding_type not in self.types for way in ways)
+        return options[number].sharding_type in self.types or all(
+            option.sharding_type not in self.types for option in options
+        )
 
 
 def _moved(choice: Choice, old: int, new: int) -> Choice:
-    return Choice(choice.way, tuple(new if place == old else place for place in choice.places))
+    return Choice(choice.option, tuple(new if place == old else place for place in choice.places))
 
 
 def _exchanged(

@@ -20,7 +20,7 @@ from evenshard.placement.task import ShardingTask, memory_of_part
 from evenshard.sharders.packing.legal_parts import TIME_LIMIT_S, first_fit, legal_parts
 from evenshard.sharders.search.bounds import lower_bound_ms
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort, PlanSearchResult, Progress
-from evenshard.sharders.search.space import SMALL, Options
+from evenshard.sharders.search.space import SMALL, SearchSpace
 from evenshard.utils.errors import InfeasibleTask
 
 FEWER_TYPES = ({TABLE_WISE, *COLUMNS_ALONE}, {TABLE_WISE})
@@ -73,7 +73,7 @@ def search_with_fewer_types(
                 search.interrupt()
     if result is None:
         legal = _legal(costs.task, seed, packing_s, known)
-        if costs.task.may_offload and not search.options.offloads:  # it only seemed that all of them fit
+        if costs.task.may_offload and not search.space.offloads:  # it only seemed that all of them fit
             search = PlanSearch(costs, left, seed, progress, offloads=True)
         result = search.run(legal)
     result = search.with_known(result, _packed(costs.task), float("inf"))
@@ -115,7 +115,7 @@ def _is_open(costs: PartCosts, effort: PlanSearchEffort, result: PlanSearchResul
         return True
     if result.is_interrupted or effort.time_limit_s == 0.0:
         return False
-    return lower_bound_ms(Options(costs, costs.task.may_offload)) < result.best.predicted_ms
+    return lower_bound_ms(SearchSpace(costs, costs.task.may_offload)) < result.best.predicted_ms
 
 
 def with_fewer_types(task: ShardingTask) -> ShardingTask | None:

@@ -1,4 +1,4 @@
-"""The pieces of a placement under search: where rules let them go, and where another way of a unit has a place.
+"""The pieces of a placement under search: where rules let them go, and where another option of a group has a place.
 
 Legend: D devices.
 """
@@ -20,47 +20,47 @@ class Pieces:
     """What is known of pieces and devices, whatever is tried with them.
 
     Args:
-        construction: units, ways, and tables that stay apart.
+        construction: groups, options, and tables that stay apart.
     """
 
     def __init__(self, construction: Construction) -> None:
-        self.construction, self.options, self.room_D = construction, construction.options, construction.options.room_D
-        self.costs = construction.options.costs
+        self.construction, self.space, self.room_D = construction, construction.space, construction.space.room_D
+        self.costs = construction.space.costs
 
     # Rules ------------------------------------------------------------------------------------------------------------
 
-    def units_on(self, state: State, device: int) -> tuple[list[int], list[int]]:
-        """Units with a piece on a device that can move, and those that live on many devices."""
-        spread = set[int]().union(*(at[device // span] for span, at in state.units_at.items() if span > 1))
+    def groups_on(self, state: State, device: int) -> tuple[list[int], list[int]]:
+        """Groups with a piece on a device that can move, and those that live on many devices."""
+        spread = set[int]().union(*(at[device // span] for span, at in state.groups_at.items() if span > 1))
         return sorted(state.on_device[device]), sorted(spread)
 
-    def may_go(self, state: State, unit: int, device: int, leaves: int | None = None) -> bool:
-        """Whether rules let a piece of a unit go to a device; memory left aside.
+    def may_go(self, state: State, group: int, device: int, leaves: int | None = None) -> bool:
+        """Whether rules let a piece of a group go to a device; memory left aside.
 
         Args:
-            leaves: a unit that leaves the device at the same time.
+            leaves: a group that leaves the device at the same time.
         """
-        allowed_D = self.options.units[unit].allowed_D
+        allowed_D = self.space.groups[group].allowed_D
         if allowed_D is not None and not allowed_D[device]:
             return False
-        places, home_span = state.choices[unit].places, state.way(unit).home_span
+        places, home_span = state.choices[group].places, state.option(group).home_span
         if device in places or (len(places) > 1 and device // home_span != places[0] // home_span):
             return False
-        groups = set(self.construction.groups_of(unit))
-        return not groups or not any(
-            groups & set(self.construction.groups_of(other))
+        rules = set(self.construction.rules_of(group))
+        return not rules or not any(
+            rules & set(self.construction.rules_of(other))
             for other in state.on_device[device]
-            if other not in (unit, leaves)
+            if other not in (group, leaves)
         )
 
-    def is_bound(self, state: State, unit: int) -> bool:
-        """Whether there may be devices that rules do not let a piece of a unit go to."""
-        limited = self.options.units[unit].allowed_D is not None or len(state.choices[unit].places) > 1
-        return limited or bool(self.construction.groups_of(unit))
+    def is_bound(self, state: State, group: int) -> bool:
+        """Whether there may be devices that rules do not let a piece of a group go to."""
+        limited = self.space.groups[group].allowed_D is not None or len(state.choices[group].places) > 1
+        return limited or bool(self.construction.rules_of(group))
 
-    def place_may(self, unit: int, place: int, span: int) -> bool:
-        """Whether rules let rows of a unit live on all of so many devices."""
-        allowed_D = self.options.units[unit].allowed_D
+    def place_may(self, group: int, place: int, span: int) -> bool:
+        """Whether rules let rows of a group live on all of so many devices."""
+        allowed_D = self.space.groups[group].allowed_D
         return allowed_D is None or bool(allowed_D[place * span : (place + 1) * span].all())
 
     @property
@@ -68,73 +68,73 @@ class Pieces:
         """Numbers of devices, neither one nor all, that pieces may live on."""
         return tuple(span for span in spans(self.costs.task.machine) if 1 < span < self.costs.task.num_devices)
 
-    def keeps_apart(self, state: State, unit: int, choice: Choice) -> bool:
-        """Whether a unit may have a choice beside what has to stay apart from it."""
-        groups = set(self.construction.groups_of(unit))
-        return not groups or not any(
-            groups & set(self.construction.groups_of(other))
-            for device in state.devices_of(self.options.units[unit].ways[choice.way], choice)
+    def keeps_apart(self, state: State, group: int, choice: Choice) -> bool:
+        """Whether a group may have a choice beside what has to stay apart from it."""
+        rules = set(self.construction.rules_of(group))
+        return not rules or not any(
+            rules & set(self.construction.rules_of(other))
+            for device in state.devices_of(self.space.groups[group].options[choice.option], choice)
             for other in state.on_device[device]
-            if other != unit
+            if other != group
         )
 
     # Places -----------------------------------------------------------------------------------------------------------
 
-    def number_on(self, state: State, unit: int, device: int) -> int:
-        """The number, among all pieces of the options, of the piece of a unit on a device."""
-        return state.way(unit).pieces[state.choices[unit].places.index(device)].number
+    def number_on(self, state: State, group: int, device: int) -> int:
+        """The number, among all pieces of the space, of the piece of a group on a device."""
+        return state.option(group).pieces[state.choices[group].places.index(device)].number
 
-    def placed(self, state: State, unit: int, numbers: Sequence[int], order_D: FloatArray) -> list[Choice]:
-        """A unit in each of some ways, on the first devices with memory for it; without ways that have no place.
+    def placed(self, state: State, group: int, numbers: Sequence[int], order_D: FloatArray) -> list[Choice]:
+        """A group with each of some options, on the first devices with memory for it; none for those without a place.
 
         Args:
-            order_D: [D] the order of the devices, such as how busy they are without the unit.
+            order_D: [D] the order of the devices, such as how busy they are without the group.
         """
         free_3D = -state.used_3D
-        for where, piece in self.of_unit(state, unit):
+        for where, piece in self.of_group(state, group):
             free_3D[:, where] += np.array([[piece.size_bytes], [piece.host_bytes], [piece.ssd_bytes]])
         free_D = self.room_D + free_3D[0]
-        ways, groups = self.options.units[unit].ways, set(self.construction.groups_of(unit))
+        options, rules = self.space.groups[group].options, set(self.construction.rules_of(group))
         devices = np.argsort(order_D, kind="stable")
-        allowed_D = self.options.units[unit].allowed_D
+        allowed_D = self.space.groups[group].allowed_D
         found: list[Choice] = []
         for number in numbers:
-            way = ways[number]
-            simple = way.storage.is_on_device and not groups and way.home_span == len(free_D)
-            if not simple or 1 < way.span < len(free_D):
-                choice = self._taken(state, unit, number, order_D, free_D, -free_3D[1:])
-            elif way.span == 1:
-                fits_D = free_D >= max(piece.size_bytes for piece in way.pieces)
+            option = options[number]
+            simple = option.storage.is_on_device and not rules and option.home_span == len(free_D)
+            if not simple or 1 < option.span < len(free_D):
+                choice = self._taken(state, group, number, order_D, free_D, -free_3D[1:])
+            elif option.span == 1:
+                fits_D = free_D >= max(piece.size_bytes for piece in option.pieces)
                 fits_D = fits_D if allowed_D is None else fits_D & allowed_D
-                places = devices[fits_D[devices]][: len(way.pieces)].tolist()
-                choice = Choice(number, tuple(places)) if len(places) == len(way.pieces) else None
+                places = devices[fits_D[devices]][: len(option.pieces)].tolist()
+                choice = Choice(number, tuple(places)) if len(places) == len(option.pieces) else None
             else:
-                choice = Choice(number) if (free_D >= way.pieces[0].size_bytes).all() else None
+                choice = Choice(number) if (free_D >= option.pieces[0].size_bytes).all() else None
             if choice is not None:
                 found.append(choice)
         return found
 
     def _taken(
-        self, state: State, unit: int, number: int, order_D: FloatArray, free_D: Indices, used_2D: Indices
+        self, state: State, group: int, number: int, order_D: FloatArray, free_D: Indices, used_2D: Indices
     ) -> Choice | None:
-        """A unit in one way, by the rules of a construction.
+        """A group with one option, by the rules of a construction.
 
         Args:
-            free_D: memory of the devices without the unit.
+            free_D: memory of the devices without the group.
             used_2D: what is taken of hosts and of SSDs without it, by device.
         """
         places = Places(self.construction, len(order_D))
         places.load_D, places.free_D = order_D.copy(), free_D.copy()
         if used_2D.any():
             places.take_hosts(*used_2D)
-        for other, choice in enumerate(state.choices if self.construction.groups_of(unit) else ()):
-            if other != unit and state.way(other).span == 1:
-                for group in self.construction.groups_of(other):
-                    places.apart.setdefault(group, set()).update(choice.places)
-        return places.take(unit, number, 0.0)
+        for other, choice in enumerate(state.choices if self.construction.rules_of(group) else ()):
+            if other != group and state.option(other).span == 1:
+                for rule in self.construction.rules_of(other):
+                    places.apart.setdefault(rule, set()).update(choice.places)
+        return places.take(group, number, 0.0)
 
-    def of_unit(self, state: State, unit: int) -> Iterator[tuple[slice, Piece]]:
-        """The pieces of a unit, and the devices where they are now."""
-        way = state.way(unit)
-        for piece, first in zip(way.pieces, firsts_of(way, state.choices[unit]), strict=True):
+    def of_group(self, state: State, group: int) -> Iterator[tuple[slice, Piece]]:
+        """The pieces of a group, and the devices where they are now."""
+        option = state.option(group)
+        for piece, first in zip(option.pieces, firsts_of(option, state.choices[group]), strict=True):
             yield slice(first, first + piece.span), piece

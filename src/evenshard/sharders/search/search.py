@@ -1,9 +1,9 @@
-"""The search over all ways to shard: many constructions, the best of them improved step by step.
+"""The search over all sharding options: many constructions, the best of them improved step by step.
 
-A step looks at the slowest device: pieces on it may move, change places with others, or their tables may be sharded
-another way; tables that live on many devices may change too. What makes the score better is kept. Where nothing does, a
-kick changes a few tables at random and the descent starts over; it is undone if that ended worse. The same arguments
-give the same placement.
+A step looks at the slowest device: pieces on it may move or change places with others, or their tables may take another
+sharding option; tables that live on many devices may change too. What makes the score better is kept. Where nothing
+does, a kick changes a few tables at random and the descent starts over; it is undone if that ended worse. The same
+arguments give the same placement.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from evenshard.sharders.search.kicks import Kicks
 from evenshard.sharders.search.moves import Moves
 from evenshard.sharders.search.neighbours import LEAST_STEP, Neighbours
 from evenshard.sharders.search.pieces import Pieces
-from evenshard.sharders.search.space import Options
+from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.starts import Start, constructed
 from evenshard.sharders.search.state import Choice, State, choices_of, scores_of
 from evenshard.sharders.search.usual_cuts import MOST_SLOWER, UsualCuts, num_odd_cuts
@@ -49,7 +49,7 @@ ALIKE = 1.005
 MOST_CANDIDATES = 16
 """Placements that a search gives back."""
 MOST_BESIDE = 64
-"""Units that are placed beside others by trying all their ways; of more, one way."""
+"""Groups that are placed beside others by trying all their options; of more, one option."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class PlanSearchEffort:
     Attributes:
         changes: changes that are tried out, all together, whatever becomes of them; more where devices are more.
         idle_kicks: kicks, one after the other, that made nothing better, until the search ends.
-        kicked: units that a kick changes at most.
+        kicked: groups that a kick changes at most.
         time_limit_s: the search ends after so many seconds at the latest; None for no limit.
     """
 
@@ -108,8 +108,8 @@ class PlanSearch:
         offloads: bool | None = None,
     ) -> None:
         self.costs, self.effort = costs, effort or PlanSearchEffort()
-        self.options = Options(costs, offloads)
-        self.construction = Construction(self.options, Works.of(self.options))
+        self.space = SearchSpace(costs, offloads)
+        self.construction = Construction(self.space, Works.of(self.space))
         self.pieces, rng = Pieces(self.construction), np.random.default_rng(seed)
         self.neighbours = Neighbours(self.pieces, rng)
         self._kicks = Kicks(self.neighbours, rng, self.effort.kicked)
@@ -138,16 +138,16 @@ class PlanSearch:
         with on_interrupt(self.interrupt):
             for share, kept, idle in _STAGES:
                 starts = sorted(starts, key=lambda one: one.cost_ms)
-                chosen = starts[: kept if self.options.is_small else min(kept, MOST_LARGE_STARTS)]
+                chosen = starts[: kept if self.space.is_small else min(kept, MOST_LARGE_STARTS)]
                 for start in chosen:
                     self._last_change = self.neighbours.tried + int(self._tries * share / len(chosen))
                     self.neighbours.types = start.types if len(chosen) > 1 else set(SHARDING_TYPES)
-                    state = State(self.options, start.choices)
+                    state = State(self.space, start.choices)
                     self._report(state)
                     self._improve(state, idle)
                     start.choices, start.cost_ms = list(state.choices), state.cost_ms
             starts = sorted(starts, key=lambda one: one.cost_ms)[:MOST_CANDIDATES]
-            states = [State(self.options, start.choices) for start in starts]
+            states = [State(self.space, start.choices) for start in starts]
             found = {state.parts(): state for state in reversed(states)}
             ended = self._predicted(found)
             best = self._with_usual_cuts(ended)
@@ -215,15 +215,15 @@ class PlanSearch:
 
     def _state_of(self, parts: Sequence[TablePart]) -> State | None:
         """A placement as a state; None where no choices stand for it, or not in this memory: its rows are uneven."""
-        choices = choices_of(self.options, parts)
-        state = None if choices is None else State(self.options, choices)
+        choices = choices_of(self.space, parts)
+        state = None if choices is None else State(self.space, choices)
         return state if state is not None and state.fits() else None
 
     def _scaled(self, changes: int) -> int:
         """More changes for more devices, and where tables may leave device memory; of a large task each takes long."""
         devices = min(self.costs.task.num_devices, MOST_COUNTED_DEVICES)
-        changes *= OFFLOAD_CHANGES if self.options.offloads else 1
-        return round(changes * (1 + 3 * devices / MOST_COUNTED_DEVICES)) if self.options.is_small else 2 * changes
+        changes *= OFFLOAD_CHANGES if self.space.offloads else 1
+        return round(changes * (1 + 3 * devices / MOST_COUNTED_DEVICES)) if self.space.is_small else 2 * changes
 
     def interrupt(self) -> None:
         """Ends the search: it answers with the best until then."""
@@ -246,39 +246,39 @@ class PlanSearch:
             else:
                 self._descend(state)
 
-    def beside(self, choices: Sequence[Choice], units: Sequence[int], moves: Moves) -> list[Choice]:
-        """Choices of some units where least is to do beside the others, which stay; memory may not suffice.
+    def beside(self, choices: Sequence[Choice], groups: Sequence[int], moves: Moves) -> list[Choice]:
+        """Choices of some groups where least is to do beside the others, which stay; memory may not suffice.
 
         Args:
-            choices: of all units; those of the units to place do not count.
-            units: to place.
+            choices: of all groups; those of the groups to place do not count.
+            groups: to place.
             moves: prices what moves.
         """
         self.neighbours.types = set(SHARDING_TYPES)
         state = State(
-            self.options, [self._anywhere(one) if one in units else own for one, own in enumerate(choices)], moves
+            self.space, [self._anywhere(one) if one in groups else own for one, own in enumerate(choices)], moves
         )
-        numbers_U = self.construction.ways(self.construction.even_ms, SHARDING_TYPES)
-        by_size = sorted(units, key=lambda unit: -sum(piece.size_bytes for piece in state.way(unit).pieces))
-        for unit in (*by_size, *by_size):
-            count = len(self.options.units[unit].ways)
-            numbers = range(count) if len(units) <= MOST_BESIDE else (int(numbers_U[unit]),)
-            (without_D,) = self.neighbours.without(state, [unit])
-            choices = [state.choices[unit], *self.neighbours.choices_in(state, unit, numbers, without_D)]
-            pieces = state.piece_changes([[(unit, choice)] for choice in choices])
+        numbers_G = self.construction.options(self.construction.even_ms, SHARDING_TYPES)
+        by_size = sorted(groups, key=lambda group: -sum(piece.size_bytes for piece in state.option(group).pieces))
+        for group in (*by_size, *by_size):
+            count = len(self.space.groups[group].options)
+            numbers = range(count) if len(groups) <= MOST_BESIDE else (int(numbers_G[group]),)
+            (without_D,) = self.neighbours.without(state, [group])
+            choices = [state.choices[group], *self.neighbours.choices_in(state, group, numbers, without_D)]
+            pieces = state.piece_changes([[(group, choice)] for choice in choices])
             total_ND, fits_N = state.after(pieces, len(choices))
             scores_N = scores_of(total_ND) + [
-                moves.price_ms(moves.moved_after(state, [(unit, choice)])) for choice in choices
+                moves.price_ms(moves.moved_after(state, [(group, choice)])) for choice in choices
             ]
-            is_legal_N = fits_N & [self.pieces.keeps_apart(state, unit, choice) for choice in choices]
-            state.replace(unit, choices[int(np.lexsort((scores_N, ~is_legal_N))[0])])
+            is_legal_N = fits_N & [self.pieces.keeps_apart(state, group, choice) for choice in choices]
+            state.replace(group, choices[int(np.lexsort((scores_N, ~is_legal_N))[0])])
         return list(state.choices)
 
-    def _anywhere(self, unit: int) -> Choice:
-        """A unit in its first way on the first devices that it may live on."""
-        own = self.options.units[unit]
-        pieces = len(own.ways[0].pieces)
-        if own.ways[0].span == 1 and own.allowed_D is not None:
+    def _anywhere(self, group: int) -> Choice:
+        """A group with its first option on the first devices that it may live on."""
+        own = self.space.groups[group]
+        pieces = len(own.options[0].pieces)
+        if own.options[0].span == 1 and own.allowed_D is not None:
             return Choice(0, tuple(np.flatnonzero(own.allowed_D)[:pieces].tolist()))
         return Choice(0, tuple(range(pieces)))
 

@@ -1,7 +1,7 @@
-"""What a search chooses among: units, the ways to shard each, and the pieces of each way.
+"""What a search chooses among: groups of tables, the sharding options of each, and the pieces of each option.
 
 A piece is what the search places as one: columns on a device, rows on all devices of a node or on all devices, a
-replica on each. Tables that stay together are one unit, with one piece.
+replica on each. Tables that stay together are one group, with one piece.
 
 Legend: D devices, V kinds of volumes, K kinds of devices.
 """
@@ -23,7 +23,7 @@ class Piece:
     """What one piece takes of each device that it lives on.
 
     Attributes:
-        number: among all pieces of the options.
+        number: among all pieces of the space.
         columns: its number of columns.
         span: devices, one after the other, that each have as much of it.
         cells: (kernel call, row of the matrix of columns) of what is looked up; each call once.
@@ -48,8 +48,8 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way to shard a unit.
+class ShardingOption:
+    """One way to shard a group of tables: TorchRec's sharding option.
 
     Attributes:
         sharding_type: the type.
@@ -78,15 +78,15 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Unit:
+class TableGroup:
     """Tables that are placed as one: a table, or those that stay together.
 
     Attributes:
         tables: positions in the task.
-        ways: the ways to shard it, the whole one first where it is allowed.
+        options: how it may be sharded, whole first where it is allowed.
         allowed_D: devices that it may live on; None for all.
     """
 
     tables: tuple[int, ...]
-    ways: tuple[Way, ...]
+    options: tuple[ShardingOption, ...]
     allowed_D: npt.NDArray[np.bool_] | None

@@ -1,7 +1,7 @@
-"""The ways in which a search may shard each table: what one piece of it takes, and on how many devices.
+"""The space of a search: the options of each group of tables, what one piece of it takes, and on how many devices.
 
-Where device memory is short, large tables may also be kept outside of it: each way again for every cache that they may
-have, and for none.
+Where device memory is short, large tables may also be kept outside of it: each option again for every cache that they
+may have, and for none.
 
 Legend: D devices, N changes, C kernel calls, L collectives.
 """
@@ -35,8 +35,8 @@ from evenshard.placement.sharding import (
 )
 from evenshard.placement.storage import CACHED_KERNELS, FUSED, ON_DEVICE, Storage
 from evenshard.placement.task import ShardingTask, common_kernels, memory_of_part
-from evenshard.sharders.search.arrays import FlatWays, PieceArrays
-from evenshard.sharders.search.sharding_option import Piece, Unit, Way
+from evenshard.sharders.search.arrays import FlatOptions, PieceArrays
+from evenshard.sharders.search.sharding_option import Piece, ShardingOption, TableGroup
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
@@ -46,28 +46,28 @@ SMALL = 2**16
 CACHE_LOAD_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8)
 """Caches that are tried."""
 FULL_SHARE = 0.97
-"""Part of the devices' memory that is filled before ways with less memory are preferred."""
+"""Part of the devices' memory that is filled before options with less memory are preferred."""
 SHORT_SHARE = 0.85
-"""Part of the devices' memory that tables fill, whole, before others ways than in device memory are looked for."""
+"""Part of the devices' memory that tables fill, whole, before other storage than device memory is looked for."""
 LEAST_OFFLOADED = 1e-3
 """Of a device's room: smaller tables stay in device memory."""
 
 
-class Options:
-    """All units of a task with their ways, and the columns of all their pieces.
+class SearchSpace:
+    """All groups of a task with their options, and the columns of all their pieces.
 
     Attributes:
-        units: the units.
+        groups: the groups.
         calls: kernel calls by number.
         collective_of_call: the module and the type of each kernel call; calls that share them share a collective.
-        pieces: all pieces of all ways.
-        lookups: all that is looked up by any way.
+        pieces: all pieces of all options.
+        lookups: all that is looked up by any option.
         is_small: everything may be tried.
         offloads: tables may be kept outside of device memory.
 
     Args:
         costs: what placements cost.
-        offloads: whether to look for ways outside of device memory, as far as the task allows them; where left out,
+        offloads: whether to look for options outside of device memory, as far as the task allows them; where left out,
             where that memory is short or the rules ask for it.
     """
 
@@ -80,13 +80,13 @@ class Options:
         self.pieces: list[Piece] = []
         self.lookups = LookupColumns(costs.prices)
         self._arrays: PieceArrays | None = None
-        self.units = tuple(self._units())
+        self.groups = tuple(self._groups())
         self.lookups.update()
 
     @cached_property
-    def flat(self) -> FlatWays:
-        """The ways that the options began with."""
-        return FlatWays.of(self.units)
+    def flat(self) -> FlatOptions:
+        """The options that the space began with."""
+        return FlatOptions.of(self.groups)
 
     @property
     def span_of_call(self) -> list[int]:
@@ -113,39 +113,46 @@ class Options:
         latency_L = np.array([latencies_ms(machine, {name}, links).total_ms for name in names])
         return np.asarray((is_used_NC @ of_call_CL) @ latency_L)
 
-    def add_ways(self, unit: int, ways: Sequence[Way]) -> None:
-        """More ways for a unit, which ``way_of`` made."""
-        old = self.units[unit]
-        units = list(self.units)
-        units[unit] = Unit(old.tables, (*old.ways, *ways), old.allowed_D)
-        self.units = tuple(units)
+    def add_options(self, group: int, options: Sequence[ShardingOption]) -> None:
+        """More options for a group, which ``option_of`` made."""
+        old = self.groups[group]
+        groups = list(self.groups)
+        groups[group] = TableGroup(old.tables, (*old.options, *options), old.allowed_D)
+        self.groups = tuple(groups)
         self.lookups.update()
 
-    def _units(self) -> Iterator[Unit]:
+    def _groups(self) -> Iterator[TableGroup]:
         task = self.task
         number_of = {position: number for number, group in enumerate(task.together) for position in group}
         groups = joined_groups(len(task.tables), task.together)
         # Single tables come first, then the groups in the order of the rules.
         for members in sorted(groups, key=lambda group: max(number_of.get(position, -1) for position in group)):
-            yield Unit(members, self._ways(members), allowed_together(task, members))
+            yield TableGroup(members, self._options(members), allowed_together(task, members))
 
-    def _ways(self, members: Sequence[int]) -> tuple[Way, ...]:
+    def _options(self, members: Sequence[int]) -> tuple[ShardingOption, ...]:
         if len(members) > 1:
             return tuple(self._together(members, storage) for storage in self._storages(members))
         (position,) = members
         inside, *outside = self._storages(members)
         return (
-            *(self._way(position, *shape, inside) for shape in self._shapes(position, on_device=inside == ON_DEVICE)),
-            *(self._way(position, *shape, one) for shape in self._shapes(position, on_device=False) for one in outside),
+            *(
+                self._option(position, *shape, inside)
+                for shape in self._shapes(position, on_device=inside == ON_DEVICE)
+            ),
+            *(
+                self._option(position, *shape, one)
+                for shape in self._shapes(position, on_device=False)
+                for one in outside
+            ),
         )
 
-    def _together(self, members: Sequence[int], storage: Storage) -> Way:
+    def _together(self, members: Sequence[int], storage: Storage) -> ShardingOption:
         """Tables on one device, whole."""
         wholes = [(at, replace(whole_part(self.task.tables[at], (0,)), storage=storage)) for at in members]
-        return self._way_in(TABLE_WISE, (self._piece(wholes, TABLE_WISE),), storage)
+        return self._option_in(TABLE_WISE, (self._piece(wholes, TABLE_WISE),), storage)
 
     def _storages(self, members: Sequence[int]) -> list[Storage]:
-        """Where the weights of a unit may be kept, in device memory first."""
+        """Where the weights of a group may be kept, in device memory first."""
         kernels = common_kernels(self.task, members)
         is_large = any(self._is_large(position) for position in members)
         elsewhere = [one for one in kernels if one != FUSED and ((self.offloads and is_large) or FUSED not in kernels)]
@@ -205,37 +212,37 @@ class Options:
         found = (TYPES[one] for one in TYPES if one in (fewer or types))
         return sorted(found, key=lambda one: (one.is_replicated, one.cuts_rows))
 
-    def _has_rows_for(self, position: int, way: ShardingType) -> bool:
+    def _has_rows_for(self, position: int, option: ShardingType) -> bool:
         """Whether every device that the rows of a table are cut over gets some."""
-        devices = way.span(self.task.machine)
+        devices = option.span(self.task.machine)
         return len(row_spans(self.task.tables[position], devices)) == devices
 
-    def way_of(self, unit: int, name: str, widths: Sequence[int], storage: Storage = ON_DEVICE) -> Way:
+    def option_of(self, group: int, name: str, widths: Sequence[int], storage: Storage = ON_DEVICE) -> ShardingOption:
         """A table sharded in a type, in parts of these widths, and kept so."""
-        (position,) = self.units[unit].tables
-        return self._way(position, name, tuple(widths), storage)
+        (position,) = self.groups[group].tables
+        return self._option(position, name, tuple(widths), storage)
 
-    def _way(self, position: int, name: str, widths: tuple[int, ...], storage: Storage) -> Way:
+    def _option(self, position: int, name: str, widths: tuple[int, ...], storage: Storage) -> ShardingOption:
         """A table in parts of these widths; of its rows, the part with the most lookups stands for all of them."""
         table, own, machine = self.task.tables[position], TYPES[name], self.task.machine
         rows = self._busiest_rows(table, own.span(machine) if own.cuts_rows else 1)
         devices = tuple(range(machine.num_devices if own.is_replicated else 1))
         part_of = {width: TablePart(table.name, rows, Span(0, width), devices, storage) for width in widths}
         by_width = {width: self._piece([(position, part)], name) for width, part in part_of.items()}
-        return self._way_in(name, tuple(by_width[width] for width in widths), storage)
+        return self._option_in(name, tuple(by_width[width] for width in widths), storage)
 
-    def _way_in(self, name: str, pieces: tuple[Piece, ...], storage: Storage) -> Way:
+    def _option_in(self, name: str, pieces: tuple[Piece, ...], storage: Storage) -> ShardingOption:
         machine = self.task.machine
-        return Way(name, TYPES[name].span(machine), TYPES[name].home_span(machine), pieces, storage)
+        return ShardingOption(name, TYPES[name].span(machine), TYPES[name].home_span(machine), pieces, storage)
 
-    def _piece(self, parts: Sequence[tuple[int, TablePart]], way: str) -> Piece:
+    def _piece(self, parts: Sequence[tuple[int, TablePart]], option: str) -> Piece:
         """A piece of these parts, each with the position of its table."""
-        devices, is_replica = self.task.num_devices, TYPES[way].is_replicated
+        devices, is_replica = self.task.num_devices, TYPES[option].is_replicated
         of_call: dict[int, tuple[Lookup, ...]] = {}
         volumes, memory, offloads, values = [], [], [], 0.0
         for position, part in parts:
             table = self.task.tables[position]
-            call = self._call(table, way)
+            call = self._call(table, option)
             own = replica_lookups(table, self.task) if is_replica else part_lookups(part, table, self.task)
             of_call[call] = (*of_call.get(call, ()), *own)
             memory.append(memory_of_part(self.task, table, part))
@@ -243,13 +250,13 @@ class Options:
                 values += table.num_rows * table.embedding_dim
                 continue
             volumes.append(
-                part_volume(table, way, part.columns.size, lookup_share(table, part.rows), devices).numbers_V
+                part_volume(table, option, part.columns.size, lookup_share(table, part.rows), devices).numbers_V
             )
             offloads.append(self.costs.offload_K(part, table))
         piece = Piece(
             number=len(self.pieces),
             columns=sum(part.columns.size for _, part in parts),
-            span=TYPES[way].span(self.task.machine),
+            span=TYPES[option].span(self.task.machine),
             cells=tuple((call, self.lookups.row(lookups)) for call, lookups in of_call.items()),
             volume_V=np.sum(volumes, axis=0) if volumes else np.zeros(len(VOLUMES)),
             size_bytes=sum(one.device_bytes for one in memory),
@@ -261,9 +268,9 @@ class Options:
         self.pieces.append(piece)
         return piece
 
-    def _call(self, table: Table, way: str) -> int:
+    def _call(self, table: Table, option: str) -> int:
         """The number of the kernel call that looks up parts of a table."""
-        call = kernel_call(table, way, self.task.optimizer_of(table.name))
+        call = kernel_call(table, option, self.task.optimizer_of(table.name))
         if call not in self.calls:
             self.calls[call] = len(self.calls)
             self.collective_of_call.append((call.module, call.sharding_type))

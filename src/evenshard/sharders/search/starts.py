@@ -44,24 +44,24 @@ def constructed(construction: Construction, deadline: float = float("inf")) -> l
         construction: makes them.
         deadline: of ``time.monotonic``, after which there are no more than one.
     """
-    options = construction.options
+    space = construction.space
     found: dict[tuple[Choice, ...], Start] = {}
     even_ms = construction.even_ms
     known: dict[bytes, tuple[float, list[Choice]] | None] = {}
-    for types in TYPE_SETS if options.is_small else LARGE_TYPE_SETS:
+    for types in TYPE_SETS if space.is_small else LARGE_TYPE_SETS:
         if found and time.monotonic() >= deadline:
             break
-        limits = LIMITS if options.is_small else LIMITS[::3]
-        prices = REPLICA_PRICES if types.intersection(REPLICATED) and options.is_small else (1.0,)
+        limits = LIMITS if space.is_small else LIMITS[::3]
+        prices = REPLICA_PRICES if types.intersection(REPLICATED) and space.is_small else (1.0,)
         for price in prices:
             best: tuple[float, list[Choice]] | None = None
             for limit in limits:
-                for share in FULL_SHARES if options.offloads else FULL_SHARES[:1]:
-                    ways_U = construction.ways(limit * even_ms, types, price, share)
-                    key = ways_U.tobytes()
+                for share in FULL_SHARES if space.offloads else FULL_SHARES[:1]:
+                    options_G = construction.options(limit * even_ms, types, price, share)
+                    key = options_G.tobytes()
                     if key not in known:
-                        choices = construction.place(ways_U) or construction.place(ways_U, by_memory=True)
-                        known[key] = None if choices is None else (State(options, choices).cost_ms, choices)
+                        choices = construction.place(options_G) or construction.place(options_G, by_memory=True)
+                        known[key] = None if choices is None else (State(space, choices).cost_ms, choices)
                     one = known[key]
                     if one is not None:
                         break  # what takes less memory is slower
@@ -69,9 +69,9 @@ def constructed(construction: Construction, deadline: float = float("inf")) -> l
                     best = one
             if best is not None and tuple(best[1]) not in found:
                 found[tuple(best[1])] = Start(best[1], types, best[0])
-    if options.is_small and not (found and time.monotonic() >= deadline):
-        for choices in whole_starts(options):
-            state = State(options, choices)
+    if space.is_small and not (found and time.monotonic() >= deadline):
+        for choices in whole_starts(space):
+            state = State(space, choices)
             if state.fits():
                 found.setdefault(tuple(choices), Start(choices, {TABLE_WISE, *COLUMNS_ALONE}, state.cost_ms))
     return list(found.values())

@@ -1,10 +1,10 @@
-"""A placement under search: the way and the places of every unit, and the sums that its cost is made of.
+"""A placement under search: the option and the places of every group, and the sums that its cost is made of.
 
 Changes are tried out many at a time, all from the same state: their sums and times are counted as arrays, and the state
 stays as it is until one of them is made.
 
-Legend: U units, D devices, V kinds of volumes, C kernel calls, L collectives, N changes that are tried out, E additions
-and removals of pieces of them all, F the same on each device.
+Legend: G groups, D devices, V kinds of volumes, C kernel calls, L collectives, N changes that are tried out, E
+additions and removals of pieces of them all, F the same on each device.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from evenshard.placement.sharding import TYPES, sharding_type, spans
 from evenshard.placement.storage import ON_DEVICE, Storage
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.search.arrays import PieceChanges
-from evenshard.sharders.search.sharding_option import Way
-from evenshard.sharders.search.space import Options
+from evenshard.sharders.search.sharding_option import ShardingOption
+from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 
 if TYPE_CHECKING:
@@ -38,43 +38,43 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Choice:
-    """How a unit is sharded: the number of its way, and the place of each piece, the first where there is but one.
+    """How a group is sharded: the number of its option, and the place of each piece, the first where there is but one.
 
-    A place is the number of a set of ``Way.span`` devices: of the device, of the node, or 0 for all devices.
+    A place is the number of a set of ``ShardingOption.span`` devices: of the device, of the node, or 0 for all devices.
     """
 
-    way: int
+    option: int
     places: tuple[int, ...] = (0,)
 
 
 Change = Sequence[tuple[int, Choice]]
-"""Units, each once, with what they choose instead."""
+"""Groups, each once, with what they choose instead."""
 
 
 class State:
-    """A complete placement with all its sums; cheap to copy and to change by a unit.
+    """A complete placement with all its sums; cheap to copy and to change by a group.
 
     Args:
-        options: units and ways.
-        choices: of all units.
+        space: groups and options.
+        choices: of all groups.
         moves: what is moved from an earlier placement, where that has a bound and a price.
     """
 
-    def __init__(self, options: Options, choices: Sequence[Choice], moves: Moves | None = None) -> None:
-        self.options, self.moves = options, moves
+    def __init__(self, space: SearchSpace, choices: Sequence[Choice], moves: Moves | None = None) -> None:
+        self.space, self.moves = space, moves
         self.moved_bytes = 0
-        self._costs: PartCosts = options.costs
-        task = options.task
+        self._costs: PartCosts = space.costs
+        task = space.task
         self.task: ShardingTask = task
-        devices, calls = task.num_devices, len(options.calls)
+        devices, calls = task.num_devices, len(space.calls)
         self.choices = list(choices)
-        self.loads = Loads(options.lookups, self._costs.prices, self._costs.kind_of_D, options.span_of_call)
+        self.loads = Loads(space.lookups, self._costs.prices, self._costs.kind_of_D, space.span_of_call)
         self.volumes_VD = np.zeros((len(VOLUMES), devices))
         self.used_3D = np.zeros((3, devices), dtype=np.int64)
         self.offload_D = np.zeros(devices)
         self.users_C = np.zeros(calls, dtype=np.int64)
         self.replicated_values = 0.0
-        self.units_at: dict[int, list[set[int]]] = {
+        self.groups_at: dict[int, list[set[int]]] = {
             span: [set() for _ in range(devices // span)] for span in spans(task.machine)
         }
         self._fill()
@@ -87,57 +87,57 @@ class State:
         found.choices, found.loads = list(self.choices), self.loads.copy()
         found.volumes_VD, found.used_3D = self.volumes_VD.copy(), self.used_3D.copy()
         found.offload_D, found.users_C = self.offload_D.copy(), self.users_C.copy()
-        found.units_at = {span: list(map(set, of_places)) for span, of_places in self.units_at.items()}
+        found.groups_at = {span: list(map(set, of_places)) for span, of_places in self.groups_at.items()}
         return found
 
     def become(self, other: State) -> None:
-        """What another state of the same options is; that one may not change any more."""
+        """What another state of the same space is; that one may not change any more."""
         vars(self).update(vars(other))
 
     # Changes ----------------------------------------------------------------------------------------------------------
 
     @property
     def on_device(self) -> list[set[int]]:
-        """By device, the units with a piece on it alone."""
-        return self.units_at[1]
+        """By device, the groups with a piece on it alone."""
+        return self.groups_at[1]
 
-    def way(self, unit: int) -> Way:
-        """How a unit is sharded now."""
-        return self.options.units[unit].ways[self.choices[unit].way]
+    def option(self, group: int) -> ShardingOption:
+        """How a group is sharded now."""
+        return self.space.groups[group].options[self.choices[group].option]
 
     def replace_all(self, change: Change) -> None:
-        """Shards units another way, or elsewhere."""
+        """Gives groups another option, or another place."""
         touched: set[int] = set()
         calls: set[int] = set()
-        for unit, choice in change:
+        for group, choice in change:
             for sign in (-1, 1):
                 if sign > 0:
-                    self.choices[unit] = choice
-                self._add(unit, self.choices[unit], sign)
-                touched.update(self.devices_of(self.way(unit), self.choices[unit]))
-                calls.update(self.way(unit).calls)
+                    self.choices[group] = choice
+                self._add(group, self.choices[group], sign)
+                touched.update(self.devices_of(self.option(group), self.choices[group]))
+                calls.update(self.option(group).calls)
         self.loads.refresh(np.array(sorted(touched), dtype=np.int64), calls)
         self.device_ms_D = self._device_ms()
 
-    def replace(self, unit: int, choice: Choice) -> None:
-        """Shards a unit another way, or elsewhere."""
-        self.replace_all([(unit, choice)])
+    def replace(self, group: int, choice: Choice) -> None:
+        """Gives a group another option, or another place."""
+        self.replace_all([(group, choice)])
 
-    def devices_of(self, way: Way, choice: Choice) -> Sequence[int]:
-        """Devices that hold some of a unit that is sharded so."""
-        if way.span == 1:
+    def devices_of(self, option: ShardingOption, choice: Choice) -> Sequence[int]:
+        """Devices that hold some of a group that is sharded so."""
+        if option.span == 1:
             return choice.places
-        return [device for first in firsts_of(way, choice) for device in range(first, first + way.span)]
+        return [device for first in firsts_of(option, choice) for device in range(first, first + option.span)]
 
     def _fill(self) -> None:
         """The sums of all choices at once; the same as ``_add`` makes of one after the other."""
         rows = [
-            (unit, piece.number, first, 1)
-            for unit, choice in enumerate(self.choices)
-            for way in (self.options.units[unit].ways[choice.way],)
-            for piece, first in zip(way.pieces, firsts_of(way, choice), strict=True)
+            (group, piece.number, first, 1)
+            for group, choice in enumerate(self.choices)
+            for option in (self.space.groups[group].options[choice.option],)
+            for piece, first in zip(option.pieces, firsts_of(option, choice), strict=True)
         ]
-        arrays = self.options.piece_arrays
+        arrays = self.space.piece_arrays
         pieces = PieceChanges(*np.array(rows, dtype=np.int64).reshape(-1, 4).T)
         on_each = arrays.on_each_device(pieces)
         piece_F, device_F = on_each.piece_E, on_each.device_E
@@ -148,17 +148,17 @@ class State:
             np.add.at(self.used_3D[at], device_F, sizes_P[piece_F])
         np.add.at(self.offload_D, device_F, arrays.offload_PK[piece_F, self._costs.kind_of_D[device_F]])
         self.replicated_values = float(arrays.values_P[pieces.piece_E].sum())
-        for unit, choice in enumerate(self.choices):
-            self._index(unit, self.way(unit), choice, 1)
+        for group, choice in enumerate(self.choices):
+            self._index(group, self.option(group), choice, 1)
             if self.moves is not None:
-                self.moved_bytes += self.moves.bytes_of(unit, choice)
+                self.moved_bytes += self.moves.bytes_of(group, choice)
 
-    def _add(self, unit: int, choice: Choice, sign: int) -> None:
-        way = self.options.units[unit].ways[choice.way]
+    def _add(self, group: int, choice: Choice, sign: int) -> None:
+        option = self.space.groups[group].options[choice.option]
         if self.moves is not None:
-            self.moved_bytes += sign * self.moves.bytes_of(unit, choice)
-        self._index(unit, way, choice, sign)
-        for piece, first in zip(way.pieces, firsts_of(way, choice), strict=True):
+            self.moved_bytes += sign * self.moves.bytes_of(group, choice)
+        self._index(group, option, choice, sign)
+        for piece, first in zip(option.pieces, firsts_of(option, choice), strict=True):
             where = slice(first, first + piece.span)
             for cell in piece.cells:
                 self.loads.add(cell, first, sign)
@@ -171,14 +171,14 @@ class State:
                 self.offload_D[where] += sign * np.array(piece.offload_K)[self._costs.kind_of_D[where]]
             self.replicated_values += sign * piece.values
 
-    def _index(self, unit: int, way: Way, choice: Choice, sign: int) -> None:
-        """Remembers where a unit lives, or forgets it."""
-        units_at = self.units_at[way.span]
+    def _index(self, group: int, option: ShardingOption, choice: Choice, sign: int) -> None:
+        """Remembers where a group lives, or forgets it."""
+        groups_at = self.groups_at[option.span]
         for place in choice.places:
             if sign > 0:
-                units_at[place].add(unit)
+                groups_at[place].add(group)
             else:
-                units_at[place].discard(unit)
+                groups_at[place].discard(group)
 
     # Costs ------------------------------------------------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ class State:
         volumes = Volumes.of(np.maximum(volumes_VND, 0.0), values_N)
         total_ND = compute_ND + exchanged_ms(self.task, volumes, self._costs.links)
         if self.task.num_devices > 1:
-            total_ND += self.options.latency_ms(users_NC > 0)[:, None]
+            total_ND += self.space.latency_ms(users_NC > 0)[:, None]
         if values_N.any():
             kinds = [kind.bytes_per_ns for kind in self._costs.kinds]
             per_kind = np.stack([dense_ms(values_N, one, self.task.optimizer) for one in kinds])
@@ -219,7 +219,7 @@ class State:
     def _fits(self, used_3ND: Indices) -> npt.NDArray[np.bool_]:
         """[N] whether the memory of devices, of their hosts and of the SSDs suffices."""
         machine = self.task.machine
-        fits_N = (used_3ND[0] <= self.options.room_D).all(axis=-1)
+        fits_N = (used_3ND[0] <= self.space.room_D).all(axis=-1)
         if used_3ND[1:].any():
             for used_ND, rooms in zip(used_3ND[1:], (machine.host_bytes, machine.ssd_bytes), strict=True):
                 by_host = used_ND.reshape(len(used_ND), machine.num_nodes, -1).sum(axis=-1)
@@ -232,16 +232,16 @@ class State:
         """What changes add and take away."""
         rows: list[tuple[int, int, int, int]] = []
         for number, change in enumerate(changes):
-            for unit, choice in change:
-                for one, sign in ((self.choices[unit], -1), (choice, 1)):
-                    way = self.options.units[unit].ways[one.way]
-                    for piece, first in zip(way.pieces, firsts_of(way, one), strict=True):
+            for group, choice in change:
+                for one, sign in ((self.choices[group], -1), (choice, 1)):
+                    option = self.space.groups[group].options[one.option]
+                    for piece, first in zip(option.pieces, firsts_of(option, one), strict=True):
                         rows.append((number, piece.number, first, sign))
         return PieceChanges(*np.array(rows, dtype=np.int64).reshape(-1, 4).T)
 
     def after(self, pieces: PieceChanges, count: int) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
         """[N, D] times of devices after each of so many changes, by itself, and [N] whether the memory suffices."""
-        arrays, devices = self.options.piece_arrays, self.task.num_devices
+        arrays, devices = self.space.piece_arrays, self.task.num_devices
         on_each = arrays.on_each_device(pieces)
         piece_F, at_F = on_each.piece_E, on_each.change_E * devices + on_each.device_E
 
@@ -270,7 +270,7 @@ class State:
 
     def parts(self) -> tuple[TablePart, ...]:
         """The placement, table after table."""
-        return parts_of(self.options, self.choices)
+        return parts_of(self.space, self.choices)
 
 
 def scores_of(device_ms: FloatArray) -> FloatArray:
@@ -282,82 +282,82 @@ def scores_of(device_ms: FloatArray) -> FloatArray:
     return np.asarray(slowest * (1 + 0.02 * ratios.mean(axis=-1)))
 
 
-def firsts_of(way: Way, choice: Choice) -> Sequence[int]:
+def firsts_of(option: ShardingOption, choice: Choice) -> Sequence[int]:
     """The first device of each piece."""
-    return choice.places if way.span == 1 else [place * way.span for place in choice.places]
+    return choice.places if option.span == 1 else [place * option.span for place in choice.places]
 
 
-def parts_of(options: Options, choices: Sequence[Choice]) -> tuple[TablePart, ...]:
+def parts_of(space: SearchSpace, choices: Sequence[Choice]) -> tuple[TablePart, ...]:
     """The parts that choices stand for, in the order of the task's tables."""
     found: dict[int, Sequence[TablePart]] = {}
     for number, choice in enumerate(choices):
-        found.update(parts_of_unit(options, number, choice))
-    return tuple(part for position in range(len(options.task.tables)) for part in found[position])
+        found.update(parts_of_group(space, number, choice))
+    return tuple(part for position in range(len(space.task.tables)) for part in found[position])
 
 
-def parts_of_unit(options: Options, number: int, choice: Choice) -> dict[int, list[TablePart]]:
-    """The parts of each table of a unit, by the table's position, in the order of columns, then rows."""
-    task, unit = options.task, options.units[number]
-    way = unit.ways[choice.way]
+def parts_of_group(space: SearchSpace, number: int, choice: Choice) -> dict[int, list[TablePart]]:
+    """The parts of each table of a group, by the table's position, in the order of columns, then rows."""
+    task, group = space.task, space.groups[number]
+    option = group.options[choice.option]
     found: dict[int, list[TablePart]] = {}
-    for position in unit.tables:
+    for position in group.tables:
         table = task.tables[position]
         rows = Span(0, table.num_rows)
         own = found.setdefault(position, [])
-        if TYPES[way.sharding_type].is_replicated:
+        if TYPES[option.sharding_type].is_replicated:
             own.append(whole_part(table, tuple(range(task.num_devices))))
             continue
-        widths = [piece.columns for piece in way.pieces] if len(unit.tables) == 1 else [table.embedding_dim]
+        widths = [piece.columns for piece in option.pieces] if len(group.tables) == 1 else [table.embedding_dim]
         stop = 0
-        for first, width in zip(firsts_of(way, choice), widths, strict=True):
+        for first, width in zip(firsts_of(option, choice), widths, strict=True):
             columns, stop = Span(stop, stop + width), stop + width
-            if way.span == 1:
-                own.append(TablePart(table.name, rows, columns, (first,), way.storage))
+            if option.span == 1:
+                own.append(TablePart(table.name, rows, columns, (first,), option.storage))
                 continue
-            devices = range(first, first + way.span)
-            cut = zip(row_spans(table, way.span), devices, strict=False)  # the last devices may have no rows
-            own.extend(TablePart(table.name, span, columns, (device,), way.storage) for span, device in cut)
+            devices = range(first, first + option.span)
+            cut = zip(row_spans(table, option.span), devices, strict=False)  # the last devices may have no rows
+            own.extend(TablePart(table.name, span, columns, (device,), option.storage) for span, device in cut)
     return found
 
 
-def choices_of(options: Options, parts: Sequence[TablePart]) -> list[Choice] | None:
-    """The choices that stand for a placement; None where a table is sharded in a way that the options do not have.
+def choices_of(space: SearchSpace, parts: Sequence[TablePart]) -> list[Choice] | None:
+    """The choices that stand for a placement; None where a table is sharded as no option of the space says.
 
     Rows that are cut unevenly are taken for even ones.
     """
-    by_table = parts_by_table(options.task, parts)
+    by_table = parts_by_table(space.task, parts)
     found = []
-    for number, unit in enumerate(options.units):
-        choice = choice_like(options, number, by_table[options.task.tables[unit.tables[0]].name])
+    for number, group in enumerate(space.groups):
+        choice = choice_like(space, number, by_table[space.task.tables[group.tables[0]].name])
         if choice is None:
             return None
         found.append(choice)
     return found
 
 
-def choice_like(options: Options, number: int, of_table: Sequence[TablePart]) -> Choice | None:
-    """The choice of a unit whose first table has these parts, by columns and rows; None as in ``choices_of``."""
-    task, machine, unit = options.task, options.task.machine, options.units[number]
-    way_name = sharding_type(of_table, task.tables[unit.tables[0]], machine)
-    span = TYPES[way_name].span(machine)
+def choice_like(space: SearchSpace, number: int, of_table: Sequence[TablePart]) -> Choice | None:
+    """The choice of a group whose first table has these parts, by columns and rows; None as in ``choices_of``."""
+    task, machine, group = space.task, space.task.machine, space.groups[number]
+    option_name = sharding_type(of_table, task.tables[group.tables[0]], machine)
+    span = TYPES[option_name].span(machine)
     places = {part.columns: part.devices[0] // span for part in of_table}
-    way = _way_like(options, number, way_name, [columns.size for columns in places], of_table[0].storage)
-    return None if way is None else Choice(way, tuple(places.values()))
+    option = _option_like(space, number, option_name, [columns.size for columns in places], of_table[0].storage)
+    return None if option is None else Choice(option, tuple(places.values()))
 
 
-def _way_like(options: Options, unit: int, name: str, widths: Sequence[int], storage: Storage) -> int | None:
-    """The number of a unit's way of this type, storage and these widths, in this order; a new one where it has none.
+def _option_like(space: SearchSpace, group: int, name: str, widths: Sequence[int], storage: Storage) -> int | None:
+    """The number of a group's option of this type, storage and widths, in this order; a new one where it has none.
 
     A new one is of rows that stay together, or kept outside of device memory.
     """
-    own = options.units[unit]
-    named = options.usual_name(own.tables[0], name)
-    for number, way in enumerate(own.ways):
-        same = len(own.tables) > 1 or [one.columns for one in way.pieces] == list(widths)
-        if same and way.sharding_type == named and way.storage == storage:
+    own = space.groups[group]
+    named = space.usual_name(own.tables[0], name)
+    for number, option in enumerate(own.options):
+        same = len(own.tables) > 1 or [one.columns for one in option.pieces] == list(widths)
+        if same and option.sharding_type == named and option.storage == storage:
             return number
     stays = not (TYPES[name].cuts_rows or TYPES[name].is_replicated)
-    if not own.ways or len(own.tables) > 1 or not (stays or storage != ON_DEVICE):
+    if not own.options or len(own.tables) > 1 or not (stays or storage != ON_DEVICE):
         return None
-    options.add_ways(unit, [options.way_of(unit, named, widths, storage)])
-    return len(options.units[unit].ways) - 1
+    space.add_options(group, [space.option_of(group, named, widths, storage)])
+    return len(space.groups[group].options) - 1

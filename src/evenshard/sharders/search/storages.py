@@ -7,7 +7,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from evenshard.sharders.search.pieces import Pieces
-from evenshard.sharders.search.sharding_option import Way
+from evenshard.sharders.search.sharding_option import ShardingOption
 from evenshard.sharders.search.state import Choice, State
 
 TRIED_STORAGES = 8
@@ -17,52 +17,54 @@ MOST_FASTER, MOST_INSTEAD = 16, 3
 
 
 class _OtherStorage(NamedTuple):
-    """Another storage of a unit where it is: what its device saves, ms, and what it takes more of its memory."""
+    """Another storage of a group where it is: what its device saves, ms, and what it takes more of its memory."""
 
-    unit: int
+    group: int
     choice: Choice
     gain_ms: float
     taken_bytes: int
 
 
-def other_storages(pieces: Pieces, state: State, slow: int, units: Sequence[int]) -> Iterator[list[tuple[int, Choice]]]:
+def other_storages(
+    pieces: Pieces, state: State, slow: int, groups: Sequence[int]
+) -> Iterator[list[tuple[int, Choice]]]:
     """Tables of the slow device with more of them in device memory; where it is full, in exchange for others."""
-    if not pieces.options.offloads:
+    if not pieces.space.offloads:
         return
     free_D = pieces.room_D - state.used_3D[0]
-    kept = [one for unit in units for one in _kept_otherwise(pieces, state, unit, slow)]
+    kept = [one for group in groups for one in _kept_otherwise(pieces, state, group, slow)]
     faster = sorted((one for one in kept if one.gain_ms > 0), key=lambda one: -one.gain_ms)[:MOST_FASTER]
     smaller = sorted((one for one in kept if one.taken_bytes < 0), key=lambda one: -one.gain_ms)
     found = []
     for one in faster:
-        missing = max(one.taken_bytes - int(free_D[where].min()) for where, _ in pieces.of_unit(state, one.unit))
+        missing = max(one.taken_bytes - int(free_D[where].min()) for where, _ in pieces.of_group(state, one.group))
         if missing <= 0:
-            found.append((one.gain_ms, [(one.unit, one.choice)]))
+            found.append((one.gain_ms, [(one.group, one.choice)]))
             continue
-        instead = (other for other in smaller if other.unit != one.unit and -other.taken_bytes >= missing)
+        instead = (other for other in smaller if other.group != one.group and -other.taken_bytes >= missing)
         for other in islice(instead, MOST_INSTEAD):
-            changes = [(other.unit, other.choice), (one.unit, one.choice)]
+            changes = [(other.group, other.choice), (one.group, one.choice)]
             found.append((one.gain_ms + other.gain_ms, changes))
     found.sort(key=lambda one: -one[0])
     yield from (changes for gain_ms, changes in found[:TRIED_STORAGES] if gain_ms > 0)
 
 
-def _kept_otherwise(pieces: Pieces, state: State, unit: int, device: int) -> Iterator[_OtherStorage]:
-    """The other storages of a unit, sharded and placed as it is."""
-    way, choice = state.way(unit), state.choices[unit]
-    at = choice.places.index(device) if way.span == 1 else 0
+def _kept_otherwise(pieces: Pieces, state: State, group: int, device: int) -> Iterator[_OtherStorage]:
+    """The other storages of a group, sharded and placed as it is."""
+    option, choice = state.option(group), state.choices[group]
+    at = choice.places.index(device) if option.span == 1 else 0
     kind = int(pieces.costs.kind_of_D[device])
-    now = way.pieces[at]
-    for number, other in enumerate(pieces.options.units[unit].ways):
-        if other.storage != way.storage and _shape(other) == _shape(way):
+    now = option.pieces[at]
+    for number, other in enumerate(pieces.space.groups[group].options):
+        if other.storage != option.storage and _shape(other) == _shape(option):
             then = other.pieces[at]
             gain_ms = (now.offload_K[kind] if now.offload_K else 0.0) - (
                 then.offload_K[kind] if then.offload_K else 0.0
             )
             taken = then.size_bytes - now.size_bytes
-            yield _OtherStorage(unit, Choice(number, choice.places), gain_ms, taken)
+            yield _OtherStorage(group, Choice(number, choice.places), gain_ms, taken)
 
 
-def _shape(way: Way) -> tuple[str, tuple[int, ...]]:
-    """A way without its storage."""
-    return way.sharding_type, tuple(piece.columns for piece in way.pieces)
+def _shape(option: ShardingOption) -> tuple[str, tuple[int, ...]]:
+    """An option without its storage."""
+    return option.sharding_type, tuple(piece.columns for piece in option.pieces)

@@ -21,7 +21,7 @@ class UsualCuts:
     """Puts usual cuts in the place of others.
 
     Args:
-        changes: knows where the pieces of another way would live.
+        changes: knows where the pieces of another option would live.
         improve: makes a state better, by a few changes.
     """
 
@@ -32,17 +32,17 @@ class UsualCuts:
         """Changes the state: all odd cuts at once where the cost stays below this, else one after the other."""
         self._changes.usual_cuts_only = True
         try:
-            odd = _odd_units(state)
+            odd = _odd_groups(state)
             if not self._kept(state, odd, most_ms) and len(odd) > 1:
-                for unit in odd:
-                    self._kept(state, [unit], most_ms)
+                for group in odd:
+                    self._kept(state, [group], most_ms)
         finally:
             self._changes.usual_cuts_only = False
 
-    def _kept(self, state: State, units: Sequence[int], most_ms: float) -> bool:
-        """Whether these units could be cut as usual at this cost; where not, the state is as before."""
+    def _kept(self, state: State, groups: Sequence[int], most_ms: float) -> bool:
+        """Whether these groups could be cut as usual at this cost; where not, the state is as before."""
         trial = state.copy()
-        if not all([self._replaced(trial, unit) for unit in units]):
+        if not all([self._replaced(trial, group) for group in groups]):
             return False
         if trial.cost_ms > most_ms:
             self._improve(trial)
@@ -51,35 +51,35 @@ class UsualCuts:
         state.become(trial)
         return True
 
-    def _replaced(self, state: State, unit: int) -> bool:
-        """Cuts a unit as usual, in the way that costs least; False where no such way has a place."""
-        choices = list(self._choices(state, unit))
+    def _replaced(self, state: State, group: int) -> bool:
+        """Cuts a group as usual, with the option that costs least; False where no such option has a place."""
+        choices = list(self._choices(state, group))
         if not choices:
             return False
-        scores_N = self._changes.scores(state, [[(unit, choice)] for choice in choices])
+        scores_N = self._changes.scores(state, [[(group, choice)] for choice in choices])
         best = int(scores_N.argmin())
         if np.isinf(scores_N[best]):
             return False
-        state.replace(unit, choices[best])
+        state.replace(group, choices[best])
         return True
 
-    def _choices(self, state: State, unit: int) -> Iterator[Choice]:
-        """A unit in each usual way that is like its own but for the columns."""
-        own, (without_D,) = state.way(unit), self._changes.without(state, [unit])
+    def _choices(self, state: State, group: int) -> Iterator[Choice]:
+        """A group with each usual option that is like its own but for the columns."""
+        own, (without_D,) = state.option(group), self._changes.without(state, [group])
         numbers = [
             number
-            for number, way in enumerate(self._changes.pieces.options.units[unit].ways)
-            if way.span == own.span and way.storage == own.storage and way.is_usual
+            for number, option in enumerate(self._changes.pieces.space.groups[group].options)
+            if option.span == own.span and option.storage == own.storage and option.is_usual
         ]
-        for choice in self._changes.choices_in(state, unit, numbers, without_D):
-            if self._changes.pieces.keeps_apart(state, unit, choice):
+        for choice in self._changes.choices_in(state, group, numbers, without_D):
+            if self._changes.pieces.keeps_apart(state, group, choice):
                 yield choice
 
 
 def num_odd_cuts(state: State) -> int:
-    """Units that are cut otherwise."""
-    return len(_odd_units(state))
+    """Groups that are cut otherwise."""
+    return len(_odd_groups(state))
 
 
-def _odd_units(state: State) -> list[int]:
-    return [unit for unit in range(len(state.choices)) if not state.way(unit).is_usual]
+def _odd_groups(state: State) -> list[int]:
+    return [group for group in range(len(state.choices)) if not state.option(group).is_usual]

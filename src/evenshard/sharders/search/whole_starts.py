@@ -1,9 +1,9 @@
-"""Starts in which every table is whole: unit after unit goes to the device that stays the fastest with it.
+"""Starts in which every table is whole: group after group goes to the device that stays the fastest with it.
 
 That is done once freely, and once for each way to keep the rows of some devices below a pass of the sort: such a device
 sorts its indices faster, but no single change leads there, as all its large tables would have to leave at once.
 
-Legend: S starts, U units, D devices, H columns of what is looked up.
+Legend: S starts, G groups, D devices, H columns of what is looked up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from evenshard.measure.price.device_price import DevicePrice, alone_ms
 from evenshard.measure.simulated.device_model import ROW_LIMITS
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.sharders.search.sharding_option import Piece
-from evenshard.sharders.search.space import Options
+from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.state import Choice
 from evenshard.tables.reuse import FloatArray
 
@@ -29,64 +29,66 @@ MOST_WHOLE_STARTS = 6
 """Starts that are given back."""
 
 
-def whole_starts(options: Options) -> list[list[Choice]]:
+def whole_starts(space: SearchSpace) -> list[list[Choice]]:
     """The best of these starts; none where tables stay apart, may not be whole, or devices are of several kinds.
 
     A device's tables are priced as if one kernel call looked up all of them.
     """
-    task, costs = options.task, options.costs
+    task, costs = space.task, space.costs
     numbers = [
-        next((at for at, way in enumerate(unit.ways) if way.sharding_type == TABLE_WISE), None)
-        for unit in options.units
+        next((at for at, option in enumerate(group.options) if option.sharding_type == TABLE_WISE), None)
+        for group in space.groups
     ]
     if len(costs.kinds) > 1 or task.apart or any(number is None for number in numbers):
         return []
-    ways_U = [int(number or 0) for number in numbers]
-    pieces = [unit.ways[number].pieces[0] for unit, number in zip(options.units, ways_U, strict=True)]
+    options_G = [int(number or 0) for number in numbers]
+    pieces = [group.options[number].pieces[0] for group, number in zip(space.groups, options_G, strict=True)]
     if any(piece.offload_K for piece in pieces):
         return []
-    columns_UH = np.array([_columns(options, piece) for piece in pieces])
-    rows_U = np.array([sum(task.tables[at].num_rows for at in unit.tables) for unit in options.units], dtype=np.float64)
-    exchange_U = np.array([piece.volume_V for piece in pieces]) @ costs.exchange_slopes[0]
-    alone_U = alone_ms(costs.prices[0], columns_UH) + exchange_U
-    allowed_SUD, most_rows_SD = row_splits(rows_U, alone_U, task.num_devices, SORT_LIMITS, MOST_SPLITS)
-    for unit, own in enumerate(options.units):
+    columns_GH = np.array([_columns(space, piece) for piece in pieces])
+    rows_G = np.array(
+        [sum(task.tables[at].num_rows for at in group.tables) for group in space.groups], dtype=np.float64
+    )
+    exchange_G = np.array([piece.volume_V for piece in pieces]) @ costs.exchange_slopes[0]
+    alone_G = alone_ms(costs.prices[0], columns_GH) + exchange_G
+    allowed_SGD, most_rows_SD = row_splits(rows_G, alone_G, task.num_devices, SORT_LIMITS, MOST_SPLITS)
+    for group, own in enumerate(space.groups):
         if own.allowed_D is not None:
-            allowed_SUD[:, unit] &= own.allowed_D
+            allowed_SGD[:, group] &= own.allowed_D
     # Those that may not go everywhere come first, the costliest first among equals.
-    bound_U = np.array([own.allowed_D is not None for own in options.units])
-    found_SU = np.full(allowed_SUD.shape[:2], -1)
-    sums_SDH = np.zeros((len(allowed_SUD), task.num_devices, columns_UH.shape[1]), dtype=columns_UH.dtype)
+    bound_G = np.array([own.allowed_D is not None for own in space.groups])
+    found_SG = np.full(allowed_SGD.shape[:2], -1)
+    sums_SDH = np.zeros((len(allowed_SGD), task.num_devices, columns_GH.shape[1]), dtype=columns_GH.dtype)
     exchange_SD, rows_SD = np.zeros(sums_SDH.shape[:2]), np.zeros(sums_SDH.shape[:2])
-    free_SD = np.repeat(options.room_D[None], len(allowed_SUD), axis=0)
-    ms_SD, start_S = np.zeros(sums_SDH.shape[:2]), np.arange(len(allowed_SUD))
-    for unit in np.lexsort((-alone_U, ~bound_U)).tolist():
-        with_SDH = _with(costs.prices[0], sums_SDH, columns_UH[unit])
+    free_SD = np.repeat(space.room_D[None], len(allowed_SGD), axis=0)
+    ms_SD, start_S = np.zeros(sums_SDH.shape[:2]), np.arange(len(allowed_SGD))
+    for group in np.lexsort((-alone_G, ~bound_G)).tolist():
+        with_SDH = _with(costs.prices[0], sums_SDH, columns_GH[group])
         with_SD = alone_ms(costs.prices[0], with_SDH.reshape(-1, with_SDH.shape[2])).reshape(ms_SD.shape)
-        with_SD = with_SD + exchange_SD + exchange_U[unit]
-        legal_SD = allowed_SUD[:, unit] & (free_SD >= pieces[unit].size_bytes)
-        legal_SD &= rows_SD + rows_U[unit] <= most_rows_SD
+        with_SD = with_SD + exchange_SD + exchange_G[group]
+        legal_SD = allowed_SGD[:, group] & (free_SD >= pieces[group].size_bytes)
+        legal_SD &= rows_SD + rows_G[group] <= most_rows_SD
         device_S = np.where(legal_SD, with_SD, np.inf).argmin(axis=1)
-        found_SU[:, unit] = np.where(legal_SD.any(axis=1), device_S, -1)
+        found_SG[:, group] = np.where(legal_SD.any(axis=1), device_S, -1)
         sums_SDH[start_S, device_S] = with_SDH[start_S, device_S]
         ms_SD[start_S, device_S] = with_SD[start_S, device_S]
-        exchange_SD[start_S, device_S] += exchange_U[unit]
-        rows_SD[start_S, device_S] += rows_U[unit]
-        free_SD[start_S, device_S] -= pieces[unit].size_bytes
-    is_whole_S = (found_SU >= 0).all(axis=1)
+        exchange_SD[start_S, device_S] += exchange_G[group]
+        rows_SD[start_S, device_S] += rows_G[group]
+        free_SD[start_S, device_S] -= pieces[group].size_bytes
+    is_whole_S = (found_SG >= 0).all(axis=1)
     order = sorted(np.flatnonzero(is_whole_S).tolist(), key=lambda start: float(ms_SD[start].max()))
-    chosen = dict.fromkeys(tuple(found_SU[start].tolist()) for start in order)
+    chosen = dict.fromkeys(tuple(found_SG[start].tolist()) for start in order)
     return [
-        [Choice(number, (device,)) for number, device in zip(ways_U, devices, strict=True)]
+        [Choice(number, (device,)) for number, device in zip(options_G, devices, strict=True)]
         for devices in list(chosen)[:MOST_WHOLE_STARTS]
     ]
 
 
-def _columns(options: Options, piece: Piece) -> FloatArray:
+def _columns(space: SearchSpace, piece: Piece) -> FloatArray:
     """[H] the columns of all that a piece looks up, on the only kind of device."""
-    found_H = np.zeros_like(options.lookups.columns_KPH[0][0])
+    found_H = np.zeros_like(space.lookups.columns_KPH[0][0])
     for _, row in piece.cells:
-        found_H = _with(options.costs.prices[0], found_H, options.lookups.columns_KPH[0][row])
+        found_H = _with(space.costs.prices[0], found_H, space.lookups.columns_KPH[0][row])
     return np.asarray(found_H)
 
 
@@ -99,32 +101,32 @@ def _with(price: DevicePrice, sums: FloatArray, columns_H: FloatArray) -> FloatA
 
 
 def row_splits(
-    rows_U: FloatArray, alone_U: FloatArray, num_devices: int, limits: Sequence[float], most_splits: int
+    rows_G: FloatArray, alone_G: FloatArray, num_devices: int, limits: Sequence[float], most_splits: int
 ) -> tuple[npt.NDArray[np.bool_], FloatArray]:
-    """[S, U, D] which units may go to which devices, and [S, D] the rows that each may hold.
+    """[S, U, D] which groups may go to which devices, and [S, D] the rows that each may hold.
 
-    The first start is free. In the others the last devices hold few rows: kept off them are the units of many rows, or
+    The first start is free. In the others the last devices hold few rows: kept off them are the groups of many rows, or
     of many rows for their time, as far as these devices cannot hold them together.
 
     Args:
-        rows_U: rows of each unit.
-        alone_U: its time on a device of its own.
+        rows_G: rows of each group.
+        alone_G: its time on a device of its own.
         num_devices: D.
         limits: rows of a device up to which its sort takes no further pass.
         most_splits: numbers of devices with few rows that are tried, for each limit and criterion.
     """
-    allowed = [np.ones((len(rows_U), num_devices), dtype=bool)]
+    allowed = [np.ones((len(rows_G), num_devices), dtype=bool)]
     most_rows = [np.full(num_devices, np.inf)]
     for limit in limits:
-        if rows_U.sum() <= limit:
+        if rows_G.sum() <= limit:
             continue
-        for criterion_U in (rows_U, rows_U / alone_U):
-            order_U = np.argsort(criterion_U, kind="stable")
-            total_U = np.cumsum(rows_U[order_U])
+        for criterion_G in (rows_G, rows_G / alone_G):
+            order_G = np.argsort(criterion_G, kind="stable")
+            total_G = np.cumsum(rows_G[order_G])
             for number in np.linspace(1, num_devices, min(num_devices, most_splits)).round().astype(int).tolist():
                 few_D = np.arange(num_devices) >= num_devices - number
-                kept_off_U = np.zeros(len(rows_U), dtype=bool)
-                kept_off_U[order_U[total_U >= number * limit]] = True
-                allowed.append(~(kept_off_U[:, None] & few_D))
+                kept_off_G = np.zeros(len(rows_G), dtype=bool)
+                kept_off_G[order_G[total_G >= number * limit]] = True
+                allowed.append(~(kept_off_G[:, None] & few_D))
                 most_rows.append(np.where(few_D, limit, np.inf))
     return np.stack(allowed), np.stack(most_rows)
