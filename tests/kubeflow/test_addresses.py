@@ -57,6 +57,7 @@ def the_run() -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_place_reads_tables_and_a_model(at: str) -> None:
     upload(LEARNED, f"{at}/model")
     words = ["pipeline", "run", "--pipeline", "place", "--set", f"tables={at}/tables.csv"]

@@ -458,7 +458,7 @@ def torchrun(num_processes: int, out: Path, scenario: str) -> subprocess.Complet
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def notes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What came out of a session, on 2 and on 4 ranks of two nodes."""
     out = tmp_path_factory.mktemp(f"parts{request.param}")
@@ -528,6 +528,7 @@ def test_bad_input_is_one_line(notes: dict[str, Any], name: str, kind: type, mes
     assert type(notes[name]) is kind and message in str(notes[name]) and "\n" not in str(notes[name])
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_the_run(tmp_path: Path) -> None:
     done = torchrun(4, tmp_path, "die")
     assert done.returncode != 0

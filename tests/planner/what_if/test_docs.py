@@ -48,6 +48,7 @@ def test_in_python() -> None:
     assert known["best"].option in known["found"].options
 
 
+@pytest.mark.slow
 def test_groups(capsys: pytest.CaptureFixture[str]) -> None:
     """Twelve searches, on up to 64 devices, take half a minute: they find what the page shows."""
     assert main(command(PAGE, "evenshard what-if mlperf_dlrm_v2 --hardware h100 --devices 64")) == 0
