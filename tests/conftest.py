@@ -15,6 +15,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadGroupScheduling
 
 from support import servers
+from support.effort import FULL, LITTLE, search_with
 from support.loops import Loop, run_at_once
 from support.repository import ROOT
 
@@ -95,6 +96,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("s3"))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    search_with(FULL if item.get_closest_marker("full_search") else LITTLE)
 
 
 def pytest_collection_finish() -> None:

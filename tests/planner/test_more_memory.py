@@ -21,7 +21,7 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.models import PlacementModel
 from evenshard.utils.errors import InfeasibleTask
 from support.builders import table
-from support.request_builders import LITTLE
+from support.effort import LITTLE
 
 GB = 2**30
 CONFIG = PlaceConfig(LITTLE)

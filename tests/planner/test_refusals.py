@@ -28,10 +28,11 @@ from evenshard.sharders.plan_search.search import PlanSearchEffort
 from evenshard.sharders.room.legal_parts import legal_parts
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
+from support.effort import LITTLE
 from support.legal_placements import legal_placement
 from support.random_requests import random_request
 from support.repository import ROOT
-from support.request_builders import LITTLE, request, untrained
+from support.request_builders import request, untrained
 
 REPRO = ROOT.parent / "shared" / "repro"
 LINK = "infiniband_ndr"

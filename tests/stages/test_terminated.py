@@ -103,6 +103,7 @@ def test_sigterm_ends_the_run_as_killed_and_the_process_as_ever(
     assert not Path("costs.parquet").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.tracked
 def test_ctrl_c_ends_the_run_as_killed(client: Any) -> None:
     with running(["-m", "evenshard", *BENCHMARK], client) as process:

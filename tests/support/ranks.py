@@ -18,6 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from support.effort import LITTLE, search_with
 from support.patience import PATIENCE_S
 
 _FORKS = multiprocessing.get_context("forkserver")
@@ -34,7 +35,12 @@ _FORKS.set_forkserver_preload(
 
 
 def run_ranks(
-    process: Callable[[int, Path], Any], world_size: int, out: Path, flags: Sequence[str] = (), **env: str
+    process: Callable[[int, Path], Any],
+    world_size: int,
+    out: Path,
+    flags: Sequence[str] = (),
+    join: bool = True,
+    **env: str,
 ) -> list[Any]:
     """Runs a function on all ranks at once, with a process group of gloo between them.
 
@@ -43,6 +49,7 @@ def run_ranks(
         world_size: number of ranks.
         out: folder that they share.
         flags: of python; ranks that have any are forks of a process of their own.
+        join: whether the ranks are in a process group; otherwise the function makes one.
         env: more of the environment.
 
     Returns:
@@ -50,17 +57,18 @@ def run_ranks(
     """
     named = (process.__module__, inspect.getfile(process), process.__name__)
     if flags:
+        assert join
         command = [sys.executable, *flags, "-m", "support.ranks", *named, str(world_size), str(out)]
         done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     else:
-        _launch(*named, world_size, out, env)
+        _launch(*named, world_size, out, join, env)
     return [pickle.loads(_notes(out, rank).read_bytes()) for rank in range(world_size)]
 
 
-def _launch(module: str, file: str, name: str, world_size: int, out: Path, env: Mapping[str, str]) -> None:
+def _launch(module: str, file: str, name: str, world_size: int, out: Path, join: bool, env: Mapping[str, str]) -> None:
     ranks = [
-        _FORKS.Process(target=_rank, args=(module, file, name, rank, world_size, out, env))
+        _FORKS.Process(target=_rank, args=(module, file, name, rank, world_size, out, join, env))
         for rank in range(world_size)
     ]
     for one in ranks:
@@ -76,7 +84,9 @@ def _launch(module: str, file: str, name: str, world_size: int, out: Path, env: 
             one.join()
 
 
-def _rank(module: str, file: str, name: str, rank: int, world_size: int, out: Path, env: Mapping[str, str]) -> None:
+def _rank(
+    module: str, file: str, name: str, rank: int, world_size: int, out: Path, join: bool, env: Mapping[str, str]
+) -> None:
     """One of the ranks. It knows the test's file by the name that pytest gave it, so that both read pickles."""
     said = os.open(_said(out, rank), os.O_WRONLY | os.O_CREAT)
     os.dup2(said, 1)
@@ -85,16 +95,19 @@ def _rank(module: str, file: str, name: str, rank: int, world_size: int, out: Pa
     import torch.distributed as dist
 
     os.environ.update(env)
+    search_with(LITTLE)
     torch.set_num_threads(1)
-    store, patience = f"file://{out}/store", timedelta(seconds=PATIENCE_S)
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size, timeout=patience)
+    if join:
+        store, patience = f"file://{out}/store", timedelta(seconds=PATIENCE_S)
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size, timeout=patience)
     spec = importlib.util.spec_from_file_location(module, file)
     assert spec is not None and spec.loader is not None
     sys.modules[module] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[module])
     notes = getattr(sys.modules[module], name)(rank, out)
     _notes(out, rank).write_bytes(pickle.dumps(notes))
-    dist.destroy_process_group()
+    if join:
+        dist.destroy_process_group()
 
 
 def _said(out: Path, rank: int) -> Path:
@@ -106,4 +119,4 @@ def _notes(out: Path, rank: int) -> Path:
 
 
 if __name__ == "__main__":
-    _launch(*sys.argv[1:4], int(sys.argv[4]), Path(sys.argv[5]), {})
+    _launch(*sys.argv[1:4], int(sys.argv[4]), Path(sys.argv[5]), True, {})
