@@ -36,7 +36,7 @@ from support.request_builders import request, untrained
 
 REPRO = ROOT.parent / "shared" / "repro"
 LINK = "infiniband_ndr"
-SAMPLE, BATCHES, BATCH = 60, 20, 100
+SAMPLE, BATCHES, BATCH = 20, 20, 100
 
 
 def answer(asked: PlacementRequest, effort: PlanSearchEffort = LITTLE) -> PlacementAnswer:
