@@ -38,7 +38,8 @@ run: setup
 	@echo "Up to date: reports/table.txt, reports/metrics.json, reports/evaluation.csv, reports/*.png"
 
 # One process for each core; a file's tests run in one of them, and so do all that share a server.
-PYTEST = PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
+PYTEST = PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest \
+    --numprocesses logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
 
 # What runs in process, and one of each kind of program: a training on several ranks, a server, a pipeline, a wheel.
 test: setup
@@ -81,7 +82,8 @@ test-floors:
 	$(FLOORS)/bin/python -m pip install --quiet --constraint $(FLOORS)/floors.txt --editable '.[exact,parquet,torchrec]' \
 	    hypothesis jsonschema pandas pytest pytest-xdist
 	$(FLOORS)/bin/python -m pip install --quiet --no-deps 'torchrec==1.1.*' 'fbgemm-gpu-cpu==1.1.*'
-	@$(FLOORS)/bin/python -m pytest -m 'not containers' --override-ini filterwarnings= tests/tables tests/placement tests/sharders tests/planner \
+	@$(FLOORS)/bin/python -m pytest -m 'not containers' --override-ini filterwarnings= \
+	    tests/tables tests/placement tests/sharders tests/planner \
 	    --ignore tests/planner/test_lineage.py --ignore tests/planner/test_model.py -k "not served_model"
 
 check: setup
