@@ -12,6 +12,8 @@ import evenshard
 from evenshard.cli import main
 from support.documented import command, shown, snippet, stands_there
 
+pytestmark = pytest.mark.full_search
+
 PAGE = "docs/place.md"
 
 
