@@ -18,7 +18,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from support.effort import LITTLE, search_with
 from support.patience import PATIENCE_S
 
 _FORKS = multiprocessing.get_context("forkserver")
@@ -95,7 +94,6 @@ def _rank(
     import torch.distributed as dist
 
     os.environ.update(env)
-    search_with(LITTLE)
     torch.set_num_threads(1)
     if join:
         store, patience = f"file://{out}/store", timedelta(seconds=PATIENCE_S)
