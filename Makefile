@@ -37,13 +37,17 @@ run: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dvc repro --quiet
 	@echo "Up to date: reports/table.txt, reports/metrics.json, reports/evaluation.csv, reports/*.png"
 
-PYTEST = PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
-test: setup
-	@$(PYTEST) --numprocesses 4 --dist loadscope --no-loadscope-reorder
+# One process for each core; a file's tests run in one of them, and so do all that share a server.
+PYTEST = PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest \
+    --numprocesses logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
 
-# The tests that take minutes, too: what is tried at random, many times. Theirs are spread one by one.
-test-all: test
-	@$(PYTEST) --numprocesses 4 -m slow
+# What runs in process, and one of each kind of program: a training on several ranks, a server, a pipeline, a wheel.
+test: setup
+	@$(PYTEST)
+
+# All tests, with those that are marked slow, but not those of the image.
+test-all: setup
+	@$(PYTEST) -m 'not containers'
 
 # Spoilt inputs for everything that reads what others wrote: make fuzz FUZZ=2000. What fails stays in work/fuzz.
 FUZZ ?= 100000
@@ -61,7 +65,7 @@ TORCHREC ?= work/torchrec-$(TORCHREC_VERSION)
 TORCHREC_TESTS ?= tests/planner/torchrec/drop_in tests/planner/torchrec/test_cpu_job.py
 test-torchrec: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target $(TORCHREC) 'torchrec==$(TORCHREC_VERSION).*'
-	@PYTHONPATH="$(CURDIR)/$(TORCHREC)" $(BIN)/python -m pytest --numprocesses 0 --override-ini filterwarnings= $(TORCHREC_TESTS)
+	@PYTHONPATH="$(CURDIR)/$(TORCHREC)" $(BIN)/python -m pytest -m 'not containers' --override-ini filterwarnings= $(TORCHREC_TESTS)
 
 # TorchRec's own tests of its planner with EvenshardPlanner in its place. Its wheel has none: TORCHREC_REPO=path/to/a/checkout.
 TORCHREC_REPO ?=
@@ -76,9 +80,10 @@ test-floors:
 	$(PYTHON) -c 'import re; print(*(f"{name}=={floor}.*" for name, floor in \
 	    re.findall(r"\"([\w-]+)>=([\d.]+)\"", open("pyproject.toml").read())), sep="\n")' > $(FLOORS)/floors.txt
 	$(FLOORS)/bin/python -m pip install --quiet --constraint $(FLOORS)/floors.txt --editable '.[exact,parquet,torchrec]' \
-	    hypothesis jsonschema pandas pytest
+	    hypothesis jsonschema pandas pytest pytest-xdist
 	$(FLOORS)/bin/python -m pip install --quiet --no-deps 'torchrec==1.1.*' 'fbgemm-gpu-cpu==1.1.*'
-	@$(FLOORS)/bin/python -m pytest --override-ini filterwarnings= tests/tables tests/placement tests/sharders tests/planner \
+	@$(FLOORS)/bin/python -m pytest -m 'not containers' --override-ini filterwarnings= \
+	    tests/tables tests/placement tests/sharders tests/planner \
 	    --ignore tests/planner/test_lineage.py --ignore tests/planner/test_model.py -k "not served_model"
 
 check: setup

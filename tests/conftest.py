@@ -12,9 +12,10 @@ import pytest
 import torch
 import yaml
 from hypothesis import settings
-from xdist.scheduler import LoadScopeScheduling
+from xdist.scheduler import LoadGroupScheduling
 
 from support import servers
+from support.effort import FULL, LITTLE, search_with
 from support.loops import Loop, run_at_once
 from support.repository import ROOT
 
@@ -24,6 +25,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 # Tests run side by side, one process per core: more threads would only wait for each other.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 # A server that is away is tried once, but by the tests that are about waiting.
 os.environ["EVENSHARD_MLFLOW_PATIENCE"] = "0"
 # A busy machine is slow at random: no example of hypothesis is too slow.
@@ -86,33 +88,19 @@ def three_loops(mlflow_server: servers.MLflow, tmp_path_factory: pytest.TempPath
     return run_at_once(tmp_path_factory.mktemp("loops"), mlflow_server.url)
 
 
-SHARED = {
-    "mlflow": ("test_servers_mlflow.py", "test_mlflow_ui.py"),
-    "s3": ("test_s3.py", "test_servers_dvc.py", "test_addresses.py"),
-}
-"""Files whose tests share servers run in one process; each process starts its own."""
-SLOW = (
-    *SHARED["mlflow"],
-    "test_local.py",
-    "test_action.py",
-    "test_wheel.py",
-    "test_collective.py",
-    "test_running_jobs.py",
-    "test_export.py",
-    "test_place.py",
-    *SHARED["s3"],
-    "test_examples.py",
-    "test_parts.py",
-    "test_release.py",
-    "test_training.py",
-    "test_every_type.py",
-    "test_both_ways.py",
-)
-
-
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The slowest files come first, so that none of them is left at the end with one core idle."""
-    items.sort(key=lambda item: SLOW.index(item.path.name) if item.path.name in SLOW else len(SLOW))
+    """Tests that need the S3, or what stands on it, run in one process. Files with slow tests come first."""
+    for item in items:
+        if isinstance(item, pytest.Function) and "s3" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group("s3"))
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    search_with(FULL if item.get_closest_marker("full_search") else LITTLE)
 
 
 def pytest_collection_finish() -> None:
@@ -120,16 +108,15 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-class _Files(LoadScopeScheduling):  # type: ignore[misc]
+class _Files(LoadGroupScheduling):  # type: ignore[misc]
     """pytest-xdist, with the tests of a file in one process, so that what they share is made once."""
 
     def _split_scope(self, nodeid: str) -> str:
+        group = super()._split_scope(nodeid)
         file = nodeid.partition("::")[0]
-        if file.startswith("components/"):
-            return "components"
-        return next((group for group, names in SHARED.items() if Path(file).name in names), file)
+        return group if group != nodeid else "components" if file.startswith("components/") else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """``make test`` asks for ``--dist loadscope``."""
-    return _Files(config, log) if config.getvalue("dist") == "loadscope" else None
+    """The Makefile asks for ``--dist loadgroup``."""
+    return _Files(config, log) if config.getvalue("dist") == "loadgroup" else None

@@ -110,7 +110,10 @@ def off(name: str, points: list[Point]) -> float:
     return float(np.median(np.abs(ratios(name, points) - 1)))
 
 
-@pytest.mark.parametrize(("name", "count"), [("v100", 38), ("a100_80gb", 25), ("a100_40gb", 25), ("h100", 12)])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [pytest.param("v100", 38, marks=pytest.mark.slow), ("a100_80gb", 25), ("a100_40gb", 25), ("h100", 12)],
+)
 def test_kernels_and_calls_take_as_long_as_published_forward_and_backward_apart(name: str, count: int) -> None:
     points = points_of(name)
     assert len(points) == count
@@ -151,7 +154,9 @@ def test_adam_takes_longer_than_sgd_as_published() -> None:
 # Fits ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FITTED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "rtx_2080_ti" else [pytest.mark.slow]) for name in FITTED]
+)
 def test_a_fit_finds_the_constants_of_the_profile_and_its_errors(name: str) -> None:
     """Within 8 %: what its measurements hardly tell depends on what else was fitted with it."""
     fit, start, shipped = FITS[name], fit_devices._start(name), gpu_profile(name)

@@ -33,6 +33,7 @@ ROWS = Setting(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", [MIXED, ROWS], ids=lambda one: one.name)
 def test_the_peak_of_real_training_is_within_10_percent(setting: Setting) -> None:
     peaks = peaks_of(setting)

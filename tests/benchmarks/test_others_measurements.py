@@ -69,6 +69,7 @@ def test_errors_and_ranks_by_hand() -> None:
     assert "| more than 4.1 lookups per sample | unseen tables | 4 |" in text
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "cpu_shards_4.csv"
     folder = truth_file(name).parent

@@ -42,6 +42,7 @@ def mixed(folder: Path) -> dict[str, Any]:
     return run_study(config(folder, num_seeds=2))
 
 
+@pytest.mark.slow
 def test_the_json_has_all_rows_with_the_keys_of_the_contract(mixed: dict[str, Any]) -> None:
     assert (mixed["study"], mixed["hardware"], mixed["num_seeds"]) == ("mixed", "simulated:h200", 2)
     assert (mixed["num_test_tasks"], mixed["num_train_tasks"]) == (6, 3)

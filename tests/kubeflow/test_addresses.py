@@ -57,6 +57,7 @@ def the_run() -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_place_reads_tables_and_a_model(at: str) -> None:
     upload(LEARNED, f"{at}/model")
     words = ["pipeline", "run", "--pipeline", "place", "--set", f"tables={at}/tables.csv"]
@@ -150,6 +151,7 @@ def generating(runs_now: bool = True) -> dict[str, Any]:
     return {"cached": task.caching_options.enable_cache, "hash": given}
 
 
+@pytest.mark.slow
 def test_the_content_decides_whether_an_earlier_result_will_do(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = generating()
     assert before == {"cached": True, "hash": content_hash(f"{at}/tables.csv")} and before == generating()

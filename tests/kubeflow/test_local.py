@@ -47,6 +47,7 @@ def the_run(workdir: Path, pipeline: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_loop_and_a_placement_with_its_model(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pipeline", "run", "--num-parts", "1"]) == 0
     out, said = capsys.readouterr()
@@ -77,6 +78,7 @@ def test_the_loop_and_a_placement_with_its_model(workdir: Path, capsys: pytest.C
     assert answer.lineage["model"]["sha256"] == model.digest
 
 
+@pytest.mark.slow
 def test_the_pipeline_trains_the_method_of_the_settings(workdir: Path) -> None:
     policy = {**SMALL_PARAMS["train_policy"], "method": "autoshard", "settings": {"num_slots": 4, "unroll_length": 10}}
     Path("params.yaml").write_text(yaml.safe_dump({**SMALL_PARAMS, "train_policy": policy}))
@@ -107,6 +109,7 @@ def test_a_stage_that_fails_stops_the_run_and_is_recorded(workdir: Path, capsys:
     assert json.loads((folder / "record-outcome/outcome").read_text())["state"] == "FAILED"
 
 
+@pytest.mark.slow
 def test_a_retrain_begins_where_the_model_does_not_cover_the_tables(
     workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,6 +142,7 @@ def test_a_retrain_begins_where_the_model_does_not_cover_the_tables(
     assert json.loads((folder / "record-outcome/outcome").read_text())["state"] == "FAILED"
 
 
+@pytest.mark.slow
 def test_a_training_is_watched_and_placed_anew_as_the_docs_show(
     workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -133,6 +133,7 @@ def costs_in(out: Path) -> pa.Table:
     return pq.read_table(out / "costs/round_001.parquet").drop_columns(["measured_at"])
 
 
+@pytest.mark.slow
 def test_a_pod_that_is_killed_measures_nothing_again(store: Store, inputs: Path, tmp_path: Path) -> None:
     """Twice; each time it starts in a new folder, as a new pod does."""
     whole = measured(inputs, tmp_path / "at once")
@@ -149,6 +150,7 @@ def test_a_pod_that_is_killed_measures_nothing_again(store: Store, inputs: Path,
     assert store.files() == {}
 
 
+@pytest.mark.slow
 def test_a_pod_that_is_asked_to_end_uploads_the_rest(
     inputs: Path, tmp_path: Path, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:

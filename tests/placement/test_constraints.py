@@ -41,6 +41,8 @@ from support.builders import ROOMY, every_placement, sized, some_tables, split_b
 from support.constraint_builders import is_legal, legal_placements, limited, limited_tasks, only
 from support.convex_builders import NORMALIZER, random_model
 
+pytestmark = pytest.mark.full_search
+
 MODEL = random_model()
 QUICK = SearchConfig(num_rollouts=4, scores_per_table=400)
 HASTY = SearchConfig(num_rollouts=2, scores_per_table=60)

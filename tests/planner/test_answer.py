@@ -10,7 +10,8 @@ from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.utils.errors import BadConfig
 from support.answer_builders import answer
 from support.builders import table
-from support.request_builders import LITTLE, request, untrained
+from support.effort import LITTLE
+from support.request_builders import request, untrained
 
 ROWS = Span(0, 1000)
 HALVES = (Span(0, 500), Span(500, 1000))

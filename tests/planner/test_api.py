@@ -294,6 +294,7 @@ def test_every_parameter_has_a_flag() -> None:
     assert {parameter for _, parameter, _ in FLAGS} | NO_FLAG == set(SIGNATURE.parameters)
 
 
+@pytest.mark.full_search  # as the command's, which is another process
 def test_the_command_and_python_give_the_same_file(tmp_path: Path) -> None:
     devices = "--devices 4 --memory-cap-gb 40,64,64,64 --reserved-gb 2"
     more = "--optimizer rowwise_adagrad --pin C1=0 --apart C20,C21 --allow-column-split -o placement.json"

@@ -181,6 +181,7 @@ def with_more_devices(asked: PlacementRequest, count: int) -> tuple[int, ...]:
     return (*asked.caps_bytes, *[max(asked.caps_bytes)] * (count - asked.num_devices))
 
 
+@pytest.mark.slow
 def test_every_refusal_of_a_tight_request_is_a_proof_or_says_that_nothing_was_found() -> None:
     ends: Counter[str] = Counter()
     for seed in range(REQUESTS):

@@ -35,7 +35,8 @@ from evenshard.report.terminal import print_answer
 from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.trained_on import TrainedOn
 from support.answer_builders import answer
-from support.request_builders import LITTLE, request, untrained
+from support.effort import LITTLE
+from support.request_builders import request, untrained
 
 CONFIRMED, UNCONFIRMED = DeviceError(12.0, 40), DeviceError()
 WORDS = {

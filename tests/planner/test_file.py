@@ -27,7 +27,8 @@ from evenshard.tables.assumptions import assumed_reuse_bins
 from evenshard.utils.errors import BadFile
 from support.answer_builders import answer as made
 from support.builders import table
-from support.request_builders import LITTLE, ROOM, request, untrained
+from support.effort import LITTLE
+from support.request_builders import ROOM, request, untrained
 
 
 def answer(**more: Any) -> PlacementAnswer:

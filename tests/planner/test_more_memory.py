@@ -22,7 +22,7 @@ from evenshard.report.more_memory import print_more_memory, worth_it_text
 from evenshard.sharders.models import PlacementModel
 from evenshard.utils.errors import InfeasibleTask
 from support.builders import table
-from support.request_builders import LITTLE
+from support.effort import LITTLE
 
 GB = 2**30
 CONFIG = PlaceConfig(LITTLE)

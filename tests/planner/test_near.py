@@ -15,11 +15,9 @@ from evenshard.compare.diff import diff
 from evenshard.planner.file import json_text, load_answer, save_answer
 from evenshard.report.page.page import save_page
 from evenshard.report.terminal import print_answer
-from evenshard.sharders.search.search import PlanSearchEffort
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from support import documented
-from support.request_builders import LITTLE
 
 OLD = (
     Table("clicks", 2_000_000, 64, 30.0),
@@ -36,12 +34,6 @@ NOW = (
     replace(OLD[4], num_rows=3_500_000),
     Table("shop", 4_000, 32, 5.0),
 )
-
-
-@pytest.fixture(autouse=True)
-def little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every search here is short."""
-    monkeypatch.setattr(PlanSearchEffort.__init__, "__defaults__", tuple(vars(LITTLE).values()))
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from evenshard.report.page.page import page
 from evenshard.report.terminal import print_answer
 from evenshard.utils.units import ms_text
 from support.builders import table
-from support.request_builders import LITTLE, request, untrained
+from support.effort import LITTLE
+from support.request_builders import request, untrained
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,12 @@ import pytest
 import evenshard
 from evenshard.cli import main
 from evenshard.planner.file import json_text, load_answer
-from evenshard.sharders.search.search import PlanSearchEffort
 from evenshard.tables.files import save_tables
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadInput, InfeasibleTask
 from evenshard.utils.units import BYTES_PER_GB
 from support.learned import LEARNED
 from support.patience import PATIENCE_S
-from support.request_builders import LITTLE
 
 TABLES = (
     Table("clicks", 2_000_000, 64, 30.0),
@@ -33,12 +31,6 @@ TABLES = (
 )
 
 WHOLE = ("table_wise",)
-
-
-@pytest.fixture(autouse=True)
-def little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every search here is short: what is asked for and refused, and what is said of it, are the same."""
-    monkeypatch.setattr(PlanSearchEffort.__init__, "__defaults__", tuple(vars(LITTLE).values()))
 
 
 @pytest.fixture

@@ -28,14 +28,15 @@ from evenshard.sharders.packing.legal_parts import legal_parts
 from evenshard.sharders.search.search import PlanSearchEffort
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
+from support.effort import LITTLE
 from support.legal_placements import legal_placement
 from support.random_requests import random_request
 from support.repository import ROOT
-from support.request_builders import LITTLE, request, untrained
+from support.request_builders import request, untrained
 
 REPRO = ROOT.parent / "shared" / "repro"
 LINK = "infiniband_ndr"
-SAMPLE, BATCHES, BATCH = 60, 20, 100
+SAMPLE, BATCHES, BATCH = 20, 20, 100
 
 
 def answer(asked: PlacementRequest, effort: PlanSearchEffort = LITTLE) -> PlacementAnswer:

@@ -19,7 +19,8 @@ from evenshard.planner.rules import Rules
 from evenshard.report.page.page import page
 from evenshard.report.terminal import print_answer
 from evenshard.utils.errors import BadConfig
-from support.request_builders import LITTLE, request, untrained
+from support.effort import LITTLE
+from support.request_builders import request, untrained
 
 ALL: dict[str, Any] = {"sharding_types": (DATA_PARALLEL,)}
 OWN: dict[str, Any] = {"table_optimizers": {"a": "adagrad", "b": "sgd"}}

@@ -145,6 +145,7 @@ def test_what_torchrec_cannot_place_in_any_way_has_no_time() -> None:
     assert one.predicted_ms is None and "TorchRec's planner found no plan in any of 10 settings" in one.note
 
 
+@pytest.mark.slow
 def test_where_tables_do_not_fit_torchrec_has_caches_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "OFFLOAD_SETTINGS", module.OFFLOAD_SETTINGS[:2])
     small = asked(caps_bytes=(20 * 2**20,) * 4, machine=Machine(4, 4, host_bytes=(2**30,)))

@@ -45,6 +45,7 @@ def test_errors_that_are_alike_go_out_of_a_difference() -> None:
     assert error_correlation(0) == 0 < error_correlation(0.5) < error_correlation(1) < 1
 
 
+@pytest.mark.slow
 def test_savings_that_made_no_rule_lie_in_their_intervals_which_are_narrower_than_of_independent_errors() -> None:
     """Two simulated tasks. A search that finds what a model is too sure of leaves 23 of 30 inside, not 27."""
     found = [pair for number in (300, 302) for pair in pairs(learned(), number)]

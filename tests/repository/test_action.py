@@ -186,6 +186,7 @@ def job(tmp_path: Path, api: Api, before: str | None, after: str | None) -> Job:
     return Job(checkout, temp, api)
 
 
+@pytest.mark.slow
 def test_a_change_is_commented_and_the_comment_follows_it(tmp_path: Path, api: Api) -> None:
     run = job(tmp_path, api, SMALL.format(2), SMALL.format(60)).run(**{"max-move-gb": "0"})
     assert run.rc == 0, run.shown
@@ -204,8 +205,16 @@ def test_a_change_is_commented_and_the_comment_follows_it(tmp_path: Path, api: A
     ("before", "after", "said", "rc"),
     [
         (None, SMALL.format(2), "The table file is new: there is nothing to compare with.", 0),
-        (SMALL.format(2), "- {name: a}\n", "**The tables cannot be placed any more.**", 1),
-        ("- {name: a}\n", SMALL.format(2), "The tables of the base could not be placed, those of this change can:", 0),
+        pytest.param(
+            SMALL.format(2), "- {name: a}\n", "**The tables cannot be placed any more.**", 1, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "- {name: a}\n",
+            SMALL.format(2),
+            "The tables of the base could not be placed, those of this change can:",
+            0,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_files_that_come_or_are_broken_are_told(
@@ -219,6 +228,7 @@ def test_files_that_come_or_are_broken_are_told(
     assert ("::error::" in run.shown) == bool(rc)
 
 
+@pytest.mark.slow
 def test_a_token_that_may_not_comment_and_a_run_without_comments_leave_the_summary(tmp_path: Path, api: Api) -> None:
     api.refuses = True
     run = job(tmp_path, api, None, None).run()
@@ -228,6 +238,7 @@ def test_a_token_that_may_not_comment_and_a_run_without_comments_leave_the_summa
     assert len(run.run(comment="false").api.comments) == 100
 
 
+@pytest.mark.slow
 def test_evenshard_is_installed_from_the_checkout_of_the_action(tmp_path: Path) -> None:
     """With a project of one module in its place: pip has no network here."""
     project = tmp_path / "project"

@@ -50,6 +50,7 @@ def test_own_tables_live_where_the_rules_say(tmp_path: Path) -> None:
     assert assumed and assumed == re.findall(r"assumed: (\w+) has the pooling factor", text)
 
 
+@pytest.mark.slow
 def test_mlperf_beside_torchrec_says_whose_times_they_are(tmp_path: Path) -> None:
     pytest.importorskip("torchrec", reason="TorchRec is not installed", exc_type=ImportError)
     text = printed_by("mlperf_vs_torchrec.py", tmp_path)
@@ -61,6 +62,7 @@ def test_mlperf_beside_torchrec_says_whose_times_they_are(tmp_path: Path) -> Non
     assert ms["evenshard, split where that helps"] < 1.02 * best_of_torchrec
 
 
+@pytest.mark.slow
 def test_traffic_becomes_a_plan(tmp_path: Path) -> None:
     text = printed_by("traffic_to_plan.py", tmp_path)
     tables = dict(re.findall(r"^(\w+): [\d,]+ rows, (\d+\.\d) lookups", text, re.M))
@@ -92,6 +94,7 @@ def outputs_of(notebook: Path) -> list[str]:
     return ["".join(text) for text in shown]
 
 
+@pytest.mark.slow
 def test_the_notebook_shows_what_it_gives(tmp_path: Path) -> None:
     notebook, folder = EXAMPLES / "place_your_tables.ipynb", tmp_path / "here"
     folder.mkdir()
@@ -110,6 +113,7 @@ def test_the_notebook_shows_what_it_gives(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_torchrec_trains_rows_of_means_wrongly_beside_a_whole_table(tmp_path: Path) -> None:
     """And rightly where all tables are cut by rows; SUM with weights of 1/length is MEAN, and right beside any type."""
     pytest.importorskip("torchrec", reason="TorchRec is not installed", exc_type=ImportError)

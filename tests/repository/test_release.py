@@ -19,7 +19,10 @@ from evenshard.version import __version__
 from support.documented import command
 from support.repository import ROOT, git
 
-pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a release is made of a commit")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a release is made of a commit"),
+]
 
 
 @pytest.fixture

@@ -215,6 +215,7 @@ def test_the_sdist_holds_every_file_of_the_package(built: Built) -> None:
     assert set(source_files()) <= packed
 
 
+@pytest.mark.slow
 def test_the_sdist_holds_what_git_tracks_and_its_tests_run(built: Built, tmp_path: Path) -> None:
     with tarfile.open(built.sdist) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -241,6 +242,7 @@ def test_an_index_shows_all_of_the_metadata(built: Built) -> None:
         assert all(link.startswith(links["Repository"]) for link in links.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", PYTHONS)
 def test_every_python_that_it_names_compiles_the_wheel(version: str, built: Built, tmp_path: Path) -> None:
     python = interpreter(version)
@@ -269,6 +271,7 @@ def test_the_wheel_asks_for_what_the_project_names(built: Built) -> None:
     assert core_metadata["License-Expression"] == PROJECT["license"]
 
 
+@pytest.mark.slow
 def test_the_core_places_tables_outside_of_the_checkout(core: Path, tmp_path: Path) -> None:
     evenshard = str(core / "evenshard")
     run([evenshard, "place", "mlperf_dlrm_v2", "--devices", "8", "-o", "placement.json"], tmp_path)
@@ -284,6 +287,7 @@ def test_the_core_places_tables_outside_of_the_checkout(core: Path, tmp_path: Pa
     assert "C21" in run([evenshard, "explain", "placement.json", "--table", "C21"], tmp_path).stdout
 
 
+@pytest.mark.slow
 def test_a_missing_package_is_one_line_with_a_command(built: Built, core: Path, tmp_path: Path) -> None:
     (tmp_path / "tables.yaml").write_text(TABLES)
     (tmp_path / "many.yaml").write_text(TOO_MANY)
@@ -305,6 +309,7 @@ def test_a_missing_package_is_one_line_with_a_command(built: Built, core: Path, 
     assert "No matching distribution found for pyarrow>=" in done.stderr
 
 
+@pytest.mark.slow
 def test_beside_torchrec_it_plans_for_a_model(beside_torchrec: Path, tmp_path: Path) -> None:
     plan = json.loads(run([str(beside_torchrec / "python"), "-c", PLANS_MODEL], tmp_path).stdout)
     assert len(plan) == 26

@@ -131,12 +131,14 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str, Any], M
     return found[0], found[1]
 
 
+@pytest.mark.slow
 def test_both_ways_make_the_same_runs(both: tuple[Mapping[str, Any], Mapping[str, Any]]) -> None:
     commands, components = both
     assert commands.keys() == components.keys() == {*(step.name for step in steps(NUM_ROUNDS)), "loop", "registered"}
     assert commands["registered"] == components["registered"] and len(commands["registered"]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [step.name for step in steps(NUM_ROUNDS)] + ["loop"])
 @pytest.mark.parametrize("what", ["status", "params", "tags", "metrics", "points", "artifacts", "datasets"])
 def test_mlflow_holds_the_same(both: tuple[Mapping[str, Any], Mapping[str, Any]], step: str, what: str) -> None:
@@ -149,6 +151,7 @@ def test_mlflow_holds_the_same(both: tuple[Mapping[str, Any], Mapping[str, Any]]
         assert command == of_component
 
 
+@pytest.mark.slow
 def test_what_drifted_does_not_drift_again(both: tuple[Mapping[str, Any], Mapping[str, Any]]) -> None:
     for found in both:
         assert found["generate_tables"]["artifacts"] == ["tables.parquet", "tasks"]
@@ -157,6 +160,7 @@ def test_what_drifted_does_not_drift_again(both: tuple[Mapping[str, Any], Mappin
         assert networks == {"cost_net", "cost_model"}
 
 
+@pytest.mark.slow
 def test_only_what_a_stage_writes_is_uploaded(both: tuple[Mapping[str, Any], Mapping[str, Any]]) -> None:
     for found in both:
         report = {f"reports/{name}" for name in REPORT.names}

@@ -78,6 +78,7 @@ def running(words: Sequence[str], client: Any, experiment: str = "evenshard") ->
                 os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.tracked
 @pytest.mark.parametrize(
     ("words", "whole_group"),
@@ -102,6 +103,7 @@ def test_sigterm_ends_the_run_as_killed_and_the_process_as_ever(
     assert not Path("costs.parquet").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.tracked
 def test_ctrl_c_ends_the_run_as_killed(client: Any) -> None:
     with running(["-m", "evenshard", *BENCHMARK], client) as process:
@@ -111,6 +113,7 @@ def test_ctrl_c_ends_the_run_as_killed(client: Any) -> None:
     assert runs_of(client)["benchmark_1"].info.status == "KILLED"
 
 
+@pytest.mark.slow
 @pytest.mark.tracked
 def test_a_server_has_it_too(
     client: Any, mlflow_server: servers.MLflow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

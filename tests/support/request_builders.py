@@ -8,15 +8,13 @@ from typing import Any
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.models import PlacementModel
-from evenshard.sharders.search.search import PlanSearchEffort
 from evenshard.sharders.trained_on import TrainedOn
 from support.builders import BATCH_SIZE, table
 from support.convex_builders import random_model
 
 ROOM = 2**30
 QUICK = SearchConfig(scores_per_table=100)
-LITTLE = PlanSearchEffort(changes=200, idle_kicks=5)
-"""A short search for whole tables, and one over all ways to shard."""
+"""A short search for whole tables."""
 
 
 @cache

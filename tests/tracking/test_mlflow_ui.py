@@ -21,6 +21,8 @@ from support import servers
 from support.loops import Loop
 from support.patience import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 FLAGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"

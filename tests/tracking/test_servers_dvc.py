@@ -17,6 +17,8 @@ from support import servers
 from support.dying_server import MIDDLE, dying
 from support.patience import PATIENCE_S, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def remote(s3: servers.S3) -> str:

@@ -112,13 +112,13 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     ("lost", "path", "nth"),
     [
         (REQUEST, "experiments/get-by-name", 1),  # away from the start
-        (ANSWER, "runs/create", 1),  # the loop's
-        (ANSWER, "runs/create", 2),  # the stage's
-        (ANSWER, "runs/log-batch", 3),  # a curve
-        (ANSWER, "artifacts/costs.parquet", 1),
-        (REQUEST, "model/cost_net/state.pt", 1),
-        (ANSWER, "model-versions/create", 2),
-        (ANSWER, "runs/update", 3),  # the end of the loop
+        pytest.param(ANSWER, "runs/create", 1, marks=pytest.mark.slow),  # the loop's
+        pytest.param(ANSWER, "runs/create", 2, marks=pytest.mark.slow),  # the stage's
+        pytest.param(ANSWER, "runs/log-batch", 3, marks=pytest.mark.slow),  # a curve
+        pytest.param(ANSWER, "artifacts/costs.parquet", 1, marks=pytest.mark.slow),
+        pytest.param(REQUEST, "model/cost_net/state.pt", 1, marks=pytest.mark.slow),
+        pytest.param(ANSWER, "model-versions/create", 2, marks=pytest.mark.slow),
+        pytest.param(ANSWER, "runs/update", 3, marks=pytest.mark.slow),  # the end of the loop
     ],
 )
 def test_wherever_it_dies_the_stage_ends_well_and_mlflow_gets_the_rest_later(
@@ -148,6 +148,7 @@ def check_stage(known: Mapping[str, Any]) -> None:
     assert known[loop]["metrics"] == {"evenshard.mean_measured_ms": [(0, 1.5)]}
 
 
+@pytest.mark.slow
 def test_a_server_that_is_slow_gets_a_whole_model(
     server: Dying, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -161,6 +162,7 @@ def test_a_server_that_is_slow_gets_a_whole_model(
     check_stage(known_to(server.url))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["experiments/get-by-name", "runs/log-batch", "model/cost_net/state.pt"])
 def test_a_server_that_comes_back_in_time_misses_nothing(
     server: Dying, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, path: str
@@ -197,6 +199,7 @@ def test_an_s3_behind_it_that_is_away_for_a_while_costs_nothing(
         check_stage(known_to(server.url))
 
 
+@pytest.mark.slow
 def test_a_stage_waits_no_longer_than_it_may(
     at: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -216,6 +219,7 @@ def test_a_stage_waits_no_longer_than_it_may(
     assert len(warnings_in(caplog)) == 2
 
 
+@pytest.mark.slow
 def test_the_next_stage_logs_what_mlflow_has_missed(server: Dying, at: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = params_with({})
     Path("params.yaml").write_text(json.dumps(settings))
@@ -236,6 +240,7 @@ def own_server(s3: servers.S3, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["log-batch", "big.bin"])
 def test_a_server_that_is_killed_in_the_middle_of_a_call_leaves_no_half_file(
     own_server: servers.MLflow,
@@ -259,6 +264,7 @@ def test_a_server_that_is_killed_in_the_middle_of_a_call_leaves_no_half_file(
     assert not [key for key in set(s3.keys()) - before if key.endswith("big.bin")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["start", "middle", "upload"])
 def test_a_server_that_hangs_is_left(
     own_server: servers.MLflow, at: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, when: str
@@ -301,6 +307,7 @@ def ask_again(patch: pytest.MonkeyPatch, server: servers.MLflow) -> None:
     patch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attempt", range(3))  # each meets in the middle of another call
 def test_all_that_need_an_experiment_at_once_make_and_describe_it(
     mlflow_server: servers.MLflow, at: Path, monkeypatch: pytest.MonkeyPatch, attempt: int
@@ -311,6 +318,7 @@ def test_all_that_need_an_experiment_at_once_make_and_describe_it(
     assert {NOTE, "mlflow.experimentKind"} <= set(client.get_experiment(experiment_id(client)).tags)
 
 
+@pytest.mark.slow
 def test_pods_of_one_loop_that_run_at_once_are_all_logged(
     mlflow_server: servers.MLflow, at: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -328,6 +336,7 @@ def test_pods_of_one_loop_that_run_at_once_are_all_logged(
     assert NOTE in loop["tags"] and len(known["runs"]) == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attempt", range(3))
 def test_settings_that_pods_of_one_loop_tell_at_once_are_all_known(
     mlflow_server: servers.MLflow, at: Path, monkeypatch: pytest.MonkeyPatch, attempt: int
@@ -347,6 +356,7 @@ def loop_run(params: Mapping[str, Any]) -> str:
     return parents.ensure_parent(client, experiment_id(client), parent, int(time.time() * 1000))
 
 
+@pytest.mark.slow
 def test_loops_that_write_at_once_keep_apart(mlflow_server: servers.MLflow, three_loops: list[Loop]) -> None:
     from mlflow import MlflowClient
 
@@ -371,6 +381,7 @@ def test_loops_that_write_at_once_keep_apart(mlflow_server: servers.MLflow, thre
         assert evaluate.data.metrics["evenshard.mean_measured_ms"] == parent.data.metrics["evenshard.mean_measured_ms"]
 
 
+@pytest.mark.slow
 def test_every_file_of_every_loop_is_in_the_s3_and_its_model_can_be_used(
     mlflow_server: servers.MLflow,
     s3: servers.S3,

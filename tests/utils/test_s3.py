@@ -234,6 +234,7 @@ def in_parts(store: S3, source: Path, at: str) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_a_killed_upload_is_not_seen(store: S3, at: str, tmp_path: Path, kind: str) -> None:
     source = folder_of(tmp_path / "data", big=b"old") / ("big" if kind == "file" else "")
@@ -248,6 +249,7 @@ def test_a_killed_upload_is_not_seen(store: S3, at: str, tmp_path: Path, kind: s
     assert (back if kind == "file" else back / "big").read_bytes() == blob(8 * PART)
 
 
+@pytest.mark.slow
 def test_two_uploads_at_once_leave_one_of_them_whole(store: S3, at: str, tmp_path: Path) -> None:
     shared = blob(3 * PART)
     folders = [folder_of(tmp_path / name, big=shared, own=name.encode() * 9) for name in ("left", "right")]
@@ -386,6 +388,7 @@ def test_damage_on_the_way_back_is_seen(
     download(at, tmp_path / "back")
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if reason := missing_seaweedfs():
         pytest.skip(reason)

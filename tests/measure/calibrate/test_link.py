@@ -147,6 +147,7 @@ def test_settings_that_make_no_sense(tmp_path: Path, monkeypatch: pytest.MonkeyP
         calibrate_link(CPU, tmp_path / "a.txt", 1)
 
 
+@pytest.mark.slow
 def test_three_processes_calibrate_their_link(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "-m",
                "evenshard", "calibrate-link", "--hardware", "cpu", "--max-mb", "4", "--out", "my.yaml"]  # fmt: skip

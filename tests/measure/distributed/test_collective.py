@@ -339,7 +339,7 @@ def said(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [line for line in done.stderr.splitlines() if line.startswith("failed: ")]
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def notes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What came out of the long session, on 2 and on 4 ranks."""
     out = tmp_path_factory.mktemp(f"ranks{request.param}")
@@ -384,6 +384,7 @@ def test_jobs_and_answers_are_plain_data(notes: dict[str, Any]) -> None:
     assert type(notes["unevenly"]) is BadInput and f"each of {notes['size']} ranks sends" in str(notes["unevenly"])
 
 
+@pytest.mark.slow
 def test_a_pickle_in_the_store_is_not_unpickled(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(Intruder(tmp_path / "proof"))) is None and (tmp_path / "proof").is_dir()
     done = torchrun(2, tmp_path, "intrude")
@@ -504,12 +505,14 @@ def test_rows_say_what_exchanged(notes: dict[str, Any]) -> None:
     assert 0 < notes["time_share"].kernel_share < 1
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_run(tmp_path: Path) -> None:
     done = torchrun(3, tmp_path, "lose", "1", "SIGKILL")
     assert done.returncode != 0
     assert said(done) == ["failed: rank 1 died while measuring train-003. Its own output above may say why."]
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_ends_the_run(tmp_path: Path) -> None:
     """It is woken up after rank 0 has ended, or else torchrun would give it 30 s to obey."""
 
@@ -528,6 +531,7 @@ def test_a_stopped_rank_ends_the_run(tmp_path: Path) -> None:
     assert "rank 2 did not answer within 10 s while measuring train-003: it hung or died." in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
 def test_without_rank_0_the_others_end(tmp_path: Path, how: str) -> None:
     """Without torchrun, which would end them anyway; rank 0 keeps the store."""
@@ -545,6 +549,7 @@ def test_without_rank_0_the_others_end(tmp_path: Path, how: str) -> None:
     assert [line for line in said(follower) if "rank 1: rank 0 hung or died" in line] == said(follower) != []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scenario", "message"),
     [

@@ -1,6 +1,6 @@
-"""Placements of parts on several ranks, for real: processes of torchrun on the CPU, gloo between them.
+"""Placements of parts on several ranks, for real: processes on the CPU, as of torchrun, gloo between them.
 
-Run by pytest, this file starts torchrun on itself; run by torchrun, it is one of the processes.
+For a rank that dies, this file starts torchrun on itself; run by torchrun, it is one of the processes.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ from evenshard.tables.table import Table
 from evenshard.utils.errors import BadInput, EvenshardError
 from support.builders import table
 from support.patience import PATIENCE_S
+from support.ranks import run_ranks
+from support.servers import free_ports
 
 CONFIG = MeasureConfig(hardware="cpu", num_batches=2, warmup=1, repeats=2, timeout_s=PATIENCE_S, seed=5)
 IMPATIENT = replace(CONFIG, timeout_s=10.0)
@@ -449,6 +451,12 @@ def process(scenario: str, out: Path) -> int:
     return 0
 
 
+def rank_of_session(rank: int, out: Path) -> None:
+    """One rank, with what else torchrun tells it."""
+    os.environ["RANK"] = str(rank)
+    assert process("everything", out) == 0
+
+
 # In pytest ------------------------------------------------------------------------------------------------------------
 
 
@@ -458,12 +466,13 @@ def torchrun(num_processes: int, out: Path, scenario: str) -> subprocess.Complet
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def notes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What came out of a session, on 2 and on 4 ranks of two nodes."""
     out = tmp_path_factory.mktemp(f"parts{request.param}")
-    done = torchrun(request.param, out, "everything")
-    assert done.returncode == 0, done.stderr
+    size, port = str(request.param), str(free_ports(1)[0])
+    env = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    run_ranks(rank_of_session, request.param, out, join=False, **env)
     return {**pickle.loads((out / "notes.pickle").read_bytes()), "size": request.param}
 
 
@@ -528,6 +537,7 @@ def test_bad_input_is_one_line(notes: dict[str, Any], name: str, kind: type, mes
     assert type(notes[name]) is kind and message in str(notes[name]) and "\n" not in str(notes[name])
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_the_run(tmp_path: Path) -> None:
     done = torchrun(4, tmp_path, "die")
     assert done.returncode != 0

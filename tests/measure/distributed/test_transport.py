@@ -102,6 +102,7 @@ def test_what_exchanges_nothing_can_expect_no_network() -> None:
         open_hardware(MeasureConfig(hardware="cpu", expect_transport="IB"))
 
 
+@pytest.mark.slow
 def test_a_run_over_another_network_ends_before_anything_is_measured(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, "-m", "evenshard", "calibrate-link", "--hardware", "cpu", "--expect-transport", "ib"]

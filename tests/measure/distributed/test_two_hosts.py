@@ -15,6 +15,8 @@ from evenshard.placement.tasks import TaskSplit, save_tasks
 from evenshard.tables.files import save_tables
 from support.builders import table, task
 
+pytestmark = pytest.mark.slow
+
 RATE_GB_S = 0.025  # 200 Mbit/s
 SECONDS = 240.0
 

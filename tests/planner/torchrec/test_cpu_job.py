@@ -1,12 +1,8 @@
-"""A training job of two ranks on CPUs, gloo between them, that names no device: its plans are for CPUs, and train.
-
-Run by pytest, this file starts itself twice; started so, it is one of the ranks (``process``).
-"""
+"""A training job of two ranks on CPUs, gloo between them, that names no device: its plans are for CPUs, and train."""
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +13,7 @@ from torchrec.distributed.types import ShardingPlan
 
 import evenshard
 from evenshard.torchrec import EvenshardPlanner, load_plan, save_plan, sharding_plan
-from support.ranks import run_ranks, save_notes
+from support.ranks import run_ranks
 from support.request_builders import untrained
 from support.torchrec_training import Everything, module_sharders, sharded_losses, unsharded_losses
 
@@ -44,25 +40,23 @@ def plans(folder: Path) -> dict[str, tuple[ShardingPlan, tuple[str, ...]]]:
     return found
 
 
-def process(rank: int, out: Path) -> None:
+def process(rank: int, out: Path) -> Any:
     """One rank of the job."""
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=WORLD_SIZE)
     notes: dict[str, Any] = {}
     for name, (plan, said) in plans(out).items():
         notes[name] = (sharded_losses(plan, dist.group.WORLD), str(plan), said)
     theirs = EmbeddingShardingPlanner().collective_plan(Everything(torch.device("meta")), module_sharders())
     notes["theirs"] = str(theirs)
-    save_notes(out, rank, notes)
-    dist.destroy_process_group()
+    return notes
 
 
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw."""
     out = tmp_path_factory.mktemp("ranks")
-    return run_ranks(__file__, WORLD_SIZE, out)
+    return run_ranks(process, WORLD_SIZE, out)
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +64,7 @@ def expected() -> list[float]:
     return unsharded_losses(WORLD_SIZE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS)
 def test_a_plan_that_names_no_device_trains_on_cpus(
     notes: list[dict[str, Any]], expected: list[float], run: str
@@ -80,6 +75,7 @@ def test_a_plan_that_names_no_device_trains_on_cpus(
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_what_stands_in_for_the_ranks_is_said(notes: list[dict[str, Any]]) -> None:
     """The times are of a GPU: rank 0, which plans, says so; and why TorchRec's planner made a plan."""
     said, left_out = notes[0]["no arguments"][2]
@@ -89,7 +85,3 @@ def test_what_stands_in_for_the_ranks_is_said(notes: list[dict[str, Any]]) -> No
     assert fell.startswith("TorchRec's planner makes this plan (fallback=True), as evenshard cannot: ")
     assert "no model" in fell
     assert notes[0]["fallback"][1] == notes[0]["theirs"] == notes[1]["fallback"][1]
-
-
-if __name__ == "__main__":
-    process(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,14 +1,12 @@
 """Every change of sharding type, of a job that runs and from a checkpoint: losses table by table as if nothing changed.
 
 A table for each of the 42 ordered pairs of types, and of the 6 that sequences have on the CPU, goes from its first type
-to its second. Run by pytest, this file starts itself four times; started so, it is one of the ranks (``process``).
+to its second.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +21,10 @@ from evenshard.torchrec import sharding_plan
 from evenshard.torchrec.running.delta_file import read_delta
 from support.documented import command, snippet
 from support.pair_model import PAIRS, EveryPair, pair_answer, pair_batches
-from support.patience import PATIENCE_S
-from support.ranks import run_ranks, save_notes
+from support.ranks import run_ranks
 from support.sharding_cases import META, TWO_NODES
 from support.training_job import Job, losses_in_one_piece
 
-PATIENCE = timedelta(seconds=PATIENCE_S)
 PAGE = "docs/torchrec.md"
 DELTA = command(PAGE, "evenshard diff old.json new.json --reshard-delta")
 NUM_STEPS, CHANGES_BEFORE = 4, 2
@@ -113,15 +109,13 @@ def changed(folder: Path, optimizer: str, group: Any) -> dict[str, Any]:
     return found
 
 
-def process(rank: int, out: Path) -> None:
+def process(rank: int, out: Path) -> Any:
     """One rank."""
     import torch.distributed as dist
 
     os.environ["LOCAL_WORLD_SIZE"] = "2"
-    dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=4, timeout=PATIENCE)
     notes = {optimizer: changed(out / optimizer, optimizer, dist.group.WORLD) for optimizer in LOADS}
-    save_notes(out, rank, notes)
-    dist.destroy_process_group()
+    return notes
 
 
 # In pytest ------------------------------------------------------------------------------------------------------------
@@ -143,7 +137,7 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
             patch.chdir(out / optimizer)
             save_placements(optimizer)
             assert main([*DELTA, "--partial"]) == 0
-    return run_ranks(__file__, TWO_NODES.num_devices, out)
+    return run_ranks(process, TWO_NODES.num_devices, out)
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +149,7 @@ def expected() -> dict[str, Losses]:
     }
 
 
+@pytest.mark.slow
 def test_every_type_is_what_it_says(notes: list[dict[str, Any]]) -> None:
     """A moved table that is a case of the type it had, is written as that one: it has then a single part by columns."""
     moved = {name: new if name in SHARDED else old for name, (old, new) in PAIRS.items()}
@@ -165,6 +160,7 @@ def test_every_type_is_what_it_says(notes: list[dict[str, Any]]) -> None:
         assert of_rank["adagrad"]["moved types"] == moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARDED)
 def test_a_table_that_moves_has_the_losses_of_the_one_that_stays(
     notes: list[dict[str, Any]], expected: dict[str, Losses], name: str
@@ -176,6 +172,7 @@ def test_a_table_that_moves_has_the_losses_of_the_one_that_stays(
         assert found["moving"][name] == pytest.approx(expected["adagrad"][name], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_checkpoint_has_the_losses_of_the_job_that_goes_on(
     notes: list[dict[str, Any]], expected: dict[str, Losses], name: str
@@ -189,6 +186,7 @@ def test_a_checkpoint_has_the_losses_of_the_job_that_goes_on(
             assert way[name] == pytest.approx(expected[optimizer][name], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PAIRS if name in SHARDED or name in SAME_CUTS])
 def test_row_wise_states_go_the_same_way_live_and_in_a_checkpoint(notes: list[dict[str, Any]], name: str) -> None:
     """Where columns are cut as before, the losses are those of the job that stays; else those of one another.
@@ -223,7 +221,3 @@ def test_replicas_do_not_move_live(
     assert main([*DELTA, "--partial"]) == 0
     delta = read_delta("delta.json")
     assert set(delta.tables) == set(SHARDED) and set(delta.left) == set(PAIRS) - set(SHARDED)
-
-
-if __name__ == "__main__":
-    process(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,14 +1,10 @@
-"""Every sharding type, proven by training: 4 ranks on 2 nodes and 2 ranks on one, on the CPU, with gloo between them.
-
-Run by pytest, this file starts itself four times; started so, it is one of the ranks (``process``).
-"""
+"""Every sharding type, proven by training: 4 ranks on 2 nodes and 2 ranks on one, with gloo on the CPU."""
 
 from __future__ import annotations
 
+import json
 import os
-import sys
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,8 +17,7 @@ from evenshard.placement.storage import ON_DEVICE, Storage
 from evenshard.torchrec import shards_of
 from evenshard.torchrec.plan.plans import plan_of_parts
 from evenshard.utils.errors import BadConfig
-from support.patience import PATIENCE_S
-from support.ranks import run_ranks, save_notes
+from support.ranks import run_ranks
 from support.sharding_cases import META, MIXED, TABLES, TWO_NODES, TWO_RANKS, Case, everything
 from support.torchrec_training import Everything, sharded_losses, unsharded_losses
 
@@ -55,6 +50,8 @@ RIGHT: dict[str, Case] = {
     ),
 }
 """What trains with the losses of the model in one piece."""
+EVERY_TYPE = ("4 mixed", "4 table_wise")
+"""Those of all seven types together."""
 WRONG: dict[str, Case] = {
     "4 rows of one mean table": Case({"p_mean": "row_wise"}),
     "4 rows of sums and of means, the others whole": Case({"p": "row_wise", "p_tiny": "table_wise"}),
@@ -90,42 +87,44 @@ def uneven_rows() -> ShardingPlan:
     return plan
 
 
+CHOSEN = "chosen.json"
+
+
 # In the ranks ---------------------------------------------------------------------------------------------------------
 
 
-PATIENCE = timedelta(seconds=PATIENCE_S)
-
-
-def process(rank: int, out: Path) -> None:
+def process(rank: int, out: Path) -> Any:
     """One rank of the session. The first two are a group of their own, too."""
     import torch.distributed as dist
 
     os.environ["LOCAL_WORLD_SIZE"] = "2"
-    dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=4, timeout=PATIENCE)
     group_of = {TWO_RANKS: dist.new_group([0, 1]), TWO_NODES: dist.group.WORLD}
     plans = {name: (case.machine, case.plan()) for name, case in RIGHT.items()}
     with patch("evenshard.torchrec.plan.plans.check_trainable"):  # what is refused is tried
         plans |= {name: (case.machine, case.plan()) for name, case in (WRONG | IMPOSSIBLE).items()}
     plans["uneven rows"] = (TWO_NODES, uneven_rows())
     notes: dict[str, Any] = {}
-    for name, (machine, plan) in plans.items():
+    for name in json.loads((out / CHOSEN).read_text()):
+        machine, plan = plans[name]
         if rank < machine.num_devices:
             try:
                 notes[name] = sharded_losses(plan, group_of[machine])
             except Exception as error:
                 notes[name] = error
-    save_notes(out, rank, notes)
-    dist.destroy_process_group()
+    return notes
 
 
 # In pytest ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def notes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank saw."""
+def notes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank saw of the plans whose tests were chosen, in one launch."""
     out = tmp_path_factory.mktemp("ranks")
-    return run_ranks(__file__, TWO_NODES.num_devices, out)
+    tests = (one for one in request.session.items if isinstance(one, pytest.Function) and one.path == request.path)
+    chosen = {one.callspec.params["name"] for one in tests if "notes" in one.fixturenames}
+    (out / CHOSEN).write_text(json.dumps(sorted(chosen)))
+    return run_ranks(process, TWO_NODES.num_devices, out)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +133,9 @@ def expected() -> dict[int, list[float]]:
     return {world_size: unsharded_losses(world_size) for world_size in (2, 4)}
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize(
+    "name", [*EVERY_TYPE, *(pytest.param(name, marks=pytest.mark.slow) for name in RIGHT if name not in EVERY_TYPE)]
+)
 def test_losses_are_those_of_the_model_in_one_piece(
     notes: list[dict[str, Any]], expected: dict[int, list[float]], name: str
 ) -> None:
@@ -143,6 +144,7 @@ def test_losses_are_those_of_the_model_in_one_piece(
         assert of_rank[name] == pytest.approx(expected[num_ranks], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*WRONG, "uneven rows"])
 def test_what_is_refused_as_wrong_trains_with_other_losses(
     notes: list[dict[str, Any]], expected: dict[int, list[float]], name: str
@@ -152,6 +154,7 @@ def test_what_is_refused_as_wrong_trains_with_other_losses(
     assert notes[0][name][step] != pytest.approx(expected[4][step], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_what_is_refused_as_impossible_fails(notes: list[dict[str, Any]], name: str) -> None:
     for of_rank in notes[: IMPOSSIBLE[name].machine.num_devices]:
@@ -194,7 +197,3 @@ def test_types_and_kernels_by_hand() -> None:
         ("p_sum", "p_mean", "p_shared", "p_tiny"), "column_wise"
     )
     assert columns["sequences"]["s_own"].sharding_type == columns["weighted"]["w_long"].sharding_type == "table_wise"
-
-
-if __name__ == "__main__":
-    process(int(sys.argv[1]), Path(sys.argv[2]))

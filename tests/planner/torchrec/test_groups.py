@@ -8,7 +8,6 @@ the index away, and average with a hook, which it offers. All the rest is TorchR
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import evenshard
 from evenshard.compare.what_if.machines import synced_bytes
 from evenshard.torchrec import save_plan
 from support.documented import snippet
-from support.ranks import run_ranks, save_notes
+from support.ranks import run_ranks
 
 WORLD_SIZE, GROUP_SIZE = 4, 2
 LOCAL_BATCH, NUM_STEPS, LEARNING_RATE = 3, 4, 0.5
@@ -156,12 +155,10 @@ def grouped_losses(layout: str, rank: int, sync: bool) -> list[float]:
     return losses
 
 
-def process(rank: int, out: Path) -> None:
+def process(rank: int, out: Path) -> Any:
     """One rank of the session."""
-    import torch.distributed as dist
 
     os.chdir(out)
-    dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=WORLD_SIZE)
     without_index()
     notes: dict[str, Any] = {}
     for layout in ("contiguous", "strided"):
@@ -175,8 +172,7 @@ def process(rank: int, out: Path) -> None:
     ctx = model._default_ctx
     kinds = (ctx.weights_by_dtype, ctx.optimizer_tensors_by_dtype)
     notes["sent"] = [sum(one.numel() * one.element_size() for held in kind.values() for one in held) for kind in kinds]
-    save_notes(out, rank, notes)
-    dist.destroy_process_group()
+    return notes
 
 
 # In pytest ------------------------------------------------------------------------------------------------------------
@@ -193,9 +189,10 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[evenshard.Placeme
     answer = found.options[0].answer
     assert answer is not None
     save_plan(answer, out / "plan.json", compute_device="cpu")
-    return answer, run_ranks(__file__, WORLD_SIZE, out, ("-O",), LOCAL_WORLD_SIZE=str(WORLD_SIZE))
+    return answer, run_ranks(process, WORLD_SIZE, out, ("-O",), LOCAL_WORLD_SIZE=str(WORLD_SIZE))
 
 
+@pytest.mark.slow
 def test_groups_train_as_one_model_where_they_are_averaged_in_each_step(
     session: tuple[evenshard.PlacementAnswer, list[dict[str, Any]]],
 ) -> None:
@@ -207,6 +204,7 @@ def test_groups_train_as_one_model_where_they_are_averaged_in_each_step(
         assert one["never"][0] == pytest.approx(expected[0]) and one["never"] != pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_what_a_sync_sends_is_what_is_priced(
     session: tuple[evenshard.PlacementAnswer, list[dict[str, Any]]],
 ) -> None:
@@ -217,9 +215,6 @@ def test_what_a_sync_sends_is_what_is_priced(
     assert sent == [size for size in synced_bytes(answer) for _ in range(WORLD_SIZE // GROUP_SIZE)]
 
 
+@pytest.mark.slow
 def test_adam_is_refused(session: tuple[evenshard.PlacementAnswer, list[dict[str, Any]]]) -> None:
     assert [one["adam"] for one in session[1]] == ["'sum'"] * WORLD_SIZE
-
-
-if __name__ == "__main__":
-    process(int(sys.argv[1]), Path(sys.argv[2]))

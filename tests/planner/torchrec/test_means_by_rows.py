@@ -1,12 +1,12 @@
 """Collections with MEAN tables that evenshard cuts by rows as a whole: losses and weights are the unsharded model's.
 
-Two ranks with gloo on the CPU. Run by pytest, this file starts itself twice; started so, it is one of the ranks.
+Two ranks with gloo on the CPU.
 """
 
 from __future__ import annotations
 
-import sys
-from datetime import timedelta
+import pickle
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torchrec.distributed.types import ShardingPlan
 
 from evenshard.torchrec import EvenshardPlanner
-from support.ranks import run_ranks, save_notes
+from support.ranks import run_ranks
 from support.torchrec_training import Everything, sharded_losses, unsharded_losses
 
 ASKED: dict[str, dict[str, str]] = {
@@ -29,22 +29,21 @@ ALIKE = 1e-4
 """TorchRec adds 1e-6 to each number that it divides by; wrong means differ by a tenth."""
 CUT = {"means alone": "m", "sums with means": "p", "both": "mp"}
 """First letters of the tables that are cut by rows."""
+PLANS = "plans.pickle"
 
 
+@cache
 def planned(name: str) -> ShardingPlan:
     planner = EvenshardPlanner(world_size=2, compute_device="cpu", memory_cap_gb=1.0, table_types=ASKED[name])
     return planner.plan(Everything(torch.device("meta")))
 
 
-def process(rank: int, out: Path) -> None:
-    """One rank: the losses of each plan, and its shards at the end."""
+def process(rank: int, out: Path) -> Any:
+    """One rank: the losses of each plan, which pytest has made, and its shards at the end."""
     import torch.distributed as dist
 
-    dist.init_process_group(
-        "gloo", init_method=f"file://{out}/store", rank=rank, world_size=2, timeout=timedelta(seconds=150)
-    )
     notes: dict[str, Any] = {}
-    for name in ASKED:
+    for name, plan in pickle.loads((out / PLANS).read_bytes()).items():
         shards: list[tuple[str, list[int], torch.Tensor]] = []
 
         def look(model: Any, shards: list[tuple[str, list[int], torch.Tensor]] = shards) -> None:
@@ -52,17 +51,19 @@ def process(rank: int, out: Path) -> None:
                 for one in value.local_shards() if hasattr(value, "local_shards") else ():
                     shards.append((key, one.metadata.shard_offsets, one.tensor.detach().clone()))
 
-        notes[name] = (sharded_losses(planned(name), dist.group.WORLD, look), shards)
-    save_notes(out, rank, notes)
-    dist.destroy_process_group()
+        notes[name] = (sharded_losses(plan, dist.group.WORLD, look), shards)
+    return notes
 
 
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw."""
-    return run_ranks(__file__, 2, tmp_path_factory.mktemp("ranks"))
+    out = tmp_path_factory.mktemp("ranks")
+    (out / PLANS).write_bytes(pickle.dumps({name: planned(name) for name in ASKED}))
+    return run_ranks(process, 2, out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ASKED)
 def test_losses_and_weights_are_those_of_the_model_in_one_piece(notes: list[dict[str, Any]], name: str) -> None:
     whole: dict[str, torch.Tensor] = {}
@@ -87,7 +88,3 @@ def test_all_tables_of_the_collection_are_cut_by_rows(name: str) -> None:
     assert not {"row_wise", "table_row_wise"} & {
         found[table] for table in ("m_long", "p_mean") if table[0] not in CUT[name]
     }
-
-
-if __name__ == "__main__":
-    process(int(sys.argv[1]), Path(sys.argv[2]))

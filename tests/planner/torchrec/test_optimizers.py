@@ -1,15 +1,10 @@
-"""Tables keep their optimizer: ``EvenshardPlanner``'s plans train to the unsharded model's losses and weights.
-
-Run by pytest, this file starts itself four times; started so, it is one of the ranks (``process``).
-"""
+"""Tables keep their optimizer: ``EvenshardPlanner``'s plans train to the unsharded model's losses and weights."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +16,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES
 from evenshard.torchrec import EvenshardPlanner
-from support.ranks import run_ranks, save_notes
+from support.ranks import run_ranks
 from support.torchrec_training import jagged
 
 WORLD_SIZE, LOCAL_BATCH, NUM_STEPS = 4, 6, 3
@@ -173,15 +168,11 @@ def held_of(model: nn.Module) -> dict[str, list[tuple[tuple[int, int], torch.Ten
     return found
 
 
-def process(rank: int, out: Path) -> None:
+def process(rank: int, out: Path) -> Any:
     """One rank of the session."""
-    import torch.distributed as dist
 
     os.environ["LOCAL_WORLD_SIZE"] = "2"
-    patience = timedelta(seconds=150)
-    dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=4, timeout=patience)
-    save_notes(out, rank, {name: sharded(run) for name, run in RUNS.items()})
-    dist.destroy_process_group()
+    return {name: sharded(run) for name, run in RUNS.items()}
 
 
 # In pytest ------------------------------------------------------------------------------------------------------------
@@ -190,7 +181,7 @@ def process(rank: int, out: Path) -> None:
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw."""
-    return run_ranks(__file__, WORLD_SIZE, tmp_path_factory.mktemp("ranks"))
+    return run_ranks(process, WORLD_SIZE, tmp_path_factory.mktemp("ranks"))
 
 
 def joined(notes: list[dict[str, Any]], name: str) -> dict[str, torch.Tensor]:
@@ -206,6 +197,7 @@ def joined(notes: list[dict[str, Any]], name: str) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALIKE)
 def test_losses_and_weights_are_those_of_the_model_in_one_piece(notes: list[dict[str, Any]], name: str) -> None:
     losses, weights = unsharded(ALIKE[name])
@@ -216,6 +208,7 @@ def test_losses_and_weights_are_those_of_the_model_in_one_piece(notes: list[dict
         torch.testing.assert_close(weight, weights[key], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_each_type_was_trained(notes: list[dict[str, Any]]) -> None:
     """Columns within a node are column_wise of a kind, and whole tables beside columns are called so."""
     for name, run in ALIKE.items():
@@ -226,6 +219,7 @@ def test_each_type_was_trained(notes: list[dict[str, Any]]) -> None:
     assert all(DATA_PARALLEL not in notes[0][f"{kind} left to the planner"][2].values() for kind in KINDS)
 
 
+@pytest.mark.slow
 def test_replicas_are_trained_by_the_dense_optimizer(notes: list[dict[str, Any]]) -> None:
     """Whose learning rate is 0 here: no weight changes, whatever the fused optimizer is."""
     torch.manual_seed(0)
@@ -234,7 +228,3 @@ def test_replicas_are_trained_by_the_dense_optimizer(notes: list[dict[str, Any]]
         torch.testing.assert_close(weight, before[key], rtol=0, atol=0)
     losses, _ = unsharded(RUNS[REPLICAS_BY_NAME])
     assert notes[0][REPLICAS_BY_NAME][0][1] != pytest.approx(losses[1], rel=1e-3)
-
-
-if __name__ == "__main__":
-    process(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,11 +1,7 @@
-"""Modules that evenshard does not place, in one plan with those that it does: TorchRec places them in what is left.
-
-Run by pytest, this file starts itself twice; started so, it is one of the ranks (``process``).
-"""
+"""Modules that evenshard does not place, in one plan with those that it does: TorchRec places them in what is left."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +22,7 @@ from torchrec.modules.mc_modules import (
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from evenshard.torchrec import EvenshardPlanner, predicted
-from support.ranks import run_ranks, save_notes
+from support.ranks import run_ranks
 from support.request_builders import untrained
 from support.torchrec_builders import META, gb
 from support.torchrec_training import LEARNING_RATE, jagged, module_sharders
@@ -117,12 +113,11 @@ def planner(**kwargs: Any) -> EvenshardPlanner:
 # In the ranks ---------------------------------------------------------------------------------------------------------
 
 
-def process(rank: int, out: Path) -> None:
+def process(rank: int, out: Path) -> Any:
     """One rank: the losses under a merged plan."""
     import torch.distributed as dist
     from torchrec.distributed.model_parallel import DistributedModelParallel
 
-    dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=WORLD_SIZE)
     torch.manual_seed(0)
     whole = Mixed()
     weights = {name: weight.detach().clone() for name, weight in whole.state_dict().items()}
@@ -146,8 +141,7 @@ def process(rank: int, out: Path) -> None:
         mean = loss.detach().clone()
         dist.all_reduce(mean)
         losses.append(mean.item() / WORLD_SIZE)
-    save_notes(out, rank, (losses, plan))
-    dist.destroy_process_group()
+    return (losses, plan)
 
 
 # In pytest ------------------------------------------------------------------------------------------------------------
@@ -167,9 +161,10 @@ def unsharded_losses() -> list[float]:
     return losses
 
 
+@pytest.mark.slow
 def test_the_merged_plan_trains_as_the_model_in_one_piece(tmp_path: Path) -> None:
     expected, plans = unsharded_losses(), []
-    for losses, plan in run_ranks(__file__, WORLD_SIZE, tmp_path):
+    for losses, plan in run_ranks(process, WORLD_SIZE, tmp_path):
         assert losses == pytest.approx(expected, rel=1e-5)
         plans.append(plan)
     assert plans[0] == plans[1] and "tower.positional" in plans[0].plan
@@ -233,7 +228,3 @@ def test_a_model_of_such_modules_alone_is_torchrecs() -> None:
 def test_what_torchrec_cannot_plan_is_named() -> None:
     with pytest.raises(PlannerError, match=r"cannot plan tower.positional, collisions: Table 'c' has uneven buckets"):
         planner(compute_device="cuda").plan(with_collisions(buckets=1))
-
-
-if __name__ == "__main__":
-    process(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,15 +1,12 @@
 """Jobs that change their plan, while they run or from a checkpoint, with the losses of the job that stays as it is.
 
 Sums, means, weighted bags and sequences, with shared features and few rows; test_every_pair.py has all pairs of types.
-Run by pytest, this file starts itself four times; started so, it is one of the ranks (``process``).
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +22,10 @@ from evenshard.torchrec.running.checkpoint import convert_checkpoint
 from evenshard.torchrec.running.checkpoint_files import CheckpointFiles
 from evenshard.utils.errors import BadConfig
 from support.documented import command, snippet
-from support.patience import PATIENCE_S
-from support.ranks import run_ranks, save_notes
+from support.ranks import run_ranks
 from support.sharding_cases import MIXED, TWO_NODES, TWO_RANKS, Case, answer_of
 from support.training_job import Job
 
-PATIENCE = timedelta(seconds=PATIENCE_S)
 PAGE = "docs/torchrec.md"
 NUM_STEPS, CHANGES_BEFORE = 6, 3
 REPLICA = {"p_tiny": "data_parallel"}
@@ -170,12 +165,11 @@ def refusals(group: Any) -> list[str]:
     return said
 
 
-def process(rank: int, out: Path) -> None:
+def process(rank: int, out: Path) -> Any:
     """One rank of the session. The first two are a group of their own, too."""
     import torch.distributed as dist
 
     os.environ["LOCAL_WORLD_SIZE"] = "2"
-    dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=4, timeout=PATIENCE)
     group_of = {TWO_RANKS: dist.new_group([0, 1]), TWO_NODES: dist.group.WORLD}
     notes: dict[str, Any] = {}
     for number, (name, change) in enumerate(CHANGES.items()):
@@ -187,8 +181,7 @@ def process(rank: int, out: Path) -> None:
         for name, (old, new, paths) in TORCHRECS_OWN.items():
             notes[name] = torchrec_alone(old, new, paths, group_of[TWO_RANKS])
     notes["refusals"] = refusals(dist.group.WORLD)
-    save_notes(out, rank, notes)
-    dist.destroy_process_group()
+    return notes
 
 
 # In pytest ------------------------------------------------------------------------------------------------------------
@@ -205,10 +198,10 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         save_answer(old, folder / "old.json")
         save_answer(new, folder / "new.json")
         save_delta(reshard_delta(old, new), folder / "delta.json")
-    # TorchRec tags messages with hashes of names.
-    return run_ranks(__file__, TWO_NODES.num_devices, out, PYTHONHASHSEED="0")
+    return run_ranks(process, TWO_NODES.num_devices, out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_job_has_the_losses_of_the_one_that_stays(notes: list[dict[str, Any]], name: str) -> None:
     """Whether its tables move, or it starts again from the checkpoint as it is, or from the converted one."""
@@ -219,12 +212,14 @@ def test_a_changed_job_has_the_losses_of_the_one_that_stays(notes: list[dict[str
         assert staying[0] != pytest.approx(staying[-1], rel=1e-3)  # it learns
 
 
+@pytest.mark.slow
 def test_the_state_of_parts_by_columns_becomes_that_of_the_whole(notes: list[dict[str, Any]]) -> None:
     """After a step from the same weights, what is converted is what the whole tables have."""
     whole, converted = notes[0]["row states"]
     assert whole.any() and torch.allclose(converted, whole, rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 def test_torchrecs_own_reshard_takes_a_delta(notes: list[dict[str, Any]]) -> None:
     """Of pooled tables that stay whole and have no weights; other moves fail in it, or train on wrongly."""
     for of_rank in notes[:2]:
@@ -236,13 +231,10 @@ def test_torchrecs_own_reshard_takes_a_delta(notes: list[dict[str, Any]]) -> Non
         assert [of_rank[one] for one in failed] == ["IndexError", "AttributeError", "KeyError"]
 
 
+@pytest.mark.slow
 def test_a_delta_for_another_job_is_refused(notes: list[dict[str, Any]]) -> None:
     for of_rank in notes:
         other_plan, other_ranks, untrainable = of_rank["refusals"]
         assert "does not live where the old placement says. Write the delta from the placement that" in other_plan
         assert "the delta is for 2 ranks, the job has 4. To change them, save a checkpoint" in other_ranks
         assert "table 'm_short' is sharded row_wise, which TorchRec trains with means only where" in untrainable
-
-
-if __name__ == "__main__":
-    process(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,11 +1,7 @@
-"""Plans for TorchRec, proven by training: 2 ranks on the CPU, gloo between them, against the same model in one piece.
-
-Run by pytest, this file starts itself twice; started so, it is one of the ranks (``process``).
-"""
+"""Plans for TorchRec, proven by training: 2 ranks with gloo on the CPU, against the same model in one piece."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +17,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from evenshard.cli import main
 from evenshard.torchrec import EvenshardPlanner, TablePart, load_plan, sharding_plan, shards_of, tables_of
-from support.ranks import run_ranks, save_notes
+from support.ranks import run_ranks
 from support.torchrec_builders import (
     GREEDY,
     META,
@@ -138,11 +134,9 @@ def failure_of(call: Callable[[], object]) -> Exception | None:
     return None
 
 
-def process(rank: int, out: Path) -> None:
+def process(rank: int, out: Path) -> Any:
     """One rank of the session."""
-    import torch.distributed as dist
 
-    dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=WORLD_SIZE)
     notes: dict[str, Any] = {}
     planner = EvenshardPlanner(sharder=Fixed(DEVICE_OF_TABLE), compute_device="cpu", memory_cap_gb=1)
     plan = planner.collective_plan(Model(), module_sharders("sgd"))
@@ -165,8 +159,7 @@ def process(rank: int, out: Path) -> None:
     notes["no_room"] = failure_of(lambda: small.collective_plan(model))
     wrong = EvenshardPlanner(sharder=GREEDY, compute_device="cpu", pooling_factors={"nobody": 1.0})
     notes["wrong"] = failure_of(lambda: wrong.collective_plan(model))
-    save_notes(out, rank, notes)
-    dist.destroy_process_group()
+    return notes
 
 
 # In pytest ------------------------------------------------------------------------------------------------------------
@@ -177,7 +170,7 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw."""
     out = tmp_path_factory.mktemp("ranks")
     command(out)
-    return run_ranks(__file__, WORLD_SIZE, out)
+    return run_ranks(process, WORLD_SIZE, out)
 
 
 PINNED = {"user.ebc.id": 0, "item.id": 0, "clicks": 1, "tags": 1}
@@ -270,7 +263,3 @@ def test_all_ranks_learn_that_there_is_no_room(notes: list[dict[str, Any]]) -> N
 def test_no_rank_waits_for_a_rank_0_that_cannot_plan(notes: list[dict[str, Any]]) -> None:
     assert [type(of_rank["wrong"]) for of_rank in notes] == [PlannerError, PlannerError]
     assert all("pooling_factors names 'nobody'" in str(of_rank["wrong"]) for of_rank in notes)
-
-
-if __name__ == "__main__":
-    process(int(sys.argv[1]), Path(sys.argv[2]))

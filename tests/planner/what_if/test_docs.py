@@ -11,6 +11,8 @@ import pytest
 from evenshard.cli import main
 from support.documented import ROOT, command, snippet
 
+pytestmark = pytest.mark.full_search
+
 PAGE = "docs/what_if.md"
 
 
@@ -22,6 +24,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_machines_beside_each_other(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command(PAGE, "evenshard what-if examples/tables.yaml --hardware h100,h200,a100")) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -35,6 +38,7 @@ def test_machines_beside_each_other(here: Path, capsys: pytest.CaptureFixture[st
     assert f"{cheapest['cost']['value']:.4f} (" in said and "device models, not GPUs" in said
 
 
+@pytest.mark.slow
 def test_weak_scaling_with_a_dense_rest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command(PAGE, "evenshard what-if examples/tables.yaml --hardware h100,a100 --devices 8,16")) == 0
     record: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -48,6 +52,7 @@ def test_in_python() -> None:
     assert known["best"].option in known["found"].options
 
 
+@pytest.mark.slow
 def test_groups(capsys: pytest.CaptureFixture[str]) -> None:
     """Twelve searches, on up to 64 devices, take half a minute: they find what the page shows."""
     assert main(command(PAGE, "evenshard what-if mlperf_dlrm_v2 --hardware h100 --devices 64")) == 0

@@ -20,6 +20,8 @@ from support import builders
 from support.builders import ROOMY, cost, every_placement, some_tables, table, task
 from support.convex_builders import NORMALIZER, random_model
 
+pytestmark = pytest.mark.full_search
+
 QUICK = SearchConfig(num_rollouts=8, scores_per_table=500)
 MODEL = random_model()
 

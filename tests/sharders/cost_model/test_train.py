@@ -19,6 +19,8 @@ from evenshard.sharders.cost_model.train import EvenshardConfig, TrainedEvenshar
 from evenshard.sharders.random import random_placement
 from support.builders import BATCH_SIZE, PROVENANCE, FakeHardware, capped, some_tables, task
 
+pytestmark = pytest.mark.full_search
+
 TABLES = some_tables(30)
 TASKS = tuple(task([TABLES[(n * 7 + i) % 30] for i in range(8)], 3, task_id=f"train-{n}") for n in range(6))
 QUICK = EvenshardConfig(

@@ -29,6 +29,8 @@ from evenshard.sharders.search.state import Choice, State, choices_of
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
 
+pytestmark = pytest.mark.full_search
+
 GB = 2**30
 BATCH = 16_384
 SHORT = PlanSearchEffort(changes=300, idle_kicks=10)

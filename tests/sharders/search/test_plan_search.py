@@ -36,6 +36,8 @@ from evenshard.sharders.search.state import Choice, State, choices_of
 from evenshard.sharders.search.usual_cuts import MOST_SLOWER
 from evenshard.tables.table import Table
 
+pytestmark = pytest.mark.full_search
+
 TWO_NODES = Machine(8, 4, inter="infiniband_ndr")
 BATCH = 16_384
 SHORT = PlanSearchEffort(changes=300, idle_kicks=10)

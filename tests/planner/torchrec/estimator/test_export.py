@@ -68,6 +68,7 @@ def module_of(path: Path) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_the_file_works_in_torchrecs_planner_without_evenshard(exported: Path) -> None:
     code = USE.replace("{snippet}", snippet(PAGE, "import estimator\n"))
     done = subprocess.run(
@@ -77,6 +78,7 @@ def test_the_file_works_in_torchrecs_planner_without_evenshard(exported: Path) -
     assert "types {'t0': " in done.stdout
 
 
+@pytest.mark.slow
 def test_the_file_says_what_it_is(exported: Path) -> None:
     module = module_of(exported)
     assert module.__doc__ is not None
@@ -92,6 +94,7 @@ def test_the_file_says_what_it_is(exported: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_ratings_keep_the_order_of_true_costs(exported: Path) -> None:
     """On tables that it was not fitted to, with real memory; TorchRec's own estimator is farther off."""
     module = module_of(exported)
@@ -111,6 +114,7 @@ def test_ratings_keep_the_order_of_true_costs(exported: Path) -> None:
     assert correlation > default
 
 
+@pytest.mark.slow
 def test_json_gives_the_same_estimates(exported: Path, tmp_path: Path) -> None:
     module, path = module_of(exported), tmp_path / "estimator.json"
     save_estimator(module.FIT, path)
@@ -132,6 +136,7 @@ def test_json_gives_the_same_estimates(exported: Path, tmp_path: Path) -> None:
     assert len(ratings) == 1
 
 
+@pytest.mark.slow
 def test_the_factory_knows_the_file(exported: Path) -> None:
     module_of(exported)
     from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimatorFactory

@@ -88,6 +88,7 @@ def documented(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return scope
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of TorchRec's default reservation
 def test_a_plan_is_rated_as_evenshard_prices_it(documented: dict[str, Any]) -> None:
     """It is read back from TorchRec's plan; TorchRec's own plan costs more."""
@@ -98,6 +99,7 @@ def test_a_plan_is_rated_as_evenshard_prices_it(documented: dict[str, Any]) -> N
     assert true_ms(plan, machine) < 0.95 * true_ms(own.plan(MODEL, SHARDERS), machine)
 
 
+@pytest.mark.slow
 def test_the_predictions_of_a_model(documented: dict[str, Any]) -> None:
     model = DeviceModel("simulated:h100")
     machine = FittedMachine("simulated:h100", devices_per_node=2, batch_size=4 * BATCH, model=model)
@@ -106,6 +108,7 @@ def test_the_predictions_of_a_model(documented: dict[str, Any]) -> None:
     assert rates.rate(planner._best_plan) == pytest.approx(true_ms(plan, machine), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_what_was_counted_in_traffic_counts(documented: dict[str, Any]) -> None:
     """All lookups of t0 are of rows that a batch asks for some 16,000 times."""
     machine = FittedMachine("simulated:h100", devices_per_node=2, batch_size=4 * BATCH)
@@ -117,6 +120,7 @@ def test_what_was_counted_in_traffic_counts(documented: dict[str, Any]) -> None:
     assert rates.times(options) != pytest.approx(documented["rates"].times(options))
 
 
+@pytest.mark.slow
 def test_rows_on_the_host_cost_more(documented: dict[str, Any]) -> None:
     rates, costs = documented["rates"], documented["costs"]
     options = costs.enumerator(BATCH).enumerate(MODEL, SHARDERS)
@@ -128,6 +132,7 @@ def test_rows_on_the_host_cost_more(documented: dict[str, Any]) -> None:
     assert rates.times([*whole.values()])[0] > 1.5 * in_memory[0]
 
 
+@pytest.mark.slow
 def test_other_modules_are_refused(documented: dict[str, Any]) -> None:
     options = documented["costs"].enumerator(BATCH).enumerate(MODEL, SHARDERS)
     options[0]._module = ("bags", nn.Linear(1, 1))

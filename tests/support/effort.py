@@ -1,0 +1,13 @@
+"""How long searches look in tests: most are about what is asked, refused and said, which a short search shows too."""
+
+from __future__ import annotations
+
+from evenshard.sharders.search.search import PlanSearchEffort
+
+FULL = PlanSearchEffort()
+LITTLE = PlanSearchEffort(changes=200, idle_kicks=5)
+
+
+def search_with(effort: PlanSearchEffort) -> None:
+    """Makes it that of all searches in this process that are not told another."""
+    PlanSearchEffort.__init__.__defaults__ = tuple(vars(effort).values())
