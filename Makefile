@@ -12,9 +12,7 @@ export MPLCONFIGDIR = $(CURDIR)/.venv/cache
 
 .PHONY: setup run test test-all fuzz test-containers test-floors test-torchrec test-torchrec-planner check docs bench dataset dvc.yaml use image base-image base-digest release clean
 
-# git carries an empty dvc.lock and looks away from what is measured here (docs/decisions/0005-dvc-lock-is-local.md).
 setup: .venv/ready
-	@git update-index --skip-worktree dvc.lock 2>/dev/null || true
 
 # TorchRec comes last and alone: it asks for the CUDA build of FBGEMM, which would shadow the CPU build.
 .venv/ready: pyproject.toml requirements/constraints-$(EXTRA).txt
@@ -35,7 +33,7 @@ $(BIN)/helm:
 
 run: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dvc repro --quiet
-	@echo "Up to date: reports/table.txt, reports/metrics.json, reports/evaluation.csv, reports/*.png"
+	@echo "Up to date: reports/ and dvc.lock. What git shows as changed there is the result to commit (docs/dvc.md)."
 
 # One process for each core; a file's tests run in one of them, and so do all that share a server.
 PYTEST = PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest \

@@ -7,6 +7,7 @@ python pipelines/dvc_rounds.py --check    exits 1 if dvc.yaml does not fit param
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +19,53 @@ from evenshard.stages.rounds import Artifact, LoopStep, steps
 from evenshard.stages.stage import Flag, LoopSetting, Writes, declared, flags, set_by
 from evenshard.tables.formats import TABLE_SUFFIXES
 from evenshard.tables.sources import BATCH_SUFFIXES
-from evenshard.utils.outputs import FilesInside
+from evenshard.utils.outputs import HARDWARE_FILE, REPORTS, FilesInside
 from evenshard.utils.params import load_params, section
 
 HEADER = """\
 # Written by `make dvc.yaml` from params.yaml (rounds, input files); do not edit by hand.
 #
 # The first stage after generate_tables depends on its files, all others on the settings behind them; and of the costs
-# of all rounds, a stage depends on the newest: the networks that it goes on from name those before. So a change reaches
-# the same stages as if each of them named everything it reads, and `dvc dag` fits a terminal.
+# of all rounds, a stage depends on the newest: the networks that it goes on from name those before. Likewise the first
+# benchmark names the hardware: what it measures anew, all others start from. So a change reaches the same stages as if
+# each of them named everything it reads, and `dvc dag` fits a terminal.
 #
-# Nothing is kept in DVC's cache: `dvc pull` brings the cost datasets of data.dvc alone, and MLflow has what was made.
+# Stage hardware runs each time and takes seconds: where it finds another machine, GPU or library than last time, the
+# loop measures again. DVC's cache has what the stages write; git has what says `cache: false`: metrics, the data of
+# plots, the table and the hardware, which with dvc.lock are the result to commit.
 """
-SUMMARY = "summary.json"
-PLOTS: dict[str, dict[str, str]] = {
-    ".csv": {"template": "scatter", "x": "predicted_ms", "y": "max_device_ms"},
-    ".png": {},
+METRICS = "summary.json"
+PLOTS: dict[str, dict[str, Any]] = {
+    "sharders.csv": {
+        "title": "Mean cost of a step by sharder, held-out tasks",
+        "template": "bar_horizontal_sorted",
+        "x": "mean_measured_ms",
+        "y": "sharder",
+        "x_label": "ms per step",
+    },
+    "predicted_vs_measured.csv": {
+        "title": "Predicted against measured cost of unseen tables",
+        "template": "scatter",
+        "x": "max_device_ms",
+        "y": "predicted_ms",
+        "x_label": "measured ms per step",
+        "y_label": "predicted ms per step",
+    },
+    "cost_per_round.json": {
+        "title": "Mean measured cost of the placements that each round tried",
+        "template": "simple",
+        "x": "round",
+        "y": ["policy_ms", "search_ms"],
+        "y_label": "ms per step",
+    },
 }
+"""What `dvc plots` draws of the report."""
+HARDWARE: dict[str, Any] = {
+    "cmd": f"evenshard hardware --here {HARDWARE_FILE}",
+    "always_changed": True,
+    "outs": [{HARDWARE_FILE: {"cache": False}}],
+}
+"""The stage that pods have no use for: where they run is part of what a pipeline is told."""
 
 
 def _files(*candidates: str | None) -> list[str]:
@@ -58,7 +89,9 @@ def unrolled(params: dict[str, Any]) -> dict[str, Any]:
     loop = steps(section(params, "loop", LoopConfig).num_rounds)
     first_reader = next(step for step in loop if step.reads)
     files_of = {"generate_tables": sources(params), "measure": measured_with(params)}
-    return {"stages": {step.name: _stage(step, step is first_reader, files_of, params) for step in loop}}
+    stages = {step.name: _stage(step, step is first_reader, files_of, params) for step in loop}
+    plots = [{f"{REPORTS}/{name}": how} for name, how in PLOTS.items()]
+    return {"stages": {"hardware": HARDWARE, **stages}, "plots": plots}
 
 
 def _stage(
@@ -76,7 +109,8 @@ def _stage(
     own_files = [path for name in sections for path in files_of.get(name, [])]
     others = declared(step.stage.inputs, Flag)
     sections += [f"{others[name].section}.{name}" for name in set_by(params, step.stage.inputs)]
-    found = {"cmd": _command(step), "deps": [*own_files, *deps], "params": sections, **_written(step)}
+    hardware = [HARDWARE_FILE] if step.stage.measures and is_first_reader else []
+    found = {"cmd": _command(step), "deps": [*own_files, *hardware, *deps], "params": sections, **_written(step)}
     return {key: value for key, value in found.items() if value}
 
 
@@ -99,15 +133,15 @@ def _metrics_path(step: LoopStep) -> str:
 
 
 def _written(step: LoopStep) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {"outs": [], "metrics": [], "plots": []}
-    paths = [path for one in step.writes for path in _paths(one)]
-    for path in filter(None, (*paths, _metrics_path(step))):
-        if Path(path).name == SUMMARY:
-            found["metrics"].append({path: {"cache": False}})
-        elif Path(path).suffix in PLOTS:
-            found["plots"].append({path: {"cache": False, **PLOTS[Path(path).suffix]}})
-        else:
-            found["outs"].append({path: {"cache": False}})
+    found: dict[str, list[Any]] = {"outs": [], "metrics": []}
+    for one in step.writes:
+        output = declared(one.writer.outputs, Writes)[one.name].output
+        for path in filter(None, _paths(one)):
+            name = Path(path).name
+            in_git = isinstance(output, FilesInside) and name in output.in_git
+            found["metrics" if name == METRICS else "outs"].append({path: {"cache": False}} if in_git else path)
+    if metrics := _metrics_path(step):
+        found["outs"].append(metrics)
     return found
 
 
@@ -119,6 +153,11 @@ def _paths(artifact: Artifact) -> list[str]:
         if isinstance(output, FilesInside)
         else [artifact.path]
     )
+
+
+def paths(outputs: Sequence[Any]) -> list[str]:
+    """The paths in a list of outputs or plots of dvc.yaml, where each is a path or one with its settings."""
+    return [path for one in outputs for path in (one if isinstance(one, dict) else [one])]
 
 
 def main() -> int:

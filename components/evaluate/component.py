@@ -27,7 +27,7 @@ def evaluate(
 ) -> None:
     """Compare all sharders on the held-out tasks and report.
 
-    Writes metrics.json, evaluation.csv and pictures, and prints the table.
+    Writes metrics.json, evaluation.csv, pictures and their data, and prints the table.
 
     Args:
         tables: the pool, as generate-tables writes it: a folder with ``tables.parquet``.

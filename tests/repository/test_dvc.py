@@ -12,11 +12,12 @@ import yaml
 
 from evenshard.stages.loop import STAGES
 from evenshard.utils.outputs import MODEL_PARTS
+from evenshard.utils.provenance import RESULT
 from support.repository import ROOT
 
 sys.path.insert(0, str(ROOT / "pipelines"))
 
-from dvc_rounds import unrolled
+from dvc_rounds import paths, unrolled
 
 NETWORKS = ("cost_net", "policy", "cost_model")
 PARAMS = yaml.safe_load((ROOT / "params.yaml").read_text())
@@ -29,18 +30,13 @@ def test_dvc_yaml_fits_params_yaml() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def paths(declared: list[Any]) -> set[str]:
-    """The paths of a stage's outs, metrics or plots."""
-    return {path for one in declared for path in one}
-
-
 @pytest.mark.parametrize("num_rounds", [1, 2, 5])
 def test_round_k_depends_on_round_k_minus_1_and_the_newest_costs(num_rounds: int) -> None:
     stages = unrolled({**PARAMS, "loop": {"num_rounds": num_rounds}})["stages"]
     pool = ["work/tables.parquet", "work/tasks.json"]
     for k in range(1, num_rounds + 1):
         before = [] if k == 1 else [f"work/round_{k - 1}/{name}" for name in NETWORKS]
-        assert stages[f"benchmark_{k}"]["deps"] == (pool if k == 1 else before)
+        assert stages[f"benchmark_{k}"]["deps"] == (["reports/hardware.json", *pool] if k == 1 else before)
         assert stages[f"train_cost_{k}"]["deps"] == [f"work/round_{k}/costs.parquet", *before[::2]]
         assert stages[f"train_policy_{k}"]["deps"] == [f"work/round_{k}/cost_net", *before[1:2]]
     last = ["costs.parquet", *NETWORKS]
@@ -49,8 +45,8 @@ def test_round_k_depends_on_round_k_minus_1_and_the_newest_costs(num_rounds: int
 
 def test_every_file_that_a_command_names_is_an_output_or_made_by_a_stage_before_it() -> None:
     known: set[str] = set()
-    for stage in unrolled(PARAMS)["stages"].values():
-        known |= {path for kind in ("outs", "metrics", "plots") for path in paths(stage.get(kind, []))}
+    for name, stage in unrolled(PARAMS)["stages"].items():
+        known |= outputs({name: stage}).keys()
         assert {word for word in stage["cmd"].split() if word.startswith("work/")} <= known
         assert set(stage.get("deps", [])) <= known
 
@@ -72,11 +68,37 @@ def test_a_round_leaves_the_folder_of_a_model() -> None:
     )
 
 
-def test_nothing_of_the_loop_is_for_a_remote() -> None:
-    """`dvc pull` fails where an output in DVC's cache was never made (treeverse/dvc#5913)."""
-    for stage in unrolled(PARAMS)["stages"].values():
-        outputs = [how for kind in ("outs", "metrics", "plots") for one in stage.get(kind, []) for how in one.values()]
-        assert {how["cache"] for how in outputs} == {False}
+def outputs(stages: dict[str, Any]) -> dict[str, bool]:
+    """Every output of some stages, and whether DVC's cache has it."""
+    every = [one for stage in stages.values() for kind in ("outs", "metrics") for one in stage.get(kind, [])]
+    return {path: not isinstance(one, dict) or one[path].get("cache", True) for one in every for path in paths([one])}
+
+
+def test_git_has_what_dvcs_cache_has_not() -> None:
+    stages = unrolled(PARAMS)
+    cached = outputs(stages["stages"])
+    assert {path for path, in_cache in cached.items() if not in_cache} == {str(one) for one in RESULT[1:]}
+    assert str(RESULT[0]) == "dvc.lock"
+    asked = "\n".join([*cached, *map(str, RESULT)])
+    words = ["git", "check-ignore", "--no-index", "--stdin"]
+    ignored = subprocess.run(words, cwd=ROOT, input=asked, capture_output=True, text=True).stdout.split()
+    assert set(ignored) == {path for path, in_cache in cached.items() if in_cache}
+    drawn = paths(stages["plots"])
+    assert drawn and {Path(one).suffix for one in drawn} <= {".csv", ".json"} and not any(map(cached.get, drawn))
+
+
+def test_the_hardware_is_written_each_time_and_reaches_every_stage_that_measures() -> None:
+    stages = unrolled(PARAMS)["stages"]
+    (written,) = paths(stages["hardware"]["outs"])
+    assert stages["hardware"]["always_changed"] and stages["hardware"]["cmd"].endswith(written)
+    made_by = {path: name for name, one in stages.items() for path in paths(one["outs"])}
+
+    def before(name: str) -> set[str]:
+        found = {made_by[dep] for dep in stages[name].get("deps", []) if dep in made_by}
+        return found.union(*map(before, found))
+
+    for name in stages:
+        assert ("hardware" in before(name)) == (name not in ("hardware", "generate_tables"))
 
 
 @pytest.mark.parametrize("num_rounds", [3, 10])

@@ -34,7 +34,7 @@ from packaging.utils import canonicalize_name
 
 from support.repository import ROOT, git
 
-MADE_HERE = {".git", ".hypothesis", ".venv", "build", "data", "dist", "reports", "work"}
+MADE_HERE = {".git", ".hypothesis", ".venv", "build", "data", "dist", "work"}
 CORE = ("jinja2", "numpy", "pydantic", "pyyaml", "rich")
 TORCHREC = ("fbgemm-gpu-cpu", "scipy", "torch", "torchrec")
 CORE_MB = 200

@@ -25,6 +25,7 @@ from evenshard.stages.report import (
     plot_predicted_vs_measured,
     standings_text,
     write_csv,
+    write_plot_data,
 )
 from evenshard.stages.standings import QUIET, Answer, Interval, NetworkAccuracy, Result, Standing
 from support.builders import PROVENANCE, cost, measured, some_tables, task
@@ -35,6 +36,7 @@ COST = PlacementCost((DeviceCost(1.0, 2.0, 3.0, 4.0, 0.5, 0.25), DeviceCost(0.0,
 PLACED = measured(TASK, (0, 0, 0), COST)
 MEASURED = Result(Answer(TASK, "random", PLACED.placement, "", 12.5), PLACED)
 INFEASIBLE = Result(Answer(TASK, "dreamshard", None, "table ads needs 6 GB, more than a device", math.nan), None)
+PROPOSERS = (("random", 1), (CONTROL, 1), (RANDOM_SHARD, 1), ("dreamshard", 2), ("evenshard", 2))
 ACCURACY = NetworkAccuracy(median_abs_pct_error=8.25, kendall_tau=0.5)
 NOISE = Noise(3.0, 8.0, 4.0, num_controls=2, num_runs=4)
 STANDINGS = [
@@ -46,6 +48,23 @@ STANDINGS = [
 
 
 # CSV -----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_data_of_plots_have_no_device_and_nothing_that_is_not_finite(tmp_path: Path) -> None:
+    proposed = [replace(PLACED, proposed_by=by, round=number) for by, number in PROPOSERS]
+    write_plot_data([MEASURED, INFEASIBLE], STANDINGS, proposed, tmp_path)
+    assert (tmp_path / "sharders.csv").read_text().splitlines()[:2] == [
+        "sharder,mean_measured_ms,ci95_low_ms,ci95_high_ms",
+        "random,30.0,28.0,32.0",
+    ]
+    assert (tmp_path / "predicted_vs_measured.csv").read_text().splitlines() == [
+        "task_id,sharder,predicted_ms,max_device_ms",
+        "test-000,random,12.5,10.0",
+    ]
+    assert json.loads((tmp_path / "cost_per_round.json").read_text()) == [
+        {"round": 1, "policy_ms": 10.0, "search_ms": None},
+        {"round": 2, "policy_ms": 10.0, "search_ms": 10.0},
+    ]
 
 
 def test_the_csv_has_a_row_per_device_and_keeps_what_was_infeasible(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import evenshard
-from evenshard.utils.provenance import Lineage, git_commit, params_hash
+from evenshard.utils.provenance import RESULT, Lineage, git_commit, params_hash
 from support.repository import git
 
 
@@ -59,6 +59,26 @@ def test_what_is_made_from_the_commit_does_not_make_it_dirty(repository: Path, t
     assert git_commit(repository, made=[repository / "two"]) == f"{clean}-dirty"
     (repository / "code.py").write_text("print(2)\n")
     assert git_commit(repository, made=[repository / "one"]) == f"{clean}-dirty"
+
+
+def test_the_result_of_a_loop_does_not_make_it_dirty_where_it_lies(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in (*RESULT, Path("elsewhere/dvc.lock")):
+        (repository / path).parent.mkdir(exist_ok=True)
+        (repository / path).write_text("old")
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "--message", "A result")
+    clean = git_commit(repository)
+    for path in RESULT:
+        (repository / path).write_text("new")
+    monkeypatch.chdir(repository)
+    assert git_commit() == git_commit(repository) == clean == git(repository, "rev-parse", "HEAD")
+    (repository / RESULT[-1]).unlink()  # as DVC does before the stage that writes it
+    assert git_commit() == clean
+    assert git_commit(made=()) == f"{clean}-dirty"
+    (repository / "elsewhere/dvc.lock").write_text("of another loop")
+    assert git_commit() == f"{clean}-dirty"
 
 
 def test_outside_of_git_or_without_git_or_before_the_first_commit_it_is_unknown(

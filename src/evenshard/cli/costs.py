@@ -37,12 +37,28 @@ def _hardware(args: argparse.Namespace) -> Mapping[str, Any]:
 
     from evenshard.measure.inventory import hardware_text, inventory, inventory_text, known_hardware
 
-    if args.name is None:
+    if args.here is not None:
+        _hardware_here(args)
+    elif args.name is None:
         print(json.dumps(inventory(), indent=1) if args.json else inventory_text())
     else:
         one = known_hardware(args.name)
         print(json.dumps(asdict(one), indent=1) if args.json else hardware_text(one))
     return {}
+
+
+def _hardware_here(args: argparse.Namespace) -> None:
+    import json
+
+    from evenshard.measure.config import MeasureConfig
+    from evenshard.measure.here import hardware_here
+    from evenshard.utils.atomic import atomic_path
+    from evenshard.utils.params import load_params, section
+
+    params = load_params(args.params) if args.params.exists() else {}
+    text = json.dumps(hardware_here(section(params, "measure", MeasureConfig)), indent=1)
+    with atomic_path(args.here) as draft:
+        draft.write_text(text + "\n")
 
 
 def _calibrate_link(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -117,8 +133,9 @@ def add_commands(commands: Commands) -> None:
         _hardware,
         "List the hardware to place for, and what confirms its times.",
         "Kinds of hardware, simulated devices and links: what each was fitted to, how many measurements, and its error "
-        "on others. With a name, each constant with its unit and source.",
+        "on others. With a name, each constant with its unit and source. With --here, what the loop measures on.",
     )
+    params_flag(sub)
     sub.add_argument(
         "name",
         type=SOURCE,
@@ -127,6 +144,12 @@ def add_commands(commands: Commands) -> None:
         help="a simulated device or a link, such as h200 or nvlink_a100, or a YAML file of one",
     )
     sub.add_argument("--json", action="store_true", help="print JSON")
+    sub.add_argument(
+        "--here",
+        **OUTPUT,
+        help="instead, write what measure.hardware of the settings means on this machine: device, libraries and a hash "
+        "that tells the machine from others (.json)",
+    )
 
     sub = commands.add(
         "merge-costs",

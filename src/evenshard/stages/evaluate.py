@@ -108,8 +108,10 @@ def run(
     folder = outputs.report
     report.write_csv(results, folder / "evaluation.csv")
     save_costs(measured, folder / "evaluation_costs.parquet", lineage)
+    tried = [one for run in rounds for one in run]
+    report.write_plot_data(results, ranking, tried, folder)
     report.plot_predicted_vs_measured(results, accuracy, origin["hardware"], folder / "predicted_vs_measured.png")
-    report.plot_cost_per_round([one for run in rounds for one in run], folder / "cost_per_round.png")
+    report.plot_cost_per_round(tried, folder / "cost_per_round.png")
     _plot_one_task(results, ranking, [one.name for one in takes_part if one.is_learned], folder / "device_costs.png")
     table = report.standings_text(ranking, len(split.test), noise, origin["hardware"], device_error)
     report.write_text(table, folder / "table.txt")

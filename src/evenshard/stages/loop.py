@@ -25,7 +25,7 @@ from evenshard.stages.stage import (
     WhichRound,
     Writes,
 )
-from evenshard.utils.outputs import MODEL_FOLDER, NETWORK_FOLDER, REPORT
+from evenshard.utils.outputs import MODEL_FOLDER, NETWORK_FOLDER, REPORT, REPORTS
 
 WORK, OF_ROUND = "work", "work/round_{round}"
 Pool = Annotated[Path, Reads("the pool, as generate-tables writes it")]
@@ -453,7 +453,7 @@ class EvaluateOutputs:
             "report folder to write into",
             "--out",
             REPORT,
-            path="reports",
+            path=REPORTS,
             artifact=ARTIFACT,
             roles=(("evaluation_costs.parquet", "evaluation"),),
             tables=("evaluation.csv",),
@@ -484,7 +484,7 @@ EVALUATE = Stage(
     EvaluateConfig,
     EvaluateInputs,
     EvaluateOutputs,
-    about="Writes metrics.json, evaluation.csv and pictures, and prints the table.",
+    about="Writes metrics.json, evaluation.csv, pictures and their data, and prints the table.",
     metrics="mean cost of each sharder, and how well the networks predict",
     tags=("evaluation", "measurement", "gpu"),
     measures=True,

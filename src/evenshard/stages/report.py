@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import html
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -85,6 +86,60 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
         writer.writeheader()
         for result in results:
             writer.writerows(_csv_rows(result))
+
+
+def write_plot_data(
+    results: Sequence[Result], standings: Sequence[Standing], rounds: Sequence[MeasuredPlacement], folder: Path
+) -> None:
+    """The data that ``dvc plots`` draws, one file per plot: that of the pictures, and the standings.
+
+    Args:
+        rounds: what the benchmarks of all rounds have measured.
+    """
+    _write_data(
+        [
+            {
+                "sharder": one.sharder,
+                "mean_measured_ms": _rounded(one.measured_ms.mean),
+                "ci95_low_ms": _rounded(one.measured_ms.low),
+                "ci95_high_ms": _rounded(one.measured_ms.high),
+            }
+            for one in standings
+        ],
+        folder / "sharders.csv",
+    )
+    _write_data(
+        [
+            {
+                "task_id": one.answer.task.task_id,
+                "sharder": one.answer.sharder,
+                "predicted_ms": _rounded(one.answer.predicted_ms),
+                "max_device_ms": _rounded(one.measured_ms),
+            }
+            for one in results
+            if math.isfinite(one.measured_ms)
+        ],
+        folder / "predicted_vs_measured.csv",
+    )
+    by_proposer = _proposed_costs(rounds)
+    proposed = [
+        {
+            "round": number,
+            **{
+                name: _rounded(fmean(by_proposer[label].get(number, [math.nan])))
+                for label, name in ((_POLICY, "policy_ms"), (_SEARCH, "search_ms"))
+            },
+        }
+        for number in sorted({number for by_round in by_proposer.values() for number in by_round})
+    ]
+    write_text(json.dumps(proposed, indent=1), folder / "cost_per_round.json")  # CSV has no word for "none"
+
+
+def _write_data(rows: Sequence[Mapping[str, object]], path: Path) -> None:
+    with atomic_path(path) as draft, draft.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else [], restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def _csv_rows(result: Result) -> list[dict[str, object]]:
@@ -280,10 +335,7 @@ def plot_cost_per_round(measured: Sequence[MeasuredPlacement], path: Path) -> No
     What a search proposed is drawn beside the rest; random shards are not placements.
     """
     with _picture(path, 5.6, 3.8) as (_, (axis,)):
-        by_round: dict[str, dict[int, list[float]]] = {label: {} for label in PROPOSED}
-        for one in measured:
-            if one.cost.fits and one.proposed_by not in (CONTROL, RANDOM_SHARD):
-                by_round[_proposed(one)].setdefault(one.round, []).append(one.cost.max_device_ms)
+        by_round = _proposed_costs(measured)
         for label, costs in by_round.items():
             if not costs:
                 continue
@@ -301,6 +353,15 @@ def plot_cost_per_round(measured: Sequence[MeasuredPlacement], path: Path) -> No
         axis.set_ylim(bottom=0)
         if ticks:
             axis.legend(frameon=False)
+
+
+def _proposed_costs(measured: Sequence[MeasuredPlacement]) -> dict[str, dict[int, list[float]]]:
+    """Cost of each placement that a round tried and that fits, by who proposed it and by round."""
+    found: dict[str, dict[int, list[float]]] = {label: {} for label in PROPOSED}
+    for one in measured:
+        if one.cost.fits and one.proposed_by not in (CONTROL, RANDOM_SHARD):
+            found[_proposed(one)].setdefault(one.round, []).append(one.cost.max_device_ms)
+    return found
 
 
 def _proposed(one: MeasuredPlacement) -> str:

@@ -122,9 +122,11 @@ class FilesInside(Output):
 
     Attributes:
         names: names of the files that are known beforehand.
+        in_git: those of them that a repository of loops keeps in git: small text that people compare.
     """
 
     names: tuple[str, ...] = ()
+    in_git: tuple[str, ...] = ()
 
     def paths(self, path: Path) -> tuple[Path, ...]:
         """The files."""
@@ -149,17 +151,28 @@ MODEL_FOLDER = Folder(
 DATASET_FOLDER = Folder("a cost dataset", ("dataset.json", "tables.*", "costs*.parquet"), ("tasks.json",))
 CHECKPOINT_FOLDER = Folder("a converted checkpoint", (".metadata", "evenshard.json"), ("__*.distcp",))
 ANY_FOLDER = Folder("what takes its place", ())
+REPORTS = "reports"
+"""The folder of a loop's report, beside its params.yaml."""
+HARDWARE_FILE = f"{REPORTS}/hardware.json"
+"""What the loop measures on (``evenshard hardware --here``), beside its report."""
+_IN_GIT = (
+    "summary.json",
+    "metrics.json",
+    "table.txt",
+    "sharders.csv",
+    "predicted_vs_measured.csv",
+    "cost_per_round.json",
+)
 REPORT = FilesInside(
     (
-        "summary.json",
-        "metrics.json",
-        "table.txt",
+        *_IN_GIT,
         "evaluation.csv",
         "evaluation_costs.parquet",
         "predicted_vs_measured.png",
         "cost_per_round.png",
         "device_costs.png",
-    )
+    ),
+    _IN_GIT,
 )
 PROMOTION = FilesInside(("promotion.json", "promotion_costs.parquet"))
 

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evenshard.utils.outputs import HARDWARE_FILE, REPORT, REPORTS
 from evenshard.version import __version__
 
 UNKNOWN = "unknown"
+RESULT = tuple(map(Path, ("dvc.lock", HARDWARE_FILE, *(f"{REPORTS}/{name}" for name in REPORT.in_git))))
+"""What a run of the loop leaves to be committed: it is made from a commit, and does not change it."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,8 @@ class Lineage:
     """Where a file comes from.
 
     Attributes:
-        git_commit: 40 hex digits, with "-dirty" behind them if tracked files were changed; "unknown" outside of git.
+        git_commit: 40 hex digits, with "-dirty" behind them if tracked files other than ``RESULT`` were changed;
+            "unknown" outside of git.
         params_hash: SHA-256 of all of params.yaml, "unknown" where there was none.
         evenshard_version: version of the code that wrote the file.
     """
@@ -46,12 +50,13 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def git_commit(folder: Path | None = None, made: Sequence[Path] = ()) -> str:
+def git_commit(folder: Path | None = None, made: Sequence[Path] = RESULT) -> str:
     """The commit that ``folder`` (default: the working directory) has checked out; see ``Lineage``.
 
     Args:
-        made: files and folders that are made from the commit, so that their changes do not count.
+        made: files and folders that are made from the commit, so that their changes do not count; from ``folder`` on.
     """
+    here = (folder or Path()).resolve()
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
@@ -59,7 +64,8 @@ def git_commit(folder: Path | None = None, made: Sequence[Path] = ()) -> str:
 
     try:
         top = Path(git("rev-parse", "--show-toplevel"))
-        inside = [path.resolve().relative_to(top) for path in made if path.resolve().is_relative_to(top)]
+        paths = [here / path for path in made]
+        inside = [path.relative_to(top) for path in map(Path.resolve, paths) if path.is_relative_to(top)]
         others = [f":(top,exclude){path.as_posix()}" for path in inside]
         dirty = bool(git("status", "--porcelain", "--untracked-files=no", "--", ":/", *others))
         return git("rev-parse", "HEAD") + ("-dirty" if dirty else "")

@@ -1,0 +1,58 @@
+"""What measures here, as a file that another machine, GPU or library changes, and the same one does not."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from evenshard.measure.config import MeasureConfig
+from evenshard.utils.extras import require_package
+
+MACHINE = "EVENSHARD_MACHINE"
+"""The environment variable that names the machine; machines of one name count as one."""
+MACHINE_ID = Path("/etc/machine-id")
+
+
+def hardware_here(config: MeasureConfig) -> Mapping[str, str]:
+    """What times that are measured here depend on.
+
+    The device and the versions of its libraries, a GPU's driver, and which machine it is. Of a simulated device, whose
+    times are the same everywhere, no more than its name.
+
+    Raises:
+        BadConfig: if CUDA is asked for where there is none.
+    """
+    if config.hardware_name.kind.is_simulated:
+        return {"hardware": config.hardware_name.provenance}
+    require_package("torch")
+    from evenshard.measure.fbgemm import device_name, driver_version, library_versions, real_device
+
+    device = real_device(config)
+    driver = {"driver": driver_version(device)} if device.type == "cuda" else {}  # a new kernel is no new machine
+    return {
+        "hardware": device_name(device),
+        **driver,
+        "versions": library_versions(device),
+        "machine": machine_id(),
+    }
+
+
+def machine_id() -> str:
+    """16 hex digits that tell this machine from others and do not say which one it is.
+
+    A hash of what ``EVENSHARD_MACHINE`` says, else of the machine ID of the operating system, else, as in a container,
+    of a network address.
+    """
+    own = os.environ.get(MACHINE, "").strip() or _of_operating_system() or f"{uuid.getnode():012x}"
+    return hmac.new(own.encode(), b"evenshard", hashlib.sha256).hexdigest()[:16]
+
+
+def _of_operating_system() -> str:
+    try:
+        return MACHINE_ID.read_text().strip()
+    except OSError:
+        return ""
