@@ -25,18 +25,28 @@ from evenshard.sharders.catalog import HEURISTICS
 NAMES = [
     "BadInput",
     "EvenshardError",
+    "InUse",
     "InfeasibleTask",
+    "Machine",
+    "Memory",
     "Placement",
     "PlacementAnswer",
+    "Search",
+    "Sharding",
     "Table",
     "TablePart",
+    "TableRules",
+    "TableSources",
+    "Training",
     "load_answer",
     "place",
     "save_answer",
     "what_if",
 ]
 POSITIONAL = {"tables": inspect.Parameter.empty, "num_devices": None, "memory_cap_gb": None}
+GROUPS = ("machine", "memory", "training", "sharding", "table_sources", "table_rules", "search", "in_use")
 KEYWORDS = {
+    **dict.fromkeys(GROUPS),
     "batch_size": 65_536,
     "hardware": None,
     "model": None,
@@ -126,7 +136,7 @@ PROPERTIES = [
     "uncertainty_ms",
     "used_bytes",
 ]
-NO_FLAG = {"tables", "compare", "constraints", "progress"}
+NO_FLAG = {"tables", "compare", "constraints", "progress", *GROUPS}
 UNUSED = {"pandas", "pyarrow", "scipy", "ortools", "matplotlib", "mlflow", "dvc", "torchrec", "fbgemm_gpu", "jinja2"}
 """By a small request: imports are most of what it waits for."""
 HEAVY = {*UNUSED, "torch", "numpy", "pydantic", "rich", "yaml"}
@@ -276,6 +286,7 @@ def test_the_command_has_the_defaults_of_python(monkeypatch: pytest.MonkeyPatch)
     assert found.pop("compare") == HEURISTICS  # for the summary
     assert found.pop("constraints") is None  # of a model in Python
     assert found.pop("progress") is None  # stderr is not a terminal
+    assert {found.pop(name) for name in GROUPS} == {None}
     expected = {name: value for name, value in {**POSITIONAL, **KEYWORDS}.items() if name not in NO_FLAG}
     assert {name: value or None for name, value in found.items()} == {
         name: value or None for name, value in expected.items()
