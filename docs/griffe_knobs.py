@@ -1,4 +1,4 @@
-"""Knobs on the site: a field that is ``knob(default, "meaning")`` is shown with its meaning, and with its default alone."""
+"""Knobs on the site: a field that is ``knob(default, "meaning")`` is shown with its meaning and its default."""
 
 from __future__ import annotations
 

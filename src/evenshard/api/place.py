@@ -118,25 +118,23 @@ def _answer(tables: Any, asked: Knobs, progress: Callable[[float], None] | None)
     known = with_pooling_factors(known, asked.table_sources.pooling_factors)
     optimizers = _optimizers(tables, training.optimizer, loaded)
     request = PlacementRequest(
-        **{
-            **kept_knobs(asked),
-            "tables": known.tables,
-            "caps_bytes": devices.caps_bytes,
-            "batch_size": training.batch_size,
-            "reserved_bytes": reserved_bytes,
-            "optimizer": optimizers.optimizer,
-            "rules": Rules.of(**vars(asked.table_rules)),
-            "communication": Communication.of(training.communication),
-            "sharding_types": _types(asked.sharding),
-            "machine": devices.machine,
-            "hardware": devices.hardware,
-            "assumptions": (*known.assumptions, *optimizers.assumptions),
-            "reserved_share": reserved_share,
-            "dense_bytes": dense_bytes_of(tables, memory.dense_gb),
-            "training_pipeline": training.training_pipeline,
-            "compute_kernels": tuple(asked.sharding.compute_kernels),
-            "table_optimizers": optimizers.of_tables,
-        }
+        tables=known.tables,
+        caps_bytes=devices.caps_bytes,
+        batch_size=training.batch_size,
+        reserved_bytes=reserved_bytes,
+        optimizer=optimizers.optimizer,
+        rules=Rules.of(**vars(asked.table_rules)),
+        communication=Communication.of(training.communication),
+        sharding_types=_types(asked.sharding),
+        machine=devices.machine,
+        hardware=devices.hardware,
+        assumptions=(*known.assumptions, *optimizers.assumptions),
+        reserved_share=reserved_share,
+        dense_bytes=dense_bytes_of(tables, memory.dense_gb),
+        training_pipeline=training.training_pipeline,
+        compute_kernels=tuple(asked.sharding.compute_kernels),
+        table_optimizers=optimizers.of_tables,
+        **kept_knobs(asked),
     )
     if asked.sharding.constraints is not None:
         request, unused = _constrained(request, tables, asked.sharding.constraints)

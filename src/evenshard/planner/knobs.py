@@ -316,11 +316,12 @@ def knob_field(name: str, default: Any = None) -> Any:
     """A field of a dataclass that keeps a knob; its default and its meaning are those of the knob.
 
     Args:
-        default: where the knob has none of its own.
+        default: what the field is where the knob was left out as None: it keeps what was settled, not what was given.
     """
     one = place_knob(name)
-    own = default if one.default is None else one.default
-    return field(default=own, metadata={"description": one.help, "knob": name})
+    if default is not None:
+        return field(default=default, metadata={"description": one.help})
+    return field(default=one.default, metadata={"description": one.help, "knob": name})
 
 
 def _check_range(one: Knob, value: Any) -> None:

@@ -143,24 +143,22 @@ def request_of(
     )
     optimizers = model_optimizers(module, knobs.training.optimizer, sharders)
     request = PlacementRequest(
-        **{
-            **kept_knobs(knobs),
-            "tables": found.known.tables,
-            "caps_bytes": machine.caps_bytes,
-            "batch_size": settings.batch_size * machine.nodes.num_devices,
-            "reserved_bytes": machine.reserved_bytes,
-            "optimizer": optimizers.optimizer,
-            "rules": rules,
-            "sharding_types": (TABLE_WISE,) if settings.is_whole else settings.types,
-            "machine": None if settings.is_whole else machine.linked_nodes(settings.intra, settings.inter),
-            "hardware": knobs.machine.hardware or DEFAULT_HARDWARE,
-            "assumptions": (*found.known.assumptions, *optimizers.assumptions),
-            "reserved_share": machine.reserved_share,
-            "dense_bytes": dense,
-            "training_pipeline": knobs.training.training_pipeline,
-            "compute_kernels": settings.kernels,
-            "table_optimizers": optimizers.of_tables,
-        }
+        tables=found.known.tables,
+        caps_bytes=machine.caps_bytes,
+        batch_size=settings.batch_size * machine.nodes.num_devices,
+        reserved_bytes=machine.reserved_bytes,
+        optimizer=optimizers.optimizer,
+        rules=rules,
+        sharding_types=(TABLE_WISE,) if settings.is_whole else settings.types,
+        machine=None if settings.is_whole else machine.linked_nodes(settings.intra, settings.inter),
+        hardware=knobs.machine.hardware or DEFAULT_HARDWARE,
+        assumptions=(*found.known.assumptions, *optimizers.assumptions),
+        reserved_share=machine.reserved_share,
+        dense_bytes=dense,
+        training_pipeline=knobs.training.training_pipeline,
+        compute_kernels=settings.kernels,
+        table_optimizers=optimizers.of_tables,
+        **kept_knobs(knobs),
     )
     left_out = _left_out(request, located, bounds)
     rules, types = _without_replicas(rules, types, left_out, len(located))
