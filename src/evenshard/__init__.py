@@ -44,6 +44,16 @@ if TYPE_CHECKING:
     from evenshard.api.what_if import what_if
     from evenshard.placement.parts import TablePart
     from evenshard.placement.placement import Placement
+    from evenshard.planner.knobs import (
+        InUse,
+        Machine,
+        Memory,
+        Search,
+        Sharding,
+        TableRules,
+        TableSources,
+        Training,
+    )
     from evenshard.report.answer import PlacementAnswer
     from evenshard.tables.table import Table
     from evenshard.utils.errors import BadInput, EvenshardError, InfeasibleTask
@@ -52,11 +62,19 @@ if TYPE_CHECKING:
 _HOMES = {
     "BadInput": "evenshard.utils.errors",
     "EvenshardError": "evenshard.utils.errors",
+    "InUse": "evenshard.planner.knobs",
     "InfeasibleTask": "evenshard.utils.errors",
+    "Machine": "evenshard.planner.knobs",
+    "Memory": "evenshard.planner.knobs",
     "Placement": "evenshard.placement.placement",
     "PlacementAnswer": "evenshard.report.answer",
+    "Search": "evenshard.planner.knobs",
+    "Sharding": "evenshard.planner.knobs",
     "Table": "evenshard.tables.table",
     "TablePart": "evenshard.placement.parts",
+    "TableRules": "evenshard.planner.knobs",
+    "TableSources": "evenshard.planner.knobs",
+    "Training": "evenshard.planner.knobs",
     "load_answer": "evenshard.api.answers",
     "place": "evenshard.api.place",
     "save_answer": "evenshard.api.answers",
@@ -66,11 +84,19 @@ _HOMES = {
 __all__ = [
     "BadInput",
     "EvenshardError",
+    "InUse",
     "InfeasibleTask",
+    "Machine",
+    "Memory",
     "Placement",
     "PlacementAnswer",
+    "Search",
+    "Sharding",
     "Table",
     "TablePart",
+    "TableRules",
+    "TableSources",
+    "Training",
     "__version__",
     "load_answer",
     "place",

@@ -13,7 +13,7 @@ import pytest
 
 import evenshard
 from evenshard.api.place import place
-from evenshard.api.what_if import SHARED_KNOBS, what_if
+from evenshard.api.what_if import what_if
 from evenshard.compare.diff import diff
 from evenshard.compare.explain.explain import explain
 from evenshard.torchrec import EvenshardPlanner
@@ -59,10 +59,10 @@ def test_place(argument: str) -> None:
     assert not problems_of(lambda **more: place(**{"tables": TABLES, **ASKED, "progress": begun, **more}), argument)
 
 
-OF_WHAT_IF = [name for name in inspect.signature(what_if).parameters if name not in ("progress", "knobs")]
+OF_WHAT_IF = [name for name in inspect.signature(what_if).parameters if name != "progress"]
 
 
-@pytest.mark.parametrize("argument", [*OF_WHAT_IF, *SHARED_KNOBS])
+@pytest.mark.parametrize("argument", OF_WHAT_IF)
 def test_what_if(argument: str) -> None:
     asked = {"tables": TABLES, "hardware": ["h100"], "devices": [2], "progress": begun}
     assert not problems_of(lambda **more: what_if(**{**asked, **more}), argument)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from evenshard.utils.errors import BadConfig
+from evenshard.utils.knobs import Knob
 from evenshard.utils.signature import checked
 
 
@@ -107,13 +108,37 @@ def test_the_signature_stays_and_what_is_no_argument_is_pythons_error() -> None:
         asked()
 
 
-@checked(asked)
-def asked_again(**knobs: Any) -> Any:
-    """Passes them on."""
-    return asked("", **knobs)
+KNOBS = (
+    Knob("count", int, 1, "how many"),
+    Knob("part", "Fraction | None", None, "how much of it", torchrec="Topology.part"),
+    Knob("size_gb", float, 1.0, "how large"),
+)
 
 
-def test_knobs_are_those_of_another_function() -> None:
-    assert asked_again(count=np.int8(2))["count"] == 2
-    with pytest.raises(BadConfig, match="count is 'x', not a whole number"):
-        asked_again(count="x")
+@checked(KNOBS, Fraction="fractions")
+def with_knobs(count: int = 0, *, last: int = 0, **knobs: Any) -> dict[str, Any]:
+    """What it was given.
+
+    Args:
+        knobs: any of ``KNOBS``, which are told
+            in two lines.
+        last: the last.
+    """
+    return {"count": count, **knobs}
+
+
+def test_knobs_are_checked_as_they_are_declared() -> None:
+    assert with_knobs(np.int8(2), part=Fraction(1, 2)) == {"count": 2, "part": Fraction(1, 2)}
+    for given, said in (({"count": "x"}, "not a whole number"), ({"part": 1}, "not a Fraction")):
+        with pytest.raises(BadConfig, match=said):
+            with_knobs(**given)
+
+
+def test_the_signature_and_the_help_show_every_knob() -> None:
+    assert str(inspect.signature(with_knobs)) == (
+        "(count: int = 1, *, part: 'Fraction | None' = None, size_gb: float = 1.0, last: 'int' = 0) -> 'dict[str, Any]'"
+    )
+    assert inspect.getdoc(with_knobs) == (
+        "What it was given.\n\nArgs:\n    count: how many.\n    part: how much of it. TorchRec: ``Topology.part``.\n"
+        "    size_gb: how large.\n    last: the last."
+    )

@@ -21,7 +21,7 @@ from evenshard.measure.hardware import DEFAULT_HARDWARE
 from evenshard.placement.optimizer_state import DEFAULT_OPTIMIZER
 from evenshard.placement.parts import TablePart
 from evenshard.planner.device_memory import own_memory_gb, reserve_of
-from evenshard.planner.options import place_option
+from evenshard.planner.knobs import place_knob
 from evenshard.planner.request import PlacementRequest, caps_of
 from evenshard.sharders.learned import load_sharder
 from evenshard.sharders.models import COST_MODEL, COST_NET, POLICY, load_model
@@ -75,7 +75,7 @@ class ServedModel(PythonModel):
         **others: Any,
     ) -> tuple[TablePart, ...]:
         for name, value in others.items():
-            if value != place_option(name).default:
+            if value != place_knob(name).default:
                 raise BadConfig(f"evenshard-policy takes no {name}. Serve evenshard-cost, or leave {name} out.")
         if memory_cap_gb is None:  # a policy does not say what devices it is for
             memory_cap_gb = own_memory_gb(DEFAULT_HARDWARE)

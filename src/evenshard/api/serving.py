@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.planner.cluster import DEFAULT_DEVICES
-from evenshard.planner.options import Option, place_options
+from evenshard.planner.knobs import place_knobs
 from evenshard.tracking.pyfunc import ServedCode
+from evenshard.utils.knobs import Knob
 
 NOT_SERVED = {
     *("hardware", "default_pooling_factor", "num_measured"),
@@ -19,15 +20,15 @@ measure on."""
 
 def served_code() -> ServedCode:
     """The script ``mlflow_model.py``, and its parameters."""
-    kinds = {option.name: option.scalar or str for option in _served_options()}
+    kinds = {knob.name: knob.scalar or str for knob in _served_knobs()}
     return ServedCode(Path(__file__).with_name("mlflow_model.py"), served_parameters(), kinds)
 
 
 def served_parameters() -> dict[str, Any]:
-    """The arguments of ``evenshard.place`` that a registered model takes, with their defaults: plain, or None."""
-    defaults = {option.name: option.default for option in _served_options()}
+    """The knobs that a registered model takes, with their defaults: plain, or None."""
+    defaults = {knob.name: knob.default for knob in _served_knobs()}
     return {**defaults, "num_devices": DEFAULT_DEVICES}
 
 
-def _served_options() -> tuple[Option, ...]:
-    return tuple(one for one in place_options() if one.scalar is not None and one.name not in NOT_SERVED)
+def _served_knobs() -> tuple[Knob, ...]:
+    return tuple(one for one in place_knobs() if one.scalar is not None and one.name not in NOT_SERVED)

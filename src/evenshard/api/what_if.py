@@ -1,14 +1,13 @@
-"""``evenshard.what_if``: one call from tables to machines beside each other, the same as the command's.
-
-Its signature and its docstring declare the knobs of the question; those of every placement are ``evenshard.place``'s.
-"""
+"""``evenshard.what_if``: one call from tables to machines beside each other, the same as the command's."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.api.place import dense_bytes_of, place
-from evenshard.planner.options import options_of, place_option, place_options
+from evenshard.planner.knobs import Knobs, Training, group_knobs, groups, place_knobs
+from evenshard.utils.knobs import Knob, chosen_in, knob, knobs_of
 from evenshard.utils.signature import checked
 
 if TYPE_CHECKING:
@@ -16,26 +15,83 @@ if TYPE_CHECKING:
     from evenshard.compare.what_if.result import WhatIfAnswer
 
 
-@checked(place, Prices="evenshard.compare.what_if.prices", PlacementModel="evenshard.sharders.models")
+@dataclass(frozen=True)
+class WhatIf:
+    """The knobs of the question: machines, prices, and what a step does besides its embeddings."""
+
+    hardware: Sequence[str] = knob(
+        (),
+        "kinds of hardware; h100 is short for simulated:h100, a device model. Where left out, what the model was "
+        "trained on, or simulated:h100",
+    )
+    devices: Sequence[int] = knob((8,), "numbers of devices")
+    price: "str | Path | Prices | None" = knob(
+        None, "prices by the hour, for the cost of samples: a YAML file, or Prices"
+    )
+    batch_size: int | None = knob(
+        None,
+        "samples of a step over all devices together, the same on every machine; 65,536 where neither this nor "
+        "batch_per_device is given",
+    )
+    batch_per_device: int | None = knob(
+        None, "samples of a step on each device, in place of batch_size: more devices take more samples"
+    )
+    dense_ms: float | Mapping[str, float] = knob(
+        0.0, "time of a step besides its embeddings; one for all hardware, or one for each"
+    )
+    dense_batch: int | None = knob(
+        None,
+        "samples of a device that dense_ms is of: it is scaled to those of each machine. Where left out, it is taken "
+        "as it is",
+    )
+    overlap: float = knob(
+        0.0,
+        "share of the shorter of embeddings and dense_ms that runs beside the longer one, 0 to 1; 0 adds them up",
+    )
+    max_step_ms: float | None = knob(
+        None, "the cheapest machine whose step is predicted to take at most so long is named too"
+    )
+    devices_per_node: int | Mapping[str, int] | None = knob(
+        None, "devices of a host; where left out, as many as its link connects, 8 at most"
+    )
+    nodes_per_domain: int | Mapping[str, int] = knob(1, "hosts whose devices share the link within a host")
+    intra: str | Mapping[str, str] = knob("", "link within a host; where left out, that of the hardware")
+    inter: str | Mapping[str, str] = knob(
+        "",
+        "link between hosts; where left out, infiniband_ndr of H100 and later, infiniband_hdr of A100 and V100, "
+        "ethernet_25g of others",
+    )
+    model: str | Path | Mapping[str, str | Path] | None = knob(
+        None, "cost model of each kind of hardware, as for evenshard.place"
+    )
+    group_sizes: Sequence[int] | str = knob(
+        (),
+        "devices that share one copy of the tables, with 2D parallelism (TorchRec's DMPCollection); all for every "
+        "number that divides the devices. Where left out, all devices share one",
+    )
+    sync_every: int = knob(1, "steps from one average over the groups' weights to the next")
+
+
+_OF_ONE_MACHINE = {
+    *("num_devices", "nodes", "cluster", "constraints"),
+    *("pinned", "forbidden", "forbidden_devices", "pinned_nodes"),
+    *("near", "max_move_gb", "num_measured", "compare"),
+}
+"""Knobs of ``evenshard.place`` about one machine and its devices, or about one answer."""
+
+
+def shared_knobs() -> tuple[Knob, ...]:
+    """All its other knobs, which hold for every machine alike, unless ``what_if`` has its own of that name."""
+    own = {one.name for one in knobs_of(WhatIf)}
+    return tuple(one for one in place_knobs() if one.name not in _OF_ONE_MACHINE and one.name not in own)
+
+
+@checked((*knobs_of(WhatIf), *shared_knobs(), *group_knobs(shared_knobs())), Prices="evenshard.compare.what_if.prices")
 def what_if(
     tables: Any,
-    hardware: Sequence[str] = (),
-    devices: Sequence[int] = (8,),
+    hardware: Sequence[str] = WhatIf.hardware,
+    devices: Sequence[int] = WhatIf.devices,
     *,
-    price: "str | Path | Prices | None" = None,
-    batch_size: int | None = None,
-    batch_per_device: int | None = None,
-    dense_ms: float | Mapping[str, float] = 0.0,
-    dense_batch: int | None = None,
-    overlap: float = 0.0,
-    max_step_ms: float | None = None,
-    devices_per_node: int | Mapping[str, int] | None = None,
-    nodes_per_domain: int | Mapping[str, int] = 1,
-    intra: str | Mapping[str, str] = "",
-    inter: str | Mapping[str, str] = "",
-    model: str | Path | Mapping[str, str | Path] | None = None,
-    group_sizes: Sequence[int] | str = (),
-    sync_every: int = 1,
     progress: Callable[[Sequence[Any]], Iterable[Any]] | None = None,
     **knobs: Any,
 ) -> "WhatIfAnswer":
@@ -46,30 +102,9 @@ def what_if(
 
     Args:
         tables: as for ``evenshard.place``.
-        hardware: kinds of hardware; h100 is short for simulated:h100, a device model. Where left out, what the model
-            was trained on, or simulated:h100.
-        devices: numbers of devices.
-        price: prices by the hour, for the cost of samples: a YAML file, or ``Prices``.
-        batch_size: samples of a step over all devices together, the same on every machine; 65,536 where neither this
-            nor batch_per_device is given.
-        batch_per_device: samples of a step on each device, in place of batch_size: more devices take more samples.
-        dense_ms: time of a step besides its embeddings; one for all hardware, or one for each.
-        dense_batch: samples of a device that dense_ms is of: it is scaled to those of each machine. Where left out, it
-            is taken as it is.
-        overlap: share of the shorter of embeddings and dense_ms that runs beside the longer one, 0 to 1; 0 adds them
-            up.
-        max_step_ms: the cheapest machine whose step is predicted to take at most so long is named too.
-        devices_per_node: devices of a host; where left out, as many as its link connects, 8 at most.
-        nodes_per_domain: hosts whose devices share the link within a host.
-        intra: link within a host; where left out, that of the hardware.
-        inter: link between hosts; where left out, infiniband_ndr of H100 and later, infiniband_hdr of A100 and V100,
-            ethernet_25g of others.
-        model: cost model of each kind of hardware, as for ``evenshard.place``.
-        group_sizes: devices that share one copy of the tables, with 2D parallelism (TorchRec's DMPCollection); all for
-            every number that divides the devices. Where left out, all devices share one.
-        sync_every: steps from one average over the groups' weights to the next.
+        knobs: the fields of ``WhatIf``, each by its own name, and those of ``evenshard.place`` that hold for every
+            machine (``shared_knobs``), as ``place`` takes them.
         progress: goes through a list and shows how far it is, such as ``tqdm``.
-        knobs: arguments of ``evenshard.place`` that hold for every machine: those in ``SHARED_KNOBS``.
 
     Returns:
         The options, each with times, costs and memory, and which are the cheapest and the fastest.
@@ -77,6 +112,21 @@ def what_if(
     Raises:
         BadInput: if an argument cannot be used; the message says what to do.
     """
+    from evenshard.utils.errors import BadConfig
+
+    names = {one.name for one in knobs_of(WhatIf)}
+    taken = [one.name for one in shared_knobs()]
+    known = {*names, *taken, *(group.name for group in groups())}
+    if unknown := next((name for name in knobs if name not in known), None):
+        raise BadConfig(f"{unknown} is not an argument of what_if, nor one of place that applies to every machine.")
+    own = {name: value for name, value in knobs.items() if name in names}
+    shared = Knobs.of({name: value for name, value in knobs.items() if name not in names}, taken)
+    return _answer(tables, WhatIf(hardware=hardware, devices=devices, **own), shared, progress)
+
+
+def _answer(
+    tables: Any, asked: WhatIf, shared: Knobs, progress: Callable[[Sequence[Any]], Iterable[Any]] | None
+) -> "WhatIfAnswer":
     from evenshard.compare.what_if.machines import of_hardware, whole_machine
     from evenshard.compare.what_if.prices import load_prices
     from evenshard.compare.what_if.question import Question, sizes_of
@@ -87,13 +137,16 @@ def what_if(
     from evenshard.utils.params import check_ranges
     from evenshard.utils.units import bytes_to_gb
 
-    if unknown := next((name for name in knobs if name not in SHARED_KNOBS), None):
-        raise BadConfig(f"{unknown} is not an argument of what_if, nor one of place that applies to every machine.")
+    hardware, devices, model, price = asked.hardware, asked.devices, asked.model, asked.price
+    batch_size, batch_per_device, dense_batch = asked.batch_size, asked.batch_per_device, asked.dense_batch
+    max_step_ms = asked.max_step_ms
     if not devices:
         raise BadConfig("no number of devices is given. Give some, such as 8.")
     if batch_size is not None and batch_per_device is not None:
         raise BadConfig("batch_size is of all devices together, batch_per_device of each. Give one of the two.")
-    check_ranges(sync_every=sync_every, overlap=overlap, batch_size=batch_size, batch_per_device=batch_per_device)
+    check_ranges(
+        sync_every=asked.sync_every, overlap=asked.overlap, batch_size=batch_size, batch_per_device=batch_per_device
+    )
     check_ranges(dense_batch=dense_batch, max_step_ms=max_step_ms)
     if max_step_ms is not None and price is None:
         raise BadConfig(f"max_step_ms is {max_step_ms:g}, but without prices no machine is the cheapest. Add price.")
@@ -101,7 +154,7 @@ def what_if(
         hardware = (named_with_hardware(model, None)[1] or DEFAULT_HARDWARE,)
     kinds = hardware or (model if isinstance(model, Mapping) else ())
     names = tuple(dict.fromkeys(str(HardwareName.parse(name)) for name in kinds))
-    dense = of_hardware("dense_ms", dense_ms, names)
+    dense = of_hardware("dense_ms", asked.dense_ms, names)
     if lacking := [name for name in names if name not in dense]:
         raise BadConfig(f"dense_ms names no time for {lacking[0]}. Add it: {lacking[0]}=12.")
     for own_ms in dense.values():
@@ -112,43 +165,28 @@ def what_if(
             "leave dense_batch out."
         )
     hosts: dict[str, dict[str, Any]] = {
-        "devices_per_node": of_hardware("devices_per_node", devices_per_node, names),
-        "nodes_per_domain": of_hardware("nodes_per_domain", nodes_per_domain, names),
-        "intra": of_hardware("intra", intra, names),
-        "inter": of_hardware("inter", inter, names),
+        name: of_hardware(name, getattr(asked, name), names)
+        for name in ("devices_per_node", "nodes_per_domain", "intra", "inter")
     }
     models = of_hardware("model", model, names)
     machines = []
     for name in names:
         host: dict[str, Any] = {what: of_kind[name] for what, of_kind in hosts.items() if name in of_kind}
         machines += [(name, whole_machine(name, count, **host)) for count in dict.fromkeys(devices)]
+    given = {name: value for group in groups() for name, value in chosen_in(getattr(shared, group.name)).items()}
     question = Question(
         place=place,
         tables=tables,
         models={name: model_of(models.get(name), name) for name in names},
         prices=load_prices(price) if isinstance(price, str | Path) else price,
-        batch_size=batch_size or place_option("batch_size").default if batch_per_device is None else None,
+        batch_size=batch_size or Training.batch_size if batch_per_device is None else None,
         batch_per_device=batch_per_device,
         dense_ms=dense,
         dense_batch=dense_batch,
-        overlap=overlap,
-        sync_every=sync_every,
-        knobs={**knobs, "dense_gb": bytes_to_gb(dense_bytes_of(tables, knobs.get("dense_gb")))},
+        overlap=asked.overlap,
+        sync_every=asked.sync_every,
+        knobs={**given, "dense_gb": bytes_to_gb(dense_bytes_of(tables, shared.memory.dense_gb))},
     )
-    asked = [(name, machine, size) for name, machine in machines for size in sizes_of(machine, group_sizes)]
-    options = (question.option(*one) for one in (asked if progress is None else progress(asked)))
+    in_groups = [(name, machine, size) for name, machine in machines for size in sizes_of(machine, asked.group_sizes)]
+    options = (question.option(*one) for one in (in_groups if progress is None else progress(in_groups)))
     return WhatIfAnswer(tuple(options), question, max_step_ms)
-
-
-_OF_ONE_MACHINE = {
-    *("num_devices", "nodes", "cluster", "constraints"),
-    *("pinned", "forbidden", "forbidden_devices", "pinned_nodes"),
-    *("near", "max_move_gb", "num_measured", "compare"),
-}
-"""Arguments of ``evenshard.place`` about one machine and its devices, or about one answer."""
-SHARED_KNOBS = tuple(
-    one.name
-    for one in place_options()
-    if one.name not in _OF_ONE_MACHINE and one.name not in {own.name for own in options_of(what_if)}
-)
-"""All other arguments of ``evenshard.place``, which hold for every machine alike, unless ``what_if`` has its own."""

@@ -18,7 +18,7 @@ from evenshard.cli.arguments import (
     params_flag,
 )
 from evenshard.cli.options import add_option
-from evenshard.planner.options import place_option
+from evenshard.planner.knobs import place_knob
 
 
 def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -118,7 +118,7 @@ def add_commands(commands: Commands) -> None:
     )
     sub.add_argument("shards", **PATH, help="the shards (.csv)")
     sub.add_argument("--tables", **PATH, required=True, help="their tables; names and dims may be missing")
-    add_option(sub, place_option("columns"))
+    add_option(sub, place_knob("columns"))
     sub.add_argument(
         "--hardware", required=True, metavar="NAME", help="what they were measured on: 'cuda: NVIDIA H200'"
     )

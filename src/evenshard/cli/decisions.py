@@ -24,7 +24,7 @@ from evenshard.cli.arguments import (
     params_flag,
 )
 from evenshard.cli.options import add_option
-from evenshard.planner.options import place_option
+from evenshard.planner.knobs import place_knob
 from evenshard.utils.outputs import PROMOTION
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def add_commands(commands: Commands) -> None:
         "placement, else the largest the model was trained on)")  # fmt: skip
     add("--devices", type=at_least(1), metavar="N", help="how many (default: those of the placement, else any)")
     for name in ("traffic", "embedding_dim", "default_pooling_factor", "columns"):
-        add_option(sub, place_option(name))
+        add_option(sub, place_knob(name))
     add("--tolerated-pct", type=at_least(0, float), default=5.0, metavar="PCT",
         help="part of the load that may lie outside of the training data, and of the tables that may be rare there "
         "(default: 5)")  # fmt: skip

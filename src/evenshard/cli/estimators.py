@@ -10,7 +10,7 @@ from typing import Any
 
 from evenshard.cli.arguments import HARDWARE_NAME, LINK_NAME, OUTPUT, Commands, at_least
 from evenshard.cli.options import add_option
-from evenshard.planner.options import place_option
+from evenshard.planner.knobs import place_knob
 
 INTER = "infiniband_ndr"
 SHARED = ("model", "intra", "batch_size", "optimizer", "seed")
@@ -67,5 +67,5 @@ def add_commands(commands: Commands) -> None:
         help="devices of a host (default: 8)")  # fmt: skip
     add("--inter", type=LINK_NAME, metavar="LINK", default=INTER, help=f"link between hosts (default: {INTER})")
     for name in SHARED:
-        option = place_option(name)
-        add_option(sub, replace(option, default="sgd", help=OF_OPTIMIZER) if name == "optimizer" else option)
+        knob = place_knob(name)
+        add_option(sub, replace(knob, default="sgd", help=OF_OPTIMIZER) if name == "optimizer" else knob)

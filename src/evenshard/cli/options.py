@@ -1,4 +1,4 @@
-"""The flag of an argument of ``evenshard.place``, made from its name, type, default and meaning."""
+"""The flag of a knob, made from its name, type, default and meaning."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.cli.arguments import A_MODEL, HARDWARE_NAME, LINK_NAME, PATH, number
-from evenshard.planner.options import Option
-from evenshard.utils.limits import RANGES
+from evenshard.utils.knobs import Knob
 from evenshard.utils.messages import brief
 
 if TYPE_CHECKING:
@@ -115,20 +114,20 @@ MAY_BE_FILES: Mapping[str, Mapping[str, Any]] = {
 """Arguments that may name what the command must not overwrite."""
 
 
-def add_option(sub: argparse._ActionsContainer, option: Option, settings: Mapping[str, Any] | None = None) -> None:
-    """Declares the flag of an argument of ``evenshard.place`` or ``evenshard.what_if``.
+def add_option(sub: argparse._ActionsContainer, knob: Knob, settings: Mapping[str, Any] | None = None) -> None:
+    """Declares the flag of a knob.
 
     Args:
         settings: how its text is read, where neither its name nor its type says it.
     """
-    settings = settings or MAY_BE_FILES.get(option.name) or _KINDS.get(option.kind)
+    settings = settings or MAY_BE_FILES.get(knob.name) or _KINDS.get(knob.kind)
     if settings is None:
-        settings = {"type": _number_of(option), "metavar": option.unit or "N"}
-    meaning, default = option.help.replace("%", "%%"), option.default
+        settings = {"type": _number_of(knob), "metavar": knob.unit or "N"}
+    meaning, default = knob.help.replace("%", "%%"), knob.default
     if isinstance(default, str | int | float) and not isinstance(default, bool) and default != "":
         meaning += f" (default: {default if isinstance(default, str) else f'{default:g}'})"
-    name = FLAGS.get(option.name, f"--{option.name.replace('_', '-')}")
-    sub.add_argument(name, dest=option.name, help=meaning, **{"default": default, **settings})
+    name = FLAGS.get(knob.name, f"--{knob.name.replace('_', '-')}")
+    sub.add_argument(name, dest=knob.name, help=meaning, **{"default": default, **settings})
 
 
 def rules_of(args: argparse.Namespace, names: Iterable[str], of_file: Rules | None = None) -> Rules:
@@ -146,13 +145,13 @@ def rules_of(args: argparse.Namespace, names: Iterable[str], of_file: Rules | No
     return rules
 
 
-def _number_of(option: Option) -> Callable[[str], float]:
-    """An argument type: a number of the option's kind and range."""
-    assert option.scalar in (int, float), f"{option.name}: no flag is made of {option.kind}"
+def _number_of(knob: Knob) -> Callable[[str], float]:
+    """An argument type: a number of the knob's kind and range."""
+    assert knob.scalar in (int, float), f"{knob.name}: no flag is made of {knob.kind}"
 
     def parse(text: str) -> float:
-        value = number(text, int if option.scalar is int else float)
-        problem = RANGES[option.name].problem(value) if option.name in RANGES else None
+        value = number(text, int if knob.scalar is int else float)
+        problem = None if knob.range is None else knob.range.problem(value)
         if problem is not None:
             raise argparse.ArgumentTypeError(problem)
         return value

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.cli.arguments import OUTPUT, OUTPUT_OR_STDOUT, PATH, SOURCE, Commands, at_least
 from evenshard.cli.options import add_option, rules_of
-from evenshard.planner.options import place_options
+from evenshard.planner.knobs import groups, place_knobs
+from evenshard.utils.knobs import knobs_of
 from evenshard.utils.outputs import STDOUT
 
 if TYPE_CHECKING:
@@ -19,36 +20,11 @@ if TYPE_CHECKING:
 
 CONSTRAINTS = "torchrec-constraints"
 NO_FLAG = {"compare", "constraints"}
-"""Arguments of ``evenshard.place`` without a flag. The command compares with the rules of thumb, and for a report with
-TorchRec's planner; constraints are a model's."""
+"""Knobs without a flag. The command compares with the rules of thumb, and for a report with TorchRec's planner;
+constraints are a model's."""
 
 PLACE_EXAMPLE = "Example: evenshard place tables.yaml --devices 8 --hardware h100 --report page.html -o placement.json"
-RULES_HEADING, RULES_HINT = "rules of tables", "Each can be given several times."
-FLAG_GROUPS = {
-    "devices and their memory": (
-        *("num_devices", "hardware", "memory_cap_gb", "reserved_gb", "dense_gb", "training_pipeline"),
-        *("host_memory_gb", "host_bandwidth_gb_s", "ssd_gb", "ssd_bandwidth_gb_s", "compute_kernels"),
-    ),
-    "several nodes": ("nodes", "devices_per_node", "nodes_per_domain", "intra", "inter", "cluster"),
-    "what trains": (
-        "batch_size",
-        "optimizer",
-        "dense_optimizer",
-        "communication",
-        "sharding_types",
-        "allow_column_split",
-    ),
-    "about the tables": (
-        *("columns", "weight_bits", "embedding_dim", "traffic", "pooling_factors", "default_pooling_factor"),
-    ),
-    RULES_HEADING: (
-        *("pinned", "forbidden", "forbidden_devices", "together", "apart", "pinned_nodes"),
-        *("table_types", "min_columns", "table_kernels"),
-    ),
-    "model and search": ("model", "num_measured", "seed"),
-    "a placement that is in use": ("near", "max_move_gb"),
-}
-"""The flags of the arguments of ``evenshard.place``, by heading of the help."""
+GROUP_HINTS = {"table_rules": "Each can be given several times."}
 
 
 def _place(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -70,7 +46,7 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
     _check_format(args)
     _check_stdout(args)
     torchrec, missing = ((), "") if args.report is None else _torchrec()
-    chosen = {one.name: getattr(args, one.name) for one in place_options() if one.name not in (*RULES, *NO_FLAG)}
+    chosen = {one.name: getattr(args, one.name) for one in place_knobs() if one.name not in (*RULES, *NO_FLAG)}
     rules = rules_of(args, RULES, None if args.rules is None else load_rules(args.rules))
     compare = (*HEURISTICS, *torchrec, *([FULL_SPACE] if torchrec else ()))
     with without_progress() if args.quiet else nullcontext(), best_so_far() as progress:
@@ -196,11 +172,8 @@ def add_commands(commands: Commands) -> None:
     add("--local-world-size", type=at_least(1), metavar="N",
         help="ranks of a node, for a TorchRec plan (default: all ranks)")  # fmt: skip
     sub.epilog = PLACE_EXAMPLE
-    left = {option.name: option for option in place_options() if option.name not in NO_FLAG}
-    for heading, names in FLAG_GROUPS.items():
-        group = sub.add_argument_group(heading, RULES_HINT if heading == RULES_HEADING else None)
-        for name in names:
-            add_option(group, left.pop(name))
-    more = sub.add_argument_group("more")
-    for option in left.values():
-        add_option(more, option)
+    for group in groups():
+        section = sub.add_argument_group(group.heading, GROUP_HINTS.get(group.name))
+        for one in knobs_of(group.kind):
+            if one.name not in NO_FLAG:
+                add_option(section, one)

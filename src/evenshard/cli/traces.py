@@ -10,7 +10,7 @@ from typing import Any
 from evenshard.cli.arguments import A_MODEL, OUTPUT, PATH, Commands
 from evenshard.cli.options import add_option
 from evenshard.measure.traces import RECORDING
-from evenshard.planner.options import place_option
+from evenshard.planner.knobs import place_knob
 
 
 def _observe(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -54,7 +54,7 @@ def add_commands(commands: Commands) -> None:
         "table file",
     )
     add("--tables", **PATH, help="table file of a TorchRec plan")
-    add_option(sub, place_option("columns"))
+    add_option(sub, place_knob("columns"))
     add(
         "--model",
         type=A_MODEL,

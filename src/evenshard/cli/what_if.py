@@ -9,12 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evenshard.api.what_if import SHARED_KNOBS, what_if
+from evenshard.api.what_if import WhatIf, shared_knobs, what_if
 from evenshard.cli.arguments import OUTPUT, PATH, SOURCE, Commands, Source, number
 from evenshard.cli.options import add_option, rules_of
-from evenshard.planner.options import options_of, place_option
-
-NOT_FLAGS = ("progress",)
+from evenshard.utils.knobs import knobs_of
 
 
 class PerHardware(Source):
@@ -74,7 +72,7 @@ def _what_if(args: argparse.Namespace) -> Mapping[str, Any]:
 
     if args.plot is not None:
         require_plot(args.plot)
-    own = {one.name: getattr(args, one.name) for one in options_of(what_if) if one.name not in NOT_FLAGS}
+    own = {one.name: getattr(args, one.name) for one in knobs_of(WhatIf)}
     found = what_if(args.tables, **own, **_shared(args), progress=partial(progress, description="machines"))
     if args.out is not None:
         save_what_if(found, args.out)
@@ -91,8 +89,9 @@ def _shared(args: argparse.Namespace) -> Mapping[str, Any]:
     """The knobs of every placement; rules of tables may be given several times."""
     from evenshard.planner.rules import RULES
 
-    rules = rules_of(args, [name for name in SHARED_KNOBS if name in RULES])
-    return {name: getattr(rules if name in RULES else args, name) for name in SHARED_KNOBS}
+    names = [one.name for one in shared_knobs()]
+    rules = rules_of(args, [name for name in names if name in RULES])
+    return {name: getattr(rules if name in RULES else args, name) for name in names}
 
 
 def add_commands(commands: Commands) -> None:
@@ -109,9 +108,8 @@ def add_commands(commands: Commands) -> None:
     add("-o", "--out", **OUTPUT, help="JSON file to write")
     add("--plot", **OUTPUT, help="picture to write: .png, .svg or .pdf; needs matplotlib")
     add("--json", action="store_true", help="print JSON in place of the table")
-    for option in options_of(what_if):
-        if option.name not in NOT_FLAGS:
-            add_option(sub, option, FLAG_SETTINGS.get(option.name))
+    for one in knobs_of(WhatIf):
+        add_option(sub, one, FLAG_SETTINGS.get(one.name))
     arguments = sub.add_argument_group("arguments of evenshard.place, the same for every machine")
-    for name in SHARED_KNOBS:
-        add_option(arguments, place_option(name))
+    for one in shared_knobs():
+        add_option(arguments, one)

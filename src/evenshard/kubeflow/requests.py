@@ -10,7 +10,7 @@ import io
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, make_dataclass
+from dataclasses import asdict, dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,8 +20,8 @@ from evenshard.kubeflow.retry import with_retries
 from evenshard.measure.hardware import HardwareName
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import load_answer, save_answer
+from evenshard.planner.knobs import knob_field, place_knobs
 from evenshard.planner.model import learned_model_of, model_of, named_model
-from evenshard.planner.options import option_field, place_options
 from evenshard.planner.rules import RULES, Rules
 from evenshard.report.difference import print_difference
 from evenshard.report.page.page import save_page
@@ -55,11 +55,11 @@ def place_arguments(request: Mapping[str, Any]) -> dict[str, Any]:
     """
     if "near" in request:
         raise BadConfig("params section place: near is the pipeline's in_use. Name the plan there (--set in_use=FILE).")
-    options = [option for option in place_options() if option.name not in NOT_IN_REQUEST]
     kinds = [
         # rules are judged by Rules.of
-        (one.name, Any if one.name in RULES else one.kind | None if one.default is None else one.kind, one.default)
-        for one in options
+        (one.name, Any if one.name in RULES else one.type, field(default=one.default, metadata={"range": one.range}))
+        for one in place_knobs()
+        if one.name not in NOT_IN_REQUEST
     ]
     arguments = asdict(section({"place": request}, "place", make_dataclass("PlaceRequest", kinds)))
     return {**arguments, **vars(Rules.of(**{name: arguments[name] for name in RULES}))}
@@ -131,7 +131,7 @@ class DriftRequest:
     batch_size: int | None = None
     num_devices: int | None = None
     embedding_dim: int | None = None
-    default_pooling_factor: float = option_field("default_pooling_factor")
+    default_pooling_factor: float = knob_field("default_pooling_factor")
     tolerated_pct: float = 5.0
     columns: Mapping[str, str] | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from evenshard.measure.simulated.gpu_profile import profile_of
 from evenshard.placement.machine import DeviceGroup, Machine
 from evenshard.planner.cluster_file import ClusterFile, load_cluster_file
 from evenshard.planner.device_memory import own_memory_gb, own_memory_note
+from evenshard.planner.knobs import Memory
 from evenshard.planner.request import caps_of
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.params import check_ranges
@@ -41,6 +42,11 @@ class HostMemory:
 
     def __post_init__(self) -> None:
         check_ranges(**vars(self))
+
+    @staticmethod
+    def of(memory: Memory) -> HostMemory:
+        """That of the knobs."""
+        return HostMemory(**{one.name: getattr(memory, one.name) for one in fields(HostMemory)})
 
     def on(self, machine: Machine, cluster: ClusterFile | None = None) -> Machine:
         """A machine with it.

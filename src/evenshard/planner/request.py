@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from evenshard.measure.hardware import DEFAULT_HARDWARE
 from evenshard.placement.machine import Machine
@@ -14,7 +15,7 @@ from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES, Communic
 from evenshard.placement.storage import COMPUTE_KERNELS, HOST_KERNELS, KEY_VALUE, USUAL_KERNELS
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.planner.device_memory import reserves_of
-from evenshard.planner.options import option_field
+from evenshard.planner.knobs import Knobs, groups, knob_field
 from evenshard.planner.rules import Rules
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.table import Table, duplicate_name
@@ -57,18 +58,18 @@ class PlacementRequest:
     caps_bytes: tuple[int, ...]
     batch_size: int
     reserved_bytes: int = 0
-    optimizer: str = option_field("optimizer", SGD)
+    optimizer: str = knob_field("optimizer", SGD)
     rules: Rules = field(default_factory=Rules)
     sharding_types: tuple[str, ...] = ()
     machine: Machine | None = None
     communication: Communication = field(default_factory=Communication)
-    hardware: str = option_field("hardware", DEFAULT_HARDWARE)
+    hardware: str = knob_field("hardware", DEFAULT_HARDWARE)
     assumptions: tuple[Assumption, ...] = ()
     reserved_share: float = 0.0
     dense_bytes: int = 0
     training_pipeline: str = ""
     compute_kernels: tuple[str, ...] = ()
-    dense_optimizer: str = option_field("dense_optimizer")
+    dense_optimizer: str = knob_field("dense_optimizer")
     table_optimizers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -201,6 +202,12 @@ class PlacementRequest:
             kernels=self.kernels,
             table_optimizers=self.table_optimizers,
         )
+
+
+def kept_knobs(knobs: Knobs) -> dict[str, Any]:
+    """The fields of a request that are knobs as they were given."""
+    of_name = {name: value for group in groups() for name, value in vars(getattr(knobs, group.name)).items()}
+    return {one.name: of_name[one.metadata["knob"]] for one in fields(PlacementRequest) if "knob" in one.metadata}
 
 
 def kept_optimizers(old: PlacementRequest, new: PlacementRequest) -> dict[str, str]:

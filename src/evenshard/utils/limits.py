@@ -75,8 +75,6 @@ RANGES: Mapping[str, Range] = {
     "host_bandwidth_gb_s": Range(0, 1_000_000, above=True),
     "ssd_gb": Range(0, 2**20),
     "ssd_bandwidth_gb_s": Range(0, 1_000_000, above=True),
-    "max_move_gb": Range(0, 2**20),
-    "num_measured": Range(0, 10_000, whole=True),
     "seed": Range(0, 2**31 - 1, whole=True),
     "num_rows": Range(1, MAX_TABLE_BYTES, whole=True),
     "embedding_dim": Range(1, 2**16, whole=True),

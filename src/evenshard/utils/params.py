@@ -55,7 +55,8 @@ def section(params: dict[str, Any], name: str, kind: type[Config], **overrides: 
     values = params.get(name, {})
     if not isinstance(values, dict):
         raise BadConfig(f"params section {name} is not a mapping. Write `key: value` lines under it.")
-    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    ranges = {one.name: one.metadata.get("range") or RANGES.get(one.name) for one in fields(kind)}  # type: ignore[arg-type]
+    known = list(ranges)
     for key in values:
         if key not in known:
             close = get_close_matches(cut(str(key)), known, n=1) or known
@@ -71,7 +72,8 @@ def section(params: dict[str, Any], name: str, kind: type[Config], **overrides: 
         value = getattr(config, key)
         if isinstance(value, float) and not isfinite(value):
             raise BadConfig(f"params section {name}: {key} is {value}, not a finite number. {CORRECT_IT}")
-        if key in RANGES and isinstance(value, int | float) and (problem := RANGES[key].problem(value)):
+        limits = ranges[key]
+        if limits is not None and isinstance(value, int | float) and (problem := limits.problem(value)):
             raise BadConfig(f"params section {name}: {key} {problem}. {CORRECT_IT}")
     return config
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import builtins
 import inspect
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial, wraps
 from importlib import import_module
 from numbers import Real
@@ -18,6 +20,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 from evenshard.utils.errors import BadConfig
+from evenshard.utils.knobs import Knob, knobs_of, with_meanings
 from evenshard.utils.messages import brief
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -34,56 +37,89 @@ _WORDS = {
 """Of one value, and of several."""
 
 
-def checked(knobs_of: Callable[..., Any] | None = None, **homes: str) -> Callable[[_Function], _Function]:
+def checked(knobs: Sequence[Knob] = (), **homes: str) -> Callable[[_Function], _Function]:
     """A decorator: the function gets values of the types that its signature states, or its caller a ``BadConfig``.
 
     Args:
-        knobs_of: function whose arguments the function takes as ``**knobs``.
+        knobs: knobs that the function takes as ``**knobs``. Its signature and its docstring show each of them as a
+            keyword of its own; an argument of the same name has the type and the default of the knob.
         homes: the modules of types that the signature names without importing them, as they are heavy; a name that is
             not among them stands for any type.
     """
 
     def decorate(function: _Function) -> _Function:
         signature = inspect.signature(function)
+        of_name = {one.name: one for one in knobs}
 
         @cache
-        def types() -> dict[str, Any]:
-            knobs = {} if knobs_of is None else _types(inspect.unwrap(knobs_of), homes)
-            return {**knobs, **_types(function, homes)}
+        def type_of(name: str) -> Any:
+            one = of_name.get(name)
+            if one is not None:
+                return _type_of_knob(one, homes)
+            stated = signature.parameters[name].annotation if name in signature.parameters else Any
+            return Any if stated is inspect.Parameter.empty else _evaluated(stated, function.__globals__, homes)
+
+        def value_of(name: str, value: Any) -> Any:
+            found = _checked(name, value, type_of(name))
+            if not (inner := knobs_of(type(found))):
+                return found
+            values = {one.name: getattr(found, one.name) for one in inner}
+            kinds = {one.name: _type_of_knob(one, homes) for one in inner}
+            return replace(found, **{name: _checked(name, own, kinds[name]) for name, own in values.items()})
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             for name, value in bound.arguments.items():
                 if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-                    bound.arguments[name] = {
-                        one: _checked(one, own, types().get(one, Any)) for one, own in value.items()
-                    }
+                    bound.arguments[name] = {one: value_of(one, own) for one, own in value.items()}
                 else:
-                    bound.arguments[name] = _checked(name, value, types()[name])
+                    bound.arguments[name] = value_of(name, value)
             return function(*bound.args, **bound.kwargs)
 
+        if knobs:
+            call.__signature__ = _with_knobs(signature, knobs)  # type: ignore[attr-defined]
+            call.__doc__ = with_meanings(function.__doc__, knobs)
         return call  # type: ignore[return-value]
 
     return decorate
 
 
-def _types(function: Callable[..., Any], homes: Mapping[str, str]) -> dict[str, Any]:
-    """The type of each argument; what is quoted is evaluated."""
+def _with_knobs(signature: inspect.Signature, knobs: Sequence[Knob]) -> inspect.Signature:
+    """The signature with a keyword for each knob in the place of ``**knobs``, before those of its own."""
+    of_name = {one.name: one for one in knobs}
+    own = [
+        one.replace(annotation=of_name[one.name].type, default=of_name[one.name].default)
+        if one.name in of_name
+        else one
+        for one in signature.parameters.values()
+    ]
+    more = [
+        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
+        for one in knobs
+        if one.name not in signature.parameters
+    ]
+    first = [one for one in own if one.kind is one.POSITIONAL_OR_KEYWORD]
+    last = [one for one in own if one.kind is one.KEYWORD_ONLY]
+    return signature.replace(parameters=[*first, *more, *last])
+
+
+def _type_of_knob(knob: Knob, homes: Mapping[str, str]) -> Any:
+    return _evaluated(knob.type, vars(sys.modules[knob.module]), homes)
+
+
+def _evaluated(kind: Any, names: Mapping[str, Any], homes: Mapping[str, str]) -> Any:
+    """A type as it stands among the names of a module; what is quoted is evaluated."""
 
     class Names(dict[str, Any]):
         def __missing__(self, name: str) -> Any:
             if name in homes:
                 return getattr(import_module(homes[name]), name)
-            return function.__globals__.get(name, getattr(builtins, name, Any))
+            return names.get(name, getattr(builtins, name, Any))
 
-    found = {}
-    for name, argument in inspect.signature(function).parameters.items():
-        kind = Any if argument.annotation is argument.empty else argument.annotation
-        while isinstance(kind, str):
-            kind = eval(kind, {}, Names())
-        found[name] = kind
-    return found
+    while isinstance(kind, str):
+        kind = eval(kind, {}, Names())
+    return kind
 
 
 def _checked(name: str, value: Any, kind: Any) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import MISSING, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from evenshard.planner.options import place_option
+from evenshard.planner.knobs import TableSources
 from evenshard.tables.assumptions import Assumption, TableSet
 from evenshard.tables.named_lookups import with_pooling_factors
 from evenshard.tables.table import DATA_TYPES, MEAN, SEQUENCE, USUAL_DATA_TYPES, Table
@@ -21,7 +21,7 @@ from evenshard.utils.messages import brief
 if TYPE_CHECKING:
     from evenshard.torchrec.model.modules import Collections
 
-DEFAULT_POOLING_FACTOR: float = place_option("default_pooling_factor").default
+DEFAULT_POOLING_FACTOR: float = TableSources.default_pooling_factor
 """Lookups of a feature per sample where nothing is known; TorchRec's planner assumes the same."""
 LEFT_TO_TORCHREC = "module"
 """Column of the assumptions that name the tables which evenshard does not place."""

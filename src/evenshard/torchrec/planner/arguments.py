@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from evenshard.planner.knobs import place_knobs
 from evenshard.sharders.torchrec.compat import known_arguments, planner_error
 from evenshard.torchrec.model.modules import qualified_name
 from evenshard.torchrec.planner.machine import TorchRecMachine, of_nodes
 from evenshard.torchrec.planner.topology import with_memory
 from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.knobs import Knob
 from evenshard.utils.limits import Range
 from evenshard.utils.messages import brief, cut
 from evenshard.utils.units import gb_text, size_text
@@ -38,6 +40,63 @@ if TYPE_CHECKING:
 
 DEFAULT_BATCH_SIZE = 512
 """Samples per rank; TorchRec's planner assumes the same."""
+
+
+OF_MODEL_AND_TOPOLOGY = {
+    *("num_devices", "nodes", "devices_per_node", "nodes_per_domain", "cluster", "batch_size", "communication"),
+    *("columns", "weight_bits", "embedding_dim", "traffic", "constraints"),
+    *("num_measured", "compare", "near", "max_move_gb"),
+}
+"""Knobs of ``evenshard.place`` that the planner does not take: the model, its sharders, the topology and TorchRec's own
+arguments tell most of it, and a plan is made without a measurement, a comparison or a plan before it."""
+OWN_MEANINGS = {
+    "memory_cap_gb": "GB (1024**3 bytes) of each rank; one number, or one for each. Where left out: those of the "
+    "topology. Without one: of a GPU what the driver here says, or the hardware that is named, or TorchRec's 32, with "
+    "a warning; of a CPU rank its share of this machine's memory",
+    "dense_gb": "memory of the dense model on each device, with its gradients and optimizer state; where left out, "
+    "counted from the model, as Adam trains it",
+    "host_memory_gb": "GB of each node's memory that tables may take. Where left out: that of the topology's ranks. "
+    "Without one: 85 % of this machine's memory, if it has a GPU; otherwise TorchRec's 128 GB of each rank, with a "
+    "warning where tables are kept there",
+    "ssd_gb": "GB of each node's SSDs that tables may take. Where left out: those of the topology's ranks. Without "
+    "one: TorchRec's 2 TB of each rank, with a warning where tables are kept there",
+    "compute_kernels": "where weights may be kept; fused, fused_uvm_caching and fused_uvm where left out, of a GPU",
+    "pooling_factors": "pooling factors by table or feature, as tables_of takes them; of one pooling, where "
+    "constraints name several (num_poolings)",
+    "default_pooling_factor": "pooling factor of each feature that is not named",
+    "optimizer": "optimizer whose state takes memory too: sgd, rowwise_adagrad, adagrad, adam, lamb, lars_sgd, "
+    "partial_rowwise_adam or partial_rowwise_lamb. Where left out, that of each table, as apply_optimizer_in_backward "
+    "or fused_params of its sharder name it, else sgd",
+    "dense_optimizer": "optimizer of the dense model, likewise, which trains replicas (data_parallel): tables with the "
+    "same fused one may be replicated. By naming it you say that learning rate and other settings are the same, too. "
+    "Where left out, tables with a fused optimizer are replicated only where sharding_types, table_types or "
+    "constraints name data_parallel",
+    "sharding_types": "the ways in which tables may be sharded, by TorchRec's words; all seven where left out, but see "
+    "dense_optimizer",
+    "intra": "link within a node, as `evenshard hardware` lists them",
+    "inter": "link between nodes, likewise. A topology has one; a warning says where its bandwidth is TorchRec's "
+    "constant",
+    "hardware": "hardware to place for, such as h200, which is simulated:h200. Where left out: the model's, or that of "
+    "this process' GPU, or simulated:h100",
+}
+"""What a knob means here, where it is not quite what it means for ``evenshard.place``."""
+
+
+MAY_BE_NONE = {"sharding_types", "allow_column_split", "intra", "inter"}
+"""Knobs that are left out as None, too: callers hand on the arguments of TorchRec's planner so."""
+
+
+def planner_knobs() -> tuple[Knob, ...]:
+    """The knobs of ``evenshard.place`` that the planner takes, with what they mean here."""
+    return tuple(
+        replace(
+            one,
+            type=one.type | None if one.name in MAY_BE_NONE else one.type,
+            help=OWN_MEANINGS.get(one.name, one.help),
+        )
+        for one in place_knobs()
+        if one.name not in OF_MODEL_AND_TOPOLOGY
+    )
 
 
 @dataclass(frozen=True)

@@ -70,11 +70,11 @@ class ModelPlanner:
 
         given, machine, topology = self.arguments, self.machine, self.topology
         started, result = time.monotonic(), ModelPlan(ShardingPlan({}))
-        dense = gb_to_bytes(self.settings.dense_gb or 0.0)
+        dense = gb_to_bytes(self.settings.knobs.memory.dense_gb or 0.0)
         if given.storage_reservation is not None:
             keeps_host = self.settings.keeps_host
             machine = given.after_reservation(machine, topology, module, sharders, keeps_host=keeps_host)
-        elif self.settings.dense_gb is None:
+        elif self.settings.knobs.memory.dense_gb is None:
             dense = dense_bytes(module, sharders=sharders)
         left_bytes = [room - dense for room in machine.rooms_bytes]
         left_host_bytes = list(machine.nodes.host_bytes)
@@ -148,8 +148,9 @@ class ModelPlanner:
     def _answered(self, request: PlacementRequest, result: ModelPlan) -> Sequence[TablePart]:
         """Where the columns live, as ``evenshard.place`` says."""
         on, limit_s, started = self.machine.compute_device, self.arguments.timeout_seconds, time.monotonic()
-        model, hardware = chosen_model(self.settings.model, self.settings.hardware, on)
-        config = PlaceConfig(PlanSearchEffort(time_limit_s=limit_s), self.settings.seed)
+        knobs = self.settings.knobs
+        model, hardware = chosen_model(knobs.search.model, knobs.machine.hardware, on)
+        config = PlaceConfig(PlanSearchEffort(time_limit_s=limit_s), knobs.search.seed)
 
         def count(predicted_ms: float) -> None:
             result.num_found += 1
@@ -171,7 +172,7 @@ class ModelPlanner:
             result.say("callbacks changed the plan.")
             return
         try:
-            changed = predicted(result.plan, result.answer, self.settings.model)
+            changed = predicted(result.plan, result.answer, self.settings.knobs.search.model)
             now = f"{changed.predicted_ms:.4g} {EMBEDDING_WORK} predicted"
         except EvenshardError as error:
             now = f"no time is predicted of it ({reason_of(error)})"

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.measure.hardware import DEFAULT_HARDWARE
 from evenshard.placement.sharding import DATA_PARALLEL, NODE, SHARDING_TYPES, TABLE_WISE, TYPES
 from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE
+from evenshard.planner.knobs import Knobs
 from evenshard.planner.replicas import left_out_note, tables_without_replicas
-from evenshard.planner.request import PlacementRequest
+from evenshard.planner.request import PlacementRequest, kept_knobs
 from evenshard.planner.rules import Rules
 from evenshard.sharders.base import Sharder
-from evenshard.sharders.model import Model
 from evenshard.sharders.torchrec.compat import TooStrict
 from evenshard.sharders.torchrec.planner import DENSE_KERNEL, KERNELS_OF_TABLES
 from evenshard.tables.assumptions import TableSet
@@ -45,33 +44,31 @@ class PlannerSettings:
     """What a planner was asked, apart from the model and the machine; see ``EvenshardPlanner``.
 
     Attributes:
+        knobs: those of ``evenshard.place``.
+        batch_size: samples per rank.
+        rules: the rules that the knobs are.
         types: the ways in which tables may be sharded; empty for all.
-        optimizer: of all tables; None for what the model says.
-        dense_optimizer: of the dense model; empty where it is not told.
-        dense_gb: memory of the dense model; None to count it.
-        keeps_host: whether a storage reservation leaves the memory of hosts as it is.
+        intra, inter: links, of the knobs or of the topology.
         sharder: decides in place of ``evenshard.place``.
-        model: cost model.
-        seed: of the search.
     """
 
+    knobs: Knobs = field(default_factory=Knobs)
     batch_size: int = DEFAULT_BATCH_SIZE
-    pooling_factors: Mapping[str, float | Sequence[float]] | None = None
-    default_pooling_factor: float = 1.0
-    optimizer: str | None = None
-    dense_optimizer: str = ""
     rules: Rules = field(default_factory=Rules)
     types: tuple[str, ...] = ()
-    kernels: tuple[str, ...] = ()
-    pipeline: str = ""
     intra: str = ""
     inter: str = ""
-    hardware: str | None = None
-    dense_gb: float | None = None
-    keeps_host: bool = False
     sharder: Sharder | None = None
-    model: str | Path | Model | None = None
-    seed: int = 0
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Where weights may be kept; empty for where TorchRec keeps them here."""
+        return tuple(self.knobs.sharding.compute_kernels)
+
+    @property
+    def keeps_host(self) -> bool:
+        """Whether a storage reservation leaves the memory of hosts as it is."""
+        return self.knobs.memory.host_memory_gb is not None
 
     @property
     def is_whole(self) -> bool:
@@ -129,7 +126,8 @@ def request_of(
     Raises:
         BadConfig: if a table cannot be sharded in any way, or a constraint makes no sense.
     """
-    known = table_set_of(module, settings.pooling_factors, settings.default_pooling_factor, sharders)
+    knobs, sources = settings.knobs, settings.knobs.table_sources
+    known = table_set_of(module, sources.pooling_factors, sources.default_pooling_factor, sharders)
     types = (TABLE_WISE,) if settings.is_whole else settings.types or SHARDING_TYPES
     if machine.nodes.nodes_per_domain > 1 and set(types) == set(SHARDING_TYPES):
         types = tuple(way for way in types if way not in ROWS_IN_NODE)
@@ -143,7 +141,7 @@ def request_of(
         _ways_of_sharders(module, sharders, located, machine.compute_device),
         _ways_of_enumerator(enumerator, module, sharders),
     )
-    optimizers = model_optimizers(module, settings.optimizer, sharders)
+    optimizers = model_optimizers(module, knobs.training.optimizer, sharders)
     request = PlacementRequest(
         tables=found.known.tables,
         caps_bytes=machine.caps_bytes,
@@ -153,14 +151,14 @@ def request_of(
         rules=rules,
         sharding_types=(TABLE_WISE,) if settings.is_whole else settings.types,
         machine=None if settings.is_whole else machine.linked_nodes(settings.intra, settings.inter),
-        hardware=settings.hardware or DEFAULT_HARDWARE,
+        hardware=knobs.machine.hardware or DEFAULT_HARDWARE,
         assumptions=(*found.known.assumptions, *optimizers.assumptions),
         reserved_share=machine.reserved_share,
         dense_bytes=dense,
-        training_pipeline=settings.pipeline,
+        training_pipeline=knobs.training.training_pipeline,
         compute_kernels=settings.kernels,
-        dense_optimizer=settings.dense_optimizer,
         table_optimizers=optimizers.of_tables,
+        **kept_knobs(knobs),
     )
     left_out = _left_out(request, located, bounds)
     rules, types = _without_replicas(rules, types, left_out, len(located))

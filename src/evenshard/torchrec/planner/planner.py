@@ -12,22 +12,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.placement.sharding import BY_COLUMNS
 from evenshard.planner.cluster import HostMemory
 from evenshard.planner.device_memory import RESERVED_SHARE
+from evenshard.planner.knobs import Knobs, group_knobs
 from evenshard.planner.rules import Rules
 from evenshard.report.answer import PlacementAnswer
 from evenshard.sharders.base import Sharder
-from evenshard.sharders.model import Model
 from evenshard.sharders.torchrec.compat import planner_base, planner_error, require_torchrec
-from evenshard.torchrec.model.tables import DEFAULT_POOLING_FACTOR
 from evenshard.torchrec.planner.arguments import (
     DEFAULT_BATCH_SIZE,
     PlannerArguments,
     heuristical,
+    planner_knobs,
     reservation_of,
 )
 from evenshard.torchrec.planner.machine import machine_of
@@ -36,6 +35,7 @@ from evenshard.torchrec.planner.model_request import PlannerSettings
 from evenshard.torchrec.planner.report import stats_of
 from evenshard.torchrec.planner.topology import links_of_topology, topology_of, with_memory
 from evenshard.utils.errors import BadConfig, EvenshardError
+from evenshard.utils.knobs import chosen_in
 from evenshard.utils.messages import one_line
 from evenshard.utils.params import check_ranges
 from evenshard.utils.signature import checked
@@ -73,7 +73,7 @@ class EvenshardPlanner:
         notes: what there is to say about the last plan beside the answer, a line each; all is logged, too.
     """
 
-    @checked()
+    @checked((*planner_knobs(), *group_knobs(planner_knobs())), Model="evenshard.sharders.model")
     def __init__(
         self,
         topology: Topology | None = None,
@@ -96,35 +96,7 @@ class EvenshardPlanner:
         world_size: int | None = None,
         local_world_size: int | None = None,
         compute_device: str | None = None,
-        memory_cap_gb: float | Sequence[float] | None = None,
-        reserved_gb: float | None = None,
-        dense_gb: float | None = None,
-        training_pipeline: str = "sparse_dist",
-        host_memory_gb: float | None = None,
-        host_bandwidth_gb_s: float | None = None,
-        ssd_gb: float | None = None,
-        ssd_bandwidth_gb_s: float | None = None,
-        compute_kernels: Sequence[str] = (),
-        pooling_factors: Mapping[str, float | Sequence[float]] | None = None,
-        default_pooling_factor: float = DEFAULT_POOLING_FACTOR,
-        optimizer: str | None = None,
-        dense_optimizer: str = "",
-        pinned: Mapping[str, int | Sequence[int]] | None = None,
-        forbidden: Mapping[str, int | Sequence[int]] | None = None,
-        forbidden_devices: Sequence[int] = (),
-        together: Sequence[Sequence[str]] = (),
-        apart: Sequence[Sequence[str]] = (),
-        pinned_nodes: Mapping[str, int | Sequence[int]] | None = None,
-        table_types: Mapping[str, str | Sequence[str]] | None = None,
-        min_columns: Mapping[str, int] | None = None,
-        table_kernels: Mapping[str, str | Sequence[str]] | None = None,
-        sharding_types: Sequence[str] | None = None,
-        allow_column_split: bool | None = None,
-        intra: str | None = None,
-        inter: str | None = None,
-        hardware: str | None = None,
-        model: str | Path | Model | None = None,
-        seed: int = 0,
+        **knobs: Any,
     ) -> None:
         """Settles the machine; nothing is planned yet. Without arguments, the process group must have started.
 
@@ -154,40 +126,9 @@ class EvenshardPlanner:
                 else 8) if the process group tells the ranks; otherwise all.
             compute_device: cuda or cpu. Where left out, that of the process: cpu if its process group is of gloo, cuda
                 if it is of NCCL, and otherwise cuda if there is a GPU.
-            memory_cap_gb: GB (1024**3 bytes) of each rank; one number, or one for each. Where left out: those of the
-                topology. Without one: of a GPU what the driver here says, or the hardware that is named, or TorchRec's
-                32, with a warning; of a CPU rank its share of this machine's memory.
-            reserved_gb: memory of each device kept for everything that is not counted; 15 % of it where left out.
-            dense_gb: memory of the dense model on each device, with its gradients and optimizer state; where left out,
-                counted from the model, as Adam trains it.
-            training_pipeline: none, base, sparse_dist or prefetch, as ``evenshard.place`` takes it.
-            host_memory_gb, ssd_gb: memory and SSDs of each node that tables may take. Where left out: those of the
-                topology's ranks. Without one: 85 % of this machine's memory, if it has a GPU; otherwise, and of SSDs,
-                TorchRec's 128 GB and 2 TB of each rank, with a warning where tables are kept there.
-            host_bandwidth_gb_s, ssd_bandwidth_gb_s: their bandwidths, as ``evenshard.place`` takes them.
-            compute_kernels: where weights may be kept; fused, fused_uvm_caching and fused_uvm where left out, of a GPU.
-            pooling_factors: pooling factors by table or feature, as ``tables_of`` takes them; of one pooling, where
-                constraints name several (``num_poolings``).
-            default_pooling_factor: pooling factor of each feature that is not named.
-            optimizer: optimizer whose state takes memory too: sgd, rowwise_adagrad, adagrad, adam, lamb, lars_sgd,
-                partial_rowwise_adam or partial_rowwise_lamb. Where left out, that of each table, as
-                ``apply_optimizer_in_backward`` or ``fused_params`` of its sharder name it, else sgd.
-            dense_optimizer: optimizer of the dense model, likewise, which trains replicas (data_parallel): tables with
-                the same fused one may be replicated. By naming it you say that learning rate and other settings are the
-                same, too. Where left out, tables with a fused optimizer are replicated only where sharding_types,
-                table_types or constraints name data_parallel.
-            pinned, forbidden, forbidden_devices, together, apart, pinned_nodes, table_types, min_columns,
-                table_kernels: rules, as in ``evenshard.place``; devices are ranks, tables are called as ``tables_of``
-                calls them.
-            sharding_types: the ways in which tables may be sharded, by TorchRec's words; all where left out, but see
-                dense_optimizer.
-            allow_column_split: short for sharding_types table_wise and column_wise.
-            intra, inter: links within a node and between nodes, as ``evenshard hardware`` lists them. A topology has
-                one between nodes; a warning says where its bandwidth is TorchRec's constant.
-            hardware: hardware to place for, such as h200, which is simulated:h200. Where left out: the model's, or that
-                of this process' GPU, or simulated:h100.
-            model: model as in ``evenshard.place``.
-            seed: seed of the search.
+            knobs: those of ``evenshard.place`` that a model and its topology do not tell (``planner_knobs``), each by
+                its own name, or several in the dataclasses of ``evenshard.planner.knobs``. ``OWN_MEANINGS`` says what
+                some of them mean here, as devices are ranks.
 
         Raises:
             BadConfig: if ranks are unknown, something is given twice or makes no sense, or TorchRec is not installed.
@@ -221,7 +162,10 @@ class EvenshardPlanner:
         self._topology: Topology | None = topology
         planner_base().register(type(self))  # so that isinstance takes it for one of TorchRec's
         try:
-            if storage_reservation is not None and reserved_gb is not None:
+            asked = Knobs.of(knobs, [one.name for one in planner_knobs()])
+            memory, sharding = asked.memory, asked.sharding
+            hardware, inter, types = asked.machine.hardware, asked.machine.inter, tuple(sharding.sharding_types)
+            if storage_reservation is not None and memory.reserved_gb is not None:
                 raise BadConfig(
                     "storage_reservation and reserved_gb both say what memory is kept. Give one of the two."
                 )
@@ -231,52 +175,31 @@ class EvenshardPlanner:
                         f"sharder is a {type(sharder).__name__}, which has no method place. Give a sharder, or leave "
                         "it out."
                     )
-                if (sharding_types, allow_column_split, hardware, model) != (None, None, None, None) or compute_kernels:
+                if chosen_in(sharding) or (hardware, asked.search.model) != (None, None):
                     raise BadConfig(
                         "a sharder decides by itself. Leave out sharding_types, allow_column_split, compute_kernels, "
                         "hardware and model."
                     )
-            if allow_column_split and sharding_types and set(sharding_types) != set(BY_COLUMNS):
+            if sharding.allow_column_split and types and set(types) != set(BY_COLUMNS):
                 raise BadConfig("allow_column_split is short for sharding_types. Give one of the two.")
-            check_ranges(batch_size=batch_size, seed=seed, dense_gb=dense_gb or 0.0)
-            host = HostMemory(host_memory_gb, host_bandwidth_gb_s, ssd_gb, ssd_bandwidth_gb_s)
+            check_ranges(batch_size=batch_size)
             ranks = (topology, world_size, local_world_size, compute_device)
-            machine = machine_of(*ranks, memory_cap_gb, reserved_gb, host, hardware, inter)
-            rules = Rules.of(
-                pinned=pinned,
-                forbidden=forbidden,
-                forbidden_devices=forbidden_devices,
-                together=together,
-                apart=apart,
-                pinned_nodes=pinned_nodes,
-                table_types=table_types,
-                min_columns=min_columns,
-                table_kernels=table_kernels,
-            )
+            host = HostMemory.of(memory)
+            machine = machine_of(*ranks, memory.memory_cap_gb, memory.reserved_gb, host, hardware, inter or None)
             own = ("", "") if topology is None else links_of_topology(topology)
             settings = PlannerSettings(
+                asked,
                 batch_size=batch_size,
-                pooling_factors=pooling_factors,
-                default_pooling_factor=default_pooling_factor,
-                optimizer=optimizer,
-                dense_optimizer=dense_optimizer,
-                rules=rules,
-                types=BY_COLUMNS if allow_column_split else tuple(sharding_types or ()),
-                kernels=tuple(compute_kernels),
-                pipeline=training_pipeline,
-                intra=intra or own[0],
+                rules=Rules.of(**vars(asked.table_rules)),
+                types=BY_COLUMNS if sharding.allow_column_split else types,
+                intra=asked.machine.intra or own[0],
                 inter=inter or own[1],
-                hardware=hardware,
-                dense_gb=dense_gb,
-                keeps_host=host_memory_gb is not None,
                 sharder=sharder,
-                model=model,
-                seed=seed,
             )
             settings.check_kernels(machine.compute_device)
             if topology is None:
                 topology = topology_of(machine)
-            elif memory_cap_gb is not None:
+            elif memory.memory_cap_gb is not None:
                 topology = with_memory(topology, machine.caps_bytes, machine.host_bytes_of_ranks)
             self._topology = topology
             self._planner = ModelPlanner(self._arguments, settings, machine, topology, type(self).__name__)

@@ -1,0 +1,339 @@
+"""The knobs of a placement, each declared once.
+
+``evenshard.place`` takes each by its own name, or several in a dataclass::
+
+    evenshard.place("tables.yaml", 8, host_memory_gb=400, seed=1)
+    evenshard.place("tables.yaml", 8, memory=Memory(host_memory_gb=400), search=Search(seed=1))
+
+The flags of the command and the groups of its help, the keywords of ``EvenshardPlanner`` and of ``evenshard.what_if``,
+the keys of a pipeline's request, the parameters of a served model and the schema of placement.json are made of them.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.knobs import Group, Knob, chosen_in, group, groups_of, knob, knobs_of
+from evenshard.utils.limits import Range
+
+if TYPE_CHECKING:
+    from torchrec.distributed.planner.types import ParameterConstraints
+
+    from evenshard.sharders.model import Model
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Devices, the hosts that they are in, and the links between them."""
+
+    num_devices: int | None = knob(
+        None,
+        "devices; where left out, those of all nodes or of the cluster, else 8",
+        torchrec="Topology.world_size",
+    )
+    hardware: str | None = knob(
+        None,
+        "hardware that the answer is for: cpu, cuda, or simulated:<profile>, a device model, which h100 is short for; "
+        "where left out, what the model was trained on, or simulated:h100",
+    )
+    nodes: int | None = knob(None, "hosts; where left out, as many as the devices fill")
+    devices_per_node: int | None = knob(
+        None,
+        "devices of a host; where left out, all of them, or as many as the link within a host connects",
+        torchrec="Topology.local_world_size",
+    )
+    nodes_per_domain: int = knob(1, "hosts whose devices share the link within a host, as where NVLink spans several")
+    intra: str = knob(
+        "",
+        "link within a host, such as nvlink_h100; where left out, that of the hardware",
+        torchrec="Topology.intra_host_bw",
+    )
+    inter: str = knob(
+        "",
+        "link between hosts, such as ib_400g, one for each device; needed for more than one host",
+        torchrec="Topology.inter_host_bw",
+    )
+    cluster: str | Path | None = knob(
+        None, "YAML file of hosts and links, in place of the arguments above; docs/place.md has its keys"
+    )
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of devices and hosts, and what of it is not for tables."""
+
+    memory_cap_gb: float | Sequence[float] | None = knob(
+        None,
+        "memory of a device, GB of 1024**3 bytes; one number, or one for each device. Where left out: that of the "
+        "profile of simulated hardware, what the driver says of cuda, this machine's for all cpu devices of a node "
+        "together",
+        torchrec="Topology.hbm_cap",
+    )
+    reserved_gb: float | None = knob(
+        None,
+        "GB of each device kept for everything that is not counted, such as fragmentation; where left out, 15 % of its "
+        "memory, which TorchRec's planner keeps too",
+        torchrec="EmbeddingShardingPlanner.storage_reservation",
+    )
+    dense_gb: float | None = knob(
+        None,
+        "GB that the dense model takes of each device, with its gradients and optimizer state; where left out, counted "
+        "from a model that is given as tables, as Adam trains it, else 0",
+    )
+    host_memory_gb: float | None = knob(
+        None,
+        "GB of each host's memory that tables may take; where left out, all tables stay in device memory",
+        torchrec="Topology.ddr_cap",
+    )
+    host_bandwidth_gb_s: float | None = knob(
+        None,
+        "bandwidth of each host's memory, 10**9 bytes per second, which its devices share",
+        torchrec="Topology.ddr_mem_bw",
+    )
+    ssd_gb: float | None = knob(
+        None, "GB of each host's SSDs that tables may take, where key_value is named", torchrec="Topology.ssd_cap"
+    )
+    ssd_bandwidth_gb_s: float | None = knob(
+        None, "bandwidth of each host's SSDs, likewise", torchrec="Topology.ssd_mem_bw"
+    )
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a step of the training does with the tables."""
+
+    batch_size: int = knob(65_536, "samples of a training step over all devices together")
+    optimizer: str | None = knob(
+        None,
+        "optimizer of the tables: sgd, rowwise_adagrad, adagrad, adam, lamb, lars_sgd, partial_rowwise_adam or "
+        "partial_rowwise_lamb. Its state takes memory, and candidates are timed with it; where left out, that of each "
+        "table of a TorchRec model, which trains with sgd unless it says otherwise; for other tables that of the costs "
+        "that a learned model was trained on, else rowwise_adagrad",
+    )
+    dense_optimizer: str = knob(
+        "",
+        "optimizer of the dense model, which trains replicas (data_parallel), likewise: only tables of the same one "
+        "are replicated. By naming it you say that learning rate and other settings are the same, too. Where left out, "
+        "tables of a model with fused optimizers of their own are not replicated, unless sharding_types or table_types "
+        "names data_parallel",
+    )
+    training_pipeline: str = knob(
+        "sparse_dist",
+        "none, base, sparse_dist or prefetch, after TorchRec's TrainPipelines, which hold the inputs of 1, 1, 2 and 3 "
+        "batches; empty to count weights and optimizer state alone. It changes what is counted of memory, and no time: "
+        "batches overlap in none",
+    )
+    communication: Sequence[str] = knob(
+        (),
+        "data types in which embeddings and their gradients travel (TorchRec: qcomms), such as fp16, or fp16 and bf16 "
+        "for the two ways; fp32 where left out",
+    )
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """The ways in which all tables may be sharded."""
+
+    sharding_types: Sequence[str] = knob(
+        (),
+        "the ways in which tables may be sharded, by TorchRec's words; all of them where left out",
+        torchrec="ParameterConstraints.sharding_types",
+    )
+    allow_column_split: bool = knob(False, "short for sharding_types table_wise and column_wise")
+    compute_kernels: Sequence[str] = knob(
+        (),
+        "where weights may be kept, by TorchRec's words: fused, fused_uvm_caching, fused_uvm, key_value, host; where "
+        "left out, the first three, as far as there is host memory",
+        torchrec="ParameterConstraints.compute_kernels",
+    )
+    constraints: "Mapping[str, ParameterConstraints] | None" = knob(
+        None,
+        "TorchRec's, by the tables of a model: they bound types, kernels and widths of parts, and tell pooling factors "
+        "that are named nowhere else; a note names what of them changes nothing",
+        torchrec="EmbeddingShardingPlanner.constraints",
+    )
+
+
+@dataclass(frozen=True)
+class TableSources:
+    """What is told of the tables beside their file."""
+
+    columns: Mapping[str, str] | None = knob(
+        None,
+        "columns of the tables or of the traffic that are called otherwise, each with the column of a table file "
+        "(hash_size=num_rows) or the feature that it is; empty (ts=) to leave it out",
+    )
+    weight_bits: int | None = knob(
+        None, "4, 8, 16 or 32 bits for the weights of all tables; where left out, each table's own"
+    )
+    embedding_dim: int | None = knob(None, "dim of all tables, where the tables are a sample of traffic")
+    traffic: str | Path | None = knob(
+        None, "a sample of lookups with the pooling factors and histograms of the tables of a file or public set"
+    )
+    pooling_factors: Mapping[str, float | Sequence[float]] | None = knob(
+        None,
+        "mean lookups per sample of a table, or of a feature: a number, or a list with one for each feature of the "
+        "table; in place of what its source says, or traffic counts",
+        torchrec="ParameterConstraints.pooling_factors",
+    )
+    default_pooling_factor: float = knob(
+        1.0, "lookups per sample of a table that has no pooling factor; reported as assumed"
+    )
+
+
+@dataclass(frozen=True)
+class TableRules:
+    """Rules of single tables, by name, as a person writes them down; ``evenshard.planner.rules`` reads them."""
+
+    pinned: Mapping[str, int | Sequence[int]] | None = knob(None, "the device, or devices, that a table may live on")
+    forbidden: Mapping[str, int | Sequence[int]] | None = knob(
+        None, "the device, or devices, that a table may not live on"
+    )
+    forbidden_devices: Sequence[int] = knob((), "devices that no table may live on")
+    together: Sequence[Sequence[str]] = knob((), "groups of tables that live on one device")
+    apart: Sequence[Sequence[str]] = knob((), "groups of tables of which a device holds one at most")
+    pinned_nodes: Mapping[str, int | Sequence[int]] | None = knob(None, "the node, or nodes, that a table may live on")
+    table_types: Mapping[str, str | Sequence[str]] | None = knob(
+        None,
+        "the ways in which a table may be sharded, in place of sharding_types",
+        torchrec="ParameterConstraints.sharding_types",
+    )
+    min_columns: Mapping[str, int] | None = knob(
+        None, "columns that each part of a table has at least", torchrec="ParameterConstraints.min_partition"
+    )
+    table_kernels: Mapping[str, str | Sequence[str]] | None = knob(
+        None,
+        "where a table's weights may be kept, in place of compute_kernels",
+        torchrec="ParameterConstraints.compute_kernels",
+    )
+
+
+@dataclass(frozen=True)
+class Search:
+    """What judges candidates, and how they are searched for."""
+
+    model: "str | Path | Model | None" = knob(
+        None,
+        "a round's folder such as work/round_3, here or on S3, an MLflow URI such as models:/evenshard-cost@champion, "
+        "or a loaded model; where left out, the device model of simulated hardware",
+    )
+    num_measured: int = knob(
+        0,
+        "candidates to time on the hardware (a simulated one simulates); the fastest is the answer. 0 trusts the model",
+        range=Range(0, 10_000, whole=True),
+    )
+    compare: Sequence[str] = knob((), "other sharders to compare with; see evenshard.planner.rivals")
+    seed: int = knob(0, "seed of the search")
+
+
+@dataclass(frozen=True)
+class InUse:
+    """A placement that is in use, and what may move from it."""
+
+    near: str | Path | None = knob(
+        None, "placement.json of today, or its folder, here or on S3: the answer says what moves from it"
+    )
+    max_move_gb: float | None = knob(
+        None,
+        "GB of weights and optimizer state that may move from near to devices which lack them; where left out, any "
+        "number, and only device names are chosen so that least moves",
+        range=Range(0, 2**20),
+    )
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """All knobs of a placement, in groups. Each group has a heading in the help of the command."""
+
+    machine: Machine = group(Machine, "devices, hosts and links")
+    memory: Memory = group(Memory, "memory of devices and hosts")
+    training: Training = group(Training, "what trains")
+    sharding: Sharding = group(Sharding, "how tables may be sharded")
+    table_sources: TableSources = group(TableSources, "about the tables")
+    table_rules: TableRules = group(TableRules, "rules of tables")
+    search: Search = group(Search, "model and search")
+    in_use: InUse = group(InUse, "a placement that is in use")
+
+    @staticmethod
+    def of(given: Mapping[str, Any], taken: Collection[str] | None = None) -> "Knobs":
+        """The knobs that a caller gives, each by its own name or in its group; None for what is left out.
+
+        Args:
+            taken: names of the knobs that are taken, where not all are.
+
+        Raises:
+            BadConfig: if one is given twice, is not taken, or is out of its range.
+            TypeError: if there is none of that name, as Python says it of keywords.
+        """
+        known = {one.name: one for one in place_knobs() if taken is None or one.name in taken}
+        if unknown := next((name for name in given if name not in known and name not in vars(Knobs())), None):
+            raise TypeError(f"got an unexpected keyword argument {unknown!r}{_hint(unknown, known.values())}")
+        chosen = {}
+        for of_kind in groups():
+            asked = of_kind.kind() if given.get(of_kind.name) is None else given[of_kind.name]
+            in_group = chosen_in(asked)
+            if foreign := next((name for name in in_group if name not in known), None):
+                raise BadConfig(f"{foreign}, which {of_kind.name} gives, is not taken here. Leave it out.")
+            own = [known[one.name] for one in knobs_of(of_kind.kind) if one.name in known]
+            alone = {one.name: given[one.name] for one in own if given.get(one.name) is not None}
+            if twice := next((name for name in alone if name in in_group), None):
+                raise BadConfig(f"{twice} is given twice, by itself and in {of_kind.name}. Leave one of the two out.")
+            chosen[of_kind.name] = replace(asked, **alone)
+            for one in own:
+                _check_range(one, getattr(chosen[of_kind.name], one.name))
+        return Knobs(**chosen)
+
+
+def groups() -> tuple[Group, ...]:
+    """The groups of knobs, in the order of the help."""
+    return groups_of(Knobs)
+
+
+def place_knobs() -> tuple[Knob, ...]:
+    """The knobs of ``evenshard.place``, group after group."""
+    return tuple(one for of_kind in groups() for one in knobs_of(of_kind.kind))
+
+
+def place_knob(name: str) -> Knob:
+    """One of them."""
+    return next(one for one in place_knobs() if one.name == name)
+
+
+def group_knobs(knobs: Iterable[Knob]) -> tuple[Knob, ...]:
+    """The keywords of a function with these knobs that take a group as one."""
+    names = {one.name for one in knobs}
+    return tuple(
+        Knob(one.name, one.kind | None, None, f"several of the knobs above, as one {one.kind.__name__}")
+        for one in groups()
+        if not names.isdisjoint(of_group.name for of_group in knobs_of(one.kind))
+    )
+
+
+def knob_field(name: str, default: Any = None) -> Any:
+    """A field of a dataclass that keeps a knob; its default and its meaning are those of the knob.
+
+    Args:
+        default: what the field is where the knob was left out as None: it keeps what was settled, not what was given.
+    """
+    one = place_knob(name)
+    if default is not None:
+        return field(default=default, metadata={"description": one.help})
+    return field(default=one.default, metadata={"description": one.help, "knob": name})
+
+
+def _check_range(one: Knob, value: Any) -> None:
+    if one.range is not None and isinstance(value, int | float) and (problem := one.range.problem(value)):
+        raise BadConfig(f"{one.name} {problem}. Correct it.")
+
+
+def _hint(unknown: str, known: Iterable[Knob]) -> str:
+    """Which knob may have been meant: the one that TorchRec calls so, or one with such a name."""
+    names = [one.name for one in known]
+    spelled = [one.name for one in known if one.torchrec.rpartition(".")[2] == unknown]
+    if spelled:
+        return f". TorchRec's {unknown} is {' or '.join(spelled)} here"
+    close = get_close_matches(unknown, names, n=1)
+    return f". Did you mean {close[0]!r}?" if close else ""
