@@ -195,6 +195,7 @@ def test_the_answer_is_legal_and_its_plan_comes_back(name: str) -> None:
     assert any(part.storage.is_on_host for part in one.parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("name", CASES)
 def test_every_part_is_where_the_answer_says_on_its_rank(name: str, rank: int) -> None:
@@ -216,6 +217,7 @@ def _of_part(part: TablePart) -> tuple[str, int, int, str, float]:
     return part.table, part.rows.size, part.columns.size, LOCATIONS[storage.kernel], storage.load_factor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_fbgemm_lays_out_what_the_answer_counts(name: str) -> None:
     """Weights in device and host memory, states and caches, but for the last set of each cache."""
@@ -244,6 +246,7 @@ def _bytes(tensor: torch.Tensor) -> int:
     return math.prod(tensor.shape) * tensor.element_size()
 
 
+@pytest.mark.slow
 def test_tables_of_other_widths_or_load_factors_have_caches_of_their_own() -> None:
     """TorchRec's one cache for all would have rows as wide as the widest, and the mean load factor."""
     cached = [call for rank in RANKS for call in calls("caches alone", rank) if call.module.lxu_cache_weights.numel()]
