@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,14 @@ class PlacementAnswer(answer.PlacementAnswer):
     Fields and numbers are those of ``evenshard.planner.answer.PlacementAnswer``. Times are milliseconds of one training
     step.
     """
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both say the same, however they show it."""
+        if not isinstance(other, answer.PlacementAnswer):
+            return NotImplemented
+        return all(getattr(self, one.name) == getattr(other, one.name) for one in fields(self))
+
+    __hash__ = answer.PlacementAnswer.__hash__
 
     def __repr__(self) -> str:
         """About ten lines; ``summary`` has all of it."""
