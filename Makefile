@@ -60,7 +60,7 @@ test-containers: setup
 # FBGEMM stay.
 TORCHREC_VERSION ?= 1.7
 TORCHREC ?= work/torchrec-$(TORCHREC_VERSION)
-TORCHREC_TESTS ?= tests/planner/torchrec/drop_in tests/planner/torchrec/test_cpu_job.py
+TORCHREC_TESTS ?= tests/with_torchrec/planner tests/with_torchrec/test_cpu_job.py
 test-torchrec: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target $(TORCHREC) 'torchrec==$(TORCHREC_VERSION).*'
 	@PYTHONPATH="$(CURDIR)/$(TORCHREC)" $(BIN)/python -m pytest -m 'not containers' --override-ini filterwarnings= $(TORCHREC_TESTS)
@@ -81,7 +81,8 @@ test-floors:
 	    hypothesis jsonschema pandas pytest pytest-xdist
 	$(FLOORS)/bin/python -m pip install --quiet --no-deps 'torchrec==1.1.*' 'fbgemm-gpu-cpu==1.1.*'
 	@$(FLOORS)/bin/python -m pytest -m 'not containers' --override-ini filterwarnings= \
-	    tests/tables tests/placement tests/sharders tests/planner \
+	    tests/tables tests/placement tests/sharders tests/planner tests/compare tests/report \
+	    tests/api tests/with_torchrec \
 	    --ignore tests/planner/test_lineage.py --ignore tests/planner/test_model.py -k "not served_model"
 
 check: setup

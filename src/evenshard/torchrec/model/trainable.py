@@ -1,4 +1,4 @@
-"""What TorchRec 1.8 trains right, as tests/planner/torchrec/test_every_type.py finds by training.
+"""What TorchRec 1.8 trains right, as tests/with_torchrec/test_every_type.py finds by training.
 
 - In an ``EmbeddingCollection`` tables are whole, cut by rows over all ranks, replicated, or cut by columns; of those
   that are cut by columns, all parts in the collection have one width. FBGEMM cannot look up a replica on the CPU.

@@ -191,7 +191,7 @@ def test_a_checkpoint_has_the_losses_of_the_job_that_goes_on(
 def test_row_wise_states_go_the_same_way_live_and_in_a_checkpoint(notes: list[dict[str, Any]], name: str) -> None:
     """Where columns are cut as before, the losses are those of the job that stays; else those of one another.
 
-    Replicas from and to parts by columns have only their states compared: tests/planner/torchrec/test_checkpoint.py.
+    Replicas from and to parts by columns have only their states compared: tests/with_torchrec/test_checkpoint.py.
     """
     for of_rank in notes:
         found = of_rank["rowwise_adagrad"]
