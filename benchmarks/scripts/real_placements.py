@@ -31,9 +31,9 @@ from evenshard.measure.collectives import Links, exchange_times, volumes_of
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_shardings
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement
-from evenshard.measure.in_turn import OneDeviceInTurn
 from evenshard.measure.kernel_calls import EVERY_DEVICE, KernelCall, held_parts
 from evenshard.measure.link import link
+from evenshard.measure.one_device import OneDeviceInTurn
 from evenshard.placement.placement import alone
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import sharding_type

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.studies.rows import EXTERNAL, PRIVILEGED_ROWS, REFERENCE, SUFFIX, TRANSFERRED
 from evenshard.sharders.catalog import HEURISTICS
 from evenshard.sharders.greedy import SINGLE_COST
-from evenshard.stages.standings import Interval, common_tasks, fastest
+from evenshard.stages.sharder_comparison import Interval, common_tasks, fastest
 
 COMPARED = (*EXTERNAL, SINGLE_COST)
 """Every row is also compared with these."""

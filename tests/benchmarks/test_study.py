@@ -225,7 +225,7 @@ def test_on_real_kernels_everything_is_measured_through_journals(tmp_path: Path)
 
 
 def test_a_measuring_that_was_cut_off_goes_on_from_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from evenshard.measure.in_turn import OneDeviceInTurn
+    from evenshard.measure.one_device import OneDeviceInTurn
 
     measured, limit = [0], 4
     whole = OneDeviceInTurn.measure

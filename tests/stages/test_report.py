@@ -27,7 +27,7 @@ from evenshard.stages.report import (
     write_csv,
     write_plot_data,
 )
-from evenshard.stages.standings import QUIET, Answer, Interval, NetworkAccuracy, Result, Standing
+from evenshard.stages.sharder_comparison import QUIET, Answer, Interval, NetworkAccuracy, Result, Standing
 from support.builders import PROVENANCE, cost, measured, some_tables, task
 
 CPU, H200 = "cpu: a core", "simulated: h200"

@@ -25,7 +25,7 @@ def _open_kernels(config: MeasureConfig) -> Hardware:
     require_package("torch")
     from evenshard.measure.distributed import collective
     from evenshard.measure.fbgemm import real_device
-    from evenshard.measure.in_turn import OneDeviceInTurn
+    from evenshard.measure.one_device import OneDeviceInTurn
 
     device = real_device(config)
     if collective.world_size() > 1:

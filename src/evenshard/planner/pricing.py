@@ -14,7 +14,7 @@ from evenshard.measure.hardware import HardwareName
 from evenshard.measure.link import LINKS, Link, link
 from evenshard.measure.offload import host_link
 from evenshard.measure.open_hardware import open_hardware
-from evenshard.measure.parts_in_turn import parts_in_turn
+from evenshard.measure.parts_on_one_device import parts_in_turn
 from evenshard.measure.price.step import DeviceKind, PartCosts, PredictedDevice, PredictedParts
 from evenshard.measure.simulated.cluster import SimulatedCluster
 from evenshard.measure.simulated.gpu_profile import gpu_profile, profile_of

@@ -31,8 +31,7 @@ from evenshard.sharders.learned import load_sharder
 from evenshard.stages import report
 from evenshard.stages.loop import EvaluateConfig, EvaluateInputs, EvaluateOutputs
 from evenshard.stages.propose import measure_answers
-from evenshard.stages.stage import Outcome
-from evenshard.stages.standings import (
+from evenshard.stages.sharder_comparison import (
     Answer,
     Result,
     Standing,
@@ -41,6 +40,7 @@ from evenshard.stages.standings import (
     network_accuracy,
     standings,
 )
+from evenshard.stages.stage import Outcome
 from evenshard.tables.files import load_tables
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.console import progress

@@ -27,7 +27,7 @@ from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.learned import load_sharder
 from evenshard.sharders.random import RandomSharder, random_placement, random_sharding
-from evenshard.stages.standings import Answer
+from evenshard.stages.sharder_comparison import Answer
 from evenshard.tables.table import Table
 from evenshard.utils.console import progress
 from evenshard.utils.errors import InfeasibleTask

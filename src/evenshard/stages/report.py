@@ -26,7 +26,7 @@ from evenshard.measure.evidence import DeviceError, device_text
 from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.noise import Noise
 from evenshard.sharders.learned import LEARNED
-from evenshard.stages.standings import NetworkAccuracy, Result, Standing
+from evenshard.stages.sharder_comparison import NetworkAccuracy, Result, Standing
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.extras import require_package
 from evenshard.utils.text_table import text_table

@@ -24,7 +24,7 @@ from evenshard.placement.tasks import load_tasks
 from evenshard.planner.model import REGISTERED, learned_model_of
 from evenshard.sharders.cost_model.sharder import SearchConfig
 from evenshard.sharders.models import PlacementModel
-from evenshard.stages.decisions.contest import Contest, contest
+from evenshard.stages.decisions.model_comparison import Contest, contest
 from evenshard.stages.decisions.promotion import Decision, decide
 from evenshard.tables.files import load_tables
 from evenshard.tracking.registry import (

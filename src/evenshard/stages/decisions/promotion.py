@@ -14,7 +14,7 @@ from enum import StrEnum
 from statistics import fmean
 
 from evenshard.measure.noise import Noise
-from evenshard.stages.standings import Interval
+from evenshard.stages.sharder_comparison import Interval
 
 
 class Verdict(StrEnum):

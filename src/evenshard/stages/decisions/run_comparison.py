@@ -16,7 +16,7 @@ from typing import TextIO
 from rich.table import Table as Grid
 
 from evenshard.measure.hardware import measured_or_simulated
-from evenshard.stages.standings import Interval, verdict_on
+from evenshard.stages.sharder_comparison import Interval, verdict_on
 from evenshard.utils.console import plain_console, plain_grid
 from evenshard.utils.messages import printable
 from evenshard.utils.units import ms_text

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from evenshard.measure import in_turn
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost
 from evenshard.measure.hardware import TimeShare
-from evenshard.measure.in_turn import OneDeviceInTurn
 from evenshard.measure.link import LINKS
+from evenshard.measure.one_device import OneDeviceInTurn
 from evenshard.measure.open_hardware import open_hardware
 from evenshard.placement.placement import Placement
 from evenshard.tables.table import Table
@@ -57,7 +56,7 @@ class FakeStopwatch:
 
 def with_laps(monkeypatch: pytest.MonkeyPatch, laps: Sequence[tuple[float, float]]) -> None:
     iterator = iter(laps)
-    monkeypatch.setattr(in_turn, "stopwatch", lambda device: FakeStopwatch(iterator))
+    monkeypatch.setattr(one_device, "stopwatch", lambda device: FakeStopwatch(iterator))
 
 
 # Costs ---------------------------------------------------------------------------------------------------------------
@@ -123,7 +122,7 @@ def test_the_order_of_a_pass_is_flush_mark_forward_mark_backward_mark(monkeypatc
             return [1.0, 1.0]
 
     hardware = cpu(replace(CONFIG, repeats=1))
-    monkeypatch.setattr(in_turn, "stopwatch", lambda device: Watch())
+    monkeypatch.setattr(one_device, "stopwatch", lambda device: Watch())
     monkeypatch.setattr(hardware, "_flush", lambda: seen.append("flush"))
     cost_alone(hardware, SHARD[0])
     assert seen == ["flush", "mark", "mark", "mark"] * 2

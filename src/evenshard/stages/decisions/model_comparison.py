@@ -17,7 +17,7 @@ from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.models import PlacementModel
 from evenshard.stages.decisions.promotion import PairedTask
 from evenshard.stages.propose import measure_answers
-from evenshard.stages.standings import Answer, ask
+from evenshard.stages.sharder_comparison import Answer, ask
 from evenshard.utils.console import progress
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.process import one_thread

@@ -12,7 +12,7 @@ from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.measure.noise import Noise
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
-from evenshard.stages.standings import (
+from evenshard.stages.sharder_comparison import (
     Answer,
     Interval,
     Result,
