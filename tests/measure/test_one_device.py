@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from evenshard.measure import one_device
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost
 from evenshard.measure.hardware import TimeShare
