@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+# GitHub takes 65,536.
 MOST_CHARACTERS = 65_000
-"""GitHub takes 65,536."""
 CUT = "\n\n(cut: the summary of the job has all of it)\n"
 PAGE = 100
 

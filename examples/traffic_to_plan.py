@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import evenshard
 from evenshard.torchrec import save_plan
 
+# Mean lookups per sample, and rows.
 TABLES = {"user": (1.0, 500_000), "clicks": (31.5, 90_000), "carts": (6.2, 90_000), "words": (12.0, 40_000)}
-"""Mean lookups per sample, and rows."""
 
 
 def write_sample(folder: Path, num_samples: int = 20_000) -> None:

@@ -35,6 +35,7 @@ HEADER = """\
 # plots, the table and the hardware, which with dvc.lock are the result to commit.
 """
 METRICS = "summary.json"
+# What `dvc plots` draws of the report.
 PLOTS: dict[str, dict[str, Any]] = {
     "sharders.csv": {
         "title": "Mean cost of a step by sharder, held-out tasks",
@@ -59,13 +60,12 @@ PLOTS: dict[str, dict[str, Any]] = {
         "y_label": "ms per step",
     },
 }
-"""What `dvc plots` draws of the report."""
+# The stage that pods have no use for: where they run is part of what a pipeline is told.
 HARDWARE: dict[str, Any] = {
     "cmd": f"evenshard hardware --here {HARDWARE_FILE}",
     "always_changed": True,
     "outs": [{HARDWARE_FILE: {"cache": False}}],
 }
-"""The stage that pods have no use for: where they run is part of what a pipeline is told."""
 
 
 def _files(*candidates: str | None) -> list[str]:

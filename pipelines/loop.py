@@ -25,10 +25,10 @@ from evenshard_components.merge_costs.component import merge_costs
 from evenshard_components.record_outcome.component import record_outcome
 from evenshard_pipelines.dvc_rounds import measured_with
 
+# How long the last stage waits for MLflow, in seconds.
 LAST_PATIENCE_S = "600"
-"""How long the last stage waits for MLflow, in seconds."""
+# Sections of params.yaml as parameters of a pipeline: what a run may change. The rounds are not.
 Sections = dict[str, Any]
-"""Sections of params.yaml as parameters of a pipeline: what a run may change. The rounds are not."""
 
 
 def section_of(params: dict[str, Any], name: str) -> dict[str, Any]:

@@ -44,10 +44,10 @@ from evenshard.tables.table import Table
 Parts = tuple[TablePart, ...]
 POWER = 100.0
 CONSTRUCTION_POWER = 8.0
+# Of the tables: those of the first type, and those that are replicated.
 HEAVY_SHARES, REPLICATED_SHARES = (0.0, 0.15, 0.3, 0.5, 1.0), (0.4, 0.6, 0.75)
-"""Of the tables: those of the first type, and those that are replicated."""
+# First and last temperature, as shares of the cost.
 HOTTEST, COLDEST = 0.02, 0.0001
-"""First and last temperature, as shares of the cost."""
 ALL_WAYS = (TABLE_WISE, COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, GRID_SHARD, DATA_PARALLEL)
 
 

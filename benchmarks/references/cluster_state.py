@@ -29,10 +29,10 @@ from evenshard.placement.sharding import DATA_PARALLEL, sharding_type
 from evenshard.placement.task import ShardingTask, part_bytes
 from evenshard.tables.reuse import FloatArray
 
+# Column of the work that counts tables.
 _TABLES = 0
-"""Column of the work that counts tables."""
+# Changes after which sums are added up from the start, as rounding piles up.
 REBUILD_AFTER = 2000
-"""Changes after which sums are added up from the start, as rounding piles up."""
 
 
 @dataclass(frozen=True)

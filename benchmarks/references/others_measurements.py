@@ -17,8 +17,8 @@ from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadFile
 
+# Of all of these measurements.
 BATCH_SIZE = 65536
-"""Of all of these measurements."""
 NUM_DEVICES = 4
 TABLES, SHARDS, EXCHANGES = "dlrm_2021_tables.csv", "rtx_2080_ti_shards.csv", "rtx_2080_ti_all_to_all.csv"
 

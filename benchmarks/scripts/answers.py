@@ -37,8 +37,8 @@ from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.utils.errors import EvenshardError
 
 RECORDED = "dlrm_2021_tables.csv"
+# Relative change of a true time that is worth a line.
 MOVED = 1e-3
-"""Relative change of a true time that is worth a line."""
 SETS = (
     "avazu",
     "criteo_1tb",

@@ -51,8 +51,9 @@ ROOM_BYTES = 120 * 10**9
 TABLES = ("mlperf_dlrm_v2", "criteo_1tb", "nvidia_tiny", "nvidia_small", "nvidia_medium", "mixed_200", "mixed_1000")
 DEVICES = (8, 16, 32, 64, 128)
 TORCHREC, EVENSHARD, BEST_KNOWN = SIDES = ("torchrec", "evenshard", "best_known")
+# Above so many, TorchRec's planner has ``--torchrec-s`` for each setting and is asked in one order.
 MANY_TABLES = 100
-"""Above so many, TorchRec's planner has ``--torchrec-s`` for each setting and is asked in one order."""
+# Of TorchRec's planner, its own first.
 SETTINGS = tuple(
     PlannerSetting(width, order, grid, replicas=replicas)
     for order in ("storage", "perf")
@@ -60,9 +61,8 @@ SETTINGS = tuple(
     for replicas in (True, False)
     for width in (None, 8, 16, 32, 64)
 )
-"""Of TorchRec's planner, its own first."""
+# The machine of the ratings: 64 GB with 15 % reserved, bandwidths of memory, within a node and between nodes.
 RATED_ROOM, RATED_GB_S = 64 * 2**30 * 85 // 100, Bandwidths(4800, 450, 50)
-"""The machine of the ratings: 64 GB with 15 % reserved, bandwidths of memory, within a node and between nodes."""
 
 
 @dataclass(frozen=True)

@@ -44,15 +44,15 @@ from evenshard.sharders.torchrec.planner import Bandwidths, machine_topology
 from evenshard.tables.table import Table
 
 TB = 1024**4
+# TorchRec's names of training pipelines.
 PIPELINE_TYPES = {
     "none": "NONE",
     "base": "TRAIN_BASE",
     "sparse_dist": "TRAIN_SPARSE_DIST",
     "prefetch": "TRAIN_PREFETCH_SPARSE_DIST",
 }
-"""TorchRec's names of training pipelines."""
+# TorchRec's classes of the optimizers that are compared: those whose states its estimator knows.
 OPTIMIZERS = {"sgd": "SGD", "rowwise_adagrad": "RowWiseAdagrad", "adagrad": "Adagrad", "adam": "Adam"}
-"""TorchRec's classes of the optimizers that are compared: those whose states its estimator knows."""
 NOTHING = "TorchRec counts none"
 
 

@@ -25,8 +25,8 @@ from evenshard.tables.table import Table
 from evenshard.torchrec import tables_of
 from evenshard.torchrec.plan.plans import plan_of_parts
 
+# So that what is freed is given back; see ``memory_cpu``.
 GLIBC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-"""So that what is freed is given back; see ``memory_cpu``."""
 PATIENCE = timedelta(seconds=300)
 STEPS = 5
 

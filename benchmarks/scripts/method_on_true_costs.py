@@ -51,8 +51,8 @@ from evenshard.utils.units import bytes_to_gb
 TRAIN_TASKS = 50
 NUM_ROLLOUTS = 256
 NUM_SHARDS = 2000
+# Tables: what DreamShard's own placements took in its paper (arXiv 2210.02023, table 1).
 DREAMSHARD_MS = {20: 17.6, 40: 32.4, 60: 47.9, 80: 62.7, 100: 77.8}
-"""Tables: what DreamShard's own placements took in its paper (arXiv 2210.02023, table 1)."""
 SETTINGS = ("20", "40", "60", "80", "100", "mixed-20", "mixed-40", "mixed-80")
 Measured = TrueCosts | SimulatedHardware
 

@@ -23,8 +23,8 @@ from evenshard.tables.sources import tables_from
 from evenshard.tables.table import Table
 from evenshard.utils.units import bytes_to_gb
 
+# Of the bytes of all tables that may move.
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0)
-"""Of the bytes of all tables that may move."""
 NUM_NEW = 3
 BATCH_SIZE = 65_536
 

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+# Tables, and devices.
 LARGE, HUGE = (2_000, 128), (10_000, 1_024)
-"""Tables, and devices."""
 BATCH_SIZE = 65_536
 PYTHON = (sys.executable,)
 EVENSHARD = (*PYTHON, "-m", "evenshard")

@@ -36,19 +36,19 @@ from evenshard.utils.text_table import text_table
 
 BATCH_SIZE = 65_536
 DIMS = (4, 8, 16, 32, 64, 128, 256)
+# Tables and devices.
 TASKS = ((20, 2), (40, 4), (26, 8), (40, 8))
-"""Tables and devices."""
+# Tables that move at random.
 MOVED = (1, 2, 4, 8, 40)
-"""Tables that move at random."""
 EFFORT = PlaceConfig(effort=PlanSearchEffort(changes=60, idle_kicks=3))
+# Of the work that the slowest devices share.
 BANDS = ((0.0, 0.3), (0.3, 0.5), (0.5, 0.7), (0.7, 0.9), (0.9, 1.01))
-"""Of the work that the slowest devices share."""
+# Correlations of the model's errors of both placements.
 RULES: dict[str, Callable[[float], float]] = {
     "as independent": lambda _: 0.0,
     "as shared": lambda shared: shared,
     "by the rule": error_correlation,
 }
-"""Correlations of the model's errors of both placements."""
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 HARDWARE = "simulated:h100"
 ROOM_BYTES = 67 * 2**30
 DEVICES_PER_NODE = 8
+# TorchRec's own setting first.
 SWEPT = tuple(PlannerSetting(width, order) for order in ("storage", "perf") for width in (None, 64, 32, 16))
-"""TorchRec's own setting first."""
 SIDES = (
     "default",
     "default_swept",

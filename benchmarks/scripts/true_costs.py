@@ -40,8 +40,10 @@ from evenshard.tables.table import Table
 HARDWARE = "simulated:rtx_2080_ti"
 MIXED_DIMS = (4, 8, 16, 32, 64, 128)
 STRATEGIES = ("random", "size", "dim", "lookup", "size-lookup")
+# The strategy behind the networks' values: size times lookups. ``EXPERTS`` weighs the logarithm of the size.
 SIZE_LOOKUP = GreedySharder("size-lookup", lambda table: table.size_bytes * table.pooling_factor)
-"""The strategy behind the networks' values: size times lookups. ``EXPERTS`` weighs the logarithm of the size."""
+# Tables: DreamShard's published times of the strategies (arXiv 2210.02023, table 1), and those that NeuroShard's own
+# networks give for tasks of the real tables.
 PUBLISHED_MS = {
     20: ((23.0, 21.7, 19.9, 18.3, 18.4), (25.7, 24.1, 23.8, 19.8, 22.3)),
     40: ((41.1, 40.3, 37.3, 33.0, 33.2), (44.4, 42.7, 39.9, 33.8, 38.8)),
@@ -49,8 +51,6 @@ PUBLISHED_MS = {
     80: ((74.5, 77.7, 69.9, 64.1, 65.1), (80.5, 82.1, 75.8, 66.3, 72.3)),
     100: ((94.5, 95.4, 84.7, 79.5, 80.8), (95.6, 98.1, 93.1, 81.3, 88.0)),
 }
-"""Tables: DreamShard's published times of the strategies (arXiv 2210.02023, table 1), and those that NeuroShard's own
-networks give for tasks of the real tables."""
 TABLE_TASKS, PLACED_TASKS, SPLIT_TASKS = 100, 30, 10
 PLACED_TABLES, SPLIT_TABLES = 40, 26
 

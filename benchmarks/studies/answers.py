@@ -14,8 +14,8 @@ from evenshard.placement.task import ShardingTask
 from evenshard.sharders.base import Sharder
 from evenshard.utils.errors import InfeasibleTask
 
+# ``placement``: device of each table; or ``infeasible``: why there is none. More keys where a sharder says more.
 Answer = dict[str, Any]
-"""``placement``: device of each table; or ``infeasible``: why there is none. More keys where a sharder says more."""
 
 
 def answer_with(placement: Placement, **more: Any) -> Answer:

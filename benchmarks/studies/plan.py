@@ -23,8 +23,8 @@ from benchmarks.studies.units import Unit
 from benchmarks.studies.untrained_sharders import NUM_REAL_SAMPLES, NUM_SAMPLES, Peers, RandomSearch, SingleCosts
 from evenshard.sharders.catalog import HEURISTICS
 
+# Test tasks of one unit of annealing: about a minute.
 TASKS_PER_CHUNK = 5
-"""Test tasks of one unit of annealing: about a minute."""
 
 
 @dataclass(frozen=True)

@@ -13,26 +13,26 @@ from evenshard.utils.messages import brief
 SINGLE_COSTS = tuple(one.name for one in SHARDERS if one.is_privileged)
 EXTERNAL = tuple(one.name for one in SHARDERS if not one.needs and one.package and not one.is_full_space)
 AUTOSHARD = ("autoshard", "autoshard_cost_greedy")
+# Rows of one sharder that is asked in several ways.
 VARIANTS = {"dreamshard": ("dreamshard_argmax", "dreamshard"), "evenshard": ("evenshard", "evenshard_measured")}
-"""Rows of one sharder that is asked in several ways."""
+# Those that DreamShard's networks and the cost model make possible.
 LEARNED = tuple(name for one in SHARDERS if one.name in VARIANTS for name in VARIANTS.get(one.name, (one.name,)))
-"""Those that DreamShard's networks and the cost model make possible."""
 SUFFIX = "_transferred"
 TRANSFERRED = ("dreamshard_transferred", "evenshard_transferred")
 REFERENCE = "best_known"
 SEARCH = "random_search"
 
+# The rows of each study.
 ROWS = {
     "dlrm": (*HEURISTICS, *SINGLE_COSTS, *EXTERNAL, SEARCH, *LEARNED, REFERENCE),
     "mixed": (*HEURISTICS, *SINGLE_COSTS, *EXTERNAL, SEARCH, "autoshard", *LEARNED, REFERENCE),
     "generalize": (*HEURISTICS, "dreamshard", "evenshard", *TRANSFERRED, REFERENCE),
     "autoshard": (*HEURISTICS, SINGLE_COST, "dreamshard", "evenshard", *AUTOSHARD),
 }
-"""The rows of each study."""
+# They measured the test tables, or placements of the test tasks.
 PRIVILEGED_ROWS = (*SINGLE_COSTS, SEARCH, "evenshard_measured", REFERENCE)
-"""They measured the test tables, or placements of the test tasks."""
+# Modules without which a row is left out; the study says so.
 NEEDS = {one.name: one.package for one in SHARDERS if one.package}
-"""Modules without which a row is left out; the study says so."""
 
 
 def left_out(study: str, is_simulated: bool, skip: Sequence[str]) -> dict[str, str]:

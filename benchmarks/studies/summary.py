@@ -17,8 +17,8 @@ from evenshard.sharders.catalog import HEURISTICS
 from evenshard.sharders.greedy import SINGLE_COST
 from evenshard.stages.sharder_comparison import Interval, common_tasks, fastest
 
+# Every row is also compared with these.
 COMPARED = (*EXTERNAL, SINGLE_COST)
-"""Every row is also compared with these."""
 
 
 @dataclass(frozen=True)

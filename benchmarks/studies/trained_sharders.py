@@ -24,10 +24,10 @@ from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.cost_model.train import EvenshardConfig, train_evenshard
 from evenshard.sharders.learned import load_sharder
 
+# Of the product's default (docs/decisions/0008).
 NUM_ROLLOUTS = 256
-"""Of the product's default (docs/decisions/0008)."""
+# The measuring budget of ``evenshard_measured``, placements per task.
 NUM_MEASURED = 10
-"""The measuring budget of ``evenshard_measured``, placements per task."""
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from evenshard.sharders.catalog import Resources, sharder
 from evenshard.sharders.random import random_placement
 from evenshard.utils.errors import InfeasibleTask
 
+# Random placements per task that the cost networks are judged by.
 NUM_SAMPLES, NUM_REAL_SAMPLES = 30, 10
-"""Random placements per task that the cost networks are judged by."""
 
 
 @dataclass(frozen=True)

@@ -137,8 +137,8 @@ PROPERTIES = [
     "used_bytes",
 ]
 NO_FLAG = {"tables", "compare", "constraints", "progress", *GROUPS}
+# By a small request: imports are most of what it waits for.
 UNUSED = {"pandas", "pyarrow", "scipy", "ortools", "matplotlib", "mlflow", "dvc", "torchrec", "fbgemm_gpu", "jinja2"}
-"""By a small request: imports are most of what it waits for."""
 HEAVY = {*UNUSED, "torch", "numpy", "pydantic", "rich", "yaml"}
 FLAGS = [
     ("--devices 3", "num_devices", 3),

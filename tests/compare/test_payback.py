@@ -28,8 +28,8 @@ from support.model_builders import save_model
 from support.request_builders import untrained
 
 THREE = {"a": 5.0, "b": 3.0, "c": 2.0}  # 10 rows of 8 dims of 32 bits: 320 bytes each
+# GB per second with which a table takes a second.
 LINK = 320 / BYTES_PER_GB
-"""GB per second with which a table takes a second."""
 
 
 def paid_back(

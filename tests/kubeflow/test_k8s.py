@@ -21,12 +21,12 @@ from support.repository import ROOT
 K8S = ROOT / "k8s"
 RUNNER = "evenshard-runner"
 OVERLAYS = ("cpu", "nvidia-gpu", "local")
+# Folders of ``identity/``, and the annotation by which each cloud knows an account.
 IDENTITIES = {
     "aws": "eks.amazonaws.com/role-arn",
     "gke": "iam.gke.io/gcp-service-account",
     "azure": "azure.workload.identity/client-id",
 }
-"""Folders of ``identity/``, and the annotation by which each cloud knows an account."""
 FOLDERS = (*(f"overlays/{name}" for name in OVERLAYS), *(f"identity/{name}" for name in IDENTITIES), "trainjob")
 NAME = "app.kubernetes.io/name"
 # Pods that others start in this namespace, by the labels they carry.

@@ -167,6 +167,7 @@ def test_a_run_is_stopped_once(fake: FakePipelines, capsys: pytest.CaptureFixtur
     assert run(fake, [*stop[:2], "r9", *stop[3:]]) == 2
 
 
+# Commands of docs/kubeflow.md: the pipeline, when it runs (with seconds first; None: at once), its parameters.
 DOCUMENTED = {
     "pipeline schedule --cron": ("train", "0 0 3 * * 0", {}),
     "pipeline schedule --pipeline retrain": (
@@ -196,7 +197,6 @@ DOCUMENTED = {
         },
     ),
 }
-"""Commands of docs/kubeflow.md: the pipeline, when it runs (with seconds first; None: at once), its parameters."""
 
 
 @pytest.mark.parametrize("start", DOCUMENTED)
@@ -402,13 +402,13 @@ def ended(code: int, reason: str) -> dict[str, Any]:
     return {**common, "state": {"terminated": {"exitCode": code, "reason": reason}}}
 
 
+# What Kubernetes says of a pod that the kubelet has evicted; of a node that is shut down, the reason is Terminated.
 EVICTED: dict[str, Any] = {
     "phase": "Failed",
     "reason": "Evicted",
     "message": "The node was low on resource: memory.",
     "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}],
 }
-"""What Kubernetes says of a pod that the kubelet has evicted; of a node that is shut down, the reason is Terminated."""
 WAIT = ["--wait", "--poll-seconds", "0.01"]
 
 

@@ -117,8 +117,8 @@ def test_states_of_rows_stay_on_the_device_beside_weights_in_host_memory(
     assert (found.device_bytes, found.host_bytes, found.ssd_weights) == (device, host, ssd)
 
 
+# Inputs of a device's own samples.
 OF_A_BATCH = 16 * 2 * 8 + 16 * 12
-"""Inputs of a device's own samples."""
 
 
 def test_every_device_receives_all_tables_for_its_own_samples() -> None:

@@ -86,8 +86,8 @@ def test_a_table_called_as_a_part_would_be_is_refused() -> None:
 
 # Rows ----------------------------------------------------------------------------------------------------------------
 
+# The first quarter of its rows has seven tenths of its lookups.
 HOT = replace(table("hot", rows=100, dim=8, pooling=10.0), row_shares=(0.7, 0.2, 0.1, 0.0))
-"""The first quarter of its rows has seven tenths of its lookups."""
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from support.builders import table
 
+# Two nodes, with the devices 0 and 1, and 2 and 3.
 MACHINE = Machine(4, 2, inter="ethernet_25g")
-"""Two nodes, with the devices 0 and 1, and 2 and 3."""
 T = table("t", rows=100, dim=16)
 
 

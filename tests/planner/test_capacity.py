@@ -32,10 +32,10 @@ from evenshard.utils.units import gb_to_bytes
 from support.builders import cuts_of
 from support.request_builders import request, untrained
 
+# How many are asked; 2,000 take some minutes.
 REQUESTS = int(os.environ.get("EVENSHARD_TIGHT_REQUESTS", "283"))
-"""How many are asked; 2,000 take some minutes."""
+# Bytes of optimizer state for each row of a part, and for each weight.
 STATE = {"sgd": (0, 0), "rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam": (0, 8)}
-"""Bytes of optimizer state for each row of a part, and for each weight."""
 
 
 # The slow reference --------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from evenshard.sharders.trained_on import MOST_FACTOR, TrainedOn
 from evenshard.tables.table import Table
 from support.learned import learned
 
+# Rows to 499,675,273, dims 4 to 512, lookups 0.01 to 300, batches 1,038 to 245,267, 64 devices, 8 to 32 bits.
 LEARNED = learned().trained_on
-"""Rows to 499,675,273, dims 4 to 512, lookups 0.01 to 300, batches 1,038 to 245,267, 64 devices, 8 to 32 bits."""
 NEAR = Table("near", 1000, 64, 2.0)
 WIDE = replace(NEAR, name="wide", embedding_dim=2048)
 

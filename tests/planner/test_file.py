@@ -180,8 +180,8 @@ def test_a_part_of_version_1_has_all_rows_of_its_table(tmp_path: Path) -> None:
     ]
 
 
+# Of a request, what version 3 knew nothing of.
 UNCOUNTED = ("reserved_share", "dense_bytes", "training_pipeline", "compute_kernels")
-"""Of a request, what version 3 knew nothing of."""
 
 
 def of_version_3(one: PlacementAnswer) -> dict[str, Any]:

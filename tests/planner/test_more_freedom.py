@@ -20,8 +20,8 @@ from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
 
 MORE_MEMORY = 1.5
+# What a search may miss in more memory: it knows nothing of what less of it answers.
 SEARCHED = 0.01
-"""What a search may miss in more memory: it knows nothing of what less of it answers."""
 SEEDS = range(10)
 pytestmark = [pytest.mark.slow, pytest.mark.full_search]
 

@@ -21,12 +21,12 @@ from support.answer_builders import answer
 from support.builders import table
 
 ROWS = 2**20
+# 1.28 million lookups of a batch.
 BUSY = replace(table("busy", ROWS, 64), pooling_factor=20_000.0)
-"""1.28 million lookups of a batch."""
 CACHED, MANAGED = Storage("fused_uvm_caching", 0.1), Storage("fused_uvm")
 HOST = Machine(2, 2, host_bytes=(2**40,), host_gb_s=100.0)
+# Miss ratios of a table whose rows are all looked up alike.
 KNOWN = tuple(round(1 - load_factor, 6) for load_factor in LOAD_FACTORS)
-"""Miss ratios of a table whose rows are all looked up alike."""
 
 
 def kept(*pairs: tuple[Table, Storage], totals_ms: tuple[float, ...] = (10.0, 5.0), **asked: Any) -> PlacementAnswer:

@@ -161,8 +161,8 @@ def test_notes_come_before_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"{UNNAMED}\n16 devices are\ufffd priced.\n\n4.00 ms of embedding work per step" in text
 
 
+# Of each of the tables below: 64 rows of 4,096 columns.
 MIB = 2**20
-"""Of each of the tables below: 64 rows of 4,096 columns."""
 
 
 def offloaded(**asked: Any) -> PlacementAnswer:

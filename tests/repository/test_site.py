@@ -14,10 +14,10 @@ from support.repository import ROOT
 pytest.importorskip("mkdocs", reason="needs evenshard[docs]")
 pytest.importorskip("material", reason="needs evenshard[docs]")
 
+# Tags whose address a browser asks for by itself, and the attribute that has it.
 LOADED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src"}
-"""Tags whose address a browser asks for by itself, and the attribute that has it."""
+# What a link tag may name elsewhere.
 NOT_LOADED = {"canonical", "next", "prev", "alternate", "search"}
-"""What a link tag may name elsewhere."""
 PAGE = "# A page\n\n    code\n\n[a link](https://example.org) to elsewhere\n"
 
 

@@ -19,8 +19,8 @@ from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.units import BYTES_PER_GB
 from support.builders import every_placement, sized, split_by, table, task
 
+# A time limit in which the solver does nothing.
 INSTANT = 1e-9
-"""A time limit in which the solver does nothing."""
 
 
 def named(costs_ms: Sequence[float]) -> dict[str, float]:

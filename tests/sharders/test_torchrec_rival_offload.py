@@ -27,8 +27,8 @@ from support.builders import table
 
 MB, BATCH_SIZE = 2**20, 4096
 GB_S = Bandwidths(2000, 450, 50)
+# 24.4 MB each.
 TABLES = tuple(table(f"t{number}", rows=100_000, dim=64, pooling=1.0 + number) for number in range(4))
-"""24.4 MB each."""
 OURS = PlannerSetting(load_factor=0.1, memory=OUR_MEMORY)
 
 

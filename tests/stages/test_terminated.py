@@ -34,8 +34,8 @@ files = {name: dsl.Dataset(name=name, uri=os.path.abspath(name)) for name in ("t
 benchmark.python_func(**files, metrics=dsl.Metrics(name="metrics", uri="metrics"), config=params["benchmark"],
                       measure=params["measure"], round_number=1, num_gpus=num_gpus)
 """
+# With a GPU, a pod measures in a process of its own, which logs to MLflow.
 POD = ["-c", IN_A_POD, json.dumps(PARAMS)]
-"""With a GPU, a pod measures in a process of its own, which logs to MLflow."""
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from evenshard.tables.table import Table
 from support.builders import BATCH_SIZE, parts_of, table
 
 GB = 2**30
+# Shares of a device's total: forward, its exchange, the backward exchange, backward, input exchange.
 SPREAD = (0.25, 0.125, 0.0625, 0.5, 0.0625)
-"""Shares of a device's total: forward, its exchange, the backward exchange, backward, input exchange."""
 LINEAGE = {
     "evenshard_version": "9.9",
     "tables": "mine.yaml",

@@ -13,8 +13,8 @@ from support.builders import BATCH_SIZE, sized, some_tables, task
 
 TABLES = some_tables(14)
 NORMALIZER = FeatureNormalizer.fit(TABLES, BATCH_SIZE)
+# 35 units of 39: several devices are full before the end, and some ways there end without room.
 TIGHT = task(sized(8, 7, 6, 5, 4, 3, 2), devices=3, cap=4 * 13, task_id="tight")
-"""35 units of 39: several devices are full before the end, and some ways there end without room."""
 MIXED: list[ShardingTask] = [
     task(TABLES[:9], devices=3, task_id="a"),
     TIGHT,

@@ -31,8 +31,8 @@ READ_ONCE = (1.0,) + (0.0,) * (NUM_REUSE_BINS - 1)
 PROVENANCE = Provenance(
     hardware="simulated: adds up", driver="none", versions="none 0", link="ethernet_25g", seed=7, repeats=3
 )
+# Leaves the features as they are, so that a hand-made cost model can read dims and pooling factors out of them.
 PLAIN_FEATURES = FeatureNormalizer(mean=(0.0,) * NUM_FEATURES, scale=(1.0,) * NUM_FEATURES)
-"""Leaves the features as they are, so that a hand-made cost model can read dims and pooling factors out of them."""
 
 
 def table(name: str = "t", rows: int = 100, dim: int = 4, pooling: float = 2.0, bits: int = 32) -> Table:
@@ -112,8 +112,8 @@ def every_placement(of_task: ShardingTask) -> list[Placement]:
 
 
 times_ms = st.floats(0, 1e6)
+# Any device's cost, out of memory too.
 device_costs = st.builds(DeviceCost, *[times_ms] * 7) | st.just(DeviceCost.out_of_memory())
-"""Any device's cost, out of memory too."""
 
 provenances = st.builds(
     Provenance,

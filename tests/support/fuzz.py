@@ -25,9 +25,9 @@ from support.fuzz_readers import READERS, SECONDS, problem_with, spoilt
 
 STRETCH = 1000
 PROBLEM = "problem.txt"
+# pyarrow 25 ends the process where a damaged file's statistics contradict its schema, as soon as it is asked about a
+# column of a row group: nothing in Python can catch that.
 OF_PYARROW = "parquet::ParquetException"
-"""pyarrow 25 ends the process where a damaged file's statistics contradict its schema, as soon as it is asked about a
-column of a row group: nothing in Python can catch that."""
 
 
 def _folder(out: Path, name: str, seed: int, number: int) -> Path:

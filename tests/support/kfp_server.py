@@ -23,8 +23,8 @@ from support.repository import ROOT
 
 API = "/apis/v2beta1"
 RUNS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("kubeflow_runs.json").read_text())
+# 25 runs more, with faults; beside the repository, where they are at hand.
 MORE_RUNS = ROOT.parent / "shared/kfp/real_runs_2.json"
-"""25 runs more, with faults; beside the repository, where they are at hand."""
 NEVER = "0001-01-01T00:00:00Z"
 
 

@@ -28,8 +28,8 @@ from evenshard.placement.task import ShardingTask, memory_of_part
 from evenshard.tables.table import Table
 
 STEP = 4
+# Share of a table's rows: smaller caches are not asked for.
 LEAST_CACHE = 0.01
-"""Share of a table's rows: smaller caches are not asked for."""
 
 
 @dataclass(frozen=True)

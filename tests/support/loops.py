@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT / "pipelines"))
 
 from dvc_rounds import unrolled
 
+# Seconds for each stage, on a simulated GPU.
 TINY: dict[str, dict[str, Any]] = {
     "loop": {"num_rounds": 1},
     "generate_tables": {
@@ -43,9 +44,9 @@ TINY: dict[str, dict[str, Any]] = {
     "train_policy": {"num_updates": 6, "num_episodes": 4, "entropy_weight": 0.001},
     "evaluate": {"num_rollouts": 8, "scores_per_table": 60},
 }
-"""Seconds for each stage, on a simulated GPU."""
 
 
+# Three loops to compare: what each changes, by its name.
 CHANGES: dict[str, dict[str, dict[str, Any]]] = {
     "1 round": {},
     "more entropy": {"train_policy": {"entropy_weight": 0.01}},
@@ -55,7 +56,6 @@ CHANGES: dict[str, dict[str, dict[str, Any]]] = {
         "train_policy": {"entropy_weight": 0.05},
     },
 }
-"""Three loops to compare: what each changes, by its name."""
 
 
 @dataclass(frozen=True)

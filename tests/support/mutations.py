@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 import torch
 import yaml
 
+# As JSON writes it, which YAML reads too.
 NASTY = [
     "null", "true", "-1", "0", "1", "2", "0.5", "-0.0", "1e308", "1e400", "-1e400", "4294967296", "9223372036854775807",
     "-9223372036854775809", "1" + "0" * 400, "9" * 5000, '""', '" "', '"0"', '"-5"', '"+-5"', '"nan"', '"1e3"', "[]",
@@ -31,7 +32,6 @@ NASTY = [
     '"../../etc/passwd"', '"/etc/passwd"', '"http://user:secret@host/"', "[" * 50 + "]" * 50, "[" * 5000 + "]" * 5000,
     '{"a":' * 3000 + "1" + "}" * 3000, "[" + "1," * 20_000 + "1]", '["a", "a"]', "[1, 2.5, null]", "1.0000000000000002",
 ]  # fmt: skip
-"""As JSON writes it, which YAML reads too."""
 ONLY_JSON = ["NaN", "Infinity", "-Infinity", r'"\ud800"', r'"\udfff\ud800x"', "01", "'x'", "tru", "1_000"]
 _BOMB = "[&a0 [x]" + "".join(f", &a{number} [{f'*a{number - 1}, ' * 9}]" for number in range(1, 10)) + "]"
 ONLY_YAML = [

@@ -17,8 +17,8 @@ from support.kfp_server import RUNS, more_runs, nodes_of
 
 ACCOUNT = {"namespace": "team-a", "serviceaccount": {"name": "evenshard-runner", "uid": "1"}}
 _CLAIMS = base64.urlsafe_b64encode(json.dumps({"kubernetes.io": ACCOUNT}).encode()).decode().rstrip("=")
+# The token of a pod's account, as the kubelet projects it.
 OWN_TOKEN = f"header.{_CLAIMS}.signature"
-"""The token of a pod's account, as the kubelet projects it."""
 ANSWERS = {"status": {"token": "for kubeflow"}}
 
 

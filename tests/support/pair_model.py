@@ -21,8 +21,8 @@ from support.explain_builders import ROOM, answered
 from support.sharding_cases import META, TWO_NODES
 from support.torchrec_training import LOCAL_BATCH, NUM_STEPS, bag, in_parts, jagged
 
+# Those that sequences have on the CPU.
 SEQUENCE_WAYS = (TABLE_WISE, COLUMN_WISE, ROW_WISE)
-"""Those that sequences have on the CPU."""
 PAIRS = {f"{old}_to_{new}": (old, new) for old, new in permutations(SHARDING_TYPES, 2)}
 PAIRS |= {f"sequence_{old}_to_{new}": (old, new) for old, new in permutations(SEQUENCE_WAYS, 2)}
 """The type that a table has and the one that it gets, by the table's name."""

@@ -18,8 +18,8 @@ from evenshard.planner.rules import Rules
 from evenshard.tables.table import DATA_TYPES, Table
 
 LINK = "infiniband_ndr"
+# Nodes, devices of each, nodes of a domain.
 SHAPES = ((1, 1, 1), (1, 2, 1), (1, 4, 1), (2, 1, 1), (3, 1, 1), (2, 2, 1), (2, 2, 2), (3, 2, 1), (2, 3, 1), (4, 2, 2))
-"""Nodes, devices of each, nodes of a domain."""
 PIPELINES = ("", "", "none", "base", "sparse_dist", "prefetch")
 
 

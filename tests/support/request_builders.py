@@ -13,8 +13,8 @@ from support.builders import BATCH_SIZE, table
 from support.convex_builders import random_model
 
 ROOM = 2**30
+# A short search for whole tables.
 QUICK = SearchConfig(scores_per_table=100)
-"""A short search for whole tables."""
 
 
 @cache

@@ -106,8 +106,8 @@ def jagged(
     return KeyedJaggedTensor.from_lengths_sync(names, torch.cat(mine), torch.tensor([len(one) for one in mine]), own)
 
 
+# Looks at a trained model.
 Look = Callable[[Any], None]
-"""Looks at a trained model."""
 
 
 def unsharded_losses(world_size: int, look: Look | None = None) -> list[float]:

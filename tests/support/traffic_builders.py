@@ -16,14 +16,14 @@ from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.traffic import tables_from_traffic
 from evenshard.utils.errors import BadFile
 
+# Lookups of each sample, by table.
 Samples = dict[str, list[list[int]]]
-"""Lookups of each sample, by table."""
 
 # Four samples in windows of two. ads: the first window reads 7 twice and 2 once; the second reads 1, 3 and 5 once.
 # user: one lookup each; rows 0, 0 and 4, 5.
 TRAFFIC: Samples = {"ads": [[7, 7], [2], [], [1, 3, 5]], "user": [[0], [0], [4], [5]]}
+# Shares of the lookups of its 8 rows.
 ADS_ROWS = (0.0, 0.1666667, 0.1666667, 0.1666667, 0.0, 0.1666667, 0.0, 0.3333333)
-"""Shares of the lookups of its 8 rows."""
 USER_ROWS = (0.5, 0.0, 0.0, 0.0, 0.25, 0.25)
 
 

@@ -12,12 +12,12 @@ from torchrec.distributed.types import ShardingPlan
 
 from support.torchrec_training import LOCAL_BATCH, NUM_STEPS, Everything, batches
 
+# The fused optimizers that FBGEMM has on the CPU.
 FUSED = {
     "sgd": {"optimizer": "EXACT_SGD", "learning_rate": 0.5},
     "rowwise_adagrad": {"optimizer": "EXACT_ROWWISE_ADAGRAD", "learning_rate": 0.05},
     "adagrad": {"optimizer": "EXACT_ADAGRAD", "learning_rate": 0.05},
 }
-"""The fused optimizers that FBGEMM has on the CPU."""
 
 
 class Job:

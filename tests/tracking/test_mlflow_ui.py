@@ -29,12 +29,12 @@ FLAGS = (
 )
 CHANGED = ["loop.num_rounds", "train_cost.minibatch_size", "train_policy.entropy_weight"]
 COMPARED = ["evenshard.mean_measured_ms", "dreamshard.mean_measured_ms"]
+# Without the panel of MLflow's assistant, and with the switch at "Model training", which MLflow remembers.
 TIDY = """
 localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false');
 localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true');
 localStorage.setItem('mlflow.workflowType_v1', '"machine_learning"');
 """
-"""Without the panel of MLflow's assistant, and with the switch at "Model training", which MLflow remembers."""
 
 
 @pytest.fixture(scope="module")

@@ -35,8 +35,8 @@ from support.patience import PATIENCE_S
 from support.servers import S3, missing_seaweedfs, seaweedfs
 
 MIB = 1 << 20
+# The least that S3 allows.
 PART = 5 * MIB
-"""The least that S3 allows."""
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,7 @@ from evenshard.torchrec.model.tables import USED_FIELDS, changed_fields, table_s
 from support.torchrec_builders import META, USER
 from support.traffic_builders import write_parquet
 
+# Each field, set to something else.
 SET: dict[str, Any] = {
     "num_embeddings": 99,
     "embedding_dim": 12,
@@ -43,7 +44,6 @@ SET: dict[str, Any] = {
     "enable_embedding_update": True,
     "stash_weights": True,
 }
-"""Each field, set to something else."""
 PLAIN = {
     kind: kind(name="plain", feature_names=["plain"], num_embeddings=50, embedding_dim=8)
     for kind in (EmbeddingBagConfig, EmbeddingConfig)

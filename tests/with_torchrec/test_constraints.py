@@ -22,6 +22,7 @@ CONFIGS = [
     EmbeddingBagConfig(name="a", embedding_dim=64, num_embeddings=100, feature_names=["f", "g"]),
     EmbeddingBagConfig(name="b", embedding_dim=16, num_embeddings=100, feature_names=["h"]),
 ]
+# A value of each field that is not its default.
 SET: dict[str, Any] = {
     "sharding_types": ["row_wise", "data_parallel"],
     "compute_kernels": ["dense"],
@@ -40,7 +41,6 @@ SET: dict[str, Any] = {
     "key_value_params": KeyValueParams(l2_cache_size=1),
     "use_virtual_table": True,
 }
-"""A value of each field that is not its default."""
 
 
 def of(kernels: tuple[str, ...] = COMPUTE_KERNELS, **named: Any) -> Constrained:

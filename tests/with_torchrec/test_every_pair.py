@@ -29,13 +29,13 @@ PAGE = "docs/torchrec.md"
 DELTA = command(PAGE, "evenshard diff old.json new.json --reshard-delta")
 NUM_STEPS, CHANGES_BEFORE = 4, 2
 SHARDED = [name for name, pair in PAIRS.items() if "data_parallel" not in pair]
+# In halves, each of which has a row-wise state of its own.
 BY_COLUMNS = ("column_wise", "table_column_wise", "grid_shard")
-"""In halves, each of which has a row-wise state of its own."""
 SAME_CUTS = [name for name, (old, new) in PAIRS.items() if (old in BY_COLUMNS) == (new in BY_COLUMNS)]
+# The tables whose checkpoint loads as it is.
 LOADS = {"sgd": list(PAIRS), "adagrad": SHARDED, "rowwise_adagrad": [one for one in SHARDED if one in SAME_CUTS]}
-"""The tables whose checkpoint loads as it is."""
+# More of them, and what torch.distributed.checkpoint says to that.
 REFUSED = {"adagrad": (list(PAIRS), "Missing key"), "rowwise_adagrad": (SHARDED, "Size mismatch")}
-"""More of them, and what torch.distributed.checkpoint says to that."""
 Losses = dict[str, list[float]]
 
 

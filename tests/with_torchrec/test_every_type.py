@@ -31,6 +31,7 @@ OFFLOADED = {
     "s_shared": Storage("fused_uvm_caching", 0.01),
     "s_own": Storage("fused_uvm"),
 }
+# What trains with the losses of the model in one piece.
 RIGHT: dict[str, Case] = {
     **{f"4 {way}": everything(way) for way in SHARDING_TYPES},
     **{f"2 {way}": everything(way, TWO_RANKS) for way in ("table_wise", "column_wise", "row_wise", "data_parallel")},
@@ -49,23 +50,22 @@ RIGHT: dict[str, Case] = {
         {}, {}, TWO_RANKS, {"p_sum": Storage("host"), "p_mean": Storage("key_value", 0.1)}
     ),
 }
-"""What trains with the losses of the model in one piece."""
+# Those of all seven types together.
 EVERY_TYPE = ("4 mixed", "4 table_wise")
-"""Those of all seven types together."""
+# What TorchRec trains with other losses, and without a word.
 WRONG: dict[str, Case] = {
     "4 rows of one mean table": Case({"p_mean": "row_wise"}),
     "4 rows of sums and of means, the others whole": Case({"p": "row_wise", "p_tiny": "table_wise"}),
     "4 means in a grid": Case({"m_long": "grid_shard"}),
     "4 rows that leave a rank without any": Case({"p_tiny": "row_wise", "p_sum": "row_wise"}),
 }
-"""What TorchRec trains with other losses, and without a word."""
+# What TorchRec refuses.
 IMPOSSIBLE: dict[str, Case] = {
     "4 sequences on a node": Case({"s_own": "table_row_wise"}),
     "4 sequences in a grid": Case({"s_own": "grid_shard"}),
     "4 sequences replicated on the CPU": Case({"s_own": "data_parallel"}),
     "2 sequences of unequal widths": Case({"s": "column_wise"}, {"s_shared": (12, 4), "s_own": (12, 4)}, TWO_RANKS),
 }
-"""What TorchRec refuses."""
 MESSAGES = {
     "4 rows of one mean table": "table 'p_mean' is sharded row_wise, which TorchRec trains with means only where all",
     "4 rows of sums and of means, the others whole": "cut by rows, and 'p_tiny' is table_wise. Leave it whole",

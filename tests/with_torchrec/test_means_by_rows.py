@@ -18,17 +18,17 @@ from evenshard.torchrec import EvenshardPlanner
 from support.ranks import run_ranks
 from support.torchrec_training import Everything, sharded_losses, unsharded_losses
 
+# Types of single MEAN tables, which the tables of their collections must then have too.
 ASKED: dict[str, dict[str, str]] = {
     "means alone": {"m_long": "row_wise"},
     "sums with means": {"p_mean": "row_wise"},
     "both": {"m_short": "row_wise", "p_mean": "row_wise"},
 }
-"""Types of single MEAN tables, which the tables of their collections must then have too."""
 NAMES = ("m_long", "m_short", "p_mean", "p_shared", "p_sum", "p_tiny")
+# TorchRec adds 1e-6 to each number that it divides by; wrong means differ by a tenth.
 ALIKE = 1e-4
-"""TorchRec adds 1e-6 to each number that it divides by; wrong means differ by a tenth."""
+# First letters of the tables that are cut by rows.
 CUT = {"means alone": "m", "sums with means": "p", "both": "mp"}
-"""First letters of the tables that are cut by rows."""
 PLANS = "plans.pickle"
 
 

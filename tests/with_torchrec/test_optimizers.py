@@ -23,11 +23,11 @@ WORLD_SIZE, LOCAL_BATCH, NUM_STEPS = 4, 6, 3
 ROWS = {"a": 40, "b": 23, "c": 57, "d": 31}
 DIM = 16
 RATE = 1.0
+# The fused optimizers that FBGEMM has on the CPU, and torch too.
 KINDS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, float]]] = {
     "sgd": (torch.optim.SGD, {"lr": RATE}),
     "adagrad": (torch.optim.Adagrad, {"lr": 0.3, "eps": 1e-8}),
 }
-"""The fused optimizers that FBGEMM has on the CPU, and torch too."""
 
 
 class Sums(nn.Module):
@@ -65,6 +65,7 @@ class Run:
     dense_lr: float = 0.0
 
 
+# What trains as the model in one piece does.
 ALIKE = {
     **{
         f"{kind} {way}": Run({"sharding_types": [way]}, kind)
@@ -76,7 +77,6 @@ ALIKE = {
     "sgd of fused_params": Run(by_sharder=True),
     "replicas, the same dense optimizer": Run({"dense_optimizer": "sgd"}, dense_lr=RATE),
 }
-"""What trains as the model in one piece does."""
 REPLICAS_BY_NAME = "replicas by name"
 RUNS = {**ALIKE, REPLICAS_BY_NAME: Run({"sharding_types": [DATA_PARALLEL]})}
 

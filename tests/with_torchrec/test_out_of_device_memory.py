@@ -44,11 +44,11 @@ from support.torchrec_builders import META
 WORLD_SIZE, LOCAL_WORLD_SIZE, BATCH_SIZE = 16, 8, 65_536
 RANKS = (0, 13)
 TOTAL_BYTES = 4 * 10**12
+# FBGEMM lists the rows of tables with caches in Python: these are wide, so that they are few.
 DIM = 512
-"""FBGEMM lists the rows of tables with caches in Python: these are wide, so that they are few."""
 LOCATIONS = {"fused": "DEVICE", "fused_uvm": "MANAGED", "fused_uvm_caching": "MANAGED_CACHING"}
+# Rows of a set of FBGEMM's caches, of which it has whole ones.
 SETS = 32
-"""Rows of a set of FBGEMM's caches, of which it has whole ones."""
 
 
 @cache

@@ -25,8 +25,8 @@ from evenshard.utils.errors import BadConfig, BadFile, MissingPackage
 from support.request_builders import untrained
 from support.torchrec_builders import META, SPLIT, Model
 
+# Bytes; the widest table fits on neither rank beside those that are pinned there.
 CAPS = (5000, 4400)
-"""Bytes; the widest table fits on neither rank beside those that are pinned there."""
 
 
 @cache

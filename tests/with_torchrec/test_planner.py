@@ -51,8 +51,8 @@ class Curious:
         return Placement(self.device_of_table, task.num_devices)
 
 
+# All memory is for weights and optimizer state, which alone count.
 WEIGHTS: dict[str, Any] = {"reserved_gb": 0.0, "training_pipeline": "", "dense_gb": 0.0}
-"""All memory is for weights and optimizer state, which alone count."""
 
 
 def asked(*device_of_table: int, **kwargs: Any) -> ShardingTask:

@@ -29,6 +29,7 @@ from support.training_job import Job
 PAGE = "docs/torchrec.md"
 NUM_STEPS, CHANGES_BEFORE = 6, 3
 REPLICA = {"p_tiny": "data_parallel"}
+# All types but replicas are left and gone to, from ``MIXED``.
 OTHERWISE = {
     "p_sum": "table_wise",
     "p_mean": "table_wise",
@@ -41,7 +42,6 @@ OTHERWISE = {
     "s_shared": "table_wise",
     "s_own": "row_wise",
 }
-"""All types but replicas are left and gone to, from ``MIXED``."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ CHANGES = {
 }
 
 ELSEWHERE = replace(TWO_WHOLE, first=1)
+# What TorchRec's own reshard is asked for, and the collections of it.
 TORCHRECS_OWN: dict[str, tuple[Case, Case, tuple[str, ...]]] = {
     "whole tables elsewhere": (TWO_WHOLE, ELSEWHERE, ("pooled", "means")),
     "weighted tables elsewhere": (TWO_WHOLE, ELSEWHERE, ("weighted",)),
@@ -75,7 +76,6 @@ TORCHRECS_OWN: dict[str, tuple[Case, Case, tuple[str, ...]]] = {
         ("pooled",),
     ),
 }
-"""What TorchRec's own reshard is asked for, and the collections of it."""
 
 
 # In the ranks ---------------------------------------------------------------------------------------------------------

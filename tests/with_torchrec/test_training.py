@@ -174,8 +174,8 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 PINNED = {"user.ebc.id": 0, "item.id": 0, "clicks": 1, "tags": 1}
+# Beside the pinned tables, no rank has room for the 2880 bytes of the widest one.
 CAPS_GB = f"{gb(5000)},{gb(4400)}"
-"""Beside the pinned tables, no rank has room for the 2880 bytes of the widest one."""
 
 
 def command(folder: Path) -> None:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from evenshard.tables.table import Table
     from evenshard.torchrec.model.modules import Collections
 
+# Moments at which a candidate is measured: what disturbs one moment does not decide.
 VISITS = 3
-"""Moments at which a candidate is measured: what disturbs one moment does not decide."""
 
 
 @checked((*place_knobs(), *group_knobs(place_knobs())), Model="evenshard.sharders.model")

@@ -72,12 +72,12 @@ class WhatIf:
     sync_every: int = knob(1, "steps from one average over the groups' weights to the next")
 
 
+# Knobs of ``evenshard.place`` about one machine and its devices, or about one answer.
 _OF_ONE_MACHINE = {
     *("num_devices", "nodes", "cluster", "constraints"),
     *("pinned", "forbidden", "forbidden_devices", "pinned_nodes"),
     *("near", "max_move_gb", "num_measured", "compare"),
 }
-"""Knobs of ``evenshard.place`` about one machine and its devices, or about one answer."""
 
 
 def shared_knobs() -> tuple[Knob, ...]:

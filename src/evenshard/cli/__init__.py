@@ -37,6 +37,7 @@ from evenshard.utils.extras import named_packages
 from evenshard.utils.messages import one_line
 from evenshard.version import __version__
 
+# The commands, by heading of the help.
 GROUPS = {
     "place": (
         "init",
@@ -56,7 +57,6 @@ GROUPS = {
     "in a team": ("dataset", "promote", "compare", "drift"),
     "on a cluster": ("pipeline", "upload"),
 }
-"""The commands, by heading of the help."""
 
 
 def _parser() -> OneLineParser:

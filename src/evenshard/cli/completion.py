@@ -18,6 +18,7 @@ class PrintCompletion(argparse.Action):
     """A flag that prints the script for a shell and ends the command."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
+        """Prints the script and exits."""
         from evenshard.utils.errors import MissingPackage
 
         try:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from evenshard.sharders.model import Model
     from evenshard.stages.decisions.drift import Drift
 
+# Exit codes.
 REFUSED, BAD_INPUT, RETRAIN = 1, 2, 3
-"""Exit codes."""
 
 
 def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:

@@ -13,8 +13,8 @@ from evenshard.cli.options import add_option
 from evenshard.planner.knobs import place_knob
 
 INTER = "infiniband_ndr"
+# Arguments that mean the same as those of ``evenshard.place``; without tables, the optimizer has a default.
 SHARED = ("model", "intra", "batch_size", "optimizer", "seed")
-"""Arguments that mean the same as those of ``evenshard.place``; without tables, the optimizer has a default."""
 
 OF_OPTIMIZER = "optimizer of the tables, whose backward pass is priced: sgd, rowwise_adagrad, adagrad, adam, ..."
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from evenshard.utils.messages import brief, did_you_mean
 
 _CHOICE = re.compile(r"argument (?P<name>\S+): invalid choice: (?P<given>.*) \(choose from (?P<known>.*)\)", re.DOTALL)
+# Stands for a command in a parser's help and messages.
 COMMAND = "COMMAND"
-"""Stands for a command in a parser's help and messages."""
 
 
 class GroupedCommands(argparse.HelpFormatter):

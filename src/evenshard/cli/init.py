@@ -10,6 +10,7 @@ from typing import Any
 
 from evenshard.cli.arguments import Commands
 
+# The files, and what each is for; they stand in templates/.
 TEMPLATES = {
     "tables.csv": "tables, as `evenshard place` takes them",
     "rules.yaml": "where they may live, for --rules",
@@ -18,7 +19,6 @@ TEMPLATES = {
     "costs.csv": "times of shards of tables.csv, for `evenshard import-costs`; simulated:h100's until you put in yours",
     "params.yaml": "settings of the loop that measures and learns on this machine",
 }
-"""The files, and what each is for; they stand in templates/."""
 
 
 def _init(args: argparse.Namespace) -> Mapping[str, Any]:

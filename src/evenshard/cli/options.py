@@ -14,6 +14,7 @@ from evenshard.utils.messages import brief
 if TYPE_CHECKING:
     from evenshard.planner.rules import Rules
 
+# Flags that are not called after their argument.
 FLAGS = {
     "num_devices": "--devices",
     "num_measured": "--measure",
@@ -22,7 +23,6 @@ FLAGS = {
     "forbidden_devices": "--forbid-device",
     "pinned_nodes": "--pin-node",
 }
-"""Flags that are not called after their argument."""
 
 
 def _numbers(text: str) -> Sequence[float]:
@@ -90,6 +90,7 @@ class _Joined(argparse.Action):
 
 
 REPEATED: Mapping[str, Any] = {"action": "append", "default": []}
+# How an argument of a type becomes a flag, where it is not a number.
 _KINDS: Mapping[Any, Mapping[str, Any]] = {
     bool: {"action": "store_true"},
     str: {"metavar": "NAME"},
@@ -104,14 +105,13 @@ _KINDS: Mapping[Any, Mapping[str, Any]] = {
     Sequence[int]: {"type": _device, "metavar": "D", **REPEATED},
     Sequence[Sequence[str]]: {"type": _group, "metavar": "TABLE,TABLE", **REPEATED},
 }
-"""How an argument of a type becomes a flag, where it is not a number."""
+# Arguments that may name what the command must not overwrite.
 MAY_BE_FILES: Mapping[str, Mapping[str, Any]] = {
     "hardware": {"type": HARDWARE_NAME, "metavar": "NAME"},
     "model": {"type": A_MODEL, "metavar": "PATH|URI"},
     "intra": {"type": LINK_NAME, "metavar": "LINK"},
     "inter": {"type": LINK_NAME, "metavar": "LINK"},
 }
-"""Arguments that may name what the command must not overwrite."""
 
 
 def add_option(sub: argparse._ActionsContainer, knob: Knob, settings: Mapping[str, Any] | None = None) -> None:

@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _PIPELINES = ("train", "retrain", "place", "watch")
 _RUNNERS = ("subprocess", "container")
+# Parameters that a pipeline cannot do without, and what they name.
 NEEDS = {
     "retrain": {"tables": "a table file"},
     "place": {"tables": "a table file"},
     "watch": {"traces": "traces", "in_use": "the placement.json that the training runs with"},
 }
-"""Parameters that a pipeline cannot do without, and what they name."""
+# Pipelines that do without params.yaml.
 WITHOUT_PARAMS = ("place", "watch")
-"""Pipelines that do without params.yaml."""
+# Files that are worth printing, below the folder of a run.
 TEXTS = ("drift/summary", "watch/summary", "place/difference", "evaluate/report/table.txt")
-"""Files that are worth printing, below the folder of a run."""
+# A file that each pipeline leaves, below the folder of a run.
 LEFT_BEHIND = {
     "train": "evaluate/report/metrics.json",
     "retrain": "drift/summary",
     "place": "place/placement/placement.json",
     "watch": "watch/placement/placement.json",
 }
-"""A file that each pipeline leaves, below the folder of a run."""
 
 
 def _compile(args: argparse.Namespace) -> Mapping[str, Any]:

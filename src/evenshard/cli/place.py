@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from evenshard.planner.answer import PlacementAnswer
 
 CONSTRAINTS = "torchrec-constraints"
+# Knobs without a flag. The command compares with the rules of thumb, and for a report with TorchRec's planner;
+# constraints are a model's.
 NO_FLAG = {"compare", "constraints"}
-"""Knobs without a flag. The command compares with the rules of thumb, and for a report with TorchRec's planner;
-constraints are a model's."""
 
 PLACE_EXAMPLE = "Example: evenshard place tables.yaml --devices 8 --hardware h100 --report page.html -o placement.json"
 GROUP_HINTS = {"table_rules": "Each can be given several times."}

@@ -49,6 +49,7 @@ def _group_sizes(text: str) -> Sequence[int] | str:
 
 
 _FLOAT, _INT, _NAME = (PerHardware(kind) for kind in (partial(number, kind=float), partial(number, kind=int), str))
+# How flags are read whose text the type of their argument does not tell.
 FLAG_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "hardware": {"type": lambda text: text.split(","), "metavar": "NAME[,NAME]"},
     "devices": {"type": _numbers, "metavar": "N[,N]"},
@@ -61,7 +62,6 @@ FLAG_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "model": {"type": _NAME, "metavar": "PATH|NAME=PATH,..."},
     "group_sizes": {"type": _group_sizes, "metavar": "N[,N]|all"},
 }
-"""How flags are read whose text the type of their argument does not tell."""
 
 
 def _what_if(args: argparse.Namespace) -> Mapping[str, Any]:

@@ -18,14 +18,14 @@ from evenshard.sharders.model import Model
 from evenshard.utils.errors import InfeasibleTask
 
 FACTORS = (0.75, 1.25, 1.5, 2.0)
+# As much as all tables need is tried up to so many times the memory.
 MOST_TIMES = 8.0
-"""As much as all tables need is tried up to so many times the memory."""
+# Tables that all should fit get so many times what they take: a search needs some play.
 EASE = 1.1
-"""Tables that all should fit get so many times what they take: a search needs some play."""
+# Steps that are less faster are as fast.
 WORTH_IT = 0.01
-"""Steps that are less faster are as fast."""
+# The memory that saves this share of what the largest one saves is the one to name.
 MOST_OF_IT = 0.9
-"""The memory that saves this share of what the largest one saves is the one to name."""
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from evenshard.utils.messages import counted
 from evenshard.utils.process import one_thread
 
 OWN_FIGURES = "the files' own figures"
+# Correlation of the errors of two placements whose slowest devices do the same work.
 MOST_ALIKE = 0.8
-"""Correlation of the errors of two placements whose slowest devices do the same work."""
 
 
 @dataclass(frozen=True)

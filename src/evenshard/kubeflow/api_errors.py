@@ -12,8 +12,8 @@ from evenshard.utils.messages import cut, one_line, reason_of
 
 _MAX_REASON = 300  # characters of the server's own words
 
+# Answers of a server, or of a proxy before it, that has not begun with what it was asked.
 BUSY = (429, 502, 503)
-"""Answers of a server, or of a proxy before it, that has not begun with what it was asked."""
 
 
 class Harm(IntEnum):

@@ -23,18 +23,18 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _QUANTITY = (re.compile(r"\d+(\.\d+)?(m|[kMGTP]i?)?"), "Write it as 4, 250m or 32Gi")
 _SECONDS = (re.compile(r"\d+s"), "Write seconds, such as 60s")
+# How settings of a stage are written, and what to do where one is not.
 _FORMS = {
     **dict.fromkeys(("cpu", "memory", "shared_memory"), _QUANTITY),
     **dict.fromkeys(("backoff", "max_backoff"), _SECONDS),
     "gpu_product": (_LABEL, "Name one of `kubectl get nodes -L nvidia.com/gpu.product`"),
     "queue": (_NAME, "Name one of `kubectl get localqueues`"),
 }
-"""How settings of a stage are written, and what to do where one is not."""
+# Folders for caches by the variable that names them: matplotlib's and others', compiled kernels, compiled graphs.
 CACHES = {"XDG_CACHE_HOME": "home", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
-"""Folders for caches by the variable that names them: matplotlib's and others', compiled kernels, compiled graphs."""
 _Settings = TypeVar("_Settings")
+# Keys of the other kind of file; see ``planner.cluster_file``.
 OF_A_MACHINE = ("hosts", "intra", "inter", "nodes_per_domain")
-"""Keys of the other kind of file; see ``planner.cluster_file``."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from evenshard.utils.messages import reason_of
 
 
 def container_runner() -> Any:
-    """kfp's runner, if there is a Docker API that has the image.
+    """The runner of kfp, if there is a Docker API that has the image.
 
     Raises:
         BadConfig: if not.

@@ -104,7 +104,7 @@ def _one_loop() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _logged(path: Path, folder: Callable[[], Path | None]) -> Iterator[RunLog]:
-    """kfp prints its log to stdout, which belongs to results: it goes into a file, which ends in the run's folder.
+    """Keeps kfp's log out of stdout, which belongs to results: it goes into a file, which ends in the run's folder.
 
     Its warnings are for its own authors. It replaces ``print`` by one that indents, and under ParallelFor, whose
     threads race, may leave that behind.

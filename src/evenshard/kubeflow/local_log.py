@@ -12,10 +12,10 @@ from collections import deque
 from typing import TextIO
 
 TERMINAL_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+# The file, in the folder of a run.
 LOG = "log.txt"
-"""The file, in the folder of a run."""
+# Of a run that has failed, shown at its end.
 LAST_LINES = 20
-"""Of a run that has failed, shown at its end."""
 _KFP = re.compile(r"(?P<time>\d\d:\d\d:\d\d)\.\d+ - (?P<level>\w+) - (?P<text>.*)")
 _PROGRESS = re.compile(r"Executing task |(?:Task|Pipeline) .* finished with status ")
 _OF_A_TASK = re.compile(r"\s+\d\d:\d\d:\d\d \S")

@@ -28,18 +28,18 @@ from evenshard.stages.record_outcome import UNKNOWN_STATE, Seen
 from evenshard.tracking import LOCAL, LOOP_ID
 from evenshard.utils.messages import reason_of
 
+# The variable with the address of the API as pods reach it.
 API = "KF_PIPELINES_API"
-"""The variable with the address of the API as pods reach it."""
 DEFAULT_API = "http://ml-pipeline.kubeflow:8888"
 AUDIENCE = "pipelines.kubeflow.org"
+# Where a pod has the token of its account, and the cluster's certificate.
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where a pod has the token of its account, and the cluster's certificate."""
 _KUBERNETES = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
+# Shortest life that Kubernetes gives a token.
 TOKEN_S = 600
-"""Shortest life that Kubernetes gives a token."""
 TIMEOUT_S = 10.0
+# Before each further look: the API notes what the workflow does a second or two later, and may be away.
 PAUSES_S = (2.0, 5.0, 10.0)
-"""Before each further look: the API notes what the workflow does a second or two later, and may be away."""
 _HANDLED = re.compile(r"exit-handler-\d+")
 _HANDLER = "record-outcome"
 

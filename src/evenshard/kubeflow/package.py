@@ -21,15 +21,15 @@ from evenshard.utils.provenance import sha256_of
 from evenshard.utils.s3 import content_hash, is_address
 from evenshard.utils.yaml_files import load_documents, read_yaml
 
+# Parameters of pipelines that are addresses; see ``evenshard.kubeflow.addresses``.
 ADDRESSES = {"tables", "source", "model", "in_use", "traces"}
-"""Parameters of pipelines that are addresses; see ``evenshard.kubeflow.addresses``."""
+# Parameters of pipelines that are sections of settings.
 SECTIONS = {
     "request": "place",
     "drift_request": "drift",
     "watch_request": "watch",
     **{f"{name}_config": name for name in LOOP_SECTIONS},
 }
-"""Parameters of pipelines that are sections of settings."""
 log = logging.getLogger(__name__)
 
 

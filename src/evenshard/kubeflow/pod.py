@@ -26,8 +26,8 @@ from evenshard.stages.stage import Flag, LoopSetting, Reads, Stage, Writes, decl
 from evenshard.utils.console import log_to_stderr
 from evenshard.utils.errors import BadConfig
 
+# The table pool, inside the artifact ``tables``: what reads a table file goes by its suffix.
 TABLES = "tables.parquet"
-"""The table pool, inside the artifact ``tables``: what reads a table file goes by its suffix."""
 
 
 def run_in_pod(name: str, **arguments: Any) -> None:

@@ -30,10 +30,10 @@ from evenshard.utils.errors import BadFile, EvenshardError
 from evenshard.utils.s3 import download, is_address, remove, upload
 from evenshard.utils.scratch import scratch_folder
 
+# Variable of a pod: folder for journals, on a volume that all pods see.
 FOLDER = "EVENSHARD_JOURNAL_FOLDER"
-"""Variable of a pod: folder for journals, on a volume that all pods see."""
+# Variable of a pod: address for journals on S3, where there is no such volume.
 ADDRESS = "EVENSHARD_JOURNALS"
-"""Variable of a pod: address for journals on S3, where there is no such volume."""
 UPLOAD_EVERY_S = 60.0
 log = logging.getLogger(__name__)
 

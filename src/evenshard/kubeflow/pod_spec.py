@@ -10,18 +10,16 @@ from evenshard.kubeflow.pod_journal import FOLDER as JOURNAL_FOLDER
 from evenshard.kubeflow.retry import PAUSES
 from evenshard.tracking import BACKLOG, BACKLOG_NAME, LOOP_ID
 
+# Before another pod takes the place of one that was deleted.
+#
+# Argo lets it pass before it looks whether it retries at all: so long, a task whose input is bad is shown as running.
 FIRST_PAUSE = "5s"
-"""Before another pod takes the place of one that was deleted.
-
-Argo lets it pass before it looks whether it retries at all: so long, a task whose input is bad is shown as running.
-"""
+# No pod lives so long: Argo counts from the start of the first one, and neither makes nor keeps another one after it.
+#
+# (kubeflow/pipelines#14245; kfp's own word for it is the longest pause.)
 RETRIED_WITHIN = f"{30 * 24 * 3600}s"
-"""No pod lives so long: Argo counts from the start of the first one, and neither makes nor keeps another one after it.
-
-(kubeflow/pipelines#14245; kfp's own word for it is the longest pause.)
-"""
+# By which Kueue knows a pod that it is to admit.
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-"""By which Kueue knows a pod that it is to admit."""
 
 
 def on_cluster(task: Any, stage: str, cluster: Cluster) -> Any:

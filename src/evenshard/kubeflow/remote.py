@@ -34,12 +34,12 @@ from evenshard.utils.messages import brief, without_credentials
 log = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
 FINISHED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
+# The variable with the address of the API.
 ENDPOINT = "KF_PIPELINES_ENDPOINT"
-"""The variable with the address of the API."""
 _TOKEN_PATH = "KF_PIPELINES_SA_TOKEN_PATH"
 _TOKEN_IN_CLUSTER = "/var/run/secrets/kubeflow/pipelines/token"
+# A pod that has not started for so long may never: an image is pulled by then, most often.
 SLOW_START = timedelta(minutes=2)
-"""A pod that has not started for so long may never: an image is pulled by then, most often."""
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,9 @@ from evenshard.utils.json_files import finite
 from evenshard.utils.params import section
 from evenshard.utils.s3 import local
 
+# Model and plan in use are inputs of the task, traffic comes as tables, a pod has nothing to measure on, no files, and
+# no model of TorchRec's.
 NOT_IN_REQUEST = {"model", "traffic", "compare", "num_measured", "cluster", "near", "constraints"}
-"""Model and plan in use are inputs of the task, traffic comes as tables, a pod has nothing to measure on, no files, and
-no model of TorchRec's."""
 NO_PLAN = "no_plan.txt"
 
 log = logging.getLogger(__name__)

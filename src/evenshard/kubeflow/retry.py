@@ -20,8 +20,8 @@ from typing import ParamSpec, TypeVar
 
 from evenshard.utils.errors import MeasurementFailed, StorageFailed, TrackingFailed
 
+# Variable of a pod: seconds before each further try, such as "60 120"; without it there is none.
 PAUSES = "EVENSHARD_RETRY_PAUSES"
-"""Variable of a pod: seconds before each further try, such as "60 120"; without it there is none."""
 MAY_PASS = (MeasurementFailed, StorageFailed, TrackingFailed)
 log = logging.getLogger(__name__)
 Given = ParamSpec("Given")

@@ -17,8 +17,8 @@ from typing import Any
 PENDING, RUNNING, SUCCEEDED, FAILED, SKIPPED = "PENDING", "RUNNING", "SUCCEEDED", "FAILED", "SKIPPED"
 DRIVER = "-driver"
 _GROUP = re.compile(r"root|exit-handler-\d+(\.onExit)?|for-loop-\d+|iteration(-item|-iterations)?|condition(-.+)?-\d+")
+# Kubeflow Pipelines notes what a pod has reported some ten seconds later, and the end of a run in a second or two.
 NOTED_WITHIN = timedelta(seconds=60)
-"""Kubeflow Pipelines notes what a pod has reported some ten seconds later, and the end of a run in a second or two."""
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ from evenshard.placement.task import ShardingTask
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
+# Of one value of a dense gradient.
 GRADIENT_BYTES = 4
-"""Of one value of a dense gradient."""
 
 
 @dataclass
@@ -92,8 +92,8 @@ class PartVolume:
         return np.array([getattr(self, name) for name in VOLUMES])
 
 
+# The kinds of volumes that devices have each for themselves (V).
 VOLUMES = tuple(one.name for one in fields(PartVolume))
-"""The kinds of volumes that devices have each for themselves (V)."""
 
 
 def part_volume(table: Table, way: str, columns: int, share: float, num_devices: int) -> PartVolume:

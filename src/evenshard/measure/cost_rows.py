@@ -32,8 +32,8 @@ _VERSION_KEY = b"evenshard_cost_schema"
 _LINEAGE_KEY = b"evenshard_lineage"
 REMEDY = "Measure it again with `evenshard benchmark`."
 
+# Lists in the lineage; everything else there is a text.
 _ORIGINS = ("hardware", "driver", "versions")
-"""Lists in the lineage; everything else there is a text."""
 
 # name: (type, unit). A shard that ran out of memory has no times. Of one alone on a device, perhaps only the sum of
 # forward and backward is known: then that is its max_device_ms, and the two parts are empty.
@@ -71,6 +71,7 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "device_error_points": (_WHOLE, ""),
     "optimizer": (_TEXT, ""),
 }
+# Columns that the first files do not have, and what stands for them.
 _LATER: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "device_error_percent": lambda row: 0.0,
     "device_error_points": lambda row: 0,
@@ -78,7 +79,6 @@ _LATER: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "devices_per_node": lambda row: row["num_devices"],
     "input_dist_ms": lambda row: 0.0 if row["status"] == OK else None,
 }
-"""Columns that the first files do not have, and what stands for them."""
 _TYPES: Mapping[str, Any] = {_TEXT: str, _WHOLE: int, _NUMBER: float, _TEXTS: tuple[str, ...]}
 TIMES = tuple(name for name in COLUMNS if name.endswith("_ms"))
 _PARTS = ("fwd_compute_ms", "bwd_compute_ms")

@@ -26,14 +26,14 @@ from evenshard.utils.messages import brief
 
 OK = "ok"
 OUT_OF_MEMORY = "out_of_memory"
+# ``proposed_by`` of a placement that is repeated to watch the noise.
 CONTROL = "control"
-"""``proposed_by`` of a placement that is repeated to watch the noise."""
+# ``proposed_by`` of a shard that is measured alone, on one device.
 RANDOM_SHARD = "random_shard"
-"""``proposed_by`` of a shard that is measured alone, on one device."""
+# No step takes 31 years; sums and squares of such times are still finite in float32.
 MOST_MS = 1e12
-"""No step takes 31 years; sums and squares of such times are still finite in float32."""
+# The end of the year 9999, the last that a date can say, in seconds since 1970 UTC.
 LAST_MOMENT = 253_402_300_799.0
-"""The end of the year 9999, the last that a date can say, in seconds since 1970 UTC."""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from evenshard.utils.process import one_thread
 from evenshard.utils.units import BYTES_PER_GB
 
 MEASURABLE_WEIGHT_BITS = {16: torch.float16, 32: torch.float32}
+# FBGEMM's names of the optimizers.
 EMB_OPT_TYPES = {
     "sgd": "EXACT_SGD",
     "rowwise_adagrad": "EXACT_ROWWISE_ADAGRAD",
@@ -44,7 +45,6 @@ EMB_OPT_TYPES = {
     "adam": "ADAM",
     "lamb": "LAMB",
 }
-"""FBGEMM's names of the optimizers."""
 NOT_ON_CPU = {"lars_sgd", "partial_rowwise_adam", "partial_rowwise_lamb", "adam", "lamb"}
 LEARNING_RATE = 1e-6  # keeps the borrowed weights where they are
 MAX_INT32 = 2**31 - 1

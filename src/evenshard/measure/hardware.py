@@ -59,8 +59,8 @@ class ExchangingHardware(Protocol):
         ...
 
 
+# Measures placements, such as ``SimulatedHardware.measure_many``.
 Measure = Callable[["Sequence[tuple[ShardingTask, Placement]]"], "Sequence[PlacementCost]"]
-"""Measures placements, such as ``SimulatedHardware.measure_many``."""
 
 
 @dataclass(frozen=True)
@@ -124,18 +124,18 @@ class Kind:
         return f"{self.name}:{self.device}" if self.device else self.name
 
 
+# What placements are for where neither hardware nor a model is named; docs/decisions/0033-default-hardware.md.
 DEFAULT_HARDWARE = "simulated:h100"
-"""What placements are for where neither hardware nor a model is named; docs/decisions/0033-default-hardware.md."""
+# CUDA where there is a GPU, else the CPU; as hardware that a model must be of: any.
 AUTO = "auto"
-"""CUDA where there is a GPU, else the CPU; as hardware that a model must be of: any."""
 KINDS = (
     Kind("cpu", compute_device="cpu", memory_bytes_per_ns=5.0),
     Kind("cuda", needs_gpu=True),
     Kind("simulated", times="simulated", runs_kernels=False, device="<profile>"),
 )
 _KIND_OF = {kind.name: kind for kind in (Kind(AUTO, memory_bytes_per_ns=5.0), *KINDS)}
+# What flags and settings may say.
 CHOICES = ", ".join(kind.usage for kind in _KIND_OF.values())
-"""What flags and settings may say."""
 
 
 # Names ---------------------------------------------------------------------------------------------------------------

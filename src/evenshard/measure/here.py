@@ -12,8 +12,8 @@ from pathlib import Path
 from evenshard.measure.config import MeasureConfig
 from evenshard.utils.extras import require_package
 
+# The environment variable that names the machine; machines of one name count as one.
 MACHINE = "EVENSHARD_MACHINE"
-"""The environment variable that names the machine; machines of one name count as one."""
 MACHINE_ID = Path("/etc/machine-id")
 
 

@@ -1,6 +1,4 @@
-"""The hardware that evenshard knows: kinds, simulated devices and links, each constant with its source, and what
-confirms them.
-"""
+"""The hardware that evenshard knows: kinds, devices and links, each constant with its source and what confirms it."""
 
 from __future__ import annotations
 

@@ -33,19 +33,19 @@ from evenshard.utils.units import seconds_to_ms
 
 BYTES_PER_VALUE = 4  # pooled embeddings and their gradients travel as FP32
 DEFAULT_LINK = "ethernet_25g"
+# The constants of a link that are bandwidths, and the bytes that each is for.
 BANDWIDTHS = {
     "bandwidth_gb_s": "a device's own bytes",
     "slowest_gb_s": "those of the device that moves most",
     "shared_gb_s": "those of all devices",
 }
-"""The constants of a link that are bandwidths, and the bytes that each is for."""
+# What a provenance names instead of a link where several devices measured at once, with NCCL's network in brackets:
+# nccl (NET/IB/GDRDMA).
 BACKENDS = ("gloo", "nccl")
-"""What a provenance names instead of a link where several devices measured at once, with NCCL's network in brackets:
-nccl (NET/IB/GDRDMA)."""
+# What a provenance names where each shard was measured on one device alone, with no link to another.
 NO_LINK = "none"
-"""What a provenance names where each shard was measured on one device alone, with no link to another."""
+# That the links inside of a node connect: of DGX A100 and later, of HGX machines, and of hosts with PCIe cards.
 GPUS_OF_A_NODE = 8
-"""That the links inside of a node connect: of DGX A100 and later, of HGX machines, and of hosts with PCIe cards."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Link:
 
     @property
     def tier(self) -> str:
-        """intra for a link between the devices of a node, or of several that it spans; inter for one between nodes."""
+        """Which link it is: intra within a node, or several that it spans, inter between nodes."""
         return "inter" if math.isinf(self.spans) else "intra"
 
     def even_gb_s(self, num_devices: int) -> float:
@@ -235,12 +235,12 @@ LINKS = {
         spans=72,
     ),
 }
+# Other names of links, such as h100_nvlink.
 ALIASES = {"ib_200g": "infiniband_hdr", "ib_400g": "infiniband_ndr"} | {
     f"{name.removeprefix('nvlink_')}_nvlink": name for name in LINKS if name.startswith("nvlink_")
 }
-"""Other names of links, such as h100_nvlink."""
+# Of a link of which only a bandwidth is stated: that of NVLink.
 STATED_LATENCY_US = 15.0
-"""Of a link of which only a bandwidth is stated: that of NVLink."""
 _BANDWIDTH = re.compile(r"(\d+(?:\.\d+)?)gb_s")
 
 

@@ -244,10 +244,10 @@ def _on_host_ns(rows: _Rows, missing_P: FloatArray, link: HostLink) -> _Passes:
     return exchanged + rows.read_bytes / link.processor_gb_s, exchanged + updated / link.processor_gb_s
 
 
+# [P] forward and backward time, ns, of each place that is not device memory.
 _PASSES: dict[str, Callable[[_Rows, FloatArray, HostLink], _Passes]] = {
     FUSED_UVM: _managed_ns,
     FUSED_UVM_CACHING: _cached_ns,
     KEY_VALUE: _on_ssd_ns,
     HOST: _on_host_ns,
 }
-"""[P] forward and backward time, ns, of each place that is not device memory."""

@@ -20,8 +20,8 @@ from evenshard.utils.messages import brief
 from evenshard.utils.yaml_files import read_yaml
 
 Profile = TypeVar("Profile")
+# In the units of the profiles, whose largest numbers are some thousands of GB per second.
 CONSTANTS = Range(0, 1e18)
-"""In the units of the profiles, whose largest numbers are some thousands of GB per second."""
 _REMEDY = "Start from one of the profiles that come with evenshard, or calibrate again."
 _OTHER_VERSION = (
     "If an older version of evenshard wrote the file, calibrate again, starting from a profile that comes with it."

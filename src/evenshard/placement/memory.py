@@ -33,22 +33,22 @@ from evenshard.placement.parts import Span, TablePart, deduplicated_table, part_
 from evenshard.placement.storage import FUSED, HOST, KEY_VALUE
 from evenshard.tables.table import Table
 
+# Training pipelines, after TorchRec's ``TrainPipeline*``, and the batches whose inputs the tables' devices hold.
 BATCHES = {"none": 1, "base": 1, "sparse_dist": 2, "prefetch": 3}
-"""Training pipelines, after TorchRec's ``TrainPipeline*``, and the batches whose inputs the tables' devices hold."""
+# Those whose inputs a device holds for its own samples.
 OWN_BATCHES = {"none": 1, "base": 2, "sparse_dist": 3, "prefetch": 3}
-"""Those whose inputs a device holds for its own samples."""
+# Those whose inputs it holds once more, ordered to be sent, during all of a step.
 LEAVING_BATCHES = {"none": 0, "base": 0, "sparse_dist": 1, "prefetch": 1}
-"""Those whose inputs it holds once more, ordered to be sent, during all of a step."""
 PREFETCH = "prefetch"
 INDEX_BYTES, LENGTH_BYTES, OFFSET_BYTES, LOOKUP_WEIGHT_BYTES = 8, 4, 8, 4
+# Of an output, and of a gradient: FP32.
 VALUE_BYTES = 4
-"""Of an output, and of a gradient: FP32."""
+# Inputs of a batch that a prefetch of cached rows holds meanwhile, as TorchRec counts it: 1, and 6 in bursts.
 PREFETCH_INPUTS = 7
-"""Inputs of a batch that a prefetch of cached rows holds meanwhile, as TorchRec counts it: 1, and 6 in bursts."""
+# Of every row, the table that it is of; of every cached one, its index and when it was last used.
 CACHE_ROW_BYTES, CACHE_SLOT_BYTES = 4, 16
-"""Of every row, the table that it is of; of every cached one, its index and when it was last used."""
+# Of a lookup, in an update on a GPU: FBGEMM sorts indices with their bags, and finds runs of equal ones.
 WORKSPACE_BYTES = 40
-"""Of a lookup, in an update on a GPU: FBGEMM sorts indices with their bags, and finds runs of equal ones."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ STATE_BYTES = 4  # of one number; FBGEMM keeps states in FP32 whatever the weigh
 SGD = "sgd"
 # What recommenders train tables with; of tables that come without a model, which would say it.
 DEFAULT_OPTIMIZER = "rowwise_adagrad"
+# What an optimizer keeps: numbers for each row, and for each weight. The more it keeps, the slower its update.
 NUMBERS = {
     SGD: (0, 0),
     "rowwise_adagrad": (1, 0),
@@ -20,7 +21,6 @@ NUMBERS = {
     "adam": (0, 2),
     "lamb": (0, 2),
 }
-"""What an optimizer keeps: numbers for each row, and for each weight. The more it keeps, the slower its update."""
 
 
 def optimizer_problem(optimizer: str) -> str | None:

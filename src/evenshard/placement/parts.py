@@ -21,11 +21,11 @@ from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
+# Kernels read vectors of four weights: the parts of a split table are multiples of it wide.
 COLUMN_STEP = 4
-"""Kernels read vectors of four weights: the parts of a split table are multiples of it wide."""
 
+# Of a batch, to guess how many repeat each other.
 LOOKUPS_WHERE_UNCOUNTED = 1e6
-"""Of a batch, to guess how many repeat each other."""
 
 
 class Span(NamedTuple):

@@ -30,8 +30,8 @@ from evenshard.utils.messages import brief, cut
 TABLE_WISE, COLUMN_WISE, ROW_WISE = "table_wise", "column_wise", "row_wise"
 TABLE_ROW_WISE, TABLE_COLUMN_WISE, GRID_SHARD = "table_row_wise", "table_column_wise", "grid_shard"
 DATA_PARALLEL = "data_parallel"
+# Where the rows of some columns live: on one device, cut over those of a node or over all, or whole on each.
 DEVICE, NODE, EVERYWHERE, REPLICA = "device", "node", "everywhere", "replica"
-"""Where the rows of some columns live: on one device, cut over those of a node or over all, or whole on each."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,7 @@ def _size(machine: Machine, scope: str) -> int:
     return {DEVICE: 1, NODE: machine.devices_per_node}.get(scope, machine.num_devices)
 
 
+# All of them by name: what a type does is asked here, not by its name.
 TYPES = {
     one.name: one
     for one in (
@@ -130,34 +131,33 @@ TYPES = {
         ShardingType(DATA_PARALLEL, REPLICA, of_sequences=True),
     )
 }
-"""All of them by name: what a type does is asked here, not by its name."""
+# TorchRec's words.
 SHARDING_TYPES = tuple(TYPES)
-"""TorchRec's words."""
 BY_COLUMNS = (TABLE_WISE, COLUMN_WISE)
+# What TorchRec can do with the tables of an ``EmbeddingCollection``.
 SEQUENCE_TYPES = tuple(one.name for one in TYPES.values() if one.of_sequences)
-"""What TorchRec can do with the tables of an ``EmbeddingCollection``."""
+# Types whose devices hold partial sums of all samples' bags.
 IN_ROWS = tuple(one.name for one in TYPES.values() if one.cuts_rows)
-"""Types whose devices hold partial sums of all samples' bags."""
+# Types that cut rows and no columns: TorchRec takes means right of a collection whose tables all have one of these.
 ROWS_ALONE = tuple(one.name for one in TYPES.values() if one.cuts_rows and not one.cuts_columns)
-"""Types that cut rows and no columns: TorchRec takes means right of a collection whose tables all have one of these."""
+# Types that cut columns, and rows or not.
 CUT_COLUMNS = tuple(one.name for one in TYPES.values() if one.cuts_columns)
-"""Types that cut columns, and rows or not."""
+# Types that cut columns and no rows.
 COLUMNS_ALONE = tuple(one.name for one in TYPES.values() if one.cuts_columns and not one.cuts_rows)
-"""Types that cut columns and no rows."""
+# Types that cut rows over all devices.
 ROWS_OF_ALL = tuple(one.name for one in TYPES.values() if one.scope == EVERYWHERE)
-"""Types that cut rows over all devices."""
+# Types that cut both.
 GRIDS = tuple(one.name for one in TYPES.values() if one.cuts_columns and one.cuts_rows)
-"""Types that cut both."""
+# Types that cut rows over the devices of a node.
 NODE_ROWS = tuple(one.name for one in TYPES.values() if one.cuts_rows and one.scope != EVERYWHERE)
-"""Types that cut rows over the devices of a node."""
+# Types of which a whole table on one device is no case.
 NEVER_WHOLE = tuple(one.name for one in TYPES.values() if not one.may_be_whole)
-"""Types of which a whole table on one device is no case."""
+# Types with several parts by columns, however small the table.
 ALWAYS_CUT_COLUMNS = tuple(one for one in NEVER_WHOLE if TYPES[one].cuts_columns)
-"""Types with several parts by columns, however small the table."""
+# Types whose tables are whole on every device.
 REPLICATED = tuple(one.name for one in TYPES.values() if one.is_replicated)
-"""Types whose tables are whole on every device."""
+# Weights that a dense kernel can train; replicas have no other.
 REPLICATED_DATA_TYPES = ("fp32", "fp16", "bf16")
-"""Weights that a dense kernel can train; replicas have no other."""
 
 
 @dataclass(frozen=True)

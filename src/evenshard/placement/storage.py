@@ -21,13 +21,13 @@ from evenshard.utils.messages import brief
 
 FUSED, FUSED_UVM_CACHING, FUSED_UVM = "fused", "fused_uvm_caching", "fused_uvm"
 KEY_VALUE, HOST = "key_value", "host"
+# TorchRec's words, but for ``host``, which it has only where no device is a GPU.
 COMPUTE_KERNELS = (FUSED, FUSED_UVM_CACHING, FUSED_UVM, KEY_VALUE, HOST)
-"""TorchRec's words, but for ``host``, which it has only where no device is a GPU."""
 CACHED_KERNELS = (FUSED_UVM_CACHING, KEY_VALUE)
+# Those that keep all weights in host memory.
 HOST_KERNELS = (FUSED_UVM_CACHING, FUSED_UVM, HOST)
-"""Those that keep all weights in host memory."""
+# What a search may use where the machine has host memory; others where they are asked for.
 USUAL_KERNELS = (FUSED, FUSED_UVM_CACHING, FUSED_UVM)
-"""What a search may use where the machine has host memory; others where they are asked for."""
 _LOAD_FACTORS = Range(0, 1, above=True)
 
 

@@ -33,8 +33,8 @@ from evenshard.utils.limits import MAX_TOTAL_BYTES, RANGES
 from evenshard.utils.messages import brief
 from evenshard.utils.units import bytes_to_gb
 
+# Of a task that is not one of many.
 TASK_ID = "placement"
-"""Of a task that is not one of many."""
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.limits import RANGES
 from evenshard.utils.units import BYTES_PER_GB, gb_text, gb_to_bytes
 
+# Between domains of a machine that has one, to find out what several hold.
 ANY_LINK = "infiniband_ndr"
-"""Between domains of a machine that has one, to find out what several hold."""
 
 
 def refusal(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
@@ -98,7 +98,6 @@ def _parts(task: ShardingTask, known: KnownItems | None = None) -> tuple[TablePa
 
 def _enough_gb(request: PlacementRequest) -> float | None:
     """Memory of each device, if all had the same, for which a placement was found."""
-
     task = request.task()
     known: KnownItems = {}
 

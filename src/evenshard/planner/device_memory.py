@@ -12,8 +12,8 @@ from evenshard.utils.machine_memory import machine_bytes
 from evenshard.utils.params import check_ranges
 from evenshard.utils.units import bytes_to_gb, gb_text, gb_to_bytes
 
+# Of each device's memory, kept for everything that is not counted: what TorchRec's planner keeps by default.
 RESERVED_SHARE = 0.15
-"""Of each device's memory, kept for everything that is not counted: what TorchRec's planner keeps by default."""
 
 
 def reserves_of(caps_bytes: Sequence[int], reserved_bytes: int, reserved_share: float) -> tuple[int, ...]:

@@ -40,18 +40,18 @@ from evenshard.utils.messages import brief, cut, reason_of
 
 _WHAT = "a placement.json"
 _REMEDY = "Write it with `evenshard place ... -o`."
+# Words for what pydantic would say about fields of its models and arguments of our dataclasses.
 _FIELD_PROBLEMS = {
     "extra_forbidden": "the field is unknown",
     "missing": "the field is missing",
     "unexpected_keyword_argument": "the field is unknown",
 }
-"""Words for what pydantic would say about fields of its models and arguments of our dataclasses."""
 
+# Fields of the file that are those of an answer.
 AS_IT_STANDS = (
     *("request", "lower_bound_ms", "comparison", "warnings", "notes", "lineage", "nearness"),
     *("link", "device_error", "link_error"),
 )
-"""Fields of the file that are those of an answer."""
 
 _Model = TypeVar("_Model", bound=BaseModel)
 

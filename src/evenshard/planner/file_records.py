@@ -145,8 +145,8 @@ class FileOfVersion3(PlacementFile):
         return PlacementFile.model_construct(self.model_fields_set, **known)
 
 
+# Of a request, what earlier versions know nothing of.
 _UNCOUNTED: dict[str, Any] = {"training_pipeline": "", "dense_bytes": 0, "reserved_share": 0.0}
-"""Of a request, what earlier versions know nothing of."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,24 +22,24 @@ from evenshard.tables.table import MEAN
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.units import ms_text
 
+# Share of a step that rows must promise for collections to be cut by rows as a whole.
 LEAST_SAVING = 0.01
-"""Share of a step that rows must promise for collections to be cut by rows as a whole."""
+# Share of a step that rows would save for a note to say so.
 WORTH_A_NOTE = 0.02
-"""Share of a step that rows would save for a note to say so."""
+# Share of a step that a bound must leave open on a single node, where rows seldom save anything.
 HOPE_ON_A_NODE = 0.1
-"""Share of a step that a bound must leave open on a single node, where rows seldom save anything."""
+# Effort of the further searches, as shares of the first one's; the second is for what nearly is the answer.
 SHORT, LONG = 1 / 4, 1 / 2
-"""Effort of the further searches, as shares of the first one's; the second is for what nearly is the answer."""
+# Times the first answer: what a short search finds within that is searched for longer.
 NEARLY = 1.1
-"""Times the first answer: what a short search finds within that is searched for longer."""
+# Collections that are also cut by rows one by one.
 MOST_ALONE = 3
-"""Collections that are also cut by rows one by one."""
+# Times that a division of outputs, forward and backward, moves each of them: TorchRec repeats lengths to the width of
+# the output, adds a little to them, and divides; the gradients are divided too.
 PASSES = 9
-"""Times that a division of outputs, forward and backward, moves each of them: TorchRec repeats lengths to the width of
-the output, adds a little to them, and divides; the gradients are divided too."""
 
+# By ``Table.collection``.
 Collections = frozenset[tuple[str, bool, bool]]
-"""By ``Table.collection``."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class MeansSearched:
     restricted: tuple[tuple[str, bool, bool], ...] = ()
 
 
+# A search for a task, with a share of the effort; raises InfeasibleTask where a table has no type left.
 Make = Callable[[PartCosts, float], PlanSearch]
-"""A search for a task, with a share of the effort; raises InfeasibleTask where a table has no type left."""
 
 
 def search_means(costs: PartCosts, first: Searched | None, kept: Collections, make: Make) -> MeansSearched:

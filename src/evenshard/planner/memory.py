@@ -24,8 +24,9 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.tables.cache import miss_ratio, miss_source
 from evenshard.utils.errors import BadConfig
 
+# Shares of what a device may hold above which it is full to the brim: with memory reserved, and without.
 BRIM, BRIM_WITHOUT_RESERVE = 0.95, 0.85
-"""Shares of what a device may hold above which it is full to the brim: with memory reserved, and without."""
+# What people are told of a device's memory, and the fields of ``DeviceMemory`` that it is the sum of.
 DEVICE_COMPONENTS: Final = {
     "weights": ("weights",),
     "optimizer state": ("optimizer_state",),
@@ -36,7 +37,6 @@ DEVICE_COMPONENTS: Final = {
     "own samples": ("own_inputs", "received"),
     "dense model": ("dense_model",),
 }
-"""What people are told of a device's memory, and the fields of ``DeviceMemory`` that it is the sum of."""
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from evenshard.sharders.models import PlacementModel
 
 REGISTERED = "models:/"
+# What a device model is named by, before its profile: simulated:h200.
 SIMULATED = "simulated:"
-"""What a device model is named by, before its profile: simulated:h200."""
+# What older placements name a model by that imitated a device model, before its profile: bundled:h200.
 BUNDLED = "bundled:"
-"""What older placements name a model by that imitated a device model, before its profile: bundled:h200."""
 
 
 def model_of(where: str | Path | None, hardware: str | None = None) -> Model:

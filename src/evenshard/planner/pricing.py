@@ -29,8 +29,8 @@ from evenshard.sharders.trained_on import TrainedOn
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.process import one_thread
 
+# Measures placements of parts.
 PartsMeasurer = Callable[[ShardingTask, Sequence[Sequence[TablePart]]], list[PlacementCost]]
-"""Measures placements of parts."""
 
 
 def hardware_of_devices(request: PlacementRequest) -> tuple[str, ...]:
@@ -142,8 +142,8 @@ class PricedParts:
     model_high_ms: float
 
 
+# Parts with what is predicted of them: an answer, or parts that are none yet.
 Priced = PlacementAnswer | PricedParts
-"""Parts with what is predicted of them: an answer, or parts that are none yet."""
 
 
 def priced(

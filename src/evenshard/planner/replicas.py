@@ -15,13 +15,13 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.utils.messages import counted, cut, printable
 
 OTHER_TYPES = tuple(one for one in SHARDING_TYPES if one != DATA_PARALLEL)
+# What to know of a fused optimizer before a dense one is to do the same.
 NOT_IN_TORCH = {
     "rowwise_adagrad": "torch.optim has no row-wise Adagrad (torchrec.optim.RowWiseAdagrad is one)",
     **dict.fromkeys(
         ("lars_sgd", "lamb", "partial_rowwise_adam", "partial_rowwise_lamb"), "neither torch.optim nor TorchRec has it"
     ),
 }
-"""What to know of a fused optimizer before a dense one is to do the same."""
 
 
 def replica_notes(request: PlacementRequest, replicated: Sequence[str]) -> Iterator[str]:

@@ -27,23 +27,23 @@ from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief
 
 RIVALS = tuple(one.name for one in SHARDERS if not one.needs)
+# TorchRec's planner where tables may be sharded in several ways; it is left out where whole tables are asked for.
 FULL_SPACE = next(one.name for one in SHARDERS if one.is_full_space)
-"""TorchRec's planner where tables may be sharded in several ways; it is left out where whole tables are asked for."""
 TORCHREC = tuple(one.name for one in SHARDERS if one.package == "torchrec" and not one.is_full_space)
+# Columns of the narrowest part, which TorchRec has to be given; None leaves its own. The best plan is its answer.
 TORCHREC_MIN_PARTITIONS = (None, 16, 32, 64)
-"""Columns of the narrowest part, which TorchRec has to be given; None leaves its own. The best plan is its answer."""
+# TorchRec as it comes: these are asked with its own bandwidths, and the last one without constraints but of types.
 PLAIN = (PlannerSetting(), PlannerSetting(lookups=False))
-"""TorchRec as it comes: these are asked with its own bandwidths, and the last one without constraints but of types."""
+# Tables times devices that it is asked for: it takes seconds for 26 x 16 and minutes for 400 x 8.
 MOST_SHARDS = 2_000
-"""Tables times devices that it is asked for: it takes seconds for 26 x 16 and minutes for 400 x 8."""
+# What it is asked with where tables do not fit: with our count of memory, so that its plans fit, too.
 OFFLOAD_SETTINGS = offload_settings((0.02, 0.1), (None, 32), ("", *ROWS_OF_ALL), (OUR_MEMORY,))
-"""What it is asked with where tables do not fit: with our count of memory, so that its plans fit, too."""
+# After which it answers with the best plan so far, for each setting.
 _TIMEOUT_S = 5
-"""After which it answers with the best plan so far, for each setting."""
 
 
+# A setting of the sharder, empty where it has none, and its placement.
 Candidate = tuple[str, tuple[TablePart, ...]]
-"""A setting of the sharder, empty where it has none, and its placement."""
 
 
 def rivals(

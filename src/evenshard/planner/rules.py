@@ -252,6 +252,7 @@ def _is_list(value: Any) -> bool:
 
 
 _DEVICES = partial(_ids, "device")
+# What reads each rule; it is given the rule's name, for its message, and its value.
 _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "pinned": _of_tables("device", _DEVICES),
     "forbidden": _of_tables("device", _DEVICES),
@@ -263,4 +264,3 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "min_columns": _of_tables("number", _columns),
     "table_kernels": _of_tables("kernel", partial(_words, "kernel", FUSED)),
 }
-"""What reads each rule; it is given the rule's name, for its message, and its value."""

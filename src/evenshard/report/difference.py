@@ -17,8 +17,8 @@ from evenshard.utils.units import bytes_to_gb, decimals, ms_text, pct_text, size
 
 _NARROWEST = 80
 EQUAL = "Nothing moves: the two placements are equal, so there is no move to pay back."
+# Moves and devices that are shown where there are more, the largest ones.
 _MAX_LINES = 32
-"""Moves and devices that are shown where there are more, the largest ones."""
 
 
 def print_difference(difference: Difference, file: TextIO | None = None, paid: Payback | None = None) -> None:

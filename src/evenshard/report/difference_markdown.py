@@ -14,11 +14,11 @@ from evenshard.report.difference import EQUAL, payback_lines
 from evenshard.utils.messages import names_text, printable
 from evenshard.utils.units import bytes_to_gb, ms_text, pct_text, size_text
 
+# Moves that are listed, the largest ones: GitHub takes 65,536 characters for a comment.
 _MAX_LINES = 20
-"""Moves that are listed, the largest ones: GitHub takes 65,536 characters for a comment."""
 _MAX_NAMES = 20
+# A space without a width: GitHub looks for @name and #17 after it has resolved entities.
 _NOTHING = "&#8203;"
-"""A space without a width: GitHub looks for @name and #17 after it has resolved entities."""
 
 
 def marker(title: str) -> str:

@@ -22,12 +22,12 @@ from evenshard.utils.console import plain_console, plain_grid
 from evenshard.utils.messages import names_text, printable
 from evenshard.utils.units import bytes_to_gb, decimals, ms_text, pct_text, size_text
 
+# Narrower output breaks lines.
 _NARROWEST = 80
-"""Narrower output breaks lines."""
+# Tables of the slowest device that are shown.
 _NUM_TABLES = 8
-"""Tables of the slowest device that are shown."""
+# Devices and parts that are shown where there are more: the fastest ones, and those that hold some of the table.
 _MAX_LINES = 32
-"""Devices and parts that are shown where there are more: the fastest ones, and those that hold some of the table."""
 
 
 def print_explanation(explanation: Explanation, file: TextIO | None = None) -> None:

@@ -43,22 +43,22 @@ from evenshard.utils.units import BYTES_PER_GB, decimals, ms_text, size_text
 _Number = TypeVar("_Number", int, float)
 
 _MAX_DEVICES = 32
+# Devices that are shown where there are more.
 _NUM_SLOWEST, NUM_FULLEST = 8, 4
-"""Devices that are shown where there are more."""
+# Tables whose caches serve them badly that are named, the worst ones.
 _MAX_BADLY_SERVED = 3
-"""Tables whose caches serve them badly that are named, the worst ones."""
+# Of the five times in a bar, in the order of a step.
 _STYLES = ("magenta", "blue", "cyan", "yellow", "red")
-"""Of the five times in a bar, in the order of a step."""
 LEAST_BAR, MOST_BAR = 4, 40
 FULL, FULL_ASCII = "█", "#"
 EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 SLOWEST, LEGEND = " *", "* slowest"
+# An exchange is those of inputs, outputs and gradients together.
 _HEADS = ("device", "tables", "memory, {unit}", "full", "forward", "exchange", "backward", "ms")
-"""An exchange is those of inputs, outputs and gradients together."""
+# The column that narrow terminals can do without.
 FULLNESS = _HEADS.index("full")
-"""The column that narrow terminals can do without."""
+# Width of the first word of the lines below the table, and of those of the brief text.
 INDENT, BRIEF_INDENT = 9, 10
-"""Width of the first word of the lines below the table, and of those of the brief text."""
 
 
 def summary_text(answer: PlacementAnswer) -> str:
@@ -206,8 +206,8 @@ def _memory_unit(answer: PlacementAnswer) -> tuple[str, int]:
 
 # Below the table ------------------------------------------------------------------------------------------------------
 
+# Its first word, its text, and the style of the word.
 Line = tuple[str, str, str]
-"""Its first word, its text, and the style of the word."""
 
 
 def _rest(answer: PlacementAnswer) -> Iterator[Line]:

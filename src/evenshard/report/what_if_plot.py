@@ -15,8 +15,8 @@ from evenshard.utils.extras import require_package
 
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 SERIES_COLOURS = ("#1f77b4", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+# Series stand beside each other so far, as a share of the number they are at: intervals do not hide each other.
 SPREAD = 0.035
-"""Series stand beside each other so far, as a share of the number they are at: intervals do not hide each other."""
 
 
 def require_plot(path: Path) -> None:

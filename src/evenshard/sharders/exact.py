@@ -23,10 +23,10 @@ from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.extras import require_package
 from evenshard.utils.messages import cut
 
+# The solver counts in whole units: so many make up the lower bound; a table is rounded by half of one.
 COST_UNITS = 1_000_000
-"""The solver counts in whole units: so many make up the lower bound; a table is rounded by half of one."""
+# Relative distance from the bound at which a placement counts as optimal; measuring is far noisier.
 GAP_LIMIT = 5e-4
-"""Relative distance from the bound at which a placement counts as optimal; measuring is far noisier."""
 
 
 class ExactSharder:

@@ -24,13 +24,13 @@ def _lookup_weight(table: Table) -> float:
     return table.embedding_dim * table.pooling_factor
 
 
+# The human-expert strategies of the papers, by what they weigh.
 EXPERTS: dict[str, Weight] = {
     "size_greedy": lambda table: table.size_bytes,
     "dim_greedy": lambda table: table.embedding_dim,
     "lookup_greedy": _lookup_weight,
     "size_lookup_greedy": lambda table: _lookup_weight(table) * math.log10(table.num_rows),
 }
-"""The human-expert strategies of the papers, by what they weigh."""
 SINGLE_COST = "single_cost_greedy"
 
 

@@ -27,11 +27,11 @@ if TYPE_CHECKING:  # torch takes a second to import, and the command line asks f
     from evenshard.sharders.checkpoint import Checkpoint, Network, Round
     from evenshard.sharders.training import FitConfig, FittedCostNet, Track
 
+# The module that declares each learned sharder, by the sharder's name.
 LEARNED = {
     "dreamshard": "evenshard.sharders.dreamshard.learned",
     "autoshard": "evenshard.sharders.autoshard.learned",
 }
-"""The module that declares each learned sharder, by the sharder's name."""
 DREAMSHARD = "dreamshard"
 
 
@@ -118,8 +118,8 @@ def load_sharder(cost_net: Path, policy: Path, num_rollouts: int = 0) -> Trained
     return of.sharder(load_network(cost_net, of.cost_net)[0], net, normalizer, num_rollouts)
 
 
+# Sampled placements that are proposed, and tables times devices of all of them: what fits a core's caches.
 MOST_PROPOSALS, MOST_CHOICES = 64, 2**21
-"""Sampled placements that are proposed, and tables times devices of all of them: what fits a core's caches."""
 
 
 def proposals(sharder: TrainedSharder, task: ShardingTask, seed: int) -> list[Placement]:

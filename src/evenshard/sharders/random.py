@@ -18,8 +18,8 @@ from evenshard.placement.task import ShardingTask, may_be_cut_by_columns, ruled_
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
 
+# Placements that are drawn until one fits.
 ATTEMPTS = 20
-"""Placements that are drawn until one fits."""
 
 
 class RandomSharder:

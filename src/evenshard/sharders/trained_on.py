@@ -26,15 +26,15 @@ from evenshard.utils.records import record_of
 from evenshard.utils.saved import reading_saved
 from evenshard.version import __version__
 
+# Beside the weights of a network.
 TRAINED_ON = "trained_on.json"
-"""Beside the weights of a network."""
 SeenRange = tuple[float, float]
 TABLE_SLACK = 1.25  # factor beyond a range that says nothing yet, where a table or the batch is concerned
 DEVICE_SLACK = 2.0  # likewise, of what the model adds up by design: tables and dims on a device
+# Beyond the training data by more than this, nothing more is said.
 MOST_FACTOR = 1000.0
-"""Beyond the training data by more than this, nothing more is said."""
+# Shares of the tables; what ``TrainedOn`` keeps of their distribution.
 QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
-"""Shares of the tables; what ``TrainedOn`` keeps of their distribution."""
 _REMEDY = "Train the model again."
 
 
@@ -261,8 +261,8 @@ class TrainedOn:
 
 
 _QUANTILES = ("num_rows_quantiles", "embedding_dim_quantiles", "pooling_factor_quantiles", "reuse_quantiles")
+# The first files do not have them.
 _LATER = (*_QUANTILES, "device_error", "timed_apart", "optimizer")
-"""The first files do not have them."""
 _RANGES = tuple(field.name for field in fields(TrainedOn) if field.type == "SeenRange")
 
 

@@ -13,8 +13,8 @@ import torch
 
 from evenshard.sharders.checkpoint import Checkpoint, Net
 
+# Wraps a range of updates, for a progress bar.
 Track = Callable[[range], Iterable[int]]
-"""Wraps a range of updates, for a progress bar."""
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from evenshard.utils.messages import brief
 from evenshard.utils.params import require
 
 log = logging.getLogger(__name__)
+# What the parts of a round must have in common: their costs are compared with each other.
 _SAME = ("hardware", "versions", "link", "optimizer")
-"""What the parts of a round must have in common: their costs are compared with each other."""
 
 
 def run(parts: Sequence[Path], costs: Path) -> dict[str, float]:

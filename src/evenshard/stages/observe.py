@@ -34,8 +34,8 @@ from evenshard.utils.messages import brief
 from evenshard.utils.provenance import Lineage
 from evenshard.utils.units import BYTES_PER_GB
 
+# ``proposed_by`` of a placement that a training ran with.
 OBSERVED = "observed"
-"""``proposed_by`` of a placement that a training ran with."""
 _UNKNOWN_MEMORY = 64 * BYTES_PER_GB
 
 

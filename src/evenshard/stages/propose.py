@@ -36,10 +36,10 @@ from evenshard.utils.params import require
 from evenshard.utils.process import one_thread
 
 log = logging.getLogger(__name__)
+# A longer search finds placements that are a little better, but no other errors of the model.
 SCORES_PER_TABLE = 1_000
-"""A longer search finds placements that are a little better, but no other errors of the model."""
+# Link of a machine whose exchanges are timed, not modelled.
 MEASURED_LINK = "measured"
-"""Link of a machine whose exchanges are timed, not modelled."""
 
 
 @dataclass(frozen=True)

@@ -69,8 +69,8 @@ _STYLE = (
 )
 
 _POLICY, _SEARCH = "the policy", "evenshard's search"
+# Colour of the dots and of the mean, and where they stand beside the round's number.
 PROPOSED = {_POLICY: ("#4c78a8", "#8a5a9e", 0.0), _SEARCH: ("#f2b447", "#e4813b", 0.12)}
-"""Colour of the dots and of the mean, and where they stand beside the round's number."""
 
 
 def write_text(text: str, path: Path) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from evenshard.stages.loop import STAGES
 from evenshard.stages.stage import Reads, Stage, WhichRound, Writes, declared
 
+# The stage that writes an artifact, by the artifact's name.
 WRITERS = {name: stage for stage in STAGES for name, one in declared(stage.outputs, Writes).items() if one.artifact}
-"""The stage that writes an artifact, by the artifact's name."""
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from evenshard.sharders.catalog import HEURISTICS, SHARDERS
 from evenshard.utils.errors import InfeasibleTask
 
 PRIVILEGED = frozenset(one.name for one in SHARDERS if one.is_privileged)
+# Where no control was measured, nothing is known about the noise.
 QUIET = Noise(None, None, None, num_controls=0, num_runs=0)
-"""Where no control was measured, nothing is known about the noise."""
 
 
 @dataclass(frozen=True)

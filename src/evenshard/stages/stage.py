@@ -15,8 +15,8 @@ from typing import Any, TypeVar, get_type_hints
 from evenshard.utils.outputs import File, Output
 
 Declaration = TypeVar("Declaration")
+# Kinds of artifacts, as Kubeflow Pipelines calls them.
 DATASET, MODEL, ARTIFACT, HTML, MARKDOWN = "Dataset", "Model", "Artifact", "HTML", "Markdown"
-"""Kinds of artifacts, as Kubeflow Pipelines calls them."""
 
 
 class WhichRound(Enum):

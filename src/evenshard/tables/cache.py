@@ -37,17 +37,17 @@ from evenshard.tables.reuse import FloatArray, ReuseBins, feasible_reuse_bins, r
 if TYPE_CHECKING:  # a table checks its curve with LOAD_FACTORS
     from evenshard.tables.table import Table
 
+# Shares of a table's rows for which ``Table.miss_ratios`` are counted.
 LOAD_FACTORS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
-"""Shares of a table's rows for which ``Table.miss_ratios`` are counted."""
 
+# What a miss ratio can be.
 COUNTED, BOUND, ASSUMED = "counted in traffic", "a bound from reuse_bins", "a bound from the assumed reuse"
-"""What a miss ratio can be."""
 MAX_KNOWN_CURVES = 100_000
+# Of a batch, that a curve is worked out for; below, a straight one will do.
 FEWEST_ROWS = 1e-9
-"""Of a batch, that a curve is worked out for; below, a straight one will do."""
 
+# Load factors that ascend from 0 to 1, and the miss ratios there; straight between them.
 Curve = tuple[tuple[float, ...], tuple[float, ...]]
-"""Load factors that ascend from 0 to 1, and the miss ratios there; straight between them."""
 
 
 def miss_ratio(table: Table, batch_size: int, load_factor: float) -> float:

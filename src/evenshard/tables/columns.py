@@ -13,6 +13,7 @@ from evenshard.tables.torchrec_configs import UNUSED_FIELDS, implied_pooling, is
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut, names_text
 
+# Other names of columns. ``pooling`` is ``pooling_factor`` too where it is a number, and not sum, mean or none.
 COLUMN_ALIASES = {
     "hash_size": "num_rows",
     "num_embeddings": "num_rows",
@@ -22,7 +23,6 @@ COLUMN_ALIASES = {
     "table_name": "name",
     "table": "name",
 }
-"""Other names of columns. ``pooling`` is ``pooling_factor`` too where it is a number, and not sum, mean or none."""
 
 
 @dataclass

@@ -49,10 +49,12 @@ class DlrmBatch:
 
     @property
     def num_tables(self) -> int:
+        """Tables of the batch."""
         return self.lengths.shape[0]
 
     @property
     def batch_size(self) -> int:
+        """Samples of the batch."""
         return self.lengths.shape[1]
 
     def begins(self, path: Path) -> list[int]:

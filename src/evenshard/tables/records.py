@@ -26,13 +26,13 @@ Value = TypeVar("Value")
 
 REQUIRED_COLUMNS = ("name", "num_rows", "embedding_dim", "pooling_factor")
 PLAIN_COLUMNS = (*REQUIRED_COLUMNS, "reuse_bins", "weight_bits")
+# The type of each column as ``Table`` states it, such as ``tuple[float, ...]``.
 COLUMN_TYPES = {one.name: str(one.type).removesuffix(" | None") for one in fields(Table)}
-"""The type of each column as ``Table`` states it, such as ``tuple[float, ...]``."""
 TABLE_COLUMNS = tuple(COLUMN_TYPES)
 REUSE_COLUMNS = tuple(f"reuse_bin_{number}" for number in range(NUM_REUSE_BINS))
 KNOWN_COLUMNS = (*TABLE_COLUMNS, *REUSE_COLUMNS)
+# Extra columns that a message names.
 MAX_NAMED = 12
-"""Extra columns that a message names."""
 
 
 class BadRecord(Exception):

@@ -23,12 +23,12 @@ FloatArray = npt.NDArray[np.float64]
 ReuseBins = tuple[float, ...]
 
 NUM_REUSE_BINS = 17
+# Largest count of bins 0..15; bin 16 has none.
 MAX_COUNT_OF_BIN = tuple(2**k for k in range(NUM_REUSE_BINS - 1))
-"""Largest count of bins 0..15; bin 16 has none."""
+# Smallest count of bins 0..16.
 MIN_COUNT_OF_BIN = (1, *(count + 1 for count in MAX_COUNT_OF_BIN))
-"""Smallest count of bins 0..16."""
+# That its counts are taken to reach, from 2**15 to 2**18.
 OCTAVES_OF_LAST_BIN = 3
-"""That its counts are taken to reach, from 2**15 to 2**18."""
 
 
 def _mean_counts() -> FloatArray:
@@ -42,8 +42,8 @@ def _mean_counts() -> FloatArray:
     return np.bincount(bins, weights=1 / counts) / np.bincount(bins, weights=1 / counts**2)
 
 
+# [K] representative lookups of one index of each bin: 1, 2, 3.4, 6.1, 11.6, ...
 BIN_MEAN_COUNTS = _mean_counts()
-"""[K] representative lookups of one index of each bin: 1, 2, 3.4, 6.1, 11.6, ..."""
 BIN_MEAN_COUNTS.setflags(write=False)
 
 

@@ -37,8 +37,8 @@ from evenshard.utils.messages import brief, did_you_mean
 from evenshard.utils.params import check_ranges
 
 BATCH_SUFFIXES = (".pt", ".pt.gz")
+# Columns that a sample of traffic tells.
 _COUNTED = ("pooling_factor", "feature_pooling_factors", "reuse_bins")
-"""Columns that a sample of traffic tells."""
 _PRECISION = ("weight_bits", "data_type")
 
 

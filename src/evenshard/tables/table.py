@@ -19,14 +19,14 @@ from evenshard.utils.errors import BadConfig
 from evenshard.utils.limits import MAX_TABLE_BYTES, RANGES
 from evenshard.utils.messages import brief
 
+# Data types of weights, and the bits of each; the usual one of so many bits first.
 DATA_TYPES = {"fp32": 32, "fp16": 16, "bf16": 16, "fp8": 8, "int8": 8, "int4": 4}
-"""Data types of weights, and the bits of each; the usual one of so many bits first."""
 WEIGHT_BITS = tuple(sorted(set(DATA_TYPES.values())))
+# The data type that is meant where only the bits are known.
 USUAL_DATA_TYPES = {bits: name for name, bits in reversed(DATA_TYPES.items())}
-"""The data type that is meant where only the bits are known."""
 SUM, MEAN, SEQUENCE = "sum", "mean", "none"
+# What becomes of the lookups of a bag; TorchRec's words. With none, every lookup's embedding is an output.
 POOLINGS = (SUM, MEAN, SEQUENCE)
-"""What becomes of the lookups of a bag; TorchRec's words. With none, every lookup's embedding is an output."""
 MAX_FEATURES = 10_000
 MAX_ROW_SHARES = 4_096
 
@@ -210,8 +210,8 @@ def check_dims(embedding_dims: Sequence[int]) -> None:
         raise BadConfig(f"embedding_dims is {list(embedding_dims)}. List at least one dim, each at least 1.")
 
 
+# Fields that texts and files leave out where they are as usual, by name, and what is usual.
 LATER_FIELDS = {one.name: one.default for one in fields(Table)[6:]}
-"""Fields that texts and files leave out where they are as usual, by name, and what is usual."""
 
 
 def duplicate_name(tables: Sequence[Table]) -> str | None:

@@ -12,9 +12,10 @@ from typing import Any
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.table import SEQUENCE
 
+# evenshard's names of TorchRec's data types, where they are others.
 DATA_TYPE_OF = {"UINT8": "int8", "NFP8": "fp8"}
-"""evenshard's names of TorchRec's data types, where they are others."""
 _NO_TIME = "initial weights take no time of a step"
+# Fields that change nothing in an answer, and why.
 UNUSED_FIELDS = {
     "weight_init_max": _NO_TIME,
     "weight_init_min": _NO_TIME,
@@ -28,7 +29,6 @@ UNUSED_FIELDS = {
     "enable_embedding_update": "updates from outside are not timed",
     "stash_weights": "weights count as memory of a device all the time",
 }
-"""Fields that change nothing in an answer, and why."""
 
 
 def is_config(record: Mapping[Any, Any]) -> bool:

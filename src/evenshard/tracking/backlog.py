@@ -31,11 +31,11 @@ from evenshard.tracking.pyfunc import ServedCode
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.messages import reason_of
 
+# Variable: the folder of the backlog.
 BACKLOG = "EVENSHARD_BACKLOG"
-"""Variable: the folder of the backlog."""
 BACKLOG_NAME = "mlflow_backlog"
+# Tag of a run that was logged from the backlog: which of its folders. Other pods may have copies of it.
 LOGGED_TAG = "evenshard.backlog"
-"""Tag of a run that was logged from the backlog: which of its folders. Other pods may have copies of it."""
 _RUN, _FILES = "run.json", "files"
 log = logging.getLogger(__name__)
 

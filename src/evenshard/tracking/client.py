@@ -19,20 +19,20 @@ from evenshard.utils.messages import reason_of, root_of, without_credentials
 
 EXPERIMENT = "evenshard"
 DEFAULT_URI = "sqlite:///mlflow.db"
+# MLflow's own are 7 retries with growing pauses, 120 s each: minutes for each call. What the user has set wins. How
+# often a stage tries again is for ``patience`` to say.
 TIMEOUTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-"""MLflow's own are 7 retries with growing pauses, 120 s each: minutes for each call. What the user has set wins. How
-often a stage tries again is for ``patience`` to say."""
+# boto3 uploads in threads that Python waits for when it ends: 5 attempts of 60 s each, if nothing is said.
 S3_TIMEOUTS = {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_attempts": 2}}
-"""boto3 uploads in threads that Python waits for when it ends: 5 attempts of 60 s each, if nothing is said."""
+# Codes of MLflow's answers to a wrong question.
 CALLERS_FAULT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "UNAUTHENTICATED", "PERMISSION_DENIED")
-"""Codes of MLflow's answers to a wrong question."""
+# Each is refused only if another process has written something new meanwhile.
 _ATTEMPTS = 5
-"""Each is refused only if another process has written something new meanwhile."""
 
 
 def tracking_uri() -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 from evenshard.tracking.tags import COSTS_DVC_MD5, COSTS_SHA256, HARDWARE, costs_tags
 
+# MLflow keeps no longer digest; the whole hash stands in a tag.
 DIGEST_LENGTH = 36
-"""MLflow keeps no longer digest; the whole hash stands in a tag."""
 
 
 def dataset_record(path: Path, context: str) -> dict[str, Any]:

@@ -17,21 +17,21 @@ from evenshard.tracking.tags import COSTS_SHA256, OUTCOME, STAGE, TASKS
 from evenshard.version import __version__
 
 NOTE = "mlflow.note.content"
+# Pages of MLflow before 3.17 then show runs, charts and models, and not what is for chats.
 EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
-"""Pages of MLflow before 3.17 then show runs, charts and models, and not what is for chats."""
+# What an address of MLflow's pages has, so that the menu for models is shown, in 3.17 whatever the kind is.
 FOR_MODELS = "workflowType=machine_learning"
-"""What an address of MLflow's pages has, so that the menu for models is shown, in 3.17 whatever the kind is."""
+# Tag of a run: the model versions that hold its model, as models:/ addresses.
 REGISTERED_AS = "evenshard.registered"
-"""Tag of a run: the model versions that hold its model, as models:/ addresses."""
+# Address of the documentation as `make docs` builds it, for links to it.
 DOCS = "EVENSHARD_DOCS"
-"""Address of the documentation as `make docs` builds it, for links to it."""
 _OURS = "**evenshard**"
+# What a loop's description says of the tasks of its pipeline, by what has become of them.
 TASK_LINES = {
     "failed": "tasks that have failed",
     "cached": "tasks whose earlier results Kubeflow Pipelines took",
     "ran": "tasks that ran",
 }
-"""What a loop's description says of the tasks of its pipeline, by what has become of them."""
 
 MODELS = {
     "evenshard-cost": "cost model, and the policy where one was trained: what `evenshard place --model "

@@ -30,8 +30,8 @@ from evenshard.tracking.registry import ensure_models
 from evenshard.tracking.tags import OUTCOME
 
 Entry = Mapping[str, Any]
+# Metrics that MLflow takes in one call.
 BATCH = 1000
-"""Metrics that MLflow takes in one call."""
 
 
 @dataclass(frozen=True)

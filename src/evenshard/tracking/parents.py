@@ -21,18 +21,18 @@ from evenshard.utils.provenance import params_hash
 
 PARENT_FILE = Path("work/mlflow_parent.json")
 LOOP_ID, LOOP_TAG = "EVENSHARD_LOOP_ID", "evenshard.loop_id"
+# Begins the id of a loop whose pipeline runs on this machine.
 LOCAL = "local-"
-"""Begins the id of a loop whose pipeline runs on this machine."""
 PARENT_TAG = "mlflow.parentRunId"
+# MLflow's status of a loop by the state of its pipeline's run.
 ENDED_AS = {"SUCCEEDED": "FINISHED", "FAILED": "FAILED", "CANCELED": "KILLED"}
-"""MLflow's status of a loop by the state of its pipeline's run."""
+# MLflow's status of a stage whose process is gone without a word, likewise; FAILED else.
+#
+# In a run that has succeeded or was stopped, it was ended from outside: another pod has taken its place, or none
+# should.
 LEFT_AS = {"SUCCEEDED": "KILLED", "CANCELED": "KILLED"}
-"""MLflow's status of a stage whose process is gone without a word, likewise; FAILED else.
-
-In a run that has succeeded or was stopped, it was ended from outside: another pod has taken its place, or none should.
-"""
+# Tag of every run that evenshard makes: one that was made before, perhaps by a call that got no answer, is found.
 KEY_TAG = "evenshard.key"
-"""Tag of every run that evenshard makes: one that was made before, perhaps by a call that got no answer, is found."""
 
 
 @dataclass(frozen=True)

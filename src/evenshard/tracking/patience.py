@@ -18,15 +18,15 @@ from typing import Any, TypeVar
 from evenshard.utils.errors import BadConfig, EvenshardError
 from evenshard.utils.messages import brief
 
+# Variable: seconds that a stage loses at most to an MLflow which is away; each upload adds to them.
 PATIENCE = "EVENSHARD_MLFLOW_PATIENCE"
-"""Variable: seconds that a stage loses at most to an MLflow which is away; each upload adds to them."""
 PATIENCE_S = 120.0
+# What each file that is uploaded adds, and each megabyte.
 PER_FILE_S, PER_MB_S = 5.0, 1.0
-"""What each file that is uploaded adds, and each megabyte."""
+# The last is repeated.
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
-"""The last is repeated."""
+# Statuses below 500 that another try may mend.
 TRY_AGAIN = (408, 425, 429)
-"""Statuses below 500 that another try may mend."""
 _NEVER_MENDED = (EvenshardError, TypeError, ValueError, LookupError, AttributeError, AssertionError, FileNotFoundError)
 _Result = TypeVar("_Result")
 

@@ -14,8 +14,8 @@ from evenshard.tables.records import COLUMN_TYPES, REQUIRED_COLUMNS
 from evenshard.tracking.client import quiet
 from evenshard.version import __version__
 
+# What placing tables needs beside evenshard itself.
 REQUIRED = ("torch", "numpy", "pandas", "pydantic", "scipy", "PyYAML", "mlflow")
-"""What placing tables needs beside evenshard itself."""
 
 EXAMPLE = [
     {"name": "users", "num_rows": 1_000_000, "embedding_dim": 64, "pooling_factor": 1.0},

@@ -32,8 +32,8 @@ from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.scratch import scratch_folder
 
 REGISTERED_COST, REGISTERED_POLICY = "evenshard-cost", "evenshard-policy"
+# The part of a model's folder without which it is no version of a registered model.
 PARTS = {REGISTERED_COST: "cost_model", REGISTERED_POLICY: "policy"}
-"""The part of a model's folder without which it is no version of a registered model."""
 CHAMPION = "champion"
 MODEL_ID_TAG = "evenshard.model_id"  # MLflow's own answer leaves it out
 METRIC_TAG = "evenshard.metric."

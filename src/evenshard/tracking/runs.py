@@ -51,12 +51,12 @@ from evenshard.utils.extras import require_package
 from evenshard.utils.scratch import scratch_folder
 
 MODEL_TAGS = (COMMIT, PARAMS_HASH, VERSION, LIBRARIES, TABLES_SHA256, COSTS_SHA256, COSTS_DVC_MD5, HARDWARE, VERSIONS)
+# Variable: if it is set, a stage whose model MLflow does not take fails.
 MUST_REGISTER = "EVENSHARD_MUST_REGISTER"
-"""Variable: if it is set, a stage whose model MLflow does not take fails."""
+# Addresses that may be away and come back; a file does not.
 SERVERS = ("http", "postgresql", "mysql", "mssql")
-"""Addresses that may be away and come back; a file does not."""
+# What has been said about servers that are away: a stage has several runs, and says so once.
 _SAID: set[str] = set()
-"""What has been said about servers that are away: a stage has several runs, and says so once."""
 log = logging.getLogger(__name__)
 
 

@@ -14,8 +14,8 @@ from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
 _NO_ANSWER = "did not answer", "Set MLFLOW_TRACKING_URI."
+# Loops that the message about a wrong name lists, the newest first.
 _LISTED = 10
-"""Loops that the message about a wrong name lists, the newest first."""
 
 
 @dataclass(frozen=True)

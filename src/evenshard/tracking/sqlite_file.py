@@ -17,8 +17,8 @@ from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import TrackingFailed
 from evenshard.utils.messages import reason_of, root_of
 
+# Errors of SQLite that another try does not mend.
 BROKEN_FILE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-"""Errors of SQLite that another try does not mend."""
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from evenshard.utils.outputs import ANY_FOLDER, File, Folder, follow_links, names_below
 
+# What file systems say that do not know it.
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
-"""What file systems say that do not know it."""
 
 
 @contextmanager

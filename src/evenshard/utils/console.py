@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 LOG_EVERY_S = 10.0
+# Characters of a table's line.
 _WIDEST = 240
-"""Characters of a table's line."""
 log = logging.getLogger(__name__)
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 

@@ -25,8 +25,8 @@ from os import PathLike
 
 from evenshard.utils.messages import one_line
 
+# Problems of one file that are listed.
 MAX_PROBLEMS = 20
-"""Problems of one file that are listed."""
 
 
 class EvenshardError(Exception):

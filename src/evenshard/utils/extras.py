@@ -11,6 +11,7 @@ from evenshard.utils.errors import MissingPackage
 from evenshard.utils.installation import in_image, pip_words
 from evenshard.utils.messages import reason_of
 
+# By imported name: the smallest extra of pyproject.toml that has the package, and what needs it.
 EXTRAS = {
     "scipy": ("near", "Naming devices so that least moves"),
     "torch": ("learn", "A learned model, and what learns or measures,"),
@@ -27,7 +28,6 @@ EXTRAS = {
     "kfp": ("mlops", "A Kubeflow pipeline"),
     "mlflow": ("mlops", "MLflow"),
 }
-"""By imported name: the smallest extra of pyproject.toml that has the package, and what needs it."""
 
 
 def require_package(module: str) -> None:

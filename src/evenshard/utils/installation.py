@@ -1,4 +1,4 @@
-"""How this evenshard was installed, and the words of a command that work from there"""
+"""How this evenshard was installed, and the words of a command that work from there."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+# The variable that the Dockerfile sets in its images, where nothing can be installed.
 IMAGE_MARK = "EVENSHARD_IN_IMAGE"
-"""The variable that the Dockerfile sets in its images, where nothing can be installed."""
 _NAME = "evenshard"
 
 

@@ -21,8 +21,8 @@ from typing import Any, get_args
 
 from evenshard.utils.limits import RANGES, Range
 
+# A number is called after its unit.
 UNITS = {"_gb": "GB", "_gb_s": "GB/s", "_ms": "ms", "_pct": "%"}
-"""A number is called after its unit."""
 
 
 def knob(default: Any, help: str, *, torchrec: str = "", range: Range | None = None) -> Any:

@@ -151,10 +151,10 @@ MODEL_FOLDER = Folder(
 DATASET_FOLDER = Folder("a cost dataset", ("dataset.json", "tables.*", "costs*.parquet"), ("tasks.json",))
 CHECKPOINT_FOLDER = Folder("a converted checkpoint", (".metadata", "evenshard.json"), ("__*.distcp",))
 ANY_FOLDER = Folder("what takes its place", ())
+# The folder of a loop's report, beside its params.yaml.
 REPORTS = "reports"
-"""The folder of a loop's report, beside its params.yaml."""
+# What the loop measures on (``evenshard hardware --here``), beside its report.
 HARDWARE_FILE = f"{REPORTS}/hardware.json"
-"""What the loop measures on (``evenshard hardware --here``), beside its report."""
 _IN_GIT = (
     "summary.json",
     "metrics.json",

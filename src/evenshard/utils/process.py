@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+# Exit code of a process that SIGTERM has ended.
 TERMINATED = 128 + signal.SIGTERM
-"""Exit code of a process that SIGTERM has ended."""
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from evenshard.utils.messages import brief
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _OTHER = object()
+# Of one value, and of several.
 _WORDS = {
     str: ("a string", "strings"),
     bool: ("True or False", "True or False"),
@@ -34,7 +35,6 @@ _WORDS = {
     NoneType: ("None", "None"),
     Any: ("an object", "objects"),
 }
-"""Of one value, and of several."""
 
 
 def checked(knobs: Sequence[Knob] = (), **homes: str) -> Callable[[_Function], _Function]:

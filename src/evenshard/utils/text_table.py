@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+# Characters of a column that wraps.
 _LEAST = 30
-"""Characters of a column that wraps."""
 
 
 def text_table(rows: Sequence[Sequence[str]], sides: str, indent: str = "", width: int | None = None) -> str:

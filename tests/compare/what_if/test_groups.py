@@ -20,10 +20,10 @@ from evenshard.utils.errors import BadConfig
 from support.answer_builders import answer
 from support.builders import table
 
+# Two nodes of 8.
 SIXTEEN = Machine(16, 8, 1, "100gb_s", "10gb_s")
-"""Two nodes of 8."""
+# Of a link of which a bandwidth is all that is known.
 LATENCY_MS = 0.015
-"""Of a link of which a bandwidth is all that is known."""
 
 
 def test_the_ranks_are_those_of_dmp_collection() -> None:

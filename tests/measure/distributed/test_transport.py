@@ -17,6 +17,7 @@ from evenshard.utils.errors import BadConfig
 from support.patience import PATIENCE_S
 
 START = "node-1:20:289 [0] NCCL INFO "
+# Lines that name a network which is there, but which no connection takes.
 OTHERS = (
     "NET/Plugin : No plugin found (libnccl-net.so), using internal implementation",
     "NET/IB : Using [0]mlx5_0:1/IB ; OOB ib0:192.168.11.1<0>",
@@ -24,7 +25,6 @@ OTHERS = (
     "Channel 00/0 : 7[7] -> 6[6] via P2P/direct pointer/read",
     "Ring 00 : 0[1b000] -> 7[41000] via direct shared memory",
 )
-"""Lines that name a network which is there, but which no connection takes."""
 
 
 @pytest.mark.parametrize(

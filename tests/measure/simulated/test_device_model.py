@@ -448,8 +448,8 @@ def test_more_lookups_are_faster_at_one_place_on_one_gpu() -> None:
     assert before - after == pytest.approx(gpu.short_call_us * 1e3, rel=1e-3)
 
 
+# One of each size of state, the smallest first.
 BY_STATE = ("sgd", "rowwise_adagrad", "adagrad", "partial_rowwise_adam", "adam")
-"""One of each size of state, the smallest first."""
 
 
 @pytest.mark.parametrize("name", NAMES)

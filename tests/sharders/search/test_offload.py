@@ -35,8 +35,8 @@ GB = 2**30
 BATCH = 16_384
 SHORT = PlanSearchEffort(changes=300, idle_kicks=10)
 HOT = Table("hot", 2**21, 128, 40.0)
+# 1 GB each.
 COLD = Table("cold", 2**21, 128, 0.5)
-"""1 GB each."""
 
 
 @cache

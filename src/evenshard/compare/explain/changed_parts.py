@@ -37,8 +37,8 @@ from evenshard.tables.table import MEAN
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import names_text
 
+# Other choices, by the position of the table.
 Changes = Mapping[int, Choice]
-"""Other choices, by the position of the table."""
 
 
 @dataclass(frozen=True)

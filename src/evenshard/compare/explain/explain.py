@@ -32,8 +32,8 @@ from evenshard.utils.messages import brief, cut
 from evenshard.utils.process import one_thread
 from evenshard.utils.signature import checked
 
+# Parts elsewhere that a part may change places with: those after which the two devices promise most are priced.
 PRICED_SWAPS = 64
-"""Parts elsewhere that a part may change places with: those after which the two devices promise most are priced."""
 
 
 @one_thread()

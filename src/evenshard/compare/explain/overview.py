@@ -23,8 +23,8 @@ from evenshard.sharders.model import Model
 from evenshard.utils.messages import names_text
 from evenshard.utils.process import one_thread
 
+# Tables of the slowest device whose changes are tried: those that add most to it.
 MOST_TABLES_TRIED = 24
-"""Tables of the slowest device whose changes are tried: those that add most to it."""
 NUM_CHANGES = 5
 
 

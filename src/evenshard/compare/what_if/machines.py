@@ -35,6 +35,7 @@ from evenshard.utils.messages import brief
 from evenshard.utils.params import check_ranges
 
 _Value = TypeVar("_Value")
+# The link between hosts that is taken where none is named, by the link within them: what such hosts are sold with.
 USUAL_LINKS = {
     "nvlink_h100": "infiniband_ndr",
     "nvlink_h200": "infiniband_ndr",
@@ -45,9 +46,8 @@ USUAL_LINKS = {
     "nvlink_v100_dgx1": "infiniband_hdr",
     "pcie3_host": "ethernet_25g",
 }
-"""The link between hosts that is taken where none is named, by the link within them: what such hosts are sold with."""
+# Of hosts whose own link is none of these.
 OTHER_LINK = "ethernet_25g"
-"""Of hosts whose own link is none of these."""
 
 
 def of_hardware(what: str, value: _Value | Mapping[str, _Value], hardware: Sequence[str]) -> dict[str, _Value]:

@@ -8,8 +8,8 @@ from evenshard.measure.price.step import step_shares_ms
 from evenshard.placement.machine import Machine
 from evenshard.planner.answer import PlacementAnswer
 
+# Samples that a cost is of.
 SAMPLES_OF_COST = 10**9
-"""Samples that a cost is of."""
 
 
 @dataclass(frozen=True)

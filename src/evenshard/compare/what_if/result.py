@@ -22,8 +22,8 @@ from evenshard.planner.answer import fullest_device
 from evenshard.utils.atomic import atomic_path
 
 WHAT_IF_VERSION = 1
+# What a millisecond of an option's step counts.
 StepWeight = Callable[[WhatIfOption], float]
-"""What a millisecond of an option's step counts."""
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from evenshard.placement.optimizer_state import SGD
 from evenshard.tables.reuse import FloatArray
 
 CALLS = ("forward", "backward")
+# What may be measured of a shard: the kernels, the two calls, and both calls together.
 SHARD_TIMES = (*KERNELS, *CALLS, "both")
-"""What may be measured of a shard: the kernels, the two calls, and both calls together."""
 
 # Weight of staying at the start: e-fold off it counts like 5 % off one measured time. Where the measurements say
 # nothing about a constant, it stays; where some dozen shards do, this does not matter.

@@ -36,11 +36,11 @@ CONSTANTS_OF_KERNEL: Mapping[str, tuple[str, ...]] = {
     "sort": ("sort_floor_us", "sort_pairs_per_ns"),
     "gradient": ("gradient_floor_us", "gradient_ns_per_request", "gradient_ns_per_row", "hot_lookup_ns", *_MEMORY),
 }
+# Constants that the operators' time on the CPU says directly, and where a call has it.
 HOST_CONSTANTS = {"fwd_host_us": "forward_host_us", "bwd_host_us": "backward_host_us"}
-"""Constants that the operators' time on the CPU says directly, and where a call has it."""
 MIN_JUDGED = 4
+# Lookups of a call may differ so much from those of its tables; beyond, they are other tables.
 MAX_LOOKUPS_OFF = 0.2
-"""Lookups of a call may differ so much from those of its tables; beyond, they are other tables."""
 
 
 @dataclass(frozen=True)

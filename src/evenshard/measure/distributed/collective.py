@@ -54,15 +54,15 @@ from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
 from evenshard.utils.messages import reason_of
 from evenshard.utils.process import ignore_sigterm, on_sigterm
 
+# At least so long may processes take to start Python and import torch.
 START_S = 60.0
-"""At least so long may processes take to start Python and import torch."""
+# So long may rank 0 plan before it hands out its next job.
 PLANNING_S = 86_400.0
-"""So long may rank 0 plan before it hands out its next job."""
+# At most so long does rank 0 wait for those that are well to say so.
 MAX_REPORT_S = 6.0
-"""At most so long does rank 0 wait for those that are well to say so."""
 OPENS, ENDS = "opens", "ends"
+# The pieces of a ``Step`` that are times of a device's cost, too; waiting is counted apart.
 TIMED_PIECES = ("input_dist_ms", "fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_compute_ms")
-"""The pieces of a ``Step`` that are times of a device's cost, too; waiting is counted apart."""
 
 
 def world_size() -> int:

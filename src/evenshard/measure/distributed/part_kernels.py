@@ -18,8 +18,8 @@ from evenshard.measure.fbgemm import LEARNING_RATE, ShardKernels, weights_dtype
 from evenshard.measure.kernel_calls import KernelCall
 from evenshard.tables.table import Table
 
+# Bytes that the weights of a call begin at a multiple of.
 ALIGNMENT = 64
-"""Bytes that the weights of a call begin at a multiple of."""
 _DENSE_OPTIMIZERS = {
     "sgd": torch.optim.SGD,
     "adagrad": torch.optim.Adagrad,

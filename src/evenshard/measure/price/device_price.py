@@ -22,8 +22,8 @@ import numpy.typing as npt
 from evenshard.measure.kernel_calls import HeldPart, Lookup
 from evenshard.tables.reuse import FloatArray
 
+# Numbers of 32 or 64 bits, as a price likes them.
 Columns = npt.NDArray[Any]
-"""Numbers of 32 or 64 bits, as a price likes them."""
 # Sums of 32-bit numbers in another order differ by less, relatively.
 ROUNDING = 1e-5
 
@@ -41,18 +41,17 @@ class TangentLine:
 
 
 class DevicePrice(Protocol):
-    """Compute times of one kind of device, ms.
-
-    Attributes:
-        num_maxima: how many columns, the last ones, are maxima.
-        is_by_call: whether each kernel call of a device is priced by itself; else all of them as one.
-    """
+    """Compute times of one kind of device, ms."""
 
     @property
-    def num_maxima(self) -> int: ...
+    def num_maxima(self) -> int:
+        """How many columns, the last ones, are maxima."""
+        ...
 
     @property
-    def is_by_call(self) -> bool: ...
+    def is_by_call(self) -> bool:
+        """Whether each kernel call of a device is priced by itself; else all of them as one."""
+        ...
 
     def columns(self, lookups: Sequence[Lookup]) -> Columns:
         """[P, H] columns of tables."""

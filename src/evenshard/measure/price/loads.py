@@ -19,8 +19,8 @@ from evenshard.measure.kernel_calls import Lookup
 from evenshard.measure.price.device_price import Columns, DevicePrice
 from evenshard.tables.reuse import FloatArray
 
+# The number of a kernel call, and the row of what is looked up in it.
 Cell = tuple[int, int]
-"""The number of a kernel call, and the row of what is looked up in it."""
 Indices = npt.NDArray[np.int64]
 
 

@@ -36,8 +36,8 @@ from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
 NS_PER_MS = 1e6
+# Times that a dense gradient's values move: zeroed, then read with the weights, which are written.
 DENSE_PASSES = 4
-"""Times that a dense gradient's values move: zeroed, then read with the weights, which are written."""
 
 
 Numbers = TypeVar("Numbers", float, FloatArray)
@@ -86,8 +86,8 @@ class PredictedDevice:
         )
 
 
+# The five times of a device, in the order of a training step.
 STEP_PARTS = ("input exchange", "forward", "forward exchange", "backward exchange", "backward")
-"""The five times of a device, in the order of a training step."""
 
 
 def predicted_step_times(device: PredictedDevice) -> tuple[float, ...]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
+# Profiles whose GPU is called otherwise where its memory goes without saying.
 SHORT_NAMES = {"a100": "a100_80gb"}
-"""Profiles whose GPU is called otherwise where its memory goes without saying."""
 _PROFILE_OF_GPU = {
     r"\bB200\b": "b200",
     r"\bH200\b": "h200",

@@ -15,8 +15,8 @@ from evenshard.utils.limits import Range
 from evenshard.utils.units import BYTES_PER_GB
 
 BYTES_PER_MB = 2**20
+# Of a device whose profile does not say it: PCIe 5 with 16 lanes, fitted, see ``measure/offload.py``.
 HOST_GB_S = 50.0
-"""Of a device whose profile does not say it: PCIe 5 with 16 lanes, fitted, see ``measure/offload.py``."""
 
 
 @dataclass(frozen=True)
@@ -149,9 +149,10 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "gradient_ns_per_row": _NS,
     "hot_lookup_ns": (1e-3, 1e5),
 }
+# What no data sheet says: ``evenshard calibrate-device`` fits these to measured times.
 FREE_CONSTANTS = tuple(BOUNDS)
-"""What no data sheet says: ``evenshard calibrate-device`` fits these to measured times."""
 
+# What times are divided by.
 RATES = (
     "num_sms",
     "warps_per_sm",
@@ -162,7 +163,6 @@ RATES = (
     "sort_pairs_per_ns",
     "host_gb_s",
 )
-"""What times are divided by."""
 ABOVE_0 = Range(1e-9, 1e18)
 
 

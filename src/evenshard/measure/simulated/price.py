@@ -38,12 +38,12 @@ from evenshard.measure.simulated.l2_cache import WindowGrid
 from evenshard.measure.simulated.shard_work import WorkCounter, reuse_columns
 from evenshard.tables.reuse import FloatArray
 
+# Counts of a table, and bytes of its rows.
 TABLES, BAGS, LOOKUPS, ROWS, ROW_BYTES, ROW_MISSES = range(6)
-"""Counts of a table, and bytes of its rows."""
+# Kernels of the forward and the backward pass that wait for nothing, the sort apart.
 OTHER_NS = slice(6, 8)
-"""Kernels of the forward and the backward pass that wait for nothing, the sort apart."""
+# ns that a kernel waits for instructions, for the L2, and for device memory.
 LOOKUP_WAITS, GRADIENT_WAITS = slice(8, 11), slice(11, 14)
-"""ns that a kernel waits for instructions, for the L2, and for device memory."""
 SHARED = slice(14, 14 + 2 * len(WindowGrid.edges_W))
 LONGEST_BAG, HOTTEST = -2, -1
 

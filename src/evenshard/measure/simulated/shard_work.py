@@ -80,8 +80,8 @@ _FIELDS = tuple(field.name for field in fields(ShardWork))
 # A table's columns: those of ShardWork (its row misses are with the L2 to itself), then [K] each: distinct rows,
 # lookups, bytes of the distinct rows, bytes of the lookups.
 NUM_WORK_COLUMNS = len(_FIELDS)
+# Columns of which a shard has the largest of its tables'; of the others it has the sum.
 MAXIMA = slice(_FIELDS.index("hottest"), len(_FIELDS))
-"""Columns of which a shard has the largest of its tables'; of the others it has the sum."""
 SIZE_BYTES, NUM_ROWS, OUTPUT_BYTES = (_FIELDS.index(name) for name in ("size_bytes", "num_rows", "output_bytes"))
 _ROW_MISSES, _TABLES, _BAGS = (_FIELDS.index(name) for name in ("row_miss_bytes", "num_tables", "bags"))
 

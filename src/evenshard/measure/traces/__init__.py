@@ -1,5 +1,6 @@
 """Kineto traces of a training with FBGEMM modules: what its embedding tables took on each rank."""
 
+# How every rank records a trace that has all that is read here.
 RECORDING = """\
 import torch.distributed as dist
 from torch.profiler import profile, schedule
@@ -13,4 +14,3 @@ with profile(schedule=steps, record_shapes=True, on_trace_ready=save) as prof:
         train_step(batch)
         prof.step()
 """
-"""How every rank records a trace that has all that is read here."""

@@ -11,8 +11,8 @@ from typing import Literal
 from evenshard.measure.traces.kineto import Op, Trace
 
 CollectiveKind = Literal["forward", "backward", "input", "other"]
+# All-to-alls of pooled embeddings, of their gradients, and of the batch's ids; then all-reduces and the like.
 COLLECTIVES: tuple[CollectiveKind, ...] = ("forward", "backward", "input", "other")
-"""All-to-alls of pooled embeddings, of their gradients, and of the batch's ids; then all-reduces and the like."""
 
 _ALL_TO_ALL = re.compile(r"all_?to_?all", re.IGNORECASE)
 _AUTOGRAD = "autograd::engine::evaluate_function"

@@ -17,13 +17,13 @@ from evenshard.measure.simulated.device_model import KERNELS
 from evenshard.measure.traces.kineto import HOW_TO_RECORD, GpuWork, Op, Trace
 from evenshard.utils.errors import BadFile
 
+# Of weighted pooling: the gradient of ``per_sample_weights``, which device models leave out.
 WEIGHTS_GRADIENT = "weights_gradient"
-"""Of weighted pooling: the gradient of ``per_sample_weights``, which device models leave out."""
+# The classes of a device model's kernels, and that one.
 TRACED_KERNELS = (*KERNELS, WEIGHTS_GRADIENT)
-"""The classes of a device model's kernels, and that one."""
 
+# ``optimizer`` of a module whose weights an optimizer outside of FBGEMM updates: data parallel tables.
 DENSE = "dense"
-"""``optimizer`` of a module whose weights an optimizer outside of FBGEMM updates: data parallel tables."""
 
 _BOUNDS_CHECK = re.compile(r"fbgemm::bounds_check_indices")
 _FORWARD = re.compile(r"fbgemm::(?:split|ssd|(dense))_embedding_(?:nobag_)?codegen_lookup_(?:(\w+)_)?function(?:_\w+)?")

@@ -23,8 +23,8 @@ from evenshard.utils.packed_files import UnpackedFile, UnpackLimit, begins_gzipp
 
 HOW_TO_RECORD = "Record every rank with torch.profiler as `evenshard observe --help` shows"
 
+# Of one trace as JSON; some ten steps have 30 to 100 MB.
 MAX_TRACE_BYTES = 4 * 2**30
-"""Of one trace as JSON; some ten steps have 30 to 100 MB."""
 _OPS = {"cpu_op", "operator", "user_annotation"}
 _LAUNCHES = {"cuda_runtime", "cuda_driver", "runtime"}
 _ON_GPU = {"kernel", "gpu_memset", "memset", "gpu_memcpy", "memcpy"}

@@ -13,8 +13,8 @@ from evenshard.utils.messages import counted, names_text, printable
 from evenshard.utils.units import ms_text, pct_text, size_text
 
 UNCOUNTED = "CUDA context, NCCL, fragmentation"
+# Shares that are worth a word: of a batch's distinct rows missed by a cache, of its device's time that this takes.
 BADLY_SERVED, WORTH_A_WORD = 0.2, 0.05
-"""Shares that are worth a word: of a batch's distinct rows missed by a cache, of its device's time that this takes."""
 
 
 def reserve_text(request: PlacementRequest) -> str:

@@ -19,8 +19,8 @@ from evenshard.utils.messages import counted, names_text, printable
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w])")
 
 
+# Column of the assumption that stands above all others, as times follow it.
 LOOKUPS = "pooling_factor"
-"""Column of the assumption that stands above all others, as times follow it."""
 
 
 @dataclass(frozen=True)

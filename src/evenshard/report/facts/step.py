@@ -10,11 +10,11 @@ from evenshard.report.facts.placed import PlacedPart, placed_parts
 from evenshard.report.facts.setting import may_cut, timing_word
 from evenshard.utils.units import ms_text, pct_text
 
+# Differences below are rounding.
 AS_FAST_PCT = 0.05
-"""Differences below are rounding."""
 
+# What every time of an answer is: lookups and exchanges of the tables, without the dense rest of a step.
 EMBEDDING_WORK = "ms of embedding work per step"
-"""What every time of an answer is: lookups and exchanges of the tables, without the dense rest of a step."""
 
 
 def step_headline(answer: PlacementAnswer) -> str:
@@ -43,14 +43,14 @@ def bound_text(answer: PlacementAnswer) -> str:
     )
 
 
+# A part that takes this share of the step on its own decides it.
 DECIDES = 0.95
-"""A part that takes this share of the step on its own decides it."""
+# Memory that is fuller leaves little choice.
 TIGHT = 0.9
-"""Memory that is fuller leaves little choice."""
+# A mean device that takes this share of the step leaves little for one part to decide.
 UNEVEN = 0.9
-"""A mean device that takes this share of the step leaves little for one part to decide."""
+# A placement this close to the lower bound leaves nothing to gain.
 CLOSE_PCT = 2.0
-"""A placement this close to the lower bound leaves nothing to gain."""
 
 
 def advice(answer: PlacementAnswer) -> list[str]:

@@ -13,12 +13,12 @@ from evenshard.planner.memory import DEVICE_COMPONENTS
 from evenshard.utils.units import ms_text, pct_text, size_text
 
 NUM_TICKS = 5
+# Of an axis: what is longest ends before its end.
 HEADROOM = 1.02
-"""Of an axis: what is longest ends before its end."""
+# Components of memory by the number of their colour.
 MEMORY_KINDS = tuple(DEVICE_COMPONENTS)
-"""Components of memory by the number of their colour."""
+# Of all memory: a peak that is no more beyond the components is not drawn.
 LEAST_PEAK = 0.005
-"""Of all memory: a peak that is no more beyond the components is not drawn."""
 
 
 @dataclass(frozen=True)

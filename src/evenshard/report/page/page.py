@@ -31,22 +31,22 @@ from evenshard.utils.messages import counted, printable
 from evenshard.utils.units import decimals, ms_text, pct_text, size_text
 from evenshard.version import __version__
 
+# Devices that are drawn as rows with their numbers; more become columns.
 _MAX_ROWS = 32
-"""Devices that are drawn as rows with their numbers; more become columns."""
+# Tables that are listed at once; more are folded away.
 MAX_OPEN = 40
-"""Tables that are listed at once; more are folded away."""
+# Costliest tables of the slowest device, and of all.
 _NUM_SLOWEST, NUM_COSTLIEST = 8, 10
-"""Costliest tables of the slowest device, and of all."""
+# Cut tables that have a line of their own, and parts that it draws.
 MAX_CUT_ROWS, MAX_STRIP = 100, 16
-"""Cut tables that have a line of their own, and parts that it draws."""
+# A bar's segment this wide has room for its number.
 _LABELLED_PCT = 7.0
-"""A bar's segment this wide has room for its number."""
+# Tables whose caches serve them badly that are named, the worst ones.
 _MAX_BADLY_SERVED = 5
-"""Tables whose caches serve them badly that are named, the worst ones."""
+# Tables that an assumption names.
 _LISTED = 12
-"""Tables that an assumption names."""
+# Of the five times in a bar, in the order of a step; those of the page.
 COLOURS = ("#009e73", "#0072b2", "#6bbdec", "#efb336", "#d55e00")
-"""Of the five times in a bar, in the order of a step; those of the page."""
 
 
 def save_page(answer: PlacementAnswer, path: Path, missing: str = "") -> None:

@@ -37,8 +37,8 @@ NUM_QUANTITIES = len(QUANTITIES)
 LOOKUPS = QUANTITIES.index("lookups")
 PER_SAMPLE = [QUANTITIES.index("tables"), QUANTITIES.index("dims")]
 LEAST_WORK, LOG_SCALE = 1e-5, 4.0  # of what factors see of the work: nothing below, and logarithms of about 1
+# Rows of a shard from which on the radix sort of its indices takes one more pass.
 PASS_ROWS = (2.0**8, 2.0**16, 2.0**24, 2.0**32)
-"""Rows of a shard from which on the radix sort of its indices takes one more pass."""
 MAX_UNITS = 8192  # of all members in one layer: the matrices between two layers grow with the square
 LEAST_OVERHEAD = 1e-4  # in units of the mean time: predictions stay above 0, where their logarithm is finite
 

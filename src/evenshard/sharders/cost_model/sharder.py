@@ -32,8 +32,8 @@ from evenshard.sharders.packing.legal_parts import any_placement
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 
+# Proposals, the best ones by the cost model, that the search starts from.
 MOST_STARTS = 8
-"""Proposals, the best ones by the cost model, that the search starts from."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
-"""The ways to cut a table, as far as memory tells: equal blocks of columns or rows, grids of them, and parts that are
-known beforehand. What a device holds of one table is one part.
+"""The cuts of a table, as far as memory tells: equal blocks of columns or rows, grids of them, and known parts.
+
+What a device holds of one table is one part.
 
 Legend: D devices.
 """

@@ -95,8 +95,8 @@ def packed(items: PackedItems, way: PackingOrder) -> list[TablePart] | None:
     return found
 
 
+# Parts, and the bytes that they take of each of their devices.
 _Placed = tuple[list[TablePart], Mapping[int, int]]
-"""Parts, and the bytes that they take of each of their devices."""
 
 
 def _place(item: PackedItem, left_D: npt.NDArray[np.int64], way: PackingOrder) -> _Placed | None:
@@ -170,8 +170,10 @@ def _spread(count: int, most: npt.NDArray[np.int64], fill: bool) -> npt.NDArray[
 
 
 def _in_rows(cut: Cut, left_D: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-    """[D] rows, even where there is room for that, else in proportion to the room that is left, at least one on each
-    device; None if there is not enough. Of few rows, some devices have none: then the others have even shares.
+    """[D] rows on each device; None if there is not enough room.
+
+    They are even where there is room for that, else in proportion to the room that is left, at least one on each
+    device. Of few rows, some devices have none: then the others have even shares.
     """
     most_D = most_blocks(cut, left_D)
     even_D = np.zeros_like(most_D)

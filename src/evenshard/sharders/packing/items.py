@@ -41,11 +41,11 @@ from evenshard.placement.task import (
 from evenshard.sharders.packing.cuts import Cut, Devices, Grid, KnownParts, Line, Taken
 from evenshard.tables.table import Table
 
+# Items by their first table and where they are kept: to build them takes far longer than to pack them.
 KnownItems = dict[tuple[int, Storage], "PackedItem"]
-"""Items by their first table and where they are kept: to build them takes far longer than to pack them."""
 NOTHING = Taken(0)
+# Load factor of a cache where memory is all that counts.
 LEAST_CACHE = 0.01
-"""Load factor of a cache where memory is all that counts."""
 
 
 @dataclass(frozen=True)

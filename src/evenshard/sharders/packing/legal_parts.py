@@ -22,10 +22,10 @@ from evenshard.utils.extras import require_package
 from evenshard.utils.messages import cut
 from evenshard.utils.units import gb_text
 
+# Items times devices that the solver is given; it then needs about 1 GB.
 MAX_PAIRS = 150_000
-"""Items times devices that the solver is given; it then needs about 1 GB."""
+# Items times devices that are packed in more than the quick ways.
 MAX_TRIED_PAIRS = 1_000_000
-"""Items times devices that are packed in more than the quick ways."""
 TIME_LIMIT_S = 10.0
 MOST_TRIED_OFFLOADS, MOST_MORE_WAYS = 8, 8
 

@@ -32,8 +32,8 @@ class Solved:
     impossible: bool = False
 
 
+# What a program knows of grids: nothing; those of even rows; their bytes alone, wherever each of them goes.
 NO_GRIDS, EVEN_GRIDS, ANY_GRIDS = "none", "even", "any"
-"""What a program knows of grids: nothing; those of even rows; their bytes alone, wherever each of them goes."""
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ from evenshard.sharders.search.sharding_option import ShardingOption
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 
+# Sums of float32 differ by less, relatively.
 _ROGNDING = 1e-4
-"""Sums of float32 differ by less, relatively."""
+# Shares of a device's even load at which lines touch the compute times.
 SCALES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0)
-"""Shares of a device's even load at which lines touch the compute times."""
 
 
 def lower_bound_ms(space: SearchSpace) -> float:

@@ -1,5 +1,6 @@
-"""First placements: for a limit on the time of a piece, each group takes the option with the least work, then its
-pieces go where there is least to do.
+"""First placements, for a limit on the time of a piece.
+
+Each group takes the option with the least work, then its pieces go where there is least to do.
 
 The work of a piece is what it adds to a device that is as busy as the mean one: one number. Small pieces spread better
 and take more work in all; which limit is best is for the caller to find out.
@@ -24,10 +25,10 @@ from evenshard.sharders.search.space import FULL_SHARE, SearchSpace
 from evenshard.sharders.search.state import Choice
 from evenshard.tables.reuse import FloatArray
 
+# Of all memory, in the work of all devices: where a price begins, and where it ends.
 FIRST_PRICE, DEAREST = 0.01, 1e6
-"""Of all memory, in the work of all devices: where a price begins, and where it ends."""
+# Of a price from step to step: where tables may be offloaded, it decides how far.
 GROWTH, FINE_GROWTH = 2.0, 1.25
-"""Of a price from step to step: where tables may be offloaded, it decides how far."""
 
 
 @dataclass(frozen=True)

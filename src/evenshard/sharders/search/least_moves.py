@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 MOVES_TIME_LIMIT_S = 20.0
 MOST_VARIABLES = 200_000
+# Part of a device's room that is left free: the solver keeps constraints up to its rounding.
 _SLACK = 1e-5
-"""Part of a device's room that is left free: the solver keeps constraints up to its rounding."""
 
 
 def least_moves(space: SearchSpace, construction: Construction, moves: Moves) -> list[Choice] | None:

@@ -21,8 +21,8 @@ from evenshard.sharders.search.state import Change, Choice, State, choice_like, 
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 
+# What bytes beyond the bound cost at least, in steps of the start: no placement with them is better than without.
 _OVER = 2.0
-"""What bytes beyond the bound cost at least, in steps of the start: no placement with them is better than without."""
 
 
 @dataclass(frozen=True)

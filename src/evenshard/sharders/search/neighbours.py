@@ -20,16 +20,16 @@ from evenshard.sharders.search.state import Change, Choice, State, scores_of
 from evenshard.sharders.search.storages import other_storages
 from evenshard.tables.reuse import FloatArray
 
+# Devices, the least busy ones, that pieces of a slow one may move to, or change places with.
 MOVE_TARGETS, SWAP_TARGETS = 16, 8
-"""Devices, the least busy ones, that pieces of a slow one may move to, or change places with."""
+# Swaps that a step tries out; of more, the most promising ones.
 MOST_SWAPS = 96
-"""Swaps that a step tries out; of more, the most promising ones."""
+# Groups that a step gives another option, brings home, or swaps with rows of another node.
 MOST_OTHER_OPTIONS, TRIED_HOMEWARD, TRIED_ON_PLACE = 12, 6, 4
-"""Groups that a step gives another option, brings home, or swaps with rows of another node."""
+# Devices, the slowest ones, that a descent tries to relieve, one after the other.
 SLOW_DEVICES = 1
-"""Devices, the slowest ones, that a descent tries to relieve, one after the other."""
+# Of the score, relatively: less is no step.
 LEAST_STEP = 1e-4
-"""Of the score, relatively: less is no step."""
 
 
 class Neighbours:
@@ -203,9 +203,7 @@ class Neighbours:
             yield [(group, home)]
 
     def _spread_changes(self, state: State, slow: int, span: int) -> Iterator[Change]:
-        """Moves of rows that so many devices have, such as a node's, from the slow device's to less busy ones, and
-        exchanges with what is there.
-        """
+        """Moves of rows that so many devices have, such as a node's, to less busy ones, and swaps with what is there."""
         home, groups_at = slow // span, state.groups_at[span]
         load_P = state.device_ms_D.reshape(-1, span).max(axis=1)
         places = [place for place in np.argsort(load_P, kind="stable").tolist() if place != home][:SWAP_TARGETS]

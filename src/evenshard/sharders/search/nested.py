@@ -23,15 +23,15 @@ from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort, PlanS
 from evenshard.sharders.search.space import SMALL, SearchSpace
 from evenshard.utils.errors import InfeasibleTask
 
+# What tables may be at most, search after search; a table that may be none of it keeps its types.
 FEWER_TYPES = ({TABLE_WISE, *COLUMNS_ALONE}, {TABLE_WISE})
-"""What tables may be at most, search after search; a table that may be none of it keeps its types."""
+# Memory of all devices in that of all tables, whole.
 LITTLE_MEMORY = 1.1
-"""Memory of all devices in that of all tables, whole."""
+# Of the solver, where nothing else finds room for tables of fewer types.
 PACKING_S = 0.5
-"""Of the solver, where nothing else finds room for tables of fewer types."""
 
+# Legal placements of a task, found within so many seconds; raises InfeasibleTask where there are none at all.
 Starts = Callable[[ShardingTask, float | None], Sequence[Sequence[TablePart]]]
-"""Legal placements of a task, found within so many seconds; raises InfeasibleTask where there are none at all."""
 
 
 def search_with_fewer_types(

@@ -30,26 +30,26 @@ from evenshard.sharders.search.usual_cuts import MOST_SLOWER, UsualCuts, num_odd
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.process import on_interrupt
 
+# Of a large task, starts that are counted.
 MOST_LARGE_STARTS = 4
-"""Of a large task, starts that are counted."""
+# Share of the starts that is improved, at least one, and of all changes that are tried for it; stage after stage. Known
+# placements count as starts, too; they are improved in the end, if they are worth it.
 _STAGES = ((0.15, 64, 0), (0.4, 4, 40), (0.45, 1, 200))
-"""Share of the starts that is improved, at least one, and of all changes that are tried for it; stage after stage.
-Known placements count as starts, too; they are improved in the end, if they are worth it."""
+# Devices from which on a search takes four times as many changes as on one.
 MOST_COUNTED_DEVICES = 128
-"""Devices from which on a search takes four times as many changes as on one."""
+# Times as many where every table comes again for every cache.
 OFFLOAD_CHANGES = 3
-"""Times as many where every table comes again for every cache."""
+# Placements in which usual cuts are tried, and the changes for it, as a share of all: for all cuts, and for each.
 MOST_FOR_CUTS, SHARE_FOR_CUTS = 4, 0.15
-"""Placements in which usual cuts are tried, and the changes for it, as a share of all: for all cuts, and for each."""
+# Times what the search found, below which a placement that it was given is improved; and the changes for it, as a share
+# of all, on top of them.
 NEARLY, SHARE_FOR_KNOWN = 1.03, 0.2
-"""Times what the search found, below which a placement that it was given is improved; and the changes for it, as a
-share of all, on top of them."""
+# Times the least cost, up to which placements that have ended are predicted: sums of a state are rounded.
 ALIKE = 1.005
-"""Times the least cost, up to which placements that have ended are predicted: sums of a state are rounded."""
+# Placements that a search gives back.
 MOST_CANDIDATES = 16
-"""Placements that a search gives back."""
+# Groups that are placed beside others by trying all their options; of more, one option.
 MOST_BESIDE = 64
-"""Groups that are placed beside others by trying all their options; of more, one option."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class PlanSearchResult:
     is_interrupted: bool = False
 
 
+# Takes the best cost so far, ms.
 Progress = Callable[[float], None]
-"""Takes the best cost so far, ms."""
 
 
 class PlanSearch:

@@ -41,16 +41,16 @@ from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
 MAX_CUTS = 128
+# Tables times devices up to which everything is tried; of larger tasks, less.
 SMALL = 2**16
-"""Tables times devices up to which everything is tried; of larger tasks, less."""
+# Caches that are tried.
 CACHE_LOAD_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8)
-"""Caches that are tried."""
+# Part of the devices' memory that is filled before options with less memory are preferred.
 FULL_SHARE = 0.97
-"""Part of the devices' memory that is filled before options with less memory are preferred."""
+# Part of the devices' memory that tables fill, whole, before other storage than device memory is looked for.
 SHORT_SHARE = 0.85
-"""Part of the devices' memory that tables fill, whole, before other storage than device memory is looked for."""
+# Of a device's room: smaller tables stay in device memory.
 LEAST_OFFLOADED = 1e-3
-"""Of a device's room: smaller tables stay in device memory."""
 
 
 class SearchSpace:

@@ -11,8 +11,9 @@ from evenshard.sharders.search.space import FULL_SHARE
 from evenshard.sharders.search.state import Choice, State
 from evenshard.sharders.search.whole_starts import whole_starts
 
+# Limits on the time of a piece that constructions try, in mean works of a device.
 LIMITS = (8.0, 4.0, 2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125, 0.09, 0.06, 0.04)
-"""Limits on the time of a piece that constructions try, in mean works of a device."""
+# Sets of types that constructions use: each type that is used costs a kernel call and its collectives.
 TYPE_SETS = tuple(
     {*columns, *rows, *replicas}
     for columns in ((), (TABLE_WISE,), COLUMNS_ALONE, (TABLE_WISE, *COLUMNS_ALONE))
@@ -20,11 +21,10 @@ TYPE_SETS = tuple(
     for replicas in ((), REPLICATED)
     if columns or rows
 )
-"""Sets of types that constructions use: each type that is used costs a kernel call and its collectives."""
+# Parts of all memory that constructions fill: the next one where large pieces found no room.
 FULL_SHARES = (FULL_SHARE, 0.85, 0.7, 0.5)
-"""Parts of all memory that constructions fill: the next one where large pieces found no room."""
+# Factors on the work of replicas that constructions try.
 REPLICA_PRICES = (1.0, 0.3)
-"""Factors on the work of replicas that constructions try."""
 LARGE_TYPE_SETS = tuple(types for types in TYPE_SETS if TABLE_WISE in types and not types.intersection(GRIDS))
 
 

@@ -47,8 +47,8 @@ class Choice:
     places: tuple[int, ...] = (0,)
 
 
+# Groups, each once, with what they choose instead.
 Change = Sequence[tuple[int, Choice]]
-"""Groups, each once, with what they choose instead."""
 
 
 class State:

@@ -10,10 +10,10 @@ from evenshard.sharders.search.pieces import Pieces
 from evenshard.sharders.search.sharding_option import ShardingOption
 from evenshard.sharders.search.state import Choice, State
 
+# Changes of this kind that a step tries out.
 TRIED_STORAGES = 8
-"""Changes of this kind that a step tries out."""
+# Storages that would make the slow device faster, and those in exchange for each, that a step thinks of.
 MOST_FASTER, MOST_INSTEAD = 16, 3
-"""Storages that would make the slow device faster, and those in exchange for each, that a step thinks of."""
 
 
 class _OtherStorage(NamedTuple):

@@ -13,8 +13,8 @@ import numpy as np
 from evenshard.sharders.search.neighbours import Neighbours
 from evenshard.sharders.search.state import Choice, State
 
+# Share of the cost that all usual cuts together may add: far less than a prediction is off by.
 MOST_SLOWER = 0.01
-"""Share of the cost that all usual cuts together may add: far less than a prediction is off by."""
 
 
 class UsualCuts:

@@ -21,12 +21,12 @@ from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.state import Choice
 from evenshard.tables.reuse import FloatArray
 
+# Rows of a device up to which its sort takes two passes, and three: one is for fewer than most tables have.
 SORT_LIMITS = ROW_LIMITS[1:3]
-"""Rows of a device up to which its sort takes two passes, and three: one is for fewer than most tables have."""
+# Numbers of devices with few rows that are tried.
 MOST_SPLITS = 8
-"""Numbers of devices with few rows that are tried."""
+# Starts that are given back.
 MOST_WHOLE_STARTS = 6
-"""Starts that are given back."""
 
 
 def whole_starts(space: SearchSpace) -> list[list[Choice]]:

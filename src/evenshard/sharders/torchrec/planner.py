@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
 BYTES_PER_MS = 1e6  # in 10**9 bytes per second
 UNLIMITED_BYTES = 2**60
+# The compute kernel of replicas, whose weights an optimizer updates.
 DENSE_KERNEL = "dense"
-"""The compute kernel of replicas, whose weights an optimizer updates."""
+# Kernels that evenshard writes and reads, of tables that are no replicas; all of them where ranks are GPUs.
 KERNELS_OF_TABLES = (FUSED, FUSED_UVM_CACHING, FUSED_UVM, KEY_VALUE)
-"""Kernels that evenshard writes and reads, of tables that are no replicas; all of them where ranks are GPUs."""
+# TorchRec's, where a plan names none.
 DEFAULT_LOAD_FACTOR = 0.2
-"""TorchRec's, where a plan names none."""
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 
 OWN_MEMORY, OUR_MEMORY = "torchrec", "evenshard"
 SCALE_UP, ALL_PROPOSERS = "scale-up", "all"
+# Smaller tables are in device memory: the scale-up divides by what more rows of a cache take, which may be nothing.
 LEAST_ROWS = 1000
-"""Smaller tables are in device memory: the scale-up divides by what more rows of a cache take, which may be nothing."""
 _PIPELINES = {
     "": "NONE",
     "none": "NONE",
@@ -69,8 +69,8 @@ _PIPELINES = {
     PREFETCH: "TRAIN_PREFETCH_SPARSE_DIST",
 }
 
+# Makes a ``ShardEstimator`` of a topology and constraints.
 EstimatorOf = Callable[["Topology", dict[str, Any]], Any]
-"""Makes a ``ShardEstimator`` of a topology and constraints."""
 
 
 @dataclass(frozen=True)

@@ -20,19 +20,19 @@ from evenshard.tables.table import Table
 from evenshard.utils.console import plain_console, plain_grid
 from evenshard.utils.messages import printable
 
+# What is compared, with its name for users.
 QUANTITIES = {
     "num_rows": "rows",
     "embedding_dim": "dim",
     "pooling_factor": "lookups per sample",
     "reuse": "reuse of an index",
 }
-"""What is compared, with its name for users."""
+# Factor within which two tables are alike in a quantity.
 NEAR = 1.6
-"""Factor within which two tables are alike in a quantity."""
+# A table is rare if fewer of the training tables than this share are like it.
 RARE = 0.005
-"""A table is rare if fewer of the training tables than this share are like it."""
+# Of the table that is printed, at least.
 _WIDTH = 110
-"""Of the table that is printed, at least."""
 
 
 @dataclass(frozen=True)

@@ -60,8 +60,8 @@ class PromotionOutcome(StrEnum):
     REFUSED = "refused"
 
 
+# Of the table that is printed, at least.
 _WIDTH = 120
-"""Of the table that is printed, at least."""
 _STYLES = {
     PromotionOutcome.PROMOTED: "bold green",
     PromotionOutcome.ALREADY: "bold",

@@ -22,10 +22,10 @@ from evenshard.utils.messages import printable
 from evenshard.utils.units import ms_text
 
 TASKS_DEPEND_ON = "generate_tables."
+# Settings that change what the same placement costs on the same hardware.
 COSTS_DEPEND_ON = ("measure.link", "measure.recorded_batch")
-"""Settings that change what the same placement costs on the same hardware."""
+# Metrics of a loop: standard deviations of one placement's time, per cent.
 WITHIN_RUN, BETWEEN_RUNS = "noise.within_run_pct", "noise.between_run_pct"
-"""Metrics of a loop: standard deviations of one placement's time, per cent."""
 MEAN_MEASURED = ".mean_measured_ms"
 _WIDTH_OF_RUN = 34
 

@@ -17,8 +17,8 @@ from evenshard.tables.traffic.sample import Block, IntArray
 from evenshard.utils.errors import BadFile
 from evenshard.utils.messages import brief
 
+# Lookups of one table that are kept as they came; beyond, rows and their counts are kept instead.
 COMPACT_AT = 1 << 20
-"""Lookups of one table that are kept as they came; beyond, rows and their counts are kept instead."""
 
 
 class TableCounts:

@@ -53,17 +53,21 @@ class Features:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The features."""
         return tuple(self.column_of)
 
     @property
     def unlike_features(self) -> Mapping[str, str]:
+        """None: only features are left."""
         return {}
 
     def survey(self, names: Sequence[str]) -> Survey:
+        """See ``Sample.survey``."""
         found = self.sample.survey([self.column_of[name] for name in names])
         return replace(found, num_lookups={name: found.num_lookups[self.column_of[name]] for name in names})
 
     def blocks(self, part: Part, names: Sequence[str], max_samples: int) -> Iterator[Block]:
+        """See ``Sample.blocks``."""
         for block in self.sample.blocks(part, [self.column_of[name] for name in names], max_samples):
             yield replace(block, lookups={name: block.lookups[self.column_of[name]] for name in names})
 

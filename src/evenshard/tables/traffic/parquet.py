@@ -21,12 +21,12 @@ from evenshard.utils.errors import BadFile
 from evenshard.utils.extras import require_package
 from evenshard.utils.messages import brief, cut, reason_of
 
+# Pages are decoded from a buffer of this size. Without one, or with pyarrow's pre-buffering, whole column chunks of a
+# row group are held in memory.
 READ_BUFFER_BYTES = 1 << 20
-"""Pages are decoded from a buffer of this size. Without one, or with pyarrow's pre-buffering, whole column chunks of a
-row group are held in memory."""
+# Lookups in the lists of a column of a row group that are read whatever they take, and beyond that, in one byte; the
+# commonest row of real traffic takes a bit for each lookup.
 MAX_LOOKUPS_UNSEEN, MAX_LOOKUPS_PER_BYTE = 1 << 24, 100
-"""Lookups in the lists of a column of a row group that are read whatever they take, and beyond that, in one byte; the
-commonest row of real traffic takes a bit for each lookup."""
 _REMEDY = "A column must hold row numbers or lists of them; write it again or remove it."
 
 
@@ -47,6 +47,7 @@ class ParquetSample:
             self.unlike_features = _unlike_features(self.names, file)
 
     def survey(self, names: Sequence[str]) -> Survey:
+        """See ``Sample.survey``."""
         parts: list[Part] = []
         num_samples, num_lookups = 0, dict.fromkeys(names, 0)
         for path in self._paths:
@@ -63,6 +64,7 @@ class ParquetSample:
         return Survey(num_samples, num_lookups, tuple(parts))
 
     def blocks(self, part: Part, names: Sequence[str], max_samples: int) -> Iterator[Block]:
+        """See ``Sample.blocks``."""
         import pyarrow as pa
 
         with _opened(part.path) as file:

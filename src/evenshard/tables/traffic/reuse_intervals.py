@@ -28,13 +28,13 @@ from evenshard.tables.cache import LOAD_FACTORS
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.traffic.sample import IntArray
 
+# Of all tables together: 64 MiB, and half as much for what is yet to be counted.
 REMEMBERED_ROWS = 1 << 22
-"""Of all tables together: 64 MiB, and half as much for what is yet to be counted."""
+# Of one table.
 MAX_REMEMBERED, MIN_REMEMBERED = 1 << 16, 1 << 10
-"""Of one table."""
 ROWS_AT_A_TIME = 1 << 17
+# One in so many batches has to be left to count for an interval.
 LAST_BATCHES = 8
-"""One in so many batches has to be left to count for an interval."""
 
 
 class ReuseIntervals:

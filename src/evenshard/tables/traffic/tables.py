@@ -29,10 +29,10 @@ from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import brief, names_text
 from evenshard.utils.params import check_ranges
 
+# Expected lookups of one window in the tables that are read together: 128 MiB.
 GROUP_LOOKUPS = 1 << 24
-"""Expected lookups of one window in the tables that are read together: 128 MiB."""
+# Expected lookups and samples that are read at a time.
 BLOCK_LOOKUPS = 1 << 21
-"""Expected lookups and samples that are read at a time."""
 
 
 def tables_from_traffic(

@@ -52,6 +52,7 @@ class TorchSample:
         return _load(path, self._unpacked or path)
 
     def survey(self, names: Sequence[str]) -> Survey:
+        """See ``Sample.survey``."""
         num_samples, num_lookups = 0, dict.fromkeys(names, 0)
         for path in progress(self._paths, "looking at the files"):
             batch = self._load(path)
@@ -64,6 +65,7 @@ class TorchSample:
         return Survey(num_samples, num_lookups, tuple(map(Part, self._paths)))
 
     def blocks(self, part: Part, names: Sequence[str], max_samples: int) -> Iterator[Block]:
+        """See ``Sample.blocks``."""
         whole = self._load(part.path)
         number_of = {name: whole.names.index(name) for name in names}
         begins = {name: self._begins[part.path][number] for name, number in number_of.items()}

@@ -34,20 +34,20 @@ from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
 _UNLIMITED_BYTES = 10**15
+# No table of the examples is larger than a part of this.
 _DEVICE_BYTES = 64 * 2**30
-"""No table of the examples is larger than a part of this."""
 LARGEST_REPLICA_BYTES = 2**30
 ROW_RANGES, ROW_SHARES = ((1, 1e3), (1e3, 1e6), (1e6, 2e7), (2e7, 5e8)), (0.25, 0.35, 0.25, 0.15)
 DIMS = (4, 8, 16, 32, 64, 128, 256, 512)
 DIM_STEP = 4
 POOLING = (0.01, 300.0)
 ONE_HOT_SHARE = 0.4
+# Of a device's memory: a larger table gets fewer dims, then fewer rows.
 LARGEST_TABLE_SHARE = 0.6
-"""Of a device's memory: a larger table gets fewer dims, then fewer rows."""
 LEAST_TABLES, MOST_TABLES = 8, 60
 
+# [D, 3] forward compute, backward compute and all exchanges of each device, ms.
 TimesOfParts = Callable[[Sequence[TablePart]], FloatArray]
-"""[D, 3] forward compute, backward compute and all exchanges of each device, ms."""
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 _SUFFIXES = (".py", ".json")
 _WHAT = "an estimator"
 _REMEDY = "Write it again with `evenshard export-estimator ... -o estimator.json`."
+# They name folders and files of the user, whatever characters those have.
 _TEXTS = ("command", "fitted_to", "hardware")
-"""They name folders and files of the user, whatever characters those have."""
+# Of this package, that a .py file holds, in this order.
 _MODULES = ("formula", "perf_config")
-"""Of this package, that a .py file holds, in this order."""
 _FACTORY = ("torchrec.distributed.planner.estimator.estimator", "EmbeddingPerfEstimatorFactory")
 _USE = '''
 

@@ -15,6 +15,7 @@ from typing import Any
 
 _TABLE_WISE, _ROW_WISE, _TABLE_ROW_WISE = "table_wise", "row_wise", "table_row_wise"
 _DATA_PARALLEL = "data_parallel"
+# Sharding types, and the one that each shares its kernel call, its exchanges and its coefficients with.
 FIT_OF_TYPE = {
     "table_wise": _TABLE_WISE,
     "column_wise": _TABLE_WISE,
@@ -24,12 +25,11 @@ FIT_OF_TYPE = {
     "grid_shard": _TABLE_ROW_WISE,
     "data_parallel": _DATA_PARALLEL,
 }
-"""Sharding types, and the one that each shares its kernel call, its exchanges and its coefficients with."""
 _SECTOR_BYTES, HOST_LINE_BYTES = 32, 64
+# What one instruction of a warp fetches of a row.
 _REQUEST_VALUES = 128
-"""What one instruction of a warp fetches of a row."""
+# Outputs, their gradients, and dense gradients are FP32.
 FP32_BYTES = 4
-"""Outputs, their gradients, and dense gradients are FP32."""
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,10 @@ from evenshard.torchrec.estimator.formula import (
     shard_times,
 )
 
+# Part of its kernel call that a shard bears where nothing is known of the tables.
 USUAL_SHARES = MappingProxyType({"table_wise": 0.25, "row_wise": 0.5, "table_row_wise": 0.5, "data_parallel": 0.1})
-"""Part of its kernel call that a shard bears where nothing is known of the tables."""
+# In which the shares of kernel calls settle.
 ROUNDS = 4
-"""In which the shares of kernel calls settle."""
 
 
 class FittedPerfConfig(HardwarePerfConfig):  # type: ignore[misc]  # TorchRec has no types
@@ -239,8 +239,11 @@ class FittedEstimator(EmbeddingPerfEstimator):  # type: ignore[misc]
 
 
 class FittedPerfModel(PerfModel):  # type: ignore[misc]
-    """Rates plans as TorchRec does, but for what is only known of a plan: which shards share a kernel call, and what a
-    rank receives. That takes as long as if it sent as much, so that ranks wait for others' outputs."""
+    """Rates plans as TorchRec does, but for what is only known of a plan.
+
+    That is which shards share a kernel call, and what a rank receives: it takes as long as if the rank sent as much, so
+    that ranks wait for others' outputs.
+    """
 
     def __init__(self, topology: Topology) -> None:
         self._world = topology.world_size

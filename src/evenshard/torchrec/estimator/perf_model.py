@@ -23,8 +23,8 @@ from evenshard.utils.process import one_thread
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ShardingOption, Topology
 
+# Path of a table's module, and its name.
 _Key = tuple[str, str]
-"""Path of a table's module, and its name."""
 
 
 class EvenshardPerfModel:

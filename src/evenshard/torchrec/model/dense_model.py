@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+# Optimizers of dense parameters, and the numbers that each keeps of a parameter.
 STATES = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}
-"""Optimizers of dense parameters, and the numbers that each keeps of a parameter."""
 
 
 def dense_bytes(model: nn.Module, optimizer: str = "adam", sharders: Sequence[Any] | None = None) -> int:

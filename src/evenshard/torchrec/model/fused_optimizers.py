@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# evenshard's words for FBGEMM's optimizers (``EmbOptimType``).
 WORDS = {
     "SGD": SGD,
     "EXACT_SGD": SGD,
@@ -39,19 +40,18 @@ WORDS = {
     "ADAM": "adam",
     "LAMB": "lamb",
 }
-"""evenshard's words for FBGEMM's optimizers (``EmbOptimType``)."""
+# Others of FBGEMM's, and one of ours that keeps as much.
 AS_LARGE = {
     "NONE": SGD,
     "EXACT_ROWWISE_WEIGHTED_ADAGRAD": "rowwise_adagrad",
     "EMAINPLACE_ROWWISE_ADAGRAD": "rowwise_adagrad",
     "ENSEMBLE_ROWWISE_ADAGRAD": "partial_rowwise_adam",
 }
-"""Others of FBGEMM's, and one of ours that keeps as much."""
+# Counted for any other: no known one keeps more.
 UNKNOWN = "adam"
-"""Counted for any other: no known one keeps more."""
 IN_BACKWARD, FUSED_PARAMS = "apply_optimizer_in_backward", "fused_params"
+# Keys of ``fused_params`` by which they say how tables are trained; FBGEMM's own optimizer is SGD.
 OF_FUSED_PARAMS = ("optimizer", "learning_rate", "lr")
-"""Keys of ``fused_params`` by which they say how tables are trained; FBGEMM's own optimizer is SGD."""
 
 
 def model_optimizers(

@@ -21,14 +21,14 @@ from evenshard.utils.messages import brief
 if TYPE_CHECKING:
     from evenshard.torchrec.model.modules import Collections
 
+# Lookups of a feature per sample where nothing is known; TorchRec's planner assumes the same.
 DEFAULT_POOLING_FACTOR: float = TableSources.default_pooling_factor
-"""Lookups of a feature per sample where nothing is known; TorchRec's planner assumes the same."""
+# Column of the assumptions that name the tables which evenshard does not place.
 LEFT_TO_TORCHREC = "module"
-"""Column of the assumptions that name the tables which evenshard does not place."""
+# Fields of TorchRec's configurations of which a table is made.
 USED_FIELDS = ("num_embeddings", "embedding_dim", "name", "data_type", "feature_names", "pooling")
-"""Fields of TorchRec's configurations of which a table is made."""
+# Data types with measured times; the others are timed by their bits.
 TIMED_TYPES = ("FP32", "FP16")
-"""Data types with measured times; the others are timed by their bits."""
 _REPEATED = re.compile(r"(.+)#\d+", re.DOTALL)
 
 

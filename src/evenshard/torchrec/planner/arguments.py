@@ -38,17 +38,18 @@ if TYPE_CHECKING:
     )
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
+# Samples per rank; TorchRec's planner assumes the same.
 DEFAULT_BATCH_SIZE = 512
-"""Samples per rank; TorchRec's planner assumes the same."""
 
 
+# Knobs of ``evenshard.place`` that the planner does not take: the model, its sharders, the topology and TorchRec's own
+# arguments tell most of it, and a plan is made without a measurement, a comparison or a plan before it.
 OF_MODEL_AND_TOPOLOGY = {
     *("num_devices", "nodes", "devices_per_node", "nodes_per_domain", "cluster", "batch_size", "communication"),
     *("columns", "weight_bits", "embedding_dim", "traffic", "constraints"),
     *("num_measured", "compare", "near", "max_move_gb"),
 }
-"""Knobs of ``evenshard.place`` that the planner does not take: the model, its sharders, the topology and TorchRec's own
-arguments tell most of it, and a plan is made without a measurement, a comparison or a plan before it."""
+# What a knob means here, where it is not quite what it means for ``evenshard.place``.
 OWN_MEANINGS = {
     "memory_cap_gb": "GB (1024**3 bytes) of each rank; one number, or one for each. Where left out: those of the "
     "topology. Without one: of a GPU what the driver here says, or the hardware that is named, or TorchRec's 32, with "
@@ -79,11 +80,10 @@ OWN_MEANINGS = {
     "hardware": "hardware to place for, such as h200, which is simulated:h200. Where left out: the model's, or that of "
     "this process' GPU, or simulated:h100",
 }
-"""What a knob means here, where it is not quite what it means for ``evenshard.place``."""
 
 
+# Knobs that are left out as None, too: callers hand on the arguments of TorchRec's planner so.
 MAY_BE_NONE = {"sharding_types", "allow_column_split", "intra", "inter"}
-"""Knobs that are left out as None, too: callers hand on the arguments of TorchRec's planner so."""
 
 
 def planner_knobs() -> tuple[Knob, ...]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from evenshard.torchrec.model.modules import Collections
 
+# Fields that change what is placed, or where.
 USED = (
     "sharding_types",
     "compute_kernels",
@@ -42,14 +43,12 @@ USED = (
     "is_weighted",
     "device_group",
 )
-"""Fields that change what is placed, or where."""
+# Fields that a plan hands on to the kernels as they are.
 CARRIED = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype")
-"""Fields that a plan hands on to the kernels as they are."""
+# Fields that a plan hands on to tables with such a kernel, but for sizes of caches; see ``carry_over``.
+#
+# All others are named in a note where they are set.
 OF_KERNELS = ("cache_params", "key_value_params")
-"""Fields that a plan hands on to tables with such a kernel, but for sizes of caches; see ``carry_over``.
-
-All others are named in a note where they are set.
-"""
 
 
 @dataclass(frozen=True)
@@ -373,8 +372,8 @@ def carry_over(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraint
     return tuple(notes)
 
 
+# Fields of caches that the search decides, or that tell calls apart.
 _SIZES = ("load_factor", "reserved_memory", "max_l1_cache_size")
-"""Fields of caches that the search decides, or that tell calls apart."""
 
 
 def _with_own_sizes(given: Any, ours: Any) -> Any:

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from torchrec.distributed.planner.types import Enumerator, ParameterConstraints
     from torchrec.distributed.types import ModuleSharder
 
+# Types whose groups of ranks are nodes or pods, as the environment of the job has it: in pods, for those who ask.
 ROWS_IN_NODE = tuple(one.name for one in TYPES.values() if one.scope == NODE)
-"""Types whose groups of ranks are nodes or pods, as the environment of the job has it: in pods, for those who ask."""
 
+# Sharding types with their kernels, by the path of a table's module and its name.
 Ways = Mapping[tuple[str, str], frozenset[tuple[str, str]]]
-"""Sharding types with their kernels, by the path of a table's module and its name."""
 
 
 @dataclass(frozen=True)

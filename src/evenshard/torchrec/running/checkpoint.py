@@ -28,10 +28,10 @@ from evenshard.utils.messages import brief, cut
 from evenshard.utils.outputs import CHECKPOINT_FOLDER
 
 REPORT_FILE = "evenshard.json"
+# The states of the tables' optimizers, as TorchRec calls them.
 FUSED_NAMES = {"rowwise_adagrad": ("momentum1",), "adagrad": ("momentum1",), "adam": ("momentum1", "exp_avg_sq")}
-"""The states of the tables' optimizers, as TorchRec calls them."""
+# The same of the dense model's optimizers, as torch calls them.
 DENSE_NAMES = {"rowwise_adagrad": ("sum",), "adagrad": ("sum",), "adam": ("exp_avg", "exp_avg_sq")}
-"""The same of the dense model's optimizers, as torch calls them."""
 STEP = "step"
 
 

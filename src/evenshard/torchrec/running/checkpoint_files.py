@@ -31,8 +31,8 @@ from evenshard.utils.errors import BadFile
 from evenshard.utils.messages import brief
 from evenshard.utils.tensor_files import load_tensors
 
+# Where a value stood in the state that was saved, such as ("model", "ebc.embedding_bags.user.weight").
 Key = tuple[Any, ...]
-"""Where a value stood in the state that was saved, such as ("model", "ebc.embedding_bags.user.weight")."""
 
 
 class CheckpointFiles:

@@ -34,8 +34,8 @@ from evenshard.utils.errors import BadFile
 from evenshard.utils.messages import brief, reason_of
 
 METADATA = ".metadata"
+# Of the files that torch.distributed.checkpoint writes tensors to.
 TENSOR_SUFFIX = ".distcp"
-"""Of the files that torch.distributed.checkpoint writes tensors to."""
 REMEDY = "Give the folder that torch.distributed.checkpoint.save wrote, whole."
 _METADATA_MODULE = "torch.distributed.checkpoint.metadata"
 _MAX_BYTES = 2**62
