@@ -203,7 +203,7 @@ class Neighbours:
             yield [(group, home)]
 
     def _spread_changes(self, state: State, slow: int, span: int) -> Iterator[Change]:
-        """Moves of rows that so many devices have, such as a node's, to less busy ones, and swaps with what is there."""
+        """Moves of rows that so many devices have, such as a node's, to less busy ones; swaps with what is there."""
         home, groups_at = slow // span, state.groups_at[span]
         load_P = state.device_ms_D.reshape(-1, span).max(axis=1)
         places = [place for place in np.argsort(load_P, kind="stable").tolist() if place != home][:SWAP_TARGETS]

@@ -64,7 +64,8 @@ log = logging.getLogger(__name__)
 class EvenshardPlanner:
     """Plans a model's ``EmbeddingBagCollection``s and ``EmbeddingCollection``s, as ``evenshard.place`` does.
 
-    With ``sharder``, that sharder decides. Modules of other kinds are planned by TorchRec's planner in the memory that is left, in the same plan.
+    With ``sharder``, that sharder decides. Modules of other kinds are planned by TorchRec's planner in the memory that
+    is left, in the same plan.
 
     It takes what ``EmbeddingShardingPlanner`` takes, in its order, and arguments of its own by their names.
 
