@@ -104,9 +104,10 @@ def process(rank: int, out: Path) -> Any:
         plans |= {name: (case.machine, case.plan()) for name, case in (WRONG | IMPOSSIBLE).items()}
     plans["uneven rows"] = (TWO_NODES, uneven_rows())
     notes: dict[str, Any] = {}
-    for name in json.loads((out / CHOSEN).read_text()):
-        machine, plan = plans[name]
-        if rank < machine.num_devices:
+    chosen = json.loads((out / CHOSEN).read_text())
+    # In this order: TorchRec numbers process groups as it makes them, and those of nodes come with the first on 4 ranks.
+    for name, (machine, plan) in plans.items():
+        if name in chosen and rank < machine.num_devices:
             try:
                 notes[name] = sharded_losses(plan, group_of[machine])
             except Exception as error:
