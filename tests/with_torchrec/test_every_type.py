@@ -105,7 +105,7 @@ def process(rank: int, out: Path) -> Any:
     plans["uneven rows"] = (TWO_NODES, uneven_rows())
     notes: dict[str, Any] = {}
     chosen = json.loads((out / CHOSEN).read_text())
-    # In this order: TorchRec numbers process groups as it makes them, and those of nodes come with the first on 4 ranks.
+    # In this order: TorchRec numbers process groups as it makes them, those of nodes with the first plan on 4 ranks.
     for name, (machine, plan) in plans.items():
         if name in chosen and rank < machine.num_devices:
             try:
