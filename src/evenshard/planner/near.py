@@ -65,13 +65,13 @@ def with_nearness(answer: PlacementAnswer, near: Near, found: NearResult, free_m
     now = {table.name: table for table in answer.request.tables}
     usable = [table for name, table in now.items() if name in before and same_shape(before[name], table)]
     pieces = pieces_of_both(near.old, answer, usable, kept_optimizers(near.old.request, answer.request))
-    moved = {piece: piece.moved_bytes for piece in pieces if piece.moved_bytes}
+    moved = [piece for piece in pieces if piece.moved_bytes]
     return replace(
         answer,
         nearness=Nearness(
             source=near.source,
             max_move_bytes=near.max_move_bytes,
-            moved_bytes=sum(moved.values()),
+            moved_bytes=sum(piece.moved_bytes for piece in moved),
             moved_tables=tuple(dict.fromkeys(piece.table for piece in moved)),
             new_tables=(
                 *(name for name in now if name not in before),
