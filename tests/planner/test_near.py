@@ -6,6 +6,7 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,6 +65,19 @@ def test_an_answer_says_what_moves_as_a_diff_counts_it(old: Path) -> None:
         and "tables that are gone: title (1 table)" in text
     )
     assert "near nothing moved: " in text
+
+
+def test_a_move_that_a_rule_asks_for_is_counted(tmp_path: Path) -> None:
+    """``country`` alone has to go to the next device: 200 rows of 16 numbers, and two states of Adam for each."""
+    asked: dict[str, Any] = {"hardware": "simulated:h100", "optimizer": "adam", "sharding_types": ["table_wise"]}
+    before = evenshard.place(OLD, 4, **asked)
+    save_answer(before, tmp_path / "old.json")
+    (part,) = before.parts_of_table["country"]
+    pinned = {"country": (part.device + 1) % 4}
+    answer = evenshard.place(OLD, 4, **asked, pinned=pinned, near=tmp_path / "old.json", max_move_gb=0.0001)
+    found, difference = answer.nearness, diff(before, answer)
+    assert found is not None and found.moved_tables == ("country",)
+    assert found.moved_bytes == difference.traffic.moved_bytes == 3 * 200 * 16 * 4
 
 
 def test_the_page_and_the_file_say_it_too(old: Path) -> None:
