@@ -17,7 +17,7 @@ import pytest
 from evenshard import tracking
 from evenshard.api.serving import served_code
 from evenshard.cli import main
-from evenshard.tracking import parents, runs
+from evenshard.tracking import parents
 from evenshard.tracking.client import connect
 from evenshard.tracking.descriptions import NOTE, experiment_id
 from support import servers
@@ -42,7 +42,6 @@ def settle(folder: Path, patch: pytest.MonkeyPatch) -> None:
         patch.delenv(name)  # only the server has keys to the S3
     patch.setenv("MLFLOW_EXPERIMENT_NAME", f"fault-{secrets.token_hex(4)}")
     patch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    patch.setattr(runs, "_SAID", set())
     costs = write_costs(folder / "measured" / "costs.parquet")
     write_model(folder / "round_1", (costs,), seed=secrets.randbits(31))  # weights that no other test has registered
 

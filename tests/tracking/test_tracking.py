@@ -31,11 +31,6 @@ PARAMS = {"loop": {"num_rounds": 2}, "train_cost": {"seed": 0}}
 POINTS = [("loss", 3.0, 1000, 0), ("loss", 2.0, 1000, 1)]
 
 
-@pytest.fixture(autouse=True)
-def _nothing_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "_SAID", set())
-
-
 @pytest.fixture
 def client(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """MLflow, empty."""
