@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.hardware import Hardware
-from evenshard.measure.open_hardware import open_hardware
+from evenshard.measure.hardware import Hardware, open_hardware
 from evenshard.placement.placement import Placement, alone
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import distinct_tables, load_tasks

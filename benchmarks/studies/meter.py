@@ -12,10 +12,9 @@ from types import TracebackType
 from evenshard.measure.campaign import Job, measure_jobs
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import MeasuredPlacement, PlacementCost, Provenance
-from evenshard.measure.hardware import Hardware, TimeShare
+from evenshard.measure.hardware import Hardware, TimeShare, open_hardware
 from evenshard.measure.journal import Journal
 from evenshard.measure.noise import Noise, controls_of, noise_of
-from evenshard.measure.open_hardware import open_hardware
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask

@@ -20,8 +20,8 @@ from benchmarks.studies.settings import STUDIES, Budgets, Setting, Study, ground
 from benchmarks.studies.summary import Measured, comparison
 from benchmarks.studies.units import Store
 from evenshard.measure.distributed import collective
+from evenshard.measure.hardware import open_hardware
 from evenshard.measure.noise import Noise
-from evenshard.measure.open_hardware import open_hardware
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 from evenshard.utils.params import require

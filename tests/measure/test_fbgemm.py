@@ -26,7 +26,7 @@ from evenshard.measure.fbgemm import (
     library_versions,
     real_device,
 )
-from evenshard.measure.open_hardware import open_hardware
+from evenshard.measure.hardware import open_hardware
 from evenshard.measure.workload import draw_lookups
 from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.tables.table import Table

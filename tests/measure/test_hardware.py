@@ -10,9 +10,9 @@ from evenshard.measure.hardware import (
     HardwareName,
     is_simulated,
     measured_or_simulated,
+    open_hardware,
     provenance_problem,
 )
-from evenshard.measure.open_hardware import open_hardware
 from evenshard.measure.simulated.gpu_profile import gpu_profile, profile_of
 from evenshard.tracking.datasets.partition import Partition
 from evenshard.utils.errors import BadConfig

@@ -11,8 +11,8 @@ from evenshard.measure.campaign import Job, from_journal, measure_jobs
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_costs, load_shardings
 from evenshard.measure.costs import PlacementCost
+from evenshard.measure.hardware import open_hardware
 from evenshard.measure.journal import Journal
-from evenshard.measure.open_hardware import open_hardware
 from evenshard.measure.plan import load_measure_plan
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart

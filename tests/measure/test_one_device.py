@@ -13,10 +13,9 @@ import torch
 from evenshard.measure import one_device
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost
-from evenshard.measure.hardware import TimeShare
+from evenshard.measure.hardware import TimeShare, open_hardware
 from evenshard.measure.link import LINKS
 from evenshard.measure.one_device import OneDeviceInTurn
-from evenshard.measure.open_hardware import open_hardware
 from evenshard.placement.placement import Placement
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed

@@ -19,8 +19,8 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_costs, save_costs
 from evenshard.measure.costs import MeasuredPlacement
 from evenshard.measure.evidence import DeviceError, Evidence, device_text, error_factors, with_device_error
+from evenshard.measure.hardware import open_hardware
 from evenshard.measure.link import link
-from evenshard.measure.open_hardware import open_hardware
 from evenshard.measure.price.step import exchange_share
 from evenshard.measure.profile_file import write_profile
 from evenshard.measure.profiles import profile_path

@@ -72,7 +72,7 @@ for command in json.load(sys.stdin):
 """
 OPENS_HARDWARE = """
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.open_hardware import open_hardware
+from evenshard.measure.hardware import open_hardware
 from evenshard.utils.errors import BadInput
 try:
     open_hardware(MeasureConfig("cpu"))

@@ -260,7 +260,7 @@ def _read_rules(path: Path) -> None:
 
 def _read_profile(path: Path) -> None:
     from evenshard.measure.config import MeasureConfig
-    from evenshard.measure.open_hardware import open_hardware
+    from evenshard.measure.hardware import open_hardware
     from evenshard.placement.placement import Placement
 
     hardware = open_hardware(MeasureConfig(f"simulated:{path}"))

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from evenshard.measure.campaign import measure_jobs
 from evenshard.measure.distributed import collective
-from evenshard.measure.hardware import CHOICES
+from evenshard.measure.hardware import CHOICES, open_hardware
 from evenshard.measure.journal import Journal
-from evenshard.measure.open_hardware import open_hardware
 from evenshard.measure.plan import load_measure_plan
 from evenshard.utils.errors import BadInput, EvenshardError
 from evenshard.utils.outputs import File, require_apart, require_place

@@ -1,6 +1,6 @@
 """The hardware that placements are measured on: its kinds, its name in every spelling, and what all of it can do.
 
-A kind of hardware is one entry of ``KINDS``; ``open_hardware`` opens it.
+A kind of hardware is one entry of ``KINDS``, and the class or function that it names, which opens it.
 """
 
 from __future__ import annotations
@@ -8,14 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from evenshard.measure.profiles import SHORT_NAMES, profile_names
 from evenshard.utils.errors import BadConfig
+from evenshard.utils.extras import require_package
 from evenshard.utils.messages import brief, did_you_mean
 
 if TYPE_CHECKING:
+    from evenshard.measure.config import MeasureConfig
     from evenshard.measure.costs import PlacementCost, Provenance
     from evenshard.placement.parts import TablePart
     from evenshard.placement.placement import Placement
@@ -93,6 +96,8 @@ class Kind:
         times: the word for its times: "measured", or "simulated" for a device model.
         runs_kernels: whether it runs kernels on devices of this machine, for each of which torchrun can start a
             process.
+        opener: module and name of what makes a ``Hardware`` of settings; imported when such hardware is opened.
+        package: that the opener needs; "" for none.
         device: placeholder of the device's name in flags and settings, such as "<profile>"; "" if the kind has none.
         compute_device: what torch calls such devices.
         needs_gpu: whether there must be a GPU here to ask or to measure on.
@@ -103,6 +108,8 @@ class Kind:
     name: str
     times: Times = "measured"
     runs_kernels: bool = True
+    opener: str = "evenshard.measure.here:open_kernels"
+    package: str = "torch"
     device: str = ""
     compute_device: Literal["cpu", "cuda"] = "cuda"
     needs_gpu: bool = False
@@ -131,11 +138,33 @@ AUTO = "auto"
 KINDS = (
     Kind("cpu", compute_device="cpu", memory_bytes_per_ns=5.0),
     Kind("cuda", needs_gpu=True),
-    Kind("simulated", times="simulated", runs_kernels=False, device="<profile>"),
+    Kind(
+        "simulated",
+        times="simulated",
+        runs_kernels=False,
+        opener="evenshard.measure.simulated.hardware:SimulatedHardware",
+        package="",
+        device="<profile>",
+    ),
 )
 _KIND_OF = {kind.name: kind for kind in (Kind(AUTO, memory_bytes_per_ns=5.0), *KINDS)}
 # What flags and settings may say.
 CHOICES = ", ".join(kind.usage for kind in _KIND_OF.values())
+
+
+def open_hardware(config: MeasureConfig) -> Hardware:
+    """The hardware that the settings name.
+
+    Raises:
+        BadConfig: if its profile is unknown, CUDA is asked for where there is none, or a package is missing.
+        BadFile: if its profile cannot be read.
+    """
+    kind = config.hardware_name.kind
+    if kind.package:
+        require_package(kind.package)
+    module, _, name = kind.opener.partition(":")
+    hardware: Hardware = getattr(import_module(module), name)(config)
+    return hardware
 
 
 # Names ---------------------------------------------------------------------------------------------------------------

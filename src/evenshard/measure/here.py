@@ -1,4 +1,7 @@
-"""What measures here, as a file that another machine, GPU or library changes, and the same one does not."""
+"""The kernels of this machine: opened to measure on, and described so that another GPU or library shows.
+
+Under torchrun all processes measure together, otherwise one device measures shards in turn.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,33 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from evenshard.measure.config import MeasureConfig
+from evenshard.measure.hardware import Hardware
+from evenshard.utils.errors import BadConfig
 from evenshard.utils.extras import require_package
 
 # The environment variable that names the machine; machines of one name count as one.
 MACHINE = "EVENSHARD_MACHINE"
 MACHINE_ID = Path("/etc/machine-id")
+
+
+def open_kernels(config: MeasureConfig) -> Hardware:
+    """CPU or GPU kernels of this machine.
+
+    Under torchrun each process is one device; this is then the first of them (the others run ``collective.serve``).
+
+    Raises:
+        BadConfig: if CUDA is asked for where there is none.
+    """
+    from evenshard.measure.distributed import collective
+    from evenshard.measure.fbgemm import real_device
+    from evenshard.measure.one_device import OneDeviceInTurn
+
+    device = real_device(config)
+    if collective.world_size() > 1:
+        return collective.lead(config, device)
+    if config.expect_transport:
+        raise BadConfig("one process exchanges nothing. Start it under torchrun, or leave --expect-transport out.")
+    return OneDeviceInTurn(config, device)
 
 
 def hardware_here(config: MeasureConfig) -> Mapping[str, str]:

@@ -10,10 +10,9 @@ from evenshard.measure.collectives import Links
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import PlacementCost, combine_visits
 from evenshard.measure.evidence import DeviceError
-from evenshard.measure.hardware import HardwareName
+from evenshard.measure.hardware import HardwareName, open_hardware
 from evenshard.measure.link import LINKS, Link, link
 from evenshard.measure.offload import host_link
-from evenshard.measure.open_hardware import open_hardware
 from evenshard.measure.parts_on_one_device import parts_in_turn
 from evenshard.measure.price.step import DeviceKind, PartCosts, PredictedDevice, PredictedParts
 from evenshard.measure.simulated.cluster import SimulatedCluster

@@ -16,10 +16,9 @@ from evenshard.measure.campaign import Job, measure_jobs
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_costs, save_costs
 from evenshard.measure.costs import MeasuredPlacement, PlacementCost
-from evenshard.measure.hardware import Hardware
+from evenshard.measure.hardware import Hardware, open_hardware
 from evenshard.measure.journal import Journal, journal_beside
 from evenshard.measure.noise import controls_of, noise_of
-from evenshard.measure.open_hardware import open_hardware
 from evenshard.placement.placement import Placement, alone
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import load_tasks, single_table_task

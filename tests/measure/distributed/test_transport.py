@@ -11,8 +11,8 @@ import pytest
 
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.distributed.transport import UNKNOWN, link_of, nccl_log, networks_in, transport_problem
+from evenshard.measure.hardware import open_hardware
 from evenshard.measure.link import is_modelled
-from evenshard.measure.open_hardware import open_hardware
 from evenshard.utils.errors import BadConfig
 from support.patience import PATIENCE_S
 

@@ -17,9 +17,8 @@ from typing import Any, TextIO
 from evenshard.api.serving import served_code
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_costs, save_costs
-from evenshard.measure.hardware import measured_or_simulated
+from evenshard.measure.hardware import measured_or_simulated, open_hardware
 from evenshard.measure.journal import Journal
-from evenshard.measure.open_hardware import open_hardware
 from evenshard.placement.tasks import load_tasks
 from evenshard.planner.model import REGISTERED, learned_model_of
 from evenshard.sharders.cost_model.sharder import SearchConfig
