@@ -17,7 +17,7 @@ from evenshard.kubeflow.pod_spec import on_cluster
 from evenshard.stages.loop import LOOP_SECTIONS, STAGES, BenchmarkConfig, GenerateTablesConfig, LoopConfig
 from evenshard.stages.rounds import Artifact, LoopStep, steps
 from evenshard.stages.stage import Flag, LoopSetting, declared, set_by
-from evenshard.tracking import MUST_REGISTER, PATIENCE
+from evenshard.tracking import MUST_REGISTER, RETRIES
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 from evenshard.utils.params import require, section
@@ -25,8 +25,8 @@ from evenshard_components.merge_costs.component import merge_costs
 from evenshard_components.record_outcome.component import record_outcome
 from evenshard_pipelines.dvc_rounds import measured_with
 
-# How long the last stage waits for MLflow, in seconds.
-LAST_PATIENCE_S = "600"
+# How often MLflow's client repeats a request of the last stage: ten minutes in all.
+MOST_RETRIES = "10"
 # Sections of params.yaml as parameters of a pipeline: what a run may change. The rounds are not.
 Sections = dict[str, Any]
 
@@ -103,7 +103,7 @@ def learn(
         if own_file(stage) and source_may_change:
             task.set_caching_options(False)
         if stage.concludes:  # no stage comes after it that would log what MLflow misses
-            task.set_env_variable(PATIENCE, LAST_PATIENCE_S)
+            task.set_env_variable(RETRIES, MOST_RETRIES)
             if must_register:
                 task.set_env_variable(MUST_REGISTER, "1")
         made |= {one: task.outputs[one.name] for one in step.writes}

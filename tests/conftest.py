@@ -28,7 +28,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 # A server that is away is tried once, but by the tests that are about waiting.
-os.environ["EVENSHARD_MLFLOW_PATIENCE"] = "0"
+os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
 # A busy machine is slow at random: no example of hypothesis is too slow.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")

@@ -28,9 +28,11 @@ from benchmarks.scripts.true_costs import HARDWARE, MIXED_DIMS, PUBLISHED_MS, SI
 from benchmarks.studies.trainings import (
     AutoShardConfig,
     DreamShardConfig,
+    EvenshardConfig,
     measure_random_shards,
     train_autoshard,
     train_dreamshard,
+    train_evenshard,
 )
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import PlacementCost
@@ -41,7 +43,6 @@ from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import TaskSampling, TaskSplit, sample_tasks
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.cost_model.sharder import EvenshardSharder
-from evenshard.sharders.cost_model.train import EvenshardConfig, train_evenshard
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.sharders.random import RandomSharder
 from evenshard.tables.generator import GeneratorConfig, generate_tables

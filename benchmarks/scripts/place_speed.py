@@ -1,4 +1,4 @@
-"""The time and memory of ``evenshard place``, the start of the process included.
+"""The time and memory of ``evenshard place`` and ``evenshard what-if``, the start of the process included.
 
     python -m benchmarks.scripts.place_speed [--runs 5] [--json out.json] [--only NAME ...]
 
@@ -31,6 +31,7 @@ BATCH_SIZE = 65_536
 PYTHON = (sys.executable,)
 EVENSHARD = (*PYTHON, "-m", "evenshard")
 MLPERF = ("place", "mlperf_dlrm_v2")
+TWELVE_MACHINES = ("--hardware", "h100,h200,a100", "--devices", "8,16,32,64")
 NODES = ("--devices-per-node", "8", "--inter", "infiniband_ndr")
 
 
@@ -64,6 +65,7 @@ def commands(folder: Path, only: Sequence[str]) -> dict[str, tuple[str, ...]]:
         "help": (*EVENSHARD, "--help"),
         "mlperf": (*EVENSHARD, *MLPERF, "--devices", "8", *out),
         "mlperf, 128": (*EVENSHARD, *MLPERF, "--devices", "128", *NODES, *out),
+        "what-if": (*EVENSHARD, "what-if", "mlperf_dlrm_v2", *TWELVE_MACHINES),
     }
     for name, sizes in (("large", LARGE), ("huge", HUGE)):
         if name in only or (not only and name == "large"):

@@ -1,6 +1,6 @@
 """The time and memory of placing, searching and training on one core, and how they grow.
 
-    python -m benchmarks.scripts.speed [--json out.json] [--naive] [--picture docs/images/placing_time.png]
+    python -m benchmarks.scripts.speed [--json out.json] [--picture docs/images/placing_time.png]
 
 - place_200x8_ms, place_1000x128_ms: DreamShard's greedy policy, 200 tables on 8 devices and 1000 on 128.
 - search_1000x128_s: evenshard's search, with all its proposals, 1000 tables on 128 devices.
@@ -9,8 +9,7 @@
 - rollout_256x50x8_ms: 256 sampled episodes at once, 50 tables on 8 devices.
 
 Each case runs in a process of its own, so that its peak memory is its own; Python and torch alone take about 300 MB.
-Times are medians of repeats after a warm-up; training and search run once. ``--naive`` also times training in a loop
-that encodes every state again, one episode after the other. ``--picture`` draws the growth.
+Times are medians of repeats after a warm-up; training and search run once. ``--picture`` draws the growth.
 """
 
 from __future__ import annotations
@@ -151,21 +150,12 @@ def train_case() -> dict[str, float]:
     return {"train_cost_s": cost_s, "train_policy_s": policy_s, "train_50x4_s": cost_s + policy_s}
 
 
-def naive_case() -> dict[str, float]:
-    from benchmarks.scripts.naive_loop import NaiveLoop
-
-    loop = NaiveLoop(train_tasks(4), *networks(), MINIBATCH, EPISODES)
-    cost_s, policy_s = loop.seconds_of_updates(cost_updates=30, policy_updates=4)
-    return {"naive_train_50x4_s": ROUNDS * (COST_UPDATES * cost_s + POLICY_UPDATES * policy_s)}
-
-
 CASES: dict[str, Callable[[], dict[str, float]]] = {
     "place_200x8": lambda: {"place_200x8_ms": place_seconds(200, 8) * 1e3},
     "place_1000x128": lambda: {"place_1000x128_ms": place_seconds(1000, 128) * 1e3},
     "search_1000x128": lambda: {"search_1000x128_s": search_seconds(1000, 128)},
     "train_50x4": train_case,
     "rollout_256x50x8": lambda: {"rollout_256x50x8_ms": rollout_seconds() * 1e3},
-    "naive_train_50x4": naive_case,
     "place_growth": lambda: {f"{t}x{d}": place_seconds(t, d) for d in GROWTH_DEVICES for t in GROWTH_TABLES},
     "search_growth": lambda: {f"{t}x{d}": search_seconds(t, d) for d in SEARCH_DEVICES for t in GROWTH_TABLES},
 }
@@ -206,7 +196,6 @@ def draw(placing_s: dict[str, float], searching_s: dict[str, float], path: Path)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="also write the numbers here")
-    parser.add_argument("--naive", action="store_true", help="also time the naive loop")
     parser.add_argument("--picture", type=Path, help="draw how the times grow into this PNG")
     parser.add_argument("--case", choices=CASES, help="run one case here and print its numbers as JSON")
     args = parser.parse_args()
@@ -217,14 +206,11 @@ def main() -> None:
         print(json.dumps(found))
         return
     result: dict[str, float] = {}
-    for case in (*MEASURED, *(["naive_train_50x4"] if args.naive else [])):
+    for case in MEASURED:
         found = in_own_process(case)
         for name, value in found.items():
             print(f"{name:<28}{value:>10.2f}", flush=True)
         result |= found
-    if args.naive:
-        result["speedup"] = result["naive_train_50x4_s"] / result["train_50x4_s"]
-        print(f"{'speedup':<28}{result['speedup']:>10.2f}")
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
     if args.picture:

@@ -87,8 +87,7 @@ def plan_setting(
         answers.append(Peers(own, setting, heuristics))
     answers += [Peers(own, setting, (name,)) for name in among(*EXTERNAL)]
     for name in among(*SINGLE_COSTS):
-        limit_s = budgets.exact_s if name == "exact_single_cost" else 0.0
-        answers.append(Peers(own, setting, (name,), SingleCosts(own, setting), limit_s))
+        answers.append(Peers(own, setting, (name,), SingleCosts(own, setting)))
     for seed in range(num_seeds):
         if learned := among(*LEARNED):
             answers.append(PlaceLearned(own, setting, training(trained_at, seed), learned, search, budgets.search))

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from benchmarks.references.annealing import AnnealConfig
-from benchmarks.studies.trainings import AutoShardConfig, DreamShardConfig
+from benchmarks.studies.trainings import AutoShardConfig, DreamShardConfig, EvenshardConfig
 from evenshard.measure.config import MeasureConfig
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import TaskSampling, TaskSplit, sample_tasks
 from evenshard.sharders.cost_model.sharder import SearchConfig
-from evenshard.sharders.cost_model.train import EvenshardConfig
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
@@ -180,8 +179,6 @@ class Budgets:
         evenshard: additional measurements and fits of evenshard's training.
         autoshard: its two trainings.
         num_shards: random shards measured for AutoShard's cost network.
-        exact_s: time limit of the exact solver, in its own seconds, a little over one of a core; in the studies' tasks
-            more brings less than 0.1 %.
         anneal: the search for the best known placement.
         search: evenshard's; its seed is the training's.
     """
@@ -190,7 +187,6 @@ class Budgets:
     evenshard: EvenshardConfig = field(default_factory=EvenshardConfig)
     autoshard: AutoShardConfig = field(default_factory=AutoShardConfig)
     num_shards: int = 2000
-    exact_s: float = 0.5
     anneal: AnnealConfig = field(default_factory=AnnealConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
 

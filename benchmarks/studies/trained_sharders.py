@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.studies.answers import Answer, answer_with, answers_of, ask_all, placement_of
 from benchmarks.studies.meter import Meter
 from benchmarks.studies.settings import Ground, Setting
-from benchmarks.studies.trainings import DreamShardConfig, train_dreamshard
+from benchmarks.studies.trainings import DreamShardConfig, EvenshardConfig, train_dreamshard, train_evenshard
 from benchmarks.studies.units import Result, Store, Unit
 from benchmarks.studies.untrained_sharders import RandomSearch
 from evenshard.placement.placement import Placement
@@ -21,7 +21,6 @@ from evenshard.sharders.catalog import Resources, sharder
 from evenshard.sharders.checkpoint import new_checkpoint, save_checkpoint
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig, SearchResult
-from evenshard.sharders.cost_model.train import EvenshardConfig, train_evenshard
 from evenshard.sharders.learned import load_sharder
 
 # Of the product's default (docs/decisions/0008).

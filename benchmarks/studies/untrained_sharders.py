@@ -1,4 +1,4 @@
-"""Sharders of a study that learn nothing: rules of thumb, solvers, and the best of many random placements."""
+"""Sharders of a study that learn nothing: rules of thumb, planners, and the best of many random placements."""
 
 from __future__ import annotations
 
@@ -54,14 +54,12 @@ class Peers(Unit):
     Attributes:
         sharders: their names.
         single_costs: single-table costs for those that are privileged to know them.
-        exact_s: time limit of the exact solver.
     """
 
     ground: Ground
     setting: Setting
     sharders: tuple[str, ...]
     single_costs: SingleCosts | None = None
-    exact_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -71,7 +69,7 @@ class Peers(Unit):
     def do(self, store: Store) -> Result:
         """``answers`` and ``seconds`` by sharder."""
         costs = store.result(self.single_costs)["ms"] if self.single_costs else None
-        resources = Resources(self.ground.pool.seed, self.ground.measure, costs, self.exact_s)
+        resources = Resources(self.ground.pool.seed, self.ground.measure, costs)
         tasks = self.ground.test(self.setting)
         asked = {name: answers_of(sharder(name, resources), tasks) for name in self.sharders}
         return {

@@ -21,7 +21,7 @@ from benchmarks.studies.table import markdown, study_text
 from benchmarks.studies.units import Store, Unit
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.placement.plan import check_placement
-from evenshard.sharders.cost_model import train as evenshard_loop
+from evenshard.sharders.cost_model import fit as evenshard_loop
 from evenshard.sharders.cost_model.fit import CostModelFitConfig
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.greedy import EXPERTS
@@ -212,7 +212,7 @@ def test_eight_hundred_tables_are_placed_by_networks_of_eighty() -> None:
 
 
 def test_on_real_kernels_everything_is_measured_through_journals(tmp_path: Path) -> None:
-    skip = ("autoshard", "torchrec_planner", "exact_single_cost")
+    skip = ("autoshard", "torchrec_planner")
     chosen = config(tmp_path, hardware="cpu", train_tasks=2, test_tasks=2, skip=skip, settings=(Setting(3, 2),))
     result = run_study(chosen)
     assert result["left_out"]["best_known"] == "needs simulated hardware"

@@ -143,9 +143,9 @@ def test_the_last_stage_waits_for_mlflow_and_of_a_retrain_must_register_its_mode
         task.name: {one["name"]: one["value"] for one in task.executor["container"]["env"]}
         for task in pods(packages[name])
     }
-    patient = {task: env for task, env in told.items() if "EVENSHARD_MLFLOW_PATIENCE" in env}
+    patient = {task: env for task, env in told.items() if "MLFLOW_HTTP_REQUEST_MAX_RETRIES" in env}
     [(task, env)] = patient.items()
-    assert task.endswith("evaluate") and env["EVENSHARD_MLFLOW_PATIENCE"] == "600"
+    assert task.endswith("evaluate") and env["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "10"
     assert {task for task, env in told.items() if "EVENSHARD_MUST_REGISTER" in env} == ({task} if must else set())
 
 

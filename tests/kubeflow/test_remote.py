@@ -23,7 +23,6 @@ from support import http_server, kfp_server
 from support.documented import command
 from support.kfp_server import FakePipelines, nodes_of, serving
 from support.kubeflow_builders import SMALL_PARAMS, compiled
-from support.patience import PATIENCE_S, wait_until
 
 SUBMIT = ["pipeline", "submit", "--namespace", "team-a", "--package", "pipeline.yaml"]
 STATUS = ["pipeline", "status", "r1", "--namespace", "team-a"]
@@ -54,7 +53,7 @@ def _impatient(original: Any) -> Any:
     """No pauses between tries."""
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **{**kwargs, "pauses_s": (0.0,) * 3, "pauses_waiting_s": (0.0,) * 5})
+        original(self, *args, **{**kwargs, "backoff_s": 0.0, "pauses_waiting_s": (0.0,) * 5})
 
     return init
 
@@ -568,43 +567,18 @@ def test_a_run_is_started_again_only_if_it_was_not_begun(
     assert "is in trouble (500)" in the_line(capsys)
 
 
-@pytest.fixture
-def patient(fake: FakePipelines, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only requests that are not to be answered are given up, once the server has them."""
-    gives_up = remote._give_up_after
-
-    def give_up_the_silent(rest_client: Any, timeout_s: float) -> None:
-        request = rest_client.request
-
-        def call(method: str, url: str, *args: Any, **kwargs: Any) -> Any:
-            known = len(fake.requests)
-            if not fake.is_silent(method, urlsplit(url).path):
-                return request(method, url, *args, **{**kwargs, "_request_timeout": PATIENCE_S})
-            try:
-                return request(method, url, *args, **kwargs)
-            finally:
-                wait_until(lambda: len(fake.requests) > known, "the server was not asked")
-
-        if not getattr(rest_client, "gives_up", False):
-            rest_client.request = call
-        gives_up(rest_client, timeout_s)
-
-    monkeypatch.setattr(remote, "_give_up_after", give_up_the_silent)
-
-
-@pytest.mark.usefixtures("patient")
 def test_a_silent_server_is_given_up(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
     fake.failures["POST /runs"] = [0]
-    assert run(fake, SUBMIT, "--timeout-seconds", "0.2") == 1
+    assert run(fake, SUBMIT, "--timeout-seconds", "2") == 1
     line = the_line(capsys)
     assert "did not answer in time. It may have been done" in line
     assert len(fake.asked("POST", "/runs")) == 1
     fake.failures["GET /runs/r1"] = [0]
-    assert run(fake, STATUS, "--timeout-seconds", "0.2") == 0
+    assert run(fake, STATUS, "--timeout-seconds", "2") == 0
     asked = len(fake.asked("GET", "/runs/r1"))
     fake.failures["GET /runs/r1"] = [0] * 20
-    assert run(fake, STATUS, "--timeout-seconds", "0.2") == 1
-    assert len(fake.asked("GET", "/runs/r1")) == asked + 4, "only our own code tries again"
+    assert run(fake, STATUS, "--timeout-seconds", "2") == 1
+    assert len(fake.asked("GET", "/runs/r1")) == asked + 4
 
 
 def test_a_login_page_is_no_api(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:

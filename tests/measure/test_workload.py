@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from evenshard.measure.workload import Lookups, RecordedLookups, _counts_U, _largest_remainder, draw_lookups
-from evenshard.tables.dlrm_batch import DlrmBatch, recorded_name
+from evenshard.tables.dlrm_batch import DlrmBatch
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.reuse import (
     BIN_MEAN_COUNTS,
@@ -318,10 +319,11 @@ RECORDED = DlrmBatch(
     lengths=torch.tensor([[2, 1, 0, 1, 1], [1, 1, 1, 1, 1]], dtype=torch.uint8),
     names=("t000", "t001"),
 )
+LOOKUPS = RecordedLookups(RECORDED, Path("batch.pt"))
 
 
 def replayed(table_index: int, batch_size: int, batch_number: int) -> tuple[list[int], list[int]]:
-    lookups = RecordedLookups(RECORDED)(table(recorded_name(table_index)), batch_size, batch_number)
+    lookups = LOOKUPS(table(RECORDED.names[table_index]), batch_size, batch_number)
     return lookups.indices.tolist(), lookups.lengths.tolist()
 
 
@@ -338,10 +340,10 @@ def test_a_table_or_a_batch_that_was_not_recorded_is_refused() -> None:
     with pytest.raises(BadConfig, match=r"batch_size is 6, but measure\.recorded_batch has 5 samples"):
         replayed(0, 6, 0)
     with pytest.raises(BadConfig, match="holds no table 'users'"):
-        RecordedLookups(RECORDED)(table("users"), 2, 0)
+        LOOKUPS(table("users"), 2, 0)
 
 
 # Fails: generated tables and those of a recorded batch share their names, and FBGEMM reads row 0 for a row that is not.
 def test_a_recorded_batch_of_other_tables_is_refused() -> None:
     with pytest.raises(BadConfig, match="t000"):
-        RecordedLookups(RECORDED)(table("t000", rows=5), 2, 0)
+        LOOKUPS(table("t000", rows=5), 2, 0)

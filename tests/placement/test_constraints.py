@@ -25,7 +25,6 @@ from evenshard.sharders.base import Sharder
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig, distinct
 from evenshard.sharders.dreamshard.env import EpisodeBatch, acting_mask_BTD, choose_sampled, rollout
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
-from evenshard.sharders.exact import ExactSharder
 from evenshard.sharders.greedy import GreedySharder, expert_sharders
 from evenshard.sharders.packing.legal_parts import any_placement
 from evenshard.sharders.random import RandomSharder, random_placement
@@ -147,7 +146,6 @@ SHARDERS: list[Sharder] = [
     RandomSharder(0),
     GreedySharder("greedy", weight),
     expert_sharders()[0],
-    ExactSharder(weight, time_limit_s=0.2),
     EvenshardSharder(MODEL, policy(), HASTY),
     policy(),
 ]
@@ -160,7 +158,7 @@ def test_an_answer_is_legal_or_there_is_none(sharder: Sharder, of_task: Sharding
     try:
         placement = sharder.place(of_task)
     except InfeasibleTask as error:
-        if sharder.name in ("evenshard", "exact_single_cost"):  # the others may meet dead ends
+        if sharder.name == "evenshard":  # the others may meet dead ends
             assert not legal_placements(of_task), error
     else:
         assert is_legal(of_task, placement)
@@ -176,19 +174,6 @@ def test_a_placement_is_found_exactly_where_there_is_one(of_task: ShardingTask) 
     else:
         with pytest.raises(InfeasibleTask, match="task: "):
             any_placement(of_task)
-
-
-@settings(max_examples=30, deadline=None)
-@given(of_task=limited_tasks())
-def test_the_exact_sharder_finds_the_best_sum(of_task: ShardingTask) -> None:
-    legal = legal_placements(of_task)
-    assume(legal)
-
-    def load(placement: Placement) -> float:
-        return max(sum(weight(of_task.tables[p]) for p in shard) for shard in placement.shards())
-
-    found = ExactSharder(weight).place(of_task)
-    assert load(found) == min(load(placement) for placement in legal)
 
 
 def test_greedy_places_what_is_pinned_first_and_groups_as_one() -> None:

@@ -3,7 +3,10 @@
 import pytest
 
 pytest.importorskip("torchrec", reason="TorchRec is not installed", exc_type=ImportError)
-from benchmarks.scripts.memory_torchrec import (
+from evenshard.placement.plan import parts_by_table
+from evenshard.placement.sharding import SHARDING_TYPES
+from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING
+from support.torchrec_memory import (
     NOTHING,
     OPTIMIZERS,
     PIPELINE_TYPES,
@@ -14,9 +17,6 @@ from benchmarks.scripts.memory_torchrec import (
     side_by_side,
     way_of,
 )
-from evenshard.placement.plan import parts_by_table
-from evenshard.placement.sharding import SHARDING_TYPES
-from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING
 
 SAME = 0.02
 ALIKE = {
@@ -79,7 +79,7 @@ def test_what_differs_has_a_reason_and_does_differ(lines: dict[tuple[str, str], 
 
 def test_components_add_up_to_what_torchrec_says() -> None:
     """By hand from its formulas, so that telling them apart invents nothing: all of theirs is one of its numbers."""
-    from benchmarks.scripts.memory_torchrec import Estimator
+    from support.torchrec_memory import Estimator
 
     plan = random_plan(3)
     said = Estimator(plan).bytes_of_parts(at_peak=plan.at_peak)

@@ -33,7 +33,7 @@ def test_what_a_sharder_needs_decides_who_asks_it() -> None:
     assert (*HEURISTICS, *TORCHREC, "torchrec_planner_full") == RIVALS
     in_loop = [one.name for one in SHARDERS if one.in_loop]
     assert in_loop == [*HEURISTICS, "single_cost_greedy", "dreamshard", "autoshard", "evenshard"]
-    assert [one.name for one in SHARDERS if one.is_privileged] == ["single_cost_greedy", "exact_single_cost"]
+    assert [one.name for one in SHARDERS if one.is_privileged] == ["single_cost_greedy"]
     assert [one.name for one in SHARDERS if one.is_learned] == ["dreamshard", "autoshard", "evenshard"]
 
 

@@ -394,9 +394,9 @@ def _read_address(path: Path) -> None:
 
 
 def _read_batch(path: Path) -> None:
-    from evenshard.tables.dlrm_batch import read_dlrm_batch, tables_from_batch
+    from evenshard.tables.dlrm_batch import read_dlrm_batch
 
-    tables_from_batch(read_dlrm_batch(path), [8], 0)
+    read_dlrm_batch(path)
 
 
 def _read_traffic(path: Path) -> None:

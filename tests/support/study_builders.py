@@ -9,11 +9,10 @@ from typing import Any
 from benchmarks.references.annealing import AnnealConfig
 from benchmarks.studies.settings import Budgets, Setting
 from benchmarks.studies.study import BenchConfig
-from benchmarks.studies.trainings import AutoShardConfig, DreamShardConfig
+from benchmarks.studies.trainings import AutoShardConfig, DreamShardConfig, EvenshardConfig
 from evenshard.sharders.autoshard.impala import ImpalaConfig
 from evenshard.sharders.cost_model.fit import CostModelFitConfig
 from evenshard.sharders.cost_model.sharder import SearchConfig
-from evenshard.sharders.cost_model.train import EvenshardConfig
 from evenshard.sharders.training import FitConfig
 
 QUICK = SearchConfig(num_rollouts=4, scores_per_table=50)
@@ -22,7 +21,6 @@ TINY = Budgets(
     evenshard=EvenshardConfig(num_shards=4, own_placements=2, fit=CostModelFitConfig(num_updates=20), search=QUICK),
     autoshard=AutoShardConfig(FitConfig(5, 8, 1e-3), ImpalaConfig(num_updates=2, num_slots=2, unroll_length=6)),
     num_shards=10,
-    exact_s=0.1,
     anneal=AnnealConfig(evaluations=2000, stages=4),
     search=QUICK,
 )

@@ -16,7 +16,6 @@ from evenshard.measure.cost_dataset import save_costs
 from evenshard.sharders.trained_on import TrainedOn
 from evenshard.tracking import REGISTERED_COST, ModelVersion, registry
 from evenshard.tracking.client import connect, short_timeouts
-from evenshard.tracking.patience import Patience
 from evenshard.tracking.pyfunc import ServedCode
 from evenshard.utils.provenance import Lineage
 from support.builders import PROVENANCE, cost, cost_net, measured, policy, some_tables, task
@@ -60,7 +59,7 @@ def register_model(
     """Makes a model's folder a new version, where others have its weights too."""
     with short_timeouts():
         client = client or connect()
-        logged = registry._uploaded(client, name, folder, code, tags, metrics or {}, run_id, Patience())
+        logged = registry._uploaded(client, name, folder, code, tags, metrics or {}, run_id)
         return registry._ensured_version(client, logged, run_id)
 
 

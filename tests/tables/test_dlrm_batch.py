@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from evenshard.tables.dlrm_batch import DlrmBatch, read_dlrm_batch, tables_from_batch
+from evenshard.stages import generate_tables
+from evenshard.stages.loop import GenerateTablesConfig, GenerateTablesInputs, GenerateTablesOutputs
+from evenshard.tables.dlrm_batch import read_dlrm_batch
+from evenshard.tables.files import load_tables
+from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadFile
 
 # Three tables, two samples. Table 0: sample 0 reads rows 7, 7 and sample 1 row 2; table 1 is never read; table 2:
@@ -43,28 +47,20 @@ def test_a_batch_is_read_with_and_without_gzip(tmp_path: Path, name: str, legacy
     content = saved(GOOD, legacy)
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
     batch = read_dlrm_batch(tmp_path / name)
-    assert (batch.num_tables, batch.batch_size) == (3, 2)
-    assert batch.indices.dtype == batch.offsets.dtype == torch.int64
+    assert (batch.names, batch.batch_size) == (NAMES, 2)
+    assert batch.indices.dtype == torch.int64
     assert torch.equal(batch.indices, INDICES) and torch.equal(batch.lengths, LENGTHS)
-
-
-def test_lookups_are_those_of_one_table() -> None:
-    batch = DlrmBatch(*GOOD, NAMES)
-    assert [batch.lookups(table)[0].tolist() for table in range(3)] == [[7, 7, 2], [], [0, 0, 0, 0, 0]]
-    assert [batch.lookups(table)[1].tolist() for table in range(3)] == [[2, 1], [0, 0], [0, 5]]
-    for table in (-1, 3):
-        with pytest.raises(IndexError):
-            batch.lookups(table)
 
 
 def test_narrow_integers_are_widened(tmp_path: Path) -> None:
     torch.save((INDICES.int(), OFFSETS.int(), LENGTHS.to(torch.uint8)), tmp_path / "b.pt")
     batch = read_dlrm_batch(tmp_path / "b.pt")
-    assert torch.equal(batch.indices, INDICES) and torch.equal(batch.offsets, OFFSETS)
+    assert torch.equal(batch.indices, INDICES) and torch.equal(batch.lengths.long(), LENGTHS.long())
 
 
-def test_tables_by_hand() -> None:
-    first, never, last = tables_from_batch(DlrmBatch(*GOOD, NAMES), [16], seed=0, weight_bits=16)
+def test_tables_by_hand(tmp_path: Path) -> None:
+    (tmp_path / "b.pt").write_bytes(saved(GOOD))
+    first, never, last = generated(tmp_path / "b.pt", (16,), weight_bits=16)
     assert (first.name, first.num_rows, first.pooling_factor) == ("t000", 8, 1.5)  # largest index 7; 3 lookups / 2
     assert first.reuse_bins == (0.5, 0.5) + (0.0,) * 15  # row 2 once, row 7 twice
     assert (never.name, never.num_rows, never.pooling_factor, never.reuse_bins) == ("t001", 1, 0.0, None)
@@ -74,19 +70,39 @@ def test_tables_by_hand() -> None:
     assert [table.problem() for table in (first, never, last)] == [None] * 3
 
 
-def test_dims_are_drawn_by_the_seed_from_the_list() -> None:
-    lengths = torch.zeros((400, 2), dtype=torch.int64)
-    batch = DlrmBatch(torch.empty(0, dtype=torch.int64), torch.zeros(801, dtype=torch.int64), lengths, NAMES * 200)
-    dims = [table.embedding_dim for table in tables_from_batch(batch, (4, 64), seed=3)]
+def test_dims_are_drawn_by_the_seed_from_the_list(tmp_path: Path) -> None:
+    nothing = torch.empty(0, dtype=torch.int64), torch.zeros(801, dtype=torch.int64), torch.zeros((400, 2)).long()
+    (tmp_path / "b.pt").write_bytes(saved(nothing))
+    dims, again, others = (
+        [table.embedding_dim for table in generated(tmp_path / "b.pt", (4, 64), seed=seed)] for seed in (3, 3, 4)
+    )
     assert set(dims) == {4, 64} and 150 < dims.count(4) < 250
-    assert dims == [table.embedding_dim for table in tables_from_batch(batch, (4, 64), seed=3)]
-    assert dims != [table.embedding_dim for table in tables_from_batch(batch, (4, 64), seed=4)]
+    assert dims == again != others
+
+
+def generated(path: Path, dims: tuple[int, ...], weight_bits: int = 32, seed: int = 0) -> tuple[Table, ...]:
+    """The pool that the loop makes of a batch file."""
+    pool = path.with_name("tables.parquet")
+    settings = {"num_train_tasks": 1, "num_test_tasks": 1, "tables_per_task": 1, "memory_cap_gb": 1.0, "num_devices": 1}
+    config = GenerateTablesConfig(
+        source=str(path), embedding_dims=dims, weight_bits=weight_bits, seed=seed, batch_size=2, **settings
+    )
+    generate_tables.run(config, GenerateTablesInputs(), GenerateTablesOutputs(pool, path.with_name("tasks.json")))
+    return load_tables(pool)
+
+
+def test_names_are_those_of_the_file(tmp_path: Path) -> None:
+    torch.save({"keys": ["ads", "user"], "values": torch.tensor([3, 4, 4]), "lengths": torch.tensor([1, 0, 2, 0])},
+               tmp_path / "b.pt")  # fmt: skip
+    batch = read_dlrm_batch(tmp_path / "b.pt")
+    assert (batch.names, batch.lengths.tolist()) == (("ads", "user"), [[1, 0], [2, 0]])
+    assert batch.begins(tmp_path / "b.pt") == [0, 1, 3]
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ((INDICES, OFFSETS), "holds a tuple, not three tensors"),
+        ((INDICES, OFFSETS), "holds a tuple"),
         ({"indices": INDICES}, "holds a dict"),
         (([1, 2], OFFSETS, LENGTHS), "indices is a list, not a tensor"),
         ((INDICES.float(), OFFSETS, LENGTHS), "indices holds torch.float32"),
@@ -103,13 +119,13 @@ def test_dims_are_drawn_by_the_seed_from_the_list() -> None:
         ((INDICES, OFFSETS, LENGTHS.flip(0)), "table 't000': offsets do not match the lengths"),
         ((INDICES, torch.tensor([0, 2, 3, 9, 3, 3, 8]), LENGTHS), "table 't001': offsets do not match"),
         ((INDICES, OFFSETS, torch.tensor([[2, 1], [1, -1], [0, 5]])), "table 't001': a sample has a negative number"),
-        ((torch.tensor([7, 7, 2, 0, 0, -4, 0, 0]), OFFSETS, LENGTHS), "table 2: index -4 is negative"),
+        ((torch.tensor([7, 7, 2, 0, 0, -4, 0, 0]), OFFSETS, LENGTHS), "table 't002': index -4 is negative"),
     ],
 )
 def test_tensors_that_contradict_each_other_are_refused(tmp_path: Path, content: Any, words: str) -> None:
     (tmp_path / "b.pt").write_bytes(saved(content))
     message = complaint(tmp_path / "b.pt")
-    assert words in message and "Fetch the file again" in message
+    assert words in message and ("It must hold (indices, offsets, lengths)" in message or "Fetch the file" in message)
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -160,9 +176,10 @@ def test_a_pickle_that_could_run_code_is_refused(tmp_path: Path) -> None:
     assert "cannot be read" in complaint(tmp_path / "b.pt")
 
 
-def test_senseless_settings_are_refused() -> None:
-    for dims in ([], [16, 0]):
+def test_senseless_settings_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "b.pt").write_bytes(saved(GOOD))
+    for dims in ((), (16, 0)):
         with pytest.raises(BadConfig, match="embedding_dims"):
-            tables_from_batch(DlrmBatch(*GOOD, NAMES), dims, seed=0)
+            generated(tmp_path / "b.pt", dims)
     with pytest.raises(BadConfig, match="weight_bits is 5"):
-        tables_from_batch(DlrmBatch(*GOOD, NAMES), [16], seed=0, weight_bits=5)
+        generated(tmp_path / "b.pt", (16,), weight_bits=5)

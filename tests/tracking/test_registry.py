@@ -228,13 +228,12 @@ def test_what_was_not_finished_is_no_version_and_is_finished_by_another_try(
     run_id = client.create_run(experiment).info.run_id
     model = write_model(tmp_path / "model", seed=5)
 
-    def torn(logged: Any, file: Path, inside: str | None) -> None:
-        if file.name == "state.pt":
-            raise ConnectionResetError("the server is gone")
+    def torn(model_id: str, local_dir: str) -> None:
+        raise ConnectionResetError("the server is gone")
 
     before = len(client.search_model_versions())
     with monkeypatch.context() as patch:
-        patch.setattr("evenshard.tracking.registry._upload", torn)
+        patch.setattr(client, "log_model_artifacts", torn)
         with pytest.raises(ConnectionResetError):
             register_model(model, served_code(), {}, run_id=run_id, client=client)
     of_run = f"source_run_id = '{run_id}'"

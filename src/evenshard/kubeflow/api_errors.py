@@ -1,10 +1,8 @@
-"""Errors of the API as one line for the user, and whether to try again."""
+"""Errors of the API as one line for the user."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 
 from evenshard.utils.errors import BadConfig, EvenshardError, PipelineFailed
@@ -16,33 +14,12 @@ _MAX_REASON = 300  # characters of the server's own words
 BUSY = (429, 502, 503)
 
 
-class Harm(IntEnum):
-    """What harm it does to make a call again. After a problem, a call is made again if it does at most that much."""
-
-    NONE = 0
-    """It waits for a run: its token was good when the run was started."""
-    READS = 1
-    STARTS = 2
-    """It starts something; another may have been started already."""
-    NEVER_AGAIN = -1
-    """No call does so little."""
+class TokenRefused(BadConfig):
+    """The server does not accept the token, or cannot ask Kubernetes whose it is."""
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What a call ran into.
-
-    Attributes:
-        error: to raise in the end.
-        again: the most harm that a call may do that is made again before.
-    """
-
-    error: EvenshardError
-    again: Harm = Harm.NEVER_AGAIN
-
-
-def problem_of(error: Exception, what: str, url: str, namespace: str, token_file: Path | None) -> Problem:
-    """The problem behind an error of the SDK.
+def error_of(error: Exception, what: str, url: str, namespace: str, token_file: Path | None) -> EvenshardError:
+    """What to raise for an error of the SDK.
 
     Args:
         what: subject of the call, such as "run 1234".
@@ -55,50 +32,37 @@ def problem_of(error: Exception, what: str, url: str, namespace: str, token_file
     wrapped = getattr(error, "reason", None) or error  # urllib3 wraps what happened
     if isinstance(wrapped, NewConnectionError):
         said = str(wrapped).rsplit(": ", 1)[-1]
-        return Problem(
-            PipelineFailed(f"{url} cannot be reached ({said}). Check --endpoint and the way there."), Harm.STARTS
-        )
+        return PipelineFailed(f"{url} cannot be reached ({said}). Check --endpoint and the way there.")
     if isinstance(wrapped, TimeoutError):
         hint = "" if what.startswith("run ") else " It may have been done: look before you try again."
-        return Problem(PipelineFailed(f"{what}: {url} did not answer in time.{hint}"), Harm.READS)
+        return PipelineFailed(f"{what}: {url} did not answer in time.{hint}")
     if isinstance(wrapped, HTTPError | OSError):
-        return Problem(PipelineFailed(f"{what}: {url} broke off ({reason_of(wrapped)})."), Harm.READS)
-    return Problem(
-        BadConfig(
-            f"{what}: {url} answers, but not as Kubeflow Pipelines does ({reason_of(error)}). A login page? Name the "
-            f"address of the API, and a token with --token-file."
-        )
+        return PipelineFailed(f"{what}: {url} broke off ({reason_of(wrapped)}).")
+    return BadConfig(
+        f"{what}: {url} answers, but not as Kubeflow Pipelines does ({reason_of(error)}). A login page? Name the "
+        f"address of the API, and a token with --token-file."
     )
 
 
-def _of_answer(status: int, said: str, what: str, url: str, namespace: str, token_file: Path | None) -> Problem:
+def _of_answer(status: int, said: str, what: str, url: str, namespace: str, token_file: Path | None) -> EvenshardError:
     if status == 401:
         whose = f"the token in {token_file}" if token_file else "a call without a token"
-        # It answers so, too, for as long as it cannot ask Kubernetes whose token it is.
-        return Problem(
-            BadConfig(
-                f"{url} does not accept {whose} (401): {said}. Get a new token and name its file with --token-file."
-            ),
-            Harm.NONE,
+        return TokenRefused(
+            f"{url} does not accept {whose} (401): {said}. Get a new token and name its file with --token-file."
         )
     if status == 403:
-        return Problem(
-            BadConfig(
-                f"{what}: not allowed in namespace {namespace} (403): {said}. Ask for the right, or name another one."
-            )
+        return BadConfig(
+            f"{what}: not allowed in namespace {namespace} (403): {said}. Ask for the right, or name another one."
         )
     if status == 404:
-        return Problem(
-            BadConfig(
-                f"{what}: not found at {url} (404): {said}. Check the id, or whether --endpoint is the API's address."
-            )
+        return BadConfig(
+            f"{what}: not found at {url} (404): {said}. Check the id, or whether --endpoint is the API's address."
         )
     if status in BUSY or status >= 500:
-        again = Harm.STARTS if status in BUSY else Harm.READS
-        return Problem(PipelineFailed(f"{what}: {url} is in trouble ({status}): {said}. Try again later."), again)
+        return PipelineFailed(f"{what}: {url} is in trouble ({status}): {said}. Try again later.")
     if status == 0:
-        return Problem(PipelineFailed(f"{what}: no secure connection to {url}: {said}."))
-    return Problem(BadConfig(f"{what}: {url} refuses it ({status}): {said}. Correct what it names."))
+        return PipelineFailed(f"{what}: no secure connection to {url}: {said}.")
+    return BadConfig(f"{what}: {url} refuses it ({status}): {said}. Correct what it names.")
 
 
 def _said(error: Exception) -> str:

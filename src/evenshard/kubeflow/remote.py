@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from evenshard.kubeflow.api_errors import Harm, problem_of
+from evenshard.kubeflow.api_errors import BUSY, TokenRefused, error_of
 from evenshard.kubeflow.pods import Pod, pods_of
 from evenshard.kubeflow.run_tasks import (
     FAILED,
@@ -51,15 +51,17 @@ class Endpoint:
         namespace: namespace of experiments and runs; each call names it.
         token_file: read again for every call, as a cluster renews it; None for the pod's own, where there is one.
         timeout_s: limit for one call.
-        pauses_s: pauses before each further try of a call after the server failed.
-        pauses_waiting_s: likewise, of a call that waits for a run.
+        retries: how often urllib3 asks again after the server failed, but for what it may have begun.
+        backoff_s: pause before the second of these, which doubles before each further one.
+        pauses_waiting_s: pauses before each further look of who waits for a run.
     """
 
     url: str
     namespace: str
     token_file: Path | None = None
     timeout_s: float = 30.0
-    pauses_s: tuple[float, ...] = (1.0, 4.0, 10.0)
+    retries: int = 3
+    backoff_s: float = 2.0
     pauses_waiting_s: tuple[float, ...] = (1.0, 4.0, 10.0, 30.0, 60.0)
 
 
@@ -137,7 +139,6 @@ class Remote:
             ),
             f"starting {run_name}",
             "run_id",
-            Harm.STARTS,
         )
         return self._status(run)
 
@@ -175,7 +176,7 @@ class Remote:
             pipeline_package_path=str(package),
             service_account=service_account or None,
         )
-        return str(self._call(call, f"scheduling {name}", "recurring_run_id", Harm.STARTS).recurring_run_id)
+        return str(self._call(call, f"scheduling {name}", "recurring_run_id").recurring_run_id)
 
     def unschedule(self, name: str, experiment: str) -> str:
         """Deletes a recurring run; its runs, the one in progress included, stay. Returns its id.
@@ -201,7 +202,7 @@ class Remote:
                 f"{len(named)} recurring runs are called {brief(name)}: {', '.join(sorted(named))}. Name one by its id."
             )
         [number] = named
-        self._call(partial(self._client.delete_recurring_run, number), f"recurring run {name}", harm=Harm.STARTS)
+        self._call(partial(self._client.delete_recurring_run, number), f"recurring run {name}")
         return number
 
     def _recurring_runs(self, experiment: str) -> list[tuple[str, str]]:
@@ -233,7 +234,7 @@ class Remote:
         """
         status = self._status(self._call(partial(self._client.get_run, run_id), f"run {run_id}", "run_id"))
         if not status.is_finished:
-            self._call(partial(self._client.terminate_run, run_id), f"stopping run {run_id}", harm=Harm.STARTS)
+            self._call(partial(self._client.terminate_run, run_id), f"stopping run {run_id}")
         return status
 
     def status(self, run_id: str) -> RunStatus:
@@ -243,7 +244,7 @@ class Remote:
             BadInput: if there is no such run, or the server refuses to answer.
             PipelineFailed: if the server does not answer.
         """
-        return self._look(run_id, Harm.READS)
+        return self._look(run_id)
 
     def wait(
         self,
@@ -265,7 +266,7 @@ class Remote:
         """
         deadline = None if patience_s is None else time.monotonic() + patience_s
         while True:
-            status = self._look(run_id, Harm.NONE)
+            status = self._patient_look(run_id)
             if status.is_finished:
                 if not (retries and status.was_evicted and self._tried_again(status)):
                     return status
@@ -281,28 +282,37 @@ class Remote:
         why = ". ".join(f"{one.name} has lost its pod ({one.reason})" for one in failed)
         try:
             call = partial(self._client._run_api.run_service_retry_run, status.run_id)
-            self._call(call, f"trying run {status.run_id} again")  # it does not begin twice
+            self._call(call, f"trying run {status.run_id} again")
         except EvenshardError as error:
-            if self._look(status.run_id, Harm.NONE).is_finished:
+            if self._patient_look(status.run_id).is_finished:
                 log.warning("%s. %s", why, error)
                 return False
         log.warning("%s: the run is tried again from there", why)
         return True
 
-    def _look(self, run_id: str, harm: Harm) -> RunStatus:
+    def _patient_look(self, run_id: str) -> RunStatus:
+        """How a run is doing, asked again after trouble: the token was good when the run was started."""
+        for pause_s in self._endpoint.pauses_waiting_s:
+            try:
+                return self._look(run_id)
+            except (PipelineFailed, TokenRefused) as error:
+                log.warning("%s (trying again in %g s)", error, pause_s)
+            time.sleep(pause_s)
+        return self._look(run_id)
+
+    def _look(self, run_id: str) -> RunStatus:
         """How a run is doing; of one that ends in this moment, once all of its tasks are noted as ended."""
         settled_by = time.monotonic() + NOTED_WITHIN.total_seconds()
         while True:
-            run = self._call(partial(self._client.get_run, run_id), f"run {run_id}", "run_id", harm)
+            run = self._call(partial(self._client.get_run, run_id), f"run {run_id}", "run_id")
             status = self._status(run)
             settles = status.is_finished and status.recorded_until is None and has_open(_details(run))
             if not settles or time.monotonic() > settled_by:
                 return _with_pods(status)
-            time.sleep(self._endpoint.pauses_s[0])
+            time.sleep(self._endpoint.pauses_waiting_s[0])
 
     def _experiment(self, name: str) -> str:
         call = partial(self._client.create_experiment, name, namespace=self._endpoint.namespace)
-        # it looks for one of the name first, so a second try makes no second experiment
         return str(self._call(call, f"experiment {name}", "experiment_id").experiment_id)
 
     def _status(self, run: Any) -> RunStatus:
@@ -317,29 +327,20 @@ class Remote:
             url=run_page(self._endpoint.url, run.run_id),
         )
 
-    def _call(self, call: Callable[[], _Answer], what: str, id_name: str = "", harm: Harm = Harm.READS) -> _Answer:
-        """One call, again where the server is in trouble.
+    def _call(self, call: Callable[[], _Answer], what: str, id_name: str = "") -> _Answer:
+        """One call.
 
         Args:
             id_name: id that the answer must have, if any: the SDK turns a login page into an empty object.
-            harm: what harm it does to make the call again.
         """
-        waits = harm is Harm.NONE
-        for pause_s in (*(self._endpoint.pauses_waiting_s if waits else self._endpoint.pauses_s), None):
-            try:
-                with contextlib.redirect_stdout(io.StringIO()), _unlogged():  # the SDK prints links, and logs
-                    answer = call()
-                if id_name and not getattr(answer, id_name, None):
-                    raise ValueError(f"no {id_name} in the answer")
-                return answer
-            except Exception as error:  # the SDK lets errors of urllib3, ssl, json and its own through
-                problem = problem_of(error, what, self._endpoint.url, self._endpoint.namespace, self._token_file)
-                if pause_s is None or problem.again < harm:
-                    raise problem.error from None
-                if waits:
-                    log.warning("%s (trying again in %g s)", problem.error, pause_s)
-                time.sleep(pause_s)
-        raise AssertionError("the last try returns or raises")
+        try:
+            with contextlib.redirect_stdout(io.StringIO()), _unlogged():  # the SDK prints links, and logs
+                answer = call()
+            if id_name and not getattr(answer, id_name, None):
+                raise ValueError(f"no {id_name} in the answer")
+            return answer
+        except Exception as error:  # the SDK lets errors of urllib3, ssl, json and its own through
+            raise error_of(error, what, self._endpoint.url, self._endpoint.namespace, self._token_file) from None
 
 
 def _details(run: Any) -> Any:
@@ -394,6 +395,17 @@ def _unlogged() -> Iterator[None]:
 def _client(endpoint: Endpoint, token_file: Path | None) -> Any:
     import kfp
     from kfp.client import ServiceAccountTokenVolumeCredentials
+    from urllib3 import Retry
+
+    class Retries(Retry):
+        """Asks again for what only reads, and for anything that the server has not begun with."""
+
+        def is_retry(self, method: str, status_code: int, has_retry_after: bool = False) -> bool:
+            return status_code in BUSY or (method == "GET" and status_code >= 500)
+
+    retries = Retries(
+        endpoint.retries, backoff_factor=endpoint.backoff_s, allowed_methods={"GET"}, raise_on_status=False
+    )
 
     class Client(kfp.Client):  # type: ignore[misc]
         """Names the namespace of this endpoint where a caller names none, and asks and writes no file for it."""
@@ -403,7 +415,7 @@ def _client(endpoint: Endpoint, token_file: Path | None) -> Any:
 
         def _load_config(self, *args: Any, **kwargs: Any) -> Any:
             config = super()._load_config(*args, **kwargs)
-            config.retries = False  # urllib3's own: ``Remote`` decides what is tried again
+            config.retries = retries
             return config
 
     credentials = None if token_file is None else ServiceAccountTokenVolumeCredentials(str(token_file))

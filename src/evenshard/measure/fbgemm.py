@@ -88,7 +88,8 @@ class ShardKernels:
         require_package("fbgemm_gpu")
         self.device = device
         self._config = config
-        self._recorded = RecordedLookups(read_dlrm_batch(config.recorded_batch)) if config.recorded_batch else None
+        recorded = config.recorded_batch
+        self._recorded = None if recorded is None else RecordedLookups(read_dlrm_batch(recorded), Path(recorded))
         self._lookups = _LookupCache(int(LOOKUP_CACHE_SHARE * _total_memory(device)))
         self._weights = _WeightArena()
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from evenshard.tables.dlrm_batch import DlrmBatch, recorded_name
+from evenshard.tables.dlrm_batch import DlrmBatch
 from evenshard.tables.reuse import BIN_MEAN_COUNTS, MAX_COUNT_OF_BIN, MIN_COUNT_OF_BIN, feasible_reuse_bins
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
@@ -131,9 +132,10 @@ def _rows(counts_U: torch.Tensor, num_rows: int, rng: np.random.Generator, batch
 class RecordedLookups:
     """Lookups as they were recorded: the samples of a DLRM batch file, cut into successive training batches."""
 
-    def __init__(self, recorded: DlrmBatch) -> None:
-        self._recorded = recorded
-        self._index_of = {recorded_name(index): index for index in range(recorded.num_tables)}
+    def __init__(self, recorded: DlrmBatch, path: Path) -> None:
+        """Takes what ``read_dlrm_batch`` has read from a file."""
+        self._recorded, self._begins = recorded, recorded.begins(path)
+        self._index_of = {name: index for index, name in enumerate(recorded.names)}
 
     def __call__(self, table: Table, batch_size: int, batch_number: int) -> Lookups:
         """The table's lookups in the ``batch_number``-th batch; after the last recorded one, the first comes again.
@@ -151,7 +153,9 @@ class RecordedLookups:
                 f"batch_size is {batch_size}, but measure.recorded_batch has {self._recorded.batch_size} samples. "
                 f"Lower it."
             )
-        indices, lengths = self._recorded.lookups(self._index_of[table.name])
+        index = self._index_of[table.name]
+        indices = self._recorded.indices[self._begins[index] : self._begins[index + 1]]
+        lengths = self._recorded.lengths[index]
         # FBGEMM would read row 0 instead and only log it.
         if indices.numel() and int(indices.max()) >= table.num_rows:
             raise BadConfig(

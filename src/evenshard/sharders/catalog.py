@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from evenshard.measure.config import MeasureConfig
 from evenshard.sharders.base import Sharder, TrainedSharder
-from evenshard.sharders.exact import ExactSharder
 from evenshard.sharders.greedy import expert_sharder, single_cost_sharder
 from evenshard.sharders.learned import LEARNED
 from evenshard.sharders.random import RandomSharder
@@ -35,7 +34,6 @@ class Resources:
         seed: of what is drawn at random.
         measure: the hardware that is placed for.
         single_cost_ms: what every table of the tasks costs on its own, by name.
-        exact_s: time limit of an exact solver, in its own seconds.
         policy: a learned sharder, as trained.
         cost_model: as trained.
         search: of a search with the cost model; None for the usual one.
@@ -44,7 +42,6 @@ class Resources:
     seed: int = 0
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     single_cost_ms: Mapping[str, float] | None = None
-    exact_s: float = 1.0
     policy: TrainedSharder | None = None
     cost_model: CostModel | None = None
     search: SearchConfig | None = None
@@ -105,12 +102,6 @@ SHARDERS = (
     Entry("size_lookup_greedy", lambda _: expert_sharder("size_lookup_greedy"), "greedy by size and lookups"),
     Entry(
         "single_cost_greedy", lambda given: single_cost_sharder(_there(given.single_cost_ms)), needs="single_cost_ms"
-    ),
-    Entry(
-        "exact_single_cost",
-        lambda given: ExactSharder(_there(given.single_cost_ms), given.exact_s),
-        needs="single_cost_ms",
-        package="ortools",
     ),
     Entry(
         "torchrec_planner",

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from evenshard.placement.tasks import TaskSampling, sample_tasks, save_tasks
 from evenshard.stages.loop import GenerateTablesConfig, GenerateTablesInputs, GenerateTablesOutputs
 from evenshard.stages.stage import Outcome
 from evenshard.tables.catalog import catalog_names, load_catalog
-from evenshard.tables.dlrm_batch import read_dlrm_batch, tables_from_batch
 from evenshard.tables.files import load_tables, save_tables
 from evenshard.tables.formats import TABLE_SUFFIXES
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.sources import BATCH_SUFFIXES, SourceKind, kind_of_source
-from evenshard.tables.table import Table
+from evenshard.tables.table import Table, check_dims, check_weight_bits
+from evenshard.tables.traffic import tables_from_traffic
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 from evenshard.utils.outputs import require_apart
@@ -35,8 +38,8 @@ def run(config: GenerateTablesConfig, inputs: GenerateTablesInputs, outputs: Gen
         value = getattr(config, name)
         require(value >= 1, f"generate_tables.{name} is {value}. Make it at least 1.")
     require(config.memory_cap_gb > 0, f"generate_tables.memory_cap_gb is {config.memory_cap_gb}. Make it above 0.")
-    require(bool(config.embedding_dims), "generate_tables.embedding_dims is empty. List at least one dim.")
-    require(min(config.embedding_dims) >= 1, "generate_tables.embedding_dims holds a dim below 1. Remove it.")
+    check_dims(config.embedding_dims)
+    check_weight_bits(config.weight_bits)
     require_apart(
         {"tables": (outputs.tables,), "tasks": (outputs.tasks,)}, {"generate_tables.source": (Path(config.source),)}
     )
@@ -76,8 +79,12 @@ def _pool(config: GenerateTablesConfig) -> tuple[Table, ...]:
             return load_tables(path, config.columns)
     if kind is SourceKind.BATCH_FILE:
         with local(config.source) as path:
-            batch = read_dlrm_batch(path)
-        return tables_from_batch(batch, config.embedding_dims, config.seed, config.weight_bits, config.batch_size)
+            recorded = tables_from_traffic(path, config.batch_size, embedding_dim=config.embedding_dims[0]).tables
+        dims = np.random.default_rng(config.seed).choice(config.embedding_dims, size=len(recorded))
+        return tuple(
+            replace(table, embedding_dim=int(dim), weight_bits=config.weight_bits)
+            for table, dim in zip(recorded, dims, strict=True)
+        )
     raise BadConfig(
         f"generate_tables.source is {brief(config.source)}. Use {GENERATOR}, one of {', '.join(catalog_names())}, "
         f"a table file ({', '.join(TABLE_SUFFIXES)}) or a DLRM batch file ({', '.join(BATCH_SUFFIXES)})."

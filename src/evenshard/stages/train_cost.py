@@ -20,9 +20,8 @@ from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import distinct_tables, load_tasks
 from evenshard.sharders.checkpoint import Round, load_checkpoint, new_checkpoint, save_checkpoint
 from evenshard.sharders.cost_model.cost_model import CostModel
-from evenshard.sharders.cost_model.fit import CostModelFitConfig
+from evenshard.sharders.cost_model.fit import CostModelFitConfig, cost_model_round
 from evenshard.sharders.cost_model.sharder import EvenshardSharder
-from evenshard.sharders.cost_model.train import cost_model_round
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.learned import LearnedSharder, learned
 from evenshard.sharders.models import save_cost_model

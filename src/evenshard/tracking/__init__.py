@@ -12,7 +12,6 @@
     search          loops and their stages, by name
     entries         what a run logs, entry by entry, each of which counts once
     backlog         what MLflow has missed, kept until it answers
-    patience        tries and pauses while a server is away
     client          MLflow's client: addresses, time limits of requests, errors, calls of several processes at once
     sqlite_file     the file that holds runs where there is no server
     datasets/       cost datasets in data/, checked and named, for DVC
@@ -21,8 +20,8 @@ Runs go to MLFLOW_TRACKING_URI, or to ``sqlite:///mlflow.db`` in the working dir
 """
 
 from evenshard.tracking.backlog import BACKLOG, BACKLOG_NAME, log_backlog
+from evenshard.tracking.client import RETRIES
 from evenshard.tracking.parents import LOCAL, LOOP_ID
-from evenshard.tracking.patience import PATIENCE
 from evenshard.tracking.registry import (
     REGISTERED_COST,
     REGISTERED_POLICY,
@@ -42,9 +41,9 @@ __all__ = [
     "LOCAL",
     "LOOP_ID",
     "MUST_REGISTER",
-    "PATIENCE",
     "REGISTERED_COST",
     "REGISTERED_POLICY",
+    "RETRIES",
     "ModelVersion",
     "StageRun",
     "champion",

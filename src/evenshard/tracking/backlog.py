@@ -23,10 +23,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from evenshard.tracking.client import address, connect, first_line, short_timeouts
+from evenshard.tracking.client import address, connect, first_line, is_refusal, short_timeouts
 from evenshard.tracking.entries import Entry, Record, Sender, open_run
 from evenshard.tracking.parents import Parent
-from evenshard.tracking.patience import Patience, is_refusal
 from evenshard.tracking.pyfunc import ServedCode
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.messages import reason_of
@@ -151,7 +150,7 @@ def _logged(folder: Path, code: Callable[[], ServedCode]) -> bool:
         client = connect()
         run_id = open_run(client, record)
         if run_id and client.get_run(run_id).data.tags.get(LOGGED_TAG) != folder.name:
-            sender = Sender(client, run_id, record.about, Patience())
+            sender = Sender(client, run_id, record.about)
             for entry in told["entries"]:
                 sender.send(entry, code() if entry["kind"] == "model" else None, folder)
             client.set_tag(run_id, LOGGED_TAG, folder.name)

@@ -7,7 +7,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,10 +19,11 @@ from evenshard.utils.messages import reason_of, root_of, without_credentials
 
 EXPERIMENT = "evenshard"
 DEFAULT_URI = "sqlite:///mlflow.db"
-# MLflow's own are 7 retries with growing pauses, 120 s each: minutes for each call. What the user has set wins. How
-# often a stage tries again is for ``patience`` to say.
+# Variable of MLflow: how often it repeats a request by itself.
+RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+# MLflow's own are 7 retries with growing pauses, 120 s each: minutes for each call. What the user has set wins.
 TIMEOUTS = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    RETRIES: "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -31,6 +32,9 @@ TIMEOUTS = {
 S3_TIMEOUTS = {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_attempts": 2}}
 # Codes of MLflow's answers to a wrong question.
 CALLERS_FAULT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "UNAUTHENTICATED", "PERMISSION_DENIED")
+# Statuses below 500 that another try may mend, and errors that none mends.
+TRY_AGAIN = (408, 425, 429)
+_NEVER_MENDED = (EvenshardError, TypeError, ValueError, LookupError, AttributeError, AssertionError, FileNotFoundError)
 # Each is refused only if another process has written something new meanwhile.
 _ATTEMPTS = 5
 
@@ -144,10 +148,12 @@ def short_timeouts(max_retries: int | None = None) -> Iterator[None]:
     """Short timeouts for what happens inside, and not a word about each retry.
 
     Args:
-        max_retries: how often MLflow repeats a request by itself, if the user has not said it; None for once.
+        max_retries: how often MLflow repeats a request by itself, if the user has not said it; None for once. 0 holds
+            whatever the user has said.
     """
-    retries = {} if max_retries is None else {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(max_retries)}
+    retries = {} if max_retries is None else {RETRIES: str(max_retries)}
     with (
+        _unset(RETRIES) if max_retries == 0 else nullcontext(),
         quiet("urllib3.connectionpool", logging.ERROR),
         quiet("mlflow.store.db.utils", logging.CRITICAL),  # whose errors come with a traceback
         _environment({**TIMEOUTS, **retries}),
@@ -199,6 +205,39 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in missing:
             os.environ.pop(name, None)
+
+
+@contextmanager
+def _unset(name: str) -> Iterator[None]:
+    """An environment variable is not there for a while."""
+    before = os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[name] = before
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether a call was wrong, so that it will be refused however often it is made."""
+    if isinstance(error, _NEVER_MENDED):
+        return True
+    status = _status_of(error)
+    return status is not None and status < 500 and status not in TRY_AGAIN
+
+
+def _status_of(error: BaseException) -> int | None:
+    """The status that a server has answered with, or MLflow's code means; None where there was no answer."""
+    from mlflow.exceptions import MlflowException
+
+    said: Any = error
+    if isinstance(error, MlflowException):
+        return int(said.get_http_status_code())  # 500 where there was no answer
+    response = getattr(said, "response", None)  # of requests an object, of boto3 a mapping
+    if isinstance(response, dict):
+        response = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    status = getattr(response, "status_code", response)
+    return status if isinstance(status, int) else None
 
 
 def first_line(error: BaseException) -> str:

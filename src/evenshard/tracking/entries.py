@@ -6,7 +6,7 @@ carry their time, files their place and models the hash of their weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from evenshard.tracking.parents import (
     has_ended,
     share_with_parent,
 )
-from evenshard.tracking.patience import Patience, files_below
 from evenshard.tracking.pyfunc import ServedCode
 from evenshard.tracking.registry import ensure_models
 from evenshard.tracking.tags import OUTCOME
@@ -87,13 +86,11 @@ class Sender:
         client: MLflow's client.
         run_id: the run's id there.
         about: its purpose, in a sentence.
-        patience: with a server that does not answer.
     """
 
     client: Any
     run_id: str
     about: str
-    patience: Patience
 
     def send(self, entry: Entry, code: ServedCode | None = None, folder: Path = Path()) -> None:
         """Sends one entry.
@@ -114,20 +111,20 @@ class Sender:
             case {"kind": "artifact", "path": path, "folder": inside}:
                 self._artifact(folder / path, inside)
             case {"kind": "text", "name": name, "text": text}:
-                self._call(lambda client, run_id: client.log_text(run_id, text, name))
+                self.client.log_text(self.run_id, text, name)
             case {"kind": "datasets", "datasets": records}:
-                self._call(lambda client, run_id: client.log_inputs(run_id, [dataset_input(one) for one in records]))
+                self.client.log_inputs(self.run_id, [dataset_input(one) for one in records])
             case {"kind": "model", "path": path, "tags": tags, "metrics": metrics} if code is not None:
-                versions = ensure_models(folder / path, code, tags, metrics, self.run_id, self.client, self.patience)
+                versions = ensure_models(folder / path, code, tags, metrics, self.run_id, self.client)
                 self._tags({REGISTERED_AS: ", ".join(one.uri for one in versions)})
             case {"kind": "end", "status": status, "time_ms": time_ms}:
                 self._describe()
-                self._call(lambda client, run_id: client.set_terminated(run_id, status, time_ms))
+                self.client.set_terminated(self.run_id, status, time_ms)
             case {"kind": "conclude"}:
                 self._describe()
-                self._call(_end_again)
+                _end_again(self.client, self.run_id)
             case {"kind": "end_loop", "state": state}:
-                self._call(lambda client, run_id: end_with_stages(client, run_id, state))
+                end_with_stages(self.client, self.run_id, state)
                 self._describe()
             case _:
                 raise ValueError(f"an entry of kind {entry.get('kind')!r}, which cannot be sent")
@@ -138,26 +135,22 @@ class Sender:
 
         for start in range(0, len(points), BATCH):
             some = [Metric(*point) for point in points[start : start + BATCH]]
-            self._call(lambda client, run_id, some=some: client.log_batch(run_id, metrics=some))
+            self.client.log_batch(self.run_id, metrics=some)
 
     def _tags(self, tags: Mapping[str, str]) -> None:
         for key, value in tags.items():
-            self._call(lambda client, run_id, key=key, value=value: client.set_tag(run_id, key, value[:5000]))
+            self.client.set_tag(self.run_id, key, value[:5000])
 
     def _artifact(self, path: Path, inside: str | None) -> None:
-        files = files_below(path.parent, path.name) if path.is_dir() else [(path, inside)]
-        for file, where in files:
-            self._call(
-                lambda client, run_id, file=file, where=where: client.log_artifact(run_id, str(file), where), [file]
-            )
+        if path.is_dir():
+            self.client.log_artifacts(self.run_id, str(path), path.name)
+        else:
+            self.client.log_artifact(self.run_id, str(path), inside)
 
     def _describe(self) -> None:
         """Gives its loop what the run has, and describes both."""
-        self._call(share_with_parent)
-        self._call(lambda client, run_id: describe_run(client, run_id, self.about))
-
-    def _call(self, call: Callable[..., object], files: Sequence[Path] = ()) -> None:
-        self.patience(lambda: call(self.client, self.run_id), files)
+        share_with_parent(self.client, self.run_id)
+        describe_run(self.client, self.run_id, self.about)
 
 
 def _end_again(client: Any, run_id: str) -> None:

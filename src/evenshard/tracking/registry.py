@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from evenshard.tracking.client import (
     tracking_uri,
 )
 from evenshard.tracking.descriptions import experiment_id, model_description, version_description
-from evenshard.tracking.patience import Patience, files_below
 from evenshard.tracking.pyfunc import ServedCode, save_pyfunc
 from evenshard.tracking.tags import COMMIT, SHA256, VERSION, WEIGHTS_SHA256, model_tags
 from evenshard.utils.errors import BadConfig, BadFile
@@ -84,7 +82,6 @@ def ensure_models(
     metrics: Mapping[str, float] | None = None,
     run_id: str = "",
     client: Any = None,
-    patience: Patience | None = None,
 ) -> tuple[ModelVersion, ...]:
     """The versions of a model's folder: of evenshard-cost, and of evenshard-policy where it has a policy.
 
@@ -98,23 +95,21 @@ def ensure_models(
         metrics: headline metrics, which become tags of the versions.
         run_id: id of the run that made it; empty where there was none.
         client: client of MLflow; None connects.
-        patience: with a server that does not answer; None tries each call once.
 
     Raises:
         BadFile: if the folder is not a model.
         Exception: whatever MLflow raises.
     """
     names = [name for name, part in PARTS.items() if (folder / part).is_dir()]
-    patience = patience or Patience()
     with short_timeouts():
-        client = client or patience(connect)
-        known = {name: patience(partial(_known, client, name, folder, run_id)) for name in names}
+        client = client or connect()
+        known = {name: _known(client, name, folder, run_id) for name in names}
         ready = [
-            _uploaded(client, name, folder, code, tags, metrics or {}, run_id, patience)
+            _uploaded(client, name, folder, code, tags, metrics or {}, run_id)
             for name in reversed(names)  # evenshard-cost is what others look for: it comes last
             if known[name] is None
         ]
-        made = dict(_all_or_none(client, ready, run_id, patience))
+        made = dict(_all_or_none(client, ready, run_id))
     return tuple(known[name] or made[name] for name in names)
 
 
@@ -139,7 +134,6 @@ def _uploaded(
     tags: Mapping[str, str],
     metrics: Mapping[str, float],
     run_id: str,
-    patience: Patience,
 ) -> Any:
     """A logged model that has all of its files; one of this run that an earlier attempt has left half-made is used."""
     from evenshard.sharders.model import digest_of
@@ -149,22 +143,19 @@ def _uploaded(
         copy_parts(folder, model, name)
         hashes = {SHA256: digest_of(model), WEIGHTS_SHA256: digest_of(model, weights_only=True)}
         headline = {f"{METRIC_TAG}{key}": f"{value:.6g}" for key, value in metrics.items()}
-        logged = patience(lambda: _logged_model(client, name, run_id, {**tags, **headline, **hashes}))
+        logged = _logged_model(client, name, run_id, {**tags, **headline, **hashes})
         save_pyfunc(model, code, served, name, logged, run_id)
-        with _ready(client, logged, patience):
-            for file, inside in files_below(served):
-                patience(partial(_upload, logged, file, inside), [file])
+        with _ready(client, logged):
+            client.log_model_artifacts(logged.model_id, str(served))
     return logged
 
 
-def _all_or_none(
-    client: Any, ready: Sequence[Any], run_id: str, patience: Patience
-) -> Iterator[tuple[str, ModelVersion]]:
+def _all_or_none(client: Any, ready: Sequence[Any], run_id: str) -> Iterator[tuple[str, ModelVersion]]:
     """Makes logged models versions of the registered models of their names."""
     made: list[ModelVersion] = []
     try:
         for logged in ready:
-            made.append(patience(partial(_ensured_version, client, logged, run_id)))
+            made.append(_ensured_version(client, logged, run_id))
     except BaseException:
         for one in made:
             with suppress(Exception):  # the server that has not taken the other one may not take this either
@@ -397,13 +388,6 @@ def _half_made(client: Any, experiment: str, name: str, run_id: str, tags: Mappi
     return next((one for one in found if one.source_run_id == run_id), None)
 
 
-def _upload(logged: Any, file: Path, inside: str | None) -> None:
-    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
-    store: Any = get_artifact_repository(logged.artifact_location, tracking_uri(), registry_uri())
-    store.log_artifact(str(file), inside)
-
-
 def _log_output(client: Any, run_id: str, model_id: str) -> None:
     """Makes a logged model an output of a run; MLflow itself refuses one that it is already."""
     from mlflow.entities import LoggedModelOutput
@@ -414,7 +398,7 @@ def _log_output(client: Any, run_id: str, model_id: str) -> None:
 
 
 @contextmanager
-def _ready(client: Any, logged: Any, patience: Patience) -> Iterator[None]:
+def _ready(client: Any, logged: Any) -> Iterator[None]:
     """Marks the logged model as complete, or as failed."""
     from mlflow.entities import LoggedModelStatus
 
@@ -424,7 +408,7 @@ def _ready(client: Any, logged: Any, patience: Patience) -> Iterator[None]:
         with suppress(Exception):  # the server that did not take the files may not take this either
             client.finalize_logged_model(logged.model_id, LoggedModelStatus.FAILED)
         raise
-    patience(lambda: client.finalize_logged_model(logged.model_id, LoggedModelStatus.READY))
+    client.finalize_logged_model(logged.model_id, LoggedModelStatus.READY)
 
 
 def _version(one: Any) -> ModelVersion:

@@ -1,6 +1,7 @@
 """Runs of stages in MLflow, each the child of its loop's run.
 
-A stage never fails because MLflow is away: it waits for a while (``patience``), says so once and goes on. What MLflow
+A stage never fails because MLflow is away: MLflow's client tries for a while (``MOST_RETRIES``), then it says so once
+and goes on. What MLflow
 has missed is kept in the ``backlog``, and logged by the next stage that reaches it.
 """
 
@@ -24,7 +25,6 @@ from evenshard.tracking.client import address, connect, first_line, short_timeou
 from evenshard.tracking.dataset_inputs import dataset_record
 from evenshard.tracking.entries import Entry, Record, Sender, open_run
 from evenshard.tracking.parents import ENDED_AS, current_parent, parent_of
-from evenshard.tracking.patience import Patience, stage_patience_s
 from evenshard.tracking.pyfunc import ServedCode
 from evenshard.tracking.tags import (
     COMMIT,
@@ -53,8 +53,8 @@ from evenshard.utils.scratch import scratch_folder
 MODEL_TAGS = (COMMIT, PARAMS_HASH, VERSION, LIBRARIES, TABLES_SHA256, COSTS_SHA256, COSTS_DVC_MD5, HARDWARE, VERSIONS)
 # Variable: if it is set, a stage whose model MLflow does not take fails.
 MUST_REGISTER = "EVENSHARD_MUST_REGISTER"
-# Addresses that may be away and come back; a file does not.
-SERVERS = ("http", "postgresql", "mysql", "mssql")
+# Of a request of a stage, by MLflow's own setting, whose pauses of 4, 8, 16, ... s add up to two minutes.
+MOST_RETRIES = 6
 # What has been said about servers that are away: a stage has several runs, and says so once.
 _SAID: set[str] = set()
 log = logging.getLogger(__name__)
@@ -73,14 +73,14 @@ class StageRun:
         self._sender: Sender | None = None
         self._kept: KeptRun | None = None
         waits = is_last or not has_backlog()  # else an earlier stage has waited already
-        self._patience = Patience(stage_patience_s() if waits and tracking_uri().startswith(SERVERS) else 0.0)
+        self._retries = MOST_RETRIES if waits else 0
 
     def start(self) -> None:
         """Lets MLflow show that it runs. If that fails, it is tried again when there is something to log."""
         if self._record is None:
             return
         try:
-            self._open(Patience())
+            self._open(0)
         except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
             _say(
                 f"MLflow cannot be reached at {address()} ({first_line(error)}). The stage goes on",
@@ -168,7 +168,7 @@ class StageRun:
         self._log({"kind": "model", "path": str(folder), "tags": tags, "metrics": dict(metrics)}, code)
         if self._kept is not None and os.environ.get(MUST_REGISTER):
             raise TrackingFailed(
-                f"The model is not registered: MLflow at {address()} did not take it within {stage_patience_s():g} s. "
+                f"The model is not registered: MLflow at {address()} did not take it. "
                 f"Register it with `evenshard promote --candidate`, or run this again."
             )
 
@@ -189,7 +189,7 @@ class StageRun:
     def end(self, status: str) -> None:
         """Ends the run, as FINISHED, FAILED or KILLED, gives its loop what it has, and describes both."""
         if status == "KILLED":  # whoever kills it does not wait
-            self._patience.end()
+            self._retries = 0
         self._end({"kind": "end", "status": status, "time_ms": _now_ms()})
 
     def conclude(self) -> None:
@@ -214,14 +214,14 @@ class StageRun:
         now = _now_ms()
         self._log({"kind": "metrics", "points": [(name, float(value), now, step) for name, value, step in points]})
 
-    def _open(self, patience: Patience) -> Sender:
+    def _open(self, retries: int) -> Sender:
         assert self._record is not None
         record = self._record
-        with short_timeouts(max_retries=0):  # a second request might make a second run
-            client = patience(connect)
-            run_id = patience(lambda: open_run(client, record))
+        with short_timeouts(retries):
+            client = connect()
+            run_id = open_run(client, record)
         _SAID.discard(tracking_uri())
-        self._sender = Sender(client, run_id, record.about, self._patience)
+        self._sender = Sender(client, run_id, record.about)
         return self._sender
 
     def _log(self, entry: Entry, code: ServedCode | None = None) -> None:
@@ -230,8 +230,8 @@ class StageRun:
             return
         if self._kept is None:
             try:
-                with short_timeouts(max_retries=0):
-                    sender = self._sender or self._open(self._patience)
+                with short_timeouts(self._retries):
+                    sender = self._sender or self._open(self._retries)
                     if sender.run_id:  # else there is no such run, and none is made
                         sender.send(entry, code)
                 return

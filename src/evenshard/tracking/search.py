@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenshard.tracking.client import asking, connect, experiment_name, first_line, require_mlflow, tracking_uri
-from evenshard.tracking.patience import is_refusal
+from evenshard.tracking.client import (
+    asking,
+    connect,
+    experiment_name,
+    first_line,
+    is_refusal,
+    require_mlflow,
+    tracking_uri,
+)
 from evenshard.tracking.tags import STAGE
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from evenshard.tables.dlrm_batch import read_dlrm_batch, tables_from_batch
+from evenshard.tables.reuse import reuse_bins_of_counts
 from evenshard.tables.traffic import tables_from_traffic
 from support.builders import table
 from support.traffic_builders import TRAFFIC, bins, complaint, dlrm, jagged, write_batches, write_column, write_parquet
@@ -106,7 +105,7 @@ def test_damaged_pages_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["batch.pt", "batch.pt.gz", "old.pt"])
-def test_a_dlrm_batch_gives_the_figures_of_dlrm_batch(tmp_path: Path, name: str) -> None:
+def test_a_dlrm_batch_gives_the_figures_of_its_lookups(tmp_path: Path, name: str) -> None:
     rng = np.random.default_rng(0)
     traffic = {f"t{k:03d}": [rng.zipf(1.5, rng.poisson(k)).clip(max=99).tolist() for _ in range(64)] for k in range(5)}
     plain = tmp_path / "plain.pt"
@@ -114,8 +113,10 @@ def test_a_dlrm_batch_gives_the_figures_of_dlrm_batch(tmp_path: Path, name: str)
     source = tmp_path / name
     source.write_bytes(gzip.compress(plain.read_bytes()) if name.endswith(".gz") else plain.read_bytes())
     found = tables_from_traffic(source, 64, embedding_dim=8)
-    uneven = tuple(replace(one, row_shares=None) for one in found.tables)
-    assert uneven == tables_from_batch(read_dlrm_batch(source), [8], seed=0) != found.tables
+    for one in found.tables:
+        rows, counts = np.unique([row for sample in traffic[one.name] for row in sample], return_counts=True)
+        expected = (rows.max() + 1, counts.sum() / 64, reuse_bins_of_counts(counts)) if rows.size else (1, 0.0, None)
+        assert (one.num_rows, one.pooling_factor, one.reuse_bins) == expected
 
 
 def test_windows_within_a_dlrm_batch(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from evenshard.measure.costs import OK, DeviceCost, MeasuredPlacement
-from evenshard.sharders.cost_model.calibration import calibrate
+from evenshard.sharders.cost_model.calibration import calibrate, calibrate_for_chosen
 from evenshard.sharders.cost_model.cost_model import CostModel, ExchangeTime, exchanged_bytes
 from evenshard.sharders.cost_model.network import ConvexNet, EnsembleSizes
 from evenshard.sharders.features import FeatureNormalizer
@@ -334,3 +334,24 @@ def _exchange_times(one: MeasuredPlacement, cost: DeviceCost) -> list[float]:
     if one.task.num_devices == 1 or cost.status != OK:
         return []
     return [time_ms for time_ms in (cost.fwd_all_to_all_ms, cost.bwd_all_to_all_ms) if time_ms > 0]
+
+
+def cost_model_round(
+    measured: Sequence[MeasuredPlacement],
+    config: CostModelFitConfig,
+    previous: CostModel | None = None,
+    own: Sequence[MeasuredPlacement] = (),
+    track: Callable[[range], Iterable[int]] = iter,
+) -> tuple[CostModel, CostModelFitMetrics]:
+    """One round of the cost model: a new fit, as sure of its own choices as the previous model's choices allow.
+
+    Args:
+        measured: everything known, random shards included.
+        previous: the model of the round before; None in the first.
+        own: placements that the previous model chose and that were then measured.
+        track: wraps the range of updates, for a progress bar.
+    """
+    model, metrics = fit_cost_model(measured, config, track)
+    if previous is not None:
+        calibrate_for_chosen(model, previous, [one for one in own if one.cost.fits])
+    return model, metrics

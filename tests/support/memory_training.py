@@ -1,6 +1,6 @@
 """A model of TorchRec trained on the CPU by ranks of its own, and the peak of each one's memory.
 
-Started as a command, this module is one of the ranks; ``benchmarks/scripts/memory_cpu.py`` says what is measured.
+Started as a command, this module is one of the ranks; ``memory_peaks`` says what is measured.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from evenshard.tables.table import Table
 from evenshard.torchrec import tables_of
 from evenshard.torchrec.plan.plans import plan_of_parts
 
-# So that what is freed is given back; see ``memory_cpu``.
+# So that what is freed is given back; see ``memory_peaks``.
 GLIBC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 PATIENCE = timedelta(seconds=300)
 STEPS = 5
@@ -305,13 +305,13 @@ def process(rank: int, setting: Setting, folder: Path) -> None:
 # Outside of the ranks -------------------------------------------------------------------------------------------------
 
 
-def measured_peaks(setting: Setting, default_malloc: bool = False) -> list[int]:
+def measured_peaks(setting: Setting) -> list[int]:
     """Of each rank, bytes."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", **({} if default_malloc else GLIBC)}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), **GLIBC}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (folder / "setting.json").write_text(json.dumps(asdict(setting)))
-        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.scripts.memory_training"]
+        command = [sys.executable, "-W", "ignore", "-m", "support.memory_training"]
         started = []
         for rank in range(setting.ranks):
             with (folder / f"said-{rank}").open("w") as said:

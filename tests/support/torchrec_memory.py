@@ -1,7 +1,5 @@
 """What a part takes of memory by our count and by TorchRec's ``EmbeddingStorageEstimator``, for random plans.
 
-    python -m benchmarks.scripts.memory_torchrec --plans 200
-
 TorchRec says one number for each kind of memory. Its components are told apart by asking its estimator several times:
 for inference (weights alone), without an optimizer, and for pipelines that hold inputs two and ten times. Where both
 count the same thing they are compared; where they do not, it is counted why.
@@ -9,7 +7,6 @@ count the same thing they are compared; where they do not, it is counted why.
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -363,26 +360,3 @@ def side_by_side(plans: Sequence[Plan]) -> dict[tuple[str, str], Line]:
                 line.ours, line.theirs = line.ours + one.ours, line.theirs + one.theirs
                 line.plans.add(number)
     return dict(lines)
-
-
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plans", type=int, default=200)
-    args = parser.parse_args()
-    lines = side_by_side([random_plan(seed) for seed in range(args.plans)])
-    print("Counted alike:\n\n| component | plans | parts | largest difference |\n|---|---|---|---|")
-    for (component, reason), line in lines.items():
-        if not reason:
-            print(f"| {component} | {len(line.plans)} | {line.parts} | {100 * line.largest:.2f} % |")
-    print(
-        "\nCounted otherwise:\n\n| component | plans | parts | TorchRec's bytes / ours | why |\n|---|---|---|---|---|"
-    )
-    for (component, reason), line in sorted(lines.items()):
-        if reason:
-            share = f"{line.theirs / line.ours:.2f}" if line.ours else "-"
-            print(f"| {component} | {len(line.plans)} | {line.parts} | {share} | {reason} |")
-
-
-if __name__ == "__main__":
-    main()

@@ -9,11 +9,11 @@ pytest.importorskip("torchrec", reason="TorchRec is not installed", exc_type=Imp
 if not Path("/proc/self/clear_refs").exists():
     pytest.skip("the kernel tells no peak of resident memory", allow_module_level=True)
 
-from benchmarks.scripts.memory_cpu import MB, Peak, cpu_moments, peaks_of, predicted_peaks
-from benchmarks.scripts.memory_training import Setting, TableSpec
 from evenshard.placement.memory import PartMemory, SampleMemory, moments
 from evenshard.placement.parts import Span, column_parts
 from evenshard.tables.table import Table
+from support.memory_peaks import MB, Peak, cpu_moments, peaks_of, predicted_peaks
+from support.memory_training import Setting, TableSpec
 
 MIXED = Setting(
     "every way but rows",
