@@ -4,8 +4,8 @@ python -m docs.output                    runs all of them, and writes what they 
 python -m docs.output docs/place.md      those of these pages
 python -m docs.output --check            exits 1, and prints the difference, where a page shows something else
 
-docs/output.yaml says which files the commands of a page find, which are left alone and why, and where figures of
-sentences come from. docs/excerpts.py says which part of an output is shown.
+docs/output.yaml says which files the commands of a page find, which are left alone and why, where figures of
+sentences come from, and which pictures show an answer: those of a changed page are taken again.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ from typing import Any
 import yaml
 
 from docs.excerpts import excerpt, shape
+from docs.pictures import take
 from docs.quotes import Quote
 from evenshard.cli import main as evenshard_command
 
 ROOT = Path(__file__).parents[1]
 RULES: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
-# Programs by which a line of a block is known as a command; those of other programs are run by nobody here.
+PYTHON = ("import ", "from ", "answer")  # the start of a block of Python that is run; names go from block to block
+# Programs by which a line of a block is known as a command; of these the first two run here.
 PROGRAMS = ("evenshard", "python", "dvc", "git", "make", "mlflow", "pip", "torchrun")
 # Lines of the pages have up to 120 columns, of which 4 mark a block.
 WIDTH = 116
@@ -65,7 +67,7 @@ class Step:
 
     @property
     def is_python(self) -> bool:
-        return self.code.startswith(("import ", "from "))
+        return self.code.startswith(PYTHON)
 
     @property
     def shows_output(self) -> bool:
@@ -86,7 +88,7 @@ def steps(text: str) -> Iterator[Step]:
     commands are a paragraph of their own, and the paragraphs below it are the output of the last.
     """
     for block in blocks(text):
-        if block.lines[0].startswith(("import ", "from ")):
+        if block.lines[0].startswith(PYTHON):
             yield Step(block.text, block.begin, block.begin)
             continue
         commands = list(_commands(block))
@@ -141,7 +143,9 @@ class Page:
         kept = [step for step in steps(self.text) if not step.code.startswith(tuple(self.left))]
         for step in kept:
             if step.shows_output and not step.code.startswith(("evenshard ", "python ")):
-                raise LookupError(f"{self.name} shows what {step.code!r} prints: say in docs/output.yaml why it is left")
+                raise LookupError(
+                    f"{self.name} shows what {step.code!r} prints: say in docs/output.yaml why it is left"
+                )
         run = [step for step in kept if step.is_python or step.code.startswith(("evenshard ", "python "))]
         return [step for step in run if step.shows_output or not self.shown_only]
 
@@ -207,13 +211,15 @@ def printed(
         os.environ.pop("COLUMNS") if columns is None else os.environ.update(COLUMNS=columns)
     if status and not may_fail:
         raise LookupError(f"fails: {code}\n{err.getvalue()}")
-    text = err.getvalue() if status else out.getvalue()
-    return [line.rstrip() for line in text.rstrip().split("\n")]
+    lines = (err if status else out).getvalue().rstrip().split("\n")
+    if status:  # a terminal breaks a long message, and an output breaks its own lines
+        lines = [part for line in lines for part in textwrap.wrap(line, width)]
+    return [line.rstrip() for line in lines]
 
 
 def _run(code: str, out: io.StringIO, names: dict[str, Any]) -> int:
     """The exit code of a command, which runs in this process, as a block of Python does; a script has its own."""
-    if code.startswith(("import ", "from ")):
+    if code.startswith(PYTHON):
         exec(code, names)
         return 0
     program, *words = shlex.split(code)
@@ -279,8 +285,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="*", metavar="PAGE", default=PAGES)
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--pictures", action="store_true", help="take them again even where a page has not changed")
     args = parser.parse_args()
-    differs = False
+    differs, changed = False, set(args.pages if args.pictures else ())
     for name in args.pages:
         begin, old = time.monotonic(), page(name).text
         try:
@@ -295,6 +302,10 @@ def main() -> int:
             sys.stdout.writelines(difflib.unified_diff(old.splitlines(True), new.splitlines(True), name, "as printed"))
         elif new != old:
             (ROOT / name).write_text(new, encoding="utf-8")
+            changed.add(name)
+    for picture, rule in RULES["pictures"].items():
+        if rule["page"] in changed and not args.check:
+            take(ROOT / picture, Path(page(rule["page"]).folder.name) / rule["file"], rule.get("part"))
     return int(differs)
 
 
