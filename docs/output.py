@@ -64,6 +64,7 @@ class Step:
     code: str
     begin: int
     end: int
+    first_line: str = ""
 
     @property
     def is_python(self) -> bool:
@@ -72,6 +73,11 @@ class Step:
     @property
     def shows_output(self) -> bool:
         return self.begin < self.end
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether the page shows an error."""
+        return self.first_line.startswith("evenshard ")
 
 
 def blocks(text: str) -> Iterator[Block]:
@@ -98,7 +104,8 @@ def steps(text: str) -> Iterator[Step]:
                 begin += 1
             while begin < end and not block.lines[end - 1]:
                 end -= 1
-            yield Step(code, block.begin + begin, block.begin + max(begin, end))
+            first_line = block.lines[begin] if begin < end else ""
+            yield Step(code, block.begin + begin, block.begin + max(begin, end), first_line)
 
 
 def _commands(block: Block) -> Iterator[tuple[int, int, str]]:
@@ -161,7 +168,7 @@ class Page:
         names: dict[str, Any] = {}
         for code in given.get("commands", ()):
             printed(code, folder)
-        return {step.code: printed(step.code, folder, width, step.shows_output, names) for step in self.steps}
+        return {step.code: printed(step.code, folder, width, step.may_fail, names) for step in self.steps}
 
     def _file(self, source: dict[str, str]) -> str:
         """The text of a file: it stands in the rules, elsewhere in the repository, or as a block of a page."""
@@ -220,11 +227,17 @@ def printed(
 def _run(code: str, out: io.StringIO, names: dict[str, Any]) -> int:
     """The exit code of a command, which runs in this process, as a block of Python does; a script has its own."""
     if code.startswith(PYTHON):
-        exec(code, names)
+        try:
+            exec(code, names)
+        except Exception as error:
+            raise LookupError(f"fails: {code}\n{error!r}") from error
         return 0
     program, *words = shlex.split(code)
     if program == "evenshard":
-        return evenshard_command(words)
+        try:
+            return evenshard_command(words)
+        except SystemExit as error:  # of the parser of flags
+            return int(error.code or 0)
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
     out.write(done.stdout)
     print(done.stderr, file=sys.stderr)
