@@ -220,7 +220,7 @@ def printed(
         raise LookupError(f"fails: {code}\n{err.getvalue()}")
     lines = (err if status else out).getvalue().rstrip().split("\n")
     if status:  # a terminal breaks a long message, and an output breaks its own lines
-        lines = [part for line in lines for part in textwrap.wrap(line, width)]
+        lines = [part for line in lines for part in textwrap.wrap(line, width, break_on_hyphens=False)]
     return [line.rstrip() for line in lines]
 
 
