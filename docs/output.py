@@ -11,6 +11,7 @@ sentences come from, and which pictures show an answer: those of a changed page 
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import difflib
 import functools
@@ -18,6 +19,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -137,7 +139,8 @@ class Page:
         self.shown_only = shown_only
         self.text = (ROOT / name).read_text(encoding="utf-8")
         self.left = RULES["left"].get(name, {})
-        self.folder = tempfile.TemporaryDirectory()
+        self.folder = Path(tempfile.mkdtemp())
+        atexit.register(shutil.rmtree, self.folder)
         for start in self.left if isinstance(self.left, dict) else ():
             if not any(step.code.startswith(start) for step in steps(self.text)):
                 raise LookupError(f"{name} has no command that starts with {start!r}: correct docs/output.yaml")
@@ -160,7 +163,7 @@ class Page:
     def said(self) -> dict[str, list[str]]:
         """The lines that each step prints."""
         width = RULES["width"].get(self.name, WIDTH)
-        folder = Path(self.folder.name)
+        folder = self.folder
         (folder / "examples").symlink_to(ROOT / "examples")
         given = RULES["given"].get(self.name, {})
         for name, source in given.get("files", {}).items():
@@ -318,7 +321,7 @@ def main() -> int:
             changed.add(name)
     for picture, rule in RULES["pictures"].items():
         if rule["page"] in changed and not args.check:
-            take(ROOT / picture, Path(page(rule["page"]).folder.name) / rule["file"], rule.get("part"))
+            take(ROOT / picture, page(rule["page"]).folder / rule["file"], rule.get("part"))
     return int(differs)
 
 
