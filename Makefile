@@ -10,7 +10,7 @@ export MLFLOW_DISABLE_TELEMETRY = true
 export NO_MKDOCS_2_WARNING = 1
 export MPLCONFIGDIR = $(CURDIR)/.venv/cache
 
-.PHONY: setup run test test-all fuzz test-containers test-floors test-torchrec test-torchrec-planner check docs bench dataset dvc.yaml use image base-image base-digest release clean
+.PHONY: setup run test test-all fuzz test-containers test-floors test-torchrec test-torchrec-planner check docs docs-output bench dataset dvc.yaml use image base-image base-digest release clean
 
 setup: .venv/ready
 
@@ -99,6 +99,11 @@ check: setup
 docs: setup
 	$(BIN)/python docs/tree.py
 	$(BIN)/mkdocs build --quiet --strict
+
+# What documented commands print, and figures that sentences of the docs quote: make docs-output PAGES="README.md docs/place.md"
+PAGES ?=
+docs-output: setup
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m docs.output $(PAGES)
 
 # All sharders compared, as in the papers' tables: make bench STUDY=mixed FLAGS="--settings 40x4 --seeds 1". Started again, it goes on.
 STUDY ?= mixed

@@ -1,4 +1,4 @@
-"""The overview of a placement: hand-made ones with known times, and what the docs show."""
+"""The overview of a placement: hand-made ones with known times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import save_answer
 from evenshard.report.explanation import print_overview
 from evenshard.sharders.models import load_model
-from support.documented import command
 from support.explain_builders import additive, answered, asked
 from support.model_builders import save_model
 from support.request_builders import untrained
@@ -100,19 +99,3 @@ def test_the_command_needs_no_table(tmp_path: Path, capsys: pytest.CaptureFixtur
     save_answer(mine, tmp_path / "placement.json")
     assert main(["explain", str(tmp_path / "placement.json"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(asdict(overview(mine, model))))
-
-
-def test_the_documented_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    place = command(
-        "docs/place.md", "evenshard place mlperf_dlrm_v2 --devices 8 --hardware simulated:h100 -o placement"
-    )
-    assert main([*place[: place.index("--report")], "--quiet"]) == 0
-    assert main(command("docs/place.md", "evenshard explain placement.json  ")) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    shown = (Path(__file__).parents[2] / "docs/place.md").read_text()
-    slowest = "Embedding work takes 2.33 ms per step; device 0 is the slowest"
-    for line in (slowest, "backward differs most, by +0.078 ms"):
-        assert line in printed and line in shown

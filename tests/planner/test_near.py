@@ -18,7 +18,6 @@ from evenshard.report.page.page import save_page
 from evenshard.report.terminal import print_answer
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
-from support import documented
 
 OLD = (
     Table("clicks", 2_000_000, 64, 30.0),
@@ -138,25 +137,3 @@ def test_pipelines_take_it_and_a_served_model_which_has_no_files_does_not() -> N
     with pytest.raises(BadConfig, match=r"near is the pipeline's in_use\. Name the plan there"):
         place_arguments({"near": "s3://bucket/old.json"})
     assert not {"near", "max_move_gb"} & set(served_parameters())
-
-
-def test_what_the_docs_show_of_a_change_of_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from evenshard.tables.files import save_tables
-
-    monkeypatch.chdir(tmp_path)
-    page, start = "docs/torchrec.md", "evenshard place tables.yaml --devices 4 --hardware simulated:h100"
-    start = f"{start} --allow-column-split"
-    for tables, name in ((OLD, "old.json"), (NOW, "new.json")):
-        save_tables(tables, "tables.yaml")
-        flags = ["--devices", "4", "--hardware", "simulated:h100", "--allow-column-split", "-o", name]
-        assert main(["place", "tables.yaml", *flags]) == 0
-    for gigabytes, name in (("0 ", "stay.json"), ("0.3", "near.json")):
-        assert main(documented.command(page, f"{start} --near old.json --max-move-gb {gigabytes}")) == 0
-        assert (tmp_path / name).exists()
-    stay, near = load_answer("stay.json"), load_answer("near.json")
-    assert near.predicted_ms <= stay.predicted_ms and near.nearness is not None
-    assert near.nearness.moved_bytes <= 0.3 * 2**30 and stay.nearness is not None and not stay.nearness.moved_bytes
-    assert main(documented.command(page, "evenshard diff stay.json near.json --steps")) == 0
-    assert main(documented.command(page, "evenshard diff old.json new.json --renamed")) == 0
-    before, new, renamed = (load_answer(f"{name}.json") for name in ("old", "new", "renamed"))
-    assert diff(before, renamed).traffic.moved_bytes <= diff(before, new).traffic.moved_bytes

@@ -1,0 +1,1 @@
+"""What writes and builds the pages beside it; nothing of it is in the wheel."""
