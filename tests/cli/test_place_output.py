@@ -81,6 +81,7 @@ def test_stdout_holds_one_thing(flags: list[str], words: str, capsys: pytest.Cap
     assert words in printed.err and printed.out == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "shows"), [(["--json"], True), (["--json", "--quiet"], False)])
 def test_the_best_so_far_is_shown_in_a_terminal(flags: list[str], shows: bool) -> None:
     """stderr is a real terminal here, stdout is not; a longer search has time to say something."""

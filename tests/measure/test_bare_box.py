@@ -39,6 +39,7 @@ assert len(measured) == len(jobs) and all(one.cost.max_device_ms > 0 for one in 
 """
 
 
+@pytest.mark.slow
 def test_measuring_needs_torch_and_numpy_alone(tmp_path: Path) -> None:
     tables = tmp_path / "tables.json"
     tables.write_text(

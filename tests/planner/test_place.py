@@ -298,6 +298,7 @@ def test_a_number_of_a_flag_has_its_kind_and_its_range(
     assert f"{flag}{problem}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_reader_who_has_seen_enough_is_no_failure(table_file: Path) -> None:
     save_tables(TABLES[:2], table_file)
     words = f"{sys.executable} -m evenshard place {table_file} --devices 2 --sharding-types table_wise"
@@ -320,16 +321,6 @@ def test_ctrl_c_takes_the_best_placement_so_far(capsys: pytest.CaptureFixture[st
     better: list[float] = []
     assert evenshard.place(TABLES, 4, progress=better.append).notes == ()
     assert better == sorted(better, reverse=True) and len(better) >= 1
-
-
-def test_a_terminal_shows_the_best_placement_so_far(table_file: Path) -> None:
-    """Only a terminal: the tests above have none and see nothing on stderr."""
-    save_tables(TABLES[:2], table_file)
-    words = f"{sys.executable} -m evenshard place {table_file} --devices 2 --sharding-types table_wise"
-    shell = f"script -qec '{words} > /dev/null' /dev/null < /dev/null"
-    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 0 and "best so far" in done.stdout
-    assert "ms of embedding work per step (Ctrl-C takes it)" in done.stdout
 
 
 def test_unknown_rivals_are_refused() -> None:

@@ -25,7 +25,7 @@ from support.convex_builders import NORMALIZER
 from support.decision_builders import bad_model, good_model, write_inputs
 from support.learned import learned
 from support.model_builders import save_model
-from support.tracking_builders import register_model
+from support.tracking_builders import empty_file, register_model
 
 # MLflow's opinion of the code that serves a model; here warnings are errors.
 pytestmark = pytest.mark.filterwarnings("ignore:.*type hint")
@@ -137,20 +137,10 @@ def test_no_common_task_decides_nothing() -> None:
 # The command ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def empty_mlflow(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """An MLflow database without anything: to make one takes seconds."""
-    from mlflow import MlflowClient
-
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path.read_bytes()
-
-
 @pytest.fixture
-def place(workdir: Path, empty_mlflow: bytes, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Tables, tasks, and an MLflow that knows no model."""
-    (workdir / "mlflow.db").write_bytes(empty_mlflow)
+    empty_file(workdir)
     # MLflow keeps one connection for each URI, and every test has another working directory.
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir}/mlflow.db")
     write_inputs(workdir)
