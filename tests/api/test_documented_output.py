@@ -12,7 +12,7 @@ import evenshard
 from evenshard.cli import main
 from support.documented import command, shown, snippet, stands_there
 
-pytestmark = pytest.mark.full_search
+pytestmark = [pytest.mark.full_search, pytest.mark.slow]
 
 PAGE = "docs/place.md"
 
@@ -31,7 +31,6 @@ def test_an_answer_in_python(
     assert "ms of embedding work per step predicted" in capsys.readouterr().out and Path("placement.html").exists()
 
 
-@pytest.mark.slow
 def test_torchrec_may_be_as_fast_and_its_settings_are_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

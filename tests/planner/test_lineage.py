@@ -174,6 +174,10 @@ def test_a_link_that_leads_nowhere_is_named(
 ) -> None:
     damage()
     assert broken(chain(capsys, 1)) == links
+
+
+def test_what_is_broken_is_one_line(placed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _other_costs()
     assert main(["lineage", "placement.json"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("evenshard lineage failed: placement.json: ") and error.count("\n") == 1

@@ -163,7 +163,10 @@ def test_a_table_too_big_for_a_device_is_split_only_if_that_is_allowed(devices: 
         assert all(part.columns.size % 4 == 0 for part in parts)
 
 
-@pytest.mark.parametrize(("name", "devices", "cap_gb"), [("nvidia_medium", 8, 40), ("nvidia_large", 32, 64)])
+@pytest.mark.parametrize(
+    ("name", "devices", "cap_gb"),
+    [("nvidia_medium", 8, 40), pytest.param("nvidia_large", 32, 64, marks=pytest.mark.slow)],
+)
 def test_public_sets_with_tables_larger_than_a_device_are_placed(name: str, devices: int, cap_gb: float) -> None:
     answer = evenshard.place(name, devices, cap_gb, inter="ib_400g", allow_column_split=True)
     giants = {table.name for table in answer.request.tables if table.size_bytes > cap_gb * BYTES_PER_GB}

@@ -326,6 +326,7 @@ def test_the_core_is_small(core: Path) -> None:
     assert 50 < sum(file.stat().st_size for file in files if file.is_file()) / 1e6 < CORE_MB
 
 
+@pytest.mark.slow
 def test_python_finds_the_installed_package(core: Path, tmp_path: Path) -> None:
     question = "import evenshard, json, sys; json.dump([evenshard.__file__, evenshard.__version__], sys.stdout)"
     file, version = json.loads(run([str(core / "python"), "-c", question], tmp_path).stdout)

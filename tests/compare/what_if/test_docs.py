@@ -46,6 +46,7 @@ def test_weak_scaling_with_a_dense_rest(capsys: pytest.CaptureFixture[str]) -> N
     assert [one["dense_ms"] for one in record["options"]] == [3.0, 3.0, 7.0, 7.0]
 
 
+@pytest.mark.slow
 def test_in_python() -> None:
     known: dict[str, Any] = {}
     exec(snippet(PAGE, "best = found.cheapest"), known)
@@ -63,6 +64,7 @@ def test_groups(capsys: pytest.CaptureFixture[str]) -> None:
     assert "arXiv 2508.03854" in said
 
 
+@pytest.mark.slow
 def test_the_plan_of_a_group(here: Path) -> None:
     known: dict[str, Any] = {}
     exec(snippet(PAGE, 'save_plan(best.answer, "plan.json")'), known)
