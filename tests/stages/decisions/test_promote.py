@@ -196,13 +196,14 @@ def test_from_the_first_champion_to_a_regression(place: Path, capsys: pytest.Cap
 
 
 def test_as_good_with_less_measuring_wins_and_the_way_back_is_refused(place: Path) -> None:
+    write_inputs(place, num_test_tasks=2)
     register_folder(good_model(place / "many", num_measured=1000), served_code())
     assert main(["promote"]) == 0
     register_folder(good_model(place / "few", num_measured=500), served_code())
     assert main(["promote"]) == 0
     assert champion() == "models:/evenshard-cost/2"
     decision = report()["decision"]
-    assert isinstance(decision, dict) and decision["verdict"] == "equal" and decision["num_same"] == 8
+    assert isinstance(decision, dict) and decision["verdict"] == "equal" and decision["num_same"] == 2
     measured = load_costs(Path("work/promotion/promotion_costs.parquet"), load_tables(Path("work/tables.parquet")))
     assert {one.proposed_by for one in measured} == {"candidate", "control"}, "one placement is measured once"
     assert main(["promote", "--candidate", "models:/evenshard-cost/1"]) == 1
@@ -282,11 +283,12 @@ def mlflow_is_away(*args: Any) -> Any:
 
 
 def test_what_was_measured_before_a_failure_is_not_measured_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_inputs(place, num_test_tasks=3)
     register_folder(bad_model(place / "bad"), served_code())
     tracking.set_champion(tracking.REGISTERED_COST, "1")
     hardware = FakeHardware()
     monkeypatch.setattr("evenshard.stages.decisions.promote.open_hardware", lambda config: hardware)
-    measure, limit = hardware.measure, [10]
+    measure, limit = hardware.measure, [5]
 
     def breaks(*job: Any) -> Any:
         if len(hardware.calls) == limit[0]:
@@ -296,13 +298,13 @@ def test_what_was_measured_before_a_failure_is_not_measured_again(place: Path, m
     monkeypatch.setattr(hardware, "measure", breaks)
     command = ["promote", "--candidate", str(good_model(place / "good"))]
     assert main(command) == 1 and champion() == "models:/evenshard-cost/1"
-    assert len(hardware.calls) == 10
+    assert len(hardware.calls) == 5
     limit[0] = -1
     with monkeypatch.context() as away:
         away.setattr("evenshard.stages.decisions.promote.decide", mlflow_is_away)
         assert main(command) == 2
     assert main(command) in (0, 1)
-    assert len(hardware.calls) == 2 * 8 + 2 * 4, "16 placements and 2 controls 4 times, each once"
+    assert len(hardware.calls) == 2 * 3 + 2 * 4, "6 placements and 2 controls 4 times, each once"
     assert not list(place.glob("work/promotion/.*"))
 
 
