@@ -158,8 +158,10 @@ def report() -> dict[str, object]:
     return content
 
 
+@pytest.mark.slow
 def test_from_the_first_champion_to_a_regression(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A bad one is the first; a good one replaces it; the bad one does not come back, whatever it says of itself."""
+    write_inputs(place, tables_per_task=30)  # on few tables no model is much faster
     register_folder(bad_model(place / "bad"), served_code())
     assert main(["promote"]) == 0
     assert champion() == "models:/evenshard-cost/1"
@@ -260,7 +262,9 @@ def test_a_version_without_a_run_brings_its_policy_too(place: Path) -> None:
     assert crowned is not None and crowned.version == "1"
 
 
+@pytest.mark.slow
 def test_whose_alias_was_moved_in_the_meantime_is_left_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_inputs(place, tables_per_task=30)
     for number, folder in enumerate((bad_model(place / "one"), bad_model(place / "two", seed=1))):
         assert register_folder(folder, served_code())[0].version == str(number + 1)
     tracking.set_champion(tracking.REGISTERED_COST, "1")
