@@ -117,6 +117,7 @@ def test_its_html_is_whole_and_escapes_names() -> None:
     assert [sum(map(float, widths[:5])), sum(map(float, widths[5:]))] == pytest.approx([100.0, 50.0], abs=0.05)
 
 
+@pytest.mark.slow
 def test_a_text_of_an_answer_needs_neither_pandas_nor_jinja() -> None:
     script = (
         "import sys\n"

@@ -244,6 +244,7 @@ def test_the_errors_of_users_are_one_family() -> None:
         assert issubclass(error, evenshard.EvenshardError)
 
 
+@pytest.mark.slow
 def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
     for command in (["--help"], ["place", "--help"], ["--version"]):
         assert not packages_after(tmp_path, *command) & HEAVY
@@ -266,6 +267,7 @@ def called(monkeypatch: pytest.MonkeyPatch, *flags: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_simulated_device_is_placed_for_without_torch(tmp_path: Path) -> None:
     """The command as a whole: tables, search, comparison, output and file."""
     script = (
@@ -304,6 +306,7 @@ def test_the_flags_are_those_of_the_parameters() -> None:
     assert {parameter for _, parameter, _ in FLAGS} | NO_FLAG == {*POSITIONAL, *KEYWORDS}
 
 
+@pytest.mark.slow
 @pytest.mark.full_search  # as the command's, which is another process
 def test_the_command_and_python_give_the_same_file(tmp_path: Path) -> None:
     devices = "--devices 4 --memory-cap-gb 40,64,64,64 --reserved-gb 2"

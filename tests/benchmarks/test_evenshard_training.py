@@ -68,6 +68,7 @@ def test_each_part_can_be_left_out_and_each_changes_the_model(without: str) -> N
     assert part.model.lower_bound_ms(TASKS[0]) != trained().model.lower_bound_ms(TASKS[0])
 
 
+@pytest.mark.slow
 def test_a_second_round_of_its_own_placements_comes_from_a_better_model() -> None:
     one, two = trained(), trained(replace(QUICK, own_rounds=2))
     assert two.measured[: len(one.measured)] == one.measured
@@ -98,6 +99,7 @@ def test_shards_keep_to_the_batch_size_of_their_tables() -> None:
         assert set(one.task.tables) <= {table for of_task in pool for table in of_task.tables}
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_model() -> None:
     one, same, other = trained(), trained(), trained(seed=1)
     assert one.measured == same.measured != other.measured
@@ -113,6 +115,7 @@ def test_fewer_tasks_than_placements_and_tasks_without_room_are_no_trouble() -> 
     )
 
 
+@pytest.mark.slow
 def test_intervals_widen_to_what_the_models_own_choices_cost() -> None:
     """Its own placements turn out half as slow again as anything it knows lets it expect: up to exp(0.4) and beyond."""
 

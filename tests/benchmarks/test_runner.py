@@ -98,6 +98,7 @@ def is_alive(process: int) -> bool:
     return not Path(f"/proc/{process}/stat").exists() or " Z " not in Path(f"/proc/{process}/stat").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("jobs", "by", "code"),
     [(1, signal.SIGKILL, -signal.SIGKILL), (2, signal.SIGKILL, -signal.SIGKILL), (2, signal.SIGTERM, 130)],

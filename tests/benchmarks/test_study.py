@@ -60,6 +60,7 @@ def test_the_json_has_all_rows_with_the_keys_of_the_contract(mixed: dict[str, An
     json.dumps(mixed, allow_nan=False)
 
 
+@pytest.mark.slow
 def test_nobody_is_below_the_best_known_placements(mixed: dict[str, Any]) -> None:
     gaps = [row["gap_to_best_known_pct"] for row in mixed["settings"]["6x2"]["sharders"].values()]
     assert min(gaps) == gaps[-1] == 0.0
@@ -155,6 +156,7 @@ def test_tasks_that_do_not_fit_are_counted_for_each_sharder(tmp_path: Path, monk
     assert study_text({**run_study(config(tmp_path, skip=skip))})
 
 
+@pytest.mark.slow
 def test_generalize_compares_transferred_networks_with_those_trained_for_the_size(tmp_path: Path) -> None:
     sizes = (Setting(6, 2), Setting(50, 4))
     result = run_study(config(tmp_path, "generalize", settings=sizes, test_tasks=2, skip=("best_known",)))
@@ -211,6 +213,7 @@ def test_eight_hundred_tables_are_placed_by_networks_of_eighty() -> None:
     assert not trained & {table.name for task in large.ground.test(large.setting) for table in task.tables}
 
 
+@pytest.mark.slow
 def test_on_real_kernels_everything_is_measured_through_journals(tmp_path: Path) -> None:
     skip = ("autoshard", "torchrec_planner")
     chosen = config(tmp_path, hardware="cpu", train_tasks=2, test_tasks=2, skip=skip, settings=(Setting(3, 2),))
@@ -224,6 +227,7 @@ def test_on_real_kernels_everything_is_measured_through_journals(tmp_path: Path)
     assert not list(tmp_path.glob("*.journal"))
 
 
+@pytest.mark.slow
 def test_a_measuring_that_was_cut_off_goes_on_from_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from evenshard.measure.one_device import OneDeviceInTurn
 
@@ -261,6 +265,7 @@ def test_measuring_needs_all_answers() -> None:
     assert len([unit for unit in plan.answers if "best known" in unit.name]) == 10
 
 
+@pytest.mark.slow
 def test_the_seed_reaches_the_convex_fit_and_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     fit, begin = evenshard_loop.fit_cost_model, EvenshardSharder.__init__

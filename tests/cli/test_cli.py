@@ -24,6 +24,7 @@ from evenshard.sharders.models import load_model
 from evenshard.tables.files import load_tables
 from evenshard.tracking import StageRun
 from evenshard.utils.errors import MeasurementFailed
+from support.tracking_builders import empty_file
 
 POOL = ["--tables", "t.parquet", "--tasks", "tasks.json"]
 GENERATE = ["generate-tables", "--tables-out", "t.parquet", "--tasks-out", "tasks.json"]
@@ -70,6 +71,7 @@ def run_loop(folder: Path) -> None:
 
 @pytest.mark.tracked
 def test_the_whole_loop(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty_file(workdir)
     run_loop(workdir)
     metrics = json.loads(Path("reports/metrics.json").read_text())
     assert metrics["hardware"].startswith("cpu: ")

@@ -23,6 +23,7 @@ def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BASH is None, reason="there is no bash")
 @pytest.mark.parametrize(
     ("typed", "offered"),

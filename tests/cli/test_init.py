@@ -58,6 +58,7 @@ def test_its_costs_are_those_of_the_simulated_h100(begun: Path) -> None:
         assert one.cost.max_device_ms == pytest.approx(total_ms, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_own_costs_in_three_commands(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As docs/loop.md shows them, on the files of init: no tasks, no settings, no policy, no checkout."""
     for name in ("params.yaml", "rules.yaml", "cluster.yaml", "prices.yaml"):

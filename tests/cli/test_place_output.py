@@ -31,7 +31,7 @@ def test_json_and_stdout_are_placement_json(capsys: pytest.CaptureFixture[str]) 
     assert main([*PLACE, "-o", "placement.json"]) == 0
     assert "ms of embedding work per step predicted" in capsys.readouterr().out
     written = Path("placement.json").read_text()
-    for flags in (["--json"], ["-o", "-"], ["--json", "--quiet"], ["-o", "-", "-q"]):
+    for flags in (["-o", "-"], ["--json", "--quiet"]):
         assert main([*PLACE, *flags]) == 0
         assert capsys.readouterr().out == written, flags
     assert not Path("-").exists()
@@ -81,6 +81,7 @@ def test_stdout_holds_one_thing(flags: list[str], words: str, capsys: pytest.Cap
     assert words in printed.err and printed.out == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "shows"), [(["--json"], True), (["--json", "--quiet"], False)])
 def test_the_best_so_far_is_shown_in_a_terminal(flags: list[str], shows: bool) -> None:
     """stderr is a real terminal here, stdout is not; a longer search has time to say something."""

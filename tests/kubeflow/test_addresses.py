@@ -75,6 +75,7 @@ def artifact(name: str) -> SimpleNamespace:
     return SimpleNamespace(path=str(Path(name, name)), metadata=metadata, log_metric=metadata.__setitem__)
 
 
+@pytest.mark.slow
 def test_a_loop_learns_from_tables(at: str) -> None:
     """The pod reads them itself; that the pipeline hands it the address is seen in what is compiled."""
     tables = artifact("tables")
@@ -88,6 +89,7 @@ def test_a_loop_learns_from_tables(at: str) -> None:
     assert [one.name for one in load_tables(Path(tables.path, "tables.parquet"))][-1] == "t11"
 
 
+@pytest.mark.slow
 def test_drift_watches_tables(at: str) -> None:
     outputs = {"summary": artifact("summary"), "metrics": artifact("metrics")}
     given = {"request": {}, "model_uri": str(LEARNED)}
@@ -110,6 +112,7 @@ def watching(at: str, **request: Any) -> tuple[bool, str]:
     return pays, Path(outputs["summary"].path).read_text()
 
 
+@pytest.mark.slow
 def test_watch_reads_what_a_job_wrote_there_file_by_file(at: str, s3: S3) -> None:
     traced_job(Path.cwd())
     for name in ("traces", "in_use"):
@@ -118,6 +121,7 @@ def test_watch_reads_what_a_job_wrote_there_file_by_file(at: str, s3: S3) -> Non
     assert pays and text.startswith("```text\nReplan: the new placement pays over 10,000,000 steps.\n")
 
 
+@pytest.mark.slow
 def test_watch_reads_what_the_command_uploaded(at: str, capsys: pytest.CaptureFixture[str]) -> None:
     traced_job(Path.cwd())
     for name in ("traces", "in_use"):
@@ -130,6 +134,7 @@ def test_watch_reads_what_the_command_uploaded(at: str, capsys: pytest.CaptureFi
     assert "no such file" in said and "'bucket/traces' is not an address on S3" in said
 
 
+@pytest.mark.slow
 def test_traffic_is_read_as_a_job_wrote_it(at: str, s3: S3) -> None:
     write_parquet(Path("traffic"), TRAFFIC, 2)
     Path("traffic/_SUCCESS").touch()

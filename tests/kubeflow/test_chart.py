@@ -22,6 +22,7 @@ OVERLAYS = ("cpu", "nvidia-gpu", "local")
 Objects = dict[tuple[str, str | None, str], dict[str, Any]]
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(
         None in (shutil.which("helm"), shutil.which("kubectl")),
         reason="needs helm and kubectl (make setup installs helm)",

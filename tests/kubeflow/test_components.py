@@ -41,6 +41,7 @@ def test_a_stage_and_its_component_agree(stage: Stage) -> None:
     assert (folder / "metadata.yaml").read_text() == metadata_of(stage), "run: python components/generate.py"
 
 
+@pytest.mark.slow
 def test_the_script_says_when_one_does_not() -> None:
     script = [sys.executable, "components/generate.py", "--check"]
     done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True)

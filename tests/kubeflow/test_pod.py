@@ -14,6 +14,7 @@ from evenshard.tracking import BACKLOG, log_to_parent, stage_run
 from evenshard.tracking.parents import Parent, ensure_parent
 from evenshard_components.conftest import CONFIG
 from evenshard_components.generate_tables.component import generate_tables
+from support.tracking_builders import empty_file
 
 LOOP = {"loop": {"num_rounds": 3}}
 
@@ -22,7 +23,7 @@ LOOP = {"loop": {"num_rounds": 3}}
 def test_pods_of_one_run_have_one_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow import MlflowClient
 
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    uri = f"sqlite:///{empty_file(tmp_path)}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
     for loop, stages in (("wf-1", ("generate_tables", "benchmark_1")), ("wf-2", ("generate_tables",))):
@@ -62,7 +63,7 @@ def test_pods_of_one_run_have_one_parent(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_run_that_kubeflow_made_says_which_code_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow import MlflowClient
 
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    uri = f"sqlite:///{empty_file(tmp_path)}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     client = MlflowClient(uri)
     injected = client.create_run("0", tags={"evenshard.git_commit": "told before"}).info.run_id
@@ -78,7 +79,7 @@ def test_the_run_that_kubeflow_made_says_which_code_ran(tmp_path: Path, monkeypa
 def test_the_exit_handler_logs_what_mlflow_has_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow import MlflowClient
 
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    uri = f"sqlite:///{empty_file(tmp_path)}"
     for name, value in (("MLFLOW_TRACKING_URI", uri), ("EVENSHARD_LOOP_ID", "wf-1"), (BACKLOG, f"{tmp_path}/volume")):
         monkeypatch.setenv(name, value)
 

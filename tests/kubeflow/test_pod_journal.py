@@ -94,7 +94,7 @@ def bucket(folder: Path, s3: S3) -> Store:
     return Store({**s3.settings(), pod_journal.ADDRESS: f"s3://{s3.bucket}/{prefix}"}, files, put)
 
 
-@pytest.fixture(params=[volume, bucket])
+@pytest.fixture(params=[volume, pytest.param(bucket, marks=pytest.mark.slow)])
 def store(request: pytest.FixtureRequest, tmp_path: Path, s3: S3, monkeypatch: pytest.MonkeyPatch) -> Store:
     found: Store = request.param(tmp_path / "journals", s3)
     for name, value in found.settings.items():
@@ -210,6 +210,7 @@ def test_a_journal_that_cannot_be_read_is_measured_again(store: Store, caplog: p
     assert "is not a journal" in caplog.text and "is measured again" in caplog.text
 
 
+@pytest.mark.slow
 def test_parts_are_read_up_to_the_first_that_is_missing(
     tmp_path: Path, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +253,7 @@ def test_a_volume_that_cannot_be_written_stops_nothing(
     assert "no journal can be kept there" in caplog.text
 
 
+@pytest.mark.slow
 def test_beside_an_output_on_s3_there_is_always_a_place(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in s3.settings().items():
         monkeypatch.setenv(name, value)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BARE = """
 import sys
 
@@ -39,6 +41,7 @@ assert len(measured) == len(jobs) and all(one.cost.max_device_ms > 0 for one in 
 """
 
 
+@pytest.mark.slow
 def test_measuring_needs_torch_and_numpy_alone(tmp_path: Path) -> None:
     tables = tmp_path / "tables.json"
     tables.write_text(

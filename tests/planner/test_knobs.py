@@ -177,6 +177,7 @@ def test_torchrec_has_what_is_named_as_its_spelling() -> None:
         assert name in inspect.signature(theirs[kind]).parameters, one
 
 
+@pytest.mark.slow
 def test_help_shows_the_meanings_without_docstrings() -> None:
     """Python drops docstrings under -OO; each flag keeps its meaning."""
     done = subprocess.run(

@@ -174,6 +174,10 @@ def test_a_link_that_leads_nowhere_is_named(
 ) -> None:
     damage()
     assert broken(chain(capsys, 1)) == links
+
+
+def test_what_is_broken_is_one_line(placed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _other_costs()
     assert main(["lineage", "placement.json"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("evenshard lineage failed: placement.json: ") and error.count("\n") == 1
@@ -215,6 +219,7 @@ def test_datasets_are_found_in_data_and_in_dvcs_cache(placed: Path, capsys: pyte
     assert chain(capsys, 0)["costs"] == [("ok", str(cached))]
 
 
+@pytest.mark.slow
 def test_each_dataset_has_the_name_that_dvc_gives_it(placed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     costs = [write_costs(Path(f"work/round_{n}/costs.parquet"), Lineage(f"round {n}")) for n in (2, 3)]
     model = write_model(Path("work/later"), tuple(costs), seed=1)
@@ -242,6 +247,7 @@ def test_an_mlflow_that_hangs_is_waited_for_once(
     assert all(state == "unchecked" and "timed out" in note for [(state, note)] in notes)
 
 
+@pytest.mark.slow
 def test_a_folder_and_a_device_model_are_checked_too(placed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place(Path("work/model"))
     links = chain(capsys, 0)

@@ -14,16 +14,15 @@ from evenshard.utils.errors import BadConfig, TrackingFailed
 from support.builders import cost, cost_net, measured, policy, table, task
 from support.convex_builders import NORMALIZER, random_model
 from support.model_builders import save_model
+from support.tracking_builders import empty_mlflow
 
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two versions of evenshard-cost in an MLflow of its own; the champion is the first."""
-    from mlflow import MlflowClient
-
     trained_on = TrainedOn.of([measured(task([table()], 1), (0,), cost(1.0))])
     root = tmp_path_factory.mktemp("registry")
-    client = MlflowClient(f"sqlite:///{root}/mlflow.db")
+    client = empty_mlflow(root)
     client.create_registered_model("evenshard-cost")
     for seed in (0, 1):
         folder = root / f"round_{seed}"

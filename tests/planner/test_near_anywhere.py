@@ -14,7 +14,6 @@ import evenshard
 from evenshard.compare.diff import diff
 from evenshard.planner.file import save_answer
 from evenshard.sharders.search.near import ALIKE
-from evenshard.sharders.search.search import PlanSearchEffort
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 
@@ -34,12 +33,7 @@ MACHINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "unequal memory": (MORE, {**MORE, "memory_cap_gb": [6, 3, 2, 4], "reserved_gb": 0, "training_pipeline": ""}),
     "other hardware": ({**ONE, "hardware": "simulated:v100"}, ONE),
 }
-
-
-@pytest.fixture(autouse=True)
-def little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every search here is short."""
-    monkeypatch.setattr(PlanSearchEffort.__init__, "__defaults__", (60, 2, 3, None))
+QUICK = ("more devices", "host memory", "rules")
 
 
 def tables(rng: np.random.Generator) -> Iterator[Table]:
@@ -55,7 +49,9 @@ def drifted(before: tuple[Table, ...], rng: np.random.Generator) -> Iterator[Tab
     yield replace(before[-1], name="new")
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MACHINES]
+)
 def test_every_answer_obeys_its_bound_and_is_not_worse_than_it_should_be(name: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(list(MACHINES).index(name))
     first, then = ({"hardware": "simulated:h100", "optimizer": "adam", **one} for one in MACHINES[name])

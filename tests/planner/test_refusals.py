@@ -36,7 +36,7 @@ from support.request_builders import request, untrained
 
 REPRO = ROOT.parent / "shared" / "repro"
 LINK = "infiniband_ndr"
-SAMPLE, BATCHES, BATCH = 20, 20, 100
+SAMPLE, BATCHES, BATCH = 8, 6, 50
 
 
 def answer(asked: PlacementRequest, effort: PlanSearchEffort = LITTLE) -> PlacementAnswer:
@@ -113,7 +113,7 @@ def test_replicas_are_in_device_memory_or_nowhere() -> None:
         answer(request(8, 8, machine=machine, rules=rules))
 
 
-@pytest.mark.parametrize("name", ["E3", "E4"])
+@pytest.mark.parametrize("name", ["E3", pytest.param("E4", marks=pytest.mark.slow)])
 def test_requests_that_were_refused_though_another_solver_placed_them(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

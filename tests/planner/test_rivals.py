@@ -104,6 +104,7 @@ def test_torchrecs_plan_without_settings_is_never_better_than_its_answer_here(
     assert rival.predicted_ms is not None and rival.predicted_ms <= 1.001 * without_settings
 
 
+@pytest.mark.slow
 def test_a_grid_is_asked_for_where_there_are_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[tuple[bool, bool, bool]] = []
 
@@ -127,6 +128,7 @@ def test_tables_that_stay_together_stay_whole_and_what_breaks_a_rule_is_said() -
     assert "costly, a are not together" in one.note
 
 
+@pytest.mark.slow
 def test_plans_are_measured_as_they_are() -> None:
     seen: list[tuple[ShardingTask, Sequence[TablePart]]] = []
 

@@ -201,20 +201,13 @@ def test_a_change_is_commented_and_the_comment_follows_it(tmp_path: Path, api: A
     assert "The table file is removed." in again.comment and "MORE" not in again.comment
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after", "said", "rc"),
     [
         (None, SMALL.format(2), "The table file is new: there is nothing to compare with.", 0),
-        pytest.param(
-            SMALL.format(2), "- {name: a}\n", "**The tables cannot be placed any more.**", 1, marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "- {name: a}\n",
-            SMALL.format(2),
-            "The tables of the base could not be placed, those of this change can:",
-            0,
-            marks=pytest.mark.slow,
-        ),
+        (SMALL.format(2), "- {name: a}\n", "**The tables cannot be placed any more.**", 1),
+        ("- {name: a}\n", SMALL.format(2), "The tables of the base could not be placed, those of this change can:", 0),
     ],
 )
 def test_files_that_come_or_are_broken_are_told(

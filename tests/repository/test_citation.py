@@ -35,6 +35,7 @@ def test_pages_say_how_to_cite_and_where_security_reports_go(page: str) -> None:
     assert "CITATION.cff" in text and "SECURITY.md" in text
 
 
+@pytest.mark.slow
 def test_windows_is_told_in_a_line_that_evenshard_is_for_linux() -> None:
     code = "import sys; sys.platform = 'win32'; import evenshard"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -23,13 +23,6 @@ NETWORKS = ("cost_net", "policy", "cost_model")
 PARAMS = yaml.safe_load((ROOT / "params.yaml").read_text())
 
 
-def test_dvc_yaml_fits_params_yaml() -> None:
-    done = subprocess.run(
-        [sys.executable, "pipelines/dvc_rounds.py", "--check"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize("num_rounds", [1, 2, 5])
 def test_round_k_depends_on_round_k_minus_1_and_the_newest_costs(num_rounds: int) -> None:
     stages = unrolled({**PARAMS, "loop": {"num_rounds": num_rounds}})["stages"]

@@ -27,6 +27,8 @@ sys.path.insert(0, str(ROOT / "pipelines"))
 
 from dvc_rounds import paths, unrolled
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -33,6 +33,7 @@ def printed_by(example: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_own_tables_live_where_the_rules_say(tmp_path: Path) -> None:
     text = printed_by("own_tables.py", tmp_path)
     by_device = re.findall(r"device (\d): .* GB: (.*)", text)

@@ -230,6 +230,7 @@ def test_the_sdist_holds_what_git_tracks_and_its_tests_run(built: Built, tmp_pat
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_an_index_shows_all_of_the_metadata(built: Built) -> None:
     said = run([sys.executable, "-m", "twine", "check", "--strict", str(built.wheel), str(built.sdist)], ROOT).stdout
     assert said.count("PASSED") == 2
@@ -316,6 +317,7 @@ def test_beside_torchrec_it_plans_for_a_model(beside_torchrec: Path, tmp_path: P
     assert {rank for ranks in plan.values() for rank in ranks} == set(range(8))
 
 
+@pytest.mark.slow
 def test_the_core_is_small(core: Path) -> None:
     (site_packages,) = core.parent.glob("lib/python*/site-packages")
     own = {"pip", "setuptools", "pkg_resources", "_distutils_hack"}
@@ -324,6 +326,7 @@ def test_the_core_is_small(core: Path) -> None:
     assert 50 < sum(file.stat().st_size for file in files if file.is_file()) / 1e6 < CORE_MB
 
 
+@pytest.mark.slow
 def test_python_finds_the_installed_package(core: Path, tmp_path: Path) -> None:
     question = "import evenshard, json, sys; json.dump([evenshard.__file__, evenshard.__version__], sys.stdout)"
     file, version = json.loads(run([str(core / "python"), "-c", question], tmp_path).stdout)

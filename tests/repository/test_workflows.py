@@ -20,6 +20,7 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 PYTHON = "Programming Language :: Python :: 3."
 
 
+@pytest.mark.slow
 def test_they_are_valid_and_zizmor_finds_no_risk() -> None:
     for words in (
         ["check-jsonschema", "--builtin-schema", "vendor.github-workflows", *map(str, WORKFLOWS)],

@@ -31,6 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "loop"
 
 
+@pytest.mark.slow
 def test_a_benchmark_goes_on_from_the_journal_and_measures_nothing_again(folder: Path) -> None:
     lines = len((folder / "journal.jsonl").read_text().splitlines())
     flags = ["--round", "1", *GIVEN, "--journal", "journal.jsonl", "--out", "again.parquet"]
@@ -42,6 +43,7 @@ def test_a_benchmark_goes_on_from_the_journal_and_measures_nothing_again(folder:
     assert [one.placement for one in again] == [one.placement for one in costs]
 
 
+@pytest.mark.slow
 def test_its_costs_train_another_model(folder: Path) -> None:
     flags = ["--round", "1", *GIVEN, "--costs", "costs.parquet", "--out", "net", "--model-out", "model"]
     assert main(["train-cost", *flags]) == 0

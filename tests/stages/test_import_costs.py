@@ -207,6 +207,7 @@ def test_a_training_takes_the_dataset(files: Path, capsys: pytest.CaptureFixture
     assert main(["place", "tables.parquet", "--devices", "1", "--model", "round", "--memory-cap-gb", "1"]) == 0
 
 
+@pytest.mark.slow
 def test_the_cost_model_learns_what_strangers_measured() -> None:
     """Half of the tables and 200 shards of them; judged on shards of the other half."""
     config = ImportCostsConfig("cpu: unknown", 65_536)

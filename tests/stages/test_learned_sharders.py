@@ -46,6 +46,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_loop_trains_autoshard_proposes_with_it_and_compares_it(loop: Path) -> None:
     for number in (1, 2):
         folder = loop / f"work/round_{number}"
@@ -66,6 +67,7 @@ def test_the_loop_trains_autoshard_proposes_with_it_and_compares_it(loop: Path) 
     assert -1 <= trained["reward"] <= 1 and "predicted_ms" not in trained
 
 
+@pytest.mark.slow
 def test_the_second_round_goes_on_from_the_first(loop: Path) -> None:
     scales = [
         float(load_checkpoint(loop / f"work/round_{number}/cost_net", AutoShardCostNet).net.cost_scale_ms)
@@ -78,6 +80,7 @@ def test_the_second_round_goes_on_from_the_first(loop: Path) -> None:
     assert steps == [6.0, 12.0]
 
 
+@pytest.mark.slow
 def test_place_and_mlflow_load_what_holds_autoshard(loop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(loop)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{loop}/mlflow.db")
@@ -93,6 +96,7 @@ def test_place_and_mlflow_load_what_holds_autoshard(loop: Path, monkeypatch: pyt
         assert load_sharder(folder / "cost_net", folder / "policy").name == "autoshard"
 
 
+@pytest.mark.slow
 def test_a_policy_is_not_trained_against_another_ones_cost_network(
     loop: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,6 +109,7 @@ def test_a_policy_is_not_trained_against_another_ones_cost_network(
     assert not Path("other").exists()
 
 
+@pytest.mark.slow
 def test_the_command_says_which_cost_network_is_fitted(loop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(loop)
     monkeypatch.setattr("evenshard.tracking.runs._open", lambda *args: StageRun())
@@ -144,6 +149,7 @@ def test_a_folder_of_before_there_was_a_choice_is_dreamshards(tmp_path: Path) ->
         learned_in(tmp_path / "cost_net")
 
 
+@pytest.mark.slow
 def test_a_third_one_is_its_own_files_and_a_line(tmp_path: Path) -> None:
     """It is trained, proposes, is compared and loaded, although nothing but ``LEARNED`` knows its name."""
     assert "toy" not in LEARNED

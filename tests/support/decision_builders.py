@@ -19,18 +19,20 @@ from support.model_builders import save_model
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "measure": {"hardware": "simulated:h200", "visits": 1, "num_batches": 1, "warmup": 0, "repeats": 1},
-    "evaluate": {"scores_per_table": 40},
+    "evaluate": {"scores_per_table": 20},
 }
 BATCH = 65_536
 
 
-def write_inputs(folder: Path, num_test_tasks: int = 8, memory_cap_gb: float = 4.0, **measure: Any) -> None:
+def write_inputs(
+    folder: Path, num_test_tasks: int = 8, memory_cap_gb: float = 4.0, tables_per_task: int = 12, **measure: Any
+) -> None:
     """params.yaml, work/tables.parquet and work/tasks.json, for a simulated H200."""
     settings: Mapping[str, Any] = {**SETTINGS, "measure": {**SETTINGS["measure"], **measure}}
     (folder / "params.yaml").write_text(yaml.safe_dump(settings))
     (folder / "work").mkdir(exist_ok=True)
-    pool = generate_tables(GeneratorConfig(160, (16, 32, 64), 1_000_000, 32), BATCH, 0)
-    split = sample_tasks(pool, TaskSampling(2, num_test_tasks, 40, 4, memory_cap_gb, BATCH), 0)
+    pool = generate_tables(GeneratorConfig(120, (16, 32, 64), 1_000_000, 32), BATCH, 0)
+    split = sample_tasks(pool, TaskSampling(2, num_test_tasks, tables_per_task, 4, memory_cap_gb, BATCH), 0)
     save_tables(pool, folder / "work/tables.parquet")
     save_tasks(split, folder / "work/tasks.json")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from evenshard.sharders.search.search import PlanSearchEffort
 
 FULL = PlanSearchEffort()
-LITTLE = PlanSearchEffort(changes=200, idle_kicks=5)
+LITTLE = PlanSearchEffort(changes=20, idle_kicks=1, kicked=2)
 
 
 def search_with(effort: PlanSearchEffort) -> None:

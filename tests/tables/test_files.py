@@ -241,6 +241,7 @@ def test_a_folder_called_key_equals_value_adds_no_column(tmp_path: Path) -> None
     assert load_tables(tmp_path / "date=2024" / "t.parquet") == (ADS,)
 
 
+@pytest.mark.slow
 def test_json_and_csv_need_the_standard_library_alone(tmp_path: Path) -> None:
     for suffix in (".json", ".csv"):
         save_tables([ADS], tmp_path / f"t{suffix}")

@@ -60,6 +60,7 @@ def test_traffic_and_precision_apply_to_them(tmp_path: Path) -> None:
     assert [(one.pooling_factor, one.weight_bits) for one in found.tables] == [(1.5, 8), (1.0, 8)]
 
 
+@pytest.mark.slow
 def test_pandas_is_not_imported_unless_it_is_given() -> None:
     script = (
         "import sys; sys.modules['pandas'] = None\n"

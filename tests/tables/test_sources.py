@@ -325,6 +325,7 @@ def test_traffic_that_does_not_fit_the_tables_is_refused(tmp_path: Path) -> None
 # What the user sees ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_importing_it_is_quick() -> None:
     script = "import sys, evenshard.tables.sources; assert not {'torch', 'pyarrow', 'rich', 'yaml'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)

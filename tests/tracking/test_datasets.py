@@ -58,6 +58,7 @@ def state(root: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in (root / "data").rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_fresh_clone_pulls_what_was_added(root: Path, tmp_path: Path) -> None:
     fresh = clone(root, tmp_path / "fresh")
     dvc(fresh, "pull")
@@ -68,12 +69,14 @@ def test_a_fresh_clone_pulls_what_was_added(root: Path, tmp_path: Path) -> None:
     assert about["drift"] is None and about["sha256"].keys() == {"costs.parquet", "tables.parquet"}
 
 
+@pytest.mark.slow
 def test_the_same_again_changes_nothing(root: Path) -> None:
     wanted, before = request(root), state(root)
     assert not add(wanted, root).changed
     assert state(root) == before
 
 
+@pytest.mark.slow
 def test_a_new_version_says_what_changed(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,6 +90,7 @@ def test_a_new_version_says_what_changed(
     assert json.loads((root / H200.folder / "dataset.json").read_text())["drift"]["num_shards"] > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("measuring", "why"),
     [
@@ -103,11 +107,13 @@ def test_drift_noise_and_other_optimizers_are_refused(root: Path, measuring: dic
     assert state(root) == before
 
 
+@pytest.mark.slow
 def test_limits_can_be_raised(root: Path) -> None:
     found = add(replace(request(root, at=5000.0, slower=1.2), max_drift_pct=25.0), root)
     assert found.drift is not None and found.drift.cost_pct == pytest.approx(20.0)
 
 
+@pytest.mark.slow
 def test_measurements_are_added_once(root: Path, tmp_path: Path) -> None:
     with pytest.raises(BadFile, match=r"9 of 9 measurements are in .*collection=reference too"):
         add(request(root, Partition("simulated-h200", "copy")), root)
@@ -117,6 +123,7 @@ def test_measurements_are_added_once(root: Path, tmp_path: Path) -> None:
         add(AddRequest((costs, tmp_path / "copy.parquet"), tables, H200), root)
 
 
+@pytest.mark.slow
 def test_hardware_must_fit_and_simulated_costs_are_marked(root: Path) -> None:
     with pytest.raises(BadConfig, match=r"not hardware 'h200'. Add them with --hardware simulated-h200"):
         add(request(root, Partition.of("h200", "x")), root)
@@ -127,6 +134,7 @@ def test_hardware_must_fit_and_simulated_costs_are_marked(root: Path) -> None:
         H200.require_hardware(["cuda: NVIDIA H200"])
 
 
+@pytest.mark.slow
 def test_datasets_of_the_same_hardware_must_be_here(root: Path, tmp_path: Path) -> None:
     fresh = clone(root, tmp_path / "fresh")
     with pytest.raises(BadConfig, match=r"not here. Bring them first: dvc pull data/hardware=simulated-h200."):
@@ -139,6 +147,7 @@ def test_datasets_of_the_same_hardware_must_be_here(root: Path, tmp_path: Path) 
     assert add(request(fresh, at=5000.0), fresh).drift is not None
 
 
+@pytest.mark.slow
 def test_a_list_of_datasets_that_no_remote_gives_is_not_an_empty_one(root: Path, tmp_path: Path) -> None:
     fresh = clone(root, tmp_path / "fresh")
     shutil.rmtree(fresh / "dvcstore")
@@ -146,6 +155,7 @@ def test_a_list_of_datasets_that_no_remote_gives_is_not_an_empty_one(root: Path,
         add(request(fresh, at=5000.0), fresh)
 
 
+@pytest.mark.slow
 def test_tasks_must_be_tasks(root: Path) -> None:
     wanted, before = replace(request(root, at=5000.0), tasks=root / "data.dvc"), state(root)
     with pytest.raises(BadFile, match=r"data.dvc: "):
@@ -153,6 +163,7 @@ def test_tasks_must_be_tasks(root: Path) -> None:
     assert state(root) == before
 
 
+@pytest.mark.slow
 def test_a_folder_of_something_else_stays(root: Path) -> None:
     (root / H200.folder / "thesis.txt").write_text("mine")
     with pytest.raises(BadFile, match=r"holds thesis.txt, which is not part of a cost dataset"):
@@ -165,6 +176,7 @@ def test_names_are_names_of_folders(name: str) -> None:
         Partition.of("h200", name)
 
 
+@pytest.mark.slow
 def test_exit_codes(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(root)
     costs, tables = measure(root / "work", at=6000.0, slower=2.0)

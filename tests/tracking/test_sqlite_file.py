@@ -66,6 +66,7 @@ def test_a_file_that_mlflow_left_half_made_is_named(workdir: Path) -> None:
         connect().search_experiments()
 
 
+@pytest.mark.slow
 def test_a_kill_while_we_make_it_leaves_no_file(workdir: Path) -> None:
     path = workdir / "mlflow.db"
     killed_at(60, by_us, path)
@@ -79,6 +80,7 @@ def test_a_kill_while_we_make_it_leaves_no_file(workdir: Path) -> None:
     assert there == {"mlflow.db", "params.yaml", "work"}, "and what the killed one had made beside it"
 
 
+@pytest.mark.slow
 def test_of_two_that_make_it_at_once_none_loses_what_it_logs(workdir: Path) -> None:
     def log(name: str) -> None:
         connect().create_experiment(name)

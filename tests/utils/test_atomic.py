@@ -82,6 +82,7 @@ def test_the_old_folder_stays_if_the_new_one_cannot_take_its_place(
     assert list(tmp_path.iterdir()) == [target]
 
 
+@pytest.mark.slow
 def test_whoever_is_killed_leaves_the_old_folder_or_the_new_one_or_both_beside_it(tmp_path: Path) -> None:
     """Killed at each step of the swap in turn, which an audit hook of Python sees just before it is taken."""
     states = run_killed(tmp_path)

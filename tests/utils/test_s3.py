@@ -121,6 +121,7 @@ def test_any_file_name_comes_back(store: S3, at: str, tmp_path: Path) -> None:
     assert contents(download(at, tmp_path / "back")) == contents(folder)
 
 
+@pytest.mark.slow
 def test_what_would_not_come_back_is_refused(store: S3, at: str, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "data", a=b"1", c=b"2")
     (folder / "b").symlink_to(folder / "a")
@@ -139,6 +140,7 @@ def test_what_would_not_come_back_is_refused(store: S3, at: str, tmp_path: Path)
         (folder / name).unlink()
 
 
+@pytest.mark.slow
 def test_a_newer_folder_replaces_an_older_one_and_nothing_else(store: S3, at: str, tmp_path: Path) -> None:
     upload(folder_of(tmp_path / "old", a=b"old"), at)
     here = download(at, tmp_path / "here")
@@ -150,6 +152,7 @@ def test_a_newer_folder_replaces_an_older_one_and_nothing_else(store: S3, at: st
     assert contents(here) == {"a": b"new", "b": b"new", "thesis": b"mine"}
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_sent_again(store: S3, at: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = folder_of(tmp_path / "model", a=b"1", b=b"2")
     with caplog.at_level("INFO"):
@@ -162,6 +165,7 @@ def test_what_is_there_is_not_sent_again(store: S3, at: str, tmp_path: Path, cap
     ]
 
 
+@pytest.mark.slow
 def test_a_file_of_others_without_a_checksum_comes_with_a_warning(
     store: S3, at: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -170,6 +174,7 @@ def test_a_file_of_others_without_a_checksum_comes_with_a_warning(
     assert "no SHA-256" in caplog.text
 
 
+@pytest.mark.slow
 def test_what_identifies_the_content_changes_with_it(store: S3, at: str, tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(b"1")
     upload(tmp_path / "one", at)
@@ -187,6 +192,7 @@ def test_what_identifies_the_content_changes_with_it(store: S3, at: str, tmp_pat
         content_hash(f"{at}.none")
 
 
+@pytest.mark.slow
 def test_an_error_about_a_file_from_there_names_its_address(store: S3, at: str, tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(b"1")
     upload(tmp_path / "one", at)
@@ -203,6 +209,7 @@ def test_local_leaves_paths_alone(tmp_path: Path) -> None:
 # Nothing half-visible -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_folder_without_its_manifest_is_not_there(store: S3, at: str, tmp_path: Path) -> None:
     upload(folder_of(tmp_path / "model", a=b"1", b=b"2"), at)
     store.client().delete_object(Bucket=store.bucket, Key=f"{Address.of(at).key}/{MANIFEST}")
@@ -268,6 +275,7 @@ def put(s3: S3, at: str, **contents: bytes) -> None:
         s3.client().put_object(Bucket=s3.bucket, Key=key, Body=content)
 
 
+@pytest.mark.slow
 def test_a_folder_that_others_wrote_is_what_its_listing_names(
     store: S3, at: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -286,6 +294,7 @@ def test_a_folder_that_others_wrote_is_what_its_listing_names(
     assert contents(download(at, tmp_path / "mine", listed=True)) == {"mine": b"1"}  # a manifest tells what is whole
 
 
+@pytest.mark.slow
 def test_a_folder_is_removed_and_nothing_beside_it(store: S3, at: str, tmp_path: Path) -> None:
     put(store, at, a=b"1", deep__b=b"2")
     put(store, f"{at}-other", c=b"3")
@@ -294,6 +303,7 @@ def test_a_folder_is_removed_and_nothing_beside_it(store: S3, at: str, tmp_path:
     remove(at)
 
 
+@pytest.mark.slow
 def test_an_upload_that_did_not_end_is_no_folder_of_others(store: S3, at: str, tmp_path: Path) -> None:
     upload(folder_of(tmp_path / "data", a=b"1", b=b"2"), at)
     store.client().delete_object(Bucket=store.bucket, Key=f"{Address.of(at).key}/{MANIFEST}")
@@ -302,6 +312,7 @@ def test_an_upload_that_did_not_end_is_no_folder_of_others(store: S3, at: str, t
             download(missing, tmp_path / "back", listed=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["../a", "b/../../a", "b//a", "/a", "back\\slash"])
 def test_a_listing_leads_nowhere_else(
     store: S3, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
@@ -326,6 +337,7 @@ def test_a_listing_leads_nowhere_else(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_what_identifies_a_folder_of_others_changes_with_it(store: S3, at: str) -> None:
     found = []
     for content in (b"1", b"2", b"1"):
@@ -337,6 +349,7 @@ def test_what_identifies_a_folder_of_others_changes_with_it(store: S3, at: str) 
 # A bad network ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_connection_that_is_cut_is_made_again(
     store: S3, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,6 +368,7 @@ def test_a_connection_that_is_cut_is_made_again(
         assert sorted(os.listdir(tmp_path)) == ["one", "two"]
 
 
+@pytest.mark.slow
 def test_damage_on_the_way_there_is_refused_by_the_server(
     store: S3, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,6 +384,7 @@ def test_damage_on_the_way_there_is_refused_by_the_server(
     assert Address.of(at).key not in objects(store, at)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_damage_on_the_way_back_is_seen(
     store: S3, at: str, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -411,6 +426,7 @@ def test_a_server_that_is_killed_in_the_middle(tmp_path: Path, monkeypatch: pyte
 # One clear line for each trouble ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_wrong_key(store: S3, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one").write_bytes(b"1")
     for name, value in (("AWS_SECRET_ACCESS_KEY", "no"), ("AWS_ACCESS_KEY_ID", "nobody")):
@@ -421,6 +437,7 @@ def test_a_wrong_key(store: S3, at: str, tmp_path: Path, monkeypatch: pytest.Mon
                 call()
 
 
+@pytest.mark.slow
 def test_no_key(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
@@ -430,6 +447,7 @@ def test_no_key(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         download(at, tmp_path / "two")
 
 
+@pytest.mark.slow
 def test_no_bucket(store: S3, tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(b"1")
     at = "s3://nowhere/one"
@@ -442,6 +460,7 @@ def test_no_bucket(store: S3, tmp_path: Path) -> None:
             call()
 
 
+@pytest.mark.slow
 def test_a_bucket_that_may_only_be_read(store: S3, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     upload(folder_of(tmp_path / "data", a=b"1"), at)
     for name, value in store.settings(store.reader_key, store.reader_secret).items():
@@ -454,12 +473,14 @@ def test_a_bucket_that_may_only_be_read(store: S3, at: str, tmp_path: Path, monk
     assert contents(download(at, tmp_path / "back")) == {"a": b"1"}
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_is_down(store: S3, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(StorageFailed, match=r"http://127.0.0.1:1 does not answer"):
         download(at, tmp_path / "two")
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_is_not_amazons_finds_the_bucket_in_the_path(
     store: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -468,12 +489,14 @@ def test_an_endpoint_that_is_not_amazons_finds_the_bucket_in_the_path(
     assert url.startswith("http://s3.example.com:8333/b/k?")
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_is_no_address(store: S3, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "no address")
     with pytest.raises(BadConfig, match="Check AWS_ENDPOINT_URL"):
         download(at, tmp_path / "two")
 
 
+@pytest.mark.slow
 def test_an_expired_token(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SeaweedFS knows no such tokens: this server answers as Amazon's does."""
 
@@ -536,6 +559,7 @@ def test_what_is_not_a_manifest_is_one_line(content: bytes) -> None:
         Manifest.from_json(content, "s3://b/m")
 
 
+@pytest.mark.slow
 def test_a_manifest_of_the_wrong_kind_is_seen_by_a_download(store: S3, at: str, tmp_path: Path) -> None:
     upload(folder_of(tmp_path / "data", a=b"1"), at)
     manifest = json.dumps({"schema": 1, "files": [{**A_FILE, "path": "../a"}]}).encode()
@@ -545,6 +569,7 @@ def test_a_manifest_of_the_wrong_kind_is_seen_by_a_download(store: S3, at: str, 
     assert contents(tmp_path) == {"data/a": b"1"}
 
 
+@pytest.mark.slow
 def test_a_file_whose_name_is_too_long_for_this_disk_is_one_line(store: S3, at: str, tmp_path: Path) -> None:
     upload(folder_of(tmp_path / "data", a=b"1"), at)
     manifest = json.dumps({"schema": 1, "files": [{**A_FILE, "path": "a" * 256}]}).encode()
@@ -553,6 +578,7 @@ def test_a_file_whose_name_is_too_long_for_this_disk_is_one_line(store: S3, at: 
         download(at, tmp_path / "back")
 
 
+@pytest.mark.slow
 def test_a_full_disk(store: S3, at: str, tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(b"1")
     [file] = upload(tmp_path / "one", at).files
@@ -561,6 +587,7 @@ def test_a_full_disk(store: S3, at: str, tmp_path: Path) -> None:
         transfer._fetch(address, Path("/dev/full"), file)
 
 
+@pytest.mark.slow
 def test_a_file_that_changes_while_it_is_uploaded_is_not_there(store: S3, at: str, tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(b"before")
     file = transfer.StoredFile.of(tmp_path / "one", "one")
@@ -570,6 +597,7 @@ def test_a_file_that_changes_while_it_is_uploaded_is_not_there(store: S3, at: st
     assert not objects(store, at)
 
 
+@pytest.mark.slow
 def test_no_password_of_the_endpoint_is_shown(store: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://alice:hunter2@127.0.0.1:1")
     words = [sys.executable, "-m", "evenshard", "place", "s3://b/k.parquet", "--devices", "2"]
@@ -580,6 +608,7 @@ def test_no_password_of_the_endpoint_is_shown(store: S3, tmp_path: Path, monkeyp
     assert done.returncode == 1 and "hunter2" not in done.stderr and "alice" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_damaged_object_is_named_and_can_be_replaced(store: S3, at: str, tmp_path: Path) -> None:
     [file] = upload(folder_of(tmp_path / "data", a=b"1"), at).files
     where = {"Bucket": store.bucket, "Key": f"{Address.of(at).key}/{file.blob}"}
@@ -599,6 +628,7 @@ def test_what_is_no_address(text: str) -> None:
         Address.of(text)
 
 
+@pytest.mark.slow
 def test_nothing_to_upload(store: S3, at: str, tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="no such file"):
         upload(tmp_path / "none", at)
@@ -607,6 +637,7 @@ def test_nothing_to_upload(store: S3, at: str, tmp_path: Path) -> None:
         upload(tmp_path / "empty", at)
 
 
+@pytest.mark.slow
 def test_place_reads_tables_and_model_from_s3(
     store: S3, at: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -186,7 +186,9 @@ def calls(name: str, rank: int) -> list[Call]:
 # Facts ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [name if name == "caches alone" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_the_answer_is_legal_and_its_plan_comes_back(name: str) -> None:
     one = answer(*CASES[name])
     assert sum(table.size_bytes for table in one.request.tables) == pytest.approx(TOTAL_BYTES, rel=1e-6)

@@ -203,6 +203,7 @@ def lives(parts: Sequence[TablePart], rank: int) -> list[tuple[str, int, int, in
     return sorted((key, 0, config.num_embeddings, one.columns.start, one.columns.size) for key, config, one in keys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 def test_each_table_lives_where_the_placement_says(notes: list[dict[str, Any]], optimizer: str) -> None:
     parts = [
@@ -212,10 +213,12 @@ def test_each_table_lives_where_the_placement_says(notes: list[dict[str, Any]], 
     assert [of_rank[optimizer]["lives"] for of_rank in notes] == [lives(parts, rank) for rank in range(WORLD_SIZE)]
 
 
+@pytest.mark.slow
 def test_each_part_of_a_split_table_lives_where_its_shard_says(notes: list[dict[str, Any]]) -> None:
     assert [of_rank["split"]["lives"] for of_rank in notes] == [lives(SPLIT, rank) for rank in range(WORLD_SIZE)]
 
 
+@pytest.mark.slow
 def test_the_commands_plan_puts_tables_where_they_are_pinned(notes: list[dict[str, Any]]) -> None:
     """The table that fits nowhere is split over both ranks."""
     parts = notes[0]["parts"]
@@ -224,6 +227,7 @@ def test_the_commands_plan_puts_tables_where_they_are_pinned(notes: list[dict[st
     assert {part.device for part in parts if part.table == "wide"} == {0, 1}
 
 
+@pytest.mark.slow
 def test_without_a_machine_the_planner_places_all_tables(notes: list[dict[str, Any]]) -> None:
     """Rank 0 plans, with the model that comes with evenshard."""
     assert [of_rank["planned"] for of_rank in notes] == [True, False]
@@ -231,6 +235,7 @@ def test_without_a_machine_the_planner_places_all_tables(notes: list[dict[str, A
     assert held == sorted(module_path_of(name)[0] for name in NAMES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "optimizer"),
     [("sgd", "sgd"), ("adagrad", "adagrad"), ("split", "sgd"), ("command", "sgd"), ("own", "sgd")],
@@ -242,6 +247,7 @@ def test_losses_are_those_of_the_model_in_one_piece(notes: list[dict[str, Any]],
         assert of_rank[run]["losses"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_parts_of_a_table_have_their_own_row_wise_state(notes: list[dict[str, Any]]) -> None:
     """So says the package: the first loss, before any step, is that of the whole table, the others are near it."""
     split, whole = notes[0]["split_adagrad"]["losses"], unsharded_losses("adagrad")
@@ -249,10 +255,12 @@ def test_parts_of_a_table_have_their_own_row_wise_state(notes: list[dict[str, An
     assert split != pytest.approx(whole, rel=1e-4) and split == pytest.approx(whole, rel=0.1)
 
 
+@pytest.mark.slow
 def test_all_ranks_get_the_plan_of_rank_0(notes: list[dict[str, Any]]) -> None:
     assert notes[0]["plan"] == notes[1]["plan"] and "table_wise" in notes[0]["plan"]
 
 
+@pytest.mark.slow
 def test_all_ranks_learn_that_there_is_no_room(notes: list[dict[str, Any]]) -> None:
     for of_rank in notes:
         assert type(of_rank["no_room"]) is PlannerError
@@ -260,6 +268,7 @@ def test_all_ranks_learn_that_there_is_no_room(notes: list[dict[str, Any]]) -> N
         assert str(of_rank["no_room"]).startswith("the model: table wide needs 2.81 KB, more than a whole device")
 
 
+@pytest.mark.slow
 def test_no_rank_waits_for_a_rank_0_that_cannot_plan(notes: list[dict[str, Any]]) -> None:
     assert [type(of_rank["wrong"]) for of_rank in notes] == [PlannerError, PlannerError]
     assert all("pooling_factors names 'nobody'" in str(of_rank["wrong"]) for of_rank in notes)

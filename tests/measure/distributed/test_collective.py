@@ -45,6 +45,7 @@ from support.patience import PATIENCE_S, wait_until
 
 CONFIG = MeasureConfig(hardware="cpu", num_batches=2, warmup=1, repeats=3, timeout_s=PATIENCE_S, seed=5)
 IMPATIENT = replace(CONFIG, timeout_s=10.0)  # nothing that a rank does in these scenarios takes a tenth of that
+WORLD_SIZE = 4
 BATCH_SIZE = 67  # no number of ranks divides it
 GIANT = table("giant", rows=2_000_000_000, dim=256)
 
@@ -339,20 +340,21 @@ def said(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [line for line in done.stderr.splitlines() if line.startswith("failed: ")]
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
-def notes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What came out of the long session, on 2 and on 4 ranks."""
-    out = tmp_path_factory.mktemp(f"ranks{request.param}")
-    done = torchrun(request.param, out, "everything")
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What came out of the long session."""
+    out = tmp_path_factory.mktemp("ranks")
+    done = torchrun(WORLD_SIZE, out, "everything")
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = pickle.loads((out / "notes.pickle").read_bytes())
-    return {**result, "size": request.param}
+    return {**result, "size": WORLD_SIZE}
 
 
 def times(device: DeviceCost) -> tuple[float, float, float, float]:
     return device.fwd_compute_ms, device.fwd_all_to_all_ms, device.bwd_all_to_all_ms, device.bwd_compute_ms
 
 
+@pytest.mark.slow
 def test_every_device_computes_and_exchanges(notes: dict[str, Any]) -> None:
     for cost in (notes["spread"], notes["after_all"]):
         assert cost.all_to_all == "measured" and cost.fits and len(cost.devices) == notes["size"]
@@ -362,6 +364,7 @@ def test_every_device_computes_and_exchanges(notes: dict[str, Any]) -> None:
         assert min(device.fwd_wait_ms for device in cost.devices) < 20
 
 
+@pytest.mark.slow
 def test_a_device_without_tables_only_takes_part_in_the_exchange(notes: dict[str, Any]) -> None:
     *empty, full = notes["on_last"].devices
     assert min(times(full)) > 0
@@ -370,11 +373,13 @@ def test_a_device_without_tables_only_takes_part_in_the_exchange(notes: dict[str
         assert device.fwd_all_to_all_ms > 0 and device.bwd_all_to_all_ms > 0
 
 
+@pytest.mark.slow
 def test_exchanged_data_are_those_of_one_unsharded_device(notes: dict[str, Any]) -> None:
     for forward_error, gradient_error in notes["exchange_errors"]:
         assert forward_error < 1e-5 and gradient_error < 1e-4
 
 
+@pytest.mark.slow
 def test_jobs_and_answers_are_plain_data(notes: dict[str, Any]) -> None:
     """Times by rank and exchange; what is not a number is not an answer, and what the ranks cannot run is not a job."""
     assert len(notes["exchange_times"]) == notes["size"]
@@ -456,6 +461,7 @@ def test_a_placement_comes_as_it_was_handed_out_or_not_at_all(path: str, value: 
     assert decode_job(encode_job(None, JOBS), JOBS, 2) is None
 
 
+@pytest.mark.slow
 def test_waiting_is_no_communication(notes: dict[str, Any]) -> None:
     """Rank 1 is slow forward, rank 0 slow backward, and nothing else takes any time."""
     first, slow, *others = notes["skewed"].devices
@@ -467,6 +473,7 @@ def test_waiting_is_no_communication(notes: dict[str, Any]) -> None:
         assert device.fwd_all_to_all_ms == device.bwd_all_to_all_ms == 0
 
 
+@pytest.mark.slow
 def test_a_task_needs_one_device_for_each_process(notes: dict[str, Any]) -> None:
     size = notes["size"]
     assert isinstance(notes["wrong_number"], BadInput)
@@ -474,6 +481,7 @@ def test_a_task_needs_one_device_for_each_process(notes: dict[str, Any]) -> None
     assert f"--nproc-per-node {size + 1}." in str(notes["wrong_number"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["giant", "out_of_memory_forward", "out_of_memory_backward"])
 def test_a_shard_that_does_not_fit_is_a_finding_and_the_others_are_timed_alone(
     notes: dict[str, Any], name: str
@@ -487,17 +495,20 @@ def test_a_shard_that_does_not_fit_is_a_finding_and_the_others_are_timed_alone(
         assert (device.fwd_all_to_all_ms, device.bwd_all_to_all_ms, device.fwd_wait_ms) == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_two_devices_may_run_out_of_memory_one_after_the_other(notes: dict[str, Any]) -> None:
     statuses = [device.status for device in notes["out_of_memory_later"].devices]
     assert statuses == [OUT_OF_MEMORY] * 2 + ["ok"] * (notes["size"] - 2)
 
 
+@pytest.mark.slow
 def test_a_failing_kernel_names_its_rank(notes: dict[str, Any]) -> None:
     assert type(notes["failed"]) is MeasurementFailed
     assert str(notes["failed"]) == "rank 1, measuring task: a bad kernel"
     assert type(notes["bad_input"]) is BadInput and "mixed weight_bits" in str(notes["bad_input"])
 
 
+@pytest.mark.slow
 def test_rows_say_what_exchanged(notes: dict[str, Any]) -> None:
     provenance = notes["provenance"]
     assert provenance.link == "gloo"

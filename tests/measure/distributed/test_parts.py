@@ -466,7 +466,7 @@ def torchrun(num_processes: int, out: Path, scenario: str) -> subprocess.Complet
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[2, 4])
 def notes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What came out of a session, on 2 and on 4 ranks of two nodes."""
     out = tmp_path_factory.mktemp(f"parts{request.param}")
@@ -476,6 +476,7 @@ def notes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return {**pickle.loads((out / "notes.pickle").read_bytes()), "size": request.param}
 
 
+@pytest.mark.slow
 def test_outputs_and_updated_weights_are_those_of_the_unsharded_tables(notes: dict[str, Any]) -> None:
     assert set(notes["errors"]) >= set(ways_on(notes["size"]))
     for name, of_ranks in notes["errors"].items():
@@ -498,6 +499,7 @@ def times(cost: DeviceCost) -> tuple[float, ...]:
     )
 
 
+@pytest.mark.slow
 def test_every_type_is_timed_on_every_device(notes: dict[str, Any]) -> None:
     for name, cost in notes["costs"].items():
         assert isinstance(cost, PlacementCost) and cost.all_to_all == "measured" and cost.fits
@@ -509,6 +511,7 @@ def test_every_type_is_timed_on_every_device(notes: dict[str, Any]) -> None:
     assert min(times(of_rows)) > 0
 
 
+@pytest.mark.slow
 def test_replicas_exchange_gradients_alone(notes: dict[str, Any]) -> None:
     for rank, collectives in enumerate(notes["collectives"][DATA_PARALLEL]):
         assert {phase for phase, names in collectives.items() if names} == {"reduce_replicas"}, rank
@@ -519,10 +522,12 @@ def test_replicas_exchange_gradients_alone(notes: dict[str, Any]) -> None:
         assert device.bwd_all_to_all_ms > 0
 
 
+@pytest.mark.slow
 def test_where_one_device_is_out_of_memory_none_runs(notes: dict[str, Any]) -> None:
     assert {device.status for device in notes["giant"].devices} == {OUT_OF_MEMORY}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [

@@ -316,6 +316,7 @@ def test_the_history_is_the_mean_reward_of_the_episodes_that_ended() -> None:
     assert unroll.done_UB[-1].all() and reward == pytest.approx(float(unroll.reward_UB[-1].mean()))
 
 
+@pytest.mark.slow
 def test_dead_ends_teach_a_policy_to_leave_room_and_nothing_becomes_nan() -> None:
     """Of 3, 3, 2, 2, 2 on two devices of 6, only (3, 3 | 2, 2, 2) fits."""
     stuck = task(sized(3, 3, 2, 2, 2), devices=2, cap=4 * 6, task_id="stuck")
@@ -327,7 +328,9 @@ def test_dead_ends_teach_a_policy_to_leave_room_and_nothing_becomes_nan() -> Non
     assert split_by(placement) == {(0, 1), (2, 3, 4)}
 
 
-@pytest.mark.parametrize("works", [(9.0, 9.0, 6.0, 4.0, 4.0, 4.0), (3.0, 3.0, 2.0, 2.0, 2.0)])
+@pytest.mark.parametrize(
+    "works", [pytest.param((9.0, 9.0, 6.0, 4.0, 4.0, 4.0), marks=pytest.mark.slow), (3.0, 3.0, 2.0, 2.0, 2.0)]
+)
 def test_training_finds_the_known_optimum(works: tuple[float, ...]) -> None:
     """Heaviest-first greedy ends at 17 : 19 and at 5 : 7; only one split of each is even. It takes some exploring."""
     of_task = task(working(*works), devices=2)

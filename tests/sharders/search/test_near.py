@@ -26,7 +26,7 @@ from evenshard.sharders.search.moves import EarlierPlacement, Moves
 from evenshard.sharders.search.near import ALIKE, NearResult, NearSearch
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort, PlanSearchResult
 from evenshard.sharders.search.space import SearchSpace
-from evenshard.sharders.search.state import Choice
+from evenshard.sharders.search.state import Choice, State
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 
@@ -219,6 +219,25 @@ def test_moves_are_counted_by_piece_with_state_and_replicas_that_go_are_free() -
     assert moves.bytes_of(0, Choice(number["data_parallel"])) == each
     assert moves.nearest(0, number["table_wise"]) == Choice(number["table_wise"], (0,))
     assert Moves(space, replica).bytes_of(0, Choice(number["table_wise"], (1,))) == 0
+
+
+def test_of_what_goes_home_that_goes_first_which_costs_least_for_its_bytes() -> None:
+    """The device where all were is busy: the busy table may stay away, and the idle one goes home."""
+    tables = [Table("idle", 10**6, 64, 1.0), Table("busy", 10**6, 64, 40.0), Table("other", 10**6, 64, 40.0)]
+    search, bound = PlanSearch(costs_of(tables, 2, WHOLE), SHORT), tables[0].size_bytes
+    one_home = NearSearch(search, earlier(placed(tables, (0, 0, 0)), 2))._returned(
+        [Choice(0, (device,)) for device in (1, 1, 0)], [bound]
+    )
+    assert one_home == {bound: [Choice(0, (device,)) for device in (0, 1, 0)]}
+
+
+def test_what_takes_as_long_and_moves_more_is_no_improvement() -> None:
+    tables = [Table("a", 10**6, 64, 5.0), Table("b", 10**6, 64, 5.0)]
+    search = PlanSearch(costs_of(tables, 2, WHOLE), SHORT)
+    near_search = NearSearch(search, earlier(placed(tables, (0, 1)), 2))
+    state = State(search.space, [Choice(0, (0,)), Choice(0, (1,))], near_search._moves)
+    near_search._improve(state, 1.0)
+    assert state.moved_bytes == 0
 
 
 def test_a_plan_for_fewer_devices_is_near_one_for_more() -> None:

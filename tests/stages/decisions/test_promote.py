@@ -25,7 +25,7 @@ from support.convex_builders import NORMALIZER
 from support.decision_builders import bad_model, good_model, write_inputs
 from support.learned import learned
 from support.model_builders import save_model
-from support.tracking_builders import register_model
+from support.tracking_builders import empty_file, register_model
 
 # MLflow's opinion of the code that serves a model; here warnings are errors.
 pytestmark = pytest.mark.filterwarnings("ignore:.*type hint")
@@ -137,20 +137,10 @@ def test_no_common_task_decides_nothing() -> None:
 # The command ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def empty_mlflow(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """An MLflow database without anything: to make one takes seconds."""
-    from mlflow import MlflowClient
-
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path.read_bytes()
-
-
 @pytest.fixture
-def place(workdir: Path, empty_mlflow: bytes, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Tables, tasks, and an MLflow that knows no model."""
-    (workdir / "mlflow.db").write_bytes(empty_mlflow)
+    empty_file(workdir)
     # MLflow keeps one connection for each URI, and every test has another working directory.
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir}/mlflow.db")
     write_inputs(workdir)
@@ -168,8 +158,10 @@ def report() -> dict[str, object]:
     return content
 
 
+@pytest.mark.slow
 def test_from_the_first_champion_to_a_regression(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A bad one is the first; a good one replaces it; the bad one does not come back, whatever it says of itself."""
+    write_inputs(place, tables_per_task=30)  # on few tables no model is much faster
     register_folder(bad_model(place / "bad"), served_code())
     assert main(["promote"]) == 0
     assert champion() == "models:/evenshard-cost/1"
@@ -206,13 +198,14 @@ def test_from_the_first_champion_to_a_regression(place: Path, capsys: pytest.Cap
 
 
 def test_as_good_with_less_measuring_wins_and_the_way_back_is_refused(place: Path) -> None:
+    write_inputs(place, num_test_tasks=2)
     register_folder(good_model(place / "many", num_measured=1000), served_code())
     assert main(["promote"]) == 0
     register_folder(good_model(place / "few", num_measured=500), served_code())
     assert main(["promote"]) == 0
     assert champion() == "models:/evenshard-cost/2"
     decision = report()["decision"]
-    assert isinstance(decision, dict) and decision["verdict"] == "equal" and decision["num_same"] == 8
+    assert isinstance(decision, dict) and decision["verdict"] == "equal" and decision["num_same"] == 2
     measured = load_costs(Path("work/promotion/promotion_costs.parquet"), load_tables(Path("work/tables.parquet")))
     assert {one.proposed_by for one in measured} == {"candidate", "control"}, "one placement is measured once"
     assert main(["promote", "--candidate", "models:/evenshard-cost/1"]) == 1
@@ -269,7 +262,9 @@ def test_a_version_without_a_run_brings_its_policy_too(place: Path) -> None:
     assert crowned is not None and crowned.version == "1"
 
 
+@pytest.mark.slow
 def test_whose_alias_was_moved_in_the_meantime_is_left_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_inputs(place, tables_per_task=30)
     for number, folder in enumerate((bad_model(place / "one"), bad_model(place / "two", seed=1))):
         assert register_folder(folder, served_code())[0].version == str(number + 1)
     tracking.set_champion(tracking.REGISTERED_COST, "1")
@@ -292,11 +287,12 @@ def mlflow_is_away(*args: Any) -> Any:
 
 
 def test_what_was_measured_before_a_failure_is_not_measured_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_inputs(place, num_test_tasks=3)
     register_folder(bad_model(place / "bad"), served_code())
     tracking.set_champion(tracking.REGISTERED_COST, "1")
     hardware = FakeHardware()
     monkeypatch.setattr("evenshard.stages.decisions.promote.open_hardware", lambda config: hardware)
-    measure, limit = hardware.measure, [10]
+    measure, limit = hardware.measure, [5]
 
     def breaks(*job: Any) -> Any:
         if len(hardware.calls) == limit[0]:
@@ -306,13 +302,13 @@ def test_what_was_measured_before_a_failure_is_not_measured_again(place: Path, m
     monkeypatch.setattr(hardware, "measure", breaks)
     command = ["promote", "--candidate", str(good_model(place / "good"))]
     assert main(command) == 1 and champion() == "models:/evenshard-cost/1"
-    assert len(hardware.calls) == 10
+    assert len(hardware.calls) == 5
     limit[0] = -1
     with monkeypatch.context() as away:
         away.setattr("evenshard.stages.decisions.promote.decide", mlflow_is_away)
         assert main(command) == 2
     assert main(command) in (0, 1)
-    assert len(hardware.calls) == 2 * 8 + 2 * 4, "16 placements and 2 controls 4 times, each once"
+    assert len(hardware.calls) == 2 * 3 + 2 * 4, "6 placements and 2 controls 4 times, each once"
     assert not list(place.glob("work/promotion/.*"))
 
 

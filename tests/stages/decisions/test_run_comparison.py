@@ -23,6 +23,7 @@ from evenshard.stages.decisions.run_comparison import (
     equal_below_pct,
     print_comparison,
 )
+from support.tracking_builders import empty_file
 
 NOISE = {"noise.within_run_pct": 3.0, "noise.between_run_pct": 1.0}
 SETTINGS = {"generate_tables.seed": "0", "loop.num_rounds": "3", "train_policy.entropy_weight": "0.001"}
@@ -192,7 +193,7 @@ def track_loop(folder: Path, num_rounds: int, costs: Sequence[float]) -> str:
 
 
 def test_loops_in_mlflow(workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{empty_file(workdir)}")
     first = track_loop(workdir, 3, (10.0, 10.0, 10.1))
     second = track_loop(workdir, 5, (8.0, 8.0, 8.1))
     assert main(["compare", first, second[:8]]) == 0

@@ -253,6 +253,7 @@ def test_senseless_settings_are_refused(tmp_path: Path) -> None:
             tables_from_traffic(tmp_path, **settings_)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_importing_it_brings_neither_torch_nor_pyarrow() -> None:
     script = "import sys, evenshard.tables.traffic; assert not {'torch', 'pyarrow', 'rich'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)

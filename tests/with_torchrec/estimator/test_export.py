@@ -146,6 +146,7 @@ def test_the_factory_knows_the_file(exported: Path) -> None:
     assert created.config.fit["hardware"] == "simulated:h100"
 
 
+@pytest.mark.slow
 def test_the_predictions_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As documented, of a round's folder; a learned model stands for it."""
     monkeypatch.chdir(tmp_path)
