@@ -39,7 +39,7 @@ _NEURO_SHARD = (
     "e363480f)"
 )
 _PARAM = "PARAM, timed from the host (owensgroup/ml_perf_model cf1acc20, comm_bench.ipynb, plot and text)"
-_NCCL_TESTS = "nccl-tests (ai-dynamo/aiconfigurator 095f58a51); benchmarks/scripts/fit_links.py"
+_NCCL_TESTS = "nccl-tests of NVIDIA (ai-dynamo/aiconfigurator 095f58a51)"
 
 
 class _Links(Mapping[str, Link]):
@@ -74,11 +74,22 @@ def _nvlink(line_gb_s: float, spans: float) -> Callable[[], Link]:
     return lambda: nvlink_by_rule(line_gb_s, spans, {name: LINKS[name] for name in NVLINK_GB_S}, [evidence])
 
 
+# By benchmarks/scripts/fit_links.py.
 _SAME_LINE = Evidence(
-    "links of H100, H200, B200 and GB200, each as the other of its line rate", _NCCL_TESTS, 1, 1, 1.0, 1.0
+    "collectives of 2 to 8 H100, H200, B200 and GB200, each link as the other of its line rate",
+    _NCCL_TESTS,
+    862,
+    862,
+    3.5,
+    9.6,
 )
 _OTHER_LINE = Evidence(
-    "links of A100, H100, H200, B200 and GB200, each by those of other line rates", _NCCL_TESTS, 1, 1, 1.0, 1.0
+    "collectives of A100, H100, H200, B200 and GB200, each by links of other line rates",
+    _NCCL_TESTS,
+    1099,
+    1099,
+    22.7,
+    57.9,
 )
 
 LINKS: Mapping[str, Link] = _Links(

@@ -5,7 +5,6 @@ How far off the rules are where they can be checked is said in decision 38, and 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -27,9 +26,9 @@ NVLINK_GB_S = {
 
 
 def nvlink_by_rule(line_gb_s: float, spans: float, others: Mapping[str, Link], evidence: Sequence[Evidence]) -> Link:
-    """An NVLink of which no more than the data sheet is known: as the fitted links of the nearest line rate.
+    """An NVLink of which no more than the data sheet is known: the mean of the fitted links of its line rate.
 
-    Latencies are theirs, and bytes as much faster as the line is; of several links it is the mean.
+    Where none was fitted, it is the mean over all line rates: the same latencies, and bytes as much faster as the line.
 
     Args:
         line_gb_s: line rate of a GPU in one direction, GB/s.
@@ -37,23 +36,32 @@ def nvlink_by_rule(line_gb_s: float, spans: float, others: Mapping[str, Link], e
         others: fitted links, of ``NVLINK_GB_S``.
         evidence: how far the rule was off elsewhere.
     """
-
-    def distance(name: str) -> float:
-        return abs(math.log(NVLINK_GB_S[name] / line_gb_s))
-
-    nearest = [name for name in others if distance(name) == min(map(distance, others))]
-    factor = line_gb_s / NVLINK_GB_S[nearest[0]]
-    known = [one.faster(factor) for name in nearest for one in others[name].curves]
-    kinds = dict.fromkeys((one.collective, one.num_devices) for one in known)
-    of_kind = [[one for one in known if (one.collective, one.num_devices) == kind] for kind in kinds]
+    alike = [name for name in others if NVLINK_GB_S[name] == line_gb_s] or list(others)
+    by_rate: dict[float, list[Link]] = {}
+    for name in alike:
+        by_rate.setdefault(NVLINK_GB_S[name], []).append(others[name])
+    weights = [1 / len(of_rate) for of_rate in by_rate.values() for _ in of_rate]
+    factors = [line_gb_s / rate for rate, of_rate in by_rate.items() for _ in of_rate]
+    links = [one for of_rate in by_rate.values() for one in of_rate]
+    kinds = dict.fromkeys((one.collective, one.num_devices) for one in links[0].curves)
+    curves = []
+    for collective, num_devices in kinds:
+        known = [
+            (one.faster(factor), weight)
+            for link, factor, weight in zip(links, factors, weights, strict=True)
+            for one in link.curves
+            if (one.collective, one.num_devices) == (collective, num_devices)
+        ]
+        curves.append(mean_curve([curve for curve, _ in known], [weight for _, weight in known]))
+    gb_s = [factor * link.bandwidth_gb_s for factor, link in zip(factors, links, strict=True)]
     return Link(
-        float(np.mean([others[name].latency_us for name in nearest])),
-        f"line rate {line_gb_s:g} GB/s a direction, all else as {' and '.join(nearest)}",
-        bandwidth_gb_s=factor * float(np.mean([others[name].bandwidth_gb_s for name in nearest])),
+        float(np.average([link.latency_us for link in links], weights=weights)),
+        f"line rate {line_gb_s:g} GB/s a direction, all else as {', '.join(alike)}",
+        bandwidth_gb_s=float(np.average(gb_s, weights=weights)),
         spans=spans,
-        curves=tuple(mean_curve(alike, [1.0] * len(alike)) for alike in of_kind),
+        curves=tuple(curves),
         evidence=tuple(evidence),
-        extrapolated_from=" and ".join(nearest),
+        extrapolated_from=", ".join(alike),
     )
 
 
