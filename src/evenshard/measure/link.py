@@ -81,15 +81,15 @@ _SAME_LINE = Evidence(
     862,
     862,
     3.5,
-    9.6,
+    9.7,
 )
 _OTHER_LINE = Evidence(
     "collectives of A100, H100, H200, B200 and GB200, each by links of other line rates",
     _NCCL_TESTS,
     1099,
     1099,
-    22.7,
-    57.9,
+    22.6,
+    57.8,
 )
 
 LINKS: Mapping[str, Link] = _Links(

@@ -10,7 +10,8 @@ from evenshard.measure.link_model import Curve
 from evenshard.tables.reuse import FloatArray
 from evenshard.utils.errors import MeasurementFailed
 
-# A curve has as few points as leave the mean of no size further off than this, and no more than these beside the first.
+# A curve has as few points as leave the mean of no size further off than this, or than it is sure to twice its standard
+# error, and no more points than these beside the first.
 OFF, MOST_POINTS = 0.08, 4
 # Sizes among which points are sought.
 MOST_SIZES = 18
@@ -69,7 +70,8 @@ class _Fit:
         return _Fit(points_K, steps_K / scale_K, float(residual), columns_PK @ (steps_K / scale_K))
 
     def is_close(self, size_P: np.ndarray) -> bool:
-        """Whether the mean over every size is close enough."""
-        counts = np.bincount(size_P)
-        logs = np.bincount(size_P, np.log(self.ratio_P)) / np.maximum(counts, 1)
-        return bool(np.abs(np.expm1(logs)).max() <= OFF)
+        """Whether the mean over every size is close enough, or as close as its times are to each other."""
+        counts_S, logs_P = np.maximum(np.bincount(size_P), 1), np.log(self.ratio_P)
+        mean_S = np.bincount(size_P, logs_P) / counts_S
+        variance_S = np.bincount(size_P, (logs_P - mean_S[size_P]) ** 2) / counts_S
+        return bool((np.abs(mean_S) <= np.maximum(OFF, 2 * np.sqrt(variance_S / counts_S))).all())
