@@ -112,7 +112,7 @@ def test_bytes_go_over_the_link_of_the_machine(nodes: int) -> None:
     paid = payback(diff(old, new, additive()), new, 10, additive())
     name = "nvlink_h100" if nodes == 1 else "infiniband_ndr"
     assert paid is not None and paid.link == name
-    assert paid.transfer_seconds == pytest.approx(float(LINKS[name].bytes_ms(320, 320, 320)) / 1000) != 0
+    assert paid.transfer_seconds == pytest.approx(float(LINKS[name].bytes_ms(320, 320, 320, 4)) / 1000) != 0
     with pytest.raises(BadConfig, match="--link-gb-s"):
         payback(diff(old, new), new, 10)
 

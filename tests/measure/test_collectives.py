@@ -92,18 +92,19 @@ def test_reduce_scatter_bytes_by_hand() -> None:
 
 def test_node_reduce_bytes_by_hand() -> None:
     """In the first node half of the buffer; the sums of half of the samples are for two devices, one over there."""
-    moved = node_reduced_bytes(MACHINE, numbers(80, 80, 0, 0))
-    assert moved.intra.tolist() == [40, 40, 0, 0]
-    assert moved.inter.tolist() == [20, 20, 20, 20]  # the other node receives what this one sends
-    assert moved.inter_sent.tolist() == [20, 20, 0, 0]
-    assert node_reduced_bytes(MACHINE, numbers(80, 0, 0, 0)).intra.tolist() == [40, 40, 0, 0]  # one has no rows
+    in_node, between = node_reduced_bytes(MACHINE, numbers(80, 80, 0, 0))
+    assert in_node.intra.tolist() == [40, 40, 0, 0] and not in_node.inter.any()
+    assert between.inter.tolist() == [20, 20, 20, 20]  # the other node receives what this one sends
+    assert between.inter_sent.tolist() == [20, 20, 0, 0] and not between.intra.any()
+    assert node_reduced_bytes(MACHINE, numbers(80, 0, 0, 0))[0].intra.tolist() == [40, 40, 0, 0]  # one has no rows
 
 
 def test_in_a_domain_of_two_nodes_sums_go_over_the_fast_link() -> None:
     pods = Machine(8, 2, nodes_per_domain=2, inter="slow")
-    moved = node_reduced_bytes(pods, numbers(80, 80, 0, 0, 0, 0, 0, 0))
-    assert moved.intra.tolist() == [50, 50, 10, 10, 0, 0, 0, 0]  # 40 in the node; 10 to the domain's other one
-    assert moved.inter.tolist() == [20, 20, 0, 0, 10, 10, 10, 10]  # 10 to each of two nodes
+    in_node, between = node_reduced_bytes(pods, numbers(80, 80, 0, 0, 0, 0, 0, 0))
+    assert in_node.intra.tolist() == [40, 40, 0, 0, 0, 0, 0, 0]
+    assert between.intra.tolist() == [10, 10, 10, 10, 0, 0, 0, 0]  # to the domain's other node
+    assert between.inter.tolist() == [20, 20, 0, 0, 10, 10, 10, 10]  # 10 to each of two nodes
 
 
 # Times of each type --------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenshard.measure.config import MeasureConfig
+from evenshard.measure.link import LINKS
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.items import Items
 from evenshard.placement.plan import check_placement
@@ -118,7 +119,8 @@ def test_bandwidths_of_hardware() -> None:
     h200 = bandwidths_of(MeasureConfig(hardware="simulated:h200"))
     reached = gpu_profile("h200").hbm_efficiency
     assert 0.5 < reached < 1
-    assert h200 == Bandwidths(pytest.approx(4800 * reached), 327.0, 327.0)
+    straight = LINKS["nvlink_h200"].bandwidth_gb_s
+    assert h200 == Bandwidths(pytest.approx(4800 * reached), straight, straight)
     slow = bandwidths_of(MeasureConfig(hardware="simulated:a100_80gb", link="ethernet_25g"))
     assert (slow.intra_node_gb_s, slow.inter_node_gb_s) == (3.125, 3.125)
     assert bandwidths_of(MeasureConfig(hardware="cpu", link="ethernet_25g")) == Bandwidths()

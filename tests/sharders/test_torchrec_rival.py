@@ -197,6 +197,6 @@ def test_bandwidths_of_a_machine_are_those_of_its_links_and_devices() -> None:
     links = Links(link("nvlink_h200"), link("infiniband_ndr"))
     found = machine_bandwidths("simulated:h200", machine(16), links)
     assert found.hbm_gb_s == gpu_profile("h200").hbm_bytes_per_ns
-    assert found.intra_node_gb_s == pytest.approx(327.0)
+    assert found.intra_node_gb_s == pytest.approx(links.intra.even_gb_s(8)) == pytest.approx(309, abs=1)
     assert found.inter_node_gb_s == pytest.approx(links.widest.even_gb_s(16))
     assert machine_bandwidths("cpu", machine(16), links) == replace(found, hbm_gb_s=None)

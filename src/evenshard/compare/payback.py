@@ -99,5 +99,7 @@ def _transfer(
     between = links.inter
     name = machine.inter if between is not None else machine.intra or model.link
     busiest = float(traffic.busiest_bytes)
-    time_ms = float((between or links.intra).bytes_ms(busiest, busiest, float(traffic.moved_bytes)))
+    time_ms = float(
+        (between or links.intra).bytes_ms(busiest, busiest, float(traffic.moved_bytes), machine.num_devices)
+    )
     return time_ms / seconds_to_ms(1.0), name or "the link of the model's training data"

@@ -11,21 +11,21 @@ Rows of sequences are exchanged as whole sequences are: nothing is summed up. Be
 part travel to its device: for each sample its lookups, and for each bag a length.
 
 Within a domain bytes go over the fast link, between domains over the slow one; the two tiers are taken one after the
-other. Each kind of exchange of each module is a collective with a latency of its own.
+other. Each kind of exchange of each module is a collective with a latency of its own; the bytes of all modules are
+taken to go in one, so that several small exchanges are a little too fast where a link is slower on small ones.
 
 Legend: D devices, V kinds of volumes, B samples of the global batch, K reuse bins.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
 from evenshard.measure.kernel_calls import kernel_call
-from evenshard.measure.link import Link
+from evenshard.measure.link_model import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, Link
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import INDEX_BYTES, LENGTH_BYTES, LOOKUP_WEIGHT_BYTES
 from evenshard.placement.parts import TablePart, deduplicated_table, lookup_share
@@ -148,33 +148,39 @@ def volumes_of(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) 
 
 @dataclass(frozen=True)
 class TierBytes:
-    """Bytes that each device moves, [D] each, within its domain and between domains.
+    """Bytes that each device moves in a collective, [D] each, within its domain and between domains.
 
     Attributes:
+        collective: as links call it.
+        near: devices of a domain, one after the other, that exchange within it.
         intra, inter: in the busier of its two directions.
         intra_sent, inter_sent: from it to others.
     """
 
+    collective: str
+    near: int
     intra: FloatArray
     inter: FloatArray
     intra_sent: FloatArray
     inter_sent: FloatArray
 
     @staticmethod
-    def reduced(intra: FloatArray, inter: FloatArray) -> TierBytes:
+    def reduced(collective: str, near: int, intra: FloatArray, inter: FloatArray) -> TierBytes:
         """Where a device receives as much as it sends."""
-        return TierBytes(intra, inter, intra, inter)
+        return TierBytes(collective, near, intra, inter, intra, inter)
 
-    def __add__(self, other: TierBytes) -> TierBytes:
-        return TierBytes(
-            self.intra + other.intra,
-            self.inter + other.inter,
-            self.intra_sent + other.intra_sent,
-            self.inter_sent + other.inter_sent,
-        )
+    @property
+    def back(self) -> TierBytes:
+        """The same bytes the other way round."""
+        return replace(self, collective=_BACK.get(self.collective, self.collective))
 
     def __mul__(self, factor: float) -> TierBytes:
-        return TierBytes(self.intra * factor, self.inter * factor, self.intra_sent * factor, self.inter_sent * factor)
+        bytes_4 = (self.intra * factor, self.inter * factor, self.intra_sent * factor, self.inter_sent * factor)
+        return TierBytes(self.collective, self.near, *bytes_4)
+
+
+# What the backward pass does where the forward pass sums up.
+_BACK = {REDUCE_SCATTER: ALL_GATHER}
 
 
 def all_to_all_bytes(machine: Machine, per_device: FloatArray) -> TierBytes:
@@ -188,9 +194,8 @@ def all_to_all_bytes(machine: Machine, per_device: FloatArray) -> TierBytes:
     received_intra = domain_sums - per_device
     received_inter = per_device.sum(axis=-1, keepdims=True) - domain_sums
     sent_intra, sent_inter = per_device * (size - 1), per_device * (devices - size)
-    return TierBytes(
-        np.maximum(sent_intra, received_intra), np.maximum(sent_inter, received_inter), sent_intra, sent_inter
-    )
+    most = np.maximum(sent_intra, received_intra), np.maximum(sent_inter, received_inter)
+    return TierBytes(ALL_TO_ALL, size, *most, sent_intra, sent_inter)
 
 
 def _of_each(per_device: FloatArray, size: int, what: np.ufunc) -> FloatArray:
@@ -206,18 +211,24 @@ def reduced_bytes(machine: Machine, buffers: FloatArray) -> TierBytes:
     """
     size, domains = machine.domain_size, machine.num_domains
     longest = np.broadcast_to(buffers.max(axis=-1, keepdims=True), buffers.shape)
-    return TierBytes.reduced(longest * ((size - 1) / size), longest * ((domains - 1) / domains / size))
+    within, between = longest * ((size - 1) / size), longest * ((domains - 1) / domains / size)
+    return TierBytes.reduced(REDUCE_SCATTER, size, within, between)
 
 
-def node_reduced_bytes(machine: Machine, buffers: FloatArray) -> TierBytes:
+def all_reduced_bytes(machine: Machine, buffers: FloatArray) -> TierBytes:
+    """An all-reduce of a buffer on every device, [..., D] bytes: a reduce-scatter, then as much to gather."""
+    return replace(reduced_bytes(machine, 2.0 * buffers), collective=ALL_REDUCE)
+
+
+def node_reduced_bytes(machine: Machine, buffers: FloatArray) -> tuple[TierBytes, TierBytes]:
     """A reduce-scatter in each node, then an all-to-all of the sums, which are those of all nodes' samples.
 
     A device without rows takes part with a buffer as long as that of the others in its node.
     """
     size = machine.devices_per_node
     longest = _of_each(buffers, size, np.maximum)
-    in_node = TierBytes.reduced(longest * ((size - 1) / size), np.zeros_like(buffers))
-    return in_node + _between_nodes(machine, longest / machine.num_devices)
+    in_node = TierBytes.reduced(REDUCE_SCATTER, size, longest * ((size - 1) / size), np.zeros_like(buffers))
+    return in_node, _between_nodes(machine, longest / machine.num_devices)
 
 
 def _between_nodes(machine: Machine, per_device: FloatArray) -> TierBytes:
@@ -229,7 +240,8 @@ def _between_nodes(machine: Machine, per_device: FloatArray) -> TierBytes:
     domain = by_node.reshape(*lead, -1, of_domain, size).sum(axis=-2).repeat(of_domain, axis=-2)
     sent_intra, sent_inter = by_node * (of_domain - 1), by_node * (nodes - of_domain)
     intra, inter = np.maximum(sent_intra, domain - by_node), np.maximum(sent_inter, all_nodes - domain)
-    return TierBytes(*(one.reshape(per_device.shape) for one in (intra, inter, sent_intra, sent_inter)))
+    bytes_4 = (one.reshape(per_device.shape) for one in (intra, inter, sent_intra, sent_inter))
+    return TierBytes(ALL_TO_ALL, machine.domain_size, *bytes_4)
 
 
 # Times ----------------------------------------------------------------------------------------------------------------
@@ -261,6 +273,11 @@ class Links:
         """The link that bounds the latency of what all devices take part in."""
         return self.inter or self.intra
 
+    @property
+    def floor(self) -> Links:
+        """Links that take no more for any bytes, in proportion to them."""
+        return replace(self, intra=self.intra.floor, inter=None if self.inter is None else self.inter.floor)
+
 
 def exchange_times(task: ShardingTask, volumes: Volumes, links: Links) -> ExchangeTimes:
     """How long the exchanges of a placement take on each device."""
@@ -268,11 +285,14 @@ def exchange_times(task: ShardingTask, volumes: Volumes, links: Links) -> Exchan
     if machine.num_devices == 1:
         nothing = np.zeros(1)
         return ExchangeTimes(nothing, nothing, nothing)
-    outputs = _outputs(task, volumes)
     way: Communication = task.communication
     latencies = latencies_ms(machine, volumes.collectives, links)
-    forward_ms = links.intra.forward_share * moved_ms(machine, outputs * way.forward_bytes, links)
-    backward_ms = moved_ms(machine, outputs * way.backward_bytes + _gradients(machine, volumes), links)
+    forward_ms, backward_ms = np.zeros(machine.num_devices), np.zeros(machine.num_devices)
+    for one in _outputs(task, volumes):
+        forward_ms += links.intra.forward_share * moved_ms(machine, one * way.forward_bytes, links)
+        backward_ms += moved_ms(machine, one.back * way.backward_bytes, links)
+    if volumes.replicated_values:
+        backward_ms += moved_ms(machine, _gradients(machine, volumes), links)
     return ExchangeTimes(
         latencies.input_dist + _inputs_ms(task, volumes, links),
         latencies.forward + forward_ms,
@@ -292,11 +312,14 @@ def exchanged_ms(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArr
     machine, way = task.machine, task.communication
     if machine.num_devices == 1:
         return np.zeros_like(volumes.sent)
-    both_ways = links.intra.forward_share * way.forward_bytes + way.backward_bytes
-    moved = _outputs(task, volumes) * both_ways
+    total_ms, share = _inputs_ms(task, volumes, links), links.intra.forward_share
+    for one in _outputs(task, volumes):
+        back_ms = moved_ms(machine, one.back * way.backward_bytes, links)
+        same = way.forward_bytes == way.backward_bytes and one.collective not in _BACK
+        total_ms += back_ms + share * (back_ms if same else moved_ms(machine, one * way.forward_bytes, links))
     if np.any(volumes.replicated_values):
-        moved += _gradients(machine, volumes)
-    return np.asarray(moved_ms(machine, moved, links) + _inputs_ms(task, volumes, links))
+        total_ms += moved_ms(machine, _gradients(machine, volumes), links)
+    return total_ms
 
 
 def _inputs_ms(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray:
@@ -307,20 +330,19 @@ def _inputs_ms(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray
     return moved_ms(task.machine, all_to_all_bytes(task.machine, volumes.input_bytes * task.local_batch), links)
 
 
-def _outputs(task: ShardingTask, volumes: Volumes) -> TierBytes:
-    """Values of embeddings that are exchanged in one direction, as bytes of one byte each."""
-    moved = all_to_all_bytes(task.machine, volumes.sent * task.local_batch)
+def _outputs(task: ShardingTask, volumes: Volumes) -> Iterator[TierBytes]:
+    """Values of embeddings that are exchanged forward, as bytes of one byte each."""
+    yield all_to_all_bytes(task.machine, volumes.sent * task.local_batch)
     if volumes.summed.any():
-        moved += reduced_bytes(task.machine, volumes.summed * task.batch_size)
+        yield reduced_bytes(task.machine, volumes.summed * task.batch_size)
     if volumes.summed_in_node.any():
-        moved += node_reduced_bytes(task.machine, volumes.summed_in_node * task.batch_size)
-    return moved
+        yield from node_reduced_bytes(task.machine, volumes.summed_in_node * task.batch_size)
 
 
 def _gradients(machine: Machine, volumes: Volumes) -> TierBytes:
-    """The all-reduce of dense gradients: a reduce-scatter, and as much to gather what it leaves."""
+    """The all-reduce of dense gradients."""
     values = np.asarray(volumes.replicated_values, dtype=np.float64)[..., None]
-    return reduced_bytes(machine, np.broadcast_to(2.0 * GRADIENT_BYTES * values, volumes.sent.shape))
+    return all_reduced_bytes(machine, np.broadcast_to(GRADIENT_BYTES * values, volumes.sent.shape))
 
 
 @dataclass(frozen=True)
@@ -355,24 +377,34 @@ def latency_ms(machine: Machine, way: str, links: Links) -> Latencies:
 
     The input takes two exchanges, of lengths and of what they count.
     """
-    one = links.widest.latency_us / 1e3
+
+    def of(collective: str) -> float:
+        return links.widest.latency_ms(machine.num_devices, collective)
+
     if TYPES[way].is_replicated:
-        return Latencies(backward=one)
-    out = one
-    if TYPES[way].scope == NODE and machine.num_nodes > 1:
-        out += links.intra.latency_us / 1e3
-    return Latencies(2 * one * links.counts_inputs, links.intra.forward_share * out, out)
+        return Latencies(backward=of(ALL_REDUCE))
+    forward = backward = of(ALL_TO_ALL)
+    if TYPES[way].scope == EVERYWHERE or (TYPES[way].scope == NODE and machine.num_nodes == 1):
+        forward, backward = of(REDUCE_SCATTER), of(ALL_GATHER)
+    elif TYPES[way].scope == NODE:
+        forward += links.intra.latency_ms(machine.devices_per_node, REDUCE_SCATTER)
+        backward += links.intra.latency_ms(machine.devices_per_node, ALL_GATHER)
+    return Latencies(2 * of(ALL_TO_ALL) * links.counts_inputs, links.intra.forward_share * forward, backward)
 
 
 def moved_ms(machine: Machine, moved: TierBytes, links: Links) -> FloatArray:
-    """[..., D] time that bytes take on both tiers."""
-    return _tier_ms(moved.intra, moved.intra_sent, links.intra, machine.domain_size) + (
-        0.0 if links.inter is None else _tier_ms(moved.inter, moved.inter_sent, links.inter, machine.num_devices)
-    )
+    """[..., D] time that the bytes of a collective take on both tiers."""
+    near_ms = _tier_ms(moved.intra, moved.intra_sent, links.intra, moved.near, moved.collective)
+    if links.inter is None:
+        return near_ms
+    return near_ms + _tier_ms(moved.inter, moved.inter_sent, links.inter, machine.num_devices, moved.collective)
 
 
-def _tier_ms(moved: FloatArray, sent: FloatArray, link: Link, size: int) -> FloatArray:
+def _tier_ms(moved: FloatArray, sent: FloatArray, link: Link, size: int, collective: str) -> FloatArray:
     """[..., D] time of bytes over a link that connects groups of devices of this size."""
-    if math.isinf(link.slowest_gb_s) and math.isinf(link.shared_gb_s):
-        return link.bytes_ms(moved, 0.0, 0.0)
-    return link.bytes_ms(moved, _of_each(moved, size, np.maximum), _of_each(sent, size, np.add))
+    if size == 1:
+        return np.zeros_like(moved)
+    if link.counts_own_alone:
+        return link.bytes_ms(moved, 0.0, 0.0, size, collective)
+    slowest, shared = _of_each(moved, size, np.maximum), _of_each(sent, size, np.add)
+    return link.bytes_ms(moved, slowest, shared, size, collective)

@@ -10,9 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+import numpy as np
+
 from evenshard.measure.evidence import DeviceError, Evidence
 from evenshard.measure.hardware import DEFAULT_HARDWARE, KINDS
 from evenshard.measure.link import ALIASES, GPUS_OF_A_NODE, LINKS, Link, link, link_name
+from evenshard.measure.link_model import Curve
 from evenshard.measure.profile_file import is_link_profile, sources_of
 from evenshard.measure.profiles import SHORT_NAMES, profile_names, profile_path
 from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
@@ -52,6 +55,7 @@ class KnownHardware:
         evidence: measurements that they were fitted to or compared with.
         error: the error that follows from these.
         extrapolated_from: the profile that says what the evidence does not; empty for none.
+        curves: of a link that has some.
     """
 
     name: str
@@ -60,6 +64,7 @@ class KnownHardware:
     evidence: tuple[Evidence, ...]
     error: DeviceError
     extrapolated_from: str = ""
+    curves: tuple[Curve, ...] = ()
 
     @property
     def confirmation(self) -> str:
@@ -110,7 +115,8 @@ def _link(name: str) -> KnownHardware:
     sources = dict.fromkeys((one.name for one in fields(Link)), found.source)
     if name not in LINKS:
         sources |= sources_of(profile_path(name))
-    return KnownHardware(name, None, _constants(found, sources), found.evidence, found.error)
+    constants = _constants(found, sources)
+    return KnownHardware(name, None, constants, found.evidence, found.error, found.extrapolated_from, found.curves)
 
 
 def _constants(profile: GpuProfile | Link, sources: dict[str, str]) -> dict[str, Constant]:
@@ -195,6 +201,8 @@ def hardware_text(one: KnownHardware) -> str:
     ]
     lines = [f"{one.name}: a link" if one.link is None else f"{one.name}: a simulated device, link {one.link}"]
     lines += [*textwrap.wrap(of_all, _width()), "", text_table(rows, "<><<", width=_width()), ""]
+    if one.curves:
+        lines += [text_table([_CURVE_HEADS, *map(_curve_cells, one.curves)], "<>>>>>>"), ""]
     if one.evidence:
         evidence: list[tuple[str, ...]] = [_EVIDENCE_HEADS]
         for seen in one.evidence:
@@ -208,6 +216,7 @@ _DEFAULT = (
     "more than its name: h100 is simulated:h100, "
     f"{', '.join(f'{short} simulated:{own}' for short, own in SHORT_NAMES.items())}."
 )
+_CURVE_HEADS = ("collective", "GPUs", "latency, us", "GB/s of 256 KB", "of 4 MB", "of 64 MB", "of long ones")
 _EVIDENCE_HEADS = ("fitted", "held out", "median", "90 %", "measurements")
 _LIST_HEADS = ("factor", "fitted", "held out", "measurements")
 
@@ -227,6 +236,14 @@ def _evidence_cells(evidence: Evidence) -> tuple[str, ...]:
     errors = (evidence.median_error_percent, evidence.p90_error_percent)
     counts = (f"{evidence.fitted:,}", f"{evidence.held_out:,}")
     return (*counts, *("-" if error is None else pct_text(error) for error in errors), printable(evidence.points))
+
+
+def _curve_cells(curve: Curve) -> tuple[str, ...]:
+    """What is seen of a curve: bus bandwidths of what a GPU moves, latency included."""
+    sizes = 1e6 * np.array([0.25, 4, 64])
+    gb_s = sizes / (curve.latency_ms + curve.bytes_ms(sizes)) / 1e6
+    numbers = (curve.us[0], *gb_s.tolist(), curve.gb_s)
+    return curve.collective, str(curve.num_devices), *map("{:.3g}".format, numbers)
 
 
 def _speed_and_span(of: Link) -> tuple[str, str]:

@@ -7,12 +7,13 @@ compared with (``evidence.Evidence``), the most relevant for the time of a whole
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from evenshard.measure.evidence import Evidence, evidence_of
+from evenshard.measure.link_model import curves_of
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadFile
 from evenshard.utils.limits import Range
@@ -26,15 +27,20 @@ _REMEDY = "Start from one of the profiles that come with evenshard, or calibrate
 _OTHER_VERSION = (
     "If an older version of evenshard wrote the file, calibrate again, starting from a profile that comes with it."
 )
+# Lists of records, by the type of their field.
+_LISTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "tuple[Evidence, ...]": evidence_of,
+    "tuple[Curve, ...]": curves_of,
+}
 _HEADER = "# A simulated device or a link; what its constants mean stands in evenshard/measure/, where they are read\n"
 
 
 def read_profile(path: Path, kind: type[Profile]) -> Profile:
-    """A profile as its dataclass: numbers, strings, and evidence; fields with a default may be left out.
+    """A profile as its dataclass: numbers, strings, evidence and curves; fields with a default may be left out.
 
     Raises:
         BadFile: if the file is missing or no YAML, a constant is missing, unknown, negative or without a source, or
-            the evidence is impossible.
+            the evidence or a curve is impossible.
     """
     content = _load(path)
     known = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
@@ -55,9 +61,9 @@ def read_profile(path: Path, kind: type[Profile]) -> Profile:
         if str(kind_of_value) == "str":
             values[name] = str(entry)
             continue
-        if str(kind_of_value) == "tuple[Evidence, ...]":
+        if str(kind_of_value) in _LISTS:
             try:
-                values[name] = evidence_of(entry)
+                values[name] = _LISTS[str(kind_of_value)](entry)
             except ValueError as error:
                 raise BadFile(path, str(error), _REMEDY) from None
             continue

@@ -33,7 +33,14 @@ from evenshard.measure.distributed import collective
 from evenshard.measure.distributed import ranks as ranks_module
 from evenshard.measure.distributed.collective import CollectiveHardware, device_costs
 from evenshard.measure.distributed.exchange import Exchange, Finding, Step, Worker
-from evenshard.measure.distributed.jobs import JOBS, MeasurePlacement, TimeExchanges, decode_job, encode_job
+from evenshard.measure.distributed.jobs import (
+    JOBS,
+    MeasurePlacement,
+    TimeCollectives,
+    TimeExchanges,
+    decode_job,
+    encode_job,
+)
 from evenshard.measure.distributed.ranks import Splits, pooled_splits, samples_of_ranks
 from evenshard.measure.fbgemm import OutOfDeviceMemory
 from evenshard.placement.machine import Machine
@@ -248,7 +255,12 @@ def everything(hardware: CollectiveHardware, out: Path) -> None:
     attempt("on_last", on_last)
     notes["exchange_errors"] = hardware.run_on_all(ExchangeErrors((5, 3, 0, 8)[:size]), "exchanging")
     notes["exchange_times"] = hardware.run_on_all(TimeExchanges(((4,) * size, (9, 0, 1, 2)[:size])), "timing")
-    for name, job in (("unanswerable", NotANumber()), ("unevenly", TimeExchanges(((4,) * (size + 1),)))):
+    notes["collective_times"] = hardware.run_on_all(TimeCollectives((5, 50), size), "timing")
+    for name, job in (
+        ("unanswerable", NotANumber()),
+        ("unevenly", TimeExchanges(((4,) * (size + 1),))),
+        ("no_groups", TimeCollectives((5,), size + 1)),
+    ):
         try:
             hardware.run_on_all(job, name)
         except EvenshardError as error:
@@ -384,8 +396,11 @@ def test_jobs_and_answers_are_plain_data(notes: dict[str, Any]) -> None:
     """Times by rank and exchange; what is not a number is not an answer, and what the ranks cannot run is not a job."""
     assert len(notes["exchange_times"]) == notes["size"]
     assert all(len(times) == 2 and min(times) > 0 for times in notes["exchange_times"])
+    assert len(notes["collective_times"]) == notes["size"]
+    assert all(len(times) == 3 * 2 and min(times) > 0 for times in notes["collective_times"])
     assert type(notes["unanswerable"]) is MeasurementFailed
     assert "answer cannot be read while unanswerable: 'NaN' is not a valid number" in str(notes["unanswerable"])
+    assert type(notes["no_groups"]) is BadInput and "ranks do not fill groups of" in str(notes["no_groups"])
     assert type(notes["unevenly"]) is BadInput and f"each of {notes['size']} ranks sends" in str(notes["unevenly"])
 
 

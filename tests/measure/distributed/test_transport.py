@@ -22,7 +22,6 @@ OTHERS = (
     "NET/Plugin : No plugin found (libnccl-net.so), using internal implementation",
     "NET/IB : Using [0]mlx5_0:1/IB ; OOB ib0:192.168.11.1<0>",
     "NET/Socket : Using [0]ib0:192.168.11.1<0>",
-    "Channel 00/0 : 7[7] -> 6[6] via P2P/direct pointer/read",
     "Ring 00 : 0[1b000] -> 7[41000] via direct shared memory",
 )
 
@@ -32,6 +31,11 @@ OTHERS = (
     [
         ((), set()),
         (("Channel 03/0 : 5[5] -> 12[4] [send] via NET/IB/3",), {"NET/IB"}),
+        (("Channel 00/0 : 7[7] -> 6[6] via P2P/direct pointer/read",), {"P2P"}),
+        (
+            ("Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", "Channel 00 : 1[1] -> 2[2] via SHM/direct/direct"),
+            {"P2P", "SHM"},
+        ),
         (("Ring 00 : 15[41000] -> 0[1b000] [receive] via NET/Socket/0",), {"NET/Socket"}),
         (
             (
@@ -60,7 +64,7 @@ def test_nccl_is_told_to_log_unless_the_user_has_said_how(monkeypatch: pytest.Mo
     monkeypatch.delenv("NCCL_DEBUG", raising=False)
     with nccl_log() as log:
         assert log is not None and log.exists() and os.environ["NCCL_DEBUG_FILE"] == str(log)
-        assert (os.environ["NCCL_DEBUG"], os.environ["NCCL_DEBUG_SUBSYS"]) == ("INFO", "NET")
+        assert (os.environ["NCCL_DEBUG"], os.environ["NCCL_DEBUG_SUBSYS"]) == ("INFO", "NET,P2P,SHM")
     assert not log.exists() and "NCCL_DEBUG" not in os.environ and "NCCL_DEBUG_FILE" not in os.environ
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     with nccl_log() as log:
@@ -69,8 +73,8 @@ def test_nccl_is_told_to_log_unless_the_user_has_said_how(monkeypatch: pytest.Mo
 
 def test_a_link_names_the_network_and_is_still_a_measured_one() -> None:
     assert link_of("gloo", ()) == "gloo" and link_of("nccl", ()) == "nccl"
-    named = link_of("nccl", {"NET/Socket", "NET/IB/GDRDMA"})
-    assert named == "nccl (NET/IB/GDRDMA, NET/Socket)"
+    named = link_of("nccl", {"NET/Socket", "NET/IB/GDRDMA", "P2P"})
+    assert named == "nccl (NET/IB/GDRDMA, NET/Socket, P2P)"
     assert not is_modelled(named)
 
 
@@ -83,6 +87,8 @@ def test_a_link_names_the_network_and_is_still_a_measured_one() -> None:
         ("aws libfabric", "nccl", {"NET/AWS Libfabric/GDRDMA"}, None),
         ("ib", "nccl", {"NET/Socket"}, "NCCL takes NET/Socket, where NET/ib is expected."),
         ("ib", "nccl", {"NET/IB", "NET/Socket"}, "NCCL takes NET/IB, NET/Socket, where"),
+        ("ib", "nccl", {"NET/IB", "P2P", "SHM"}, None),
+        ("ib", "nccl", {"P2P"}, "no connection of NCCL's leaves its node, where"),
         ("ib", "nccl", set(), "no connection of NCCL's leaves its node, where"),
         ("ib", "nccl", {UNKNOWN}, "NCCL_DEBUG is set"),
         ("ib", "gloo", set(), "go through gloo, not NET/ib."),

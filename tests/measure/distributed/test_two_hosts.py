@@ -37,9 +37,9 @@ def test_each_tier_has_a_link_profile(hosts: tuple[Host, Host], tmp_path: Path) 
     assert said.count("saved: ") == 2
     assert sorted(path.name for path in tmp_path.glob("*.yaml")) == ["my_inter.yaml", "my_intra.yaml"]
     inter, intra = (link(str(tmp_path / f"my_{tier}.yaml")) for tier in ("inter", "intra"))
-    between = inter.bytes_ms(2**20, 2**20, 4 * 2**20)  # all four send 1 MB to the other host
+    between = inter.bytes_ms(2**20, 2**20, 4 * 2**20, 4)  # all four send 1 MB to the other host
     assert 0.2 < between / (2 * 2**20 / RATE_GB_S / 1e6) < 3  # a fit on a busy machine
-    assert intra.bytes_ms(2**20, 2**20, 2 * 2**20) < between / 3
+    assert intra.bytes_ms(2**20, 2**20, 2 * 2**20, 2) < between / 3
     assert "between nodes of 2 devices" in inter.source and "in node of 2 devices" in intra.source
 
 

@@ -21,7 +21,8 @@ from evenshard.torchrec.estimator.formula import (
     work_of,
 )
 
-MACHINE = FittedMachine("simulated:h100", devices_per_node=2)
+# The formula has straight links.
+MACHINE = FittedMachine("simulated:h100", devices_per_node=2, intra="327gb_s")
 TABLES = [Table(name, 4000, 8, 3.0) for name in "abcd"]
 LARGE = [Table("large", 10**7, 8, 3.0)]
 

@@ -23,7 +23,7 @@ from typing import TypeVar
 import numpy as np
 
 from evenshard.compare.what_if.option import Sync
-from evenshard.measure.collectives import GRADIENT_BYTES, Links, moved_ms, reduced_bytes
+from evenshard.measure.collectives import GRADIENT_BYTES, Links, all_reduced_bytes, moved_ms
 from evenshard.measure.hardware import HardwareName
 from evenshard.measure.link import GPUS_OF_A_NODE, LINKS, link, link_name
 from evenshard.placement.machine import Machine
@@ -41,10 +41,14 @@ USUAL_LINKS = {
     "nvlink_h200": "infiniband_ndr",
     "nvlink_b200": "infiniband_ndr",
     "nvlink_gb200": "infiniband_ndr",
+    "nvlink_b300": "infiniband_xdr",
+    "nvlink_gb300": "infiniband_xdr",
     "nvlink_a100": "infiniband_hdr",
     "nvlink_v100": "infiniband_hdr",
     "nvlink_v100_dgx1": "infiniband_hdr",
     "pcie3_host": "ethernet_25g",
+    "pcie4": "ethernet_25g",
+    "pcie5": "infiniband_ndr",
 }
 # Of hosts whose own link is none of these.
 OTHER_LINK = "ethernet_25g"
@@ -215,7 +219,7 @@ def _all_reduced(machine: Machine, held: float, own_link: str, collectives: int 
         collectives: all-reduces that the bytes are in.
     """
     links = Links(link(machine.intra or own_link), link(machine.inter) if machine.num_domains > 1 else None)
-    # A reduce-scatter, and as much to gather what it leaves.
-    moved = reduced_bytes(machine, np.full(machine.num_devices, 2.0 * held))
-    once_ms = collectives * links.widest.latency_us / 1e3 + float(moved_ms(machine, moved, links).max())
+    moved = all_reduced_bytes(machine, np.full(machine.num_devices, float(held)))
+    latency_ms = links.widest.latency_ms(machine.num_devices, moved.collective)
+    once_ms = collectives * latency_ms + float(moved_ms(machine, moved, links).max())
     return round(float((moved.intra + moved.inter).max())), once_ms

@@ -1,8 +1,11 @@
-"""The speed of the links between these devices: timed all-to-alls of many sizes, and the model fitted to them.
+"""The speed of the links between these devices: timed collectives of many sizes, and the model fitted to them.
 
 Runs under torchrun, one process per device: NCCL between GPUs, gloo between CPUs. On several hosts of several devices
 each there are two links: that within a host is timed on all hosts at the same time, that between hosts with all
 devices, which send to those of other hosts alone.
+
+All-to-alls, even and uneven, say what bytes count for; a curve then says for each collective, and for the devices that
+took part, how its time grows with them. Between hosts there is no curve: other collectives go within hosts as well.
 """
 
 from __future__ import annotations
@@ -10,18 +13,27 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
+from evenshard.measure.calibrate.curve import fit_curve
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.distributed import collective
 from evenshard.measure.distributed.collective import CollectiveHardware
-from evenshard.measure.distributed.jobs import BETWEEN_NODES, EVERYONE, IN_NODE, TimeExchanges
+from evenshard.measure.distributed.jobs import BETWEEN_NODES, EVERYONE, IN_NODE, TimeCollectives, TimeExchanges
 from evenshard.measure.fbgemm import real_device
-from evenshard.measure.link import BANDWIDTHS, BYTES_PER_VALUE
+from evenshard.measure.link_model import (
+    ALL_TO_ALL,
+    BANDWIDTHS,
+    BYTES_PER_VALUE,
+    COLLECTIVES,
+    Curve,
+    Link,
+    moved_share,
+)
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
 from evenshard.utils.messages import brief
@@ -46,6 +58,11 @@ class ExchangePoint:
     all_bytes: int
     ms: float
 
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """The three counts of bytes."""
+        return self.own_bytes, self.slowest_bytes, self.all_bytes
+
 
 @dataclass(frozen=True)
 class LinkFit:
@@ -59,6 +76,7 @@ class LinkFit:
         p90_relative_error: likewise; nine of ten points are nearer.
         num_points: (rank, exchange) pairs behind the fit.
         origin: the machine and devices of the measurement.
+        curves: see ``Link``.
     """
 
     latency_us: float
@@ -70,11 +88,17 @@ class LinkFit:
     p90_relative_error: float
     num_points: int
     origin: str = ""
+    curves: tuple[Curve, ...] = ()
 
     @property
     def bandwidths_gb_s(self) -> dict[str, float]:
         """The three bandwidths by their names in ``Link``."""
         return {name: float(getattr(self, name)) for name in BANDWIDTHS}
+
+    def link(self, source: str = "") -> Link:
+        """The same as a link."""
+        bandwidths = (self.bandwidth_gb_s, self.slowest_gb_s, self.shared_gb_s)
+        return Link(self.latency_us, source, *bandwidths, curves=self.curves)
 
     @property
     def goodness(self) -> str:
@@ -89,9 +113,14 @@ class LinkFit:
         bandwidths = ", ".join(
             f"{gb_s:.3f} GB/s for {BANDWIDTHS[name]}" for name, gb_s in self.bandwidths_gb_s.items() if gb_s < math.inf
         )
+        curves = "".join(
+            f"\n{one.collective} of {one.num_devices}: {one.us[0]:.1f} us, long ones {one.gb_s:.3f} GB/s, "
+            f"{len(one.kb)} points"
+            for one in self.curves
+        )
         return (
             f"latency:   {self.latency_us:.1f} us\nbandwidth: {bandwidths}\n"
-            f"fit:       {self.goodness}\nmeasured:  {self.origin}"
+            f"fit:       {self.goodness}\nmeasured:  {self.origin}{curves}"
         )
 
 
@@ -131,25 +160,65 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> dict[Path
             out.with_stem(f"{out.stem}_intra"): IN_NODE,
             out.with_stem(f"{out.stem}_inter"): BETWEEN_NODES,
         }
-    with closing(collective.lead(config, real_device(config))) as hardware:
-        of_tiers = {
-            path: measure_all_to_all(hardware, int(max_mb * MB), tier, per_node) for path, tier in tiers.items()
-        }
-        provenance = hardware.provenance
     fits = {}
-    for path, points in of_tiers.items():
+    with closing(collective.lead(config, real_device(config))) as hardware:
+        for path, tier in tiers.items():
+            fits[path] = _measured_fit(hardware, int(max_mb * MB), tier, per_node if two_tiers else size)
+        provenance = hardware.provenance
+    for path, fit in fits.items():
         where = "" if tiers[path] == EVERYONE else f"; {tiers[path].replace('_', ' ')} of {per_node} devices"
         origin = (
             f"{provenance.link} on {provenance.hardware}, {provenance.driver}, {provenance.versions}; exchanges of "
             f"1 KB to {max_mb:g} MB per device{where}; {datetime.now(UTC).date().isoformat()} UTC"
         )
-        fits[path] = replace(fit_link(points), origin=origin)
-    for path, fit in fits.items():
-        save_link(fit, path.stem, path)
+        fits[path] = replace(fit, origin=origin)
+        save_link(fits[path], path.stem, path)
     return fits
 
 
 # Measuring -----------------------------------------------------------------------------------------------------------
+
+
+def _measured_fit(hardware: CollectiveHardware, max_bytes: int, tier: str, near: int) -> LinkFit:
+    """The link of a tier, with the curves of groups of 2, 4, ... devices, and of all that are near each other.
+
+    Args:
+        near: devices of a host, or all where there is one host or one device in each.
+    """
+    points = measure_all_to_all(hardware, max_bytes, tier, near)
+    fit = fit_link(points)
+    if tier == BETWEEN_NODES:
+        return fit
+    straight = fit.link()
+    curves = []
+    for size in [*(size for size in (2, 4, 8, 16, 32) if size < near and near % size == 0), near]:
+        own = points if size == near else measure_all_to_all(hardware, max_bytes, IN_NODE, size)
+        own_P, slowest_P, all_P = np.array([one.counts for one in own], dtype=np.float64).T
+        moved = np.asarray(straight.even_bytes(own_P, slowest_P, all_P, size))
+        curves.append(fit_curve(ALL_TO_ALL, size, moved, 1e3 * np.array([one.ms for one in own])))
+        curves += _measured_curves(hardware, max_bytes, size)
+    return replace(fit, curves=tuple(sorted(curves, key=lambda one: COLLECTIVES.index(one.collective))))
+
+
+def _measured_curves(hardware: CollectiveHardware, max_bytes: int, size: int) -> list[Curve]:
+    """Of the other collectives, of groups of so many devices."""
+    values = tuple(max(1, one // BYTES_PER_VALUE // (size - 1)) for one in _sizes(max_bytes))
+    of_ranks = hardware.run_on_all(TimeCollectives(values, size), "calibrating the link")
+    times_RCS = np.array(of_ranks).reshape(len(of_ranks), -1, len(values))
+    buffers = size * BYTES_PER_VALUE * np.array(values, dtype=np.float64)
+    return [
+        fit_curve(
+            name,
+            size,
+            np.tile(moved_share(name, size) * buffers, len(times_RS)),
+            1e3 * times_RS.ravel(),
+        )
+        for name, times_RS in zip(COLLECTIVES[1:], times_RCS.swapaxes(0, 1), strict=True)
+    ]
+
+
+def _sizes(max_bytes: int) -> list[int]:
+    return [KB << doubling for doubling in range(int(math.log2(max_bytes / KB)) + 1)]
 
 
 def measure_all_to_all(
@@ -163,11 +232,7 @@ def measure_all_to_all(
     """
     num_ranks = collective.world_size()
     peers = [peers_of(rank, num_ranks, tier, devices_per_node) for rank in range(num_ranks)]
-    exchanges = tuple(
-        _values(shape, size, len(peers[0]))
-        for size in [KB << doubling for doubling in range(int(math.log2(max_bytes / KB)) + 1)]
-        for shape in _shapes(num_ranks)
-    )
+    exchanges = tuple(_values(shape, size, len(peers[0])) for size in _sizes(max_bytes) for shape in _shapes(num_ranks))
     of_ranks = hardware.run_on_all(TimeExchanges(exchanges, tier, devices_per_node), "calibrating the link")
     return tuple(
         exchange_point(values, rank, peers, ms)
@@ -230,7 +295,7 @@ def fit_link(points: Sequence[ExchangePoint]) -> LinkFit:
     """
     from scipy.optimize import nnls
 
-    bytes_P3 = np.array([(point.own_bytes, point.slowest_bytes, point.all_bytes) for point in points], dtype=np.float64)
+    bytes_P3 = np.array([point.counts for point in points], dtype=np.float64)
     seconds = np.array([point.ms for point in points], dtype=np.float64) / 1e3
     if len(points) < 2 or np.ptp(bytes_P3[:, 0]) == 0 or not (seconds > 0).all():
         raise MeasurementFailed("a link model needs times above 0 of exchanges of at least two sizes.")
@@ -261,13 +326,32 @@ def fit_link(points: Sequence[ExchangePoint]) -> LinkFit:
 
 def save_link(fit: LinkFit, name: str, path: Path) -> None:
     """Writes the fit as a link profile that ``measure.link`` reads."""
+    of_all = f"{name}: {fit.origin}; {fit.goodness}"
+    write_link(fit.link(of_all), f"fitted by calibrate-link ({fit.goodness})", path)
+
+
+def write_link(link: Link, source: str, path: Path) -> None:
+    """Writes a link profile.
+
+    Args:
+        link: what to write.
+        source: of its constants.
+        path: the file; it appears whole or not at all.
+    """
     import yaml
 
-    source = f"fitted by calibrate-link ({fit.goodness})"
-    constants = {"latency_us": fit.latency_us, **fit.bandwidths_gb_s}
+    constants = {name: getattr(link, name) for name in ("latency_us", *BANDWIDTHS, "spans")}
     content: dict[str, object] = {
-        key: {"value": value, "source": source} for key, value in constants.items() if value < math.inf
+        name: {"value": value, "source": source} for name, value in constants.items() if value < math.inf
     }
-    content["source"] = f"{name}: {fit.origin}; {fit.goodness}"
+    content["source"] = link.source
+    lines = yaml.safe_dump(content, sort_keys=False, width=120, allow_unicode=True)
+    for name in ("curves", "evidence"):
+        if records := [{key: _plain(value) for key, value in asdict(one).items()} for one in getattr(link, name)]:
+            lines += f"{name}:\n" + yaml.safe_dump(records, default_flow_style=None, sort_keys=False, width=200)
     with atomic_path(path) as draft:
-        draft.write_text(yaml.safe_dump(content, sort_keys=False, width=120))
+        draft.write_text(lines)
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value

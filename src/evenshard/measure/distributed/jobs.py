@@ -7,8 +7,9 @@ plain data of a known kind, and is checked before anything is done with it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -161,8 +162,57 @@ class TimeExchanges:
         return tuple(medians)
 
 
+@dataclass(frozen=True)
+class TimeCollectives:
+    """Groups of ranks, all at the same time, gather, scatter sums and reduce; the answer is as of ``TimeExchanges``.
+
+    It has the times of all sizes of an all-gather, then those of a reduce-scatter, then those of an all-reduce.
+
+    Attributes:
+        values: for each size, how many each rank has in the end of an all-gather, for each rank of its group.
+        ranks_per_group: ranks of a group, which follow each other.
+    """
+
+    values: tuple[int, ...]
+    ranks_per_group: int
+    ANSWER: ClassVar[Any] = tuple[float, ...]
+
+    def check(self, num_ranks: int) -> None:
+        """See ``RankJob``."""
+        if self.ranks_per_group < 1 or num_ranks % self.ranks_per_group:
+            raise ValueError(f"{num_ranks} ranks do not fill groups of {brief(self.ranks_per_group)}")
+        if not self.values or min(self.values) < 1:
+            raise ValueError(f"{brief(self.values)} are no sizes")
+
+    def run(self, worker: Worker) -> tuple[float, ...]:
+        """See ``RankJob``."""
+        ranks, size = worker.ranks, self.ranks_per_group
+        group = None if size == ranks.size else ranks.tier_groups(size).node
+        part, whole = (torch.zeros(most, device=ranks.device) for most in (max(self.values), size * max(self.values)))
+        calls: list[Callable[[torch.Tensor, torch.Tensor], None]] = [
+            lambda own, buffer: ranks.all_gather(buffer, own, group),
+            lambda own, buffer: ranks.reduce_scatter(own, buffer, group),
+            lambda own, buffer: ranks.all_reduce(buffer, group),
+        ]
+        passes = []
+        for _ in range(WARMUP_PASSES + TIMED_PASSES):
+            times = []
+            for call in calls:
+                for values in self.values:
+                    timed = partial(call, part[:values], whole[: size * values])
+                    ranks.go_on_together()
+                    times.append(ranks.timed_ms(timed))
+            passes.append(times)
+        medians: list[float] = np.median(passes[WARMUP_PASSES:], axis=0).tolist()
+        return tuple(medians)
+
+
 Kinds = Mapping[str, type[RankJob]]
-JOBS: Kinds = {"measure_placement": MeasurePlacement, "time_exchanges": TimeExchanges}
+JOBS: Kinds = {
+    "measure_placement": MeasurePlacement,
+    "time_exchanges": TimeExchanges,
+    "time_collectives": TimeCollectives,
+}
 
 # On the way ----------------------------------------------------------------------------------------------------------
 

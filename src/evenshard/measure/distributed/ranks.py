@@ -206,9 +206,9 @@ class Ranks:
         """Fills a flat buffer, [N * own], with those of every rank of a group."""
         dist.all_gather(list(buffer.view(-1, own.numel())), own, group=group)
 
-    def all_reduce(self, summed: torch.Tensor) -> None:
-        """Sums up a tensor over all ranks, in place."""
-        dist.all_reduce(summed)
+    def all_reduce(self, summed: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
+        """Sums up a tensor over the ranks of a group, in place; None for all."""
+        dist.all_reduce(summed, group=group)
 
     def tier_groups(self, devices_per_node: int) -> TierGroups:
         """This rank's groups of a machine; all ranks ask for them at the same time."""

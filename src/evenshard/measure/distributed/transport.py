@@ -1,8 +1,10 @@
-"""The network that exchanges between GPUs really take, read off NCCL's log.
+"""What exchanges between GPUs really go over, read off NCCL's log.
 
-Between nodes NCCL takes InfiniBand or RoCE where a process may use it, else TCP sockets, and tells only its log: a
-measurement over the wrong network looks like any other. Its log has a line for each connection, such as
-``Channel 03/0 : 5[5] -> 12[4] [send] via NET/IB/3/GDRDMA`` (src/transport/net.cc in NVIDIA/nccl).
+Between nodes NCCL takes InfiniBand or RoCE where a process may use it, else TCP sockets; within one, the other GPU's
+memory or, where that cannot be reached, the host's. It tells only its log: a measurement over the wrong network looks
+like any other. The log has a line for each connection, such as
+``Channel 03/0 : 5[5] -> 12[4] [send] via NET/IB/3/GDRDMA`` or ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read``
+(net.cc, p2p.cc and shm.cc in NVIDIA/nccl's src/transport).
 """
 
 from __future__ import annotations
@@ -15,12 +17,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _CONNECTION = re.compile(r"\bvia NET/(?P<network>.+?)/\d+(?:\(\d+\))?(?P<direct>/GDRDMA)?")
+_IN_NODE = re.compile(r"\bvia (?P<transport>P2P|SHM)/")
 UNKNOWN = "network not known, as NCCL_DEBUG is set"
+# What a network's name begins with; other transports stay within a node.
+_NETWORK = "NET/"
 
 
 @contextmanager
 def nccl_log() -> Iterator[Path | None]:
-    """A file that gets NCCL's lines about networks, of connections that this process makes inside.
+    """A file that gets NCCL's lines about connections that this process makes inside.
 
     NCCL reads its settings once in a process. Where the user has set NCCL_DEBUG, its log stays theirs: None.
     """
@@ -29,7 +34,7 @@ def nccl_log() -> Iterator[Path | None]:
         return
     handle, name = tempfile.mkstemp(prefix="evenshard-nccl-")
     os.close(handle)
-    settings = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "NET", "NCCL_DEBUG_FILE": name}
+    settings = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "NET,P2P,SHM", "NCCL_DEBUG_FILE": name}
     os.environ.update(settings)
     try:
         yield Path(name)
@@ -40,11 +45,12 @@ def nccl_log() -> Iterator[Path | None]:
 
 
 def networks_in(log: Path | None) -> set[str]:
-    """Networks that a process's connections take, such as NET/IB/GDRDMA, NET/IB or NET/Socket; none within a node."""
+    """What a process's connections take: NET/IB/GDRDMA, NET/IB or NET/Socket between nodes, P2P or SHM within one."""
     if log is None:
         return {UNKNOWN}
-    found = _CONNECTION.finditer(log.read_text(errors="replace"))
-    return {f"NET/{one['network']}{one['direct'] or ''}" for one in found}
+    text = log.read_text(errors="replace")
+    found = {f"{_NETWORK}{one['network']}{one['direct'] or ''}" for one in _CONNECTION.finditer(text)}
+    return found | {one["transport"] for one in _IN_NODE.finditer(text)}
 
 
 def link_of(backend: str, networks: Iterable[str]) -> str:
@@ -59,7 +65,7 @@ def transport_problem(expected: str, backend: str, networks: Iterable[str]) -> s
     Args:
         expected: NCCL's name of the network, in capitals or not, such as ib or socket.
     """
-    found = set(networks)
+    found = {one for one in networks if one.startswith(_NETWORK) or one == UNKNOWN}
     if not expected or (found and all(one.split("/")[1:2] == [expected] for one in map(str.lower, found))):
         return None
     if backend != "nccl":

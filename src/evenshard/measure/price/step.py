@@ -244,15 +244,18 @@ class PartCosts:
 
     @cached_property
     def exchange_slopes(self) -> tuple[FloatArray, float]:
-        """[V] time of exchanges for each of the volumes, if all devices have as much; and of a weight of a replica."""
-        slopes = []
+        """[V] time of exchanges for each of the volumes, if all devices have as much; and of a weight of a replica.
+
+        No exchange takes less in proportion to its bytes, latencies left aside.
+        """
+        slopes, links = [], self.links.floor
         for name in VOLUMES:
             volumes = Volumes.empty(self.task.num_devices)
             getattr(volumes, name)[:] = 1.0
-            slopes.append(float(exchange_ms(self.task, volumes, self.links)[0]))
+            slopes.append(float(exchange_ms(self.task, volumes, links)[0]))
         volumes = Volumes.empty(self.task.num_devices)
         volumes.replicated_values = 1.0
-        return np.array(slopes), float(exchange_ms(self.task, volumes, self.links)[0])
+        return np.array(slopes), float(exchange_ms(self.task, volumes, links)[0])
 
     def _compute_ms(self, by_table: Mapping[str, Sequence[TablePart]]) -> FloatArray:
         """[D, M, 2] compute times, forward and backward, by each member of the ensembles."""

@@ -1,4 +1,4 @@
-"""The profiles that come with evenshard: simulated devices as YAML files beside this module, by name and by GPU."""
+"""The profiles that come with evenshard, as YAML files: simulated devices by name and by GPU, and fitted links."""
 
 from __future__ import annotations
 
@@ -44,3 +44,8 @@ def profile_path(name: str) -> Path:
     if name not in profile_names():
         raise BadConfig(f"simulated device is {brief(name)}. Use one of {', '.join(profile_names())}, or a YAML file.")
     return Path(str(resources.files(__package__).joinpath(name + ".yaml")))
+
+
+def link_profile_path(name: str) -> Path:
+    """The file of a fitted link that comes with evenshard."""
+    return Path(str(resources.files(__package__).joinpath("links", name + ".yaml")))

@@ -167,7 +167,7 @@ def constants_of(machine: FittedMachine, tables: Sequence[Table]) -> dict[str, A
 
 
 def _link(link: Link) -> dict[str, float]:
-    """Nanoseconds for a byte: of a rank's own, of the rank's that moves most, and of all ranks'."""
+    """Nanoseconds for a byte: of a rank's own, of the rank's that moves most, and of all ranks'; a straight line."""
     return {
         "own_ns": 1 / link.bandwidth_gb_s,
         "slowest_ns": 1 / link.slowest_gb_s,

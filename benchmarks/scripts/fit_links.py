@@ -1,0 +1,239 @@
+"""Fits links to the nccl-tests that NVIDIA published of five GPU systems, and says how far off they are.
+
+    python -m benchmarks.scripts.fit_links [--truth FOLDER] [--write]
+
+The folder holds other people's measurements (its README names their sources); none of it is part of the project. With
+--write the curves go into evenshard/measure/profiles/links. The fit is that of ``evenshard calibrate-link``.
+
+A row that contradicts both of its neighbours in size is noise of the source, and left out: time does not fall with the
+size, so a row above both by more than a tenth, or below both, is none. Errors are those of sizes that a fit did not
+see: of ten sizes, each four times the one before, one is left out at a time, so that its neighbours are 16 times apart.
+
+Legend: P rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.references import others_measurements
+from evenshard.measure.calibrate.curve import fit_curve
+from evenshard.measure.calibrate.link import ExchangePoint, fit_link, write_link
+from evenshard.measure.evidence import Evidence
+from evenshard.measure.link_model import ALL_TO_ALL, Curve, Link, curve_at, moved_share
+from evenshard.measure.link_rules import GPUS_OF_A_NODE, NVLINK_GB_S, nvlink_by_rule
+from evenshard.measure.profiles import link_profile_path
+from evenshard.tables.reuse import FloatArray
+from evenshard.utils.text_table import text_table
+
+FILE = "nccl.csv"
+SOURCE = "nccl-tests of NVIDIA (ai-dynamo/aiconfigurator 095f58a51, systems/data/*/comm/nccl)"
+LINK_OF_GPU = {
+    "a100_sxm": "nvlink_a100",
+    "h100_sxm": "nvlink_h100",
+    "h200_sxm": "nvlink_h200",
+    "b200_sxm": "nvlink_b200",
+    "gb200": "nvlink_gb200",
+}
+SPANS = {"nvlink_gb200": 72.0}
+# A neighbour is contradicted by more than this.
+CONTRADICTION = 1.1
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Times of one collective between so many GPUs.
+
+    Attributes:
+        moved_P: bytes that each GPU moves.
+        us_P: microseconds.
+    """
+
+    moved_P: FloatArray
+    us_P: FloatArray
+
+    def of(self, chosen_P: np.ndarray) -> Rows:
+        """Some of them."""
+        return Rows(self.moved_P[chosen_P], self.us_P[chosen_P])
+
+
+# Of a link: by collective and number of GPUs.
+Truth = Mapping[str, Mapping[tuple[str, int], Rows]]
+
+
+def read_truth(folder: Path) -> tuple[Truth, int]:
+    """The rows of every link, and how many more were noise."""
+    series: dict[tuple[str, str, int, str], dict[int, float]] = defaultdict(dict)
+    with (folder / FILE).open() as file:
+        for row in csv.DictReader(file):
+            collective = row["collective"].replace("alltoall", ALL_TO_ALL)
+            key = (LINK_OF_GPU[row["gpu"]], collective, int(row["num_gpus"]), row["dtype_bytes"])
+            series[key][int(row["bytes"])] = 1e3 * float(row["ms"])
+    found: dict[str, dict[tuple[str, int], list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    noise = 0
+    for (link, collective, num, _), of_size in series.items():
+        ordered = sorted(of_size.items())
+        for at, (size, us) in enumerate(ordered):
+            if is_noise([one for _, one in ordered], at):
+                noise += 1
+            else:
+                found[link][collective, num].append((moved_share(collective, num) * size, us))
+    return {
+        link: {kind: Rows(*np.array(sorted(rows)).T) for kind, rows in of_kind.items()}
+        for link, of_kind in found.items()
+    }, noise
+
+
+def is_noise(us: Sequence[float], at: int) -> bool:
+    """Whether a time contradicts both neighbours in size; of the least size the only one, of the largest none."""
+    if at == len(us) - 1:
+        return False
+    around = us[max(at - 1, 0) : at] + us[at + 1 : at + 2]
+    return us[at] > CONTRADICTION * max(around) or (at > 0 and us[at] < min(around) / CONTRADICTION)
+
+
+# Fitting -------------------------------------------------------------------------------------------------------------
+
+
+def fitted_curves(of_kind: Mapping[tuple[str, int], Rows]) -> tuple[Curve, ...]:
+    """A curve for every collective and number of GPUs."""
+    return tuple(fit_curve(*kind, rows.moved_P, rows.us_P) for kind, rows in sorted(of_kind.items()))
+
+
+def errors_of(curve: Curve, rows: Rows) -> FloatArray:
+    """[P] relative errors."""
+    return np.asarray(np.abs(1e3 * (curve.latency_ms + curve.bytes_ms(rows.moved_P)) / rows.us_P - 1))
+
+
+def left_out_errors(kind: tuple[str, int], rows: Rows, sizes: Iterable[Sequence[float]]) -> FloatArray:
+    """[P] errors of rows of sizes that the fit did not see; one fit for each group of sizes."""
+    found = []
+    for of_test in sizes:
+        tested_P = np.isin(rows.moved_P, of_test)
+        seen = rows.of(~tested_P)
+        found.append(errors_of(fit_curve(*kind, seen.moved_P, seen.us_P), rows.of(tested_P)))
+    return np.concatenate(found)
+
+
+def one_by_one(rows: Rows) -> list[list[float]]:
+    """Each size but the least by itself; beyond the second largest a curve goes straight on."""
+    return [[size] for size in np.unique(rows.moved_P)[1:].tolist()]
+
+
+def fitted_link(name: str, truth: Truth, errors_P: FloatArray) -> Link:
+    """A link with the curves of its GPUs; the GB200, of which four were measured, has those of eight B200."""
+    of_kind = dict(truth[name])
+    more = ""
+    if name == "nvlink_gb200":
+        of_kind |= {kind: rows for kind, rows in truth["nvlink_b200"].items() if kind[1] == GPUS_OF_A_NODE}
+        more = "; 8 GPUs as nvlink_b200; more as 8, a guess"
+    even = of_kind[ALL_TO_ALL, GPUS_OF_A_NODE]
+    moved_P = even.moved_P.round().astype(int).tolist()
+    points = [
+        ExchangePoint(own, own, GPUS_OF_A_NODE * own, us / 1e3)
+        for own, us in zip(moved_P, even.us_P.tolist(), strict=True)
+    ]
+    straight = fit_link(points)
+    return Link(
+        float(f"{straight.latency_us:.3g}"),
+        f"fitted to {SOURCE}{more}. The straight line is of all-to-alls of 8 GPUs",
+        bandwidth_gb_s=float(f"{straight.bandwidth_gb_s:.4g}"),
+        spans=SPANS.get(name, float(GPUS_OF_A_NODE)),
+        curves=fitted_curves(of_kind),
+        evidence=(
+            Evidence(
+                "collectives of 2 to 8 GPUs, 1 KB to 256 MB, each size by its neighbours, which are 16 times apart",
+                SOURCE,
+                sum(len(rows.us_P) for rows in truth[name].values()),
+                len(errors_P),
+                *_percent(errors_P),
+            ),
+        ),
+    )
+
+
+def _percent(errors_P: FloatArray) -> tuple[float, float]:
+    return round(100 * float(np.median(errors_P)), 1), round(100 * float(np.percentile(errors_P, 90)), 1)
+
+
+# Rules ---------------------------------------------------------------------------------------------------------------
+
+
+def rule_errors(name: str, links: Mapping[str, Link], truth: Truth, same_line: bool) -> FloatArray:
+    """[P] errors of a link that the rule makes of the others: of those of other line rates alone, or all."""
+    others = {
+        other: links[other]
+        for other in links
+        if other != name and (same_line or NVLINK_GB_S[other] != NVLINK_GB_S[name])
+    }
+    by_rule = nvlink_by_rule(NVLINK_GB_S[name], GPUS_OF_A_NODE, others, ())
+    found = []
+    for (collective, num), rows in truth[name].items():
+        curve = curve_at(by_rule.curves, collective, num)
+        assert curve is not None
+        found.append(errors_of(curve, rows))
+    return np.concatenate(found)
+
+
+def between_errors(link: Link, truth: Mapping[tuple[str, int], Rows]) -> FloatArray:
+    """[P] errors of 4 GPUs by the curves of 2 and 8."""
+    found = []
+    for (collective, num), rows in truth.items():
+        curve = curve_at([one for one in link.curves if one.num_devices != 4], collective, 4)
+        if num == 4 and curve is not None:
+            found.append(errors_of(curve, rows))
+    return np.concatenate(found)
+
+
+def main() -> None:
+    """Fits, prints the errors, and writes the profiles where asked to."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--truth", type=Path, default=others_measurements.default_folder(), help="folder of the files")
+    parser.add_argument("--write", action="store_true", help="write the profiles")
+    args = parser.parse_args()
+    truth, noise = read_truth(args.truth)
+    print(f"{sum(len(rows.us_P) for of in truth.values() for rows in of.values())} rows, and {noise} that are noise\n")
+    cells = [("link", "collective", "GPUs", "points", "fitted: median", "worst", "left out: median", "worst")]
+    links = {}
+    for name, of_kind in truth.items():
+        all_errors = []
+        for kind, rows in sorted(of_kind.items()):
+            curve = fit_curve(*kind, rows.moved_P, rows.us_P)
+            fitted, left_out = errors_of(curve, rows), left_out_errors(kind, rows, one_by_one(rows))
+            all_errors.append(left_out)
+            numbers = [f"{100 * of(errors):.1f}" for errors in (fitted, left_out) for of in (np.median, np.max)]
+            cells.append((name, kind[0], str(kind[1]), str(len(curve.kb)), *numbers))
+        links[name] = fitted_link(name, truth, np.concatenate(all_errors))
+        if args.write:
+            write_link(links[name], SOURCE, link_profile_path(name))
+    print(text_table(cells, "<<>>>>>>"), end="\n\n")
+    cells = [
+        ("link", "by its line rate: median", "90 %", "by other line rates: median", "90 %", "4 of 2 and 8", "90 %")
+    ]
+    rates = list(NVLINK_GB_S.values())
+    of_rule: dict[bool, list[FloatArray]] = {True: [], False: []}
+    for name in links:
+        row: list[str] = []
+        for same_line in (True, False):
+            if same_line and rates.count(NVLINK_GB_S[name]) < 2:
+                row += ["-", "-"]
+                continue
+            of_rule[same_line].append(rule_errors(name, links, truth, same_line))
+            row += [f"{one}" for one in _percent(of_rule[same_line][-1])]
+        cells.append((name, *row, *(f"{one}" for one in _percent(between_errors(links[name], truth[name])))))
+    print(text_table(cells, "<>>>>>>"), end="\n\n")
+    for same_line, errors in of_rule.items():
+        together = np.concatenate(errors)
+        what = "its line rate" if same_line else "other line rates"
+        print(f"By links of {what}: {len(together)} rows, median and 90 % {_percent(together)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""The fitted links against NVIDIA's nccl-tests, which no part of the repository holds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.scripts.fit_links import (
+    LINK_OF_GPU,
+    Truth,
+    errors_of,
+    fitted_curves,
+    is_noise,
+    left_out_errors,
+    one_by_one,
+    read_truth,
+    rule_errors,
+)
+from evenshard.measure.link import LINKS
+from evenshard.measure.link_rules import NVLINK_GB_S
+from support.truth import truth_file
+
+
+@pytest.fixture(scope="module")
+def truth() -> tuple[Truth, int]:
+    return read_truth(truth_file("nccl.csv").parent)
+
+
+def test_noise_contradicts_both_neighbours() -> None:
+    times = [8.1, 16.6, 7.5, 7.4, 8.0, 5.0, 20.0]
+    assert [at for at in range(len(times)) if is_noise(times, at)] == [1, 5]
+    assert is_noise([17.0, 7.0, 8.0], 0) and not is_noise([1.0, 7.0], 0) and not is_noise([1.0, 7.0], 1)
+
+
+def test_little_is_noise(truth: tuple[Truth, int]) -> None:
+    rows = sum(len(rows.us_P) for of in truth[0].values() for rows in of.values())
+    assert (rows, truth[1]) == (1099, 21)
+
+
+@pytest.mark.parametrize("name", sorted(NVLINK_GB_S))
+def test_each_link_is_as_measured(name: str, truth: tuple[Truth, int]) -> None:
+    """Of each collective and number of GPUs: what ``fit_links --write`` wrote is what it fits."""
+    of_kind = truth[0][name]
+    written = {(one.collective, one.num_devices): one for one in LINKS[name].curves}
+    assert name in LINK_OF_GPU.values() and set(of_kind) <= set(written)
+    for curve in fitted_curves({kind: of_kind[kind] for kind in list(of_kind)[:2]}):
+        assert written[curve.collective, curve.num_devices] == curve
+    for kind, rows in of_kind.items():
+        errors = errors_of(written[kind], rows)
+        assert np.median(errors) < 0.05 and errors.max() < 0.20, kind
+
+
+@pytest.mark.parametrize("name", ["nvlink_a100", "nvlink_h100", "nvlink_b200"])
+def test_exchanges_of_sizes_that_the_fit_did_not_see(name: str, truth: tuple[Truth, int]) -> None:
+    """Their neighbours are 16 times apart, four times as far as those of a size between two that were measured."""
+    kind = ("all_to_all", 8)
+    errors = left_out_errors(kind, truth[0][name][kind], one_by_one(truth[0][name][kind]))
+    assert np.median(errors) < 0.09
+    evidence = LINKS[name].evidence[0]
+    assert evidence.median_error_percent is not None and evidence.median_error_percent <= 6.5
+    assert evidence.p90_error_percent is not None and evidence.p90_error_percent < 24
+
+
+def test_links_by_rule(truth: tuple[Truth, int]) -> None:
+    """As the evidence of links by rule says."""
+    links = {name: LINKS[name] for name in NVLINK_GB_S}
+    alike = [name for name in NVLINK_GB_S if name != "nvlink_a100"]
+    for name, same_line, names in (("nvlink_b300", True, alike), ("nvlink_v100", False, list(NVLINK_GB_S))):
+        errors = np.concatenate([rule_errors(one, links, truth[0], same_line) for one in names])
+        (evidence,) = LINKS[name].evidence
+        assert evidence.held_out == len(errors)
+        assert evidence.median_error_percent == pytest.approx(100 * np.median(errors), abs=0.06)
+        assert evidence.p90_error_percent == pytest.approx(100 * np.percentile(errors, 90), abs=0.06)
