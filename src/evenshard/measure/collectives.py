@@ -237,7 +237,7 @@ def _between_nodes(machine: Machine, per_device: FloatArray) -> TierBytes:
 
 @dataclass(frozen=True)
 class ExchangeTimes:
-    """What each device takes for its exchanges in a step, [D] ms each."""
+    """What each device takes for its exchanges in a step, [..., D] ms each."""
 
     input_dist: FloatArray
     forward: FloatArray
@@ -263,40 +263,23 @@ class Links:
 
 
 def exchange_times(task: ShardingTask, volumes: Volumes, links: Links) -> ExchangeTimes:
-    """How long the exchanges of a placement take on each device."""
+    """How long the exchanges of a placement take on each device, or of many placements at once ([..., D])."""
     machine = task.machine
     if machine.num_devices == 1:
-        nothing = np.zeros(1)
+        nothing = np.zeros_like(volumes.sent)
         return ExchangeTimes(nothing, nothing, nothing)
     outputs = _outputs(task, volumes)
     way: Communication = task.communication
     latencies = latencies_ms(machine, volumes.collectives, links)
     forward_ms = links.intra.forward_share * moved_ms(machine, outputs * way.forward_bytes, links)
-    backward_ms = moved_ms(machine, outputs * way.backward_bytes + _gradients(machine, volumes), links)
+    back = outputs * way.backward_bytes
+    if np.any(volumes.replicated_values):
+        back += _gradients(machine, volumes)
     return ExchangeTimes(
         latencies.input_dist + _inputs_ms(task, volumes, links),
         latencies.forward + forward_ms,
-        latencies.backward + backward_ms,
+        latencies.backward + moved_ms(machine, back, links),
     )
-
-
-def exchange_ms(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray:
-    """[D] all ``exchange_times`` of a device together."""
-    if task.num_devices == 1:
-        return np.zeros(1)
-    return latencies_ms(task.machine, volumes.collectives, links).total_ms + exchanged_ms(task, volumes, links)
-
-
-def exchanged_ms(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray:
-    """[..., D] what bytes take of ``exchange_ms``, of many placements at once, in a third of the time."""
-    machine, way = task.machine, task.communication
-    if machine.num_devices == 1:
-        return np.zeros_like(volumes.sent)
-    both_ways = links.intra.forward_share * way.forward_bytes + way.backward_bytes
-    moved = _outputs(task, volumes) * both_ways
-    if np.any(volumes.replicated_values):
-        moved += _gradients(machine, volumes)
-    return np.asarray(moved_ms(machine, moved, links) + _inputs_ms(task, volumes, links))
 
 
 def _inputs_ms(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray:
@@ -330,11 +313,6 @@ class Latencies:
     input_dist: float = 0.0
     forward: float = 0.0
     backward: float = 0.0
-
-    @property
-    def total_ms(self) -> float:
-        """All of them."""
-        return self.input_dist + self.forward + self.backward
 
     def __add__(self, other: Latencies) -> Latencies:
         return Latencies(
