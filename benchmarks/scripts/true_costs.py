@@ -109,9 +109,9 @@ def placements(
         experts = [expert.place(task) for expert in (*expert_sharders(), SIZE_LOOKUP)]
         own = Placement(answer.device_of_table, NUM_DEVICES)
         own_ms, *expert_ms = (
-            cost.max_device_ms for cost in costs.measure_many([(task, one) for one in (own, *experts)])
+            cost.step_ms(task.pipeline) for cost in costs.measure_many([(task, one) for one in (own, *experts)])
         )
-        _, best_ms = best_true(costs, task, [own, *experts], TrueAnnealConfig())
+        _, best_ms = best_true(costs, task, [own, *experts], TrueAnnealConfig(), task.pipeline)
         ratios.append(answer.predicted_ms / own_ms)
         inside.append(answer.low_ms <= own_ms <= answer.high_ms)
         above_best.append(own_ms / best_ms - 1)
@@ -148,7 +148,8 @@ def answered(task: ShardingTask, model: PlacementModel, allow_column_split: bool
 def true_ms(costs: TrueCosts, answer: PlacementAnswer) -> float:
     """What an answer really costs."""
     task = replace(answer.request.task(), tables=tables_of_parts(answer.parts, answer.request.tables))
-    return costs.measure(task, Placement(tuple(part.device for part in answer.parts), NUM_DEVICES)).max_device_ms
+    cost = costs.measure(task, Placement(tuple(part.device for part in answer.parts), NUM_DEVICES))
+    return cost.step_ms(task.pipeline)
 
 
 def _cells(values: Sequence[float], digits: int = 1) -> str:

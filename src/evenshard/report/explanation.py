@@ -272,8 +272,8 @@ def _why(found: Overview) -> str:
     most = max(found.times, key=lambda one: one.time_ms - one.mean_ms)
     return (
         f"It takes {_ms(found, own_ms - found.mean_ms)} ms more than the mean of the {found.num_devices} devices and "
-        f"waits {_ms(found, max(found.step_ms - own_ms, 0.0))} ms for others: {most.name} differs most from the mean, by "
-        f"{_change(found, most.time_ms - most.mean_ms)} ms."
+        f"waits {_ms(found, max(found.step_ms - own_ms, 0.0))} ms for others: {most.name} differs most from the mean, "
+        f"by {_change(found, most.time_ms - most.mean_ms)} ms."
     )
 
 
