@@ -99,11 +99,11 @@ def strategies_table(tables: Sequence[Table], costs: TrueCosts) -> None:
 
 
 def placements(
-    tables: Sequence[Table], costs: TrueCosts, model: PlacementModel, what: str, dims: Sequence[int]
+    tables: Sequence[Table], costs: TrueCosts, model: PlacementModel, what: str, dims: Sequence[int], tasks: int
 ) -> None:
     """Answers to tasks of whole tables, by true cost."""
     ratios, inside, above_best, above_rule, best_to_rule = [], [], [], [], []
-    for number in range(PLACED_TASKS):
+    for number in range(tasks):
         task = draw_task(tables, PLACED_TABLES, dims, (1, number, len(dims)))
         answer = answered(task, model)
         experts = [expert.place(task) for expert in (*expert_sharders(), SIZE_LOOKUP)]
@@ -165,28 +165,42 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--truth", type=Path, default=default_folder(), help="folder of the measurements")
     parser.add_argument("--cache", type=Path, default=Path("work/true_costs"), help="folder that keeps the networks")
+    parser.add_argument("--placements", type=int, metavar="N", help="only placements of so many tasks")
     args = parser.parse_args()
     torch.set_num_threads(1)
     measured, costs = read(args.truth), load_true_costs(args.truth, args.cache, FitConfig())
     model = DeviceModel(HARDWARE)
+    if args.placements is None:
+        print_networks(args.truth, args.cache)
+        print(f"\n## DreamShard's table: {TABLE_TASKS} tasks of real tables, dim 16, ms\n")
+        strategies_table(measured.tables, costs)
+    print_placements(measured.tables, costs, model, args.placements or PLACED_TASKS)
+    if args.placements is None:
+        print(
+            f"\n## Column splits: {SPLIT_TASKS} tasks of {SPLIT_TABLES} tables, dims 4 to 128, against whole tables\n"
+        )
+        print("| task | more parts | predicted, % | true, % |\n|---|---:|---:|---:|")
+        column_splits(measured.tables, costs, model)
 
+
+def print_networks(truth: Path, cache: Path) -> None:
+    """The title, and how far the networks are off."""
     print("# Placements on 4 x RTX 2080 Ti by true cost\n\n## The networks that stand for the true costs\n")
     print("| measurements | median error, % | 90th percentile, % | bias, % |\n|---|---:|---:|---:|")
-    for name, error in load_errors(args.truth, args.cache, FitConfig()).items():
+    for name, error in load_errors(truth, cache, FitConfig()).items():
         print(f"| {name} | {error.median_pct:.2f} | {error.p90_pct:.1f} | {error.bias_pct:+.2f} |", flush=True)
-    print(f"\n## DreamShard's table: {TABLE_TASKS} tasks of real tables, dim 16, ms\n")
-    strategies_table(measured.tables, costs)
+
+
+def print_placements(tables: Sequence[Table], costs: TrueCosts, model: PlacementModel, tasks: int) -> None:
+    """What `place` answers, by true cost."""
     print("\n## Placements by the device model\n")
-    print(f"{PLACED_TASKS} tasks of {PLACED_TABLES} tables.\n")
+    print(f"{tasks} tasks of {PLACED_TABLES} tables.\n")
     print(
         "| dims | predicted / true | true cost inside the 90 % interval | above the best found, % (worst) "
         "| best rule above the best found, % | against the best rule, % |\n|---|---|---|---|---:|---:|"
     )
-    placements(measured.tables, costs, model, "4 to 128", MIXED_DIMS)
-    placements(measured.tables, costs, model, "16", (16,))
-    print(f"\n## Column splits: {SPLIT_TASKS} tasks of {SPLIT_TABLES} tables, dims 4 to 128, against whole tables\n")
-    print("| task | more parts | predicted, % | true, % |\n|---|---:|---:|---:|")
-    column_splits(measured.tables, costs, model)
+    placements(tables, costs, model, "4 to 128", MIXED_DIMS, tasks)
+    placements(tables, costs, model, "16", (16,), tasks)
 
 
 if __name__ == "__main__":
