@@ -18,6 +18,7 @@ from statistics import fmean, median
 import numpy as np
 import torch
 
+import evenshard
 from benchmarks.references.others_measurements import BATCH_SIZE, NUM_DEVICES, default_folder, read
 from benchmarks.references.true_best import TrueAnnealConfig, best_true
 from benchmarks.references.true_costs import FitConfig, TrueCosts, load_true_costs
@@ -29,11 +30,7 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.place import place_request
-from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.greedy import GreedySharder, expert_sharders
-from evenshard.sharders.model import DeviceModel
-from evenshard.sharders.models import PlacementModel
 from evenshard.sharders.random import RandomSharder
 from evenshard.tables.table import Table
 
@@ -98,14 +95,12 @@ def strategies_table(tables: Sequence[Table], costs: TrueCosts) -> None:
     print(f"\nSimulated against the networks' values: {_pct(deviations)} % on average, at worst {100 * worst:+.1f} %.")
 
 
-def placements(
-    tables: Sequence[Table], costs: TrueCosts, model: PlacementModel, what: str, dims: Sequence[int], tasks: int
-) -> None:
+def placements(tables: Sequence[Table], costs: TrueCosts, what: str, dims: Sequence[int], tasks: int) -> None:
     """Answers to tasks of whole tables, by true cost."""
     ratios, inside, above_best, above_rule, best_to_rule = [], [], [], [], []
     for number in range(tasks):
         task = draw_task(tables, PLACED_TABLES, dims, (1, number, len(dims)))
-        answer = answered(task, model)
+        answer = answered(task)
         experts = [expert.place(task) for expert in (*expert_sharders(), SIZE_LOOKUP)]
         own = Placement(answer.device_of_table, NUM_DEVICES)
         own_ms, *expert_ms = (
@@ -124,12 +119,12 @@ def placements(
     )
 
 
-def column_splits(tables: Sequence[Table], costs: TrueCosts, model: PlacementModel) -> None:
+def column_splits(tables: Sequence[Table], costs: TrueCosts) -> None:
     """Answers with column splits against those without."""
     true, told, split = [], [], []
     for number in range(SPLIT_TASKS):
         task = draw_task(tables, SPLIT_TABLES, MIXED_DIMS, (2, number))
-        whole, cut = (answered(task, model, allowed) for allowed in (False, True))
+        whole, cut = (answered(task, allowed) for allowed in (False, True))
         true.append(true_ms(costs, cut) / true_ms(costs, whole) - 1)
         told.append(cut.predicted_ms / whole.predicted_ms - 1)
         split.append(len(cut.parts) - len(task.tables))
@@ -138,11 +133,18 @@ def column_splits(tables: Sequence[Table], costs: TrueCosts, model: PlacementMod
     print(f"| worst | {max(split)} | {100 * max(told):+.1f} | {100 * max(true):+.1f} |")
 
 
-def answered(task: ShardingTask, model: PlacementModel, allow_column_split: bool = False) -> PlacementAnswer:
-    """What a user would get."""
+def answered(task: ShardingTask, allow_column_split: bool = False) -> PlacementAnswer:
+    """What a user gets who keeps no memory back."""
     ways = BY_COLUMNS if allow_column_split else (TABLE_WISE,)
-    request = PlacementRequest(task.tables, task.caps_bytes, task.batch_size, sharding_types=ways, hardware=HARDWARE)
-    return place_request(request, model)
+    return evenshard.place(
+        task.tables,
+        task.num_devices,
+        hardware=HARDWARE,
+        reserved_gb=0.0,
+        batch_size=task.batch_size,
+        optimizer="sgd",
+        sharding_types=ways,
+    )
 
 
 def true_ms(costs: TrueCosts, answer: PlacementAnswer) -> float:
@@ -169,18 +171,17 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     measured, costs = read(args.truth), load_true_costs(args.truth, args.cache, FitConfig())
-    model = DeviceModel(HARDWARE)
     if args.placements is None:
         print_networks(args.truth, args.cache)
         print(f"\n## DreamShard's table: {TABLE_TASKS} tasks of real tables, dim 16, ms\n")
         strategies_table(measured.tables, costs)
-    print_placements(measured.tables, costs, model, args.placements or PLACED_TASKS)
+    print_placements(measured.tables, costs, args.placements or PLACED_TASKS)
     if args.placements is None:
         print(
             f"\n## Column splits: {SPLIT_TASKS} tasks of {SPLIT_TABLES} tables, dims 4 to 128, against whole tables\n"
         )
         print("| task | more parts | predicted, % | true, % |\n|---|---:|---:|---:|")
-        column_splits(measured.tables, costs, model)
+        column_splits(measured.tables, costs)
 
 
 def print_networks(truth: Path, cache: Path) -> None:
@@ -191,7 +192,7 @@ def print_networks(truth: Path, cache: Path) -> None:
         print(f"| {name} | {error.median_pct:.2f} | {error.p90_pct:.1f} | {error.bias_pct:+.2f} |", flush=True)
 
 
-def print_placements(tables: Sequence[Table], costs: TrueCosts, model: PlacementModel, tasks: int) -> None:
+def print_placements(tables: Sequence[Table], costs: TrueCosts, tasks: int) -> None:
     """What `place` answers, by true cost."""
     print("\n## Placements by the device model\n")
     print(f"{tasks} tasks of {PLACED_TABLES} tables.\n")
@@ -199,8 +200,8 @@ def print_placements(tables: Sequence[Table], costs: TrueCosts, model: Placement
         "| dims | predicted / true | true cost inside the 90 % interval | above the best found, % (worst) "
         "| best rule above the best found, % | against the best rule, % |\n|---|---|---|---|---:|---:|"
     )
-    placements(tables, costs, model, "4 to 128", MIXED_DIMS, tasks)
-    placements(tables, costs, model, "16", (16,), tasks)
+    placements(tables, costs, "4 to 128", MIXED_DIMS, tasks)
+    placements(tables, costs, "16", (16,), tasks)
 
 
 if __name__ == "__main__":
