@@ -55,10 +55,8 @@ EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 SLOWEST, LEGEND = " *", "* slowest"
 # An exchange is those of inputs, outputs and gradients together.
 _HEADS = ("device", "tables", "memory, {unit}", "full", "forward", "exchange", "backward", "ms", "waits")
-# The column that narrow terminals can do without.
-FULLNESS = _HEADS.index("full")
-# The one that a single device has no use for, the last.
-WAITS = _HEADS.index("waits")
+# The columns that narrow terminals can do without, the first one first; a single device never waits.
+FULLNESS, WAITS = _HEADS.index("full"), _HEADS.index("waits")
 # Width of the first word of the lines below the table, and of those of the brief text.
 INDENT, BRIEF_INDENT = 9, 10
 
@@ -130,12 +128,12 @@ def shown_devices(answer: PlacementAnswer) -> tuple[list[int], list[int]]:
 def _devices(answer: PlacementAnswer, console: Console) -> Grid:
     slowest, fullest = shown_devices(answer)
     heads = [head.format(unit=_memory_unit(answer)[0]) for head in _HEADS]
-    del heads[WAITS if answer.num_devices == 1 else len(heads) :]
     heads += [] if answer.measured is None else [timing_word(answer)]
     lines = {device: _cells(answer, device) for device in (*slowest, *fullest)}
-    if _left(console.width, heads, lines.values()) < LEAST_BAR:
-        for line in (heads, *lines.values()):
-            del line[FULLNESS]
+    for column in (WAITS, FULLNESS):
+        if _left(console.width, heads, lines.values()) < LEAST_BAR or (column == WAITS and answer.num_devices == 1):
+            for line in (heads, *lines.values()):
+                del line[column]
     left = max(_left(console.width, heads, lines.values()), 0)
     bars = _bars(answer, list(lines), min(left, MOST_BAR), console.options.ascii_only)
     grid = plain_grid(*heads)
@@ -151,8 +149,7 @@ def _devices(answer: PlacementAnswer, console: Console) -> Grid:
 
 def _cells(answer: PlacementAnswer, device: int) -> list[str]:
     one, memory = answer.devices[device], answer.memory[device]
-    waits = [one.predicted_wait_ms] if answer.num_devices > 1 else []
-    times = (*_shares_ms(one), one.predicted_total_ms, *waits)
+    times = (*_shares_ms(one), one.predicted_total_ms, one.predicted_wait_ms)
     digits, unit = decimals(answer.predicted_ms), _memory_unit(answer)[1]
     return [
         str(device),
