@@ -116,9 +116,10 @@ def placements(
         above_best.append(own_ms / best_ms - 1)
         above_rule.append(own_ms / min(expert_ms) - 1)
         best_to_rule.append(min(expert_ms) / best_ms - 1)
+    from_best = f"{_pct(above_best)} ({100 * max(above_best):.1f}) | {_pct(best_to_rule)}" if anneals else "- | -"
     print(
         f"| {what} | {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) | {sum(inside)} of {len(inside)} "
-        f"| {_pct(above_best)} ({100 * max(above_best):.1f}) | {_pct(best_to_rule)} | {_pct(above_rule)} |",
+        f"| {from_best} | {_pct(above_rule)} |",
         flush=True,
     )
 

@@ -80,9 +80,9 @@ def test_a_measured_answer_comes_back_as_it_was(tmp_path: Path) -> None:
 
 def test_a_file_from_before_waits_keeps_the_times_that_it_states(tmp_path: Path) -> None:
     """The largest sum of a device's times, the exchange of indices among them."""
-    devices = (DeviceCost(1.0, 2.0, 3.0, 4.0), DeviceCost(2.0, 2.0, 3.0, 1.0))
+    devices = (DeviceCost(1.0, 4.0, 1.0, 4.0), DeviceCost(2.0, 1.0, 6.0, 1.0))
     one, path = made(measured=PlacementCost(devices, "modelled")), tmp_path / "placement.json"
-    assert one.measured_ms == 11.0
+    assert one.measured_ms == 4 + 9
     record = json.loads(json_text(one))
     for device in record["predicted"]["devices"]:
         del device["wait_ms"], device["hidden_ms"]
