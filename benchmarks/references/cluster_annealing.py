@@ -86,8 +86,8 @@ def anneal(
     state = ClusterState(cluster, task, profile)
     state.start(start)
     mover = Mover(state, random.Random(seed))
-    energy = power_mean(state.totals_D)
-    best_ms, best = float(state.totals_D.max()), list(state.parts)
+    energy = power_mean(state.windows_WD)
+    best_ms, best = state.step_ms, list(state.parts)
     began, step = time.monotonic(), 0
     temperature = hottest
     while step < moves:
@@ -102,17 +102,17 @@ def anneal(
             continue
         before = {position: state.parts[position] for position in changes}
         state.change(changes)
-        after = power_mean(state.totals_D)
+        after = power_mean(state.windows_WD)
         allowed = energy * (1 - temperature * math.log(max(mover.rng.random(), 1e-12)))
         if after <= allowed and state.fits():
             energy = after
-            if state.totals_D.max() < best_ms:
-                best_ms, best = float(state.totals_D.max()), list(state.parts)
+            if state.step_ms < best_ms:
+                best_ms, best = state.step_ms, list(state.parts)
         else:
             state.change(before)
     parts = tuple(part for of_table in best for part in of_table)
     check_sharding(task, parts)
-    return Annealed(cluster.cost(task, parts).max_device_ms, parts, step)
+    return Annealed(cluster.cost(task, parts).step_ms(task.pipeline), parts, step)
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def best_known(
         known: placements that fit, such as those of others; they are starts too.
     """
     effort = effort or Effort()
-    starts = [Annealed(cluster.cost(task, parts).max_device_ms, tuple(parts), 0) for parts in known]
+    starts = [Annealed(cluster.cost(task, parts).step_ms(task.pipeline), tuple(parts), 0) for parts in known]
     starts += constructions(cluster, task, profile, effort.tries, seed)
     for count, moves in ((effort.first, effort.first_moves), (effort.last, effort.last_moves)):
         starts.sort(key=lambda one: one.ms)
@@ -180,7 +180,7 @@ def constructions(
             parts = _construct(cluster, task, profile, ways, heavy, tries, seed)
             if parts is None:
                 continue
-            found = Annealed(cluster.cost(task, parts).max_device_ms, parts, 0)
+            found = Annealed(cluster.cost(task, parts).step_ms(task.pipeline), parts, 0)
             key = (first, rest, limit > 0)
             best[key] = min(best.get(key, found), found, key=lambda one: one.ms)
     return list(best.values())
@@ -215,10 +215,10 @@ def _construct(
     return tuple(part for parts in state.parts for part in parts)
 
 
-def power_mean(totals_D: FloatArray) -> float:
-    """Close to the maximum, a little less where few devices are as slow."""
-    top = float(totals_D.max())
-    return top * math.pow(float(np.mean((totals_D / top) ** POWER)), 1 / POWER)
+def power_mean(windows_WD: FloatArray) -> float:
+    """Close to the time of a step, a little less where few devices are as slow."""
+    top_W1 = np.maximum(windows_WD.max(axis=1, keepdims=True), 1e-12)
+    return float((top_W1[:, 0] * np.mean((windows_WD / top_W1) ** POWER, axis=1) ** (1 / POWER)).sum())
 
 
 class Mover:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.collectives import Volumes, exchange_ms, part_volume
+from evenshard.measure.collectives import Volumes, exchange_times, part_volume
 from evenshard.measure.kernel_calls import KernelCall, kernel_call, part_lookups, replica_lookups
 from evenshard.measure.price.step import dense_ms
 from evenshard.measure.simulated.cluster import SimulatedCluster
@@ -22,6 +22,7 @@ from evenshard.measure.simulated.device_model import backward_ns, forward_ns, pa
 from evenshard.measure.simulated.gpu_profile import GpuProfile
 from evenshard.measure.simulated.price import work_columns
 from evenshard.measure.simulated.shard_work import MAXIMA, ShardWork, WorkCounter
+from evenshard.measure.step_time import Phases, windows
 from evenshard.placement.optimizer_state import SGD
 from evenshard.placement.parts import TablePart, lookup_share
 from evenshard.placement.plan import parts_by_table
@@ -60,7 +61,7 @@ class ClusterState:
 
     Attributes:
         parts: of each table.
-        totals_D: time of every device.
+        windows_WD: time of every device in each window of a step.
         used_D: bytes that every device holds.
     """
 
@@ -216,16 +217,27 @@ class ClusterState:
         calls, forward, backward, short = self._replicas()
         calls_D = calls + (times_3CD[0] > 0).sum(axis=0)
         forward_D, backward_D = forward + times_3CD[0].sum(axis=0), backward + times_3CD[1].sum(axis=0)
-        self.totals_D = (
-            pass_ms(forward_D, calls_D, profile.fwd_overhead_us, profile.fwd_host_us)
-            + pass_ms(backward_D, calls_D, profile.bwd_overhead_us, profile.bwd_host_us)
-            + np.maximum(times_3CD[2].max(axis=0), short)
-        )
+        forward_ms_D = pass_ms(forward_D, calls_D, profile.fwd_overhead_us, profile.fwd_host_us)
+        backward_ms_D = pass_ms(backward_D, calls_D, profile.bwd_overhead_us, profile.bwd_host_us)
+        backward_ms_D = backward_ms_D + np.maximum(times_3CD[2].max(axis=0), short)
         volumes = Volumes(*np.ascontiguousarray(self._volumes_D4.T))
         volumes.replicated_values = self._replicated()
         volumes.collectives = {key for key, count in self._ways.items() if count > 0}
-        self.totals_D += exchange_ms(self.task, volumes, self._links)
-        self.totals_D += dense_ms(volumes.replicated_values, profile.hbm_bytes_per_ns, self._optimizer)
+        exchanges = exchange_times(self.task, volumes, self._links)
+        backward_ms_D += dense_ms(volumes.replicated_values, profile.hbm_bytes_per_ns, self._optimizer)
+        phases = Phases(exchanges.input_dist, forward_ms_D, exchanges.forward, exchanges.backward, backward_ms_D)
+        alike = (np.broadcast_to(window.total, devices) for window in windows(phases, self.task.pipeline))
+        self.windows_WD = np.stack(list(alike))
+
+    @property
+    def totals_D(self) -> FloatArray:
+        """What every device does in a step, waits left aside."""
+        return np.asarray(self.windows_WD.sum(axis=0))
+
+    @property
+    def step_ms(self) -> float:
+        """Time of a step."""
+        return float(self.windows_WD.max(axis=1).sum())
 
     def _replicated(self) -> float:
         tables = self.task.tables

@@ -2,7 +2,7 @@
 
 An exchange depends on what all four devices hold, so a placement cannot be priced device by device as in ``annealing``.
 
-Legend: M chains, D devices, T tables, H representation size.
+Legend: M chains, W windows of a step, D devices, T tables, H representation size.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.nn.functional import one_hot
 
 from benchmarks.references.true_costs import TrueCosts
+from evenshard.measure.step_time import LARGEST_SUM, Phases, windows
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
@@ -30,7 +32,7 @@ class TrueAnnealConfig:
         warm: likewise, of the coolest.
         cold: last temperature of all chains.
         move_share: proposals that move one table; the others swap two.
-        power: the energy is this norm of the devices' times: next to their maximum but smooth.
+        power: the energy is this norm of the devices' times in each window: next to their maximum but smooth.
         seed: seed of everything drawn.
     """
 
@@ -47,35 +49,45 @@ class TrueAnnealConfig:
 class _Prices:
     """What placements of one task cost."""
 
-    def __init__(self, costs: TrueCosts, task: ShardingTask) -> None:
-        self._costs, self._num_devices = costs, task.num_devices
+    def __init__(self, costs: TrueCosts, task: ShardingTask, pipeline: str) -> None:
+        self._costs, self._num_devices, self._pipeline = costs, task.num_devices, pipeline
         self._represented_TH = costs.represent(task.tables)
         self._dims_T1 = torch.tensor([[float(table.embedding_dim)] for table in task.tables])
         self._bytes_T1 = torch.tensor([[size] for size in task.table_bytes], dtype=torch.float64)
         self._caps_D = torch.tensor(task.room_bytes, dtype=torch.float64)
 
-    def device_ms(self, device_of_MT: torch.Tensor) -> torch.Tensor:
-        """[M, D] of placements; infinite where a device has no room."""
+    def windows_ms(self, device_of_MT: torch.Tensor) -> torch.Tensor:
+        """[M, W, D] of placements; infinite where a device has no room."""
         holds_MDT = one_hot(device_of_MT, self._num_devices).transpose(1, 2)
         plain_MDT = holds_MDT.float()
         compute_MD = self._costs.compute_ms(plain_MDT @ self._represented_TH) * holds_MDT.any(dim=2)
         fwd_MD, bwd_MD = self._costs.exchange_ms((plain_MDT @ self._dims_T1).squeeze(-1))
         full_MD = (holds_MDT.double() @ self._bytes_T1).squeeze(-1) > self._caps_D
-        return (compute_MD + fwd_MD + bwd_MD).masked_fill(full_MD, torch.inf)
+        nothing, compute, fwd, bwd = (one.numpy() for one in (torch.zeros_like(fwd_MD), compute_MD, fwd_MD, bwd_MD))
+        found = [window.total for window in windows(Phases(nothing, nothing, fwd, bwd, compute), self._pipeline)]
+        return torch.from_numpy(np.stack(found, axis=1)).masked_fill(full_MD[:, None], torch.inf)
 
 
 def best_true(
-    costs: TrueCosts, task: ShardingTask, starts: Sequence[Placement], config: TrueAnnealConfig
+    costs: TrueCosts,
+    task: ShardingTask,
+    starts: Sequence[Placement],
+    config: TrueAnnealConfig,
+    pipeline: str = LARGEST_SUM,
 ) -> tuple[Placement, float]:
-    """The best placement found from legal starts, at most as slow as the fastest of them, and its time in ms."""
+    """The best placement found from legal starts, at most as slow as the fastest of them, and its time in ms.
+
+    Args:
+        pipeline: that makes the phases of devices a step, as ``step_time.windows`` takes it.
+    """
     generator = torch.Generator().manual_seed(config.seed)
-    prices, rows = _Prices(costs, task), torch.arange(config.chains)
+    prices, rows = _Prices(costs, task, pipeline), torch.arange(config.chains)
     given = torch.tensor([start.device_of_table for start in starts])
-    given = given[prices.device_ms(given).amax(dim=1).argsort(stable=True)]
+    given = given[_step_ms(prices.windows_ms(given)).argsort(stable=True)]
     now_MT = given[rows % len(given)]
-    ms_MD = prices.device_ms(now_MT)
-    best_MT, best_M = now_MT.clone(), ms_MD.amax(dim=1)
-    energy_M = _energy(ms_MD, config.power)
+    ms_MWD = prices.windows_ms(now_MT)
+    best_MT, best_M = now_MT.clone(), _step_ms(ms_MWD)
+    energy_M = _energy(ms_MWD, config.power)
     hot_M = torch.logspace(0, 1, config.chains, base=config.hot / config.warm) * config.warm
     num_tables, num_devices = len(task.tables), task.num_devices
     for step in range(config.steps):
@@ -89,19 +101,24 @@ def best_true(
         new_MT = now_MT.clone()
         new_MT[rows, other] = torch.where(moves_M, target_M, source_M)
         new_MT[rows, one] = torch.where(moves_M, away_M, target_M)
-        ms_MD = prices.device_ms(new_MT)
-        new_energy_M = _energy(ms_MD, config.power)
+        ms_MWD = prices.windows_ms(new_MT)
+        new_energy_M = _energy(ms_MWD, config.power)
         accepted_M = new_energy_M / energy_M - 1 <= -temperature_M * torch.log1p(-drawn_2M[1])
         now_MT[accepted_M], energy_M[accepted_M] = new_MT[accepted_M], new_energy_M[accepted_M]
-        slowest_M = ms_MD.amax(dim=1)
-        better_M = slowest_M < best_M
-        best_MT[better_M], best_M[better_M] = new_MT[better_M], slowest_M[better_M]
+        step_M = _step_ms(ms_MWD)
+        better_M = step_M < best_M
+        best_MT[better_M], best_M[better_M] = new_MT[better_M], step_M[better_M]
     placement = Placement(tuple(best_MT[best_M.argmin()].tolist()), num_devices)
     check_placement(task, placement)
-    return placement, costs.measure(task, placement).max_device_ms
+    return placement, costs.measure(task, placement).step_ms(pipeline)
 
 
-def _energy(ms_MD: torch.Tensor, power: float) -> torch.Tensor:
-    """[M] the norm, of times in double precision, whose powers float32 does not hold."""
-    energy_M: torch.Tensor = torch.linalg.vector_norm(ms_MD.double(), ord=power, dim=1)
+def _step_ms(ms_MWD: torch.Tensor) -> torch.Tensor:
+    """[M] the time of steps."""
+    return ms_MWD.amax(dim=2).sum(dim=1)
+
+
+def _energy(ms_MWD: torch.Tensor, power: float) -> torch.Tensor:
+    """[M] the norms of windows together, of times in double precision, whose powers float32 does not hold."""
+    energy_M: torch.Tensor = torch.linalg.vector_norm(ms_MWD.double(), ord=power, dim=2).sum(dim=1)
     return energy_M

@@ -184,8 +184,9 @@ def _fit(
 class TrueCosts:
     """Hardware that costs what the fitted networks say: 4 x RTX 2080 Ti, FP32, batch 65,536, plain SGD.
 
-    A device's time is its compute and its two exchanges, begun at the same time by all: waiting is no part of it, as
-    with all other hardware. Memory is not looked at; the caps of a task are its sharder's business.
+    A device's times are its compute and its two exchanges, begun at the same time by all: waiting is no part of them,
+    as with all other hardware, and the exchange of indices was not measured. Memory is not looked at; the caps of a
+    task are its sharder's business.
     """
 
     def __init__(self, nets: Sequence[ShardNet], fwd: ExchangeNet, bwd: ExchangeNet) -> None:

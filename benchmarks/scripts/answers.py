@@ -129,13 +129,13 @@ def tables_of(what: Any, truth: Path | None) -> Any:
 
 
 def true_ms(answer: PlacementAnswer) -> float:
-    """The slowest device's time by the device model of the answer's hardware and optimizer."""
+    """The time of a step by the device model of the answer's hardware and optimizer."""
     request = answer.request
     machine = request.nodes
     profile = gpu_profile(HardwareName.parse(request.hardware).device)
     links = Links(link(machine.intra or profile.link), link(machine.inter) if machine.num_domains > 1 else None)
     cluster = SimulatedCluster(machine, [profile] * request.num_devices, links)
-    return cluster.cost(answer.task, answer.parts).max_device_ms
+    return cluster.cost(answer.task, answer.parts).step_ms(request.training_pipeline)
 
 
 def answered(arguments: dict[str, Any], truth: Path | None) -> dict[str, Any]:

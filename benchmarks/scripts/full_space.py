@@ -124,7 +124,7 @@ class Case:
             self.task.num_devices,
             side,
             setting,
-            self.cluster.cost(self.task, parts).max_device_ms,
+            self.cluster.cost(self.task, parts).step_ms(self.task.pipeline),
             predicted,
             self.torchrec().rating_ms(parts),
             seconds,

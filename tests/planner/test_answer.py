@@ -71,5 +71,6 @@ def test_a_device_takes_no_less_than_each_of_its_parts_alone() -> None:
     for device, numbers in zip(one.devices, one.parts_on_device, strict=True):
         for number in numbers:
             assert one.alone_ms[number] <= device.predicted_total_ms
-    assert one.predicted_ms == max(device.predicted_total_ms for device in one.devices)
+    step_ms = [device.predicted_total_ms + device.predicted_wait_ms for device in one.devices]
+    assert step_ms == pytest.approx([one.predicted_ms] * len(step_ms))
     assert 0 < one.lower_bound_ms <= one.predicted_ms

@@ -118,7 +118,7 @@ def test_the_interval_knows_the_link() -> None:
     for intra in ("pcie3_host", "50gb_s"):
         one = place_request(request(8, 16, machine=Machine(2, 2, intra=intra)), untrained(), PlaceConfig(LITTLE))
         assert one.link_error == link(intra).error
-        share = exchange_share(one.devices)
+        share = exchange_share(one.devices, one.request.training_pipeline)
         assert 0 < share < 1
         below, above = error_factors(None, one.link_error, share)
         assert one.low_ms <= one.predicted_ms / below and one.high_ms >= one.predicted_ms * above

@@ -72,9 +72,26 @@ def test_a_measured_answer_comes_back_as_it_was(tmp_path: Path) -> None:
     config = PlaceConfig(LITTLE, compare=("random",), num_measured=2)
     one = place_request(request(8, 16), untrained(), config, measure)
     assert one.measured is not None and one.measured.max_device_ms == 10.75
-    assert one.comparison == (Rival("random", one.comparison[0].predicted_ms, 10.75),)
+    assert one.measured_ms == 10.5 and one.measured_device_ms == (10.5, 10.5)  # indices beside the step before
+    assert one.comparison == (Rival("random", one.comparison[0].predicted_ms, 10.5),)
     save_answer(one, tmp_path / "placement.json")
     assert load_answer(tmp_path / "placement.json") == one
+
+
+def test_a_file_from_before_waits_keeps_the_times_that_it_states(tmp_path: Path) -> None:
+    """The largest sum of a device's times, the exchange of indices among them."""
+    devices = (DeviceCost(1.0, 4.0, 1.0, 4.0), DeviceCost(2.0, 1.0, 6.0, 1.0))
+    one, path = made(measured=PlacementCost(devices, "modelled")), tmp_path / "placement.json"
+    assert one.measured_ms == 4 + 9
+    record = json.loads(json_text(one))
+    for device in record["predicted"]["devices"]:
+        del device["wait_ms"], device["hidden_ms"]
+    record["measured"]["total_ms"] = 10.0
+    path.write_text(json.dumps(record))
+    old = load_answer(path)
+    assert (old.predicted_ms, old.measured_ms) == (one.predicted_ms, 10.0)
+    assert [device.predicted_total_ms for device in old.devices] == [4.0, 2.0]
+    assert not any(device.predicted_wait_ms for device in old.devices)
 
 
 def test_the_contract() -> None:
@@ -108,6 +125,7 @@ def test_every_way_to_shard_is_in_the_file() -> None:
     assert record["request"]["communication"] == {"forward": "fp16", "backward": "bf16"}
     first = record["predicted"]["devices"][0]
     assert first["input_dist_ms"] == 0.25 and first["num_shards"] == 3
+    assert (first.pop("hidden_ms"), first.pop("wait_ms")) == (0.0, 0.0)
     times = [first[name] for name in first if name.endswith("_ms") and name != "total_ms"]
     assert len(times) == 5 and sum(times) == first["total_ms"] == 4.0
 

@@ -54,7 +54,10 @@ def answer(
         "parts": parts,
         "alone_ms": (1.0,) * len(parts),
         "adds_ms": (0.5,) * len(parts),
-        "devices": tuple(PredictedDevice(*(total * share for share in SPREAD)) for total in totals_ms),
+        "devices": tuple(
+            PredictedDevice(*(total * share for share in SPREAD), predicted_wait_ms=slowest_ms - total)
+            for total in totals_ms
+        ),
         "predicted_ms": slowest_ms,
         "model_low_ms": slowest_ms * 0.9,
         "model_high_ms": slowest_ms * 1.1,
@@ -64,4 +67,6 @@ def answer(
         "measured": None,
         "lineage": LINEAGE,
     }
+    measured = more.get("measured")
+    known["measured_ms"] = None if measured is None else measured.step_ms(request.training_pipeline)
     return PlacementAnswer(**{**known, **more})

@@ -60,7 +60,7 @@ class Setting:
         tables: the first parts of tables go around the ranks.
         batch_size: global.
         optimizer: of the tables, one of ``optimizer_state.NUMBERS``; the replicas' is the dense one.
-        pipeline: one of ``memory.BATCHES``.
+        pipeline: one of ``PIPELINES``.
         dense: dense layers of 1,024 x 1,024.
         dense_optimizer: sgd or adam.
     """

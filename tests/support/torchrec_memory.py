@@ -17,9 +17,7 @@ import numpy as np
 from evenshard.measure.link import LINKS
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import (
-    BATCHES,
     INDEX_BYTES,
-    PREFETCH,
     PREFETCH_INPUTS,
     PartMemory,
     part_memory,
@@ -27,6 +25,7 @@ from evenshard.placement.memory import (
 )
 from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.placement.parts import TablePart, part_table
+from evenshard.placement.pipeline import PIPELINES, PREFETCH
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import (
     DATA_PARALLEL,
@@ -81,7 +80,7 @@ def random_plan(seed: int) -> Plan:
         (TB,) * machine.num_devices,
         machine.num_devices * int(rng.integers(64, 4096)),
         optimizer=str(rng.choice(list(OPTIMIZERS))),
-        pipeline=str(rng.choice(list(BATCHES))),
+        pipeline=str(rng.choice(list(PIPELINES))),
     )
     kept = {table.name: _random_storage(rng) for table in tables}
     parts = tuple(
@@ -248,13 +247,13 @@ def compared(plan: Plan) -> list[Compared]:
         one_batch = (prefetch[0] - sparse[0]) // (1 + PREFETCH_INPUTS * cached)
         prefetched = PREFETCH_INPUTS * one_batch if cached and task.pipeline == PREFETCH else 0
         cache_state = sparse[0] - weights[0] - 2 * one_batch
-        inputs = BATCHES[task.pipeline] * one_batch
+        inputs = PIPELINES[task.pipeline].batches * one_batch
         indices = round(INDEX_BYTES * _lookups(plan, part, table))
         found += [
             Compared("weights", ours.weights, weights[0]),
             Compared("weights in host memory", ours.host_weights, weights[1]),
             Compared("cache state", ours.cache_state, cache_state),
-            Compared("indices", BATCHES[task.pipeline] * indices, inputs),
+            Compared("indices", PIPELINES[task.pipeline].batches * indices, inputs),
             Compared(
                 "indices, prefetched",
                 PREFETCH_INPUTS * indices if ours.prefetch else 0,
@@ -278,7 +277,7 @@ def compared(plan: Plan) -> list[Compared]:
                 whole[1] - trained[1],
                 _why_states_differ(plan, part, table),
             ),
-            *_ours_alone(ours, BATCHES[task.pipeline] * indices),
+            *_ours_alone(ours, PIPELINES[task.pipeline].batches * indices),
         ]
     own = sample_memory(task.tables, num_devices=task.num_devices, batch_size=task.batch_size, pipeline=task.pipeline)
     found.append(Compared("inputs of a device's own samples", own.inputs, 0, NOTHING))

@@ -20,7 +20,7 @@ from torchrec.distributed.types import ShardingPlan
 import evenshard
 from evenshard.placement.items import WholeTables
 from evenshard.placement.machine import Machine
-from evenshard.placement.memory import BATCHES
+from evenshard.placement.pipeline import PIPELINES
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
@@ -108,7 +108,7 @@ def test_a_dense_model_is_counted_where_nothing_is_said() -> None:
 
 
 def test_batches_on_the_way_take_memory() -> None:
-    rooms = [asked(topology=topology(2), training_pipeline=one).memory_cap_bytes for one in ("", *BATCHES)]
+    rooms = [asked(topology=topology(2), training_pipeline=one).memory_cap_bytes for one in ("", *PIPELINES)]
     assert rooms[0] > rooms[1] and rooms == sorted(rooms, reverse=True) and len(set(rooms)) > 3
 
 

@@ -217,7 +217,7 @@ def renamed(answer: PlacementAnswer, names: Sequence[int], model: Model) -> Plac
     measured = answer.measured
     if measured is not None:
         measured = replace(measured, devices=tuple(measured.devices[device] for device in old_names))
-    return replace(repriced(answer, parts, model), measured=measured)
+    return replace(repriced(answer, parts, model), measured=measured, measured_ms=answer.measured_ms)
 
 
 def _renamed(parts: Sequence[TablePart], names: Sequence[int]) -> Iterator[TablePart]:

@@ -1,8 +1,9 @@
 """The step times of two answers: one model predicts both on the new request, or the answers' own figures are used.
 
-A cost model's error of a step is its error of the slowest device. Where that does the same work in both placements, the
-error is the same, and goes out of the difference; of other work it is another error. benchmarks/savings_202611.md
-measures how far that goes: with the correlation here, nine in ten true savings lie in their 90 % intervals.
+A cost model's error of a step is mostly its error of the slowest device. Where that does the same work in both
+placements, the error is the same, and goes out of the difference; of other work it is another error.
+benchmarks/savings_202611.md measures how far that goes: with the correlation here, nine in ten true savings lie in
+their 90 % intervals.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from evenshard.measure.evidence import DeviceError, device_text
 from evenshard.measure.price.step import step_shares_ms
@@ -36,7 +38,7 @@ class StepTimes:
 
     Attributes:
         predicted_by: the model that predicted both, or ``OWN_FIGURES``.
-        old_ms, new_ms: time of the slowest device.
+        old_ms, new_ms: time of the step.
         saves_ms: the difference; below 0 where the new placement is slower.
         saves_low_ms, saves_high_ms: 90 % interval of it, the error of a simulated device included.
         lower_bound_ms: no placement that the new answer's request allows is predicted to cost less.
@@ -63,7 +65,8 @@ def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) 
         is_same = old.parts == new.parts and _ends(old) == _ends(new)
         shared = 0.0 if unlike else shared_work(old, new, _looked_up_alike(old, new))
         errors = new.device_error, new.link_error
-        times = _times(OWN_FIGURES, old, new, shared, new.lower_bound_ms, errors, is_same)
+        ends = _End(old, old.request.training_pipeline), _End(new, new.request.training_pipeline)
+        times = _times(OWN_FIGURES, *ends, shared, new.lower_bound_ms, errors, is_same)
         return times, (*unlike, *_of_device(device_text(new.request.hardware, *errors)))
     costs = part_costs(new.request, model)
     same_machine = old.request.nodes == new.request.nodes
@@ -82,8 +85,21 @@ def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) 
     errors = model.device_error, link_error(new.request, model)
     is_same = same_machine and set(old.parts) == set(new.parts)
     shared = shared_work(before, after, [table.name for table in new.request.tables])
-    times = _times(model.source, before, after, shared, bound_ms, errors, is_same)
+    ends = _End(before, costs.pipeline), _End(after, costs.pipeline)
+    times = _times(model.source, *ends, shared, bound_ms, errors, is_same)
     return times, (*notes, *_of_device(device_text(model.hardware, *errors)))
+
+
+class _End(NamedTuple):
+    """A placement with its prices, and the training pipeline that makes them a step."""
+
+    priced: Priced
+    pipeline: str
+
+    @property
+    def shares_ms(self) -> tuple[float, float]:
+        """What kernels and exchanges take of the step."""
+        return step_shares_ms(self.priced.devices, self.pipeline)
 
 
 def _ends(one: Priced) -> tuple[float, float, float]:
@@ -98,8 +114,8 @@ def _looked_up_alike(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
 
 def _times(
     predicted_by: str,
-    before: Priced,
-    after: Priced,
+    old: _End,
+    new: _End,
     shared: float,
     bound_ms: float,
     errors: tuple[DeviceError | None, DeviceError | None],
@@ -113,6 +129,7 @@ def _times(
     Args:
         errors: of the device and of its links, as ``error_factors`` takes them.
     """
+    before, after = old.priced, new.priced
     saves = 0.0 if is_same else before.predicted_ms - after.predicted_ms
     below = above = 0.0
     if not is_same:
@@ -123,7 +140,7 @@ def _times(
     kernels, links = errors
     saved = [(saves, kernels)]
     if links is not None and not is_same:
-        old_parts, new_parts = step_shares_ms(before.devices), step_shares_ms(after.devices)
+        old_parts, new_parts = old.shares_ms, new.shares_ms
         saved = [(old_parts[0] - new_parts[0], kernels), (old_parts[1] - new_parts[1], links)]
     for saves_ms, error in saved:
         if error is not None:

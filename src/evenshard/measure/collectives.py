@@ -249,7 +249,7 @@ def _between_nodes(machine: Machine, per_device: FloatArray) -> TierBytes:
 
 @dataclass(frozen=True)
 class ExchangeTimes:
-    """What each device takes for its exchanges in a step, [D] ms each."""
+    """What each device takes for its exchanges in a step, [..., D] ms each."""
 
     input_dist: FloatArray
     forward: FloatArray
@@ -280,46 +280,27 @@ class Links:
 
 
 def exchange_times(task: ShardingTask, volumes: Volumes, links: Links) -> ExchangeTimes:
-    """How long the exchanges of a placement take on each device."""
+    """How long the exchanges of a placement take on each device, or of many placements at once ([..., D])."""
     machine = task.machine
     if machine.num_devices == 1:
-        nothing = np.zeros(1)
+        nothing = np.zeros_like(volumes.sent)
         return ExchangeTimes(nothing, nothing, nothing)
     way: Communication = task.communication
     latencies = latencies_ms(machine, volumes.collectives, links)
-    forward_ms, backward_ms = np.zeros(machine.num_devices), np.zeros(machine.num_devices)
+    forward_ms, backward_ms = np.zeros_like(volumes.sent), np.zeros_like(volumes.sent)
     for one in _outputs(task, volumes):
-        forward_ms += links.intra.forward_share * moved_ms(machine, one * way.forward_bytes, links)
-        backward_ms += moved_ms(machine, one.back * way.backward_bytes, links)
-    if volumes.replicated_values:
+        back_ms = moved_ms(machine, one.back * way.backward_bytes, links)
+        is_same = way.forward_bytes == way.backward_bytes and one.collective not in _BACK
+        out_ms = back_ms if is_same else moved_ms(machine, one * way.forward_bytes, links)
+        forward_ms += links.intra.forward_share * out_ms
+        backward_ms += back_ms
+    if np.any(volumes.replicated_values):
         backward_ms += moved_ms(machine, _gradients(machine, volumes), links)
     return ExchangeTimes(
         latencies.input_dist + _inputs_ms(task, volumes, links),
         latencies.forward + forward_ms,
-        latencies.backward + backward_ms,
+        latencies.backward + moved_ms(machine, back, links),
     )
-
-
-def exchange_ms(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray:
-    """[D] all ``exchange_times`` of a device together."""
-    if task.num_devices == 1:
-        return np.zeros(1)
-    return latencies_ms(task.machine, volumes.collectives, links).total_ms + exchanged_ms(task, volumes, links)
-
-
-def exchanged_ms(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray:
-    """[..., D] what bytes take of ``exchange_ms``, of many placements at once, in a third of the time."""
-    machine, way = task.machine, task.communication
-    if machine.num_devices == 1:
-        return np.zeros_like(volumes.sent)
-    total_ms, share = _inputs_ms(task, volumes, links), links.intra.forward_share
-    for one in _outputs(task, volumes):
-        back_ms = moved_ms(machine, one.back * way.backward_bytes, links)
-        same = way.forward_bytes == way.backward_bytes and one.collective not in _BACK
-        total_ms += back_ms + share * (back_ms if same else moved_ms(machine, one * way.forward_bytes, links))
-    if np.any(volumes.replicated_values):
-        total_ms += moved_ms(machine, _gradients(machine, volumes), links)
-    return total_ms
 
 
 def _inputs_ms(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray:
@@ -352,11 +333,6 @@ class Latencies:
     input_dist: float = 0.0
     forward: float = 0.0
     backward: float = 0.0
-
-    @property
-    def total_ms(self) -> float:
-        """All of them."""
-        return self.input_dist + self.forward + self.backward
 
     def __add__(self, other: Latencies) -> Latencies:
         return Latencies(

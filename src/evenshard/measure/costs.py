@@ -17,6 +17,7 @@ import numpy as np
 
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import is_simulated, provenance_problem
+from evenshard.measure.step_time import Phases, device_ms, step_ms
 from evenshard.placement.optimizer_state import SGD, optimizer_problem
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement, placement_of_whole
@@ -49,7 +50,7 @@ class DeviceCost:
             visits, whichever is larger.
         bwd_compute_spread_ms: likewise, backward.
         fwd_wait_ms: start skew: from the end of its own forward to the slowest device's, when the exchange can begin.
-            No part of the device's four times (docs/decisions/0009).
+            No part of the device's times (docs/decisions/0009).
         status: "ok", or "out_of_memory" for a shard that the device could not hold; its times are infinite then.
         fwd_bwd_compute_ms: forward and backward compute together, where they were timed as one; else None.
         input_dist_ms: exchange of the indices before the lookups; 0 where it was not taken, as in DreamShard.
@@ -112,7 +113,7 @@ class DeviceCost:
 
     @property
     def total_ms(self) -> float:
-        """The device's times together, waiting left aside."""
+        """The device's times together, waiting left aside, whatever they run beside."""
         return self.input_dist_ms + self.compute_ms + self.fwd_all_to_all_ms + self.bwd_all_to_all_ms
 
 
@@ -161,11 +162,31 @@ class PlacementCost:
 
     @property
     def max_device_ms(self) -> float:
-        """What a step waits for: the slowest device's four times (DreamShard, section 2; see docs/decisions).
+        """The largest sum of a device's times, by which DreamShard (section 2) and AutoShard learn and are compared.
 
-        Infinite if a device ran out of memory.
+        It is what cost datasets record. A step takes longer, as exchanges are barriers (``step_ms``). Infinite if a
+        device ran out of memory.
         """
         return max(device.total_ms for device in self.devices)
+
+    def step_ms(self, pipeline: str) -> float:
+        """The time of a step; infinite if a device ran out of memory. See ``step_time``."""
+        return float(step_ms(self._phases, pipeline)) if self.fits else math.inf
+
+    def device_ms(self, pipeline: str) -> tuple[float, ...]:
+        """What each device does in a step, waits left aside; infinite if it ran out of memory."""
+        if not self.fits:
+            return tuple(device.total_ms for device in self.devices)
+        return tuple(device_ms(self._phases, pipeline).tolist())
+
+    @property
+    def _phases(self) -> Phases:
+        """[D] each. Where forward and backward were timed as one, they are taken as the backward pass."""
+        compute = [one.split_ms if one.fwd_bwd_compute_ms is None else (0.0, one.compute_ms) for one in self.devices]
+        forward, backward = np.array(compute).T
+        exchanges = [(one.input_dist_ms, one.fwd_all_to_all_ms, one.bwd_all_to_all_ms) for one in self.devices]
+        inputs, out, back = np.array(exchanges).T
+        return Phases(inputs, forward, out, back, backward)
 
     @property
     def fits(self) -> bool:

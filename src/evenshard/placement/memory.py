@@ -30,16 +30,10 @@ from operator import add, attrgetter
 
 from evenshard.placement.optimizer_state import NUMBERS, STATE_BYTES
 from evenshard.placement.parts import Span, TablePart, deduplicated_table, part_table, replica_table
+from evenshard.placement.pipeline import PIPELINES, PREFETCH
 from evenshard.placement.storage import FUSED, HOST, KEY_VALUE
 from evenshard.tables.table import Table
 
-# Training pipelines, after TorchRec's ``TrainPipeline*``, and the batches whose inputs the tables' devices hold.
-BATCHES = {"none": 1, "base": 1, "sparse_dist": 2, "prefetch": 3}
-# Those whose inputs a device holds for its own samples.
-OWN_BATCHES = {"none": 1, "base": 2, "sparse_dist": 3, "prefetch": 3}
-# Those whose inputs it holds once more, ordered to be sent, during all of a step.
-LEAVING_BATCHES = {"none": 0, "base": 0, "sparse_dist": 1, "prefetch": 1}
-PREFETCH = "prefetch"
 INDEX_BYTES, LENGTH_BYTES, OFFSET_BYTES, LOOKUP_WEIGHT_BYTES = 8, 4, 8, 4
 # Of an output, and of a gradient: FP32.
 VALUE_BYTES = 4
@@ -127,13 +121,13 @@ def part_memory(
         num_devices: of the machine.
         batch_size: global batch, samples.
         optimizer: one of ``optimizer_state.NUMBERS``.
-        pipeline: one of ``BATCHES``; empty to count weights and states alone.
+        pipeline: one of ``PIPELINES``; empty to count weights and states alone.
     """
     own, is_replica = part_table(part, table), len(part.devices) > 1
     kept = _kept(own, part, optimizer)
     if not pipeline:
         return kept
-    samples = batch_size / num_devices if is_replica else batch_size
+    samples, batches = batch_size / num_devices if is_replica else batch_size, PIPELINES[pipeline].batches
     looked_up = (
         deduplicated_table(replica_table(own, num_devices), 1) if is_replica else deduplicated_table(own, num_devices)
     )
@@ -142,12 +136,12 @@ def part_memory(
     is_exchanged = num_devices > 1 and not is_replica
     is_sent = is_exchanged and (table.is_sequence or part.rows.size == table.num_rows)
     return kept + PartMemory(
-        inputs=round(BATCHES[pipeline] * inputs),
+        inputs=round(batches * inputs),
         outputs=outputs,
         sent=outputs if is_sent else 0,
         prefetch=round(PREFETCH_INPUTS * inputs) if pipeline == PREFETCH and part.storage.is_cached else 0,
         dense_gradient=2 * own.size_bytes if is_replica else 0,
-        arriving=round((3 - min(BATCHES[pipeline], 2)) * inputs) if is_exchanged else 0,
+        arriving=round((3 - min(batches, 2)) * inputs) if is_exchanged else 0,
         returned=outputs if is_sent and table.is_sequence else 0,
         workspace=round(WORKSPACE_BYTES * samples * looked_up.pooling_factor),
     )
@@ -225,7 +219,8 @@ def sample_memory(
     samples, columns, in_place = batch_size / num_devices, _column_parts(parts), _gathered(tables, parts)
     own = [(one.name, _input_bytes(one, samples)) for one in tables]
     leaving = sum(columns.get(name, 1) * size for name, size in own) if num_devices > 1 else 0.0
-    inputs = OWN_BATCHES[pipeline] * sum(size for _, size in own) + LEAVING_BATCHES[pipeline] * leaving
+    way = PIPELINES[pipeline]
+    inputs = way.own_batches * sum(size for _, size in own) + way.leaving_batches * leaving
     values = [(one.name, VALUE_BYTES * samples * one.outputs_per_sample * one.embedding_dim) for one in tables]
     ordered = sum(size for name, size in values if name not in in_place) if num_devices > 1 else 0.0
     received = sum(size for _, size in values)

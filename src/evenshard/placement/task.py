@@ -72,7 +72,7 @@ class ShardingTask:
         limits: rules of each table; empty for none.
         together: groups of tables, by position, that live on one device, whole.
         apart: groups of tables, by position, of which a device holds one at most.
-        pipeline: training pipeline, one of ``memory.BATCHES``; empty to count weights and optimizer state alone.
+        pipeline: training pipeline, one of ``PIPELINES``; empty to count weights and optimizer state alone.
         kernels: where weights may be kept, of ``storage.COMPUTE_KERNELS``.
         means_of_rows: takes rows of MEAN tables for right beside all types, to price what TorchRec would train wrongly.
         task_id: unique within a file of tasks. No part of ``repr``, which tells apart what is measured of parts.

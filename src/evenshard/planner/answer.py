@@ -90,13 +90,14 @@ class PlacementAnswer:
         alone_ms: time of each part alone on its device.
         adds_ms: time that each part adds: what its device would save without it.
         devices: predicted times, by device id.
-        predicted_ms: predicted time of the slowest device.
+        predicted_ms: predicted time of the step.
         model_low_ms, model_high_ms: the 90 % interval of that by the cost model alone, to compare placements on the
             same hardware with; wider outside of what the model was trained on (``extrapolation``).
         lower_bound_ms: no placement that the request allows is predicted to cost less.
         warnings: warnings where the request lies outside of what the model was trained on.
         comparison: placements of other sharders and their costs.
         measured: the cost on the hardware, where that was asked for.
+        measured_ms: time of the step by it.
         lineage: model, tables and code that made it; JSON.
         link: name of the link in the training data; empty where a file does not state it.
         notes: notes on how far to trust a time; a sentence or two each.
@@ -123,6 +124,7 @@ class PlacementAnswer:
     device_error: DeviceError | None = None
     link_error: DeviceError | None = None
     nearness: Nearness | None = None
+    measured_ms: float | None = None
 
     def __post_init__(self) -> None:
         """The parts are in the order of tables, columns and rows."""
@@ -249,7 +251,16 @@ class PlacementAnswer:
     @property
     def _interval_ms(self) -> tuple[float, float]:
         ends = self.predicted_ms, self.model_low_ms, self.model_high_ms
-        return with_device_error(self.device_error, *ends, self.link_error, exchange_share(self.devices))
+        return with_device_error(self.device_error, *ends, self.link_error, self._exchange_share)
+
+    @property
+    def _exchange_share(self) -> float:
+        return exchange_share(self.devices, self.request.training_pipeline)
+
+    @property
+    def measured_device_ms(self) -> tuple[float, ...]:
+        """What each device did in the step that was measured, waits left aside; empty where none was."""
+        return () if self.measured is None else self.measured.device_ms(self.request.training_pipeline)
 
     @property
     def uncertainty_ms(self) -> float:
@@ -263,7 +274,7 @@ class PlacementAnswer:
 
 
 def slowest_device(devices: Sequence[PredictedDevice]) -> int:
-    """The device that a step waits for, by the model; the first of equals."""
+    """The device that does most in a step, by the model; the first of equals."""
     return max(range(len(devices)), key=lambda device: devices[device].predicted_total_ms)
 
 

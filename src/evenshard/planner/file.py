@@ -7,6 +7,7 @@ but the model that its lineage names. ``file_records`` says what stands in it, a
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from evenshard.planner.file_records import (
     FILE_VERSION,
     OLDER_FILES,
     STEP_TIMES,
+    WAIT_TIMES,
     DeviceTimes,
     FileOfVersion3,
     MeasuredStep,
@@ -195,6 +197,7 @@ def _record(answer: PlacementAnswer) -> PlacementFile:
             devices=[
                 PredictedTimes(
                     **_times(number, one, "predicted_"),
+                    **{name: getattr(one, f"predicted_{name}") for name in WAIT_TIMES},
                     num_shards=len(answer.parts_on_device[number]),
                     used_bytes=answer.used_bytes[number],
                 )
@@ -208,10 +211,10 @@ def _record(answer: PlacementAnswer) -> PlacementFile:
         ),
         uncertainty_ms=answer.uncertainty_ms,
         measured=None
-        if measured is None
+        if measured is None or answer.measured_ms is None
         else MeasuredStep(
             times=measured_or_simulated(answer.request.hardware),
-            total_ms=measured.max_device_ms,
+            total_ms=answer.measured_ms,
             all_to_all="measured" if measured.all_to_all == "measured" else "modelled",
             devices=[DeviceTimes(**_times(number, one)) for number, one in enumerate(measured.devices)],
         ),
@@ -240,11 +243,14 @@ def _answer(record: PlacementFile) -> PlacementAnswer:
         parts=tuple(TablePart(one.table, one.rows, one.columns, one.devices, one.storage) for one in record.shards),
         alone_ms=tuple(one.alone_ms for one in record.shards),
         adds_ms=tuple(one.adds_ms for one in record.shards),
-        devices=tuple(PredictedDevice(**_times_of(one, "predicted_")) for one in predicted.devices),
+        devices=tuple(
+            PredictedDevice(**_times_of(one, "predicted_", (*STEP_TIMES, *WAIT_TIMES))) for one in predicted.devices
+        ),
         predicted_ms=predicted.total_ms,
         # The first files have the model's own interval alone.
         model_low_ms=predicted.low_ms if predicted.model_low_ms is None else predicted.model_low_ms,
         model_high_ms=predicted.high_ms if predicted.model_high_ms is None else predicted.model_high_ms,
+        measured_ms=None if measured is None else measured.total_ms,
         measured=None
         if measured is None
         else PlacementCost(tuple(DeviceCost(**_times_of(one)) for one in measured.devices), measured.all_to_all),
@@ -263,8 +269,8 @@ def _answer(record: PlacementFile) -> PlacementAnswer:
     return answer
 
 
-def _times_of(times: DeviceTimes, prefix: str = "") -> dict[str, Any]:
-    return {f"{prefix}{name}": getattr(times, name) for name in STEP_TIMES}
+def _times_of(times: DeviceTimes, prefix: str = "", names: Sequence[str] = STEP_TIMES) -> dict[str, Any]:
+    return {f"{prefix}{name}": getattr(times, name) for name in names}
 
 
 def _device_error(record: PlacementFile) -> DeviceError | None:

@@ -62,11 +62,15 @@ class DeviceTimes(FileRecord):
 
 
 STEP_TIMES = [name for name in DeviceTimes.model_fields if name not in ("device", "total_ms")]
+WAIT_TIMES = ("hidden_ms", "wait_ms")
 
 
 class PredictedTimes(DeviceTimes):
     """Predicted times of a device, and what it holds."""
 
+    total_ms: float = Field(description="the five together, without hidden_ms")
+    hidden_ms: float = Field(0.0, description="what of the exchange of the indices runs beside the step before")
+    wait_ms: float = Field(0.0, description="that it waits for others: with total_ms the time of the step")
     num_shards: int
     used_bytes: int = Field(description="what the tables take of its memory: see memory")
 
@@ -74,7 +78,7 @@ class PredictedTimes(DeviceTimes):
 class Predicted(FileRecord):
     """What the cost model says, ms."""
 
-    total_ms: float = Field(description="of the slowest device")
+    total_ms: float = Field(description="of the step; in files without wait_ms, of the slowest device")
     low_ms: float = Field(description="lower end of the 90 % interval, the error of a simulated device included")
     high_ms: float
     model_low_ms: float | None = Field(
@@ -88,7 +92,7 @@ class MeasuredStep(FileRecord):
     """A step on the request's hardware, ms: measured on real hardware, simulated on simulated:<profile>."""
 
     times: Times | None = Field(None, description="which of the two; null in files from before they said so")
-    total_ms: float
+    total_ms: float = Field(description="of the step")
     all_to_all: Literal["measured", "modelled"] = Field(description="whether devices really exchanged anything")
     devices: list[DeviceTimes]
 

@@ -123,8 +123,9 @@ class Training:
     training_pipeline: str = knob(
         "sparse_dist",
         "none, base, sparse_dist or prefetch, after TorchRec's TrainPipelines, which hold the inputs of 1, 1, 2 and 3 "
-        "batches; empty to count weights and optimizer state alone. It changes what is counted of memory, and no time: "
-        "batches overlap in none",
+        "batches; empty to count weights and optimizer state alone. With none and base the exchange of indices is in "
+        "the step; with the others it runs beside the step before and counts as far as it is longer than the kernels "
+        "there",
     )
     communication: Sequence[str] = knob(
         (),

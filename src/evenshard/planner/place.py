@@ -116,7 +116,7 @@ def place_request(
         assert measure is not None, "measuring needs hardware"
         candidates = candidates[: config.num_measured]
         measured = measure(task, candidates)
-        number = min(range(len(measured)), key=lambda one: measured[one].max_device_ms)
+        number = min(range(len(measured)), key=lambda one: measured[one].step_ms(costs.pipeline))
         best, cost = costs.predict(candidates[number]), measured[number]
     check_sharding(task, best.parts)
     answered, widened = priced(request, model, costs, best)
@@ -138,6 +138,7 @@ def place_request(
         warnings=() if model.trained_on is None else model.trained_on.outside(request.task()),
         comparison=rivals(request, costs, config.compare, measure if config.num_measured else None),
         measured=cost,
+        measured_ms=None if cost is None else cost.step_ms(costs.pipeline),
         lineage=json.loads(json.dumps(lineage)),  # as a file gives it back
         link=model.link,
         notes=tuple(

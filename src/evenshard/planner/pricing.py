@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from evenshard.measure.collectives import Links
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import PlacementCost, combine_visits
@@ -14,9 +16,10 @@ from evenshard.measure.hardware import HardwareName, open_hardware
 from evenshard.measure.link import LINKS, Link, link
 from evenshard.measure.offload import host_link
 from evenshard.measure.parts_on_one_device import parts_in_turn
-from evenshard.measure.price.step import DeviceKind, PartCosts, PredictedDevice, PredictedParts
+from evenshard.measure.price.step import DeviceKind, PartCosts, PredictedDevice, PredictedParts, predicted_phases
 from evenshard.measure.simulated.cluster import SimulatedCluster
 from evenshard.measure.simulated.gpu_profile import gpu_profile, profile_of
+from evenshard.measure.step_time import Phases, step_ms
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.task import ShardingTask
@@ -186,6 +189,7 @@ def repriced(answer: PlacementAnswer, parts: Sequence[TablePart], model: Model) 
         **vars(now),
         lower_bound_ms=min(answer.lower_bound_ms, now.predicted_ms),
         measured=None,
+        measured_ms=None,
     )
 
 
@@ -216,23 +220,16 @@ def interval_factors(
     exchange = learned.exchange_factor(request.num_devices)
     if load == exchange == 1 and set(factor_of.values()) == {1.0}:
         return 1.0, 1.0
-    sums = [[0.0, 0.0, 0.0] for _ in devices]  # as predicted, as fast and as slow as may be
+    sums_3D = np.zeros((3, len(devices)))  # as fast as may be, as predicted, and as slow
     for part, ms in zip(parts, alone_ms, strict=True):
         factor = factor_of[part.table] * load
-        for device in part.devices:
-            for number, times in enumerate((1.0, 1 / factor, factor)):
-                sums[device][number] += ms * times
-    ends = []
-    for end, times in ((1, 1 / exchange), (2, exchange)):
-        ends.append(
-            max(
-                _compute_ms(device) * (sums_3[end] / sums_3[0] if sums_3[0] else 1.0)
-                + (device.predicted_total_ms - _compute_ms(device)) * times
-                for device, sums_3 in zip(devices, sums, strict=True)
-            )
-        )
-    predicted_ms = max(device.predicted_total_ms for device in devices)
-    return (predicted_ms / ends[0], ends[1] / predicted_ms) if predicted_ms else (1.0, 1.0)
+        sums_3D[:, list(part.devices)] += np.array([[ms / factor], [ms], [ms * factor]])
+    kernels_3D = np.divide(sums_3D, sums_3D[1], out=np.ones_like(sums_3D), where=sums_3D[1] > 0)
+    links_31 = np.array([[1 / exchange], [1.0], [exchange]])
+    inputs, forward, out, back, backward = predicted_phases(devices)
+    phases = Phases(inputs * links_31, forward * kernels_3D, out * links_31, back * links_31, backward * kernels_3D)
+    low_ms, predicted_ms, high_ms = step_ms(phases, request.training_pipeline).tolist()
+    return (predicted_ms / low_ms, high_ms / predicted_ms) if predicted_ms else (1.0, 1.0)
 
 
 def widening_note(below: float, above: float) -> str | None:
@@ -243,7 +240,3 @@ def widening_note(below: float, above: float) -> str | None:
         f"The interval is {below:.3g} times wider below and {above:.3g} times above than where the model has seen "
         "tables, batch and devices like these: beyond, times may fall or grow in proportion."
     )
-
-
-def _compute_ms(device: PredictedDevice) -> float:
-    return device.predicted_fwd_compute_ms + device.predicted_bwd_compute_ms

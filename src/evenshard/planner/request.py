@@ -8,9 +8,10 @@ from typing import Any
 
 from evenshard.measure.hardware import DEFAULT_HARDWARE
 from evenshard.placement.machine import Machine
-from evenshard.placement.memory import BATCHES, SampleMemory, sample_memory
+from evenshard.placement.memory import SampleMemory, sample_memory
 from evenshard.placement.optimizer_state import SGD, optimizer_problem
 from evenshard.placement.parts import TablePart
+from evenshard.placement.pipeline import PIPELINES
 from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES, Communication
 from evenshard.placement.storage import COMPUTE_KERNELS, HOST_KERNELS, KEY_VALUE, USUAL_KERNELS
 from evenshard.placement.task import ShardingTask, TableLimits
@@ -44,8 +45,8 @@ class PlacementRequest:
         assumptions: assumptions about the tables.
         reserved_share: share of each device's memory that is kept likewise, on top of ``reserved_bytes``.
         dense_bytes: of each device, for the dense model with its gradients and optimizer state.
-        training_pipeline: one of ``memory.BATCHES``; empty to count weights and optimizer state of tables alone, as
-            the first files do.
+        training_pipeline: one of ``PIPELINES``; empty to count weights and optimizer state of tables alone, as the
+            first files do, and times as of the usual one.
         compute_kernels: where weights may be kept; empty for the usual ones that the machine has memory for.
         dense_optimizer: the optimizer of the dense model; empty where it is not told.
         table_optimizers: fused optimizers that tables have of their own, by name.
@@ -95,8 +96,8 @@ class PlacementRequest:
         known = {table.name for table in self.tables}
         if (name := next((one for one in self.table_optimizers if one not in known), None)) is not None:
             raise BadConfig(f"table_optimizers names {brief(name)}, which is not among the tables. Correct its name.")
-        if self.training_pipeline and self.training_pipeline not in BATCHES:
-            pipelines = ", ".join(BATCHES)
+        if self.training_pipeline and self.training_pipeline not in PIPELINES:
+            pipelines = ", ".join(PIPELINES)
             raise BadConfig(f"training_pipeline is {brief(self.training_pipeline)}. Choose from {pipelines}.")
         for what, choices in (("compute_kernels", COMPUTE_KERNELS), ("sharding_types", SHARDING_TYPES)):
             if (unknown := next((one for one in getattr(self, what) if one not in choices), None)) is not None:

@@ -78,7 +78,7 @@ def rivals(
         _, predicted_ms, broken, setting, best = min(priced, key=lambda one: one[:2])
         if asked:
             setting = f"{setting}; the best by this model of {len(candidates)} plans: {asked}"
-        measured_ms = None if measure is None else measure(costs.task, [best])[0].max_device_ms
+        measured_ms = None if measure is None else measure(costs.task, [best])[0].step_ms(costs.pipeline)
         found.append(Rival(name, predicted_ms, measured_ms, broken, setting))
     return tuple(found)
 

@@ -77,7 +77,7 @@ def _figures(difference: Difference, old: PlacementAnswer, new: PlacementAnswer)
     yield "| | before | after |"
     yield "|---|---:|---:|"
     times = (ms_text(one.predicted_ms) for one in (old, new))
-    yield f"| embedding work of the slowest device, ms per step | {' | '.join(times)} |"
+    yield f"| embedding work, ms per step | {' | '.join(times)} |"
     ends = (f"{ms_text(one.low_ms)} to {ms_text(one.high_ms)}" for one in (old, new))
     yield f"| 90 % interval | {' | '.join(ends)} |"
     if difference.times.predicted_by != OWN_FIGURES and old.parts != new.parts:

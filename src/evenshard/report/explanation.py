@@ -172,7 +172,7 @@ def _other_place(explanation: Explanation) -> str:
 
 
 def _devices(explanation: Explanation, part: PartExplanation) -> Grid:
-    grid = plain_grid("device", "ms with it", "slowest, ms", "change", "memory, GB", texts=[""])
+    grid = plain_grid("device", "ms with it", "step, ms", "change", "memory, GB", texts=[""])
     shown = sorted(part.options, key=lambda one: (one.device not in part.devices, bool(one.illegal), one.step_ms))
     for option in sorted(shown[:_MAX_LINES], key=lambda one: one.device):
         is_home = option.device in part.devices
@@ -268,11 +268,12 @@ def _why(found: Overview) -> str:
     if found.num_devices == 1:
         longest = max(found.times, key=lambda one: one.time_ms)
         return f"It is the only one; {longest.name} takes most, {_ms(found, longest.time_ms)} ms."
-    more_ms = found.step_ms - found.mean_ms
+    own_ms = sum(one.time_ms for one in found.times)
     most = max(found.times, key=lambda one: one.time_ms - one.mean_ms)
     return (
-        f"It takes {_ms(found, more_ms)} ms more than the mean of the {found.num_devices} devices: {most.name} differs "
-        f"most, by {_change(found, most.time_ms - most.mean_ms)} ms."
+        f"It takes {_ms(found, own_ms - found.mean_ms)} ms more than the mean of the {found.num_devices} devices and "
+        f"waits {_ms(found, max(found.step_ms - own_ms, 0.0))} ms for others: {most.name} differs most from the mean, "
+        f"by {_change(found, most.time_ms - most.mean_ms)} ms."
     )
 
 

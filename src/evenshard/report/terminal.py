@@ -54,9 +54,9 @@ FULL, FULL_ASCII = "█", "#"
 EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 SLOWEST, LEGEND = " *", "* slowest"
 # An exchange is those of inputs, outputs and gradients together.
-_HEADS = ("device", "tables", "memory, {unit}", "full", "forward", "exchange", "backward", "ms")
-# The column that narrow terminals can do without.
-FULLNESS = _HEADS.index("full")
+_HEADS = ("device", "tables", "memory, {unit}", "full", "forward", "exchange", "backward", "ms", "waits")
+# The columns that narrow terminals can do without, the first one first; a single device never waits.
+FULLNESS, WAITS = _HEADS.index("full"), _HEADS.index("waits")
 # Width of the first word of the lines below the table, and of those of the brief text.
 INDENT, BRIEF_INDENT = 9, 10
 
@@ -130,9 +130,10 @@ def _devices(answer: PlacementAnswer, console: Console) -> Grid:
     heads = [head.format(unit=_memory_unit(answer)[0]) for head in _HEADS]
     heads += [] if answer.measured is None else [timing_word(answer)]
     lines = {device: _cells(answer, device) for device in (*slowest, *fullest)}
-    if _left(console.width, heads, lines.values()) < LEAST_BAR:
-        for line in (heads, *lines.values()):
-            del line[FULLNESS]
+    for column in (WAITS, FULLNESS):
+        if _left(console.width, heads, lines.values()) < LEAST_BAR or (column == WAITS and answer.num_devices == 1):
+            for line in (heads, *lines.values()):
+                del line[column]
     left = max(_left(console.width, heads, lines.values()), 0)
     bars = _bars(answer, list(lines), min(left, MOST_BAR), console.options.ascii_only)
     grid = plain_grid(*heads)
@@ -148,7 +149,7 @@ def _devices(answer: PlacementAnswer, console: Console) -> Grid:
 
 def _cells(answer: PlacementAnswer, device: int) -> list[str]:
     one, memory = answer.devices[device], answer.memory[device]
-    times = (*_shares_ms(one), one.predicted_total_ms)
+    times = (*_shares_ms(one), one.predicted_total_ms, one.predicted_wait_ms)
     digits, unit = decimals(answer.predicted_ms), _memory_unit(answer)[1]
     return [
         str(device),
@@ -156,7 +157,7 @@ def _cells(answer: PlacementAnswer, device: int) -> list[str]:
         f"{memory.most_bytes / unit:.2f} / {memory.limit_bytes / unit:.4g}",
         f"{memory.full * 100:.0f} %",
         *(f"{time_ms:.{digits}f}" for time_ms in times),
-        *([] if answer.measured is None else [ms_text(answer.measured.devices[device].total_ms)]),
+        *([] if answer.measured is None else [ms_text(answer.measured_device_ms[device])]),
     ]
 
 
@@ -296,7 +297,8 @@ def _lines(answer: PlacementAnswer) -> Iterator[tuple[str, str]]:
     one = answer.devices[slowest]
     parts = zip(("forward", "exchange", "backward"), _shares_ms(one), strict=True)
     shares = " + ".join(f"{name} {value:.{digits}f}" for name, value in parts)
-    yield "slowest", f"{shares} = {one.predicted_total_ms:.{digits}f} ms"
+    waits = f" + waits {one.predicted_wait_ms:.{digits}f}" if answer.num_devices > 1 else ""
+    yield "slowest", f"{shares}{waits} = {one.predicted_total_ms + one.predicted_wait_ms:.{digits}f} ms"
     full = fullest_device(answer)
     yield "memory", f"device {full.device}, the fullest: {size_text(full.most_bytes)} of {size_text(full.limit_bytes)}"
     ways = Counter(answer.type_of_table.values())

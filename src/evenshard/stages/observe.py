@@ -67,10 +67,10 @@ class ObservedAndPredicted:
         predicted_by: the model.
         devices: predicted times by rank; None where the source does not say where the tables live: then the total is
             that of the placement which evenshard would choose.
-        predicted_ms: of the slowest rank.
+        predicted_ms: embedding work of a step.
         low_ms, high_ms: 90 % interval of that, the error of a simulated device included.
         device: what stands behind the times of the simulated device; empty for a model of real hardware.
-        observed_ms: forward, all-to-alls and backward of the slowest rank in the traces.
+        observed_ms: likewise, in the traces.
         notes: why they may not be comparable, a sentence each.
     """
 
@@ -164,7 +164,7 @@ def _placed(source: Path, inputs: ObserveInputs, observation: ObservedTraining) 
         answered.predicted_ms,
         *ends,
         link_error(request, model),
-        exchange_share(prediction.devices),
+        exchange_share(prediction.devices, costs.pipeline),
     )
     comparison = ObservedAndPredicted(
         source=str(source),
@@ -174,7 +174,7 @@ def _placed(source: Path, inputs: ObserveInputs, observation: ObservedTraining) 
         low_ms=low_ms,
         high_ms=high_ms,
         device=device_text(model.hardware, model.device_error, link_error(request, model)),
-        observed_ms=observation.slowest.embedding_ms,
+        observed_ms=observation.embedding_ms(costs.pipeline),
         notes=tuple(_differences(source, request, prediction.parts, observation)) if known else (),
     )
     return _Placed(request, prediction.parts, known, comparison)
@@ -234,7 +234,7 @@ def _of_answer(source: Path, observation: ObservedTraining) -> _Placed:
         low_ms=answer.low_ms,
         high_ms=answer.high_ms,
         device=device_error_text(answer),
-        observed_ms=observation.slowest.embedding_ms,
+        observed_ms=observation.embedding_ms(answer.request.training_pipeline),
         notes=tuple(_differences(source, answer.request, answer.parts, observation)),
     )
     return _Placed(answer.request, answer.parts, True, comparison)

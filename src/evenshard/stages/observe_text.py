@@ -92,7 +92,7 @@ def _compared(observation: ObservedTraining, comparison: ObservedAndPredicted) -
     unseen = f", without {', '.join(observation.unseen)}, which the traces do not show" if observation.unseen else ""
     if comparison.devices is None:
         return [
-            f"The slowest rank's embedding tables take {observed:.3f} ms{unseen}. Placed by evenshard, those of "
+            f"Embedding tables take {observed:.3f} ms of a step{unseen}. Placed by evenshard, those of "
             f"{comparison.source} are predicted to take {predicted:.3f} ms ({interval}) by {comparison.predicted_by}.",
             *of_device,
         ]
@@ -112,7 +112,7 @@ def _compared(observation: ObservedTraining, comparison: ObservedAndPredicted) -
     return [
         f"Observed / predicted for {comparison.source} by {comparison.predicted_by}, ms:",
         text_table(rows, ">", "  "),
-        f"The slowest rank takes {observed:.3f} ms, {predicted:.3f} predicted ({interval}): {verdict}.",
+        f"A step takes {observed:.3f} ms, {predicted:.3f} predicted ({interval}): {verdict}.",
         *of_device,
         *(f"Note: {note}" for note in comparison.notes),
     ]

@@ -51,7 +51,7 @@ def test_tables_of_a_call_share_the_l2_as_in_the_device_model(count: int) -> Non
     for seed in range(5):
         lookups = drawn(count, seed)
         loads = loaded(lookups)
-        assert loads.compute_ms_D[0] == pytest.approx(device_model_ms(lookups), rel=1e-3)
+        assert loads.compute_2D[:, 0].sum() == pytest.approx(device_model_ms(lookups), rel=1e-3)
 
 
 def loaded(lookups: list[Lookup], calls: int = 1, devices: int = 2) -> Loads:
@@ -72,11 +72,11 @@ def test_what_is_taken_away_leaves_what_was_there_before() -> None:
     for row in range(7, 12):
         loads.add((row % 2, row), 0, -1)
     loads.refresh(np.array([0]), [0, 1])
-    assert loads.compute_ms_D == pytest.approx(fewer.compute_ms_D, rel=1e-9)
+    assert loads.compute_2D == pytest.approx(fewer.compute_2D, rel=1e-9)
     for row in range(7):
         loads.add((row % 2, row), 0, -1)
     loads.refresh(np.array([0]), [0, 1])
-    assert (loads.compute_ms_D == 0).all() and (loads.calls_D == 0).all()
+    assert (loads.compute_2D == 0).all() and (loads.calls_D == 0).all()
 
 
 def test_times_after_changes_are_those_of_making_them() -> None:
@@ -89,21 +89,21 @@ def test_times_after_changes_are_those_of_making_them() -> None:
     goes = CellChanges(change_E, row_E % 3, row_E, np.zeros(11, dtype=np.int64), np.full(11, -1))
     comes = CellChanges(change_E, row_E % 3, row_E, np.ones(11, dtype=np.int64), np.full(11, 1))
     both = CellChanges(*(np.concatenate(pair) for pair in zip(vars(goes).values(), vars(comes).values(), strict=True)))
-    found_ND = loads.changed_ms(both, 10)
+    found_2ND = loads.changed_ms(both, 10)
     for change in range(10):
         made = loads.copy()
         for row in row_E[change_E == change].tolist():
             made.add((row % 3, row), 0, -1)
             made.add((row % 3, row), 1, 1)
         made.refresh(np.arange(2), range(3))
-        assert found_ND[change] == pytest.approx(made.compute_ms_D, rel=1e-9)
-    assert loads.compute_ms_D == pytest.approx(loaded(lookups, 3).compute_ms_D, rel=1e-12)
+        assert found_2ND[:, change] == pytest.approx(made.compute_2D, rel=1e-9)
+    assert loads.compute_2D == pytest.approx(loaded(lookups, 3).compute_2D, rel=1e-12)
 
 
 def test_calls_take_launches_and_only_one_overhead() -> None:
     """Two calls with next to nothing take the host twice, the overhead of a pass once."""
     tiny = [Lookup(Table(name, 1, 4, 0.0), BATCH, "sgd") for name in ("a", "b")]
-    one, two = loaded(tiny[:1], 1).compute_ms_D[0], loaded(tiny, 2).compute_ms_D[0]
+    one, two = (loads.compute_2D[:, 0].sum() for loads in (loaded(tiny[:1], 1), loaded(tiny, 2)))
     launched_ms = (PROFILE.fwd_host_us + PROFILE.bwd_host_us) / 1e3
     assert two - one == pytest.approx(launched_ms, rel=0.2)
 
@@ -119,6 +119,6 @@ def test_a_line_lies_below_all_loads_and_touches_near_its_own(seed: int) -> None
     for _ in range(20):
         some = np.flatnonzero(rng.random(40) < rng.random())
         if len(some):
-            took = loaded([lookups[at] for at in some], int(rng.integers(1, 4))).compute_ms_D[0]
+            took = loaded([lookups[at] for at in some], int(rng.integers(1, 4))).compute_2D[:, 0].sum()
             gaps.append(took - line.at_0 - (line.works(columns_PH[some]) + steps_P[some]).sum())
     assert min(gaps) > -1e-9 and min(gaps) < 1.0

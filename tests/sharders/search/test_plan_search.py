@@ -91,13 +91,17 @@ def test_an_option_that_a_start_brings_has_its_own_kernel_call() -> None:
     assert costs_ms[0] == pytest.approx(costs_ms[1])
 
 
-def test_a_state_costs_what_is_predicted_of_its_parts() -> None:
-    space, rng = SearchSpace(costs_of(some_tables())), np.random.default_rng(0)
+@pytest.mark.parametrize("pipeline", ["none", "sparse_dist"])
+def test_a_state_costs_what_is_predicted_of_its_parts(pipeline: str) -> None:
+    space, rng = SearchSpace(costs_of(some_tables(), pipeline=pipeline)), np.random.default_rng(0)
     for _ in range(8):
         state = State(space, random_choices(space, rng))
         predicted = space.costs.predict(state.parts())
         expected = [device.predicted_total_ms for device in predicted.devices]
         assert state.device_ms_D == pytest.approx(expected, rel=2e-3)
+        assert state.cost_ms == pytest.approx(predicted.predicted_ms, rel=2e-3)
+        waited = [device.predicted_total_ms + device.predicted_wait_ms for device in predicted.devices]
+        assert waited == pytest.approx([predicted.predicted_ms] * len(waited))
         assert choices_of(space, state.parts()) == state.choices
 
 

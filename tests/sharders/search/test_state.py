@@ -10,6 +10,7 @@ from evenshard.measure.link import link
 from evenshard.measure.price.step import PartCosts
 from evenshard.measure.simulated.cluster import simulated_kind
 from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.measure.step_time import LARGEST_SUM
 from evenshard.placement.machine import Machine
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.search.neighbours import LEAST_STEP
@@ -21,14 +22,14 @@ from evenshard.tables.table import Table
 DEVICES = 4
 
 
-def search_of(nodes: int, profiles: tuple[str, ...]) -> PlanSearch:
+def search_of(nodes: int, profiles: tuple[str, ...], pipeline: str = "") -> PlanSearch:
     """Six tables of unlike sizes, in every way, on four devices of these kinds, one after the other."""
     tables = tuple(Table(f"t{at}", 10 ** (3 + at % 4), 32, 4.0 + 3 * at) for at in range(6))
     machine = Machine(DEVICES, DEVICES // nodes)
     task = ShardingTask(tables, machine, (10**8,) * DEVICES, 65_536)
     kinds = [simulated_kind(gpu_profile(one), machine) for one in profiles]
     links = Links(link("nvlink_h200"), link("infiniband_ndr") if nodes > 1 else None)
-    return PlanSearch(PartCosts(task, kinds, [at % len(kinds) for at in range(DEVICES)], links))
+    return PlanSearch(PartCosts(task, kinds, [at % len(kinds) for at in range(DEVICES)], links, pipeline))
 
 
 def random_changes(search: PlanSearch, state: State, rng: np.random.Generator) -> list[Change]:
@@ -50,24 +51,28 @@ def random_changes(search: PlanSearch, state: State, rng: np.random.Generator) -
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-@pytest.mark.parametrize("profiles", [("h200",), ("h200", "a100_80gb")])
-def test_changes_that_are_tried_out_take_what_they_take_when_made(nodes: int, profiles: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("profiles", "pipeline"), [(("h200",), "base"), (("h200",), ""), (("h200", "a100_80gb"), LARGEST_SUM)]
+)
+def test_changes_that_are_tried_out_take_what_they_take_when_made(
+    nodes: int, profiles: tuple[str, ...], pipeline: str
+) -> None:
     """Several units each, of all types, also where devices are of two kinds: times, memory, and the state after."""
-    search, rng = search_of(nodes, profiles), np.random.default_rng(nodes)
+    search, rng = search_of(nodes, profiles, pipeline), np.random.default_rng(nodes)
     starts, fit = constructed(search.construction), []
     for start in starts[:2] + starts[-2:]:
         state = State(search.space, start.choices)
         for _ in range(3):
             changes = random_changes(search, state, rng)
-            after_ND, fits_N = state.after(state.piece_changes(changes), len(changes))
-            for change, after_D, fits in zip(changes, after_ND, fits_N, strict=True):
+            after_WND, fits_N = state.after(state.piece_changes(changes), len(changes))
+            for change, after_WD, fits in zip(changes, after_WND.swapaxes(0, 1), fits_N, strict=True):
                 own = dict(change)
                 new = State(search.space, [own.get(group, one) for group, one in enumerate(state.choices)])
-                assert after_D == pytest.approx(new.device_ms_D, rel=1e-9) and fits == new.fits()
+                assert after_WD == pytest.approx(new.windows_WD, rel=1e-9) and fits == new.fits()
                 fit.append(bool(fits))
             state.replace_all(changes[0])
             again = State(search.space, state.choices)
-            assert state.device_ms_D == pytest.approx(again.device_ms_D, rel=1e-9)
+            assert state.windows_WD == pytest.approx(again.windows_WD, rel=1e-9)
             assert (state.used_3D == again.used_3D).all()
     assert True in fit and False in fit
 

@@ -3,7 +3,7 @@
 Changes are priced without any rule, so that what a rule forbids has a price too. A table is a unit of its own there:
 its number is its position in the request.
 
-Legend: D devices.
+Legend: D devices, W windows of a step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.price.step import PartCosts
+from evenshard.measure.price.step import PartCosts, predicted_phases
+from evenshard.measure.step_time import windows
 from evenshard.placement.refusal import missing_text
 from evenshard.placement.sharding import (
     COLUMN_WISE,
@@ -46,19 +47,24 @@ class ChangeOutcome:
     """What changes lead to.
 
     Attributes:
-        ms_D: times of the devices.
+        windows_WD: times of the devices in each window of a step.
         used_D: memory that their tables take, bytes.
         host_D: memory that these take of their hosts.
     """
 
-    ms_D: npt.NDArray[np.float64]
+    windows_WD: npt.NDArray[np.float64]
     used_D: npt.NDArray[np.int64]
     host_D: npt.NDArray[np.int64]
 
     @property
+    def ms_D(self) -> npt.NDArray[np.float64]:
+        """What each device does in a step, waits left aside."""
+        return np.asarray(self.windows_WD.sum(axis=0))
+
+    @property
     def step_ms(self) -> float:
-        """Time of the slowest device."""
-        return float(self.ms_D.max())
+        """Time of the step."""
+        return float(self.windows_WD.max(axis=1).sum())
 
 
 class WhatIf:
@@ -85,10 +91,11 @@ class WhatIf:
         if choices is None:
             raise BadConfig("a table is cut in a way that evenshard does not choose, so it cannot be explained.")
         self._state = State(self.space, choices)
-        ms_D = np.array([one.predicted_total_ms for one in self.costs.predict(answer.parts).devices])
+        phases = predicted_phases(self.costs.predict(answer.parts).devices)
+        windows_WD = np.stack([window.total for window in windows(phases, self.costs.pipeline)])
         # The state takes all rows of a table for as busy as the busiest; changes are added to the exact prediction.
-        self._offset_D = ms_D - self._state.device_ms_D
-        self.now = ChangeOutcome(ms_D, *self._state.used_3D[:2])
+        self._offset_WD = windows_WD - self._state.windows_WD
+        self.now = ChangeOutcome(windows_WD, *self._state.used_3D[:2])
         self.room_D = np.array(self.task.room_bytes, dtype=np.int64)
         self.together = [set(group) for group in self.task.together]
         for group in self.together:
@@ -131,10 +138,10 @@ class WhatIf:
         """What the changes lead to."""
         state = self._state.copy()
         state.replace_all(list(changes.items()))
-        return ChangeOutcome(state.device_ms_D + self._offset_D, *state.used_3D[:2])
+        return ChangeOutcome(state.windows_WD + self._offset_WD, *state.used_3D[:2])
 
     def step_ms(self, position: int, choice: Choice) -> float:
-        """Time of the slowest device with a table sharded otherwise, each part priced with its own rows."""
+        """Time of a step with a table sharded otherwise, each part priced with its own rows."""
         name = self.task.tables[position].name
         choices = [choice if one == position else self.choice(one) for one in range(len(self.task.tables))]
         stay = [part for part in self.answer.parts if part.table != name]

@@ -119,7 +119,7 @@ class PartMoves:
             alone_ms=self._alone_ms[number],
             adds_ms=self._adds_ms[number],
             device_ms=device_ms,
-            on_slowest=device_ms >= now.step_ms,
+            on_slowest=device_ms >= float(now.ms_D.max()),
             options=tuple(self._options(number)) if movable else (),
             best=self.best(number) if movable else None,
         )

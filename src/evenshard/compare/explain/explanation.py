@@ -15,7 +15,7 @@ class DeviceOption:
     Attributes:
         device: its id.
         device_ms: predicted, with the part and all that must stay with it.
-        step_ms: time of the slowest device then.
+        step_ms: time of a step then.
         change_ms: difference to the step now; below 0 where a step gets faster.
         used_bytes: memory that its tables take then.
         room_bytes: memory that they may take.
@@ -39,7 +39,7 @@ class Move:
         to_device: device that the part goes to.
         swap_with: parts that come back; empty for a plain move.
         from_ms, to_ms: times of the two devices then.
-        step_ms: time of the slowest device then.
+        step_ms: time of a step then.
         change_ms: difference to the step now.
         helps: a step gets faster, by more than rounding.
     """
@@ -96,7 +96,7 @@ class WayOption:
         devices: devices that hold some of it.
         nodes: nodes of the parts, where rows are cut over the devices of a node.
         table_bytes: memory that the table takes of all devices together.
-        step_ms: time of the slowest device then; None where the table cannot be sharded so.
+        step_ms: time of a step then; None where the table cannot be sharded so.
         change_ms: difference to the step now.
         illegal: why it may not be, a clause each; empty where it may.
     """
@@ -120,7 +120,7 @@ class Explanation:
         table: its name.
         model: the model that predicted all times.
         device: what stands behind the times of the simulated device that it learned from; empty for real hardware.
-        step_ms: time of the slowest device now.
+        step_ms: time of a step now.
         slowest_device: its id, the first of equals.
         sharding_type: how the table is sharded.
         moves_with: tables that a rule keeps with it; they move as one.

@@ -73,7 +73,7 @@ class TableChange:
     Attributes:
         table: its name.
         change: what is done, in words.
-        step_ms: time of the slowest device then.
+        step_ms: time of a step then.
         change_ms: difference to the step now; below 0 where a step gets faster.
         helps: a step gets faster, by more than rounding.
     """
@@ -92,7 +92,7 @@ class Overview:
     Attributes:
         model: the model that predicted all times.
         device: what stands behind the times of the simulated device that it learned from; empty for real hardware.
-        step_ms: time of the slowest device.
+        step_ms: time of a step.
         slowest_device: its id, the first of equals.
         num_devices: devices of the placement.
         mean_ms: mean time of the devices.

@@ -29,7 +29,7 @@ class KeptOption:
         host_bytes: memory of hosts and SSDs together.
         miss_ratio: share of a batch's distinct rows that its caches miss, of the part that misses most; None without.
         miss_source: what that is: counted, a bound, or a bound of something assumed; empty without a cache.
-        step_ms: time of the slowest device then.
+        step_ms: time of a step then.
         change_ms: difference to the step now.
         illegal: why it may not be, a clause each; empty where it may.
     """

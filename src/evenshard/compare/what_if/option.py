@@ -139,7 +139,7 @@ class WhatIfOption:
 
     def step_if_ms(self, kernels: float, links: float) -> float:
         """Time of a step if kernels, or exchanges, take so many times as long as predicted."""
-        compute_ms, _ = step_shares_ms(self._placed.devices)
+        compute_ms, _ = step_shares_ms(self._placed.devices, self._placed.request.training_pipeline)
         exchange_ms = self._placed.predicted_ms - compute_ms + self.replicas_ms
         return self._with_dense(kernels * compute_ms + links * exchange_ms) + links * self.sync_ms
 

@@ -62,7 +62,7 @@ class DevicePrice(Protocol):
         ...
 
     def device_ms(self, times_GNQ: FloatArray, calls_N: npt.NDArray[np.int64]) -> FloatArray:
-        """[N] forward and backward time of devices, from the times of their calls.
+        """[N, 2] forward and backward time of devices, from the times of their calls.
 
         Args:
             times_GNQ: of ``call_ms``.
@@ -93,4 +93,5 @@ class DevicePrice(Protocol):
 
 def alone_ms(price: DevicePrice, columns_PH: Columns) -> FloatArray:
     """[P] forward and backward time of tables that have a call and a device to themselves."""
-    return price.device_ms(price.call_ms(columns_PH)[None], np.ones(len(columns_PH), dtype=np.int64))
+    calls_P = np.ones(len(columns_PH), dtype=np.int64)
+    return np.asarray(price.device_ms(price.call_ms(columns_PH)[None], calls_P).sum(axis=1))

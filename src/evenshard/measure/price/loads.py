@@ -115,7 +115,7 @@ class Loads:
     Attributes:
         held_CD: lookups of each call on each device.
         calls_D: kernel calls of each device.
-        compute_ms_D: forward and backward compute time.
+        compute_2D: forward and backward compute time, ms.
 
     Args:
         lookups: what may be looked up.
@@ -131,7 +131,7 @@ class Loads:
         devices, calls = len(kind_of_D), len(span_C)
         self.held_CD = np.zeros((calls, devices), dtype=np.int64)
         self.calls_D = np.zeros(devices, dtype=np.int64)
-        self.compute_ms_D = np.zeros(devices)
+        self.compute_2D = np.zeros((2, devices))
         self._kinds = []
         for price, columns_PH in zip(prices, lookups.columns_KPH, strict=True):
             sums_GDH = np.zeros((calls if price.is_by_call else 1, devices, columns_PH.shape[1]), columns_PH.dtype)
@@ -144,10 +144,10 @@ class Loads:
     def copy(self) -> Loads:
         """A copy that may change by itself."""
         found = copy(self)
-        found.held_CD, found.calls_D, found.compute_ms_D = (
+        found.held_CD, found.calls_D, found.compute_2D = (
             self.held_CD.copy(),
             self.calls_D.copy(),
-            self.compute_ms_D.copy(),
+            self.compute_2D.copy(),
         )
         found._kinds = [
             _KindLoads(one.price, one.sums_GDH.copy(), one.times_GDQ.copy(), one.largest_CD2M.copy())
@@ -222,20 +222,20 @@ class Loads:
             which = np.ix_(np.array(sorted(calls) if one.price.is_by_call else [0], dtype=np.int64), own)
             sums = one.sums_GDH[which]
             one.times_GDQ[which] = one.price.call_ms(sums.reshape(-1, sums.shape[2])).reshape(*sums.shape[:2], -1)
-            self.compute_ms_D[own] = one.price.device_ms(one.times_GDQ[:, own], self.calls_D[own])
+            self.compute_2D[:, own] = one.price.device_ms(one.times_GDQ[:, own], self.calls_D[own]).T
 
     def changed_ms(self, changes: CellChanges, count: int) -> FloatArray:
-        """[N, D] compute times of all devices after each of so many changes, by itself."""
-        found_ND = np.repeat(self.compute_ms_D[None], count, axis=0)
+        """[2, N, D] compute times of all devices after each of so many changes, by itself: forward and backward."""
+        found_2ND = np.repeat(self.compute_2D[:, None], count, axis=1)
         for kind, one in enumerate(self._kinds):
             own = changes
             if len(self._kinds) > 1:
                 own = changes.select(self._kind_of_D[changes.device_E] == kind)
             if len(own.change_E):
-                self._change_kind(one, self._lookups.columns_KPH[kind], own, found_ND)
-        return found_ND
+                self._change_kind(one, self._lookups.columns_KPH[kind], own, found_2ND)
+        return found_2ND
 
-    def _change_kind(self, one: _KindLoads, columns_PH: Columns, changes: CellChanges, found_ND: FloatArray) -> None:
+    def _change_kind(self, one: _KindLoads, columns_PH: Columns, changes: CellChanges, found_2ND: FloatArray) -> None:
         """Fills in the times of changed devices of a kind."""
         calls, devices = self.held_CD.shape
         key_E = (changes.change_E * devices + changes.device_E) * calls + changes.call_E
@@ -269,7 +269,7 @@ class Loads:
                 sums_ZH[at, -maxima:] = columns_PH[rows, -maxima:].max(axis=0, initial=0.0)
         times_GTQ = one.times_GDQ[:, device_T]
         times_GTQ[group_Z, number_Z] = one.price.call_ms(sums_ZH)
-        found_ND[change_T, device_T] = one.price.device_ms(times_GTQ, calls_T)
+        found_2ND[:, change_T, device_T] = one.price.device_ms(times_GTQ, calls_T).T
 
     @staticmethod
     def _maxima(largest_Z2M: Columns, columns_EM: Columns, sign_E: Indices, first_Z: Indices) -> Columns:

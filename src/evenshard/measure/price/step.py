@@ -1,5 +1,7 @@
 """What a training step of a placement takes: compute by the price of its devices, exchanges by the links.
 
+How the times of the devices make that of the step is told by ``measure/step_time.py``.
+
 Legend: D devices, K kinds of devices, P parts, H columns, M members of an ensemble.
 """
 
@@ -16,9 +18,9 @@ import numpy as np
 from evenshard.measure.collectives import (
     GRADIENT_BYTES,
     VOLUMES,
+    ExchangeTimes,
     Links,
     Volumes,
-    exchange_ms,
     exchange_times,
     part_volume,
     volumes_of,
@@ -27,6 +29,7 @@ from evenshard.measure.kernel_calls import EVERY_DEVICE, HeldPart, held_parts
 from evenshard.measure.offload import HostLink, part_offload_times
 from evenshard.measure.price.device_price import DevicePrice, alone_ms
 from evenshard.measure.price.loads import CellChanges, Loads, LookupColumns
+from evenshard.measure.step_time import Phases, device_ms, hidden_ms, hides_inputs, kernels_ms, step_ms
 from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.placement.parts import TablePart, lookup_share
 from evenshard.placement.plan import parts_by_table
@@ -66,24 +69,25 @@ class DeviceKind:
 
 @dataclass(frozen=True)
 class PredictedDevice:
-    """Predicted times of one device in one training step, ms; zero where it holds no table."""
+    """Predicted times of one device in one training step, ms; zero where it holds no table.
+
+    Attributes:
+        predicted_hidden_ms: what of the exchange of indices runs beside the step before, and takes no time of its own.
+        predicted_wait_ms: how long it waits for others: with ``predicted_total_ms`` the time of the step.
+    """
 
     predicted_fwd_compute_ms: float
     predicted_fwd_all_to_all_ms: float
     predicted_bwd_all_to_all_ms: float
     predicted_bwd_compute_ms: float
     predicted_input_dist_ms: float = 0.0
+    predicted_hidden_ms: float = 0.0
+    predicted_wait_ms: float = 0.0
 
     @property
     def predicted_total_ms(self) -> float:
-        """Its times together."""
-        return (
-            self.predicted_input_dist_ms
-            + self.predicted_fwd_compute_ms
-            + self.predicted_fwd_all_to_all_ms
-            + self.predicted_bwd_all_to_all_ms
-            + self.predicted_bwd_compute_ms
-        )
+        """What it does itself in a step: its five times, without what is hidden."""
+        return sum(predicted_step_times(self))
 
 
 # The five times of a device, in the order of a training step.
@@ -91,9 +95,9 @@ STEP_PARTS = ("input exchange", "forward", "forward exchange", "backward exchang
 
 
 def predicted_step_times(device: PredictedDevice) -> tuple[float, ...]:
-    """The predicted times of a device, in the order of ``STEP_PARTS``."""
+    """The predicted times of a device as far as they count, in the order of ``STEP_PARTS``."""
     return (
-        device.predicted_input_dist_ms,
+        device.predicted_input_dist_ms - device.predicted_hidden_ms,
         device.predicted_fwd_compute_ms,
         device.predicted_fwd_all_to_all_ms,
         device.predicted_bwd_all_to_all_ms,
@@ -101,16 +105,27 @@ def predicted_step_times(device: PredictedDevice) -> tuple[float, ...]:
     )
 
 
-def step_shares_ms(devices: Sequence[PredictedDevice]) -> tuple[float, float]:
-    """What kernels and exchanges take of the slowest device's time."""
-    slowest = max(devices, key=lambda one: one.predicted_total_ms)
-    compute_ms = slowest.predicted_fwd_compute_ms + slowest.predicted_bwd_compute_ms
-    return compute_ms, slowest.predicted_total_ms - compute_ms
+def predicted_phases(devices: Sequence[PredictedDevice]) -> Phases:
+    """The phases of devices, [D] each."""
+    return Phases(
+        np.array([one.predicted_input_dist_ms for one in devices]),
+        np.array([one.predicted_fwd_compute_ms for one in devices]),
+        np.array([one.predicted_fwd_all_to_all_ms for one in devices]),
+        np.array([one.predicted_bwd_all_to_all_ms for one in devices]),
+        np.array([one.predicted_bwd_compute_ms for one in devices]),
+    )
 
 
-def exchange_share(devices: Sequence[PredictedDevice]) -> float:
-    """The share of exchanges in the slowest device's time, 0 to 1."""
-    compute_ms, exchanged_ms = step_shares_ms(devices)
+def step_shares_ms(devices: Sequence[PredictedDevice], pipeline: str) -> tuple[float, float]:
+    """What kernels and exchanges take of a step."""
+    phases = predicted_phases(devices)
+    compute_ms = kernels_ms(phases, pipeline)
+    return compute_ms, float(step_ms(phases, pipeline)) - compute_ms
+
+
+def exchange_share(devices: Sequence[PredictedDevice], pipeline: str) -> float:
+    """The share of exchanges in a step, 0 to 1."""
+    compute_ms, exchanged_ms = step_shares_ms(devices, pipeline)
     total_ms = compute_ms + exchanged_ms
     return exchanged_ms / total_ms if total_ms > 0 else 0.0
 
@@ -122,7 +137,7 @@ class PredictedParts:
     Attributes:
         parts: the placement.
         devices: predicted times, by device id.
-        predicted_ms: predicted time of the slowest device.
+        predicted_ms: predicted time of the step.
         low_ms, high_ms: the 90 % interval of that by the models alone; device models have none.
     """
 
@@ -136,17 +151,29 @@ class PredictedParts:
 class PartCosts:
     """Predicts any placement of the parts of a task's tables.
 
+    Attributes:
+        pipeline: what the phases of devices make a step by; see ``step_time.windows``.
+
     Args:
         task: tables and machine.
         kinds: kinds of its devices.
         kind_of_D: [D] the kind of each device.
         links: of its tiers.
+        pipeline: where it is not the task's.
     """
 
-    def __init__(self, task: ShardingTask, kinds: Sequence[DeviceKind], kind_of_D: Sequence[int], links: Links) -> None:
+    def __init__(
+        self,
+        task: ShardingTask,
+        kinds: Sequence[DeviceKind],
+        kind_of_D: Sequence[int],
+        links: Links,
+        pipeline: str | None = None,
+    ) -> None:
         self.task, self.links = task, links
         self.kinds, self.kind_of_D = tuple(kinds), np.asarray(kind_of_D)
         self.prices = tuple(kind.price for kind in kinds)
+        self.pipeline = task.pipeline if pipeline is None else pipeline
 
     def of_task(self, task: ShardingTask) -> PartCosts:
         """The costs of the same tables on the same machine under other rules."""
@@ -155,7 +182,7 @@ class PartCosts:
         return found
 
     def predict(self, parts: Sequence[TablePart]) -> PredictedParts:
-        """Times of every device, and how sure the slowest one's is.
+        """Times of every device and of the step, and how sure that is.
 
         Raises:
             BadConfig: if the parts are not those of the task's tables.
@@ -163,17 +190,15 @@ class PartCosts:
         by_table = parts_by_table(self.task, parts)
         exchanges = exchange_times(self.task, volumes_of(self.task, by_table), self.links)
         compute_DM2 = self._compute_ms(by_table) + self._offload_D12(by_table)
-        mean_D2 = compute_DM2.mean(axis=1)
+        members_M = step_ms(_phases(compute_DM2.T, exchanges), self.pipeline)
+        mean = _phases(compute_DM2.mean(axis=1).T, exchanges)
+        predicted_ms = float(step_ms(mean, self.pipeline))
+        waits_D = np.maximum(predicted_ms - device_ms(mean, self.pipeline), 0.0)
+        rows = np.stack([*mean, hidden_ms(mean, self.pipeline), waits_D]).T.tolist()
         devices = tuple(
-            PredictedDevice(float(fwd), float(out), float(back), float(bwd), float(inputs))
-            for (fwd, bwd), out, back, inputs in zip(
-                mean_D2, exchanges.forward, exchanges.backward, exchanges.input_dist, strict=True
-            )
+            PredictedDevice(fwd, out, back, bwd, inputs, *more) for inputs, fwd, out, back, bwd, *more in rows
         )
-        exchanged_D1 = (exchanges.input_dist + exchanges.forward + exchanges.backward)[:, None]
-        members_M = (compute_DM2.sum(axis=2) + exchanged_D1).max(axis=0)
         half = max(price.interval(members_M) for price in self.prices)
-        predicted_ms = max(device.predicted_total_ms for device in devices)
         low_ms, high_ms = predicted_ms * float(np.exp(-half)), predicted_ms * float(np.exp(half))
         return PredictedParts(tuple(parts), devices, predicted_ms, low_ms, high_ms)
 
@@ -195,12 +220,14 @@ class PartCosts:
             loads.add(cell, 0 if one.device == EVERY_DEVICE else one.device, 1)
         loads.refresh(np.arange(self.task.num_devices), range(len(calls)))
         alone_KP = [alone_ms(price, of_kind) for price, of_kind in zip(self.prices, lookups.columns_KPH, strict=True)]
-        busiest = int(loads.compute_ms_D.argmax())
+        compute_D = loads.compute_2D.sum(axis=0)
+        busiest = int(compute_D.argmax())
         homes = np.array([busiest if one.device == EVERY_DEVICE else one.device for one in held])
         call_E, row_E = np.array(cells, dtype=np.int64).T
         number_E = np.arange(len(held))
-        left_ND = loads.changed_ms(CellChanges(number_E, call_E, row_E, homes, np.full(len(held), -1)), len(held))
-        adds = loads.compute_ms_D[homes] - left_ND[number_E, homes]
+        changes = CellChanges(number_E, call_E, row_E, homes, np.full(len(held), -1))
+        left_ND = loads.changed_ms(changes, len(held)).sum(axis=0)
+        adds = compute_D[homes] - left_ND[number_E, homes]
         alone = np.array([alone_KP[self.kind_of_D[home]][row] for home, row in zip(homes, row_E, strict=True)])
         tables = {table.name: table for table in self.task.tables}
         ordered = [part for of_table in by_table.values() for part in of_table]
@@ -222,14 +249,16 @@ class PartCosts:
         way = sharding_type(of_table, table, self.task.machine)
         one = part_volume(table, way, part.columns.size, lookup_share(table, part.rows), self.task.num_devices)
         more = float(slopes_V @ one.numbers_V)
-        return more if part.storage.is_on_device else more + self.offload_K(part, table)[self.kind_of_D[part.device]]
+        return (
+            more if part.storage.is_on_device else more + sum(self.offload_K2(part, table)[self.kind_of_D[part.device]])
+        )
 
-    def offload_K(self, part: TablePart, table: Table) -> tuple[float, ...]:
-        """How much longer a part takes as it is kept, on each kind of device; nothing where that is device memory."""
+    def offload_K2(self, part: TablePart, table: Table) -> tuple[tuple[float, float], ...]:
+        """How much longer forward and backward take as a part is kept, on each kind of device; empty on the device."""
         if part.storage.is_on_device:
             return ()
         times = (part_offload_times(self.task, part, table, kind.host) for kind in self.kinds)
-        return tuple(one.forward_ms + one.backward_ms for one in times)
+        return tuple((one.forward_ms, one.backward_ms) for one in times)
 
     def _offload_D12(self, by_table: Mapping[str, Sequence[TablePart]]) -> FloatArray:
         """[D, 1, 2] what devices take longer for parts that are not in their memory, forward and backward."""
@@ -246,16 +275,35 @@ class PartCosts:
     def exchange_slopes(self) -> tuple[FloatArray, float]:
         """[V] time of exchanges for each of the volumes, if all devices have as much; and of a weight of a replica.
 
-        No exchange takes less in proportion to its bytes, latencies left aside.
+        No exchange takes less in proportion to its bytes, latencies left aside. An exchange of indices that runs beside
+        the step before counts nothing.
         """
-        slopes, links = [], self.links.floor
+        slopes_V3, replica_ms = self._slopes
+        return slopes_V3[:, 1 if hides_inputs(self.pipeline) else 0 :].sum(axis=1), replica_ms
+
+    @property
+    def forward_slopes_V(self) -> FloatArray:
+        """[V] what of them is the forward exchange."""
+        return self._slopes[0][:, 1]
+
+    @cached_property
+    def _slopes(self) -> tuple[FloatArray, float]:
+        """[V, 3] likewise, of each exchange; and of a weight of a replica."""
+
+        links = self.links.floor
+
+        def times(volumes: Volumes) -> list[float]:
+            found = exchange_times(self.task, volumes, links)
+            return [float(found.input_dist[0]), float(found.forward[0]), float(found.backward[0])]
+
+        slopes = []
         for name in VOLUMES:
             volumes = Volumes.empty(self.task.num_devices)
             getattr(volumes, name)[:] = 1.0
-            slopes.append(float(exchange_ms(self.task, volumes, links)[0]))
+            slopes.append(times(volumes))
         volumes = Volumes.empty(self.task.num_devices)
         volumes.replicated_values = 1.0
-        return np.array(slopes), float(exchange_ms(self.task, volumes, links)[0])
+        return np.array(slopes), sum(times(volumes))
 
     def _compute_ms(self, by_table: Mapping[str, Sequence[TablePart]]) -> FloatArray:
         """[D, M, 2] compute times, forward and backward, by each member of the ensembles."""
@@ -269,6 +317,16 @@ class PartCosts:
             total[own_D] = times[own_D]
             total[own_D, :, 1] += dense_ms(values, kind.bytes_per_ns, self.task.optimizer)
         return total
+
+
+def _phases(compute: FloatArray, exchanges: ExchangeTimes) -> Phases:
+    """The phases of [..., D] devices, from their compute times, [2, ..., D] forward and backward."""
+    forward, backward = compute
+    alike = (
+        np.broadcast_to(one, forward.shape) for one in (exchanges.input_dist, exchanges.forward, exchanges.backward)
+    )
+    inputs, out, back = alike
+    return Phases(inputs, forward, out, back, backward)
 
 
 def replicated_values(by_table: Mapping[str, Sequence[TablePart]]) -> float:

@@ -64,7 +64,7 @@ class DeviceModelPrice:
         backward_us = profile.index_floor_us + profile.sort_floor_us + profile.gradient_floor_us
         self._floors_ns = np.array([[forward_us], [backward_us]]) * NS_PER_US
         self._launch_ms_2 = np.array([profile.fwd_host_us, profile.bwd_host_us]) / US_PER_MS
-        self._overhead_ms = (profile.fwd_overhead_us + profile.bwd_overhead_us) / US_PER_MS
+        self._overhead_ms_2 = np.array([profile.fwd_overhead_us, profile.bwd_overhead_us]) / US_PER_MS
 
     def columns(self, lookups: Sequence[Lookup]) -> FloatArray:
         """[P, H] columns of tables."""
@@ -116,11 +116,11 @@ class DeviceModelPrice:
         return np.asarray((tables_N > 1.5) * sharing_N * np.maximum(together_N - sums_HN[ROW_MISSES], 0.0))
 
     def device_ms(self, times_GNQ: FloatArray, calls_N: npt.NDArray[np.int64]) -> FloatArray:
-        """[N] forward and backward time of devices, from the times of their calls."""
-        times_NQ = times_GNQ.sum(axis=0)
-        busy_N2 = np.maximum(times_NQ[:, :2], calls_N[:, None] * self._launch_ms_2)
-        took_N = busy_N2.sum(axis=1) + times_GNQ[..., 2].max(axis=0) + self._overhead_ms
-        return np.asarray(took_N * (calls_N > 0))
+        """[N, 2] forward and backward time of devices, from the times of their calls."""
+        times_NQ, calls_N1 = times_GNQ.sum(axis=0), calls_N[:, None]
+        took_N2 = np.maximum(times_NQ[:, :2], calls_N1 * self._launch_ms_2) + self._overhead_ms_2
+        took_N2[:, 1] += times_GNQ[..., 2].max(axis=0)
+        return np.asarray(took_N2 * (calls_N1 > 0))
 
     def held_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
         """[D, 1, 2] forward and backward time of devices that hold these parts, by the device model."""
@@ -166,7 +166,9 @@ class DeviceModelPrice:
         for waits in (LOOKUP_WAITS, GRADIENT_WAITS):
             norm_ns = max(float(overlap(sums_H[waits])), 1e-9)
             slopes_H[waits] = (sums_H[waits] / norm_ns) ** 2
-        return TangentLine(self._overhead_ms + float(self._floors_ns.sum()) / NS_PER_MS, slopes_H / NS_PER_MS)
+        return TangentLine(
+            float(self._overhead_ms_2.sum()) + float(self._floors_ns.sum()) / NS_PER_MS, slopes_H / NS_PER_MS
+        )
 
     def own_steps_ms(self, columns_PH: FloatArray) -> FloatArray:
         """[P] passes of the sort that the rows of each table need by themselves."""

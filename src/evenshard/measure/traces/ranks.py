@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
+import numpy as np
+
 from evenshard.measure.costs import interquartile_range
+from evenshard.measure.step_time import Phases, step_ms
 from evenshard.measure.traces.collectives import (
     COLLECTIVES,
     Collective,
@@ -127,10 +130,19 @@ class ObservedTraining:
         """Samples that a fused module looks up in a step, of all ranks together; None where no trace says."""
         return next((one.batch_size for one in self.ranks if one.batch_size is not None), None)
 
-    @property
-    def slowest(self) -> RankTimes:
-        """The rank whose embedding tables take longest."""
-        return max(self.ranks, key=lambda one: one.embedding_ms)
+    def embedding_ms(self, pipeline: str) -> float:
+        """The embedding work of a step, as far as it was seen, with the waits that a prediction counts.
+
+        Args:
+            pipeline: of the training, as ``step_time.windows`` takes it.
+        """
+
+        def times(rank: RankTimes) -> list[float]:
+            exchange = rank.exchange_ms
+            seen = (exchange["input"], rank.forward_ms, *(exchange[kind] for kind in _OF_EMBEDDINGS), rank.backward_ms)
+            return [time_ms or 0.0 for time_ms in seen]
+
+        return float(step_ms(Phases(*np.array([times(rank) for rank in self.ranks]).T), pipeline))
 
     @property
     def unseen(self) -> tuple[str, ...]:

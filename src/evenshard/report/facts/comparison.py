@@ -31,8 +31,8 @@ def rival_pct(answer: PlacementAnswer, rival: Rival) -> float | None:
     """
     if rival.predicted_ms is None:
         return None
-    if answer.measured is not None and rival.measured_ms is not None:
-        return _pct(rival.measured_ms, answer.measured.max_device_ms)
+    if answer.measured_ms is not None and rival.measured_ms is not None:
+        return _pct(rival.measured_ms, answer.measured_ms)
     return _pct(rival.predicted_ms, answer.predicted_ms)
 
 

@@ -20,11 +20,11 @@ EMBEDDING_WORK = "ms of embedding work per step"
 def step_headline(answer: PlacementAnswer) -> str:
     """How long the embedding work of a step takes, and how good that is."""
     interval = f"90 %: {ms_text(answer.low_ms)} to {ms_text(answer.high_ms)}"
-    if answer.measured is None:
+    if answer.measured_ms is None:
         step = f"{ms_text(answer.predicted_ms)} {EMBEDDING_WORK} predicted ({interval})"
     else:
         predicted = f"{ms_text(answer.predicted_ms)} predicted, {interval}"
-        step = f"{ms_text(answer.measured.max_device_ms)} {EMBEDDING_WORK} {timing_word(answer)} ({predicted})"
+        step = f"{ms_text(answer.measured_ms)} {EMBEDDING_WORK} {timing_word(answer)} ({predicted})"
     return step if answer.num_devices == 1 else f"{step}, {gap_text(answer)}"
 
 

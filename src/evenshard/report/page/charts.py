@@ -104,14 +104,13 @@ class MemoryBar:
 def time_axis(answer: PlacementAnswer) -> Axis:
     """Of device times."""
     totals = [device.predicted_total_ms for device in answer.devices]
-    measured = [] if answer.measured is None else [device.total_ms for device in answer.measured.devices]
-    return Axis.of([*totals, *measured, answer.high_ms, answer.lower_bound_ms])
+    return Axis.of([*totals, *answer.measured_device_ms, answer.predicted_ms, answer.high_ms, answer.lower_bound_ms])
 
 
 def rival_axis(answer: PlacementAnswer) -> Axis:
     """Step times of evenshard and its rivals."""
     rivals = [time for one in answer.comparison for time in (one.predicted_ms, one.measured_ms) if time is not None]
-    measured = [] if answer.measured is None else [answer.measured.max_device_ms]
+    measured = [] if answer.measured_ms is None else [answer.measured_ms]
     return Axis.of([answer.predicted_ms, *measured, *rivals])
 
 
@@ -166,7 +165,8 @@ def device_text(answer: PlacementAnswer, number: int) -> str:
     each = ", ".join(f"{name} {ms_text(ms)}" for name, ms in times)
     held = ", ".join(f"{name} {size_text(size)}" for name, size in memory.components if size)
     return (
-        f"device {number}: {ms_text(device.predicted_total_ms)} ms ({each}); "
+        f"device {number}: {ms_text(device.predicted_total_ms)} ms ({each}), waits "
+        f"{ms_text(device.predicted_wait_ms)} ms; "
         f"{len(answer.parts_on_device[number]):,} tables, {size_text(memory.most_bytes)} of "
         f"{size_text(memory.limit_bytes)} ({pct_text(100 * memory.full)}; {held or 'nothing'})"
     )

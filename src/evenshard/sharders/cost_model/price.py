@@ -74,9 +74,10 @@ class LearnedPrice:
         return np.asarray(smooth + sums_NH[:, LOOKED_UP, None] * sorts)
 
     def device_ms(self, times_GNQ: FloatArray, calls_N: npt.NDArray[np.int64]) -> FloatArray:
-        """[N] forward and backward time of devices for all their kernel calls."""
-        times_N2 = np.maximum(times_GNQ[0], calls_N[:, None] * self._empty_ms_2)
-        return np.where(calls_N > 0, times_N2.sum(axis=1, dtype=np.float64), 0.0)
+        """[N, 2] forward and backward time of devices for all their kernel calls."""
+        calls_N1 = calls_N[:, None]
+        times_N2 = np.maximum(times_GNQ[0], calls_N1 * self._empty_ms_2)
+        return np.where(calls_N1 > 0, times_N2, 0.0).astype(np.float64)
 
     @torch.no_grad()
     def held_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:

@@ -16,6 +16,7 @@ from evenshard.measure.collectives import Links
 from evenshard.measure.costs import PlacementCost
 from evenshard.measure.hardware import Measure
 from evenshard.measure.price.step import DeviceKind, PartCosts
+from evenshard.measure.step_time import LARGEST_SUM
 from evenshard.placement.items import Items, canonical_devices
 from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.plan import check_placement
@@ -181,10 +182,13 @@ class EvenshardSharder:
 
 
 def whole_costs(model: CostModel, task: ShardingTask) -> PartCosts:
-    """What placements of whole tables cost by the model, its own exchanges included; these have none of indices."""
+    """What placements of whole tables cost by the model, as the costs that it learned from count: the largest sum.
+
+    Its own exchanges are included; these have none of indices.
+    """
     exchange = model.exchange.link("fitted to the exchanges of the training data")
     kind = DeviceKind(LearnedPrice(model), float("inf"))
-    return PartCosts(task, [kind], [0] * task.num_devices, Links(exchange, counts_inputs=False))
+    return PartCosts(task, [kind], [0] * task.num_devices, Links(exchange, counts_inputs=False), LARGEST_SUM)
 
 
 def _experts(task: ShardingTask) -> list[Placement]:

@@ -72,8 +72,8 @@ class FlatOptions:
                         *volumes.sum(axis=0),
                         *volumes.max(axis=0),
                         own * sum(piece.host_bytes + piece.ssd_bytes for piece in option.pieces),
-                        sum(max(piece.offload_K, default=0.0) for piece in option.pieces),
-                        max(max(piece.offload_K, default=0.0) for piece in option.pieces),
+                        sum(piece.offload_ms() for piece in option.pieces),
+                        max(piece.offload_ms() for piece in option.pieces),
                     )
                 )
                 cells += [(len(rows) - 1, row) for piece in option.pieces for _, row in piece.cells]
@@ -139,7 +139,7 @@ class PieceArrays:
 
     Attributes:
         span_P, size_P, host_P, ssd_P, values_P, volume_PV: as ``Piece`` has them.
-        offload_PK: likewise; zeros where all pieces are in device memory.
+        offload_PK2: likewise; zeros where all pieces are in device memory.
         cells_P: cells of each; ``call_C`` and ``row_C`` have those of all pieces, the first at ``first_P``.
     """
 
@@ -149,7 +149,7 @@ class PieceArrays:
     ssd_P: npt.NDArray[np.int64]
     values_P: FloatArray
     volume_PV: FloatArray
-    offload_PK: FloatArray
+    offload_PK2: FloatArray
     cells_P: npt.NDArray[np.int64]
     first_P: npt.NDArray[np.int64]
     call_C: npt.NDArray[np.int64]
@@ -162,7 +162,7 @@ class PieceArrays:
         span_P, size_P, host_P, ssd_P = np.array(whole, dtype=np.int64).T
         cells = np.array([cell for one in pieces for cell in one.cells], dtype=np.int64).reshape(-1, 2)
         cells_P = np.array([len(one.cells) for one in pieces], dtype=np.int64)
-        nothing = (0.0,) * num_kinds
+        nothing = ((0.0, 0.0),) * num_kinds
         return PieceArrays(
             span_P,
             size_P,
@@ -170,7 +170,7 @@ class PieceArrays:
             ssd_P,
             values_P=np.array([one.values for one in pieces]),
             volume_PV=np.array([one.volume_V for one in pieces]),
-            offload_PK=np.array([one.offload_K or nothing for one in pieces]),
+            offload_PK2=np.array([one.offload_K2 or nothing for one in pieces]),
             cells_P=cells_P,
             first_P=np.cumsum(cells_P) - cells_P,
             call_C=cells[:, 0],

@@ -1,10 +1,12 @@
 """What no placement that a task allows is predicted to take less than: over all types, all cuts and all places.
 
-A step takes the slowest device, which takes at least the mean. Compute times are convex, so that a straight line below
-them holds for any sum of pieces; along such a line the work of a table is one number for each of its options, however
-fine it is cut: cutting columns repeats lookups, cutting rows repeats bags, replicas repeat rows. Each table takes the
-option with the least work whose pieces, alone on their device, are below the time in question; the least time for which
-this fits into all devices is the bound. Memory counts with a price (Lagrange) that the bound is largest for.
+A step takes at least what its slowest device does, which is at least the mean. Compute times are convex, so that a
+straight line below them holds for any sum of pieces; along such a line the work of a table is one number for each of
+its options, however fine it is cut: cutting columns repeats lookups, cutting rows repeats bags, replicas repeat rows.
+Each table takes the option with the least work whose pieces, alone on their device, are below the time in question; the
+least time for which this fits into all devices is the bound. All wait for the slowest forward exchange, which is a
+window of its own: its mean over the devices, by the options that exchange least, comes on top of such a piece. Memory
+counts with a price (Lagrange) that the bound is largest for.
 
 The bound counts the steps of time that a table's own rows need. It leaves out latencies of exchanges, and what whole
 parts cannot share out evenly. Of all cuts by columns the one into two even parts stands for the rest: more parts repeat
@@ -21,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from evenshard.measure.price.device_price import alone_ms
+from evenshard.measure.step_time import LARGEST_SUM
 from evenshard.placement.sharding import CUT_COLUMNS
 from evenshard.sharders.search.sharding_option import ShardingOption
 from evenshard.sharders.search.space import SearchSpace
@@ -86,7 +89,16 @@ def _options(space: SearchSpace, work_P: FloatArray, alone_P: FloatArray) -> _Wa
     total_W = (flat.summed(work_P) + flat.volume_WV @ slopes_V + replicas_W + bounds.offload_W) * flat.copies_W
     finer_W = np.isin(flat.type_W, [number for number, name in enumerate(flat.names) if name in CUT_COLUMNS])
     alone_W = np.where(finer_W, 0.0, flat.longest(alone_P) + replicas_W + bounds.longest_W)
+    if space.costs.pipeline != LARGEST_SUM:
+        alone_W += _forward_exchange_ms(space)
     return _Ways(flat.padded(total_W), flat.padded(alone_W), flat.padded(bounds.bytes_W))
+
+
+def _forward_exchange_ms(space: SearchSpace) -> float:
+    """What the slowest device's forward exchange takes at least."""
+    flat = space.flat
+    exchanged_GW = flat.padded(flat.volume_WV @ space.costs.forward_slopes_V * flat.copies_W)
+    return float(exchanged_GW.min(axis=1).sum()) / space.task.num_devices
 
 
 class _Offload(NamedTuple):

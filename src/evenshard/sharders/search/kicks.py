@@ -27,7 +27,7 @@ class Kicks:
     def kick(self, state: State) -> bool:
         """Changes a few groups at random; False where none of them could change."""
         is_changed = False
-        slow = int(state.device_ms_D.argmax())
+        slow = state.slow_devices[0]
         movable, spread = self._pieces.groups_on(state, slow)
         near = [*movable, *spread]
         for _ in range(1 + int(self._rng.integers(self._most))):
@@ -39,7 +39,7 @@ class Kicks:
                 n for n in range(len(self._pieces.space.groups[group].options)) if self._changes.may_be(group, n)
             ]
             number = numbers[int(self._rng.integers(len(numbers)))]
-            order_D = self._rng.random(len(state.device_ms_D))
+            order_D = self._rng.random(state.task.num_devices)
             choice = next(iter(self._pieces.placed(state, group, [number], order_D)), None)
             if state.moves is not None:
                 group, choice = self._kicked_near(state, state.moves, group, choice)

@@ -26,8 +26,6 @@ MOVE_TARGETS, SWAP_TARGETS = 16, 8
 MOST_SWAPS = 96
 # Groups that a step gives another option, brings home, or swaps with rows of another node.
 MOST_OTHER_OPTIONS, TRIED_HOMEWARD, TRIED_ON_PLACE = 12, 6, 4
-# Devices, the slowest ones, that a descent tries to relieve, one after the other.
-SLOW_DEVICES = 1
 # Of the score, relatively: less is no step.
 LEAST_STEP = 1e-4
 
@@ -53,7 +51,7 @@ class Neighbours:
 
     def step(self, state: State) -> Change | None:
         """A change that makes the score better; None where none was found."""
-        for slow in np.argsort(-state.device_ms_D, kind="stable")[:SLOW_DEVICES].tolist():
+        for slow in state.slow_devices:
             found = self._best_exchange(state, slow) or self.best(state, list(self._others(state, slow)))
             if found is not None:
                 return found
@@ -74,8 +72,8 @@ class Neighbours:
 
     def _scores(self, state: State, pieces: PieceChanges, count: int) -> FloatArray:
         self.tried += count
-        total_ND, fits_N = state.after(pieces, count)
-        return np.where(fits_N, scores_of(total_ND), np.inf)
+        windows_WND, fits_N = state.after(pieces, count)
+        return np.where(fits_N, scores_of(windows_WND), np.inf)
 
     def _with_moves(self, state: State, changes: Sequence[Change], scores_N: FloatArray) -> FloatArray:
         """The scores with what moves from an earlier placement."""
@@ -159,7 +157,8 @@ class Neighbours:
         if len(group_S) > MOST_SWAPS:
             gains = self._gains(state, [*((slow, group) for group in own), *theirs])
             saved_S = gains[group_S] - gains[len(own) + other_S]
-            ahead_S = state.device_ms_D[slow] - state.device_ms_D[devices][other_S]
+            device_ms_D = state.device_ms_D
+            ahead_S = device_ms_D[slow] - device_ms_D[devices][other_S]
             chosen = np.argsort(np.maximum(-saved_S, saved_S - ahead_S), kind="stable")[:MOST_SWAPS]
             group_S, other_S = group_S[chosen], other_S[chosen]
         return group_S, other_S
@@ -170,10 +169,11 @@ class Neighbours:
         piece_N = np.array([self.pieces.number_on(state, group, device) for device, group in held], dtype=np.int64)
         arrays, costs, number_N = state.space.piece_arrays, self.pieces.costs, np.arange(len(held))
         cells = arrays.cells(PieceChanges(number_N, piece_N, device_N, np.full(len(held), -1)))
-        left_N = state.loads.changed_ms(cells, len(held))[number_N, device_N]
-        offload_N = arrays.offload_PK[piece_N, costs.kind_of_D[device_N]]
+        left_2N = state.loads.changed_ms(cells, len(held))[:, number_N, device_N]
+        offload_N2 = arrays.offload_PK2[piece_N, costs.kind_of_D[device_N]]
         exchanged_N = arrays.volume_PV[piece_N] @ costs.exchange_slopes[0]
-        return np.asarray(state.loads.compute_ms_D[device_N] - left_N + offload_N + exchanged_N)
+        saved_2N = state.loads.compute_2D[:, device_N] - left_2N
+        return np.asarray(saved_2N.sum(axis=0) + offload_N2.sum(axis=1) + exchanged_N)
 
     # Other changes ----------------------------------------------------------------------------------------------------
 
@@ -239,14 +239,15 @@ class Neighbours:
     def without(self, state: State, groups: Sequence[int]) -> FloatArray:
         """[groups, D] times of devices without each group."""
         if not groups:
-            return np.zeros((0, len(state.device_ms_D)))
+            return np.zeros((0, state.task.num_devices))
         rows = [
             (number, piece.number, where.start)
             for number, group in enumerate(groups)
             for where, piece in self.pieces.of_group(state, group)
         ]
         change_E, piece_E, device_E = np.array(rows, dtype=np.int64).reshape(-1, 3).T
-        return state.after(PieceChanges(change_E, piece_E, device_E, np.full(len(rows), -1)), len(groups))[0]
+        pieces = PieceChanges(change_E, piece_E, device_E, np.full(len(rows), -1))
+        return np.asarray(state.after(pieces, len(groups))[0].sum(axis=0))
 
     def choices_in(self, state: State, group: int, numbers: Sequence[int], without_D: FloatArray) -> Iterator[Choice]:
         """A group with some options, where least is to do; and where most of it is already, if moves have a bound.

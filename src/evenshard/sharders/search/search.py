@@ -266,8 +266,8 @@ class PlanSearch:
             (without_D,) = self.neighbours.without(state, [group])
             choices = [state.choices[group], *self.neighbours.choices_in(state, group, numbers, without_D)]
             pieces = state.piece_changes([[(group, choice)] for choice in choices])
-            total_ND, fits_N = state.after(pieces, len(choices))
-            scores_N = scores_of(total_ND) + [
+            windows_WND, fits_N = state.after(pieces, len(choices))
+            scores_N = scores_of(windows_WND) + [
                 moves.price_ms(moves.moved_after(state, [(group, choice)])) for choice in choices
             ]
             is_legal_N = fits_N & [self.pieces.keeps_apart(state, group, choice) for choice in choices]

@@ -31,7 +31,8 @@ class Piece:
         size_bytes: device memory.
         host_bytes: memory of its host.
         ssd_bytes: of its host's SSDs.
-        offload_K: how much longer it takes as it is not in device memory, on each kind of device, ms.
+        offload_K2: how much longer forward and backward take as it is not in device memory, on each kind of device,
+            ms; empty where it is there.
         values: weights of a replica.
     """
 
@@ -43,8 +44,17 @@ class Piece:
     size_bytes: int
     host_bytes: int = 0
     ssd_bytes: int = 0
-    offload_K: tuple[float, ...] = ()
+    offload_K2: tuple[tuple[float, float], ...] = ()
     values: float = 0.0
+
+    def offload_ms(self, kind: int | None = None) -> float:
+        """How much longer it takes as it is kept, forward and backward together.
+
+        Args:
+            kind: of the device; None for the slowest kind.
+        """
+        found = [sum(of_kind) for of_kind in self.offload_K2]
+        return (max(found) if kind is None else found[kind]) if found else 0.0
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ Legend: D devices, N changes, C kernel calls, L collectives.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import cached_property
 
 import numpy as np
@@ -80,6 +80,8 @@ class SearchSpace:
         self.pieces: list[Piece] = []
         self.lookups = LookupColumns(costs.prices)
         self._arrays: PieceArrays | None = None
+        # Which collective each kernel call takes part in, and the latencies of each.
+        self._latencies: tuple[npt.NDArray[np.bool_], FloatArray] = (np.zeros((0, 0), dtype=bool), np.zeros((0, 3)))
         self.groups = tuple(self._groups())
         self.lookups.update()
 
@@ -105,13 +107,18 @@ class SearchSpace:
             self._arrays = PieceArrays.of(self.pieces, len(self.costs.kinds))
         return self._arrays
 
-    def latency_ms(self, is_used_NC: npt.NDArray[np.bool_]) -> FloatArray:
-        """[N] latencies of the collectives of the kernel calls that are used; calls that share one count once."""
-        names = list(dict.fromkeys(self.collective_of_call))
-        machine, links = self.task.machine, self.costs.links
-        of_call_CL = np.array([[own == name for name in names] for own in self.collective_of_call])
-        latency_L = np.array([latencies_ms(machine, {name}, links).total_ms for name in names])
-        return np.asarray((is_used_NC @ of_call_CL) @ latency_L)
+    def latencies(self, is_used_NC: npt.NDArray[np.bool_]) -> FloatArray:
+        """[3, N] latencies of the three exchanges of the kernel calls that are used; calls that share one count once.
+
+        In the order of ``ExchangeTimes``.
+        """
+        if len(self._latencies[0]) < len(self.calls):
+            names = list(dict.fromkeys(self.collective_of_call))
+            of_call_CL = np.array([[own == name for name in names] for own in self.collective_of_call])
+            latencies = (latencies_ms(self.task.machine, {name}, self.costs.links) for name in names)
+            self._latencies = of_call_CL, np.array([astuple(one) for one in latencies])
+        of_call_CL, latency_L3 = self._latencies
+        return np.asarray(((is_used_NC @ of_call_CL) @ latency_L3).T)
 
     def add_options(self, group: int, options: Sequence[ShardingOption]) -> None:
         """More options for a group, which ``option_of`` made."""
@@ -252,7 +259,7 @@ class SearchSpace:
             volumes.append(
                 part_volume(table, option, part.columns.size, lookup_share(table, part.rows), devices).numbers_V
             )
-            offloads.append(self.costs.offload_K(part, table))
+            offloads.append(self.costs.offload_K2(part, table))
         piece = Piece(
             number=len(self.pieces),
             columns=sum(part.columns.size for _, part in parts),
@@ -262,7 +269,7 @@ class SearchSpace:
             size_bytes=sum(one.device_bytes for one in memory),
             host_bytes=sum(one.host_bytes for one in memory),
             ssd_bytes=sum(one.ssd_weights for one in memory),
-            offload_K=tuple(np.sum(offloads, axis=0).tolist()) if any(offloads) else (),
+            offload_K2=tuple(map(tuple, np.sum(offloads, axis=0).tolist())) if any(offloads) else (),
             values=values,
         )
         self.pieces.append(piece)

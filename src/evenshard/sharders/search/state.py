@@ -3,7 +3,7 @@
 Changes are tried out many at a time, all from the same state: their sums and times are counted as arrays, and the state
 stays as it is until one of them is made.
 
-Legend: G groups, D devices, V kinds of volumes, C kernel calls, L collectives, N changes that are tried out, E
+Legend: G groups, D devices, W windows of a step, V kinds of volumes, C kernel calls, N changes that are tried out, E
 additions and removals of pieces of them all, F the same on each device.
 """
 
@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.collectives import VOLUMES, Volumes, exchanged_ms
+from evenshard.measure.collectives import VOLUMES, Volumes, exchange_times
 from evenshard.measure.price.loads import Loads
 from evenshard.measure.price.step import PartCosts, dense_ms
+from evenshard.measure.step_time import Phases, windows
 from evenshard.placement.parts import Span, TablePart, row_spans, whole_part
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import TYPES, sharding_type, spans
@@ -71,7 +72,7 @@ class State:
         self.loads = Loads(space.lookups, self._costs.prices, self._costs.kind_of_D, space.span_of_call)
         self.volumes_VD = np.zeros((len(VOLUMES), devices))
         self.used_3D = np.zeros((3, devices), dtype=np.int64)
-        self.offload_D = np.zeros(devices)
+        self.offload_2D = np.zeros((2, devices))
         self.users_C = np.zeros(calls, dtype=np.int64)
         self.replicated_values = 0.0
         self.groups_at: dict[int, list[set[int]]] = {
@@ -79,14 +80,14 @@ class State:
         }
         self._fill()
         self.loads.refresh(np.arange(devices), range(calls))
-        self.device_ms_D = self._device_ms()
+        self.windows_WD = self._windows_WD()
 
     def copy(self) -> State:
         """A copy that may change by itself."""
         found = copy(self)
         found.choices, found.loads = list(self.choices), self.loads.copy()
         found.volumes_VD, found.used_3D = self.volumes_VD.copy(), self.used_3D.copy()
-        found.offload_D, found.users_C = self.offload_D.copy(), self.users_C.copy()
+        found.offload_2D, found.users_C = self.offload_2D.copy(), self.users_C.copy()
         found.groups_at = {span: list(map(set, of_places)) for span, of_places in self.groups_at.items()}
         return found
 
@@ -117,7 +118,7 @@ class State:
                 touched.update(self.devices_of(self.option(group), self.choices[group]))
                 calls.update(self.option(group).calls)
         self.loads.refresh(np.array(sorted(touched), dtype=np.int64), calls)
-        self.device_ms_D = self._device_ms()
+        self.windows_WD = self._windows_WD()
 
     def replace(self, group: int, choice: Choice) -> None:
         """Gives a group another option, or another place."""
@@ -146,7 +147,7 @@ class State:
         np.add.at(self.volumes_VD.T, device_F, arrays.volume_PV[piece_F])
         for at, sizes_P in enumerate((arrays.size_P, arrays.host_P, arrays.ssd_P)):
             np.add.at(self.used_3D[at], device_F, sizes_P[piece_F])
-        np.add.at(self.offload_D, device_F, arrays.offload_PK[piece_F, self._costs.kind_of_D[device_F]])
+        np.add.at(self.offload_2D.T, device_F, arrays.offload_PK2[piece_F, self._costs.kind_of_D[device_F]])
         self.replicated_values = float(arrays.values_P[pieces.piece_E].sum())
         for group, choice in enumerate(self.choices):
             self._index(group, self.option(group), choice, 1)
@@ -165,10 +166,10 @@ class State:
                 self.users_C[cell[0]] += sign
             self.volumes_VD[:, where] += sign * piece.volume_V[:, None]
             self.used_3D[0, where] += sign * piece.size_bytes
-            if piece.offload_K:
+            if piece.offload_K2:
                 self.used_3D[1, where] += sign * piece.host_bytes
                 self.used_3D[2, where] += sign * piece.ssd_bytes
-                self.offload_D[where] += sign * np.array(piece.offload_K)[self._costs.kind_of_D[where]]
+                self.offload_2D[:, where] += sign * np.array(piece.offload_K2)[self._costs.kind_of_D[where]].T
             self.replicated_values += sign * piece.values
 
     def _index(self, group: int, option: ShardingOption, choice: Choice, sign: int) -> None:
@@ -182,35 +183,49 @@ class State:
 
     # Costs ------------------------------------------------------------------------------------------------------------
 
-    def _device_ms(self) -> FloatArray:
-        compute_ND, volumes_VND = self.loads.compute_ms_D[None], self.volumes_VD[:, None]
-        values_N, users_NC = np.array([self.replicated_values]), self.users_C[None]
-        return np.asarray(self._total_ms(compute_ND, volumes_VND, values_N, users_NC)[0] + self.offload_D)
+    def _windows_WD(self) -> FloatArray:
+        compute_2ND, volumes_VND = (self.loads.compute_2D + self.offload_2D)[:, None], self.volumes_VD[:, None]
+        return self._windows(compute_2ND, volumes_VND, np.array([self.replicated_values]), self.users_C[None])[:, 0]
 
-    def _total_ms(
-        self, compute_ND: FloatArray, volumes_VND: FloatArray, values_N: FloatArray, users_NC: npt.NDArray[Any]
+    def _windows(
+        self, compute_2ND: FloatArray, volumes_VND: FloatArray, values_N: FloatArray, users_NC: npt.NDArray[Any]
     ) -> FloatArray:
-        """[N, D] times of devices, offloading left aside."""
-        volumes = Volumes.of(np.maximum(volumes_VND, 0.0), values_N)
-        total_ND = compute_ND + exchanged_ms(self.task, volumes, self._costs.links)
+        """[W, N, D] times of devices in each window of a step."""
+        exchanges = exchange_times(self.task, Volumes.of(np.maximum(volumes_VND, 0.0), values_N), self._costs.links)
+        times = [exchanges.input_dist, exchanges.forward, exchanges.backward]
         if self.task.num_devices > 1:
-            total_ND += self.space.latency_ms(users_NC > 0)[:, None]
+            latencies_3N = self.space.latencies(users_NC > 0)
+            times = [one + latency_N[:, None] for one, latency_N in zip(times, latencies_3N, strict=True)]
+        inputs, out, back = times
+        forward, backward = compute_2ND
         if values_N.any():
             kinds = [kind.bytes_per_ns for kind in self._costs.kinds]
             per_kind = np.stack([dense_ms(values_N, one, self.task.optimizer) for one in kinds])
-            total_ND += per_kind[self._costs.kind_of_D].T
-        return total_ND
+            backward = backward + per_kind[self._costs.kind_of_D].T
+        phases = Phases(inputs, forward, out, back, backward)
+        return np.stack([window.total for window in windows(phases, self._costs.pipeline)])
+
+    @property
+    def device_ms_D(self) -> FloatArray:
+        """What each device does in a step, waits left aside."""
+        return np.asarray(self.windows_WD.sum(axis=0))
+
+    @property
+    def slow_devices(self) -> list[int]:
+        """The slowest device of each window, that of the longest one first."""
+        order = np.argsort(-self.windows_WD.max(axis=1), kind="stable")
+        return list(dict.fromkeys(self.windows_WD[order].argmax(axis=1).tolist()))
 
     @property
     def cost_ms(self) -> float:
-        """Of the slowest device."""
-        return float(self.device_ms_D.max())
+        """Of a step."""
+        return float(self.windows_WD.max(axis=1).sum())
 
     @property
     def score(self) -> float:
         """What a search descends: the cost, a little of how slow the other slow devices are, and the price of moves."""
         moved_ms = 0.0 if self.moves is None else self.moves.price_ms(self.moved_bytes)
-        return float(scores_of(self.device_ms_D)) + moved_ms
+        return float(scores_of(self.windows_WD)) + moved_ms
 
     def fits(self) -> bool:
         """Whether the memory suffices."""
@@ -240,7 +255,7 @@ class State:
         return PieceChanges(*np.array(rows, dtype=np.int64).reshape(-1, 4).T)
 
     def after(self, pieces: PieceChanges, count: int) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
-        """[N, D] times of devices after each of so many changes, by itself, and [N] whether the memory suffices."""
+        """[W, N, D] times of devices after each of so many changes, by itself, and [N] whether the memory suffices."""
         arrays, devices = self.space.piece_arrays, self.task.num_devices
         on_each = arrays.on_each_device(pieces)
         piece_F, at_F = on_each.piece_E, on_each.change_E * devices + on_each.device_E
@@ -257,14 +272,19 @@ class State:
         values_N = np.full(count, self.replicated_values)
         if arrays.values_P.any():
             values_N += np.bincount(pieces.change_E, pieces.sign_E * arrays.values_P[pieces.piece_E], count)
-        compute_ND = self.loads.changed_ms(arrays.cells(on_each), count)
-        more_NC = arrays.users(pieces, count, len(self.users_C))
-        total_ND = self._total_ms(compute_ND, volumes_VND, values_N, self.users_C + more_NC) + self.offload_D
-        if arrays.offload_PK.any():
-            total_ND += summed(arrays.offload_PK[piece_F, self._costs.kind_of_D[on_each.device_E]])
+        compute_2ND = self.loads.changed_ms(arrays.cells(on_each), count) + self.offload_2D[:, None]
+        if arrays.offload_PK2.any():
+            for own_ND, more_F in zip(compute_2ND, self._offload_2F(on_each), strict=True):
+                own_ND += summed(more_F)
             for at, sizes_P in enumerate((arrays.host_P, arrays.ssd_P), 1):
                 used_3ND[at] += summed(sizes_P[piece_F]).astype(np.int64)
-        return total_ND, self._fits(used_3ND)
+        more_NC = arrays.users(pieces, count, len(self.users_C))
+        return self._windows(compute_2ND, volumes_VND, values_N, self.users_C + more_NC), self._fits(used_3ND)
+
+    def _offload_2F(self, on_each: PieceChanges) -> FloatArray:
+        """[2, F] how much longer forward and backward take of pieces on single devices."""
+        kind_F = self._costs.kind_of_D[on_each.device_E]
+        return np.asarray(self.space.piece_arrays.offload_PK2[on_each.piece_E, kind_F].T)
 
     # Out --------------------------------------------------------------------------------------------------------------
 
@@ -273,13 +293,13 @@ class State:
         return parts_of(self.space, self.choices)
 
 
-def scores_of(device_ms: FloatArray) -> FloatArray:
-    """[...] the cost of the slowest of [..., D] devices, and a little of how slow the other slow ones are."""
-    slowest = device_ms.max(axis=-1)
-    ratios = device_ms / np.maximum(slowest, 1e-12)[..., None]
+def scores_of(windows: FloatArray) -> FloatArray:
+    """[...] the time of steps of [W, ..., D] windows, and a little of how slow the other slow devices are in each."""
+    slowest = windows.max(axis=-1)
+    ratios = windows / np.maximum(slowest, 1e-12)[..., None]
     for _ in range(4):
-        ratios = ratios * ratios
-    return np.asarray(slowest * (1 + 0.02 * ratios.mean(axis=-1)))
+        ratios *= ratios
+    return np.asarray((slowest * (1 + 0.02 * ratios.mean(axis=-1))).sum(axis=0))
 
 
 def firsts_of(option: ShardingOption, choice: Choice) -> Sequence[int]:

@@ -58,9 +58,7 @@ def _kept_otherwise(pieces: Pieces, state: State, group: int, device: int) -> It
     for number, other in enumerate(pieces.space.groups[group].options):
         if other.storage != option.storage and _shape(other) == _shape(option):
             then = other.pieces[at]
-            gain_ms = (now.offload_K[kind] if now.offload_K else 0.0) - (
-                then.offload_K[kind] if then.offload_K else 0.0
-            )
+            gain_ms = now.offload_ms(kind) - then.offload_ms(kind)
             taken = then.size_bytes - now.size_bytes
             yield _OtherStorage(group, Choice(number, choice.places), gain_ms, taken)
 

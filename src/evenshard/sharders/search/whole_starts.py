@@ -43,7 +43,7 @@ def whole_starts(space: SearchSpace) -> list[list[Choice]]:
         return []
     options_G = [int(number or 0) for number in numbers]
     pieces = [group.options[number].pieces[0] for group, number in zip(space.groups, options_G, strict=True)]
-    if any(piece.offload_K for piece in pieces):
+    if any(piece.offload_K2 for piece in pieces):
         return []
     columns_GH = np.array([_columns(space, piece) for piece in pieces])
     rows_G = np.array(

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from evenshard.measure.simulated.gpu_profile import HOST_GB_S
 from evenshard.placement.machine import Machine
-from evenshard.placement.memory import PREFETCH
 from evenshard.placement.optimizer_state import SGD, state_bytes
 from evenshard.placement.parts import TablePart
+from evenshard.placement.pipeline import PREFETCH
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_parts_memory, parts_by_table
 from evenshard.placement.refusal import no_placement_found, require_room

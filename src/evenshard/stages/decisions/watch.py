@@ -1,7 +1,7 @@
 """A training that runs, watched: what its traces show, what a new placement would save, and whether the move pays.
 
 Predictions are of a model, and the traces say how right it is here: what a step is predicted to save is scaled by what
-the slowest rank takes over what was predicted for it. The move pays where that is more, over the steps to come, than
+a step takes over what was predicted for it. The move pays where that is more, over the steps to come, than
 what the transfer and the restart take.
 """
 
@@ -65,7 +65,7 @@ class Watched:
     Attributes:
         observation: what the traces show.
         comparison: beside what was predicted for the placement in use.
-        scale: what the slowest rank takes, over what was predicted.
+        scale: what a step takes, over what was predicted.
         old, new: the placement in use, and the best that was found, its devices named so that least moves.
         difference: between the two, with the times of a step scaled to what was observed.
         steps: training steps that are still to come.
@@ -191,7 +191,7 @@ def print_watched(watched: Watched, file: TextIO | None = None) -> None:
     console = plain_console(file)
     console.print(verdict_text(watched), style="bold")
     console.print(
-        f"The slowest rank takes {watched.scale:.2f} times what was predicted for the placement in use: what a step "
+        f"A step takes {watched.scale:.2f} times what was predicted for the placement in use: what a step "
         "would save is scaled likewise.",
         soft_wrap=True,
     )
