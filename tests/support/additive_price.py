@@ -16,6 +16,9 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.reuse import FloatArray
 
+# All of it is forward time.
+FORWARD_2 = np.array([1.0, 0.0])
+
 
 @dataclass(frozen=True)
 class AdditivePrice:
@@ -32,7 +35,7 @@ class AdditivePrice:
         return np.asarray(sums_NH)
 
     def device_ms(self, times_GNQ: FloatArray, calls_N: np.ndarray) -> FloatArray:
-        return np.where(calls_N > 0, times_GNQ[0, :, 0] + 0.5, 0.0)
+        return np.where(calls_N > 0, times_GNQ[0, :, 0] + 0.5, 0.0)[:, None] * FORWARD_2
 
     def held_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
         found = np.zeros((num_devices, 1, 2))
@@ -45,10 +48,17 @@ class AdditivePrice:
         return 0.0
 
     def line_at(self, sums_H: FloatArray) -> TangentLine:
-        return TangentLine(0.5, np.ones(1))
+        return TangentLine(0.5 * FORWARD_2, FORWARD_2[:, None])
 
     def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
-        return np.zeros(len(columns_PH))
+        return np.zeros((2, len(columns_PH)))
+
+    @property
+    def further_call_ms_2(self) -> FloatArray:
+        return np.zeros(2)
+
+    def launched_ms_2(self, calls: int) -> FloatArray:
+        return np.zeros(2)
 
 
 @dataclass(frozen=True)

@@ -299,7 +299,7 @@ def exchange_times(task: ShardingTask, volumes: Volumes, links: Links) -> Exchan
     return ExchangeTimes(
         latencies.input_dist + _inputs_ms(task, volumes, links),
         latencies.forward + forward_ms,
-        latencies.backward + moved_ms(machine, back, links),
+        latencies.backward + backward_ms,
     )
 
 

@@ -30,14 +30,19 @@ ROUNDING = 1e-5
 
 @dataclass(frozen=True)
 class TangentLine:
-    """A straight line below the compute time of a device: ``at_0 + slopes @ columns``, for columns that are sums."""
+    """Straight lines below both kernel times of a device: ``at_0 + slopes @ columns``, for columns that are sums.
 
-    at_0: float
-    slopes_H: FloatArray
+    Attributes:
+        at_0_2: forward and backward, of a device with one kernel call.
+        slopes_2H: of each column.
+    """
+
+    at_0_2: FloatArray
+    slopes_2H: FloatArray
 
     def works(self, columns_PH: Columns) -> FloatArray:
-        """[P] work of tables along the line, ms."""
-        return np.asarray(columns_PH @ self.slopes_H)
+        """[2, P] work of tables along the lines, ms."""
+        return np.asarray(self.slopes_2H @ columns_PH.T)
 
 
 class DevicePrice(Protocol):
@@ -83,11 +88,20 @@ class DevicePrice(Protocol):
         ...
 
     def line_at(self, sums_H: FloatArray) -> TangentLine:
-        """A line below the time of a device whatever its calls are, close to it at these sums."""
+        """Lines below the kernel times of a device, close to them at these sums; of one call where it is by call."""
         ...
 
     def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
-        """[P] time above every such line that each table takes wherever it is: steps that its own rows need."""
+        """[2, P] time above every such line that each table takes wherever it is: steps that its own rows need."""
+        ...
+
+    @property
+    def further_call_ms_2(self) -> FloatArray:
+        """[2] what each further call of a device adds to the kernel times at least."""
+        ...
+
+    def launched_ms_2(self, calls: int) -> FloatArray:
+        """[2] what a device with so many calls takes at least, however short its kernels are."""
         ...
 
 

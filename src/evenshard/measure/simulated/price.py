@@ -156,24 +156,34 @@ class DeviceModelPrice:
         return 0.0
 
     def line_at(self, sums_H: FloatArray) -> TangentLine:
-        """A line below the time of a device: what its kernels wait for, as if one call had all of it.
+        """Lines below the time of a call: what its kernels wait for.
 
-        Waits of several calls take no less than those of one (Minkowski). Left out are the longest bag, the hottest
-        row, misses of tables that share the L2, short calls, and launches that take longer than kernels.
+        Waits of several such calls take no less than those of one (Minkowski). Left out are the longest bag, the
+        hottest row, misses of tables that share the L2, and short calls.
         """
-        slopes_H = np.zeros(len(sums_H))
-        slopes_H[OTHER_NS] = 1.0
-        for waits in (LOOKUP_WAITS, GRADIENT_WAITS):
+        slopes_2H = np.zeros((2, len(sums_H)))
+        others = range(OTHER_NS.start, OTHER_NS.stop)
+        for slopes_H, other, waits in zip(slopes_2H, others, (LOOKUP_WAITS, GRADIENT_WAITS), strict=True):
             norm_ns = max(float(overlap(sums_H[waits])), 1e-9)
             slopes_H[waits] = (sums_H[waits] / norm_ns) ** 2
-        return TangentLine(
-            float(self._overhead_ms_2.sum()) + float(self._floors_ns.sum()) / NS_PER_MS, slopes_H / NS_PER_MS
-        )
+            slopes_H[other] = 1.0
+        return TangentLine(self._overhead_ms_2 + self.further_call_ms_2, slopes_2H / NS_PER_MS)
 
     def own_steps_ms(self, columns_PH: FloatArray) -> FloatArray:
-        """[P] passes of the sort that the rows of each table need by themselves."""
+        """[2, P] passes of the sort that the rows of each table need by themselves."""
+        found_2P = np.zeros((2, len(columns_PH)))
         passes_P = sort_passes(columns_PH[:, ROWS])
-        return columns_PH[:, LOOKUPS] * passes_P / self._profile.sort_pairs_per_ns / NS_PER_MS
+        found_2P[1] = columns_PH[:, LOOKUPS] * passes_P / self._profile.sort_pairs_per_ns / NS_PER_MS
+        return found_2P
+
+    @property
+    def further_call_ms_2(self) -> FloatArray:
+        """[2] the floors of a call's kernels."""
+        return np.asarray(self._floors_ns[:, 0] / NS_PER_MS)
+
+    def launched_ms_2(self, calls: int) -> FloatArray:
+        """[2] what the host takes to launch so many calls."""
+        return np.asarray(self._overhead_ms_2 + calls * self._launch_ms_2)
 
 
 def work_columns(counter: WorkCounter, lookups: Sequence[Lookup]) -> FloatArray:

@@ -110,24 +110,29 @@ class LearnedPrice:
         return float(self._model.calibration.half_width_N(spread_N))
 
     def line_at(self, sums_H: FloatArray) -> TangentLine:
-        """The line that touches the compute time at these sums, radix passes left out."""
+        """The lines that touch the compute times at these sums, radix passes left out."""
         bent = (sums_H[FIRST_PIECE:] + self._bias_H).reshape(self._pieces, -1)
-        piece_U = bent.argmax(axis=0)
-        active_U = bent.max(axis=0) > 0
-        slopes_H = np.zeros(len(sums_H))
-        slopes_H[LINEAR] = 1.0
-        output_U = self._output_U2.sum(axis=1)
-        units = bent.shape[1]
-        for unit in np.flatnonzero(active_U):
-            slopes_H[FIRST_PIECE + piece_U[unit] * units + unit] += output_U[unit]
-        hidden_U = np.maximum(bent.max(axis=0), 0)
-        value = float(self._overhead_2.sum() + sums_H[LINEAR].sum() + hidden_U @ output_U)
-        return TangentLine(value - float(slopes_H @ sums_H), slopes_H)
+        piece_U, hidden_U = bent.argmax(axis=0), np.maximum(bent.max(axis=0), 0)
+        slopes_2H = np.zeros((2, len(sums_H)))
+        slopes_2H[:, LINEAR] = np.eye(2)
+        active_U = np.flatnonzero(hidden_U > 0)
+        slopes_2H[:, FIRST_PIECE + piece_U[active_U] * bent.shape[1] + active_U] = self._output_U2[active_U].T
+        values_2 = self._overhead_2 + sums_H[LINEAR] + hidden_U @ self._output_U2
+        return TangentLine(values_2 - slopes_2H @ sums_H, slopes_2H)
 
     def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
-        """[P] time of the radix passes that a table's own rows need."""
-        passes = (columns_PH[:, ROWS, None] >= PASS_ROWS_ARRAY) @ self._pass_ms_2.sum(axis=1)
-        return np.asarray(columns_PH[:, LOOKED_UP] * passes)
+        """[2, P] time of the radix passes that a table's own rows need."""
+        passes_P2 = (columns_PH[:, ROWS, None] >= PASS_ROWS_ARRAY) @ self._pass_ms_2
+        return np.asarray((columns_PH[:, LOOKED_UP, None] * passes_P2).T)
+
+    @property
+    def further_call_ms_2(self) -> FloatArray:
+        """[2] nothing: all calls take what one does."""
+        return np.zeros(2)
+
+    def launched_ms_2(self, calls: int) -> FloatArray:
+        """[2] what so many empty calls take."""
+        return np.asarray(calls * self._empty_ms_2)
 
 
 def _by_bags(lookups: Sequence[Lookup]) -> dict[int, list[int]]:

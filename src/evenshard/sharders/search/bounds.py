@@ -1,58 +1,244 @@
 """What no placement that a task allows is predicted to take less than: over all types, all cuts and all places.
 
-A step takes at least what its slowest device does, which is at least the mean. Compute times are convex, so that a
-straight line below them holds for any sum of pieces; along such a line the work of a table is one number for each of
-its options, however fine it is cut: cutting columns repeats lookups, cutting rows repeats bags, replicas repeat rows.
-Each table takes the option with the least work whose pieces, alone on their device, are below the time in question; the
-least time for which this fits into all devices is the bound. All wait for the slowest forward exchange, which is a
-window of its own: its mean over the devices, by the options that exchange least, comes on top of such a piece. Memory
-counts with a price (Lagrange) that the bound is largest for.
+Each sharding type that a placement uses costs kernel calls and collectives, whose floors and latencies come on top of
+what tables take. So the bound is the least over the sets of types in use, of which those that may be the least are
+looked at.
 
-The bound counts the steps of time that a table's own rows need. It leaves out latencies of exchanges, and what whole
-parts cannot share out evenly. Of all cuts by columns the one into two even parts stands for the rest: more parts repeat
-more lookups.
+With a set given: a step takes at least what its slowest device does, which is at least the mean. Kernel times are
+convex, so that a straight line below them holds for any sum of pieces; along such a line the work of a table is one
+number for each of its options, however fine it is cut: cutting columns repeats lookups, cutting rows repeats bags,
+replicas repeat rows. Each table takes the option with the least work whose pieces, alone on their device, are below the
+time in question; the least time for which this fits into all devices is the bound. All wait for the slowest forward
+exchange, which is a window of its own: its mean over the devices comes on top of such a piece. Memory counts with a
+price (Lagrange) that the bound is largest for. Lines touch the kernel times where the tables' choice puts the mean
+device. A pass takes no less than its launches either, whatever its kernels take.
 
-Legend: G groups, W options of a group, D devices, P lookups, K kinds of devices, H columns.
+The bound counts the steps of time that a table's own rows need. It leaves out what whole parts cannot share out evenly.
+Of all cuts by columns the one into two even parts stands for the work of the rest, which repeat more lookups, and the
+narrowest part for what one of them takes alone.
+
+Legend: G groups, W options of a group, D devices, P lookups, C looked-up rows of options, K kinds of devices,
+H columns, S sets, Y classes of options.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from evenshard.measure.price.device_price import alone_ms
-from evenshard.measure.step_time import LARGEST_SUM
-from evenshard.placement.sharding import CUT_COLUMNS
+from evenshard.measure.collectives import part_volume
+from evenshard.measure.kernel_calls import Lookup, part_lookups
+from evenshard.measure.price.device_price import Columns, DevicePrice, alone_ms
+from evenshard.measure.price.step import dense_ms
+from evenshard.measure.step_time import LARGEST_SUM, hides_inputs
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
+from evenshard.placement.sharding import COLUMNS_ALONE, GRIDS, TABLE_WISE, TYPES
 from evenshard.sharders.search.sharding_option import ShardingOption
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 
 # Sums of float32 differ by less, relatively.
-_ROGNDING = 1e-4
-# Shares of a device's even load at which lines touch the compute times.
-SCALES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0)
+_ROUNDING = 1e-4
+# Lines that are tried for each set of types, each where the choice by the line before puts the mean device.
+LINES = 3
+# Modules times sharding types up to which each is a class of its own; else all modules are one.
+MOST_CLASSES = 8
+# Of the forward and the backward pass: whether the kernels count, or what launching them takes.
+KERNELS = (True, True)
+OTHERS = ((True, False), (False, True), (False, False))
+# Relative difference of times at which a bisection ends.
+CLOSE = 1e-5
 
 
 def lower_bound_ms(space: SearchSpace) -> float:
     """The bound, ms; 0 where nothing can be said."""
-    task, costs = space.task, space.costs
-    devices = task.num_devices
-    kinds = list(zip(costs.prices, space.lookups.columns_KPH, strict=True))
-    alone_P = np.min([alone_ms(price, columns_PH) for price, columns_PH in kinds], axis=0)
-    whole = [row for group in space.groups for _, row in group.options[0].pieces[0].cells]
-    best = 0.0
-    room = _room(space)
-    for scale in SCALES:
-        works, at_0 = [], []
-        for price, columns_PH in kinds:
-            line = price.line_at(scale * columns_PH[whole].sum(axis=0, dtype=np.float64) / devices)
-            works.append(line.works(columns_PH) + price.own_steps_ms(columns_PH))
-            at_0.append(line.at_0)
-        table = _options(space, np.min(works, axis=0), alone_P)
-        best = max(best, _bound(table, min(at_0), room, devices))
-    return best * (1 - _ROGNDING)
+    bounds, best = _Bounds(space), np.inf
+    for least_ms, classes in bounds.sets():
+        if least_ms >= best:
+            break
+        best = min(best, bounds.of_set(classes, best))
+    return best * (1 - _ROUNDING) if np.isfinite(best) else 0.0
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """[2, W] work of all options along lines, forward and backward, of all devices together; [2] what is at 0."""
+
+    at_0_2: FloatArray
+    works_2W: FloatArray
+
+
+class _Bounds:
+    """What all sets of types have in common.
+
+    Args:
+        space: groups and options.
+    """
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._space, self._flat = space, space.flat
+        task, costs, flat = space.task, space.costs, space.flat
+        self._devices, self._room = task.num_devices, _room(space)
+        self._kinds = list(zip(costs.prices, space.lookups.columns_KPH, strict=True))
+        offload = _least_offload(space)
+        slopes_V, replica_ms = costs.exchange_slopes
+        replica_ms += min(dense_ms(1.0, kind.bytes_per_ns, task.optimizer) for kind in costs.kinds)
+        replicas_W = flat.values_W * replica_ms
+        self._bytes_GW = flat.padded(offload.bytes_W)
+        # Work besides kernels.
+        self._beside_W = (flat.volume_WV @ slopes_V + replicas_W + offload.offload_W) * flat.copies_W
+        self._steps_2W = np.min(
+            [self._summed(price.own_steps_ms(columns_PH)) for price, columns_PH in self._kinds], axis=0
+        )
+        longest_W = flat.longest(_least_alone_ms(self._kinds)) + replicas_W + offload.longest_W
+        self._alone_W = np.minimum(longest_W + flat.longest_WV @ slopes_V, _narrowest_ms(space, slopes_V))
+        # What a piece waits for besides, if all devices' forward exchanges are a window: their mean beyond its own.
+        is_window = costs.pipeline != LARGEST_SUM
+        self._forward_W = flat.volume_WV @ costs.forward_slopes_V * flat.copies_W / self._devices * is_window
+        self._own_forward_W = flat.longest_WV @ costs.forward_slopes_V
+        self._divide_into_classes()
+
+    def _divide_into_classes(self) -> None:
+        """Classes of options: those whose kernel calls are launched, and their outputs exchanged, together."""
+        space, flat, machine = self._space, self._flat, self._space.task.machine
+        call_W = [
+            min(space.groups[group].options[number].calls)
+            for group, number in zip(flat.group_W.tolist(), flat.number_W.tolist(), strict=True)
+        ]
+        key_W = [space.collective_of_call[call] for call in call_W]
+        if len(set(key_W)) > MOST_CLASSES:
+            key_W = [("", sharding_type) for _, sharding_type in key_W]
+        call_of = dict(zip(key_W, call_W, strict=True))
+        number_of = {key: number for number, key in enumerate(call_of)}
+        self._class_W = np.array([number_of[key] for key in key_W])
+        is_used_YC = np.arange(len(space.calls)) == np.array(list(call_of.values()))[:, None]
+        counted = space.latencies(is_used_YC)[1 if hides_inputs(space.costs.pipeline) else 0 :]
+        self._latency_Y = counted.sum(axis=0) * (self._devices > 1)
+        self._is_everywhere_Y = np.array([TYPES[one].span(machine) == self._devices for _, one in call_of])
+
+    # Sets -------------------------------------------------------------------------------------------------------------
+
+    def sets(self) -> list[tuple[float, npt.NDArray[np.bool_]]]:
+        """The sets of classes that every group has an option of, with what is quickly seen to be below their bounds."""
+        flat, lines = self._flat, self._lines(None)
+        works_W = lines.works_2W.sum(axis=0) + self._beside_W
+        count = len(self._latency_Y)
+        sets_SY = np.array(list(product((False, True), repeat=count)), dtype=bool)[1:]
+        least_YG = np.array(
+            [flat.padded(np.where(self._class_W == one, works_W, np.inf)).min(axis=1) for one in range(count)]
+        )
+        least_SG = np.where(sets_SY[..., None], least_YG[None], np.inf).min(axis=1)
+        found = []
+        for classes, least_ms in zip(sets_SY, least_SG.sum(axis=1) / self._devices, strict=True):
+            if np.isfinite(least_ms):
+                found.append((float(least_ms + self._offset_ms(classes, lines.at_0_2, KERNELS)), classes))
+        return sorted(found, key=lambda one: one[0])
+
+    def of_set(self, classes: npt.NDArray[np.bool_], enough: float) -> float:
+        """A bound of placements that use all of these classes and no other; any one that is large enough will do."""
+        flat, is_own_W = self._flat, classes[self._class_W]
+        alone_W = self._alone_W + self._latency_Y[classes].sum()
+        if self._forward_W.any():
+            least_ms = flat.padded(np.where(is_own_W, self._forward_W, np.inf)).min(axis=1).sum()
+            alone_W = alone_W + np.maximum(least_ms - self._own_forward_W, 0.0)
+        alone_GW = flat.padded(np.where(is_own_W, alone_W, np.inf))
+        best, chosen_G = 0.0, None
+        for _ in range(LINES):
+            lines = self._lines(chosen_G)
+            for counted in product((True, False), repeat=2):  # of each pass the kernels, or the launches
+                works_W = np.array(counted) @ lines.works_2W + self._beside_W
+                options = _Options(flat.padded(np.where(is_own_W, works_W, np.inf)), alone_GW, self._bytes_GW)
+                found, ending_G = _bound(
+                    options, self._offset_ms(classes, lines.at_0_2, counted), self._room, self._devices
+                )
+                best = max(best, found)
+                if best >= enough:
+                    return best
+                if all(counted):
+                    chosen_G = ending_G
+        return best
+
+    def _offset_ms(self, classes: npt.NDArray[np.bool_], at_0_2: FloatArray, counted: tuple[bool, ...]) -> float:
+        """What some device takes beside its tables' work: floors of kernels, or launches, and latencies.
+
+        Calls of pieces that live everywhere are launched on every device, and one of the others' on some device.
+        """
+        everywhere = int((classes & self._is_everywhere_Y).sum())
+        calls = everywhere + int(bool((classes & ~self._is_everywhere_Y).any()))
+        further_2 = np.min([price.further_call_ms_2 for price, _ in self._kinds], axis=0)
+        launched_2 = np.min([price.launched_ms_2(calls) for price, _ in self._kinds], axis=0)
+        passes_2 = np.where(counted, at_0_2 + (calls - 1) * further_2, launched_2)
+        return float(passes_2.sum() + self._latency_Y[classes].sum())
+
+    # Lines ------------------------------------------------------------------------------------------------------------
+
+    def _lines(self, chosen_G: npt.NDArray[np.int64] | None) -> _Lines:
+        """Lines that touch the kernel times of a mean device of the chosen options; where left out, of whole tables."""
+        found = [self._lines_of(price, columns_PH, chosen_G) for price, columns_PH in self._kinds]
+        return _Lines(
+            np.min([one.at_0_2 for one in found], axis=0),
+            np.min([one.works_2W for one in found], axis=0) + self._steps_2W,
+        )
+
+    def _lines_of(self, price: DevicePrice, columns_PH: Columns, chosen_G: npt.NDArray[np.int64] | None) -> _Lines:
+        flat = self._flat
+        chosen_W = flat.number_W == (0 if chosen_G is None else chosen_G[flat.group_W])
+        weight_W = chosen_W * flat.copies_W / self._devices
+        is_own_YC = self._class_W[flat.option_C] == np.arange(len(self._latency_Y))[:, None]
+        if chosen_G is None or not price.is_by_call:
+            is_own_YC = np.ones_like(is_own_YC)
+        at_0, works_2W = np.full(2, np.inf), np.zeros((2, len(chosen_W)))
+        columns_CH = columns_PH[flat.row_C]
+        for own, is_own_C in enumerate(is_own_YC):
+            sums_H = (weight_W[flat.option_C] * is_own_C) @ columns_CH
+            if not sums_H.any():
+                sums_H = weight_W[flat.option_C] @ columns_CH
+            line = price.line_at(sums_H)
+            at_0 = np.minimum(at_0, line.at_0_2)
+            is_own_W = self._class_W == own
+            works_2W[:, is_own_W] = self._summed(line.works(columns_PH))[:, is_own_W]
+        return _Lines(at_0, works_2W)
+
+    def _summed(self, works_2P: FloatArray) -> FloatArray:
+        """[2, W] work of all copies of each option."""
+        return np.array([self._flat.summed(works_P) for works_P in works_2P]) * self._flat.copies_W
+
+
+def _least_alone_ms(kinds: list[tuple[DevicePrice, Columns]]) -> FloatArray:
+    """[P] what each lookup takes alone on the fastest kind of device."""
+    return np.asarray(np.min([alone_ms(price, columns_PH) for price, columns_PH in kinds], axis=0))
+
+
+def _narrowest_ms(space: SearchSpace, slopes_V: FloatArray) -> FloatArray:
+    """[W] what no part of a table that is cut by columns takes less than alone, however it is cut; infinite of others.
+
+    Nothing is said of parts that have some rows alone.
+    """
+    task, flat = space.task, space.flat
+    single = [(number, task.tables[one.tables[0]]) for number, one in enumerate(space.groups) if len(one.tables) == 1]
+    found_G = np.zeros(len(space.groups))
+    lookups: list[Lookup] = []
+    group_of: list[int] = []
+    for number, table in single:
+        width = min(COLUMN_STEP, table.embedding_dim)
+        own = part_lookups(TablePart(table.name, Span(0, table.num_rows), Span(0, width), (0,)), table, task)
+        lookups += own
+        group_of += [number] * len(own)
+    if lookups:
+        columns = [(price, price.columns(lookups)) for price in space.costs.prices]
+        np.maximum.at(found_G, group_of, _least_alone_ms(columns))
+    for number, table in single:
+        volume = part_volume(table, TABLE_WISE, min(COLUMN_STEP, table.embedding_dim), 1.0, task.num_devices)
+        found_G[number] += float(slopes_V @ volume.numbers_V)
+    by_columns, grids = (
+        np.isin(flat.type_W, [at for at, name in enumerate(flat.names) if name in ways])
+        for ways in (COLUMNS_ALONE, GRIDS)
+    )
+    return np.where(grids, 0.0, np.where(by_columns, found_G[flat.group_W], np.inf))
 
 
 def _room(space: SearchSpace) -> float:
@@ -73,32 +259,12 @@ def _bytes(option: ShardingOption) -> int:
 
 
 @dataclass(frozen=True)
-class _Ways:
+class _Options:
     """[G, W] of the options of all groups: work of all devices together, of the slowest piece alone, and memory."""
 
     total_GW: FloatArray
     alone_GW: FloatArray
     bytes_GW: FloatArray
-
-
-def _options(space: SearchSpace, work_P: FloatArray, alone_P: FloatArray) -> _Ways:
-    flat = space.flat
-    slopes_V, replica_ms = space.costs.exchange_slopes
-    replicas_W = flat.values_W * replica_ms
-    bounds = _least_offload(space)
-    total_W = (flat.summed(work_P) + flat.volume_WV @ slopes_V + replicas_W + bounds.offload_W) * flat.copies_W
-    finer_W = np.isin(flat.type_W, [number for number, name in enumerate(flat.names) if name in CUT_COLUMNS])
-    alone_W = np.where(finer_W, 0.0, flat.longest(alone_P) + replicas_W + bounds.longest_W)
-    if space.costs.pipeline != LARGEST_SUM:
-        alone_W += _forward_exchange_ms(space)
-    return _Ways(flat.padded(total_W), flat.padded(alone_W), flat.padded(bounds.bytes_W))
-
-
-def _forward_exchange_ms(space: SearchSpace) -> float:
-    """What the slowest device's forward exchange takes at least."""
-    flat = space.flat
-    exchanged_GW = flat.padded(flat.volume_WV @ space.costs.forward_slopes_V * flat.copies_W)
-    return float(exchanged_GW.min(axis=1).sum()) / space.task.num_devices
 
 
 class _Offload(NamedTuple):
@@ -131,41 +297,42 @@ def _least_offload(space: SearchSpace) -> _Offload:
     return _Offload(bytes_W, offload_W, longest_W)
 
 
-def _bound(options: _Ways, offset: float, room: float, devices: int) -> float:
-    """The least time into which all groups fit, by bisection."""
-    low, high = (
-        0.0,
-        float(options.total_GW.min(axis=1).sum()) / devices
-        + max(offset, 0.0)
-        + float(np.where(np.isfinite(options.alone_GW), options.alone_GW, 0).max()),
-    )
-    for _ in range(40):
+def _bound(options: _Options, offset: float, room: float, devices: int) -> tuple[float, npt.NDArray[np.int64]]:
+    """The least time into which all groups fit, by bisection, and what each of them chooses there."""
+    alone_G = np.where(np.isfinite(options.alone_GW), options.alone_GW, 0.0).max(axis=1)
+    chosen_G = np.asarray(options.total_GW.argmin(axis=1))
+    low, high = 0.0, float(options.total_GW.min(axis=1).sum()) / devices + max(offset, 0.0) + float(alone_G.max())
+    while high - low > CLOSE * high:
         middle = (low + high) / 2
-        if _fits(options, middle, offset, room, devices):
-            high = middle
-        else:
+        found_G = _fitting(options, middle, offset, room, devices)
+        if found_G is None:
             low = middle
-    return low
+        else:
+            high, chosen_G = middle, found_G
+    return low, chosen_G
 
 
-def _fits(options: _Ways, time_ms: float, offset: float, room: float, devices: int) -> bool:
+def _fitting(
+    options: _Options, time_ms: float, offset: float, room: float, devices: int
+) -> npt.NDArray[np.int64] | None:
+    """[G] options that fit into a time, as far as a price of memory tells; None where none can."""
     total = np.where(options.alone_GW <= time_ms, options.total_GW, np.inf)
     rows = np.arange(len(total))
-    chosen = total.argmin(axis=1)
+    chosen = np.asarray(total.argmin(axis=1))
     if not np.isfinite(total[rows, chosen]).all():
-        return False
+        return None
     budget = (time_ms - offset) * devices
     if total[rows, chosen].sum() > budget:
-        return False
+        return None
     used = options.bytes_GW[rows, chosen].sum()
     price = float(total[rows, chosen].sum()) / max(room, 1.0) * 1e-3
     for _ in range(24):
         if used <= room:
-            return True
+            return chosen
         priced = np.where(np.isfinite(total), total + price * options.bytes_GW, np.inf)
-        chosen = priced.argmin(axis=1)
+        chosen = np.asarray(priced.argmin(axis=1))
         used = options.bytes_GW[rows, chosen].sum()
         if priced[rows, chosen].sum() - price * room > budget:
-            return False
+            return None
         price *= 2
-    return True
+    return chosen
