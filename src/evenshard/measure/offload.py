@@ -173,7 +173,7 @@ class _Rows:
         weight_bytes: of the distinct rows.
         state_bytes: of the states that these have for each weight.
         row_state_bytes: of the states that these have for each row.
-        output_bytes: of the pooled embeddings, and of their gradients.
+        output_bytes: of the outputs, and of their gradients.
         unique_bytes_PK: [P, K] of the distinct rows of each bin.
         counts_PK: [P, K] lookups of one of them.
     """
@@ -202,6 +202,7 @@ def _rows_of(lookups: tuple[Lookup, ...]) -> _Rows:
     bits_P = np.array([table.weight_bits for table in tables], dtype=np.int64)
     lookups_P = np.array([table.pooling_factor for table in tables]) * bags_P
     uniques_PK, counts_PK = looked_up_rows(tables, lookups_P)
+    outputs_P = np.where([table.is_sequence for table in tables], lookups_P, bags_P)
     uniques_P, row_bytes_P = uniques_PK.sum(axis=1), sector_bytes(dims_P * bits_P // 8, LINE_BYTES)
     per_row_P, per_weight_P = np.array([NUMBERS[one.optimizer] for one in lookups], dtype=np.float64).T
     return _Rows(
@@ -210,7 +211,7 @@ def _rows_of(lookups: tuple[Lookup, ...]) -> _Rows:
         uniques_P * row_bytes_P,
         uniques_P * per_weight_P * sector_bytes(dims_P * STATE_BYTES, LINE_BYTES),
         uniques_P * per_row_P * LINE_BYTES,
-        bags_P * dims_P * PLAIN_BYTES,
+        outputs_P * dims_P * PLAIN_BYTES,
         uniques_PK * row_bytes_P[:, None],
         counts_PK,
     )

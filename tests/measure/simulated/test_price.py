@@ -45,6 +45,16 @@ def test_a_table_alone_takes_what_the_device_model_says(optimizer: str) -> None:
     assert alone_ms(PRICE, PRICE.columns(lookups)) == pytest.approx(expected, rel=1e-9)
 
 
+def test_a_sequence_and_a_cache_take_what_the_device_model_says() -> None:
+    lookups = [
+        one._replace(table=replace(one.table, pooling="none"), is_cached=number % 2 == 0)
+        for number, one in enumerate(drawn(6))
+    ]
+    lookups.append(Lookup(replace(lookups[0].table, pooling_factor=0.0), BATCH))
+    assert alone_ms(PRICE, PRICE.columns(lookups)) == pytest.approx([device_model_ms([one]) for one in lookups])
+    assert loaded(lookups).compute_ms_D[0] == pytest.approx(device_model_ms(lookups), rel=1e-3)
+
+
 @pytest.mark.parametrize("count", [2, 5, 30])
 def test_tables_of_a_call_share_the_l2_as_in_the_device_model(count: int) -> None:
     """But for the grid of windows: far less than a device model is off by."""
@@ -102,7 +112,7 @@ def test_times_after_changes_are_those_of_making_them() -> None:
 
 def test_calls_take_launches_and_only_one_overhead() -> None:
     """Two calls with next to nothing take the host twice, the overhead of a pass once."""
-    tiny = [Lookup(Table(name, 1, 4, 0.0), BATCH, "sgd") for name in ("a", "b")]
+    tiny = [Lookup(Table(name, 1, 4, 1e-3), BATCH, "sgd") for name in ("a", "b")]
     one, two = loaded(tiny[:1], 1).compute_ms_D[0], loaded(tiny, 2).compute_ms_D[0]
     launched_ms = (PROFILE.fwd_host_us + PROFILE.bwd_host_us) / 1e3
     assert two - one == pytest.approx(launched_ms, rel=0.2)

@@ -1,7 +1,7 @@
 """The price of a learned model: its network in the form that a search evaluates, columns that add up over tables.
 
 All calls of a device take what one with all their tables would; launching them takes at least what launching empty ones
-does, one after the other.
+does, one after the other. The network learned from pooled lookups: a sequence is bags of one.
 
 Legend: P tables looked up, N devices, D devices, H columns, M members of the ensemble, U bent units.
 """
@@ -54,6 +54,7 @@ class LearnedPrice:
     @torch.no_grad()
     def columns(self, lookups: Sequence[Lookup]) -> Columns:
         """[P, H] of tables: rows, lookups, the linear part, and what the bent units see."""
+        lookups = [one.pooled for one in lookups]
         found = np.zeros((len(lookups), self._width), dtype=np.float32)
         for bags, numbers in _by_bags(lookups).items():
             for first in range(0, len(numbers), MAX_REPRESENTED):
@@ -81,7 +82,7 @@ class LearnedPrice:
     @torch.no_grad()
     def held_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
         """[D, M, 2] forward and backward time of devices that hold these parts, by each member."""
-        net, lookups = self._model.net, [lookup for one in held for lookup in one.lookups]
+        net, lookups = self._model.net, [lookup.pooled for one in held for lookup in one.lookups]
         calls_D = np.zeros(num_devices, dtype=np.float32)
         for _, device in {(one.call, one.device) for one in held}:
             calls_D[slice(None) if device == EVERY_DEVICE else device] += 1
