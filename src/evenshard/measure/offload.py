@@ -37,15 +37,15 @@ from evenshard.placement.optimizer_state import NUMBERS, STATE_BYTES
 from evenshard.placement.parts import TablePart, part_table
 from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, Storage
 from evenshard.placement.task import ShardingTask
-from evenshard.tables.cache import miss_ratio
+from evenshard.tables.cache import set_miss_ratio
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
 # Fitted by benchmarks/scripts/fit_offload.py, as HOST_GB_S is; what they mean stands in HostLink.
 UNDER_WAY_BYTES = 143e3
 UPDATE_SHARE = 0.89
-FIND_NS_PER_LOOKUP = 1.96
-CACHED_UPDATE_NS_PER_LOOKUP = 0.112
+FIND_NS_PER_LOOKUP = 0.79
+CACHED_UPDATE_NS_PER_LOOKUP = 0.078
 
 # Assumed.
 LINE_BYTES = 64  # of host memory: no shorter row is read
@@ -145,7 +145,7 @@ def part_offload_times(task: ShardingTask, part: TablePart, table: Table, link: 
     storage = part.storage
     if storage.is_on_device:
         return OffloadTimes(0.0, 0.0)
-    miss = miss_ratio(part_table(part, table), task.batch_size, storage.load_factor) if storage.is_cached else 1.0
+    miss = set_miss_ratio(part_table(part, table), task.batch_size, storage.load_factor) if storage.is_cached else 1.0
     return offload_times(part_lookups(part, table, task), storage, miss, link)
 
 
