@@ -299,7 +299,7 @@ def test_a_cache_of_sets_misses_as_a_simulated_one_does(load_factor: float) -> N
             found.append(len(missing) / len(batch))
         return float(np.mean(found[30:]))
 
-    curve = tuple(missed(1, round(share * num_rows)) for share in LOAD_FACTORS[:-1]) + (0.0,)
+    curve = (*(missed(1, round(share * num_rows)) for share in LOAD_FACTORS[:-1]), 0.0)
     counted = replace(ONCE, num_rows=num_rows, miss_ratios=curve)
     by_sets = missed(round(load_factor * num_rows / 32), 32)
     assert set_miss_ratio(counted, 64, load_factor) == pytest.approx(by_sets, abs=0.02)
