@@ -30,13 +30,21 @@ from evenshard.measure.calibrate.constants import (
     predicted_ms,
 )
 from evenshard.measure.evidence import Evidence
+from evenshard.measure.kernel_calls import Lookup
 from evenshard.measure.profile_file import write_profile
 from evenshard.measure.profiles import profile_path
-from evenshard.measure.simulated.device_model import BACKWARD_KERNELS, FORWARD_KERNELS
+from evenshard.measure.simulated.device_model import (
+    BACKWARD_KERNELS,
+    FORWARD_KERNELS,
+    KERNELS,
+    NS_PER_MS,
+    kernel_times,
+)
 from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, GpuProfile, gpu_profile
+from evenshard.measure.simulated.price import work_columns
 from evenshard.measure.simulated.shard_work import WorkCounter
 from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, ReuseBins, power_law_reuse_bins
-from evenshard.tables.table import Table
+from evenshard.tables.table import SEQUENCE, Table
 from evenshard.utils.text_table import text_table
 from evenshard.utils.yaml_files import load_yaml
 
@@ -363,6 +371,77 @@ def _predicted_ms(profile: GpuProfile, point: Point) -> float:
     return float(predicted_ms(profile, shard.work, point.optimizer)[0, SHARD_TIMES.index(point.time)])
 
 
+# Sequences -----------------------------------------------------------------------------------------------------------
+
+LATER_POINTS = "points_2026_11.csv"
+SEQUENCES, SAMPLES, FEATURES = "all FBGEMM embedding kernels", 8192, (4, 4, 4, 1)
+ALPHAS = (0.0, 0.8, 1.05, 1.2, 1.5)
+
+
+@dataclass(frozen=True)
+class SequenceTimes:
+    """Times of the kernels that look up sequences on one of 8 B200, in a step of AMD's Primus-DLRM.
+
+    Attributes:
+        measured_ms: published.
+        by_alpha_ms: of the profile, which nothing was fitted to, if rows follow a power law of this exponent.
+        pooled_ms: the same, if each lookup were a bag.
+    """
+
+    measured_ms: float
+    by_alpha_ms: dict[float, float]
+    pooled_ms: float
+
+
+def sequence_times(truth: Path) -> SequenceTimes:
+    """What is published says how many rows the rank looks up, not which. All but the last table have long sequences.
+
+    A table's rows are dealt to the ranks. Three of its four features are histories, one is a single item.
+    """
+    with (truth / LATER_POINTS).open(newline="") as file:
+        row = next(row for row in csv.DictReader(file) if row["kernel"].startswith(SEQUENCES))
+    rows = [int(count) // 8 for count in row["rows"].split(";")]
+    lookups = float(row["pooling"].split()[0])
+    single = 0.78 * SAMPLES  # as the share of all lookups that this rank has
+    of_table = [(lookups - 4 * single) / 3 + single] * 3 + [single]
+
+    def kernels_ms(alpha: float, is_sequence: bool = True) -> float:
+        found = [
+            Lookup(
+                Table(
+                    f"t{number}",
+                    num_rows,
+                    int(row["dim"]),
+                    own / SAMPLES / features,
+                    power_law_reuse_bins(num_rows, own, alpha),
+                    pooling=SEQUENCE,
+                ),
+                SAMPLES * features,
+            )
+            for number, (num_rows, own, features) in enumerate(zip(rows, of_table, FEATURES, strict=True))
+        ]
+        profile = gpu_profile("b200")
+        counter, shard = WorkCounter(profile), np.zeros(len(found), dtype=np.int64)
+        work = counter.shard_work(
+            work_columns(counter, found if is_sequence else [one.pooled for one in found]), shard, 1
+        )
+        times = kernel_times(profile, work, "adam")
+        return sum(float(getattr(times, name)[0]) for name in KERNELS) / NS_PER_MS
+
+    by_alpha = {alpha: kernels_ms(alpha) for alpha in ALPHAS}
+    return SequenceTimes(float(row["value"]), by_alpha, kernels_ms(1.05, is_sequence=False))
+
+
+def sequence_report(truth: Path) -> str:
+    """The published time, and those of the profile."""
+    times = sequence_times(truth)
+    lines = [["B200: sequences, rows by a power law", "ms", "of the published"]]
+    found = {f"exponent {alpha}": ms for alpha, ms in times.by_alpha_ms.items()}
+    found |= {"exponent 1.05, were each lookup a bag": times.pooled_ms, "published": times.measured_ms}
+    lines += [[label, f"{ms:.2f}", f"x {ms / times.measured_ms:.2f}"] for label, ms in found.items()]
+    return text_table(lines, "<>>", "  ")
+
+
 def main() -> None:
     """Fits the profiles of the command line, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -390,6 +469,8 @@ def main() -> None:
         if own and not fit.free:  # all its constants were fitted to the same points
             fitted = replace(fitted, evidence=gpu_profile(fit.takes_from).evidence[0])
         print(f"\n## {name}\n\n{_summary(fitted.evidence)}\n\n{fitted.report}\n")
+        if name == "b200":
+            print(sequence_report(truth))
         if arguments.write:
             _write(name, fit, fitted)
 

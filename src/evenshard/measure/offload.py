@@ -7,12 +7,12 @@ A device reads and writes host memory row by row while its kernels run (FBGEMM's
     backward  each distinct row, and those of its optimizer's states that it has for every weight, read and written.
               A state of one number per row is in device memory wherever the weights are.
 
-With a cache in device memory, the forward pass first finds out which rows are in it: a time for each lookup. Each
-distinct row that is missing then comes in while another goes out. The backward pass finds all weights in the cache, but
-no states: FBGEMM caches none.
+With a cache in device memory, the forward pass first finds out which rows are in it: a time for each lookup, and one
+for the call, which the device model adds (``ShardWork.cached``). Each distinct row that is missing then comes in while
+another goes out. The backward pass finds all weights in the cache, but no states: FBGEMM caches none.
 
 The constants are those of an H100 with PCIe 5, fitted by benchmarks/scripts/fit_offload.py to public measurements of
-rows of 512 bytes and a million lookups (benchmarks/offload_h100_202611.md). Nothing was measured of ``key_value`` and
+rows of 512 bytes (benchmarks/offload_h100_202611.md). Nothing was measured of ``key_value`` and
 ``host``: what they cost here is bytes over rates that the user or an assumption names.
 
 Legend: P tables looked up, K = 17 reuse bins.
