@@ -202,7 +202,7 @@ def _rows_of(lookups: tuple[Lookup, ...]) -> _Rows:
     bits_P = np.array([table.weight_bits for table in tables], dtype=np.int64)
     lookups_P = np.array([table.pooling_factor for table in tables]) * bags_P
     uniques_PK, counts_PK = looked_up_rows(tables, lookups_P)
-    outputs_P = np.where([table.is_sequence for table in tables], lookups_P, bags_P)
+    outputs_P: FloatArray = np.where([table.is_sequence for table in tables], lookups_P, bags_P)
     uniques_P, row_bytes_P = uniques_PK.sum(axis=1), sector_bytes(dims_P * bits_P // 8, LINE_BYTES)
     per_row_P, per_weight_P = np.array([NUMBERS[one.optimizer] for one in lookups], dtype=np.float64).T
     return _Rows(

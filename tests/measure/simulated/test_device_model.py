@@ -516,7 +516,7 @@ def test_tables_that_nobody_looks_up_cost_a_forward_call_and_no_nan() -> None:
     for name in NAMES:
         gpu = gpu_profile(name)
         forward, backward = times_ns(idle, profile=gpu)
-        assert (gpu.fwd_overhead_us + gpu.fwd_host_us) * 1e3 <= forward < 1e6
+        assert (gpu.fwd_overhead_us + gpu.fwd_host_us) * 1e3 <= forward * (1 + 1e-9) < 1e6
         assert backward == 0
         busy = times_ns(POOL[5], profile=gpu)
         with_idle = times_ns(POOL[5], idle, profile=gpu)
