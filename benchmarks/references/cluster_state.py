@@ -18,7 +18,7 @@ from evenshard.measure.collectives import Volumes, exchange_times, part_volume
 from evenshard.measure.kernel_calls import KernelCall, kernel_call, part_lookups, replica_lookups
 from evenshard.measure.price.step import dense_ms
 from evenshard.measure.simulated.cluster import SimulatedCluster
-from evenshard.measure.simulated.device_model import backward_ns, forward_ns, pass_ms, short_ms
+from evenshard.measure.simulated.device_model import backward_ns, beside_kernels_ms, forward_ns, pass_ms
 from evenshard.measure.simulated.gpu_profile import GpuProfile
 from evenshard.measure.simulated.price import work_columns
 from evenshard.measure.simulated.shard_work import MAXIMA, ShardWork, WorkCounter
@@ -93,7 +93,7 @@ class ClusterState:
         cells = max(len(self._calls), 1) * devices
         width = self._counter.columns(self.task.tables[:1], self.task.batch_size).shape[1]
         self._sums_QC = np.zeros((cells, width))
-        self._maxima_2QT = np.zeros((2, cells, tables))
+        self._maxima_MQT = np.zeros((MAXIMA.stop - MAXIMA.start, cells, tables))
         self._times_3Q = np.zeros((3, cells))
         self._volumes_D4 = np.zeros((devices, 4))
         self.used_D = np.zeros(devices)
@@ -193,33 +193,34 @@ class ClusterState:
                 self._dense.pop(position)
             return
         self._sums_QC[share.cells_P] += sign * share.work_PC
-        self._maxima_2QT[:, share.cells_P, position] = share.work_PC[:, MAXIMA].T if sign > 0 else 0.0
+        self._maxima_MQT[:, share.cells_P, position] = share.work_PC[:, MAXIMA].T if sign > 0 else 0.0
         self._volumes_D4[share.devices_P] += sign * share.volumes_P4
 
     def _time(self, cells: npt.NDArray[np.int64]) -> None:
         """Times the calls of cells again."""
         sums = self._sums_QC[cells]
-        sums[:, MAXIMA] = self._maxima_2QT[:, cells].max(axis=2).T
+        sums[:, MAXIMA] = self._maxima_MQT[:, cells].max(axis=2).T
         filled = sums[:, _TABLES] > 0.5
         self._times_3Q[:, cells[~filled]] = 0.0
         if filled.any():
             self._times_3Q[:, cells[filled]] = self._times(self._counter.work_of_sums(sums[filled]), self._optimizer)
 
     def _times(self, work: ShardWork, optimizer: str) -> FloatArray:
-        """[3, N] kernels of the forward and backward calls, ns, and what short ones add, ms."""
+        """[3, N] kernels of the forward and backward calls, ns, and what backward calls take beside these, ms."""
         profile = self._profile
-        return np.array([forward_ns(profile, work), backward_ns(profile, work, optimizer), short_ms(profile, work)])
+        kernels_2N = [forward_ns(profile, work), backward_ns(profile, work, optimizer)]
+        return np.array([*kernels_2N, beside_kernels_ms(profile, work.lookups)])
 
     def _finish(self) -> None:
         """Adds up the devices' times, as ``SimulatedCluster`` does."""
         devices, profile = self.task.num_devices, self._profile
         times_3CD = self._times_3Q.reshape(3, -1, devices)
-        calls, forward, backward, short = self._replicas()
-        calls_D = calls + (times_3CD[0] > 0).sum(axis=0)
-        forward_D, backward_D = forward + times_3CD[0].sum(axis=0), backward + times_3CD[1].sum(axis=0)
-        forward_ms_D = pass_ms(forward_D, calls_D, profile.fwd_overhead_us, profile.fwd_host_us)
-        backward_ms_D = pass_ms(backward_D, calls_D, profile.bwd_overhead_us, profile.bwd_host_us)
-        backward_ms_D = backward_ms_D + np.maximum(times_3CD[2].max(axis=0), short)
+        replicas_5 = self._replicas()
+        calls_2D = (times_3CD[:2] > 0).sum(axis=1) + replicas_5[:2, None]
+        forward_D, backward_D = times_3CD[:2].sum(axis=1) + replicas_5[2:4, None]
+        forward_ms_D = pass_ms(forward_D, calls_2D[0], profile.fwd_overhead_us, profile.fwd_host_us)
+        backward_ms_D = pass_ms(backward_D, calls_2D[1], profile.bwd_overhead_us, profile.bwd_host_us)
+        backward_ms_D = backward_ms_D + np.maximum(times_3CD[2].max(axis=0), replicas_5[4])
         volumes = Volumes(*np.ascontiguousarray(self._volumes_D4.T))
         volumes.replicated_values = self._replicated()
         volumes.collectives = {key for key, count in self._ways.items() if count > 0}
@@ -244,7 +245,7 @@ class ClusterState:
         return float(sum(tables[one].num_rows * tables[one].embedding_dim for one in self._dense))
 
     def _replicas(self) -> FloatArray:
-        """[4] calls of replicated tables, their kernels forward and backward, ns, and what short ones add, ms."""
+        """[5] calls of replicated tables and their kernels, ns, forward and backward, and what is beside these, ms."""
         key = frozenset(self._dense)
         if key not in self._dense_known:
             if len(self._dense_known) > 10_000:
@@ -254,10 +255,10 @@ class ClusterState:
 
     def _count_replicas(self) -> FloatArray:
         if not self._dense:
-            return np.zeros(4)
+            return np.zeros(5)
         by_call: dict[KernelCall, list[FloatArray]] = {}
         for position, work in self._dense.items():
             by_call.setdefault(kernel_call(self.task.tables[position], DATA_PARALLEL), []).append(work)
         calls = self._counter.work_of_sums(np.array([self._combined(np.array(one)) for one in by_call.values()]))
-        forward, backward, short = self._times(calls, SGD)
-        return np.array([len(by_call), forward.sum(), backward.sum(), short.max()])
+        times_3N = self._times(calls, SGD)
+        return np.array([*(times_3N[:2] > 0).sum(axis=1), *times_3N[:2].sum(axis=1), times_3N[2].max()])

@@ -30,13 +30,21 @@ from evenshard.measure.calibrate.constants import (
     predicted_ms,
 )
 from evenshard.measure.evidence import Evidence
+from evenshard.measure.kernel_calls import Lookup
 from evenshard.measure.profile_file import write_profile
 from evenshard.measure.profiles import profile_path
-from evenshard.measure.simulated.device_model import BACKWARD_KERNELS, FORWARD_KERNELS
+from evenshard.measure.simulated.device_model import (
+    BACKWARD_KERNELS,
+    FORWARD_KERNELS,
+    KERNELS,
+    NS_PER_MS,
+    kernel_times,
+)
 from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, GpuProfile, gpu_profile
+from evenshard.measure.simulated.price import work_columns
 from evenshard.measure.simulated.shard_work import WorkCounter
-from evenshard.tables.reuse import NUM_REUSE_BINS, ReuseBins, power_law_reuse_bins
-from evenshard.tables.table import Table
+from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, ReuseBins, power_law_reuse_bins
+from evenshard.tables.table import SEQUENCE, Table
 from evenshard.utils.text_table import text_table
 from evenshard.utils.yaml_files import load_yaml
 
@@ -44,7 +52,10 @@ US_PER_MS = 1e3
 MOVED = 0.02  # constants that the fit moves by less stay estimates
 STARTS, START_ORDER = Path(__file__).with_suffix(".yaml"), ("v100", "a100_80gb", "h100", "rtx_2080_ti")
 ONCE = (1.0,) + (0.0,) * (NUM_REUSE_BINS - 1)
-SHORT_CALL, MEMORY = "short_call_us", "hbm_efficiency"
+BESIDE_KERNELS, MEMORY = ("short_call_us", "medium_call_us"), "hbm_efficiency"
+FEW_LOOKUPS = 8.8  # of a sample: a tenth of the shards have fewer
+UNSEEN_OF = 5  # each fifth table is unseen by the fit that is judged by it
+SHARD_HEADER = ["held-out shards", "shards", "median error, %", "90 % below", "median ratio", "rank correlation"]
 POINTS = "gpu_points.csv"
 POINTS_SOURCE = (
     "public traces and benchmarks: facebookresearch/HolisticTraceAnalysis and param, meta-pytorch, NVIDIA, owensgroup"
@@ -73,11 +84,11 @@ class Fit:
     prior: float = 0.3
 
 
-_KERNEL_CONSTANTS = tuple(name for name in FREE_CONSTANTS if name != SHORT_CALL)
+_KERNEL_CONSTANTS = tuple(name for name in FREE_CONSTANTS if name not in BESIDE_KERNELS)
 _BESIDE_MEMORY = tuple(name for name in _KERNEL_CONSTANTS if name != MEMORY)  # which would end at the peak
 _A100 = ("A100-40GB PG509", "A100-80GB", "unnamed (A100 80GB fits best)")
 FITS = {
-    "rtx_2080_ti": Fit((), FREE_CONSTANTS, prior=2.0),
+    "rtx_2080_ti": Fit((), (*_BESIDE_MEMORY, *BESIDE_KERNELS), prior=2.0),
     "v100": Fit(("V100", "V100-16GB", "V100-32GB", "unnamed (V100 likely, Jan 2021)"), _BESIDE_MEMORY),
     "a100_80gb": Fit(_A100, _KERNEL_CONSTANTS),
     "a100_40gb": Fit(_A100, (), "a100_80gb"),
@@ -260,29 +271,25 @@ class Fitted:
 
 
 def fit_shards(start: GpuProfile, truth: Path, fit: Fit) -> Fitted:
-    """Fits half of the shards; the other half says how well."""
+    """Fits half of the shards; the other half says how well, and so do those of tables that another fit never saw."""
     shards = shards_of_2080_ti(truth, start)
     fitted_N = np.random.default_rng(0).permutation(len(shards)) % 2 == 0
     profile, _ = fit_constants(start, [shards.select(fitted_N)], fit.free, fit.prior)
     held_out = shards.select(~fitted_N)
-    measured_ms = held_out.times_ms_NM[:, SHARD_TIMES.index("both")]
-    predicted = predicted_ms(profile, held_out.work)[:, SHARD_TIMES.index("both")]
-    rank = float(np.corrcoef(np.argsort(np.argsort(predicted)), np.argsort(np.argsort(measured_ms)))[0, 1])
+    work, predicted, measured_ms = held_out.work, *_both_ms(profile, held_out)
+    low = work.lookups < FEW_LOOKUPS * others_measurements.BATCH_SIZE
+    parts = {
+        ("1 table" if last == 1 else f"{first} to {last} tables"): (work.num_tables >= first)
+        & (work.num_tables <= last)
+        for first, last in ((1, 1), (2, 3), (4, 7), (8, 11), (12, 15))
+    }
+    parts |= {f"below {FEW_LOOKUPS} lookups a sample": low, "all": np.ones(len(held_out), dtype=bool)}
+    lines = [SHARD_HEADER] + [_shard_line(label, predicted[some], measured_ms[some]) for label, some in parts.items()]
+    numbers = [{int(table.name) for table in tables} for tables in others_measurements.read(truth).shards]
+    unseen_N = np.array([any(number % UNSEEN_OF == 1 for number in own) for own in numbers])
+    other, _ = fit_constants(start, [shards.select(~unseen_N)], fit.free, fit.prior)
+    lines.append(_shard_line("all with an unseen table", *_both_ms(other, shards.select(unseen_N))))
     errors = Errors.of(predicted, measured_ms)
-    lines = [["tables in the shard", "shards", "median error, %", "90 % below", "median ratio"]]
-    for low, high in ((1, 1), (2, 3), (4, 7), (8, 15), (1, 15)):
-        some = (held_out.work.num_tables >= low) & (held_out.work.num_tables <= high)
-        own = Errors.of(predicted[some], measured_ms[some])
-        ratio = float(np.median(predicted[some] / measured_ms[some]))
-        lines.append(
-            [
-                f"{low} to {high}",
-                str(int(some.sum())),
-                f"{own.median_percent:.1f}",
-                f"{own.p90_percent:.1f}",
-                f"{ratio:.3f}",
-            ]
-        )
     evidence = Evidence(
         "shards of 1 to 15 recorded tables, dims 4 to 128, FP32, SGD, batch 65,536: forward and backward together",
         SHARDS_SOURCE,
@@ -291,7 +298,21 @@ def fit_shards(start: GpuProfile, truth: Path, fit: Fit) -> Fitted:
         round(errors.median_percent, 2),
         round(errors.p90_percent, 2),
     )
-    return Fitted(profile, evidence, text_table(lines, "<>>>>", "  ") + f"\nrank correlation {rank:.4f}")
+    return Fitted(profile, evidence, text_table(lines, "<>>>>>", "  "))
+
+
+def _both_ms(profile: GpuProfile, shards: MeasuredShards) -> tuple[FloatArray, FloatArray]:
+    """[N] forward and backward together, predicted and measured."""
+    both = SHARD_TIMES.index("both")
+    return predicted_ms(profile, shards.work)[:, both], shards.times_ms_NM[:, both]
+
+
+def _shard_line(label: str, predicted: FloatArray, measured_ms: FloatArray) -> list[str]:
+    errors = Errors.of(predicted, measured_ms)
+    rank = float(np.corrcoef(*(np.argsort(np.argsort(ms)) for ms in (predicted, measured_ms)))[0, 1])
+    shown = (errors.median_percent, errors.p90_percent)
+    ratio = float(np.median(predicted / measured_ms))
+    return [label, str(len(predicted)), *(f"{one:.1f}" for one in shown), f"{ratio:.3f}", f"{rank:.4f}"]
 
 
 def fit_points(start: GpuProfile, points: Sequence[Point], fit: Fit) -> Fitted:
@@ -350,6 +371,77 @@ def _predicted_ms(profile: GpuProfile, point: Point) -> float:
     return float(predicted_ms(profile, shard.work, point.optimizer)[0, SHARD_TIMES.index(point.time)])
 
 
+# Sequences -----------------------------------------------------------------------------------------------------------
+
+LATER_POINTS = "points_2026_11.csv"
+SEQUENCES, SAMPLES, FEATURES = "all FBGEMM embedding kernels", 8192, (4, 4, 4, 1)
+ALPHAS = (0.0, 0.8, 1.05, 1.2, 1.5)
+
+
+@dataclass(frozen=True)
+class SequenceTimes:
+    """Times of the kernels that look up sequences on one of 8 B200, in a step of AMD's Primus-DLRM.
+
+    Attributes:
+        measured_ms: published.
+        by_alpha_ms: of the profile, which nothing was fitted to, if rows follow a power law of this exponent.
+        pooled_ms: the same, if each lookup were a bag.
+    """
+
+    measured_ms: float
+    by_alpha_ms: dict[float, float]
+    pooled_ms: float
+
+
+def sequence_times(truth: Path) -> SequenceTimes:
+    """What is published says how many rows the rank looks up, not which. All but the last table have long sequences.
+
+    A table's rows are dealt to the ranks. Three of its four features are histories, one is a single item.
+    """
+    with (truth / LATER_POINTS).open(newline="") as file:
+        row = next(row for row in csv.DictReader(file) if row["kernel"].startswith(SEQUENCES))
+    rows = [int(count) // 8 for count in row["rows"].split(";")]
+    lookups = float(row["pooling"].split()[0])
+    single = 0.78 * SAMPLES  # as the share of all lookups that this rank has
+    of_table = [(lookups - 4 * single) / 3 + single] * 3 + [single]
+
+    def kernels_ms(alpha: float, is_sequence: bool = True) -> float:
+        found = [
+            Lookup(
+                Table(
+                    f"t{number}",
+                    num_rows,
+                    int(row["dim"]),
+                    own / SAMPLES / features,
+                    power_law_reuse_bins(num_rows, own, alpha),
+                    pooling=SEQUENCE,
+                ),
+                SAMPLES * features,
+            )
+            for number, (num_rows, own, features) in enumerate(zip(rows, of_table, FEATURES, strict=True))
+        ]
+        profile = gpu_profile("b200")
+        counter, shard = WorkCounter(profile), np.zeros(len(found), dtype=np.int64)
+        work = counter.shard_work(
+            work_columns(counter, found if is_sequence else [one.pooled for one in found]), shard, 1
+        )
+        times = kernel_times(profile, work, "adam")
+        return sum(float(getattr(times, name)[0]) for name in KERNELS) / NS_PER_MS
+
+    by_alpha = {alpha: kernels_ms(alpha) for alpha in ALPHAS}
+    return SequenceTimes(float(row["value"]), by_alpha, kernels_ms(1.05, is_sequence=False))
+
+
+def sequence_report(truth: Path) -> str:
+    """The published time, and those of the profile."""
+    times = sequence_times(truth)
+    lines = [["B200: sequences, rows by a power law", "ms", "of the published"]]
+    found = {f"exponent {alpha}": ms for alpha, ms in times.by_alpha_ms.items()}
+    found |= {"exponent 1.05, were each lookup a bag": times.pooled_ms, "published": times.measured_ms}
+    lines += [[label, f"{ms:.2f}", f"x {ms / times.measured_ms:.2f}"] for label, ms in found.items()]
+    return text_table(lines, "<>>", "  ")
+
+
 def main() -> None:
     """Fits the profiles of the command line, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -377,6 +469,8 @@ def main() -> None:
         if own and not fit.free:  # all its constants were fitted to the same points
             fitted = replace(fitted, evidence=gpu_profile(fit.takes_from).evidence[0])
         print(f"\n## {name}\n\n{_summary(fitted.evidence)}\n\n{fitted.report}\n")
+        if name == "b200":
+            print(sequence_report(truth))
         if arguments.write:
             _write(name, fit, fitted)
 

@@ -5,10 +5,12 @@
 The folder holds other people's measurements (its README names their sources); none of it is part of the project. The
 constants that this prints stand in evenshard/measure/offload.py and profiles/h100.yaml.
 
-What was measured: FBGEMM's unpooled lookups of tables in host memory, without a cache and with one of 0.8 and 1.0 times
-the distinct rows of the whole run, 100 batches that were trained over and over. How many rows such a cache misses is
-not published. It is computed here from how the batches were drawn, and the distinct rows of a batch that come with it
-are compared with the published ones.
+What was measured: FBGEMM's unpooled lookups of tables in host memory, without a cache and with one, 100 batches that
+were trained over and over. In 2026 caches had 0.8 and 1.0 times the distinct rows of the whole run, and FBGEMM counted
+their misses while it was timed. In 2025 they had an eighth of the table's rows and counted nothing; what is called the
+backward pass is a training run, which began with an empty cache, less one of forward passes. How many rows a cache
+misses is not published. It is computed here from how the batches were drawn, and the distinct rows of a batch that come
+with it are compared with the published ones.
 
 Legend: R ranges of rows that are looked up about equally often, G batches since a row was looked up, M measured times.
 """
@@ -30,17 +32,19 @@ from benchmarks.scripts.fit_devices import POINTS
 from evenshard.measure.kernel_calls import Lookup
 from evenshard.measure.offload import HostLink, offload_ms
 from evenshard.measure.simulated.device_model import NS_PER_MS, backward_ms, lookup_ns
-from evenshard.measure.simulated.gpu_profile import gpu_profile
-from evenshard.measure.simulated.shard_work import WorkCounter, looked_up_rows
+from evenshard.measure.simulated.gpu_profile import CACHED_BWD_US, gpu_profile
+from evenshard.measure.simulated.shard_work import PLAIN_BYTES, WorkCounter, looked_up_rows
 from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, ON_DEVICE, Storage
+from evenshard.tables.cache import WAYS
 from evenshard.tables.reuse import MIN_COUNT_OF_BIN, FloatArray, ReuseBins, power_law_reuse_bins
 from evenshard.tables.table import Table
 from evenshard.utils.text_table import text_table
 
 GPU, PROFILE = "H100 80GB HBM3", "h100"
-FREE = ("host_gb_s", "under_way_bytes", "update_share", "find_ns_per_lookup", "cached_update_ns_per_lookup")
-START = HostLink(50.0, under_way_bytes=1e5, update_share=1.0, find_ns_per_lookup=1.0, cached_update_ns_per_lookup=0.05)
-BATCHES, WAYS = 100, 32  # of the measurements' runs; of FBGEMM's cache
+LATER_POINTS = "points_2026_11.csv"
+LOAD_FACTOR = 0.125  # gpu_ratio of the script that made the later file's lines; their notes name another's cache
+BATCHES = 100  # of the measurements' runs
+COUNT_NS_PER_LOOKUP = 1.02  # fitted: see ``Constants``
 US_PER_MS = 1e3
 
 
@@ -52,6 +56,7 @@ class Configuration:
         num_tables, num_rows, dim, batch_size, alpha: of them.
         optimizer: updates the weights.
         footprint_ratio: rows of the cache over the distinct rows of the whole run; 0 without a cache.
+        load_factor: rows of the cache over those of the tables, in runs that are told so.
     """
 
     num_tables: int
@@ -60,7 +65,8 @@ class Configuration:
     batch_size: int
     alpha: float
     optimizer: str
-    footprint_ratio: float
+    footprint_ratio: float = 0.0
+    load_factor: float = 0.0
 
     @property
     def looked_up(self) -> list[tuple[Table, int]]:
@@ -78,7 +84,7 @@ class Measurement:
         what: as its source calls it.
         run: what was run.
         storage: where the tables were.
-        uniques: distinct rows of a batch.
+        uniques: distinct rows of a batch; 0 where they are not published.
         forward_ms, backward_ms: how long they took.
     """
 
@@ -101,7 +107,18 @@ class Measurement:
 def measurements(truth: Path) -> list[Measurement]:
     """All of the GPU, in device memory and out of it."""
     with (truth / POINTS).open(newline="") as file:
-        return [found for row in csv.DictReader(file) for found in _measurement(row)]
+        earlier = [found for row in csv.DictReader(file) for found in _measurement(row)]
+    with (truth / LATER_POINTS).open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["device"] == GPU and "fused_uvm" in row["kernel"]]
+    return earlier + [_later(*pair) for pair in zip(rows[::2], rows[1::2], strict=True)]
+
+
+def _later(forward: dict[str, str], backward: dict[str, str]) -> Measurement:
+    storage = Storage(FUSED_UVM_CACHING if FUSED_UVM_CACHING in forward["kernel"] else FUSED_UVM)
+    numbers = [int(forward[name]) for name in ("tables", "rows", "dim", "batch")]
+    run = Configuration(*numbers, 1.05, forward["optimizer"], load_factor=LOAD_FACTOR if storage.is_cached else 0.0)
+    times_ms = [float(one["value"]) for one in (forward, backward)]
+    return Measurement(f"{storage.kernel} {run.optimizer}, batch {run.batch_size:,}", run, storage, 0, *times_ms)
 
 
 def _measurement(row: dict[str, str]) -> Iterator[Measurement]:
@@ -156,6 +173,12 @@ def expected_uniques(run: Configuration) -> float:
     return float(_uniques_of_batches(run)[1])
 
 
+def _cache_rows(run: Configuration) -> float:
+    if run.load_factor:
+        return run.load_factor * run.num_tables * run.num_rows
+    return run.footprint_ratio * float(_uniques_of_batches(run)[-1])
+
+
 def _uniques_of_batches(run: Configuration) -> FloatArray:
     """Distinct rows of 0, 1, 2, ... batches, up to all."""
     sizes_R, chances_R = chances(run.num_rows, run.alpha)
@@ -171,18 +194,34 @@ def expected_miss(run: Configuration) -> float:
     as many as a Poisson variable, because rows are hashed to sets. So even a cache for all rows misses some. Rows of
     the batch itself count half, since they come in before or after it.
     """
+    return _expected_misses(run)[0]
+
+
+def expected_cold_miss(run: Configuration) -> float:
+    """The same share of the first time that the batches come, when the cache is empty at first."""
+    return _expected_misses(run)[1]
+
+
+@lru_cache
+def _expected_misses(run: Configuration) -> tuple[float, float]:
     from scipy.stats import poisson
 
-    if not run.footprint_ratio:
-        return 0.0
+    rows = _cache_rows(run)
+    if not rows:
+        return 0.0, 0.0
     sizes_R, chances_R = chances(run.num_rows, run.alpha)
     uniques_G = _uniques_of_batches(run)
-    sets = np.ceil(run.footprint_ratio * uniques_G[-1] / WAYS)
     since_G = np.arange(1, BATCHES + 1)
-    gone_G = poisson.sf(WAYS - 1, np.interp(since_G - 0.5, np.arange(BATCHES + 1), uniques_G) / sets)
-    looked_up_R1 = -np.expm1(-run.batch_size * chances_R)[:, None]
-    share_RG = (1 - looked_up_R1) ** (since_G - 1) * np.where(since_G < BATCHES, looked_up_R1, 1.0)
-    return float(run.num_tables * (sizes_R * looked_up_R1[:, 0]) @ (share_RG @ gone_G) / uniques_G[1])
+    gone_G = poisson.sf(WAYS - 1, np.interp(since_G - 0.5, np.arange(BATCHES + 1), uniques_G) / np.ceil(rows / WAYS))
+    looked_up_R = -np.expm1(-run.batch_size * chances_R)
+    # Of distinct rows that were looked up so many batches ago, and not since: the last of these is the same batch.
+    unseen_RG = (1 - looked_up_R[:, None]) ** (since_G - 1)
+    of_batch_G = run.num_tables * (sizes_R * looked_up_R) @ (unseen_RG * looked_up_R[:, None])
+    again_G = of_batch_G.copy()
+    again_G[-1] = run.num_tables * (sizes_R * looked_up_R) @ unseen_RG[:, -1]
+    new = uniques_G[-1] / BATCHES
+    cold = new + (of_batch_G * (1 - since_G / BATCHES)) @ gone_G
+    return float(again_G @ gone_G / uniques_G[1]), float(cold / uniques_G[1])
 
 
 # What it takes in device memory, and beyond --------------------------------------------------------------------------
@@ -204,23 +243,65 @@ def _simulated_ms(tables: Sequence[Table], batch_size: int, optimizer: str) -> F
 def on_device_ms(found: Measurement, every: Sequence[Measurement]) -> FloatArray:
     """[2] what it would have taken in device memory.
 
-    As measured of smaller tables, which fit there, times what the simulated device says of the difference.
+    As measured of smaller tables, which fit there, times what the simulated device says of the difference; as simulated
+    where none were measured with such batches.
     """
-    small = next(
+    small = [
         one
         for one in every
         if one.storage == ON_DEVICE
         and (one.run.num_tables, one.run.batch_size) == (found.run.num_tables, found.run.batch_size)
         and one.run.optimizer == found.run.optimizer
-    )
-    return np.array(small.times_ms) * simulated_ms(found.run) / simulated_ms(small.run)
+    ]
+    measured = np.array(small[0].times_ms) / simulated_ms(small[0].run) if small else np.ones(2)
+    return np.asarray(measured * simulated_ms(found.run))
 
 
-def further_ms(run: Configuration, storage: Storage, link: HostLink) -> FloatArray:
+@dataclass(frozen=True)
+class Constants:
+    """What is fitted.
+
+    Attributes:
+        host_gb_s, under_way_bytes, update_share, find_ns_per_lookup, cached_update_ns_per_lookup: of ``HostLink``.
+        cached_fwd_us: of ``GpuProfile``.
+        count_ns_per_lookup: that counting the misses took while it was timed. A training has no such time.
+        cached_bwd_us: of ``GpuProfile``, not fitted: by themselves, backward times of SGD say 15 us, those of Adam 42.
+    """
+
+    host_gb_s: float = 50.0
+    under_way_bytes: float = 1e5
+    update_share: float = 1.0
+    find_ns_per_lookup: float = 1.0
+    cached_update_ns_per_lookup: float = 0.05
+    cached_fwd_us: float = 150.0
+    count_ns_per_lookup: float = 1.0
+    cached_bwd_us: float = CACHED_BWD_US
+
+    @property
+    def link(self) -> HostLink:
+        """The link that has them."""
+        return HostLink(**{name: getattr(self, name) for name in IN_LINK})
+
+
+OF_LINK = ("host_gb_s", "under_way_bytes", "update_share")
+OF_CACHE = ("find_ns_per_lookup", "cached_update_ns_per_lookup", "cached_fwd_us", "count_ns_per_lookup")
+IN_LINK = (*OF_LINK, *OF_CACHE[:2])
+START = Constants()
+
+
+def further_ms(run: Configuration, storage: Storage, constants: Constants) -> FloatArray:
     """[2] how much longer it takes outside of device memory, by the model."""
-    lookups = [Lookup(table, bags, run.optimizer) for table, bags in run.looked_up]
+    lookups, link = [Lookup(table, bags, run.optimizer) for table, bags in run.looked_up], constants.link
     every = ([storage] * len(lookups), [expected_miss(run)] * len(lookups))
-    return np.asarray(offload_ms(lookups, *every, link).sum(axis=0))
+    found_2 = np.asarray(offload_ms(lookups, *every, link).sum(axis=0))
+    if storage.is_cached:
+        found_2 += np.array([constants.cached_fwd_us, constants.cached_bwd_us]) / US_PER_MS
+        if run.load_factor:
+            cold = (expected_cold_miss(run) - expected_miss(run)) * expected_uniques(run)
+            found_2[1] += cold * run.dim * PLAIN_BYTES / link.exchange_gb_s / NS_PER_MS
+        else:
+            found_2[0] += constants.count_ns_per_lookup * run.num_tables * run.batch_size / NS_PER_MS
+    return found_2
 
 
 # The fit -------------------------------------------------------------------------------------------------------------
@@ -231,41 +312,51 @@ def outside(every: Sequence[Measurement]) -> list[Measurement]:
     return [one for one in every if one.storage != ON_DEVICE]
 
 
-def fit(fitted: Sequence[Measurement], every: Sequence[Measurement]) -> HostLink:
+def fit(fitted: Sequence[Measurement], every: Sequence[Measurement]) -> Constants:
     """The constants with the least squares of relative errors of whole times.
+
+    First those of the link, by the measurements of 2026, whose caches of two sizes tell what a missed row costs; then
+    those of a cache, by all measurements of one.
 
     Args:
         fitted: measurements of tables outside of device memory.
         every: among which are those that say what they would take in it.
     """
+    of_link = (*OF_LINK, "cached_update_ns_per_lookup", "count_ns_per_lookup")
+    found = _fitted(START, of_link, [one for one in fitted if one.uniques], every)
+    return _fitted(found, OF_CACHE, [one for one in fitted if one.storage.is_cached], every)
+
+
+def _fitted(
+    start: Constants, free: Sequence[str], fitted: Sequence[Measurement], every: Sequence[Measurement]
+) -> Constants:
     from scipy.optimize import least_squares
 
     inside_M2 = np.array([on_device_ms(one, every) for one in fitted])
     measured_M2 = np.array([one.times_ms for one in fitted])
 
+    def constants(logs: FloatArray) -> Constants:
+        return replace(start, **dict(zip(free, np.exp(logs).tolist(), strict=True)))
+
     def errors(logs: FloatArray) -> FloatArray:
-        further_M2 = np.array([further_ms(one.run, one.storage, _link_of(logs)) for one in fitted])
+        further_M2 = np.array([further_ms(one.run, one.storage, constants(logs)) for one in fitted])
         return np.asarray(np.log((inside_M2 + further_M2) / measured_M2).ravel())
 
-    start = np.log([getattr(START, name) for name in FREE])
-    return _link_of(least_squares(errors, start, x_scale=0.1).x)
+    return constants(least_squares(errors, np.log([getattr(start, name) for name in free]), x_scale=0.1).x)
 
 
-def _link_of(logs: FloatArray) -> HostLink:
-    return replace(START, **dict(zip(FREE, np.exp(logs).tolist(), strict=True)))
-
-
-def held_out_links(every: Sequence[Measurement], part: str) -> dict[Measurement, HostLink]:
+def held_out_fits(every: Sequence[Measurement], part: str) -> dict[Measurement, Constants]:
     """Of each measurement the fit to those of the other tables, or of the other optimizer.
 
     Args:
-        every: all measurements.
+        every: all measurements; those of 2025 alone tell a cache's fixed times, so that no other tables replace them.
         part: field of ``Configuration`` that says which are held out together.
     """
     found = {}
-    for value in dict.fromkeys(getattr(one.run, part) for one in outside(every)):
-        link = fit([one for one in outside(every) if getattr(one.run, part) != value], every)
-        found |= {one: link for one in outside(every) if getattr(one.run, part) == value}
+    judged = [one for one in outside(every) if part == "optimizer" or one.uniques]
+    for value in dict.fromkeys(getattr(one.run, part) for one in judged):
+        own = [one for one in judged if getattr(one.run, part) == value]
+        found |= dict.fromkeys(own, fit([one for one in outside(every) if one not in own], every))
     return found
 
 
@@ -276,38 +367,51 @@ HELD_OUT = {"other tables": "num_tables", "other optimizer": "optimizer"}
 
 def predictions(every: Sequence[Measurement]) -> dict[str, FloatArray]:
     """[M, 2] times of all measurements outside of device memory, by what they are predicted from."""
-    shipped, found = shipped_link(), {}
-    links = {"fit": dict.fromkeys(outside(every), shipped)}
-    links |= {f"fit to {label}": held_out_links(every, part) for label, part in HELD_OUT.items()}
-    for label, link_of in links.items():
-        further = [on_device_ms(one, every) + further_ms(one.run, one.storage, link_of[one]) for one in outside(every)]
-        found[label] = np.array(further)
+    shipped, found = shipped_constants(), {}
+    fits = {"fit": dict.fromkeys(outside(every), shipped)}
+    fits |= {f"fit to {label}": held_out_fits(every, part) for label, part in HELD_OUT.items()}
+    for label, fit_of in fits.items():
+        found[label] = np.array(
+            [
+                on_device_ms(one, every) + further_ms(one.run, one.storage, fit_of[one])
+                if one in fit_of
+                else (np.nan,) * 2
+                for one in outside(every)
+            ]
+        )
     simulated = [simulated_ms(one.run) + further_ms(one.run, one.storage, shipped) for one in outside(every)]
     found["simulated device"] = np.array(simulated)
     return found
 
 
-def shipped_link() -> HostLink:
-    """With the constants that evenshard has."""
-    return HostLink(gpu_profile(PROFILE).host_gb_s)
+def shipped_constants() -> Constants:
+    """Those that evenshard has; what counting misses took is no part of it."""
+    profile = gpu_profile(PROFILE)
+    link = HostLink(profile.host_gb_s)
+    in_link = [getattr(link, name) for name in IN_LINK]
+    return Constants(*in_link, profile.cached_fwd_us, COUNT_NS_PER_LOOKUP, profile.cached_bwd_us)
 
 
 def report(every: Sequence[Measurement]) -> str:
     """The errors, and each measurement."""
     predicted = predictions(every)
     measured_M2 = np.array([one.times_ms for one in outside(every)])
-    summary = [["whole times predicted from", "times", "median error, %", "largest"]]
+    summary = [["whole times predicted from", "kernel", "times", "median error, %", "largest"]]
     for label, times_M2 in predicted.items():
-        off_M2 = 100 * np.abs(times_M2 / measured_M2 - 1)
-        summary.append([label, str(off_M2.size), f"{np.median(off_M2):.1f}", f"{off_M2.max():.1f}"])
+        for kernel in (FUSED_UVM, FUSED_UVM_CACHING):
+            own = np.array([one.storage.kernel == kernel for one in outside(every)])
+            off = 100 * np.abs(times_M2 / measured_M2 - 1)[own]
+            off = off[np.isfinite(off)]
+            summary.append([label, kernel, str(off.size), f"{np.median(off):.1f}", f"{off.max():.1f}"])
     lines = [["measured", "tables", "missed, %", "pass", "ms", "device memory, ms", *predicted]]
     for number, one in enumerate(outside(every)):
         for side, name in enumerate(("forward", "backward")):
             cells = (one.what, str(one.run.num_tables), f"{100 * expected_miss(one.run):.1f}", name)
             inside_ms = float(on_device_ms(one, every)[side])
-            ratios = [f"x {times_M2[number, side] / measured_M2[number, side]:.3f}" for times_M2 in predicted.values()]
-            lines.append([*cells, f"{measured_M2[number, side]:.2f}", f"{inside_ms:.2f}", *ratios])
-    return text_table(summary, "<>>>", "  ") + "\n\n" + text_table(lines, "<>><>>" + ">" * len(predicted), "  ")
+            found = [times_M2[number, side] / measured_M2[number, side] for times_M2 in predicted.values()]
+            ratios = [f"x {ratio:.3f}" if np.isfinite(ratio) else "-" for ratio in found]
+            lines.append([*cells, f"{measured_M2[number, side]:.3f}", f"{inside_ms:.2f}", *ratios])
+    return text_table(summary, "<<>>>", "  ") + "\n\n" + text_table(lines, "<>><>>" + ">" * len(predicted), "  ")
 
 
 def compared(truth: Path) -> str:
@@ -339,8 +443,8 @@ def _even_draws_ms(row: dict[str, str]) -> float:
         uniques = looked_up_rows(tables, np.full(num_tables, pooling_factor * batch_size))[0].sum()
         miss = moved_bytes / (2 * dim * bits / 8) / uniques
         storages, misses = [Storage(FUSED_UVM_CACHING)] * num_tables, [miss] * num_tables
-        return float(offload_ms(lookups, storages, misses, shipped_link())[:, 0].sum())
-    further = offload_ms(lookups, [Storage(FUSED_UVM)] * num_tables, [0.0] * num_tables, shipped_link())
+        return float(offload_ms(lookups, storages, misses, shipped_constants().link)[:, 0].sum())
+    further = offload_ms(lookups, [Storage(FUSED_UVM)] * num_tables, [0.0] * num_tables, shipped_constants().link)
     return float(_simulated_ms(tables, batch_size, optimizer).sum() + further.sum())
 
 
@@ -354,11 +458,14 @@ def main() -> None:
     if not (truth / POINTS).is_file():
         parser.error(f"{truth / POINTS}: no such file. Name the folder of the measurements (--truth).")
     every = measurements(truth)
-    link = fit(outside(every), every)
-    constants = [[name, f"{getattr(link, name):.4g}", f"{getattr(shipped_link(), name):.4g}"] for name in FREE]
+    found = fit(outside(every), every)
+    constants = [
+        [name, f"{getattr(found, name):.4g}", f"{getattr(shipped_constants(), name):.4g}"]
+        for name in OF_LINK + OF_CACHE
+    ]
     print(text_table([["constant", "fitted", "evenshard has"], *constants], "<>>", "  "))
     drawn = [["tables", "rows of each", "distinct rows, published", "as drawn"]]
-    for one in {one.uniques: one for one in every}.values():
+    for one in {one.uniques: one for one in every if one.uniques}.values():
         numbers = (one.run.num_rows, one.uniques, round(expected_uniques(one.run)))
         drawn.append([str(one.run.num_tables), *(f"{number:,}" for number in numbers)])
     print("\n" + text_table(drawn, ">>>>", "  "))

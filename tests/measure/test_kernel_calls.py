@@ -10,6 +10,7 @@ from evenshard.measure.kernel_calls import EVERY_DEVICE, KernelCall, Lookup, hel
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.plan import parts_by_table
+from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, ON_DEVICE, Storage
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 from support.builders import READ_ONCE, ROOMY, table
@@ -47,18 +48,33 @@ def test_each_feature_is_a_table_with_bags_of_its_own() -> None:
     )
 
 
-def test_a_sequence_is_bags_of_one_lookup() -> None:
-    """64 samples with 3.25 lookups each: 208 bags; where lookups are no whole number, the bags hold the rest."""
-    assert lookups_of(SEQUENCE, 64) == (Lookup(replace(SEQUENCE, pooling="sum", pooling_factor=1.0), 208),)
-    ((odd, bags, _),) = lookups_of(replace(SEQUENCE, pooling_factor=0.03), 50)  # 1.5 lookups
-    assert (bags, odd.pooling_factor) == (2, 0.75)
-    ((empty, bags, _),) = lookups_of(replace(SEQUENCE, pooling_factor=0.0), 50)
-    assert (bags, empty.pooling_factor) == (1, 0.0)
+def test_bags_of_a_sequence_are_samples_and_a_model_of_pooled_lookups_sees_bags_of_one() -> None:
+    """64 samples with 3.25 lookups each: 208 bags of one; where lookups are no whole number, the bags hold the rest."""
+    (found,) = lookups_of(SEQUENCE, 64)
+    assert found == Lookup(SEQUENCE, 64)
+    assert found.pooled == Lookup(replace(SEQUENCE, pooling="sum", pooling_factor=1.0), 208)
+    (odd,) = lookups_of(replace(SEQUENCE, pooling_factor=0.03), 50)  # 1.5 lookups
+    assert (odd.pooled.bags, odd.pooled.table.pooling_factor) == (2, 0.75)
+    (empty,) = lookups_of(replace(SEQUENCE, pooling_factor=0.0), 50)
+    assert (empty.pooled.bags, empty.pooled.table.pooling_factor) == (1, 0.0)
+    assert Lookup(PLAIN, 64).pooled == Lookup(PLAIN, 64)
 
 
-def test_sequences_of_several_features_are_one_table_of_all_their_lookups() -> None:
+def test_sequences_of_several_features_are_one_table_of_the_samples_of_each() -> None:
+    """Whose rows they share: what is distinct is so among all their lookups."""
     both = replace(SEQUENCE, feature_pooling_factors=(3.0, 0.25))
-    assert lookups_of(both, 64) == lookups_of(SEQUENCE, 64)
+    assert lookups_of(both, 64) == (Lookup(replace(SEQUENCE, pooling_factor=1.625), 128),)
+    assert lookups_of(both, 64)[0].pooled == lookups_of(SEQUENCE, 64)[0].pooled
+
+
+def test_a_part_with_a_cache_is_looked_up_in_it() -> None:
+    for storage, is_cached in (
+        (ON_DEVICE, False),
+        (Storage(FUSED_UVM), False),
+        (Storage(FUSED_UVM_CACHING, 0.1), True),
+    ):
+        (found,) = part_lookups(replace(part(PLAIN, (0,)), storage=storage), PLAIN, task_of(PLAIN))
+        assert found == Lookup(PLAIN, 64, is_cached=is_cached)
 
 
 def test_what_the_kernel_does_not_see_makes_no_other_table() -> None:
@@ -69,7 +85,7 @@ def test_what_the_kernel_does_not_see_makes_no_other_table() -> None:
 
 def test_a_part_is_looked_up_for_all_samples_with_the_lookups_of_its_rows() -> None:
     half = part(SHARED, (0,), rows=Span(0, 10))
-    (first, bags, _), (second, _, _) = part_lookups(half, SHARED, task_of(SHARED))
+    (first, bags, *_), (second, *_) = part_lookups(half, SHARED, task_of(SHARED))
     assert (first.num_rows, bags) == (10, 64)
     assert (first.pooling_factor, second.pooling_factor) == (pytest.approx(0.2), pytest.approx(0.8))
 
@@ -87,7 +103,7 @@ def test_replicas_repeat_less_than_the_whole_batch_does() -> None:
     twice = replace(PLAIN, reuse_bins=(0.0, 1.0) + (0.0,) * 15)
     task = task_of(twice, devices=2)
     (replica,) = held_parts(task, parts_by_table(task, [part(twice, (0, 1))]))
-    ((seen, _, _),) = replica.lookups
+    ((seen, *_),) = replica.lookups
     # Two lookups fall on one device together as often as not: of those that it sees, 1 in 3 twice.
     assert seen.reuse_bins is not None and seen.reuse_bins[:2] == (pytest.approx(2 / 3), pytest.approx(1 / 3))
 
@@ -95,9 +111,10 @@ def test_replicas_repeat_less_than_the_whole_batch_does() -> None:
 def test_deduplicated_sequences_are_looked_up_once_for_each_device_that_sends_them() -> None:
     """A row with 4 lookups, dealt to 4 devices, is sent by 4 (1 - 0.75**4) = 2.73 of them; so by 3, a little less."""
     four = replace(SEQUENCE, pooling_factor=4.0, is_deduplicated=True, reuse_bins=(0.0, 0.0, 1.0) + (0.0,) * 14)
-    ((sent, bags, _),) = part_lookups(part(four, (0,)), four, task_of(four))
+    ((sent, bags, *_),) = part_lookups(part(four, (0,)), four, task_of(four))
     mean_count = (3 / 9 + 4 / 16) / (1 / 9 + 1 / 16)
-    assert bags == round(64 * 4 * 4 * (1 - 0.75**mean_count) / mean_count)
+    assert bags == 64
+    assert sent.pooling_factor == pytest.approx(4 * 4 * (1 - 0.75**mean_count) / mean_count)
     assert sent.reuse_bins == (0.0, 1.0) + (0.0,) * 15  # 2.45 devices, taken for two
     task = task_of(four)
     (replica,) = held_parts(task, parts_by_table(task, [part(four, (0, 1, 2, 3))]))

@@ -53,6 +53,9 @@ class AdditivePrice:
     def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
         return np.zeros((2, len(columns_PH)))
 
+    def always_has_backward(self, columns_PH: Columns) -> bool:
+        return True
+
     @property
     def further_call_ms_2(self) -> FloatArray:
         return np.zeros(2)

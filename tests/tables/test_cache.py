@@ -26,6 +26,7 @@ from evenshard.tables.cache import (
     miss_curve,
     miss_ratio,
     miss_source,
+    set_miss_ratio,
 )
 from evenshard.tables.reuse import (
     BIN_MEAN_COUNTS,
@@ -260,3 +261,46 @@ def test_the_bound_of_a_power_law_of_a_billion_rows_is_quick_and_falls_with_its_
         reuse = power_law_reuse_bins(10**9, 10**6, alpha)
         found.append(miss_ratio(Table("t", 10**9, 4, 1.0, reuse), 10**6, 0.1))
     assert found == sorted(found, reverse=True) and 0 < found[-1] < found[0] < 1
+
+
+# A cache of sets -----------------------------------------------------------------------------------------------------
+
+
+def test_a_cache_of_sets_misses_some_of_what_a_whole_one_of_its_size_holds() -> None:
+    counted = replace(ONCE, miss_ratios=HALVES)
+    assert set_miss_ratio(counted, 64, 0.0) == 1
+    # Half of the sets are fuller than the mean: of those that one batch leaves out, 0.5 / sqrt(32) x 0.4 are missed.
+    assert set_miss_ratio(counted, 64, 1.0) == pytest.approx(0.5 * 0.4 / 32**0.5, abs=0.003)
+    for load_factor in (0.01, 0.2, 0.5):  # on a straight line the mean of sizes is the ratio of the mean
+        assert set_miss_ratio(counted, 64, load_factor) == pytest.approx(
+            miss_ratio(counted, 64, load_factor), abs=0.002
+        )
+
+
+@pytest.mark.parametrize("load_factor", [0.1, 0.4, 0.8])
+def test_a_cache_of_sets_misses_as_a_simulated_one_does(load_factor: float) -> None:
+    """Rows hashed to sets of 32, the least recently used of which makes way; its whole curve is simulated too."""
+    num_rows, rng = 4_000, np.random.default_rng(5)
+    rates_R = 4_000 * (weights := 1 / np.arange(1, num_rows + 1) ** 0.8) / weights.sum()
+    batches = [np.flatnonzero(rng.poisson(rates_R)) for _ in range(60)]
+
+    def missed(sets: int, ways: int) -> float:
+        set_of_row = rng.integers(sets, size=num_rows)
+        used: list[dict[int, None]] = [{} for _ in range(sets)]
+        found = []
+        for batch in batches:
+            missing = [row for row in batch.tolist() if row not in used[set_of_row[row]]]
+            for row in batch.tolist():
+                own = used[set_of_row[row]]
+                own.pop(row, None)
+                own[row] = None
+                if len(own) > ways:
+                    del own[next(iter(own))]
+            found.append(len(missing) / len(batch))
+        return float(np.mean(found[30:]))
+
+    curve = (*(missed(1, round(share * num_rows)) for share in LOAD_FACTORS[:-1]), 0.0)
+    counted = replace(ONCE, num_rows=num_rows, miss_ratios=curve)
+    by_sets = missed(round(load_factor * num_rows / 32), 32)
+    assert set_miss_ratio(counted, 64, load_factor) == pytest.approx(by_sets, abs=0.02)
+    assert by_sets > miss_ratio(counted, 64, load_factor) or load_factor < 0.5

@@ -3,8 +3,9 @@
 TorchRec makes one fused call on a device for each module, sharding type, data type of the weights, pooling and
 optimizer, and for weighted lookups apart; replicated tables are looked up by a dense call. Whole pooled tables are
 written as column_wise with one part, and rows on a node as a grid of one column, so that they share the call
-(``evenshard.torchrec``). A part is looked up as one table or more: one for each feature, and a sequence as bags of one
-lookup each.
+(``evenshard.torchrec``). A part is looked up as one table or more: one for each feature that it pools. Bags are the
+samples of each feature, those of a sequence too, whose lookups are outputs each: FBGEMM's kernels run over samples
+either way, and TorchRec's dedup of a sequence's indices deals what is left of them evenly to the same bags.
 
 Legend: B samples of the global batch.
 """
@@ -29,14 +30,25 @@ class Lookup(NamedTuple):
     """A table that a call looks up.
 
     Attributes:
-        table: the table, or a part of one.
+        table: the table, or a part of one; a sequence where each lookup is an output.
         bags: samples of the batch that look it up.
         optimizer: what updates it in the same call; of replicas sgd: their dense gradients are used later.
+        is_cached: whether the call looks its rows up in a cache.
     """
 
     table: Table
     bags: int
     optimizer: str = SGD
+    is_cached: bool = False
+
+    @property
+    def pooled(self) -> Lookup:
+        """The same lookups with as many outputs by a table that pools: those of a sequence are bags of one."""
+        if not self.table.is_sequence:
+            return self
+        lookups = self.table.pooling_factor * self.bags
+        bags = max(round(lookups), 1)
+        return self._replace(table=replace(self.table, pooling=SUM, pooling_factor=lookups / bags), bags=bags)
 
 
 class KernelCall(NamedTuple):
@@ -95,7 +107,7 @@ def held_parts(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) 
 def part_lookups(part: TablePart, whole: Table, task: ShardingTask) -> tuple[Lookup, ...]:
     """What a device looks up of a part: lookups of all devices' samples."""
     own = deduplicated_table(part_table(part, whole), task.num_devices)
-    return lookups_of(own, task.batch_size, task.optimizer_of(whole.name))
+    return lookups_of(own, task.batch_size, task.optimizer_of(whole.name), part.storage.is_cached)
 
 
 def replica_lookups(table: Table, task: ShardingTask) -> tuple[Lookup, ...]:
@@ -104,16 +116,16 @@ def replica_lookups(table: Table, task: ShardingTask) -> tuple[Lookup, ...]:
     return lookups_of(own, max(round(task.local_batch), 1))
 
 
-def lookups_of(table: Table, batch_size: int, optimizer: str = SGD) -> tuple[Lookup, ...]:
-    """A table, or a part of one, as tables of one pooled feature."""
-    plain = _plain(table)
+def lookups_of(table: Table, batch_size: int, optimizer: str = SGD, is_cached: bool = False) -> tuple[Lookup, ...]:
+    """A table, or a part of one, as tables of one feature; a sequence as one, in which features share distinct rows."""
+    plain, features = _plain(table), table.num_features
+    if features == 1:
+        return (Lookup(plain, batch_size, optimizer, is_cached),)
     if table.is_sequence:
-        bags = max(round(table.pooling_factor * batch_size), 1)
-        return (Lookup(replace(plain, pooling_factor=table.pooling_factor * batch_size / bags), bags, optimizer),)
-    if table.num_features == 1:
-        return (Lookup(plain, batch_size, optimizer),)
+        mean = replace(plain, pooling_factor=table.pooling_factor / features)
+        return (Lookup(mean, batch_size * features, optimizer, is_cached),)
     return tuple(
-        Lookup(replace(plain, name=f"{table.name}#{number}", pooling_factor=one), batch_size, optimizer)
+        Lookup(replace(plain, name=f"{table.name}#{number}", pooling_factor=one), batch_size, optimizer, is_cached)
         for number, one in enumerate(table.feature_lookups)
     )
 
@@ -121,7 +133,6 @@ def lookups_of(table: Table, batch_size: int, optimizer: str = SGD) -> tuple[Loo
 def _plain(table: Table) -> Table:
     """The table without what its kernel does not see."""
     is_counted = table.row_shares is not None or table.miss_ratios is not None
-    if table.is_sequence or table.feature_names or table.feature_pooling_factors or is_counted:
-        one_feature = replace(table, pooling=SUM, feature_names=(), feature_pooling_factors=())
-        return replace(one_feature, row_shares=None, miss_ratios=None)
+    if table.feature_names or table.feature_pooling_factors or is_counted:
+        return replace(table, feature_names=(), feature_pooling_factors=(), row_shares=None, miss_ratios=None)
     return table

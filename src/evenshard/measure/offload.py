@@ -7,12 +7,12 @@ A device reads and writes host memory row by row while its kernels run (FBGEMM's
     backward  each distinct row, and those of its optimizer's states that it has for every weight, read and written.
               A state of one number per row is in device memory wherever the weights are.
 
-With a cache in device memory, the forward pass first finds out which rows are in it: a time for each lookup. Each
-distinct row that is missing then comes in while another goes out. The backward pass finds all weights in the cache, but
-no states: FBGEMM caches none.
+With a cache in device memory, the forward pass first finds out which rows are in it: a time for each lookup, and one
+for the call, which the device model adds (``ShardWork.cached``). Each distinct row that is missing then comes in while
+another goes out. The backward pass finds all weights in the cache, but no states: FBGEMM caches none.
 
 The constants are those of an H100 with PCIe 5, fitted by benchmarks/scripts/fit_offload.py to public measurements of
-rows of 512 bytes and a million lookups (benchmarks/offload_h100_202611.md). Nothing was measured of ``key_value`` and
+rows of 512 bytes (benchmarks/offload_h100_202611.md). Nothing was measured of ``key_value`` and
 ``host``: what they cost here is bytes over rates that the user or an assumption names.
 
 Legend: P tables looked up, K = 17 reuse bins.
@@ -37,15 +37,15 @@ from evenshard.placement.optimizer_state import NUMBERS, STATE_BYTES
 from evenshard.placement.parts import TablePart, part_table
 from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, Storage
 from evenshard.placement.task import ShardingTask
-from evenshard.tables.cache import miss_ratio
+from evenshard.tables.cache import set_miss_ratio
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
 # Fitted by benchmarks/scripts/fit_offload.py, as HOST_GB_S is; what they mean stands in HostLink.
 UNDER_WAY_BYTES = 143e3
 UPDATE_SHARE = 0.89
-FIND_NS_PER_LOOKUP = 1.96
-CACHED_UPDATE_NS_PER_LOOKUP = 0.112
+FIND_NS_PER_LOOKUP = 0.79
+CACHED_UPDATE_NS_PER_LOOKUP = 0.078
 
 # Assumed.
 LINE_BYTES = 64  # of host memory: no shorter row is read
@@ -145,7 +145,7 @@ def part_offload_times(task: ShardingTask, part: TablePart, table: Table, link: 
     storage = part.storage
     if storage.is_on_device:
         return OffloadTimes(0.0, 0.0)
-    miss = miss_ratio(part_table(part, table), task.batch_size, storage.load_factor) if storage.is_cached else 1.0
+    miss = set_miss_ratio(part_table(part, table), task.batch_size, storage.load_factor) if storage.is_cached else 1.0
     return offload_times(part_lookups(part, table, task), storage, miss, link)
 
 
@@ -173,7 +173,7 @@ class _Rows:
         weight_bytes: of the distinct rows.
         state_bytes: of the states that these have for each weight.
         row_state_bytes: of the states that these have for each row.
-        output_bytes: of the pooled embeddings, and of their gradients.
+        output_bytes: of the outputs, and of their gradients.
         unique_bytes_PK: [P, K] of the distinct rows of each bin.
         counts_PK: [P, K] lookups of one of them.
     """
@@ -202,6 +202,7 @@ def _rows_of(lookups: tuple[Lookup, ...]) -> _Rows:
     bits_P = np.array([table.weight_bits for table in tables], dtype=np.int64)
     lookups_P = np.array([table.pooling_factor for table in tables]) * bags_P
     uniques_PK, counts_PK = looked_up_rows(tables, lookups_P)
+    outputs_P: FloatArray = np.where([table.is_sequence for table in tables], lookups_P, bags_P)
     uniques_P, row_bytes_P = uniques_PK.sum(axis=1), sector_bytes(dims_P * bits_P // 8, LINE_BYTES)
     per_row_P, per_weight_P = np.array([NUMBERS[one.optimizer] for one in lookups], dtype=np.float64).T
     return _Rows(
@@ -210,7 +211,7 @@ def _rows_of(lookups: tuple[Lookup, ...]) -> _Rows:
         uniques_P * row_bytes_P,
         uniques_P * per_weight_P * sector_bytes(dims_P * STATE_BYTES, LINE_BYTES),
         uniques_P * per_row_P * LINE_BYTES,
-        bags_P * dims_P * PLAIN_BYTES,
+        outputs_P * dims_P * PLAIN_BYTES,
         uniques_PK * row_bytes_P[:, None],
         counts_PK,
     )

@@ -1,7 +1,7 @@
 """The cost of a placement of parts where one device measures all in turn: kernel calls timed, exchanges modelled.
 
 Each kernel call of each device is measured as a shard of its own. Of replicas the lookups are measured with a fused
-update; the pass over dense gradients is left out.
+update; the pass over dense gradients is left out. Sequences are measured as bags of one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def parts_in_turn(hardware: Hardware, task: ShardingTask, parts: Sequence[TableP
     by_table = parts_by_table(task, parts)
     cells: dict[tuple[KernelCall, int, int], list[Table]] = {}
     for held in held_parts(task, by_table):
-        for table, batch_size, _ in held.lookups:
+        for table, batch_size, *_ in (one.pooled for one in held.lookups):
             cells.setdefault((held.call, held.device, batch_size), []).append(table)
     forward_D, backward_D = np.zeros(task.num_devices), np.zeros(task.num_devices)
     for (_, device, batch_size), tables in cells.items():

@@ -21,7 +21,7 @@ from evenshard.placement.memory import PartMemory, moments, peak_bytes
 from evenshard.placement.parts import TablePart, part_table
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.request import PlacementRequest
-from evenshard.tables.cache import miss_ratio, miss_source
+from evenshard.tables.cache import miss_source, set_miss_ratio
 from evenshard.utils.errors import BadConfig
 
 # Shares of what a device may hold above which it is full to the brim: with memory reserved, and without.
@@ -281,7 +281,7 @@ def offloaded_of(
         times = part_offload_times(task, part, table, links[hardware])
         miss, source = None, ""
         if part.storage.is_cached:
-            miss = miss_ratio(part_table(part, table), task.batch_size, part.storage.load_factor)
+            miss = set_miss_ratio(part_table(part, table), task.batch_size, part.storage.load_factor)
             source = miss_source(table)
         found.append(OffloadedPart(number, part, times.forward_ms + times.backward_ms, miss, source))
     return tuple(found)

@@ -20,7 +20,10 @@ sum over rows weighted by exp(-l) is one over the rows that a batch does not loo
   touch 1 - exp(-l) at l = x: both agree to first order at 0 and x, and the fourth derivative of p is the larger one,
   so that p is the larger one everywhere. Rows seen twice to four times tell which of those seen once are frequent.
 
-Sets of 32 rows, into which FBGEMM's caches are cut, and rows that fall out of use are not in it.
+Sets. FBGEMM's caches are cut into sets of 32 rows, and rows are hashed to sets. A row is gone once 32 others of its set
+were looked up after it: as many as a Poisson variable, whose mean grows with the distinct rows of the whole table. A
+cache of sets therefore misses what whole ones of many sizes do on the average: C times a gamma variable with shape 32
+and mean 1. So even a cache for all rows misses some. Rows that fall out of use are not in it.
 
 Legend: T tables, F load factors, K = 17 bins, X touching points.
 """
@@ -28,6 +31,7 @@ Legend: T tables, F load factors, K = 17 bins, X touching points.
 from __future__ import annotations
 
 from functools import lru_cache
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,6 +47,7 @@ LOAD_FACTORS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4,
 # What a miss ratio can be.
 COUNTED, BOUND, ASSUMED = "counted in traffic", "a bound from reuse_bins", "a bound from the assumed reuse"
 MAX_KNOWN_CURVES = 100_000
+WAYS = 32  # rows of a set
 # Of a batch, that a curve is worked out for; below, a straight one will do.
 FEWEST_ROWS = 1e-9
 
@@ -59,6 +64,11 @@ def miss_ratio(table: Table, batch_size: int, load_factor: float) -> float:
         load_factor: share of its rows that the cache holds.
     """
     return float(np.interp(load_factor, *miss_curve(table, batch_size)))
+
+
+def set_miss_ratio(table: Table, batch_size: int, load_factor: float) -> float:
+    """``miss_ratio`` of a cache of sets of 32 rows, as FBGEMM's are."""
+    return float(np.interp(load_factor * _SIZES_OF_SETS, *miss_curve(table, batch_size)).mean())
 
 
 def miss_source(table: Table) -> str:
@@ -129,3 +139,13 @@ def _touching() -> tuple[FloatArray, FloatArray]:
 
 
 _SQUARES_X, _CUBES_X = _touching()
+
+
+def _sizes_of_sets(count: int = 16) -> FloatArray:
+    """Values of the gamma variable, each as likely (Wilson and Hilferty, 1931): sizes of a cache of one set."""
+    normal = np.array([NormalDist().inv_cdf((number + 0.5) / count) for number in range(count)])
+    sizes = (1 - 1 / (9 * WAYS) + normal / (3 * WAYS**0.5)) ** 3
+    return np.asarray(sizes / sizes.mean())
+
+
+_SIZES_OF_SETS = _sizes_of_sets()

@@ -12,7 +12,7 @@ from evenshard.compare.explain.changed_parts import WhatIf, more_missing
 from evenshard.placement.parts import TablePart, part_table
 from evenshard.placement.storage import CACHED_KERNELS, ON_DEVICE, Storage
 from evenshard.placement.task import memory_of_part, used_bytes, used_host_bytes, used_ssd_bytes
-from evenshard.tables.cache import miss_ratio, miss_source
+from evenshard.tables.cache import miss_source, set_miss_ratio
 
 LOAD_FACTORS_TRIED = (0.05, 0.1, 0.2, 0.4, 0.8)
 
@@ -86,7 +86,9 @@ def _option(what_if: WhatIf, position: int, storage: Storage) -> KeptOption:
     sizes = [memory_of_part(task, table, part) for part in own]
     step_ms = what_if.now.step_ms if is_now else what_if.costs.predict(parts).predicted_ms
     misses = [
-        miss_ratio(part_table(part, table), task.batch_size, storage.load_factor) for part in own if storage.is_cached
+        set_miss_ratio(part_table(part, table), task.batch_size, storage.load_factor)
+        for part in own
+        if storage.is_cached
     ]
     return KeptOption(
         kernel=storage.kernel,

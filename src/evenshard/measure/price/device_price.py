@@ -95,6 +95,10 @@ class DevicePrice(Protocol):
         """[2, P] time above every such line that each table takes wherever it is: steps that its own rows need."""
         ...
 
+    def always_has_backward(self, columns_PH: Columns) -> bool:
+        """Whether every call of any of these tables has a backward pass: where nothing is looked up there is none."""
+        ...
+
     @property
     def further_call_ms_2(self) -> FloatArray:
         """[2] what each further call of a device adds to the kernel times at least."""

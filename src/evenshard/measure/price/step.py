@@ -289,7 +289,6 @@ class PartCosts:
     @cached_property
     def _slopes(self) -> tuple[FloatArray, float]:
         """[V, 3] likewise, of each exchange; and of a weight of a replica."""
-
         links = self.links.floor
 
         def times(volumes: Volumes) -> list[float]:

@@ -2,7 +2,7 @@
 
 Forward: the bounds check of the indices (FBGEMM's default), then lookup and pooling. Backward: linear indices and the
 runs of equal ones, the radix sort of the indices with their bags between the two, then the kernels that sum up the
-gradients of each distinct row and update it with the optimizer.
+gradients of each distinct row and update it with the optimizer. Where nothing is looked up there is no backward pass.
 
 A kernel has a floor, and what it does for each bag, lookup and distinct row. Kernels that read rows also wait for the
 L2 and for device memory, which overlaps in part with the instructions: see ``overlapped``. The host adds a fixed time
@@ -20,6 +20,7 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from evenshard.measure.simulated.gpu_profile import GpuProfile
 from evenshard.measure.simulated.shard_work import PLAIN_BYTES, SECTOR_BYTES, ShardWork
@@ -28,7 +29,12 @@ from evenshard.tables.reuse import FloatArray
 
 RADIX_BITS = 8
 ROW_LIMITS = tuple(2.0 ** (RADIX_BITS * passes) - 1 for passes in range(1, 6))  # for ``sort_passes`` of 1, 2, ...
-SHORT_LOOKUPS = 2.0**18  # below these, see ``short_call_us``
+# Where what a backward call takes beside its kernels rises, is largest and falls, by its lookups; see
+# ``GpuProfile.short_call_us`` and ``medium_call_us``. A short call has fewer lookups than the second power says.
+SHORT_LOOKUPS = 2.0**18
+SHORT_POWERS, SHORT_SHARES = (13.0, 17.0), (0.0, 1.0)
+MEDIUM_POWERS, MEDIUM_SHARES = (18.0, 21.0, 24.0), (0.0, 1.0, 0.0)
+ANY_LOOKUPS = 0.5  # a call that expects fewer has none
 NS_PER_MS, US_PER_MS, NS_PER_US = 1e6, 1e3, 1e3
 
 
@@ -65,17 +71,26 @@ def forward_ms(profile: GpuProfile, work: ShardWork) -> FloatArray:
 
 
 def backward_ms(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
-    """[N] backward compute time, with the update of the weights; 0 where a shard is empty."""
-    calls = (work.num_tables > 0).astype(np.float64)
+    """[N] backward compute time, with the update of the weights; 0 where nothing is looked up."""
+    calls = has_lookups(work.lookups).astype(np.float64)
     kernels_ns = backward_ns(profile, work, optimizer)
     took_ms = pass_ms(kernels_ns, calls, profile.bwd_overhead_us, profile.bwd_host_us)
-    return took_ms + short_ms(profile, work)
+    return took_ms + beside_kernels_ms(profile, work.lookups)
 
 
-def short_ms(profile: GpuProfile, work: ShardWork) -> FloatArray:
-    """[N] further time of backward calls with few lookups; see ``GpuProfile.short_call_us``."""
-    is_short = (work.num_tables > 0) & (work.lookups < SHORT_LOOKUPS)
-    return np.where(is_short, profile.short_call_us / US_PER_MS, 0.0)
+def has_lookups(lookups_N: FloatArray) -> npt.NDArray[np.bool_]:
+    """[N] whether calls look anything up: FBGEMM's backward pass returns at once where no index is given."""
+    return np.asarray(lookups_N >= ANY_LOOKUPS)
+
+
+def beside_kernels_ms(profile: GpuProfile, lookups_N: FloatArray) -> FloatArray:
+    """[N] what backward calls take beside their kernels, by their lookups; see ``GpuProfile.short_call_us``."""
+    if profile.short_call_us == profile.medium_call_us == 0:
+        return np.zeros(len(lookups_N))
+    powers_N = np.log2(np.maximum(lookups_N, 1.0))
+    short_us_N = profile.short_call_us * np.interp(powers_N, SHORT_POWERS, SHORT_SHARES)
+    medium_us_N = profile.medium_call_us * np.interp(powers_N, MEDIUM_POWERS, MEDIUM_SHARES)
+    return np.where(lookups_N < SHORT_LOOKUPS, short_us_N, medium_us_N) / US_PER_MS
 
 
 def pass_ms(kernels_ns: FloatArray, calls: FloatArray, overhead_us: float, host_us: float) -> FloatArray:
@@ -95,14 +110,16 @@ def pass_ms(kernels_ns: FloatArray, calls: FloatArray, overhead_us: float, host_
 
 
 def forward_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
-    """[N] the kernels of forward calls; 0 where a shard is empty."""
-    return np.where(work.num_tables > 0, bounds_check_ns(profile, work) + lookup_ns(profile, work), 0.0)
+    """[N] the kernels of forward calls, with those of a cache; 0 where a shard is empty."""
+    cache_ns = profile.cached_fwd_us * NS_PER_US * work.cached
+    return np.where(work.num_tables > 0, bounds_check_ns(profile, work) + lookup_ns(profile, work) + cache_ns, 0.0)
 
 
 def backward_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
-    """[N] the kernels of backward calls, with the update of the weights; 0 where a shard is empty."""
+    """[N] the kernels of backward calls, with the update of the weights; 0 where nothing is looked up."""
     kernels_ns = index_ns(profile, work) + sort_ns(profile, work) + gradient_ns(profile, work, optimizer)
-    return np.where(work.num_tables > 0, kernels_ns, 0.0)
+    kernels_ns += profile.cached_bwd_us * NS_PER_US * work.cached
+    return np.where(has_lookups(work.lookups), kernels_ns, 0.0)
 
 
 def bounds_check_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:

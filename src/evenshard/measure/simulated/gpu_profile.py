@@ -17,6 +17,8 @@ from evenshard.utils.units import BYTES_PER_GB
 BYTES_PER_MB = 2**20
 # Of a device whose profile does not say it: PCIe 5 with 16 lanes, fitted, see ``measure/offload.py``.
 HOST_GB_S = 50.0
+# Likewise, of a cache's kernels.
+CACHED_FWD_US, CACHED_BWD_US = 157.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class GpuProfile:
         bwd_overhead_us: likewise, backward.
         fwd_host_us: time the host takes to launch the kernels of a forward call, which they cannot beat together.
         bwd_host_us: likewise, backward.
-        short_call_us: further time of a backward call with less than 2**18 lookups.
+        short_call_us: most time that a backward call with less than 2**18 lookups takes beside its kernels: nothing up
+            to 2**13 lookups, all of it from 2**17 on.
         bounds_floor_us: the bounds check of next to nothing.
         bounds_ns_per_bag, bounds_ns_per_lookup: its time for each bag and each lookup.
         lookup_floor_us: the forward kernel of next to nothing.
@@ -53,6 +56,10 @@ class GpuProfile:
         gradient_ns_per_request: their instructions for each gradient, or each 128 values of a wider one.
         gradient_ns_per_row: their instructions for each distinct row.
         hot_lookup_ns: one gradient after the other of the hottest row.
+        medium_call_us: as ``short_call_us``, of a call with more lookups: all of it at 2**21, nothing at 2**18 and from
+            2**24 on.
+        cached_fwd_us, cached_bwd_us: the kernels of next to nothing that a call has beside its own where it looks up a
+            cache; see ``measure/offload.py``.
         host_gb_s: what it reads of rows in the host's memory, 10**9 bytes per second; see ``measure/offload.py``.
         evidence: measurements that it was fitted to or compared with, the most relevant for whole shards first.
         extrapolated_from: the profile that says what its own measurements do not.
@@ -90,6 +97,9 @@ class GpuProfile:
     gradient_ns_per_request: float
     gradient_ns_per_row: float
     hot_lookup_ns: float
+    medium_call_us: float = 0.0
+    cached_fwd_us: float = CACHED_FWD_US
+    cached_bwd_us: float = CACHED_BWD_US
     host_gb_s: float = HOST_GB_S
     evidence: tuple[Evidence, ...] = ()
     extrapolated_from: str = ""
@@ -130,6 +140,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "fwd_host_us": _FLOOR_US,
     "bwd_host_us": _FLOOR_US,
     "short_call_us": _FLOOR_US,
+    "medium_call_us": _FLOOR_US,
     "bounds_floor_us": _FLOOR_US,
     "bounds_ns_per_bag": _NS,
     "bounds_ns_per_lookup": _NS,

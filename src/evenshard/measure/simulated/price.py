@@ -19,23 +19,23 @@ from evenshard.measure.price.device_price import TangentLine
 from evenshard.measure.simulated.device_model import (
     NS_PER_MS,
     NS_PER_US,
-    SHORT_LOOKUPS,
     US_PER_MS,
     backward_ns,
+    beside_kernels_ms,
     bounds_check_ns,
     forward_ns,
     gradient_waits,
+    has_lookups,
     index_ns,
     longest_bag_ns,
     lookup_waits,
     overlap,
     pass_ms,
-    short_ms,
     sort_passes,
 )
 from evenshard.measure.simulated.gpu_profile import GpuProfile
 from evenshard.measure.simulated.l2_cache import WindowGrid
-from evenshard.measure.simulated.shard_work import WorkCounter, reuse_columns
+from evenshard.measure.simulated.shard_work import CACHED, WorkCounter, reuse_columns
 from evenshard.tables.reuse import FloatArray
 
 # Counts of a table, and bytes of its rows.
@@ -45,7 +45,7 @@ OTHER_NS = slice(6, 8)
 # ns that a kernel waits for instructions, for the L2, and for device memory.
 LOOKUP_WAITS, GRADIENT_WAITS = slice(8, 11), slice(11, 14)
 SHARED = slice(14, 14 + 2 * len(WindowGrid.edges_W))
-LONGEST_BAG, HOTTEST = -2, -1
+LONGEST_BAG, HOTTEST, IS_CACHED = -3, -2, -1
 
 
 class DeviceModelPrice:
@@ -55,7 +55,7 @@ class DeviceModelPrice:
         profile: its constants.
     """
 
-    num_maxima = 2
+    num_maxima = 3
     is_by_call = True
 
     def __init__(self, profile: GpuProfile) -> None:
@@ -64,6 +64,7 @@ class DeviceModelPrice:
         backward_us = profile.index_floor_us + profile.sort_floor_us + profile.gradient_floor_us
         self._floors_ns = np.array([[forward_us], [backward_us]]) * NS_PER_US
         self._launch_ms_2 = np.array([profile.fwd_host_us, profile.bwd_host_us]) / US_PER_MS
+        self._cache_ns_2 = np.array([[profile.cached_fwd_us], [profile.cached_bwd_us]]) * NS_PER_US
         self._overhead_ms_2 = np.array([profile.fwd_overhead_us, profile.bwd_overhead_us]) / US_PER_MS
 
     def columns(self, lookups: Sequence[Lookup]) -> FloatArray:
@@ -71,7 +72,7 @@ class DeviceModelPrice:
         profile = self._profile
         work_PC = work_columns(self._counter, lookups)
         work = self._counter.work_of_sums(work_PC)
-        found = np.zeros((len(lookups), SHARED.stop + 2))
+        found = np.zeros((len(lookups), SHARED.stop + self.num_maxima))
         found[:, TABLES], found[:, BAGS], found[:, LOOKUPS] = work.num_tables, work.bags, work.lookups
         found[:, ROWS], found[:, ROW_BYTES], found[:, ROW_MISSES] = work.num_rows, work.row_bytes, work.row_miss_bytes
         checked_ns = bounds_check_ns(profile, work) - profile.bounds_floor_us * NS_PER_US
@@ -82,11 +83,11 @@ class DeviceModelPrice:
             own = np.array([one.optimizer == optimizer for one in lookups])
             found[own, GRADIENT_WAITS] = np.stack(gradient_waits(profile, work.select(own), optimizer)[:3], axis=1)
         found[:, SHARED] = WindowGrid.columns(*reuse_columns(work_PC))
-        found[:, LONGEST_BAG], found[:, HOTTEST] = work.longest_bag, work.hottest
+        found[:, LONGEST_BAG], found[:, HOTTEST], found[:, IS_CACHED] = work.longest_bag, work.hottest, work.cached
         return found
 
     def call_ms(self, sums_NH: FloatArray) -> FloatArray:
-        """[N, 3] of calls: forward and backward kernels, and what is added to a backward pass with a short call."""
+        """[N, 3] of calls: forward and backward kernels, and what a backward pass with the call takes beside them."""
         profile, sums_HN = self._profile, np.maximum(sums_NH.T, 0.0)  # what is left of sums may be below 0 by rounding
         more_N = self._shared_misses(sums_HN)
         waits_WPN = np.empty((4, 2, len(sums_NH)))
@@ -99,11 +100,12 @@ class DeviceModelPrice:
         found = np.empty((3, len(sums_NH)))
         found[:2] = overlap(waits_WPN)
         found[:2] += sums_HN[OTHER_NS]
-        found[:2] += self._floors_ns
+        found[:2] += self._floors_ns + self._cache_ns_2 * sums_HN[IS_CACHED]
         found[1] += sort_N / profile.sort_pairs_per_ns
         found[:2] /= NS_PER_MS
-        found[2] = (sums_HN[LOOKUPS] < SHORT_LOOKUPS) * (profile.short_call_us / US_PER_MS)
-        found *= sums_HN[TABLES] > 0.5
+        found[2] = beside_kernels_ms(profile, sums_HN[LOOKUPS])
+        found[0] *= sums_HN[TABLES] > 0.5
+        found[1:] *= has_lookups(sums_HN[LOOKUPS])
         return found.T
 
     def _shared_misses(self, sums_HN: FloatArray) -> FloatArray:
@@ -117,10 +119,11 @@ class DeviceModelPrice:
 
     def device_ms(self, times_GNQ: FloatArray, calls_N: npt.NDArray[np.int64]) -> FloatArray:
         """[N, 2] forward and backward time of devices, from the times of their calls."""
-        times_NQ, calls_N1 = times_GNQ.sum(axis=0), calls_N[:, None]
-        took_N2 = np.maximum(times_NQ[:, :2], calls_N1 * self._launch_ms_2) + self._overhead_ms_2
+        calls_N2 = np.stack([calls_N, (times_GNQ[..., 1] > 0).sum(axis=0)], axis=1)
+        took_N2 = np.maximum(times_GNQ[..., :2].sum(axis=0), calls_N2 * self._launch_ms_2)
+        took_N2 += (calls_N2 > 0) * self._overhead_ms_2
         took_N2[:, 1] += times_GNQ[..., 2].max(axis=0)
-        return np.asarray(took_N2 * (calls_N1 > 0))
+        return np.asarray(took_N2)
 
     def held_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
         """[D, 1, 2] forward and backward time of devices that hold these parts, by the device model."""
@@ -143,12 +146,15 @@ class DeviceModelPrice:
         for optimizer in sorted(set(optimizer_N)):
             own = optimizer_N == optimizer
             backward_N[own] = backward_ns(profile, work.select(own), str(optimizer))
-        calls_D = (work.num_tables > 0).reshape(-1, num_devices).sum(axis=0).astype(np.float64)
+        calls_D, backward_calls_D = (
+            some_N.reshape(-1, num_devices).sum(axis=0).astype(np.float64)
+            for some_N in (work.num_tables > 0, has_lookups(work.lookups))
+        )
         forward_D = forward_ns(profile, work).reshape(-1, num_devices).sum(axis=0)
         backward_D = backward_N.reshape(-1, num_devices).sum(axis=0)
-        short_D = short_ms(profile, work).reshape(-1, num_devices).max(axis=0)
+        beside_D = beside_kernels_ms(profile, work.lookups).reshape(-1, num_devices).max(axis=0)
         forward = pass_ms(forward_D, calls_D, profile.fwd_overhead_us, profile.fwd_host_us)
-        backward = pass_ms(backward_D, calls_D, profile.bwd_overhead_us, profile.bwd_host_us) + short_D
+        backward = pass_ms(backward_D, backward_calls_D, profile.bwd_overhead_us, profile.bwd_host_us) + beside_D
         return np.stack([forward, backward], axis=1)[:, None]
 
     def interval(self, members_M: FloatArray) -> float:
@@ -159,7 +165,7 @@ class DeviceModelPrice:
         """Lines below the time of a call: what its kernels wait for.
 
         Waits of several such calls take no less than those of one (Minkowski). Left out are the longest bag, the
-        hottest row, misses of tables that share the L2, and short calls.
+        hottest row, misses of tables that share the L2, what is beside the kernels, and a cache's kernels.
         """
         slopes_2H = np.zeros((2, len(sums_H)))
         others = range(OTHER_NS.start, OTHER_NS.stop)
@@ -175,6 +181,10 @@ class DeviceModelPrice:
         passes_P = sort_passes(columns_PH[:, ROWS])
         found_2P[1] = columns_PH[:, LOOKUPS] * passes_P / self._profile.sort_pairs_per_ns / NS_PER_MS
         return found_2P
+
+    def always_has_backward(self, columns_PH: FloatArray) -> bool:
+        """Whether there is a lookup in every call of these tables."""
+        return bool(has_lookups(columns_PH[:, LOOKUPS]).all())
 
     @property
     def further_call_ms_2(self) -> FloatArray:
@@ -195,5 +205,6 @@ def work_columns(counter: WorkCounter, lookups: Sequence[Lookup]) -> FloatArray:
     for bags, numbers in by_bags.items():
         rows = counter.columns([lookups[number].table for number in numbers], bags)
         for number, row in zip(numbers, rows, strict=True):
+            row[CACHED] = lookups[number].is_cached
             found[number] = row
     return np.array(found)

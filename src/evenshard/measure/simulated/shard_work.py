@@ -38,19 +38,20 @@ class ShardWork:
         size_bytes: weights and optimizer state.
         num_rows: rows of all tables, which decide the bits to sort.
         lookups: lookups in the batch.
-        bags: pooled lookups, samples times tables.
+        bags: samples times tables.
         uniques: distinct rows.
         unique_bytes: those rows, in whole 32-byte sectors.
         row_bytes: all rows looked up, in whole sectors.
         row_requests: requests for them, one for each 128 values of a row; the gradients take as many.
         row_miss_bytes: part of ``row_bytes`` that the L2 misses.
-        output_bytes: pooled embeddings, FP32.
+        output_bytes: embeddings of bags, or of lookups that are not pooled, FP32.
         grad_bytes: gradient rows read in the backward pass, one for each lookup, in whole sectors.
         grad_miss_bytes: part of ``grad_bytes`` that the L2 misses.
         unique_values: values of the distinct rows, which some optimizers keep states of.
         unique_requests: requests for the distinct rows.
         hottest: lookups of the row that is looked up most.
         longest_bag: lookups of a bag of the table with the most.
+        cached: 1 where rows are looked up in a cache, see ``work_columns``; else 0.
     """
 
     num_tables: FloatArray
@@ -70,6 +71,7 @@ class ShardWork:
     unique_requests: FloatArray
     hottest: FloatArray
     longest_bag: FloatArray
+    cached: FloatArray
 
     def select(self, mask_or_indices: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> ShardWork:
         """Some of the shards."""
@@ -83,6 +85,7 @@ NUM_WORK_COLUMNS = len(_FIELDS)
 # Columns of which a shard has the largest of its tables'; of the others it has the sum.
 MAXIMA = slice(_FIELDS.index("hottest"), len(_FIELDS))
 SIZE_BYTES, NUM_ROWS, OUTPUT_BYTES = (_FIELDS.index(name) for name in ("size_bytes", "num_rows", "output_bytes"))
+CACHED = _FIELDS.index("cached")
 _ROW_MISSES, _TABLES, _BAGS = (_FIELDS.index(name) for name in ("row_miss_bytes", "num_tables", "bags"))
 
 
@@ -164,6 +167,7 @@ def _table_columns(tables: Sequence[Table], batch_size: int, l2_bytes: float, op
     dims_T = np.array([table.embedding_dim for table in tables], dtype=np.int64)
     bits_T = np.array([table.weight_bits for table in tables], dtype=np.int64)
     lookups_T = np.array([table.pooling_factor for table in tables]) * batch_size
+    outputs_T = np.where([table.is_sequence for table in tables], lookups_T, batch_size)
 
     uniques_TK, counts_TK = looked_up_rows(tables, lookups_T)
     uniques_T = uniques_TK.sum(axis=1)
@@ -186,13 +190,14 @@ def _table_columns(tables: Sequence[Table], batch_size: int, l2_bytes: float, op
         "row_bytes": lookups_T * row_bytes_T,
         "row_requests": lookups_T * requests_T,
         "row_miss_bytes": missed_bytes(unique_bytes_TK, looked_up_bytes_TK, counts_TK, capacity_T),
-        "output_bytes": batch_size * dims_T * float(PLAIN_BYTES),
+        "output_bytes": outputs_T * dims_T * float(PLAIN_BYTES),
         "grad_bytes": lookups_T * grad_row_bytes_T,
-        "grad_miss_bytes": _grad_misses(lookups_T, grad_row_bytes_T, batch_size, l2_bytes),
+        "grad_miss_bytes": _grad_misses(lookups_T, grad_row_bytes_T, outputs_T, l2_bytes),
         "unique_values": uniques_T * dims_T,
         "unique_requests": uniques_T * requests_T,
         "hottest": _hottest(uniques_TK, counts_TK),
         "longest_bag": lookups_T / batch_size,
+        "cached": np.zeros(len(tables)),
     }
     plain_TC = np.stack([columns[name] for name in _FIELDS], axis=1)
     return np.concatenate(
@@ -228,13 +233,15 @@ def sector_bytes(row_bytes_T: npt.NDArray[np.int64], size: int = SECTOR_BYTES) -
     return np.asarray(((row_bytes_T - aligned_T) / size + 1) * size)
 
 
-def _grad_misses(lookups_T: FloatArray, grad_row_bytes_T: FloatArray, batch_size: int, l2_bytes: float) -> FloatArray:
-    """[T] bytes of gradient rows that come from memory.
+def _grad_misses(
+    lookups_T: FloatArray, grad_row_bytes_T: FloatArray, outputs_T: FloatArray, l2_bytes: float
+) -> FloatArray:
+    """[T] bytes of gradient rows, one for each output, that come from memory.
 
     The rows of a table are taken in sorted order, the samples they belong to are random: each gradient row is read once
-    for each lookup of its sample, at random moments, so ``l2_cache`` has a closed form.
+    for each lookup of its output, at random moments, so ``l2_cache`` has a closed form.
     """
-    read_T = np.minimum(lookups_T, batch_size)  # samples that look anything up
+    read_T = np.minimum(lookups_T, outputs_T)  # outputs that anything is looked up for
     footprint_T = read_T * grad_row_bytes_T
     forgotten_T = np.maximum(1 - l2_bytes / np.maximum(footprint_T, 1.0), 0.0)
     return np.asarray(footprint_T + (lookups_T - read_T) * grad_row_bytes_T * forgotten_T)

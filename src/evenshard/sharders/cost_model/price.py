@@ -1,7 +1,7 @@
 """The price of a learned model: its network in the form that a search evaluates, columns that add up over tables.
 
 All calls of a device take what one with all their tables would; launching them takes at least what launching empty ones
-does, one after the other.
+does, one after the other. The network learned from pooled lookups: a sequence is bags of one.
 
 Legend: P tables looked up, N devices, D devices, H columns, M members of the ensemble, U bent units.
 """
@@ -54,6 +54,7 @@ class LearnedPrice:
     @torch.no_grad()
     def columns(self, lookups: Sequence[Lookup]) -> Columns:
         """[P, H] of tables: rows, lookups, the linear part, and what the bent units see."""
+        lookups = [one.pooled for one in lookups]
         found = np.zeros((len(lookups), self._width), dtype=np.float32)
         for bags, numbers in _by_bags(lookups).items():
             for first in range(0, len(numbers), MAX_REPRESENTED):
@@ -82,7 +83,7 @@ class LearnedPrice:
     @torch.no_grad()
     def held_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
         """[D, M, 2] forward and backward time of devices that hold these parts, by each member."""
-        net, lookups = self._model.net, [lookup for one in held for lookup in one.lookups]
+        net, lookups = self._model.net, [lookup.pooled for one in held for lookup in one.lookups]
         calls_D = np.zeros(num_devices, dtype=np.float32)
         for _, device in {(one.call, one.device) for one in held}:
             calls_D[slice(None) if device == EVERY_DEVICE else device] += 1
@@ -124,6 +125,10 @@ class LearnedPrice:
         """[2, P] time of the radix passes that a table's own rows need."""
         passes_P2 = (columns_PH[:, ROWS, None] >= PASS_ROWS_ARRAY) @ self._pass_ms_2
         return np.asarray((columns_PH[:, LOOKED_UP, None] * passes_P2).T)
+
+    def always_has_backward(self, columns_PH: Columns) -> bool:
+        """True: the network takes every call for one with lookups."""
+        return True
 
     @property
     def further_call_ms_2(self) -> FloatArray:

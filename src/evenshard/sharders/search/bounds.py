@@ -84,6 +84,7 @@ class _Bounds:
         task, costs, flat = space.task, space.costs, space.flat
         self._devices, self._room = task.num_devices, _room(space)
         self._kinds = list(zip(costs.prices, space.lookups.columns_KPH, strict=True))
+        self._has_backward = all(price.always_has_backward(columns_PH) for price, columns_PH in self._kinds)
         offload = _least_offload(space)
         slopes_V, replica_ms = costs.exchange_slopes
         replica_ms += min(dense_ms(1.0, kind.bytes_per_ns, task.optimizer) for kind in costs.kinds)
@@ -172,6 +173,7 @@ class _Bounds:
         further_2 = np.min([price.further_call_ms_2 for price, _ in self._kinds], axis=0)
         launched_2 = np.min([price.launched_ms_2(calls) for price, _ in self._kinds], axis=0)
         passes_2 = np.where(counted, at_0_2 + (calls - 1) * further_2, launched_2)
+        passes_2 = np.where([True, self._has_backward], passes_2, 0.0)
         return float(passes_2.sum() + self._latency_Y[classes].sum())
 
     # Lines ------------------------------------------------------------------------------------------------------------

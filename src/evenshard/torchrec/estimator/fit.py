@@ -33,7 +33,7 @@ from evenshard.placement.sharding import (
 )
 from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, Storage
 from evenshard.placement.task import ShardingTask
-from evenshard.tables.cache import LOAD_FACTORS, max_new_rows, miss_ratio
+from evenshard.tables.cache import LOAD_FACTORS, max_new_rows, set_miss_ratio
 from evenshard.tables.reuse import FloatArray, feasible_reuse_bins, rows_and_counts
 from evenshard.tables.table import Table
 from evenshard.torchrec.estimator.examples import Example, FittedMachine, draw_examples
@@ -228,7 +228,7 @@ def _kernels(examples: Sequence[Example], fit: Mapping[str, Any], machine: Fitte
         factors = LOAD_FACTORS if cached else (1.0,)
         storages = [Storage(kernel, factors[number % len(factors)]) for number in range(len(tables))]
         misses = [
-            miss_ratio(table, machine.batch_size, storage.load_factor) if cached else 1.0
+            set_miss_ratio(table, machine.batch_size, storage.load_factor) if cached else 1.0
             for table, storage in zip(tables, storages, strict=True)
         ]
         times_N2 = offload_ms(lookups, storages, misses, link)
