@@ -124,7 +124,7 @@ class Case:
             self.task.num_devices,
             side,
             setting,
-            self.cluster.cost(self.task, parts).step_ms(self.task.pipeline),
+            self.true_ms(parts),
             predicted,
             self.torchrec().rating_ms(parts),
             seconds,
@@ -133,7 +133,11 @@ class Case:
 
     def priced(self, line: Line) -> Line:
         """A line with its true cost as it is now."""
-        return replace(line, true_ms=self.cluster.cost(self.task, parts_of(line)).max_device_ms) if line.parts else line
+        return replace(line, true_ms=self.true_ms(parts_of(line))) if line.parts else line
+
+    def true_ms(self, parts: Sequence[TablePart]) -> float:
+        """The step of a placement on the simulated cluster."""
+        return self.cluster.cost(self.task, parts).step_ms(self.task.pipeline)
 
     def torchrec(self, timeout_s: int | None = None) -> TorchRecPlanner:
         """TorchRec's planner for it."""

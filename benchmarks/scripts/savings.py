@@ -92,7 +92,7 @@ def pairs(model: PlacementModel, number: int) -> Iterator[Pair]:
                 found[f"{base}, {count}"] = parts
     with measured_parts(today, model, visits=1) as measure:
         simulated = measure(costs.task, list(found.values()))
-    ms = {name: cost.max_device_ms for name, cost in zip(found, simulated, strict=True)}
+    ms = {name: cost.step_ms(costs.task.pipeline) for name, cost in zip(found, simulated, strict=True)}
     predicted = {name: priced(today, model, costs, costs.predict(parts))[0] for name, parts in found.items()}
     names = [table.name for table in today.tables]
     for name in found:

@@ -164,6 +164,10 @@ class Construction:
             chosen = np.asarray(priced_GW.argmin(axis=1))
         return chosen
 
+    def total_ms(self, options_G: npt.NDArray[np.int64]) -> FloatArray:
+        """[G] the work of all devices together for these options."""
+        return np.asarray(self._works.total_GW[np.arange(len(options_G)), options_G])
+
     def place(self, options_G: npt.NDArray[np.int64], by_memory: bool = False) -> list[Choice] | None:
         """Choices with these options; None where the pieces found no room.
 

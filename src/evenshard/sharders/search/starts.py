@@ -1,4 +1,4 @@
-"""Placements that a search begins with: the best constructions of many sets of sharding types."""
+"""Placements that a search begins with: the best constructions of many sets of sharding types, and rules of thumb."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from evenshard.placement.sharding import COLUMNS_ALONE, GRIDS, NODE_ROWS, REPLICATED, ROWS_OF_ALL, TABLE_WISE
 from evenshard.sharders.search.construction import Construction
+from evenshard.sharders.search.rules_of_thumb import rules_of_thumb
 from evenshard.sharders.search.space import FULL_SHARE
 from evenshard.sharders.search.state import Choice, State
 from evenshard.sharders.search.whole_starts import whole_starts
@@ -25,6 +26,8 @@ TYPE_SETS = tuple(
 FULL_SHARES = (FULL_SHARE, 0.85, 0.7, 0.5)
 # Factors on the work of replicas that constructions try.
 REPLICA_PRICES = (1.0, 0.3)
+# Placements by rules of thumb that are improved.
+MOST_RULES = 6
 LARGE_TYPE_SETS = tuple(types for types in TYPE_SETS if TABLE_WISE in types and not types.intersection(GRIDS))
 
 
@@ -74,4 +77,6 @@ def constructed(construction: Construction, deadline: float = float("inf")) -> l
             state = State(space, choices)
             if state.fits():
                 found.setdefault(tuple(choices), Start(choices, {TABLE_WISE, *COLUMNS_ALONE}, state.cost_ms))
+        for rule in rules_of_thumb(construction)[:MOST_RULES]:
+            found.setdefault(rule.choices, Start(list(rule.choices), set(rule.types), rule.cost_ms))
     return list(found.values())

@@ -1,0 +1,138 @@
+"""Rules of thumb, as placements: small tables on every device, the costliest ones cut, the rest whole, placed greedily.
+
+A construction with one limit on the time of a piece makes none of these: "24 tables whole, 2 cut in four" has two.
+
+Legend: G groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.placement.sharding import TYPES
+from evenshard.sharders.search.construction import Construction
+from evenshard.sharders.search.sharding_option import ShardingOption
+from evenshard.sharders.search.state import Choice, State
+
+WHOLE, REPLICATED, IN_ROWS, IN_NODE_ROWS = "whole", "replicated", "in rows", "in rows of a node"
+# Rows of the largest table that is replicated, in weights; none at 0.
+MOST_REPLICATED = (0, 10**4, 10**5, 2 * 10**5, 10**6, 10**7, 10**8)
+# Of the other tables, how many are cut, the costliest first.
+NUMBERS_CUT = (1, 2, 4, 8, 16)
+# Of the columns of a table, how many parts.
+COLUMN_PARTS = (2, 4, 8, 16)
+# The fastest limits on replicated tables, with which cuts are tried.
+MOST_WITH_CUTS = 2
+
+
+@dataclass(frozen=True)
+class RuleOfThumb:
+    """A placement by a rule.
+
+    Attributes:
+        name: the rule in words.
+        choices: of all groups.
+        types: sharding types in use.
+        cost_ms: what it costs.
+    """
+
+    name: str
+    choices: tuple[Choice, ...]
+    types: frozenset[str]
+    cost_ms: float
+
+
+def rules_of_thumb(construction: Construction) -> list[RuleOfThumb]:
+    """The placements of all rules that find room, the fastest first, each once."""
+    numbers_of = _numbers_by_way(construction)
+    found: dict[tuple[int, ...], RuleOfThumb | None] = {}
+    weights_G = _weights(construction)
+    uncut: list[tuple[float, int]] = []
+    for most in MOST_REPLICATED:
+        made = _made(construction, found, _name(most), _with_replicas(numbers_of, weights_G, most))
+        if made is not None:
+            uncut.append((made.cost_ms, most))
+    cuts = [way for way in numbers_of if way not in (WHOLE, REPLICATED)]
+    for most, way, number in product(
+        [most for _, most in sorted(uncut)[:MOST_WITH_CUTS]] or [0], cuts, (*NUMBERS_CUT, len(weights_G))
+    ):
+        options_G = _with_replicas(numbers_of, weights_G, most)
+        may_G = (options_G != numbers_of.get(REPLICATED, -1)) & (numbers_of[way] >= 0)
+        works_G = construction.total_ms(options_G)
+        chosen = [group for group in np.argsort(-works_G, kind="stable").tolist() if may_G[group]][:number]
+        options_G[chosen] = numbers_of[way][chosen]
+        _made(construction, found, f"{_name(most)}, {number} {way}", options_G)
+    return sorted(filter(None, found.values()), key=lambda one: one.cost_ms)
+
+
+def _name(most: int) -> str:
+    return f"replicated below {most:,} weights" if most else "whole"
+
+
+def _made(
+    construction: Construction,
+    found: dict[tuple[int, ...], RuleOfThumb | None],
+    name: str,
+    options_G: npt.NDArray[np.int64],
+) -> RuleOfThumb | None:
+    """The placement of these options, made once; None where there is no room."""
+    key = tuple(options_G.tolist())
+    if key not in found:
+        choices = construction.place(options_G) or construction.place(options_G, by_memory=True)
+        found[key] = None if choices is None else _rule(construction, name, choices)
+    return found[key]
+
+
+def _rule(construction: Construction, name: str, choices: Sequence[Choice]) -> RuleOfThumb:
+    state = State(construction.space, choices)
+    types = frozenset(state.option(group).sharding_type for group in range(len(choices)))
+    return RuleOfThumb(name, tuple(choices), types, state.cost_ms)
+
+
+def _with_replicas(
+    numbers_of: dict[str, npt.NDArray[np.int64]], weights_G: npt.NDArray[np.int64], most: int
+) -> npt.NDArray[np.int64]:
+    """[G] replicas of tables of at most so many weights, where they may be replicated; the others' first options."""
+    options_G = np.maximum(numbers_of.get(WHOLE, np.zeros_like(weights_G)), 0)
+    if REPLICATED in numbers_of:
+        small_G = (weights_G <= most) & (numbers_of[REPLICATED] >= 0)
+        options_G = np.where(small_G, numbers_of[REPLICATED], options_G)
+    return options_G
+
+
+def _weights(construction: Construction) -> npt.NDArray[np.int64]:
+    """[G] weights of the tables of each group."""
+    space = construction.space
+    tables = ([space.task.tables[at] for at in group.tables] for group in space.groups)
+    return np.array([sum(one.num_rows * one.embedding_dim for one in group) for group in tables], dtype=np.int64)
+
+
+def _numbers_by_way(construction: Construction) -> dict[str, npt.NDArray[np.int64]]:
+    """[G] the number of the option of each way to shard a table; -1 where it may not be sharded so."""
+    groups, devices = construction.space.groups, construction.space.task.num_devices
+    found: dict[str, npt.NDArray[np.int64]] = {}
+    for group, one in enumerate(groups):
+        for number, way in enumerate(_way(option, devices) for option in one.options):
+            if way is not None:
+                numbers_G = found.setdefault(way, np.full(len(groups), -1))
+                numbers_G[group] = number if numbers_G[group] < 0 else numbers_G[group]
+    return found
+
+
+def _way(option: ShardingOption, num_devices: int) -> str | None:
+    """What an option does to a table, in a word; None for what no rule of thumb does."""
+    own, parts = TYPES[option.sharding_type], len(option.pieces)
+    if not option.storage.is_on_device or (parts > 1 and own.cuts_rows):
+        return None
+    if own.is_replicated:
+        return REPLICATED
+    if own.cuts_rows:
+        return IN_ROWS if option.span == num_devices else IN_NODE_ROWS
+    if parts == 1:
+        return WHOLE
+    return f"in {parts} parts of columns" if parts in COLUMN_PARTS else None

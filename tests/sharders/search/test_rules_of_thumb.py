@@ -1,0 +1,83 @@
+"""Rules of thumb: each is the placement that it names, and no answer is worse than any of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evenshard.measure.collectives import Links
+from evenshard.measure.link import LINKS
+from evenshard.measure.price.step import PartCosts
+from evenshard.measure.simulated.cluster import simulated_kind
+from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import TablePart
+from evenshard.placement.sharding import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, SHARDING_TYPES, TABLE_WISE
+from evenshard.placement.sharding import sharding_type as type_of
+from evenshard.placement.task import ShardingTask, TableLimits
+from evenshard.sharders.search.rules_of_thumb import RuleOfThumb, rules_of_thumb
+from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
+from evenshard.sharders.search.state import State
+from evenshard.sharders.search.usual_cuts import MOST_SLOWER
+from evenshard.tables.table import Table
+
+MACHINE = Machine(4, 4)
+
+
+def search_of(seed: int, types: tuple[str, ...] = SHARDING_TYPES, room_bytes: int = 2**36) -> PlanSearch:
+    rng = np.random.default_rng(seed)
+    tables = tuple(
+        Table(f"t{n}", int(10 ** rng.uniform(2, 6.5)), int(rng.choice([16, 64, 128])), float(rng.choice([1, 5, 40])))
+        for n in range(int(rng.integers(3, 12)))
+    )
+    limits = tuple(TableLimits(types=frozenset(types)) for _ in tables)
+    task = ShardingTask(tables, MACHINE, (room_bytes,) * 4, 16_384, limits=limits)
+    kind = simulated_kind(gpu_profile("h200"), Machine(1, 1))
+    costs = PartCosts(task, [kind], [0] * 4, Links(LINKS["nvlink_h200"]))
+    return PlanSearch(costs, PlanSearchEffort(changes=60, idle_kicks=2))
+
+
+def types_of(search: PlanSearch, rule: RuleOfThumb) -> dict[str, str]:
+    parts: dict[str, list[TablePart]] = {}
+    for part in State(search.space, rule.choices).parts():
+        parts.setdefault(part.table, []).append(part)
+    by_name = {table.name: table for table in search.costs.task.tables}
+    return {name: type_of(of_table, by_name[name], MACHINE) for name, of_table in parts.items()}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_answer_is_worse_than_a_rule(seed: int) -> None:
+    search = search_of(seed)
+    rules = rules_of_thumb(search.construction)
+    assert rules == sorted(rules, key=lambda one: one.cost_ms)
+    assert search.run().best.predicted_ms <= rules[0].cost_ms * (1 + MOST_SLOWER)
+
+
+def test_a_rule_is_what_its_name_says() -> None:
+    search = search_of(3)
+    by_name = {rule.name: rule for rule in rules_of_thumb(search.construction)}
+    sizes = {one.name: one.num_rows * one.embedding_dim for one in search.costs.task.tables}
+    assert set(types_of(search, by_name["whole"]).values()) == {TABLE_WISE}
+    limit = 1_000_000
+    replicated = types_of(search, by_name[f"replicated below {limit:,} weights"])
+    assert {name for name, one in replicated.items() if one == DATA_PARALLEL} == {
+        name for name, size in sizes.items() if size <= limit
+    }
+    for name, rule in by_name.items():
+        found = list(types_of(search, rule).values())
+        if name == "whole, 2 in rows":
+            assert found.count(ROW_WISE) == 2 and found.count(TABLE_WISE) == len(found) - 2
+        if name == "whole, 1 in 2 parts of columns":
+            assert found.count(COLUMN_WISE) == 1 and found.count(TABLE_WISE) == len(found) - 1
+
+
+def test_rules_keep_to_the_types_that_tables_may_have() -> None:
+    search = search_of(4, (TABLE_WISE, ROW_WISE))
+    rules = rules_of_thumb(search.construction)
+    assert {one for rule in rules for one in types_of(search, rule).values()} == {TABLE_WISE, ROW_WISE}
+    assert not any("replicated" in rule.name or "columns" in rule.name for rule in rules)
+
+
+def test_rules_without_room_are_left_out() -> None:
+    roomy, full = search_of(5), search_of(5, room_bytes=1)
+    assert rules_of_thumb(roomy.construction) and not rules_of_thumb(full.construction)
