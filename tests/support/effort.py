@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evenshard.sharders.search.search import PlanSearchEffort
+from evenshard.sharders.search.search import EFFORTS, NORMAL, PlanSearchEffort
 
 FULL = PlanSearchEffort()
 LITTLE = PlanSearchEffort(changes=20, idle_kicks=1, kicked=2)
@@ -10,4 +10,4 @@ LITTLE = PlanSearchEffort(changes=20, idle_kicks=1, kicked=2)
 
 def search_with(effort: PlanSearchEffort) -> None:
     """Makes it that of all searches in this process that are not told another."""
-    PlanSearchEffort.__init__.__defaults__ = tuple(vars(effort).values())
+    EFFORTS[NORMAL] = effort

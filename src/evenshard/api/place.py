@@ -102,6 +102,7 @@ def _answer(tables: Any, asked: Knobs, progress: Callable[[float], None] | None)
     from evenshard.planner.request import PlacementRequest, kept_knobs
     from evenshard.planner.rules import Rules
     from evenshard.report.answer import shown
+    from evenshard.sharders.search.search import effort_called
     from evenshard.tables.named_lookups import with_pooling_factors
 
     machine, memory, training, search = asked.machine, asked.memory, asked.training, asked.search
@@ -139,7 +140,7 @@ def _answer(tables: Any, asked: Knobs, progress: Callable[[float], None] | None)
     if asked.sharding.constraints is not None:
         request, unused = _constrained(request, tables, asked.sharding.constraints)
         known = replace(known, notes=(*known.notes, *unused))
-    config = PlaceConfig(seed=search.seed, compare=tuple(search.compare), num_measured=search.num_measured)
+    config = PlaceConfig(effort_called(search.effort), search.seed, tuple(search.compare), search.num_measured)
     close_to = _near(asked.in_use)
     origin = str(tables) if isinstance(tables, str | Path) else None
     with measured_parts(request, loaded, VISITS) if search.num_measured else nullcontext() as measure:

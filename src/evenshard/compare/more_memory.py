@@ -78,9 +78,9 @@ def more_memory(answer: PlacementAnswer, model: Model, config: PlaceConfig | Non
 
     Args:
         model: of the answer; predicts all.
-        config: how to search; by default as usual, with the seed of the answer.
+        config: how to search; by default as for the answer.
     """
-    config = config or PlaceConfig(seed=_seed(answer))
+    config = config or PlaceConfig.of_lineage(answer.lineage)
     request, now = answer.request, _option(1.0, answer)
     found: dict[float, MemoryOption] = {}
     best = now
@@ -100,12 +100,6 @@ def more_memory(answer: PlacementAnswer, model: Model, config: PlaceConfig | Non
         tuple(one for factor, one in found.items() if factor < 1),
         tuple(one for factor, one in found.items() if factor > 1),
     )
-
-
-def _seed(answer: PlacementAnswer) -> int:
-    search = answer.lineage.get("search")
-    seed = search.get("seed") if isinstance(search, dict) else None
-    return seed if isinstance(seed, int) else 0
 
 
 def _option(factor: float, answer: PlacementAnswer) -> MemoryOption:

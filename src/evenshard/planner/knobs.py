@@ -228,6 +228,9 @@ class Search:
     )
     compare: Sequence[str] = knob((), "other sharders to compare with; see evenshard.planner.rivals")
     seed: int = knob(0, "seed of the search")
+    effort: str = knob(
+        "normal", "quick, normal or long: how much is tried out. Of the same request and seed, more never answers worse"
+    )
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -34,7 +34,7 @@ from evenshard.sharders.packing.reasons import require_sharding_room
 from evenshard.sharders.search.bounds import lower_bound_ms
 from evenshard.sharders.search.near import NearResult, NearSearch
 from evenshard.sharders.search.nested import Starts, search_with_fewer_types
-from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort, Progress
+from evenshard.sharders.search.search import EFFORTS, NORMAL, PlanSearch, PlanSearchEffort, Progress
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.table import MEAN, Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
@@ -56,10 +56,24 @@ class PlaceConfig:
         num_measured: candidates to measure; 0 trusts the model.
     """
 
-    effort: PlanSearchEffort = field(default_factory=PlanSearchEffort)
+    effort: PlanSearchEffort = field(default_factory=lambda: EFFORTS[NORMAL])
     seed: int = 0
     compare: tuple[str, ...] = ()
     num_measured: int = 0
+
+    @staticmethod
+    def of_lineage(lineage: Mapping[str, Any]) -> PlaceConfig:
+        """How the answer with this lineage was searched for, as far as it says so; nothing else of it."""
+        search = lineage.get("search")
+        known = search if isinstance(search, dict) else {}
+        seed, share = known.get("seed"), known.get("effort")
+        effort = EFFORTS[NORMAL] if not isinstance(share, int | float) else replace(EFFORTS[NORMAL], share=float(share))
+        return PlaceConfig(effort, seed if isinstance(seed, int) else 0)
+
+    @property
+    def lineage(self) -> dict[str, Any]:
+        """What ``of_lineage`` reads."""
+        return {"seed": self.seed, "num_measured": self.num_measured, "effort": self.effort.share}
 
 
 @one_thread()
@@ -129,7 +143,7 @@ def place_request(
             **({} if model.trained_on is None else {"trained_on": asdict(model.trained_on)}),
         },
         "tables": tables_from,
-        "search": {"seed": config.seed, "num_measured": config.num_measured},
+        "search": config.lineage,
     }
     answer = PlacementAnswer(
         request=replace(request, assumptions=(*request.assumptions, *_even_rows(task, best.parts))),

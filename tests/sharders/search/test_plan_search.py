@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -255,3 +255,14 @@ def test_rows_are_cut_only_where_every_device_gets_some() -> None:
     assert {option.sharding_type for option in SearchSpace(costs_of((few,), limits=limits)).groups[0].options} == {
         ROW_WISE
     }
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_more_effort_never_answers_worse(seed: int) -> None:
+    """The same search ends earlier or goes on: from one share of its changes to the next its answer gets no worse."""
+    rng = np.random.default_rng(seed)
+    costs = costs_of(some_tables(int(rng.integers(4, 12))))
+    found_ms = [
+        PlanSearch(costs, replace(SHORT, share=share), seed).run().best.predicted_ms for share in (0.1, 0.5, 1.0, 4.0)
+    ]
+    assert all(later <= sooner * (1 + MOST_SLOWER) for sooner, later in pairwise(found_ms)), found_ms

@@ -27,7 +27,8 @@ from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.starts import Start, constructed
 from evenshard.sharders.search.state import Choice, State, choices_of, scores_of
 from evenshard.sharders.search.usual_cuts import MOST_SLOWER, UsualCuts, num_odd_cuts
-from evenshard.utils.errors import InfeasibleTask
+from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.messages import brief
 from evenshard.utils.process import on_interrupt
 
 # Of a large task, starts that are counted.
@@ -35,6 +36,9 @@ MOST_LARGE_STARTS = 4
 # Share of the starts that is improved, at least one, and of all changes that are tried for it; stage after stage. Known
 # placements count as starts, too; they are improved in the end, if they are worth it.
 _STAGES = ((0.15, 64, 0), (0.4, 4, 40), (0.45, 1, 200))
+# Where a search goes on: placements that are improved with each half of the changes that are left, and kicks that may
+# help none of them.
+LONG_KEPT, LONG_IDLE = (4, 1), 2_000
 # Devices from which on a search takes four times as many changes as on one.
 MOST_COUNTED_DEVICES = 128
 # Times as many where every table comes again for every cache.
@@ -60,13 +64,31 @@ class PlanSearchEffort:
         changes: changes that are tried out, all together, whatever becomes of them; more where devices are more.
         idle_kicks: kicks, one after the other, that made nothing better, until the search ends.
         kicked: groups that a kick changes at most.
+        share: of the changes at which the search ends, which is otherwise the same; above 1 it then goes on from its
+            best placements. So a larger share never answers worse.
         time_limit_s: the search ends after so many seconds at the latest; None for no limit.
     """
 
     changes: int = 12_000
     idle_kicks: int = 100
     kicked: int = 5
+    share: float = 1.0
     time_limit_s: float | None = None
+
+
+QUICK, NORMAL, LONG = "quick", "normal", "long"
+EFFORTS = {QUICK: PlanSearchEffort(share=0.2), NORMAL: PlanSearchEffort(), LONG: PlanSearchEffort(share=20.0)}
+
+
+def effort_called(name: str) -> PlanSearchEffort:
+    """One of ``EFFORTS``.
+
+    Raises:
+        BadConfig: if there is none of this name.
+    """
+    if name not in EFFORTS:
+        raise BadConfig(f"effort is {brief(name)}. Choose from {', '.join(EFFORTS)}.")
+    return EFFORTS[name]
 
 
 @dataclass(frozen=True)
@@ -93,7 +115,7 @@ class PlanSearch:
 
     Args:
         costs: what placements cost.
-        effort: how long to look.
+        effort: how long to look; normally where left out.
         seed: of the kicks.
         progress: called with the best cost so far.
         offloads: whether tables may be kept outside of device memory; where left out, where that is short.
@@ -107,7 +129,7 @@ class PlanSearch:
         progress: Progress | None = None,
         offloads: bool | None = None,
     ) -> None:
-        self.costs, self.effort = costs, effort or PlanSearchEffort()
+        self.costs, self.effort = costs, effort or EFFORTS[NORMAL]
         self.space = SearchSpace(costs, offloads)
         self.construction = Construction(self.space, Works.of(self.space))
         self.pieces, rng = Pieces(self.construction), np.random.default_rng(seed)
@@ -136,11 +158,12 @@ class PlanSearch:
         if not starts:
             raise InfeasibleTask("no placement was found: the tables' pieces found no room.", "Raise memory_cap_gb.")
         with on_interrupt(self.interrupt):
-            for share, kept, idle in _STAGES:
+            for share, kept, idle in self._stages():
                 starts = sorted(starts, key=lambda one: one.cost_ms)
                 chosen = starts[: kept if self.space.is_small else min(kept, MOST_LARGE_STARTS)]
                 for start in chosen:
-                    self._last_change = self.neighbours.tried + int(self._tries * share / len(chosen))
+                    last_change = self.neighbours.tried + int(self._tries * share / len(chosen))
+                    self._last_change = min(last_change, round(self._tries * self.effort.share))
                     self.neighbours.types = start.types if len(chosen) > 1 else set(SHARDING_TYPES)
                     state = State(self.space, start.choices)
                     self._report(state)
@@ -154,6 +177,13 @@ class PlanSearch:
         others = (*(one.parts for one, _ in ended), *reversed(found))
         candidates = dict.fromkeys((best.parts, *(parts for parts in others if parts != ended[0][0].parts)))
         return self.with_known(PlanSearchResult(best, tuple(candidates)), known, NEARLY)
+
+    def _stages(self) -> Iterator[tuple[float, int, int]]:
+        """Share of the changes, placements that are improved, and kicks that may help none."""
+        yield from _STAGES
+        left = self.effort.share - sum(share for share, _, _ in _STAGES)
+        if left > 0:
+            yield from ((left / 2, kept, LONG_IDLE) for kept in LONG_KEPT)
 
     def _predicted(self, found: Mapping[tuple[TablePart, ...], State]) -> list[tuple[PredictedParts, State]]:
         """The cheapest of these placements and those that cost hardly more, the best prediction first."""

@@ -18,7 +18,7 @@ from evenshard.report.answer import shown
 from evenshard.report.facts.setting import assumed_lookups_texts
 from evenshard.report.facts.step import EMBEDDING_WORK
 from evenshard.sharders.base import Sharder
-from evenshard.sharders.search.search import PlanSearchEffort
+from evenshard.sharders.search.search import effort_called
 from evenshard.sharders.torchrec.compat import planner_error
 from evenshard.torchrec.model.dense_model import dense_bytes
 from evenshard.torchrec.model.modules import collections_in, other_modules_in, qualified_name
@@ -150,7 +150,7 @@ class ModelPlanner:
         on, limit_s, started = self.machine.compute_device, self.arguments.timeout_seconds, time.monotonic()
         knobs = self.settings.knobs
         model, hardware = chosen_model(knobs.search.model, knobs.machine.hardware, on)
-        config = PlaceConfig(PlanSearchEffort(time_limit_s=limit_s), knobs.search.seed)
+        config = PlaceConfig(replace(effort_called(knobs.search.effort), time_limit_s=limit_s), knobs.search.seed)
 
         def count(predicted_ms: float) -> None:
             result.num_found += 1
