@@ -278,31 +278,31 @@ class PartCosts:
         No exchange takes less in proportion to its bytes, latencies left aside. An exchange of indices that runs beside
         the step before counts nothing.
         """
-        slopes_V3, replica_ms = self._slopes
-        return slopes_V3[:, 1 if hides_inputs(self.pipeline) else 0 :].sum(axis=1), replica_ms
-
-    @property
-    def forward_slopes_V(self) -> FloatArray:
-        """[V] what of them is the forward exchange."""
-        return self._slopes[0][:, 1]
-
-    @cached_property
-    def _slopes(self) -> tuple[FloatArray, float]:
-        """[V, 3] likewise, of each exchange; and of a weight of a replica."""
-        links = self.links.floor
-
-        def times(volumes: Volumes) -> list[float]:
-            found = exchange_times(self.task, volumes, links)
-            return [float(found.input_dist[0]), float(found.forward[0]), float(found.backward[0])]
-
-        slopes = []
-        for name in VOLUMES:
-            volumes = Volumes.empty(self.task.num_devices)
-            getattr(volumes, name)[:] = 1.0
-            slopes.append(times(volumes))
         volumes = Volumes.empty(self.task.num_devices)
         volumes.replicated_values = 1.0
-        return np.array(slopes), sum(times(volumes))
+        return self._counted(self.slopes_V3(np.ones(self.task.num_devices))), sum(self._floors_ms(volumes))
+
+    @property
+    def own_slopes_V(self) -> FloatArray:
+        """[V] likewise, if no other device has any."""
+        return self._counted(self.slopes_V3(np.eye(1, self.task.num_devices)[0]))
+
+    def _counted(self, slopes_V3: FloatArray) -> FloatArray:
+        return np.asarray(slopes_V3[:, 1 if hides_inputs(self.pipeline) else 0 :].sum(axis=1))
+
+    def slopes_V3(self, held_D: FloatArray) -> FloatArray:
+        """[V, 3] time of each exchange on the first device for each of the volumes, if devices hold so much of it."""
+        found = []
+        for name in VOLUMES:
+            volumes = Volumes.empty(self.task.num_devices)
+            getattr(volumes, name)[:] = held_D
+            found.append(self._floors_ms(volumes))
+        return np.array(found)
+
+    def _floors_ms(self, volumes: Volumes) -> list[float]:
+        """What each exchange takes at least on the first device, latencies left aside."""
+        found = exchange_times(self.task, volumes, self.links.floor)
+        return [float(found.input_dist[0]), float(found.forward[0]), float(found.backward[0])]
 
     def _compute_ms(self, by_table: Mapping[str, Sequence[TablePart]]) -> FloatArray:
         """[D, M, 2] compute times, forward and backward, by each member of the ensembles."""

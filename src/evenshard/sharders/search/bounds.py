@@ -96,11 +96,14 @@ class _Bounds:
             [self._summed(price.own_steps_ms(columns_PH)) for price, columns_PH in self._kinds], axis=0
         )
         longest_W = flat.longest(_least_alone_ms(self._kinds)) + replicas_W + offload.longest_W
-        self._alone_W = np.minimum(longest_W + flat.longest_WV @ slopes_V, _narrowest_ms(space, slopes_V))
+        # Alone on its device, a piece may be all that is exchanged.
+        own_V = costs.own_slopes_V
+        self._alone_W = np.minimum(longest_W + flat.longest_WV @ own_V, _narrowest_ms(space, own_V))
         # What a piece waits for besides, if all devices' forward exchanges are a window: their mean beyond its own.
         is_window = costs.pipeline != LARGEST_SUM
-        self._forward_W = flat.volume_WV @ costs.forward_slopes_V * flat.copies_W / self._devices * is_window
-        self._own_forward_W = flat.longest_WV @ costs.forward_slopes_V
+        even_D = np.ones(self._devices)
+        self._forward_W = flat.volume_WV @ costs.slopes_V3(even_D)[:, 1] * flat.copies_W / self._devices * is_window
+        self._own_forward_W = flat.longest_WV @ costs.slopes_V3(np.eye(1, self._devices)[0])[:, 1]
         self._divide_into_classes()
 
     def _divide_into_classes(self) -> None:
@@ -326,14 +329,15 @@ def _fitting(
     budget = (time_ms - offset) * devices
     if total[rows, chosen].sum() > budget:
         return None
-    used = options.bytes_GW[rows, chosen].sum()
+    bytes_GW = np.where(np.isfinite(total), options.bytes_GW, 0.0)
+    used = bytes_GW[rows, chosen].sum()
     price = float(total[rows, chosen].sum()) / max(room, 1.0) * 1e-3
     for _ in range(24):
         if used <= room:
             return chosen
-        priced = np.where(np.isfinite(total), total + price * options.bytes_GW, np.inf)
+        priced = total + price * bytes_GW
         chosen = np.asarray(priced.argmin(axis=1))
-        used = options.bytes_GW[rows, chosen].sum()
+        used = bytes_GW[rows, chosen].sum()
         if priced[rows, chosen].sum() - price * room > budget:
             return None
         price *= 2
