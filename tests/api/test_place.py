@@ -111,6 +111,7 @@ FIELDS = [
     "device_error",
     "link_error",
     "nearness",
+    "measured_ms",
 ]
 PROPERTIES = [
     "assumptions",
@@ -119,6 +120,7 @@ PROPERTIES = [
     "high_ms",
     "host_memory",
     "low_ms",
+    "measured_device_ms",
     "memory",
     "memory_warnings",
     "num_devices",
@@ -184,6 +186,7 @@ FLAGS = [
     ("--columns a=num_rows --columns ts=", "columns", {"a": "num_rows", "ts": ""}),
     ("--measure 5", "num_measured", 5),
     ("--seed 9", "seed", 9),
+    ("--effort quick", "effort", "quick"),
 ]
 SIGNATURE = inspect.signature(evenshard.place)
 REPORTING = """

@@ -50,11 +50,14 @@ def test_its_costs_train_another_model(folder: Path) -> None:
     assert (folder / "model" / "state.pt").is_file()
 
 
-def test_its_placement_costs_what_it_did_by_its_model(folder: Path) -> None:
+def test_the_kernels_of_its_placement_take_what_they_did_by_its_model(folder: Path) -> None:
+    """Exchanges are those of today's links, and a step waits and hides as it does today."""
     answer, model = load_answer(folder / "placement.json"), model_of(folder)
     assert model.policy is not None and answer.lineage["model"]["sha256"] != model.digest  # without optimizers' states
     again = repriced(answer, answer.parts, model)
-    assert again.predicted_ms == pytest.approx(answer.predicted_ms, rel=1e-5)
+    for before, after in zip(answer.devices, again.devices, strict=True):
+        assert after.predicted_fwd_compute_ms == pytest.approx(before.predicted_fwd_compute_ms, rel=1e-5)
+        assert after.predicted_bwd_compute_ms == pytest.approx(before.predicted_bwd_compute_ms, rel=1e-5)
     assert answer.predicted_ms > 3 and set(answer.type_of_table.values()) == {TABLE_WISE}
 
 
