@@ -90,6 +90,7 @@ KEYWORDS = {
     "compare": (),
     "num_measured": 0,
     "seed": 0,
+    "effort": "normal",
     "progress": None,
 }
 FIELDS = [

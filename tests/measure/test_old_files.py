@@ -31,11 +31,17 @@ def opened(tmp_path: Path, name: str) -> Journal:
     return Journal(tmp_path / name)
 
 
-def assert_same_but_for_rounding(cost: PlacementCost, other: PlacementCost) -> None:
+# Of the links' times as they are today.
+EXCHANGES = ("fwd_all_to_all_ms", "bwd_all_to_all_ms", "fwd_wait_ms")
+
+
+def assert_same_but_for_rounding(cost: PlacementCost, other: PlacementCost, leave_out: tuple[str, ...] = ()) -> None:
     """The mathematical functions of another CPU may differ in the last digits."""
     found, expected = asdict(cost), asdict(other)
     for device, other_device in zip(found.pop("devices"), expected.pop("devices"), strict=True):
         for name, value in device.items():
+            if name in leave_out:
+                continue
             is_time = isinstance(value, float)
             assert value == (pytest.approx(other_device[name], rel=1e-12) if is_time else other_device[name]), name
     assert found == expected
@@ -45,7 +51,7 @@ def test_tasks() -> None:
     assert load_tasks(OLD / "tasks.json", POOL) == sample_tasks(POOL[:8], TaskSampling(2, 1, 3, 2, 0.5, 64), 0)
 
 
-def test_a_journal_of_whole_tables_resumes_and_the_device_simulates_the_same(tmp_path: Path) -> None:
+def test_a_journal_of_whole_tables_resumes_and_kernels_are_simulated_as_then(tmp_path: Path) -> None:
     jobs, config = load_measure_plan(OLD / "plan.json")
     assert config == CONFIG
     with opened(tmp_path, "whole.jsonl") as journal:
@@ -54,7 +60,7 @@ def test_a_journal_of_whole_tables_resumes_and_the_device_simulates_the_same(tmp
     with Journal(tmp_path / "new.jsonl") as journal:
         again = measure_jobs(open_hardware(config), jobs, config, journal)
     for now, before in zip(again, kept, strict=True):
-        assert_same_but_for_rounding(now.cost, before.cost)
+        assert_same_but_for_rounding(now.cost, before.cost, leave_out=EXCHANGES)
     (first, second, alone) = load_costs(OLD / "whole.parquet", POOL)
     assert [one.cost for one in (first, second, alone)] == [one.cost for one in kept]
     assert alone.task.num_devices == 1 and [table.name for table in alone.task.tables] == ["t0"]

@@ -41,7 +41,7 @@ def test_a_collection_of_means_alone_is_cut_by_rows_where_that_is_faster() -> No
     answer = placed(*MEANS, *SUMS)
     columns = placed(*MEANS, *SUMS, sharding_types=("table_wise", "column_wise", "table_column_wise", "grid_shard"))
     assert types(answer, *MEANS) == {"table_row_wise"} and not types(answer, *SUMS) & {*ROWS_ALONE}
-    assert answer.predicted_ms < 0.8 * columns.predicted_ms
+    assert answer.predicted_ms < 0.9 * columns.predicted_ms
     assert answer.lower_bound_ms <= answer.predicted_ms
     (note,) = answer.notes
     assert note.startswith("All tables of collections with MEAN tables are cut by rows: TorchRec trains")

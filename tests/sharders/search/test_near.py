@@ -23,6 +23,7 @@ from evenshard.placement.sharding import SHARDING_TYPES, TABLE_WISE
 from evenshard.placement.storage import USUAL_KERNELS
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.search.moves import EarlierPlacement, Moves
+from evenshard.sharders.packing.legal_parts import legal_parts
 from evenshard.sharders.search.near import ALIKE, NearResult, NearSearch
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort, PlanSearchResult
 from evenshard.sharders.search.space import SearchSpace
@@ -143,9 +144,11 @@ def test_a_larger_bound_answers_no_worse(seed: int, has_host_memory: bool) -> No
     if has_host_memory:
         machine = replace(Machine.one_node(2), host_bytes=(8 * GB,))
         more |= {"room_bytes": (total // 4,) * 2, "machine": machine, "pipeline": "", "kernels": USUAL_KERNELS}
-    old = earlier(PlanSearch(costs_of(tables, 2, **more), SHORT).run().best.parts, 2, "adam")
+    begun = PlanSearch(costs_of(tables, 2, **more), SHORT)
+    legal = (legal_parts(begun.costs.task, 0),)  # where memory is this short, no construction may find room
+    old = earlier(begun.run(legal).best.parts, 2, "adam")
     search = PlanSearch(costs_of(changed, 2, **more), SHORT)
-    free, times = search.run(), []
+    free, times = search.run(legal), []
     for share in (0, 0.03, 0.1, 0.3, float("inf")):
         times.append(NearSearch(deepcopy(search), old, share * total).run(free).best.predicted_ms)
     assert all(later <= sooner * (1 + 2 * ALIKE) for sooner, later in pairwise(times))
