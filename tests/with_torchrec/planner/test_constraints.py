@@ -102,7 +102,7 @@ def test_torchrec_estimates_as_many_lookups_as_evenshard_counts() -> None:
     model, machine = Sparse(bags(1, rows=100_000)), two_gpus(200)
     of: dict[float, Any] = {}
     for poolings in (1.0, 4.0):
-        constraints = {"table_0": ParameterConstraints(pooling_factors=[20.0], num_poolings=[poolings])}
+        constraints = {"table_0": ParameterConstraints(pooling_factors=[500.0], num_poolings=[poolings])}
         one = planner(machine, constraints=constraints, hardware="simulated:h200", model=None)
         one.plan(model, [TableWise()])
         assert one.answer is not None and one._best_plan is not None
