@@ -135,6 +135,10 @@ def kernel_report(held: Mapping[str, Held]) -> str:
             errors = 100 * np.abs(np.log(own))
             lines.append([name, time, str(len(own)), f"{np.median(own):.2f}", *_percents(errors)])
         lines.append([name, "all", str(len(one.errors)), "", *_percents(one.errors)])
+    for time in (time for time in TIMES if sum(time in one.ratios for one in held.values()) > 1):
+        own = np.concatenate([one.ratios[time] for one in held.values() if time in one.ratios])
+        errors = 100 * np.abs(np.log(own))
+        lines.append(["all", time, str(len(own)), f"{np.median(own):.2f}", *_percents(errors)])
     return text_table(lines, "<<>>>>", "  ")
 
 

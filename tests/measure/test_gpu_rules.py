@@ -17,6 +17,7 @@ from evenshard.measure.gpu_rules import EVIDENCE, FITTED, SHEET, constants_by_ru
 from evenshard.measure.inventory import known_hardware
 from evenshard.measure.profiles import profile_path
 from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, GpuProfile, gpu_profile
+from support.repository import ROOT
 from support.truth import truth_file
 
 # By hand -------------------------------------------------------------------------------------------------------------
@@ -91,6 +92,15 @@ def test_a_gpu_left_out_takes_about_as_long_as_it_really_did(gpu: str, median: f
     assert np.median(held()[gpu].errors) < median
 
 
+def test_the_page_states_these_errors() -> None:
+    page = (ROOT / "docs" / "measure.md").read_text()
+    names = ("RTX 2080 Ti", "V100", "A100", "H100", "H200", "B200")
+    for name, one in zip(names, held().values(), strict=True):
+        median, most = np.percentile(one.errors, [50, 90])
+        row = next(line for line in page.splitlines() if line.startswith(f"| {name} |"))
+        assert row.endswith(f"| {median:.0f} % | {most:.0f} % |")
+
+
 def test_a_speed_that_is_none_is_far_off() -> None:
     """So is one that goes the wrong way: what a flipped sign would do."""
     truth = truth_file(POINTS).parent
@@ -154,7 +164,8 @@ def test_a_data_sheet_becomes_a_profile_that_places(capsys: pytest.CaptureFixtur
     write(l2_gb_s={"value": 1600, "source": "measured: a microbenchmark"}, num_sms={"value": 84, "source": "its box"})
     assert main(["hardware", "add", "--spec", "gpu.yaml"]) == 0
     out = capsys.readouterr().out
-    assert "gpu: extrapolated from rtx_2080_ti, v100, a100_80gb, h100: 90 % of times within a factor of 1.76" in out
+    said = " ".join(out.split())
+    assert "extrapolated from rtx_2080_ti, v100, a100_80gb, h100: 90 % of times within a factor of 1.76" in said
     assert "saved: gpu_profile.yaml (hardware: simulated:gpu_profile.yaml uses it)" in out
     found = known_hardware("gpu_profile.yaml")
     assert found.constants["l2_gb_s"].source == "measured: a microbenchmark"

@@ -56,9 +56,9 @@ def _hardware(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _add_hardware(sheet: Path, out: Path) -> None:
-    from evenshard.measure.inventory import add_hardware
+    from evenshard.measure.inventory import add_hardware, confirmation_text
 
-    print(f"{sheet.stem}: {add_hardware(sheet, out).confirmation}")
+    print(confirmation_text(add_hardware(sheet, out)))
     print(f"saved: {out} (hardware: simulated:{out} uses it)")
 
 

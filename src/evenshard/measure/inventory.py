@@ -250,7 +250,12 @@ def hardware_text(one: KnownHardware) -> str:
         for seen in one.evidence:
             evidence += [_evidence_cells(seen), ("", "", "", "", printable(seen.source))]
         lines += [text_table(evidence, ">>>><", width=_width()), ""]
-    return "\n".join([*lines, *textwrap.wrap(f"{one.name}: {one.confirmation}.", _width())])
+    return "\n".join([*lines, confirmation_text(one)])
+
+
+def confirmation_text(one: KnownHardware) -> str:
+    """What confirms it, for a terminal."""
+    return "\n".join(textwrap.wrap(f"{one.name}: {one.confirmation}.", _width()))
 
 
 _DEFAULT = (
