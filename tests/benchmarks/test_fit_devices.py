@@ -182,7 +182,7 @@ def test_sequences_take_as_long_as_published_whatever_rows_they_look_up() -> Non
     times = fit_devices.sequence_times(folder(), gpu_profile("b200"))
     for ms in times.by_alpha_ms.values():
         assert ms == pytest.approx(times.measured_ms, rel=0.1)
-    assert times.pooled_ms > 1.5 * times.measured_ms, "were each lookup a bag"
+    assert times.pooled_ms > 1.4 * times.measured_ms, "were each lookup a bag"
 
 
 # Fits ----------------------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def test_every_profile_has_a_fit_and_the_others_constants_that_it_takes() -> Non
 
 def test_writing_a_profile_again_makes_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("h200", "a100_40gb")
-    for name in names:
+    for name in {*names, *(FITS[name].takes_from for name in names)}:
         shutil.copy(profile_path(name), tmp_path)
     monkeypatch.setattr(fit_devices, "profile_path", lambda name: tmp_path / f"{name}.yaml")
     monkeypatch.setattr("sys.argv", ["fit_devices", "--truth", str(folder()), "--write", *names])

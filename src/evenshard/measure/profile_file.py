@@ -37,8 +37,8 @@ _LISTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "tuple[Curve, ...]": curves_of,
 }
 # What a number is, by the first words of its source; where that says nothing, a guess.
-MEASURED, FITTED, DATA_SHEET, GUESS = "measured", "fitted", "data sheet", "guess"
-_ORIGINS = {one: one for one in (MEASURED, FITTED, DATA_SHEET, GUESS)} | {"calibrated": FITTED}
+DATA_SHEET, GUESS = "data sheet", "guess"
+_ORIGINS = {one: one for one in ("measured", "fitted", DATA_SHEET, GUESS)} | {"calibrated": "fitted"}
 _SHEET_REMEDY = f"A data sheet says vendor, link, {', '.join(gpu_rules.SHEET)}: docs/measure.md."
 _HEADER = "# A simulated device or a link; what its constants mean stands in evenshard/measure/, where they are read\n"
 
@@ -185,7 +185,7 @@ def _by_rules(content: dict[str, Any], path: Path) -> dict[str, Any]:
     for name, value in constants.items():
         source = f"{DATA_SHEET}, by rules" if name in scaled else f"{GUESS}, as of fitted GPUs"
         found.setdefault(name, {"value": float(f"{value:.6g}"), "source": source})
-    seen = [asdict(gpu_rules.EVIDENCE)] if vendor == gpu_rules.VENDOR else []
+    seen = [asdict(gpu_rules.EVIDENCE)] if vendor.upper() == gpu_rules.VENDOR else []
     return {**found, "evidence": seen, "extrapolated_from": ", ".join(gpu_rules.FITTED)}
 
 
