@@ -20,7 +20,9 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.references import others_measurements
-from evenshard.measure.dense_layers import SHEETS, DataSheet, ProductFit, mean_fit, product_ms
+from evenshard.measure.dense_layers import ProductFit, mean_fit, product_ms
+from evenshard.measure.profiles import SHORT_NAMES
+from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
 from evenshard.tables.reuse import FloatArray
 from evenshard.utils.text_table import text_table
 
@@ -30,15 +32,16 @@ LEFT_OUT = 3
 
 
 def read_products(folder: Path) -> dict[str, FloatArray]:
-    """By GPU: [P, 4] m, n, k and ms."""
+    """By the name of a profile: [P, 4] m, n, k and ms."""
     found = defaultdict(list)
     with (folder / FILE).open() as file:
         for row in csv.DictReader(file):
-            found[row["gpu"].removesuffix("_sxm")].append([float(row[name]) for name in ("m", "n", "k", "ms")])
+            gpu = row["gpu"].removesuffix("_sxm")
+            found[SHORT_NAMES.get(gpu, gpu)].append([float(row[name]) for name in ("m", "n", "k", "ms")])
     return {gpu: np.array(rows) for gpu, rows in found.items()}
 
 
-def fitted(sheet: DataSheet, seen_P4: FloatArray) -> ProductFit:
+def fitted(gpu: GpuProfile, seen_P4: FloatArray) -> ProductFit:
     """The constants with the least error of logarithms; a few outliers count little."""
     *sizes, ms_P = seen_P4.T
 
@@ -48,15 +51,15 @@ def fitted(sheet: DataSheet, seen_P4: FloatArray) -> ProductFit:
 
     start = np.log([*astuple(START)[:4], 1.0, START.sharpness])
     found = least_squares(
-        lambda values: np.log(product_ms(sheet, of(values), *sizes) / ms_P), start, loss="soft_l1", f_scale=0.1
+        lambda values: np.log(product_ms(gpu, of(values), *sizes) / ms_P), start, loss="soft_l1", f_scale=0.1
     )
     return ProductFit(*(float(f"{one:.4g}") for one in astuple(of(found.x))))
 
 
-def errors_of(sheet: DataSheet, fit: ProductFit, rows_P4: FloatArray) -> FloatArray:
+def errors_of(gpu: GpuProfile, fit: ProductFit, rows_P4: FloatArray) -> FloatArray:
     """[P] relative errors."""
     *sizes, ms_P = rows_P4.T
-    return np.asarray(np.abs(product_ms(sheet, fit, *sizes) / ms_P - 1))
+    return np.asarray(np.abs(product_ms(gpu, fit, *sizes) / ms_P - 1))
 
 
 def left_out(rows_P4: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -70,12 +73,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--truth", type=Path, default=others_measurements.default_folder(), help="folder of the files")
     products = read_products(parser.parse_args().truth)
-    fits = {gpu: fitted(SHEETS[gpu], left_out(rows)[0]) for gpu, rows in products.items()}
+    fits = {gpu: fitted(gpu_profile(gpu), left_out(rows)[0]) for gpu, rows in products.items()}
     cells = [("GPU", "rows", "left out: median, %", "90 %", "by the others: median", "90 %")]
     for gpu, rows in products.items():
         print(f'    "{gpu}": ProductFit{astuple(fits[gpu])},')
-        own = errors_of(SHEETS[gpu], fits[gpu], left_out(rows)[1])
-        rule = errors_of(SHEETS[gpu], mean_fit({name: one for name, one in fits.items() if name != gpu}), rows)
+        own = errors_of(gpu_profile(gpu), fits[gpu], left_out(rows)[1])
+        rule = errors_of(gpu_profile(gpu), mean_fit({name: one for name, one in fits.items() if name != gpu}), rows)
         numbers = [f"{100 * of:.1f}" for one in (own, rule) for of in (np.median(one), np.percentile(one, 90))]
         cells.append((gpu, f"{len(rows):,}", *numbers))
     print(text_table(cells, "<>>>>>"))

@@ -16,6 +16,7 @@ import argparse
 import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ from evenshard.measure.calibrate.constants import (
 )
 from evenshard.measure.evidence import Evidence
 from evenshard.measure.kernel_calls import Lookup
-from evenshard.measure.profile_file import write_profile
+from evenshard.measure.profile_file import origin_of, sources_of, write_profile
 from evenshard.measure.profiles import profile_path
 from evenshard.measure.simulated.device_model import (
     BACKWARD_KERNELS,
@@ -101,7 +102,6 @@ FITS = {
         extrapolated_from="h100",
         prior=0.02,
     ),
-    "b200": Fit((), (), takes_from="h100", extrapolated_from="h100"),
 }
 
 
@@ -393,10 +393,11 @@ class SequenceTimes:
     pooled_ms: float
 
 
-def sequence_times(truth: Path) -> SequenceTimes:
-    """What is published says how many rows the rank looks up, not which. All but the last table have long sequences.
+def sequence_times(truth: Path, profile: GpuProfile) -> SequenceTimes:
+    """By a profile of the B200. What is published says how many rows the rank looks up, not which.
 
-    A table's rows are dealt to the ranks. Three of its four features are histories, one is a single item.
+    All but the last table have long sequences. A table's rows are dealt to the ranks. Three of its four features are
+    histories, one is a single item.
     """
     with (truth / LATER_POINTS).open(newline="") as file:
         row = next(row for row in csv.DictReader(file) if row["kernel"].startswith(SEQUENCES))
@@ -420,7 +421,6 @@ def sequence_times(truth: Path) -> SequenceTimes:
             )
             for number, (num_rows, own, features) in enumerate(zip(rows, of_table, FEATURES, strict=True))
         ]
-        profile = gpu_profile("b200")
         counter, shard = WorkCounter(profile), np.zeros(len(found), dtype=np.int64)
         work = counter.shard_work(
             work_columns(counter, found if is_sequence else [one.pooled for one in found]), shard, 1
@@ -434,7 +434,7 @@ def sequence_times(truth: Path) -> SequenceTimes:
 
 def sequence_report(truth: Path) -> str:
     """The published time, and those of the profile."""
-    times = sequence_times(truth)
+    times = sequence_times(truth, gpu_profile("b200"))
     lines = [["B200: sequences, rows by a power law", "ms", "of the published"]]
     found = {f"exponent {alpha}": ms for alpha, ms in times.by_alpha_ms.items()}
     found |= {"exponent 1.05, were each lookup a bag": times.pooled_ms, "published": times.measured_ms}
@@ -469,8 +469,6 @@ def main() -> None:
         if own and not fit.free:  # all its constants were fitted to the same points
             fitted = replace(fitted, evidence=gpu_profile(fit.takes_from).evidence[0])
         print(f"\n## {name}\n\n{_summary(fitted.evidence)}\n\n{fitted.report}\n")
-        if name == "b200":
-            print(sequence_report(truth))
         if arguments.write:
             _write(name, fit, fitted)
 
@@ -501,17 +499,25 @@ def _write(name: str, fit: Fit, fitted: Fitted) -> None:
     fitted_source = (
         "fitted to totals of shards, see evidence" if not fit.gpus else "fitted to public kernels, see evidence"
     )
-    other_source = "estimate that no measurement tells, see benchmarks/scripts/fit_devices.yaml"
-    if fit.takes_from:
-        other_source = f"as the {fit.takes_from} profile"
+    sources = sources_of(profile_path(fit.takes_from)) if fit.takes_from else {}
+
+    def source_of(constant: str) -> str:
+        if constant in own:
+            return fitted_source
+        if fit.takes_from:
+            return f"{origin_of(sources[constant])}: as the {fit.takes_from} profile"
+        return "guess: no measurement tells it, see benchmarks/scripts/fit_devices.yaml"
+
     values = {one: float(getattr(fitted.profile, one)) for one in FREE_CONSTANTS}
     moved = {one for one in fit.free if abs(values[one] - getattr(start, one)) > MOVED * getattr(start, one)}
     own = {one: value for one, value in values.items() if one in moved}
     measured = set() if fit.takes_from else {MEMORY}  # its source is not the fit's
     others = {one: getattr(start, one) for one in FREE_CONSTANTS if one not in moved | measured}
     evidence = () if fitted.evidence is None else (fitted.evidence,)
-    for constants, source in ((others, other_source), (own, fitted_source)):
-        write_profile(path, constants, source, evidence, path, fit.extrapolated_from)
+    for source, constants in groupby(sorted(others | own, key=source_of), source_of):
+        write_profile(
+            path, {one: (others | own)[one] for one in constants}, source, evidence, path, fit.extrapolated_from
+        )
 
 
 if __name__ == "__main__":

@@ -212,7 +212,7 @@ def main() -> None:
             cells.append((name, kind[0], str(kind[1]), str(len(curve.kb)), *numbers))
         links[name] = fitted_link(name, truth, np.concatenate(all_errors))
         if args.write:
-            write_link(links[name], SOURCE, link_profile_path(name))
+            write_link(links[name], f"fitted to {SOURCE}", link_profile_path(name))
     print(text_table(cells, "<<>>>>>>"), end="\n\n")
     cells = [
         ("link", "by its line rate: median", "90 %", "by other line rates: median", "90 %", "4 of 2 and 8", "90 %")

@@ -209,7 +209,7 @@ def test_a_profile_of_an_older_version_is_refused_in_one_line_that_says_what_to_
     content = yaml.safe_load(a_profile("old.yaml").read_text())
     for name in ("bounds_floor_us", "hot_lookup_ns"):
         del content[name]
-    old = {"clock_ghz": 1.5, "fwd_loads_per_warp": 2.0, "hot_row_ns": 700.0}
+    old = {"boost_ghz": 1.5, "fwd_loads_per_warp": 2.0, "hot_row_ns": 700.0}
     content |= {name: {"value": value, "source": "an older version"} for name, value in old.items()}
     Path("old.yaml").write_text(yaml.safe_dump(content))
     assert main([*BENCHMARK, *SIMULATED]) == 0
@@ -218,6 +218,6 @@ def test_a_profile_of_an_older_version_is_refused_in_one_line_that_says_what_to_
     for words in ([*from_old, "--out", "new.yaml"], [*BENCHMARK, "--hardware", "simulated:old.yaml"]):
         assert main(words) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert "old.yaml: constant 'clock_ghz' is unknown and bounds_floor_us is missing" in line
+        assert "old.yaml: constant 'boost_ghz' is unknown and bounds_floor_us is missing" in line
         assert "If an older version of evenshard wrote the file, calibrate again, starting from a profile" in line
     assert not Path("new.yaml").exists()

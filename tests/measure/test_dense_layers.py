@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from benchmarks.scripts.fit_dense_layers import errors_of, fitted, left_out, read_products
-from evenshard.measure.dense_layers import FITS, SHEETS, DataSheet, ProductFit, mean_fit, product_ms
+from evenshard.measure.dense_layers import FITS, ProductFit, fit_of, mean_fit, product_ms
+from evenshard.measure.simulated.gpu_profile import gpu_profile
 from support.truth import truth_file
 
-SHEET = DataSheet(tflops=1.0, hbm_gb_s=1.0, num_sms=2)
+SHEET = replace(gpu_profile("h100"), tflops=1.0, hbm_gb_s=1.0, num_sms=2)
 FIT = ProductFit(reached=0.5, start_depth=0.0, hbm_share=1e9, floor_us=3.0, wave_share=1.0, sharpness=4.0)
 
 
@@ -35,11 +36,20 @@ def test_bytes_by_hand() -> None:
     assert of(10, 30, 20, of_memory, "tf32") == pytest.approx(0.003 + 4400e-6)
 
 
-@pytest.mark.parametrize("gpu", sorted(SHEETS))
+@pytest.mark.parametrize("gpu", sorted(FITS))
 def test_products_that_a_fit_did_not_see_and_gpus_by_the_others(gpu: str) -> None:
     rows = read_products(truth_file("gemm_bf16.csv").parent)[gpu]
     seen, unseen = left_out(rows)
-    assert astuple(fitted(SHEETS[gpu], seen)) == pytest.approx(astuple(FITS[gpu]), rel=0.02)
-    assert np.median(errors_of(SHEETS[gpu], FITS[gpu], unseen)) < 0.09
+    assert astuple(fitted(gpu_profile(gpu), seen)) == pytest.approx(astuple(FITS[gpu]), rel=0.02)
+    assert np.median(errors_of(gpu_profile(gpu), FITS[gpu], unseen)) < 0.09
     others = mean_fit({name: one for name, one in FITS.items() if name != gpu})
-    assert np.median(errors_of(SHEETS[gpu], others, rows)) < 0.14
+    assert np.median(errors_of(gpu_profile(gpu), others, rows)) < 0.14
+
+
+def test_a_gpu_that_nobody_fitted_has_the_mean_and_its_own_data_sheet() -> None:
+    """Large products go with TFLOPS."""
+    assert fit_of("h100") == FITS["h100"] and fit_of("l40s") == mean_fit(FITS)
+    sizes = np.array(8192.0), np.array(8192.0), np.array(8192.0)
+    l40s, h100 = gpu_profile("l40s"), gpu_profile("h100")
+    times = [float(product_ms(gpu, fit_of("l40s"), *sizes)) for gpu in (l40s, h100)]
+    assert times[0] / times[1] == pytest.approx(h100.tflops / l40s.tflops, rel=0.1)

@@ -44,6 +44,32 @@ def test_a_constant_has_its_value_unit_and_source() -> None:
     assert known_hardware("simulated:h200") == known_hardware("h200")
 
 
+def test_each_number_says_whether_it_is_measured_fitted_of_a_data_sheet_or_a_guess() -> None:
+    """And its source begins so, which is what the command prints."""
+    origins = {"measured", "fitted", "data sheet", "guess"}
+    found = {name: {} for name in origins}  # type: dict[str, dict[str, str]]
+    for one in (*known_devices(), *known_links()):
+        for name, constant in one.constants.items():
+            assert constant.origin in origins and constant.source.startswith(constant.origin), (one.name, name)
+            found[constant.origin][f"{one.name} {name}"] = constant.source
+    assert "h100 num_sms" in found["data sheet"] and "v100 hbm_efficiency" in found["measured"]
+    assert {"v100 l2_gb_s", "h200 l2_gb_s", "nvlink_h100 latency_us"} <= set(found["fitted"])
+    assert {"h100 bag_hit_ns", "h200 bag_hit_ns", "ethernet_25g latency_us"} <= set(found["guess"])
+    assert "ethernet_25g bandwidth_gb_s" in found["data sheet"]
+    assert "l40s gradient_ns_per_row" in found["data sheet"] and "l40s sort_floor_us" in found["guess"]
+
+
+def test_a_source_that_does_not_say_it_is_a_guess_unless_evenshard_calibrated(tmp_path: Path) -> None:
+    content = yaml.safe_load(profile_path("v100").read_text())
+    content["l2_mb"]["source"], content["l2_gb_s"]["source"] = "a friend", "calibrated on 12 shards of cuda"
+    del content["host_gb_s"]
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
+    found = known_hardware(str(tmp_path / "mine.yaml")).constants
+    assert (found["l2_mb"].origin, found["l2_mb"].provenance) == ("guess", "guess: a friend")
+    assert found["l2_gb_s"].provenance == "fitted: calibrated on 12 shards of cuda"
+    assert (found["host_gb_s"].value, found["host_gb_s"].origin) == (50.0, "guess")
+
+
 @pytest.mark.parametrize(
     ("constant", "unit"),
     [
@@ -125,6 +151,7 @@ def test_one_as_json(capsys: pytest.CaptureFixture[str]) -> None:
         "value": LINKS["pcie3_host"].latency_us,
         "unit": "us",
         "source": LINKS["pcie3_host"].source,
+        "origin": "fitted",
     }
     assert found["evidence"][0]["held_out"] == LINKS["pcie3_host"].evidence[0].held_out
 

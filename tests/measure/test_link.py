@@ -211,6 +211,7 @@ def test_links_inside_of_a_node_span_it_and_networks_any_number() -> None:
     spans = {name: found.spans for name, found in LINKS.items()}
     assert {name for name, span in spans.items() if span == 8} == {
         "pcie3_host", "pcie4", "pcie5", "nvlink_a100", "nvlink_h100", "nvlink_h200", "nvlink_b200", "nvlink_b300",
+        "infinity_fabric_mi300x", "infinity_fabric_mi350x",
     }  # fmt: skip
     assert (spans["nvlink_v100_dgx1"], spans["nvlink_v100"]) == (4, 16)  # half a DGX-1; a DGX-2
     assert beyond_span("ethernet_25g", 10**6) is None

@@ -433,6 +433,9 @@ READERS: dict[str, Reader] = {
     "device profile": Reader(
         "device.yaml", lambda rng: mutated_yaml(_yaml("src/evenshard/measure/profiles/h200.yaml"), rng), _read_profile
     ),
+    "data sheet": Reader(
+        "sheet.yaml", lambda rng: mutated_yaml(_yaml("src/evenshard/measure/profiles/l40s.yaml"), rng), _read_profile
+    ),
     "link profile": Reader("link.yaml", lambda rng: mutated_yaml(LINK, rng), _read_link),
     "cluster.yaml": Reader(
         "cluster.yaml", lambda rng: mutated_yaml(_yaml("pipelines/cluster.yaml"), rng), _read_cluster

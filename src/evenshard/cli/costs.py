@@ -19,6 +19,10 @@ from evenshard.cli.arguments import (
 )
 from evenshard.cli.options import add_option
 from evenshard.planner.knobs import place_knob
+from evenshard.utils.errors import BadConfig
+
+# Instead of the name of some hardware.
+ADD = "add"
 
 
 def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
@@ -37,7 +41,11 @@ def _hardware(args: argparse.Namespace) -> Mapping[str, Any]:
 
     from evenshard.measure.inventory import hardware_text, inventory, inventory_text, known_hardware
 
-    if args.here is not None:
+    if (args.name == ADD) != (args.sheet is not None) or (args.out and not args.sheet):
+        raise BadConfig(f"a data sheet is added with `evenshard hardware {ADD} --spec gpu.yaml`. Name both.")
+    if args.sheet is not None:
+        _add_hardware(args.sheet, args.out or Path(f"{args.sheet.stem}_profile.yaml"))
+    elif args.here is not None:
         _hardware_here(args)
     elif args.name is None:
         print(json.dumps(inventory(), indent=1) if args.json else inventory_text())
@@ -45,6 +53,13 @@ def _hardware(args: argparse.Namespace) -> Mapping[str, Any]:
         one = known_hardware(args.name)
         print(json.dumps(asdict(one), indent=1) if args.json else hardware_text(one))
     return {}
+
+
+def _add_hardware(sheet: Path, out: Path) -> None:
+    from evenshard.measure.inventory import add_hardware, confirmation_text
+
+    print(confirmation_text(add_hardware(sheet, out)))
+    print(f"saved: {out} (hardware: simulated:{out} uses it)")
 
 
 def _hardware_here(args: argparse.Namespace) -> None:
@@ -133,7 +148,8 @@ def add_commands(commands: Commands) -> None:
         _hardware,
         "List the hardware to place for, and what confirms its times.",
         "Kinds of hardware, simulated devices and links: what each was fitted to, how many measurements, and its error "
-        "on others. With a name, each constant with its unit and source. With --here, what the loop measures on.",
+        "on others. With a name, each constant with its unit and source: measured, fitted, of a data sheet or a guess. "
+        "`hardware add --spec gpu.yaml` makes a profile of a data sheet. With --here, what the loop measures on.",
     )
     params_flag(sub)
     sub.add_argument(
@@ -141,8 +157,15 @@ def add_commands(commands: Commands) -> None:
         type=SOURCE,
         metavar="NAME",
         nargs="?",
-        help="a simulated device or a link, such as h200 or nvlink_a100, or a YAML file of one",
+        help="a simulated device or a link, such as h200 or nvlink_a100, or a YAML file of one; add, with --spec",
     )
+    sub.add_argument(
+        "--spec",
+        **PATH,
+        dest="sheet",
+        help=f"with {ADD}: what the data sheet of a GPU says (.yaml), to make a profile of",
+    )
+    sub.add_argument("--out", **OUTPUT, help=f"with {ADD}: profile to write (default: that name and _profile.yaml)")
     sub.add_argument("--json", action="store_true", help="print JSON")
     sub.add_argument(
         "--here",

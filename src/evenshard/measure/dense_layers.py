@@ -3,7 +3,7 @@
 A product of [m, k] and [k, n] is cut into tiles of the result, which the GPU's multiprocessors (SMs) take in waves;
 part of the last wave is lost. What it computes and what it reads and writes overlap, the better the sharper.
 
-Six constants are fitted to each GPU, of BF16; a GPU that was not measured has their mean, and its own data sheet. FP16
+Six constants are fitted to each GPU, of BF16; a GPU that was not measured has their mean, and its own data gpu. FP16
 and TF32 follow from their rates and bytes alone. The A100's are no physical shares: they only describe its times.
 """
 
@@ -13,27 +13,13 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from evenshard.measure.simulated.gpu_profile import GpuProfile
 from evenshard.tables.reuse import FloatArray
 
 # Of values of a product, and of the rate at which tensor cores take them, relative to BF16 (NVIDIA's data sheets).
 BYTES = {"bf16": 2, "fp16": 2, "tf32": 4}
 RATES = {"bf16": 1.0, "fp16": 1.0, "tf32": 0.5}
 _TILES = ((128, 256), (128, 128))
-
-
-@dataclass(frozen=True)
-class DataSheet:
-    """What a GPU's data sheet says.
-
-    Attributes:
-        tflops: dense products of BF16 on tensor cores, 10**12 operations a second.
-        hbm_gb_s: memory bandwidth.
-        num_sms: multiprocessors.
-    """
-
-    tflops: float
-    hbm_gb_s: float
-    num_sms: int
 
 
 @dataclass(frozen=True)
@@ -57,15 +43,9 @@ class ProductFit:
     sharpness: float
 
 
-# By benchmarks/scripts/fit_dense_layers.py, from products that ai-dynamo/aiconfigurator 095f58a51 publishes.
-SHEETS = {
-    "a100": DataSheet(312.0, 2039.0, 108),
-    "h100": DataSheet(989.0, 3350.0, 132),
-    "h200": DataSheet(989.0, 4800.0, 132),
-    "b200": DataSheet(2250.0, 8000.0, 148),
-}
+# Of profiles, by benchmarks/scripts/fit_dense_layers.py, from products in ai-dynamo/aiconfigurator 095f58a51.
 FITS = {
-    "a100": ProductFit(0.9057, 84.36, 1.143, 4.112, 0.0288, 1.06),
+    "a100_80gb": ProductFit(0.9057, 84.36, 1.143, 4.112, 0.0288, 1.06),
     "h100": ProductFit(0.8205, 117.8, 0.8681, 2.695, 0.138, 3.354),
     "h200": ProductFit(0.8268, 122.8, 0.8889, 2.774, 0.1121, 2.944),
     "b200": ProductFit(0.7023, 73.2, 0.8288, 2.262, 0.1965, 2.539),
@@ -73,24 +53,29 @@ FITS = {
 
 
 def product_ms(
-    sheet: DataSheet, fit: ProductFit, m: FloatArray, n: FloatArray, k: FloatArray, dtype: str = "bf16"
+    gpu: GpuProfile, fit: ProductFit, m: FloatArray, n: FloatArray, k: FloatArray, dtype: str = "bf16"
 ) -> FloatArray:
     """[any shape] time of products of [m, k] and [k, n], ms.
 
     Args:
-        sheet: of the GPU.
-        fit: of the GPU, or ``mean_fit``.
+        gpu: whose memory bandwidth, SMs and TFLOPS count.
+        fit: of the GPU, see ``fit_of``.
         m, n, k: sizes, which broadcast.
         dtype: one of ``BYTES``.
     """
     waves = [
-        np.ceil(np.ceil(m / rows) * np.ceil(n / columns) / sheet.num_sms) * rows * columns for rows, columns in _TILES
+        np.ceil(np.ceil(m / rows) * np.ceil(n / columns) / gpu.num_sms) * rows * columns for rows, columns in _TILES
     ]
-    work = fit.wave_share * np.min(waves, axis=0) * sheet.num_sms + (1 - fit.wave_share) * m * n
-    computed_us = 2 * work * (k + fit.start_depth) / (sheet.tflops * RATES[dtype] * fit.reached) / 1e6
-    moved_us = BYTES[dtype] * (m * k + k * n + m * n) / (sheet.hbm_gb_s * fit.hbm_share) / 1e3
+    work = fit.wave_share * np.min(waves, axis=0) * gpu.num_sms + (1 - fit.wave_share) * m * n
+    computed_us = 2 * work * (k + fit.start_depth) / (gpu.tflops * RATES[dtype] * fit.reached) / 1e6
+    moved_us = BYTES[dtype] * (m * k + k * n + m * n) / (gpu.hbm_gb_s * fit.hbm_share) / 1e3
     power = fit.sharpness
     return np.asarray((fit.floor_us + (computed_us**power + moved_us**power) ** (1 / power)) / 1e3)
+
+
+def fit_of(profile: str) -> ProductFit:
+    """The constants of a GPU, by the name of its profile."""
+    return FITS.get(profile) or mean_fit(FITS)
 
 
 def mean_fit(fits: dict[str, ProductFit]) -> ProductFit:

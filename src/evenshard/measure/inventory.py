@@ -1,4 +1,7 @@
-"""The hardware that evenshard knows: kinds, devices and links, each constant with its source and what confirms it."""
+"""The hardware that evenshard knows: kinds, devices and links, each constant with its source and what confirms it.
+
+A device that it does not know is added by its data sheet.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +20,10 @@ from evenshard.measure.evidence import DeviceError, Evidence
 from evenshard.measure.hardware import DEFAULT_HARDWARE, KINDS
 from evenshard.measure.link import ALIASES, GPUS_OF_A_NODE, LINKS, Link, link, link_name
 from evenshard.measure.link_model import Curve
-from evenshard.measure.profile_file import is_link_profile, sources_of
+from evenshard.measure.profile_file import GUESS, is_data_sheet, is_link_profile, origin_of, sources_of, write_profile
 from evenshard.measure.profiles import SHORT_NAMES, profile_names, profile_path
 from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
-from evenshard.utils.errors import BadConfig
+from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import brief, printable
 from evenshard.utils.text_table import text_table
 from evenshard.utils.units import pct_text
@@ -37,11 +41,18 @@ class Constant:
         value: None where it is infinite.
         unit: empty for counts and shares.
         source: who says so.
+        origin: whether it is measured, fitted, of a data sheet or a guess.
     """
 
     value: float | None
     unit: str
     source: str
+    origin: str
+
+    @property
+    def provenance(self) -> str:
+        """Its source, which begins with what it is."""
+        return self.source if self.source.startswith(self.origin) else f"{self.origin}: {self.source}"
 
 
 @dataclass(frozen=True)
@@ -113,6 +124,8 @@ def _device(name: str) -> KnownHardware:
 def _link(name: str) -> KnownHardware:
     found = link(name)
     sources = dict.fromkeys((one.name for one in fields(Link)), found.source)
+    if latency := found.source.partition("; latency ")[2]:  # the rest is of bandwidths
+        sources["latency_us"] = f"{GUESS}: latency {latency}"
     if name not in LINKS:
         sources |= sources_of(profile_path(name))
     constants = _constants(found, sources)
@@ -121,10 +134,39 @@ def _link(name: str) -> KnownHardware:
 
 def _constants(profile: GpuProfile | Link, sources: dict[str, str]) -> dict[str, Constant]:
     values = {field.name: getattr(profile, field.name) for field in fields(profile) if field.type == "float"}
+    said = {name: sources.get(name, f"{GUESS}: of any device whose profile does not say it") for name in values}
     return {
-        name: Constant(value if math.isfinite(value) else None, unit_of(name), sources[name])
+        name: Constant(value if math.isfinite(value) else None, unit_of(name), said[name], origin_of(said[name]))
         for name, value in values.items()
     }
+
+
+def add_hardware(sheet: Path, out: Path) -> KnownHardware:
+    """Writes the profile of a GPU that only its data sheet is known of.
+
+    Args:
+        sheet: as docs/measure.md describes it (.yaml).
+        out: the profile to write (.yaml).
+
+    Raises:
+        BadFile: if the sheet is missing, says too little or something impossible; nothing is written then.
+    """
+    for path in (sheet, out):
+        if path.suffix not in (".yaml", ".yml"):
+            raise BadFile(path, "its name does not end with .yaml", "Call it so.")
+    if not is_data_sheet(sheet):
+        raise BadFile(
+            sheet, "names no vendor, as a data sheet does", "See docs/measure.md, or copy a profile as it is."
+        )
+    profile = gpu_profile(str(sheet))
+    try:
+        link(profile.link)
+    except BadConfig:
+        raise BadFile(
+            sheet, f"link is {brief(profile.link)}", "`evenshard hardware` lists those that are known."
+        ) from None
+    write_profile(sheet, {}, "", profile.evidence, out, profile.extrapolated_from)
+    return _device(str(out))
 
 
 def unit_of(constant: str) -> str:
@@ -192,11 +234,11 @@ def inventory_text() -> str:
 
 def hardware_text(one: KnownHardware) -> str:
     """A device or a link with all its constants, for a terminal."""
-    sources = list(dict.fromkeys(constant.source for constant in one.constants.values()))
+    sources = list(dict.fromkeys(constant.provenance for constant in one.constants.values()))
     of_all = printable(sources[0]) if len(sources) == 1 else ""
     rows = [("constant", "value", "unit", "" if of_all else "source")]
     rows += [
-        (name, _number(constant.value), constant.unit, "" if of_all else printable(constant.source))
+        (name, _number(constant.value), constant.unit, "" if of_all else printable(constant.provenance))
         for name, constant in one.constants.items()
     ]
     lines = [f"{one.name}: a link" if one.link is None else f"{one.name}: a simulated device, link {one.link}"]
@@ -208,7 +250,12 @@ def hardware_text(one: KnownHardware) -> str:
         for seen in one.evidence:
             evidence += [_evidence_cells(seen), ("", "", "", "", printable(seen.source))]
         lines += [text_table(evidence, ">>>><", width=_width()), ""]
-    return "\n".join([*lines, *textwrap.wrap(f"{one.name}: {one.confirmation}.", _width())])
+    return "\n".join([*lines, confirmation_text(one)])
+
+
+def confirmation_text(one: KnownHardware) -> str:
+    """What confirms it, for a terminal."""
+    return "\n".join(textwrap.wrap(f"{one.name}: {one.confirmation}.", _width()))
 
 
 _DEFAULT = (

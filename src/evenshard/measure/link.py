@@ -74,6 +74,11 @@ def _nvlink(line_gb_s: float, spans: float) -> Callable[[], Link]:
     return lambda: nvlink_by_rule(line_gb_s, spans, {name: LINKS[name] for name in NVLINK_GB_S}, [evidence])
 
 
+def _infinity_fabric(line_gb_s: float) -> Callable[[], Link]:
+    """Seven links of a GPU to each other one of its node, by the rule for NVLink, which nothing confirms here."""
+    return lambda: nvlink_by_rule(line_gb_s, GPUS_OF_A_NODE, {name: LINKS[name] for name in NVLINK_GB_S}, ())
+
+
 # By benchmarks/scripts/fit_links.py.
 _SAME_LINE = Evidence(
     "collectives of 2 to 8 H100, H200, B200 and GB200, each link as the other of its line rate",
@@ -96,7 +101,7 @@ LINKS: Mapping[str, Link] = _Links(
     {
         "pcie3_host": Link(
             535.0,
-            f"PCIe 3.0 without peer-to-peer: fitted to {_NEURO_SHARD}. For other numbers of GPUs than 4 a guess",
+            f"fitted: PCIe 3.0 without peer-to-peer, to {_NEURO_SHARD}. For other numbers of GPUs than 4 a guess",
             bandwidth_gb_s=60.0,
             slowest_gb_s=23.0,
             shared_gb_s=25.1,
@@ -109,13 +114,19 @@ LINKS: Mapping[str, Link] = _Links(
         "pcie4": partial(pcie_by_rule, 31.5, "PCIe 4.0 x16, as of L40S"),
         "pcie5": partial(pcie_by_rule, 63.0, "PCIe 5.0 x16, as of RTX PRO 6000 Blackwell"),
         "ethernet_1g": Link(
-            30.0, "line rate of 1000BASE; latency of a kernel TCP round through one switch", bandwidth_gb_s=0.125
+            30.0,
+            "data sheet: line rate of 1000BASE; latency of a kernel TCP round through one switch",
+            bandwidth_gb_s=0.125,
         ),
         "ethernet_10g": Link(
-            30.0, "line rate of 10GBASE; latency of a kernel TCP round through one switch", bandwidth_gb_s=1.25
+            30.0,
+            "data sheet: line rate of 10GBASE; latency of a kernel TCP round through one switch",
+            bandwidth_gb_s=1.25,
         ),
         "ethernet_25g": Link(
-            30.0, "line rate of 25GBASE; latency of a kernel TCP round through one switch", bandwidth_gb_s=3.125
+            30.0,
+            "data sheet: line rate of 25GBASE; latency of a kernel TCP round through one switch",
+            bandwidth_gb_s=3.125,
         ),
         "infiniband_hdr": partial(nic_by_rule, 25.0, "HDR 200 Gb/s"),
         "infiniband_ndr": partial(nic_by_rule, 50.0, "NDR 400 Gb/s"),
@@ -123,7 +134,7 @@ LINKS: Mapping[str, Link] = _Links(
         "nvlink_v100": _nvlink(150.0, 16),
         "nvlink_v100_dgx1": Link(
             87.0,
-            f"one half of a DGX-1: fitted to {_PARAM}. Some of the 3 peers are one NVLink 2.0 link away, 25 GB/s, "
+            f"fitted: one half of a DGX-1, to {_PARAM}. Some of the 3 peers are one NVLink 2.0 link away, 25 GB/s, "
             "which bounds the exchange; most pairs across the halves have none",
             bandwidth_gb_s=56.2,
             spans=4,
@@ -136,6 +147,8 @@ LINKS: Mapping[str, Link] = _Links(
         "nvlink_gb200": _fitted("nvlink_gb200"),
         "nvlink_b300": _nvlink(900.0, GPUS_OF_A_NODE),
         "nvlink_gb300": _nvlink(900.0, 72),
+        "infinity_fabric_mi300x": _infinity_fabric(448.0),
+        "infinity_fabric_mi350x": _infinity_fabric(537.6),
     }
 )
 # Other names of links, such as h100_nvlink.
@@ -230,7 +243,9 @@ def link(name: str) -> Link:
         return _of_file(Path(name))
     own = link_name(name)
     if stated := _BANDWIDTH.fullmatch(own):
-        return Link(STATED_LATENCY_US, "as stated; latency a guess", bandwidth_gb_s=float(stated[1]))
+        return Link(
+            STATED_LATENCY_US, "guess: bandwidth as stated; latency that of NVLink", bandwidth_gb_s=float(stated[1])
+        )
     return LINKS[own]
 
 

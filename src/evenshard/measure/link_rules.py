@@ -56,7 +56,7 @@ def nvlink_by_rule(line_gb_s: float, spans: float, others: Mapping[str, Link], e
     gb_s = [factor * link.bandwidth_gb_s for factor, link in zip(factors, links, strict=True)]
     return Link(
         float(np.average([link.latency_us for link in links], weights=weights)),
-        f"line rate {line_gb_s:g} GB/s a direction, all else as {', '.join(alike)}",
+        f"data sheet: line rate {line_gb_s:g} GB/s a direction, all else as {', '.join(alike)}",
         bandwidth_gb_s=float(np.average(gb_s, weights=weights)),
         spans=spans,
         curves=tuple(curves),
@@ -81,9 +81,9 @@ def pcie_by_rule(line_gb_s: float, generation: str) -> Link:
     ]
     return Link(
         _PCIE_US[8],
-        f"{generation}, line rate {line_gb_s:g} GB/s a direction; shares of it that others saw on RTX 4090 and 5090 "
-        "(tinygrad/open-gpu-kernel-modules issues 17 and 36, NVIDIA/nccl issue 1639) and on 2 x 4 GPUs of PCIe 5 "
-        f"({SLIDE})",
+        f"data sheet: {generation}, line rate {line_gb_s:g} GB/s a direction; shares of it that others saw on RTX 4090 "
+        "and 5090 (tinygrad/open-gpu-kernel-modules issues 17 and 36, NVIDIA/nccl issue 1639) and on 2 x 4 GPUs of "
+        f"PCIe 5 ({SLIDE})",
         bandwidth_gb_s=line_gb_s * _PCIE_SHARES[8][1],
         spans=GPUS_OF_A_NODE,
         curves=tuple(curves),
@@ -109,8 +109,9 @@ def nic_by_rule(line_gb_s: float, name: str, points: str = "") -> Link:
     """
     return Link(
         10.0,
-        f"{name} for each GPU, line rate {line_gb_s:g} GB/s, of which exchanges reach {NIC_SHARE}: bus bandwidth is "
-        "N / (N - 1) times that over N nodes (NVIDIA/nccl-tests issue 130); latency of a small NCCL all-to-all",
+        f"data sheet: {name} for each GPU, line rate {line_gb_s:g} GB/s, of which exchanges reach {NIC_SHARE}: bus "
+        "bandwidth is N / (N - 1) times that over N nodes (NVIDIA/nccl-tests issue 130); latency of a small NCCL "
+        "all-to-all",
         bandwidth_gb_s=line_gb_s * NIC_SHARE,
         evidence=(
             Evidence(

@@ -1,19 +1,23 @@
 """Profiles: the constants of simulated devices and calibrated links as YAML files, each number with its source.
 
 A profile maps each constant to ``{value: ..., source: "..."}``, and ``evidence`` to a list of what it was fitted to and
-compared with (``evidence.Evidence``), the most relevant for the time of a whole shard first. The only place in
-``measure`` that needs PyYAML: it is imported when a profile is read, so that a bare GPU box can measure without it.
+compared with (``evidence.Evidence``), the most relevant for the time of a whole shard first. A file that names a
+``vendor`` is the data sheet of a GPU: what it does not say follows by ``gpu_rules``. The only place in ``measure`` that
+needs PyYAML: it is imported when a profile is read, so that a bare GPU box can measure without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from evenshard.measure import gpu_rules
 from evenshard.measure.evidence import Evidence, evidence_of
 from evenshard.measure.link_model import curves_of
+from evenshard.measure.profiles import profile_path
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadFile
 from evenshard.utils.limits import Range
@@ -32,6 +36,10 @@ _LISTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "tuple[Evidence, ...]": evidence_of,
     "tuple[Curve, ...]": curves_of,
 }
+# What a number is, by the first words of its source; where that says nothing, a guess.
+DATA_SHEET, GUESS = "data sheet", "guess"
+_ORIGINS = {one: one for one in ("measured", "fitted", DATA_SHEET, GUESS)} | {"calibrated": "fitted"}
+_SHEET_REMEDY = f"A data sheet says vendor, link, {', '.join(gpu_rules.SHEET)}: docs/measure.md."
 _HEADER = "# A simulated device or a link; what its constants mean stands in evenshard/measure/, where they are read\n"
 
 
@@ -85,6 +93,11 @@ def sources_of(path: Path) -> dict[str, str]:
     return {name: str(entry["source"]) for name, entry in _load(path).items() if isinstance(entry, dict)}
 
 
+def origin_of(source: str) -> str:
+    """Whether a number is measured, fitted, of a data sheet or a guess, by its source."""
+    return next((origin for word, origin in _ORIGINS.items() if source.startswith(word)), GUESS)
+
+
 def is_link_profile(path: Path) -> bool:
     """Whether a file is the profile of a link; else it should be that of a device.
 
@@ -136,4 +149,50 @@ def _load(path: Path) -> dict[str, Any]:
     content = read_yaml(path, _REMEDY, _REMEDY)
     if not isinstance(content, dict):
         raise BadFile(path, "is not a mapping of constants", _REMEDY)
-    return content
+    return _by_rules(content, path) if "vendor" in content else content
+
+
+def is_data_sheet(path: Path) -> bool:
+    """Whether a file is the data sheet of a GPU, and no whole profile.
+
+    Raises:
+        BadFile: if the file is missing or no YAML.
+    """
+    content = read_yaml(path, _REMEDY, _REMEDY)
+    return isinstance(content, dict) and "vendor" in content
+
+
+def _by_rules(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """A data sheet as the content of a profile, with what follows from it."""
+    stated = {name: entry if isinstance(entry, dict) else {"value": entry} for name, entry in content.items()}
+    for name, limits in gpu_rules.SHEET.items():
+        if name not in stated:
+            raise BadFile(path, f"{name} is missing", _SHEET_REMEDY)
+        if problem := limits.problem(stated[name].get("value")):
+            raise BadFile(path, f"{name} {problem}", _SHEET_REMEDY)
+    vendor, link = content["vendor"], content.get("link")
+    for name, words in (("vendor", vendor), ("link", link)):
+        if not isinstance(words, str) or not words.strip():
+            raise BadFile(path, f"{name} is {brief(words)}, not a name", _SHEET_REMEDY)
+    sheet = {name: stated[name]["value"] for name in gpu_rules.SHEET}
+    constants, scaled = gpu_rules.constants_by_rules(sheet, _fitted())
+    found: dict[str, Any] = {"link": link}
+    for name, entry in stated.items():
+        if name not in ("vendor", "link", "pcie_gb_s"):
+            source = str(entry.get("source") or path.name)
+            known = source.startswith(tuple(_ORIGINS))
+            found[name] = {"value": entry.get("value"), "source": source if known else f"{DATA_SHEET}: {source}"}
+    for name, value in constants.items():
+        source = f"{DATA_SHEET}, by rules" if name in scaled else f"{GUESS}, as of fitted GPUs"
+        found.setdefault(name, {"value": float(f"{value:.6g}"), "source": source})
+    seen = [asdict(gpu_rules.EVIDENCE)] if vendor.upper() == gpu_rules.VENDOR else []
+    return {**found, "evidence": seen, "extrapolated_from": ", ".join(gpu_rules.FITTED)}
+
+
+@cache
+def _fitted() -> dict[str, dict[str, float]]:
+    """All constants of the profiles that rules are learned on."""
+    return {
+        name: {one: entry["value"] for one, entry in _load(profile_path(name)).items() if isinstance(entry, dict)}
+        for name in gpu_rules.FITTED
+    }

@@ -43,6 +43,8 @@ USUAL_LINKS = {
     "nvlink_gb200": "infiniband_ndr",
     "nvlink_b300": "infiniband_xdr",
     "nvlink_gb300": "infiniband_xdr",
+    "infinity_fabric_mi300x": "infiniband_ndr",
+    "infinity_fabric_mi350x": "infiniband_ndr",
     "nvlink_a100": "infiniband_hdr",
     "nvlink_v100": "infiniband_hdr",
     "nvlink_v100_dgx1": "infiniband_hdr",

@@ -12,6 +12,12 @@ from evenshard.utils.messages import brief
 # Profiles whose GPU is called otherwise where its memory goes without saying.
 SHORT_NAMES = {"a100": "a100_80gb"}
 _PROFILE_OF_GPU = {
+    r"\bGB300\b": "gb300",
+    r"\bB300\b": "b300",
+    r"\bL40S\b": "l40s",
+    r"\bRTX PRO 6000\b": "rtx_pro_6000",
+    r"\bMI300X\b": "mi300x",
+    r"\bMI350X\b": "mi350x",
     r"\bB200\b": "b200",
     r"\bH200\b": "h200",
     r"\bH100\b": "h100",

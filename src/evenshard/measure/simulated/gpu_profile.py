@@ -60,6 +60,9 @@ class GpuProfile:
             2**24 on.
         cached_fwd_us, cached_bwd_us: the kernels of next to nothing that a call has beside its own where it looks up a
             cache; see ``measure/offload.py``.
+        clock_ghz: of the multiprocessors, at most.
+        l1_kb: first-level cache and shared memory of a multiprocessor, 1024 bytes.
+        tflops: dense products of BF16 on tensor cores, 10**12 operations a second; 0 where there are none.
         host_gb_s: what it reads of rows in the host's memory, 10**9 bytes per second; see ``measure/offload.py``.
         evidence: measurements that it was fitted to or compared with, the most relevant for whole shards first.
         extrapolated_from: the profile that says what its own measurements do not.
@@ -101,6 +104,9 @@ class GpuProfile:
     cached_fwd_us: float = CACHED_FWD_US
     cached_bwd_us: float = CACHED_BWD_US
     host_gb_s: float = HOST_GB_S
+    clock_ghz: float = 0.0
+    l1_kb: float = 0.0
+    tflops: float = 0.0
     evidence: tuple[Evidence, ...] = ()
     extrapolated_from: str = ""
 
