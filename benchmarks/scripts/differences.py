@@ -5,8 +5,8 @@
 A world has other devices and links than the profiles say: each constant of the device model that no data sheet states,
 and the latencies and bandwidths of each collective, times a factor of its own. How far factors spread follows from the
 profile's error: nine of ten kernel times of devices are within its factor, and so are nine of ten times of long and of
-short exchanges. A task is random tables on some devices, and placements of them: the answer of a
-short search, also with fewer types, what rules of thumb find, and these with tables moved. Each pair has a predicted difference with its
+short exchanges. A task is random tables on some devices with placements: the answer of a short search, also with
+fewer types, what rules of thumb find, and these with tables moved. Each pair has a predicted difference with its
 interval, and a true difference in every world. Even tasks are of one node, odd ones of two.
 """
 
@@ -23,7 +23,6 @@ import numpy as np
 from benchmarks.scripts.savings import moved
 from evenshard.measure.collectives import Links
 from evenshard.measure.evidence import DeviceError
-from evenshard.measure.link import link
 from evenshard.measure.link_model import COLLECTIVES, Curve, Link
 from evenshard.measure.price.step import PartCosts
 from evenshard.measure.simulated.cluster import simulated_kind
@@ -95,10 +94,11 @@ def drawn_world(rng: np.random.Generator, spread: float, links: Sequence[Link]) 
         links: their errors say how far theirs spread.
     """
     of_links = [
-        {name: tuple(np.exp(rng.normal(0, _deviation(one.error), 2)).tolist()) for name in COLLECTIVES}
-        for one in links
+        {name: tuple(np.exp(rng.normal(0, _deviation(one.error), 2)).tolist()) for name in COLLECTIVES} for one in links
     ]
-    return World(dict(zip(FREE_CONSTANTS, np.exp(rng.normal(0, spread, len(FREE_CONSTANTS))), strict=True)), (*of_links,))
+    return World(
+        dict(zip(FREE_CONSTANTS, np.exp(rng.normal(0, spread, len(FREE_CONSTANTS))), strict=True)), (*of_links,)
+    )
 
 
 def _deviation(error: DeviceError) -> float:
@@ -215,7 +215,7 @@ class Study:
                 yield Pair(self.request.hardware, (found.ms, found.low_ms, found.high_ms), true_ms, shared, share)
 
 
-def report(pairs: Sequence[Pair]) -> Iterator[str]:
+def report(pairs: Sequence[Pair]) -> str:
     """The table: a row for each band, and for all."""
     groups = {
         f"shared work {low:g} to {min(high, 1):g}": [pair for pair in pairs if low <= pair.shared < high]
@@ -228,7 +228,7 @@ def report(pairs: Sequence[Pair]) -> Iterator[str]:
         if some:
             inside, width = np.mean([pair.is_inside for pair in some]), np.median([pair.share for pair in some])
             rows.append((name, f"{len(some):,}", f"{100 * inside:.0f} %", f"{100 * width:.1f} %"))
-    yield text_table(rows, "<>>>")
+    return text_table(rows, "<>>>")
 
 
 def main() -> None:
@@ -241,7 +241,7 @@ def main() -> None:
     known: list[Pair] = []
     for number in range(args.first, args.first + args.tasks):
         known += Study.of(number).pairs(args.worlds, number)
-    print("\n".join(report(known)))
+    print(report(known))
 
 
 if __name__ == "__main__":

@@ -249,7 +249,8 @@ def test_with_which_settings_torchrec_was_compared(monkeypatch: pytest.MonkeyPat
     plain = Rival(FULL_SPACE, 5.0, setting="no pooling factors", chosen=PLAIN_PLAN, saves=Saving(1.0, -0.1, 2.0))
     best = Rival(FULL_SPACE, 4.1, setting="min_partition 32, no replicas; of 10 plans", chosen=BY_MODEL)
     text = printed(answer(comparison=(WHOLE, plain, best), asked=EVERY_WAY), monkeypatch, 200)
-    assert text.splitlines()[2] == "TorchRec's default plan: 5.00 ms, 25 % slower (90 %: 2.5 % faster to 50 % slower)."
+    default = "TorchRec's default plan: 5.00 ms, 25 % slower (90 %: 2.5 % faster to 50 % slower)."
+    assert text.splitlines()[2] == default
     assert f"\n{label_of(FULL_SPACE)}, as it comes: 5.00 ms, no pooling factors.\n" in text
     name = f"{label_of(FULL_SPACE)}, best by this model"
     assert f"\n{name}: 4.10 ms, min_partition 32, no replicas; of 10 plans.\n" in text
@@ -342,9 +343,13 @@ def test_a_line_for_each_way_says_which_tables_and_where(monkeypatch: pytest.Mon
 
 
 def test_machine_and_links_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert printed(nodes(), monkeypatch, 200).split("\n\n")[1].startswith(
-        "2 nodes x 2 simulated:h100 (a device model, not a GPU), link nvlink_h100 in a node, infiniband_ndr between "
-        "nodes (modelled), batch 64, optimizer sgd. No memory reserved"
+    assert (
+        printed(nodes(), monkeypatch, 200)
+        .split("\n\n")[1]
+        .startswith(
+            "2 nodes x 2 simulated:h100 (a device model, not a GPU), link nvlink_h100 in a node, infiniband_ndr "
+            "between nodes (modelled), batch 64, optimizer sgd. No memory reserved"
+        )
     )
     pods = replace(nodes().request, machine=Machine(4, 1, 2, "nvlink_h100", "infiniband_ndr"))
     one = answer((0, 1, 2), (4, 3, 2, 1), asked={"machine": pods.machine})

@@ -123,7 +123,7 @@ def test_what_is_left_out_is_torchrecs_own() -> None:
 
 
 def test_bandwidths_of_hardware() -> None:
-    """A link counts with what its long exchanges reach: the straight line through all sizes is a fifth below."""
+    """A link counts with what its long exchanges reach: the straight line through all sizes is an eighth below."""
     machine = Machine.one_node(8)
     h200 = bandwidths_of(MeasureConfig(hardware="simulated:h200"), machine)
     reached = gpu_profile("h200").hbm_efficiency

@@ -25,7 +25,7 @@ from evenshard.sharders.model import Model
 # Correlation of a learned model's errors of two placements whose slowest devices do the same work.
 MOST_ALIKE = 0.8
 # The part of the error of a device, and of its links, that two placements which share no work do not share.
-KERNELS_UNLIKE, EXCHANGES_UNLIKE = 0.05, 0.08
+KERNELS_UNLIKE, EXCHANGES_UNLIKE = 0.07, 0.1
 
 
 def saving(
@@ -51,7 +51,9 @@ def saving(
     kernels, links = errors
     shares = [(old.predicted_ms, new.predicted_ms, kernels, KERNELS_UNLIKE)]
     if links is not None:
-        pairs = zip(*(step_shares_ms(one.devices, of) for one, of in zip((old, new), pipelines, strict=True)), strict=True)
+        pairs = zip(
+            *(step_shares_ms(one.devices, of) for one, of in zip((old, new), pipelines, strict=True)), strict=True
+        )
         unlike = ((kernels, KERNELS_UNLIKE), (links, EXCHANGES_UNLIKE))
         shares = [(*pair, *of) for pair, of in zip(pairs, unlike, strict=True)]
     for old_ms, new_ms, error, unlike_share in shares:

@@ -390,7 +390,9 @@ class TorchRecSharder:
     """
 
     def __init__(
-        self, bandwidths_on: Callable[[Machine], Bandwidths] | None = None, sort_by: Literal["storage", "perf"] = "storage"
+        self,
+        bandwidths_on: Callable[[Machine], Bandwidths] | None = None,
+        sort_by: Literal["storage", "perf"] = "storage",
     ) -> None:
         """Loads TorchRec.
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from evenshard.placement.sharding import CUT_COLUMNS, IN_ROWS, GRIDS, REPLICATED
+from evenshard.placement.sharding import CUT_COLUMNS, GRIDS, IN_ROWS, REPLICATED
 from evenshard.placement.task import ShardingTask
 
 OWN_MEMORY, OUR_MEMORY = "torchrec", "evenshard"
-# Groups of TorchRec's proposers; in device memory its default ones are the first, but for the last two in ALL_PROPOSERS.
+# Groups of TorchRec's proposers; its default ones are greedy, uniform, and a search through all where these are few.
 SCALE_UP, ALL_PROPOSERS, GREEDY, UNIFORM, DYNAMIC = "scale-up", "all", "greedy", "uniform", "dynamic programming"
 # Columns of the narrowest part, TorchRec's own, which are 128, first; the last ones seldom help.
 NARROW = (16, 8)
@@ -120,7 +120,9 @@ def offload_settings(
     """All combinations with caches that differ, TorchRec's own default first: those of the scale-up, then of all."""
     return tuple(
         PlannerSetting(columns, "storage", not way, load_factor=factor, only=way, memory=who, proposers=proposers)
-        for proposers, way, columns, factor, who in product(("", ALL_PROPOSERS), only, min_partitions, load_factors, memory)
+        for proposers, way, columns, factor, who in product(
+            ("", ALL_PROPOSERS), only, min_partitions, load_factors, memory
+        )
         if not (proposers == ALL_PROPOSERS and way) and (columns == min_partitions[0] or way in ("", *CUT_COLUMNS))
     )
 
