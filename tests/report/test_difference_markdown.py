@@ -34,7 +34,7 @@ def test_a_comment_has_times_memory_moves_and_the_rest_folded() -> None:
         "",
         "**Embedding work takes 5.00 ms per step, 38 % less than before, at most 100 % above any placement.**",
     ]
-    assert "| the new plan against that of before, ms per step | | 3.00 (38 %) less |" in text
+    assert "| the new plan against that of before, ms per step | | 3.00 (38 %; 90 %: 31 % to 45 %) less |" in text
     assert "| embedding work, ms per step | 8.00 | 5.00 |" in text
     assert "| moves to other devices | | 320 bytes of 1 table; 640 bytes stay |" in text
     assert "| `b` | 0:10 | 0:8 | 0 | 1 | 320 bytes |" in text.partition("<details><summary>What moves")[2]

@@ -25,7 +25,7 @@ from evenshard.sharders.model import Model
 # Correlation of a learned model's errors of two placements whose slowest devices do the same work.
 MOST_ALIKE = 0.8
 # The part of the error of a device, and of its links, that two placements which share no work do not share.
-KERNELS_UNLIKE, EXCHANGES_UNLIKE = 0.07, 0.1
+KERNELS_UNLIKE, EXCHANGES_UNLIKE = 0.05, 0.08
 
 
 def saving(
