@@ -40,7 +40,7 @@ def test_its_text_is_about_ten_lines() -> None:
     assert lines[2].endswith("Predicted (90 %: 3.60 to 4.40 ms)")
     assert lines[3].endswith("2.00 to 4.00 ms, the slowest is device 0")
     # forward 1/4, backward 1/2, and three exchanges of 1/8, 1/16 and 1/16 of 4 ms
-    assert lines[4].endswith("forward 1.00 + exchange 1.00 + backward 2.00 = 4.00 ms")
+    assert lines[4].endswith("forward 1.00 + exchange 1.00 + backward 2.00 + waits 0.00 = 4.00 ms")
     assert lines[6].endswith("1 table_wise, 1 data_parallel, 1 column_wise")
     assert ".summary(), .to_frame(), .save_report(path)" in lines[-1]
     assert max(map(len, lines)) <= 120

@@ -561,7 +561,10 @@ def test_the_command_tells_the_difference(files: Path, capsys: pytest.CaptureFix
     shown = capsys.readouterr()
     assert shown.err == ""
     text = " ".join(shown.out.split())
-    assert "Embedding work takes 5.000 ms per step, 3.000 ms (38 %; 90 %: 31 % to 45 %) less than the 8.000 ms before" in text
+    assert (
+        "Embedding work takes 5.000 ms per step, 3.000 ms (38 %; 90 %: 31 % to 45 %) less than the 8.000 ms before"
+        in text
+    )
     assert "Moves 320 bytes of 1 table; 640 bytes stay. 0.298 s at least, for the 320 bytes of the busiest" in text
     assert text.endswith("from to GB rows columns table 0 1 3e-07 0:10 0:8 b")
 

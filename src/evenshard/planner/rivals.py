@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from evenshard.measure.config import AUTO, MeasureConfig
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.hardware import AUTO
 from evenshard.measure.price.step import PartCosts
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import broken_rule, parts_by_table

@@ -62,9 +62,9 @@ def _times(difference: Difference) -> str:
 def saved_text(difference: Difference, amount: str) -> str:
     """What the new placement saves, with its share of the old one's step and, of the same tables, its interval."""
     times = difference.times
-    share, *ends = (100 * one / times.old_ms for one in (times.saves_ms, times.saves_low_ms, times.saves_high_ms))
-    is_sure = ends[0] == ends[1] or not difference.is_of_same_tables
-    interval = "" if is_sure else f"; 90 %: {ends_text(*ends, 'MORE', 'less')}"
+    share, low, high = (100 * one / times.old_ms for one in (times.saves_ms, times.saves_low_ms, times.saves_high_ms))
+    is_sure = low == high or not difference.is_of_same_tables
+    interval = "" if is_sure else f"; 90 %: {ends_text(low, high, 'MORE', 'less')}"
     return f"{amount} ({pct_text(abs(share))}{interval}) {'less' if share > 0 else 'MORE'}"
 
 

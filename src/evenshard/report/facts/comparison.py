@@ -96,9 +96,9 @@ def worth_texts(answer: PlacementAnswer) -> Iterator[str]:
 def _saved_text(answer: PlacementAnswer, other_ms: float, saves: Saving | None) -> str:
     if saves is None or saves.low_ms == saves.high_ms:
         return f"{ms_text(other_ms)} ms, {difference_text(_pct(other_ms, answer.predicted_ms))}"
-    ends = (100 * one / answer.predicted_ms for one in (saves.low_ms, saves.high_ms))
+    low_pct, high_pct = (100 * one / answer.predicted_ms for one in (saves.low_ms, saves.high_ms))
     share = difference_text(100 * saves.ms / answer.predicted_ms)
-    return f"{ms_text(other_ms)} ms, {share} (90 %: {ends_text(*ends, 'faster', 'slower')})"
+    return f"{ms_text(other_ms)} ms, {share} (90 %: {ends_text(low_pct, high_pct, 'faster', 'slower')})"
 
 
 def ends_text(low_pct: float, high_pct: float, below: str, above: str) -> str:
