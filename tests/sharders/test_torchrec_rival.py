@@ -158,7 +158,7 @@ def test_free_hands_are_what_differs_for_a_task_as_it_comes_first(mlperf: tuple[
 
 
 def test_types_that_a_setting_leaves_out_are_not_used(mlperf: tuple[Table, ...]) -> None:
-    task = sharding(mlperf[:4], 4)
+    task = sharding(mlperf, 8)
     free, bound = (
         ways(task, TorchRecPlanner(task, GB_S).plan(setting).parts)
         for setting in (PlannerSetting(), PlannerSetting(replicas=False, rows=False))

@@ -84,10 +84,6 @@ def print_answer(answer: PlacementAnswer, file: TextIO | None = None, missing: s
     """
     console = plain_console(file)
     compared, not_compared = rival_text(answer), not_compared_text(answer, missing)
-    _print_text(console, f"{step_headline(answer)}.", "bold")
-    for line in (timed_text(answer), *worth_texts(answer)):
-        _print_text(console, f"{line}.")
-    console.print()
     _print_text(console, f"{setting_text(answer)}. {reserve_text(answer.request)}.", "dim")
     if text := device_error_text(answer):
         unconfirmed = any(one is not None and not one.is_confirmed for one in (answer.device_error, answer.link_error))
@@ -97,6 +93,9 @@ def print_answer(answer: PlacementAnswer, file: TextIO | None = None, missing: s
     for warning in _warnings(answer):
         _print_text(console, f"Warning: {printable(warning)}", "bold yellow")
     console.print()
+    _print_text(console, f"{step_headline(answer)}.", "bold")
+    for line in (timed_text(answer), *worth_texts(answer)):
+        _print_text(console, f"{line}.")
     _print_text(console, " ".join(line for line in (f"{compared}." if compared else "", not_compared) if line))
     for asked in asked_texts(answer):
         _print_text(console, f"{printable(asked)}.", "dim")
