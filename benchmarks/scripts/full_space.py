@@ -38,7 +38,8 @@ from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.torchrec.planner import Bandwidths, machine_bandwidths
-from evenshard.sharders.torchrec.rival import PlannerSetting, TorchRecPlanner
+from evenshard.sharders.torchrec.rival import TorchRecPlanner
+from evenshard.sharders.torchrec.settings import AS_IT_COMES, PlannerSetting, free_hands
 from evenshard.tables.catalog import load_catalog
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.table import Table
@@ -51,16 +52,8 @@ ROOM_BYTES = 120 * 10**9
 TABLES = ("mlperf_dlrm_v2", "criteo_1tb", "nvidia_tiny", "nvidia_small", "nvidia_medium", "mixed_200", "mixed_1000")
 DEVICES = (8, 16, 32, 64, 128)
 TORCHREC, EVENSHARD, BEST_KNOWN = SIDES = ("torchrec", "evenshard", "best_known")
-# Above so many, TorchRec's planner has ``--torchrec-s`` for each setting and is asked in one order.
+# Above so many, TorchRec's planner has ``--torchrec-s`` for each setting and is asked as for a report.
 MANY_TABLES = 100
-# Of TorchRec's planner, its own first.
-SETTINGS = tuple(
-    PlannerSetting(width, order, grid, replicas=replicas)
-    for order in ("storage", "perf")
-    for grid in (False, True)
-    for replicas in (True, False)
-    for width in (None, 8, 16, 32, 64)
-)
 # The machine of the ratings: 64 GB with 15 % reserved, bandwidths of memory, within a node and between nodes.
 RATED_ROOM, RATED_GB_S = 64 * 2**30 * 85 // 100, Bandwidths(4800, 450, 50)
 
@@ -124,7 +117,7 @@ class Case:
             self.task.num_devices,
             side,
             setting,
-            self.true_ms(parts),
+            self._true_ms(parts),
             predicted,
             self.torchrec().rating_ms(parts),
             seconds,
@@ -133,10 +126,9 @@ class Case:
 
     def priced(self, line: Line) -> Line:
         """A line with its true cost as it is now."""
-        return replace(line, true_ms=self.true_ms(parts_of(line))) if line.parts else line
+        return replace(line, true_ms=self._true_ms(parts_of(line))) if line.parts else line
 
-    def true_ms(self, parts: Sequence[TablePart]) -> float:
-        """The step of a placement on the simulated cluster."""
+    def _true_ms(self, parts: Sequence[TablePart]) -> float:
         return self.cluster.cost(self.task, parts).step_ms(self.task.pipeline)
 
     def torchrec(self, timeout_s: int | None = None) -> TorchRecPlanner:
@@ -165,10 +157,8 @@ def torchrec_lines(case: Case, known: Sequence[Line], timeout_s: int) -> Iterato
     """TorchRec's plan of every setting that is not known."""
     many = len(case.task.tables) > MANY_TABLES
     planner = case.torchrec(timeout_s if many else None)
-    for setting in SETTINGS:
-        if str(setting) in {line.setting for line in known} or (many and setting.sort_by != "storage"):
-            continue
-        if setting.grid_shard and case.task.machine.num_nodes == 1:
+    for setting in free_hands(case.task, thorough=not many):
+        if str(setting) in {line.setting for line in known}:
             continue
         began = time.process_time()
         try:
@@ -216,7 +206,7 @@ def report(lines: Sequence[Line]) -> Iterator[str]:
     for line in lines:
         cases[line.tables, line.devices].append(line)
     yield (
-        "| tables | devices | TorchRec, its own setting | best by its rating | best by our model | best by true cost | "
+        "| tables | devices | TorchRec as it comes | best by its rating | best by our model | best by true cost | "
         "evenshard | against the best of these | best known | evenshard above it |"
     )
     yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
@@ -225,7 +215,7 @@ def report(lines: Sequence[Line]) -> Iterator[str]:
         case = Case.of(tables, devices)
         of_case = [case.priced(line) for line in of_case]
         plans = [line for line in of_case if line.side == TORCHREC and line.parts]
-        own = next((line for line in plans if line.setting == str(PlannerSetting())), None)
+        own = next((line for line in plans if line.setting == str(AS_IT_COMES)), None)
         by_rating = min(plans, key=lambda line: line.rating_ms or 0.0, default=None)
         by_model = min(plans, key=lambda line: line.predicted_ms or 0.0, default=None)
         by_truth = min(plans, key=true_ms, default=None)
@@ -276,8 +266,10 @@ def ratings() -> Iterator[str]:
         widths: dict[str, int] = {}
         for part in answer.parts:
             widths[part.table] = min(part.columns.size, widths.get(part.table, part.columns.size))
-        swept = [plan.rating_ms for plan in planner.plans(SETTINGS)]
-        ours = [planner.plan(setting, widths).rating_ms for setting in SETTINGS if setting.min_partition is None]
+        chosen = free_hands(task, thorough=True)
+        swept = [planner.rating_ms(plan.parts) for plan in (planner.plan(PlannerSetting()), *planner.plans(chosen))]
+        own = [setting for setting in chosen if setting.min_partition is None]
+        ours = [planner.rating_ms(planner.plan(setting, widths).parts) for setting in own]
         yield (
             f"| {devices} | {swept[0]:.3f} | {min(swept):.3f} | {min(ours):.3f} | "
             f"{planner.rating_ms(answer.parts):.3f} |"

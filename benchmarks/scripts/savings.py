@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.scripts.near import drift_factors
-from evenshard.compare.times import difference_error, error_correlation, shared_work
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.task import ShardingTask
@@ -27,6 +26,7 @@ from evenshard.planner.near import Near
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.pricing import PricedParts, measured_parts, part_costs, priced
 from evenshard.planner.request import PlacementRequest, caps_of
+from evenshard.planner.saving import difference_error, error_correlation, shared_work
 from evenshard.sharders.models import PlacementModel, load_model
 from evenshard.sharders.search.search import PlanSearchEffort
 from evenshard.tables.generator import GeneratorConfig, generate_tables
@@ -88,7 +88,7 @@ def pairs(model: PlacementModel, number: int) -> Iterator[Pair]:
     costs = part_costs(today, model)
     for base in ("old", "free"):
         for count in MOVED:
-            if (parts := _moved(costs.task, found[base], count, rng)) is not None:
+            if (parts := moved(costs.task, found[base], count, rng)) is not None:
                 found[f"{base}, {count}"] = parts
     with measured_parts(today, model, visits=1) as measure:
         simulated = measure(costs.task, list(found.values()))
@@ -120,7 +120,7 @@ def _request(model: PlacementModel, tables: tuple[Table, ...], devices: int) -> 
     return PlacementRequest(tables, caps_of(80.0, devices), BATCH_SIZE, hardware=hardware)
 
 
-def _moved(
+def moved(
     task: ShardingTask, parts: tuple[TablePart, ...], count: int, rng: np.random.Generator
 ) -> tuple[TablePart, ...] | None:
     """A placement with so many of its tables that have one part on other devices; None where that is not legal."""

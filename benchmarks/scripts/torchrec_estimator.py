@@ -7,8 +7,8 @@ Prints a row of markdown for each case. By default: Spearman's rank correlation 
 placements that fit, by TorchRec's default estimator, by the exported one in TorchRec's sum over shards, and by it with
 its performance model. With --what plans: true costs of plans, and their ratings in brackets, ms, of ``SIDES``:
 
-- default, default_swept: TorchRec's estimator with TorchRec's own setting, and with ``min_partition`` and the order of
-  the partitioner swept, where it takes the plan that it rates best;
+- default, default_swept: TorchRec's estimator with TorchRec's own setting, and with free hands, told lookups and
+  bandwidths, where it takes the plan that it rates best;
 - exported, exported_swept: the exported estimator with its performance model, likewise;
 - device_model, device_model_swept: the exported estimator with plans rated by evenshard's device model, whose costs are
   the true ones but for histograms of reuse, which TorchRec's planner does not know; counted_swept: with the histograms,
@@ -37,7 +37,8 @@ from evenshard.planner.file import read_json
 from evenshard.planner.place import place_request
 from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.torchrec.planner import machine_bandwidths, table_name
-from evenshard.sharders.torchrec.rival import PlannerSetting, TorchRecPlan, TorchRecPlanner
+from evenshard.sharders.torchrec.rival import TorchRecPlan, TorchRecPlanner
+from evenshard.sharders.torchrec.settings import PlannerSetting, free_hands
 from evenshard.torchrec.estimator import EvenshardPerfModel
 from evenshard.torchrec.estimator.examples import FittedMachine, TimesOfParts, random_parts
 from evenshard.torchrec.estimator.perf_config import FittedEstimator, FittedPerfModel, fitted_estimator
@@ -49,8 +50,6 @@ if TYPE_CHECKING:
 HARDWARE = "simulated:h100"
 ROOM_BYTES = 67 * 2**30
 DEVICES_PER_NODE = 8
-# TorchRec's own setting first.
-SWEPT = tuple(PlannerSetting(width, order) for order in ("storage", "perf") for width in (None, 64, 32, 16))
 SIDES = (
     "default",
     "default_swept",
@@ -119,7 +118,8 @@ class Case:
             answer = place_request(self.request, DeviceModel(HARDWARE))
             return answer.parts, answer.predicted_ms
         planner = self._planners[side.removesuffix("_swept")]
-        plan = best_rated(planner.plans(SWEPT)) if side.endswith("_swept") else planner.plan(PlannerSetting())
+        told = [one for one in free_hands(self.task, thorough=False) if one.lookups and not one.own_constants]
+        plan = best_rated(planner.plans(told)) if side.endswith("_swept") else planner.plan(PlannerSetting())
         return plan.parts, plan.rating_ms
 
 

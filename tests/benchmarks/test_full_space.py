@@ -10,7 +10,6 @@ import pytest
 from benchmarks.scripts.full_space import (
     BEST_KNOWN,
     EVENSHARD,
-    SETTINGS,
     TORCHREC,
     Case,
     append,
@@ -19,14 +18,14 @@ from benchmarks.scripts.full_space import (
     report,
     torchrec_lines,
 )
-from evenshard.sharders.torchrec.rival import PlannerSetting
+from evenshard.sharders.torchrec.settings import PlannerSetting, free_hands
 
 
 def test_a_journal_goes_on_and_its_placements_are_priced_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     case, journal = Case.of("mixed_4", 8), tmp_path / "folder" / "journal.jsonl"
-    settings = [str(setting) for setting in SETTINGS if not setting.grid_shard]
+    settings = [str(setting) for setting in free_hands(case.task, thorough=True)]
     plan = case.torchrec().plan(PlannerSetting())
     first = case.line(TORCHREC, settings[0], plan.parts, 1.0)
     append(journal, replace(first, true_ms=99.0))

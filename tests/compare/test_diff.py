@@ -470,9 +470,9 @@ def test_one_model_judges_both() -> None:
     times = diff(old, new, additive()).times
     assert (times.predicted_by, times.old_ms, times.new_ms, times.saves_ms) == ("additive", 8, 5, 3)
     assert 4.9 < times.lower_bound_ms <= 5
-    faster = "Embedding work takes 5.000 ms per step, 3.000 ms (38 %) less than the 8.000 ms before"
+    faster = "Embedding work takes 5.000 ms per step, 3.000 ms (38 %; 90 %: 31 % to 45 %) less than the 8.000 ms before"
     assert faster in said(diff(old, new, additive()))
-    assert "3.000 ms (60 %) MORE than the 5.000 ms before" in said(diff(new, old, additive()))
+    assert "3.000 ms (60 %; 90 %: 49 % to 72 %) MORE than the 5.000 ms before" in said(diff(new, old, additive()))
     with_overhead = diff(old, new, additive(overhead_ms=1)).times
     assert (with_overhead.old_ms, with_overhead.new_ms) == (9, 6)
 
@@ -561,7 +561,10 @@ def test_the_command_tells_the_difference(files: Path, capsys: pytest.CaptureFix
     shown = capsys.readouterr()
     assert shown.err == ""
     text = " ".join(shown.out.split())
-    assert "Embedding work takes 5.000 ms per step, 3.000 ms (38 %) less than the 8.000 ms before" in text
+    assert (
+        "Embedding work takes 5.000 ms per step, 3.000 ms (38 %; 90 %: 31 % to 45 %) less than the 8.000 ms before"
+        in text
+    )
     assert "Moves 320 bytes of 1 table; 640 bytes stay. 0.298 s at least, for the 320 bytes of the busiest" in text
     assert text.endswith("from to GB rows columns table 0 1 3e-07 0:10 0:8 b")
 

@@ -177,4 +177,4 @@ def test_place_answers_it_below_the_placement(
     flags = ["--devices", "2", "--hardware", "simulated:h100", "--what-if", "memory"]
     assert main(["place", str(tmp_path / "tables.csv"), *flags]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "ms of embedding work per step predicted" in out and out.endswith(worth_it_text(found()))
+    assert "ms of embedding work per step" in out and out.endswith(worth_it_text(found()))

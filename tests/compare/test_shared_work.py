@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.scripts.savings import pairs
-from evenshard.compare.times import MOST_ALIKE, difference_error, error_correlation, shared_work
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.saving import MOST_ALIKE, difference_error, error_correlation, shared_work
 from support.explain_builders import answered, asked
 from support.learned import learned
 

@@ -5,22 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import TablePart
+from evenshard.placement.parts import TablePart, whole_part
 from evenshard.placement.plan import check_parts_memory
 from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE
 from evenshard.placement.task import ShardingTask
 from evenshard.planner import rivals as module
-from evenshard.planner.answer import Rival
-from evenshard.planner.pricing import PartsMeasurer, part_costs
+from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Rival
+from evenshard.planner.pricing import PartsMeasurer, part_costs, priced
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import FULL_SPACE, MOST_SHARDS, TORCHREC, rivals
 from evenshard.planner.rules import Rules
+from evenshard.planner.saving import saving_against
 from evenshard.sharders.model import DeviceModel
+from evenshard.sharders.torchrec.planner import machine_bandwidths
+from evenshard.sharders.torchrec.rival import TorchRecPlanner
+from evenshard.sharders.torchrec.settings import PLAIN, PlannerSetting
+from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.torchrec.plan.plans import shards_of
 from support.builders import table
 from support.request_builders import ROOM, untrained
@@ -44,9 +52,17 @@ def found(request: PlacementRequest, *names: str, measure: PartsMeasurer | None 
     return rivals(request, part_costs(request, untrained()), names, measure)
 
 
-def test_torchrec_is_asked_for_more_than_whole_tables_only_where_that_is_allowed() -> None:
+def few(monkeypatch: pytest.MonkeyPatch, *chosen: PlannerSetting) -> None:
+    """TorchRec's planner is asked as it comes, and with these settings."""
+    monkeypatch.setattr(module, "free_hands", lambda task, thorough: (*PLAIN, *chosen))
+
+
+def test_torchrec_is_asked_for_more_than_whole_tables_only_where_that_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    few(monkeypatch)
     names = ("random", *TORCHREC, FULL_SPACE)
-    assert [one.sharder for one in found(asked(), *names)] == list(names)
+    assert [one.sharder for one in found(asked(), *names)] == [*names, FULL_SPACE, FULL_SPACE]
     whole = found(asked(sharding_types=(TABLE_WISE,)), *names)
     assert [one.sharder for one in whole] == ["random", *TORCHREC]
 
@@ -56,21 +72,29 @@ def test_no_user_waits_minutes_for_torchrec() -> None:
     assert found(asked(tables=many), FULL_SPACE) == ()
 
 
-def test_the_best_of_torchrecs_plans_is_its_answer_and_its_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    of_columns = asked(sharding_types=BY_COLUMNS)
-    each = []
-    for width in (64, 32, 16):
-        monkeypatch.setattr(module, "TORCHREC_MIN_PARTITIONS", (width,))
-        each.append(found(of_columns, FULL_SPACE)[0])
-        assert f"of 3 plans: min_partition {width}; and as it comes, with its own bandwidths" in each[-1].setting
-    assert [one.setting.partition(";")[0] for one in each] == [
-        f"min_partition {width}, by storage" for width in (64, 32, 16)
-    ]
-    monkeypatch.setattr(module, "TORCHREC_MIN_PARTITIONS", (64, 32, 16))
-    (best,), expected = found(of_columns, FULL_SPACE), min(each, key=lambda one: one.predicted_ms or 0.0)
-    assert best.predicted_ms == expected.predicted_ms
-    assert best.setting.startswith(expected.setting.partition(";")[0])
-    assert "of 5 plans: min_partition 64, 32, 16; and as it comes, with its own bandwidths" in best.setting
+def test_torchrecs_plan_as_it_comes_its_best_by_rating_and_the_best_by_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    request = asked(sharding_types=BY_COLUMNS)
+    costs, widths = part_costs(request, untrained()), [PlannerSetting(width) for width in (64, 32, 16)]
+    few(monkeypatch, *widths)
+    answer = costs.predict([whole_part(one, (at,)) for at, one in enumerate(COSTLY)])
+    saves = saving_against(request, untrained(), costs, priced(request, untrained(), costs, answer)[0])
+    plain, rated, best = rivals(request, costs, [FULL_SPACE], saves=saves)
+    assert [one.chosen for one in (plain, rated, best)] == [PLAIN_PLAN, BY_RATING, BY_MODEL]
+    planner = TorchRecPlanner(request.task(), machine_bandwidths(request.hardware, request.nodes, costs.links))
+    plans = list(planner.plans([*PLAIN, *widths]))
+    assert plain.setting == str(PLAIN[0])
+    assert plain.predicted_ms == pytest.approx(costs.predict(plans[0].parts).predicted_ms)
+    assert best.predicted_ms == pytest.approx(min(costs.predict(plan.parts).predicted_ms for plan in plans))
+    of_rated = min(plans, key=lambda plan: planner.rating_ms(plan.parts))
+    assert (rated.setting, rated.predicted_ms) == (
+        str(of_rated.setting),
+        pytest.approx(costs.predict(of_rated.parts).predicted_ms),
+    )
+    assert "; of 5 plans: min_partition its own, 64, 32, 16; told pooling factors and not; its own band" in best.setting
+    assert plain.saves is not None and plain.predicted_ms is not None
+    assert plain.saves.ms == pytest.approx(plain.predicted_ms - answer.predicted_ms)
 
 
 SMALL_AND_LARGE = ((2**21, 64, 1.0), (2**21, 64, 8.0), (2**8, 128, 1.0), (2**12, 64, 20.0))
@@ -100,62 +124,61 @@ def test_torchrecs_plan_without_settings_is_never_better_than_its_answer_here(
     planner = EmbeddingShardingPlanner(topology, batch_size=65_536 // devices, constraints=constraints)
     plan = planner.plan(model, [EmbeddingBagCollectionSharder()])
     without_settings = costs.predict(shards_of(plan, tables)).predicted_ms
-    (rival,) = rivals(request, costs, [FULL_SPACE])
-    assert rival.predicted_ms is not None and rival.predicted_ms <= 1.001 * without_settings
+    plain, _, best = rivals(request, costs, [FULL_SPACE])
+    assert plain.predicted_ms is not None and best.predicted_ms is not None
+    assert best.predicted_ms <= min(plain.predicted_ms, 1.001 * without_settings)
 
 
-@pytest.mark.slow
-def test_a_grid_is_asked_for_where_there_are_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    plans: list[tuple[bool, bool, bool]] = []
-
-    class Planner(module.TorchRecPlanner):
-        def plan(self, setting, widths=None):  # type: ignore[no-untyped-def]
-            plans.append((setting.grid_shard, setting.replicas, setting.lookups))
-            return super().plan(setting, widths)
-
-    monkeypatch.setattr(module, "TorchRecPlanner", Planner)
-    monkeypatch.setattr(module, "TORCHREC_MIN_PARTITIONS", (16,))
-    found(asked(), FULL_SPACE)
-    found(asked(machine=Machine(4, 2, inter="infiniband_ndr")), FULL_SPACE)
-    one_node = [(False, True, True), (False, False, True), (False, True, True), (False, True, False)]
-    assert plans == [*one_node, one_node[0], (True, True, True), *one_node[1:]]
+@given(number=st.integers(0, 2**16))
+@settings(max_examples=6, deadline=None)
+def test_the_best_of_torchrec_is_never_worse_than_its_plan_as_it_comes(number: int) -> None:
+    rng = np.random.default_rng(number)
+    tables = generate_tables(GeneratorConfig(int(rng.integers(2, 6)), (16, 64, 128)), 4096, seed=number)
+    types = ((), BY_COLUMNS, ("row_wise", "data_parallel", TABLE_WISE))[number % 3]
+    request = asked(tables=tables, caps_bytes=(2**36,) * 2, batch_size=4096, sharding_types=types)
+    plain, rated, best = rivals(request, part_costs(request, DeviceModel("simulated:h200")), [FULL_SPACE])
+    assert best.predicted_ms is not None and plain.predicted_ms is not None and rated.predicted_ms is not None
+    assert best.predicted_ms <= min(plain.predicted_ms, rated.predicted_ms)
 
 
-def test_tables_that_stay_together_stay_whole_and_what_breaks_a_rule_is_said() -> None:
+def test_tables_that_stay_together_stay_whole_and_what_breaks_a_rule_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    few(monkeypatch)
     together = asked(rules=Rules(together=(("costly", "a"),)), sharding_types=BY_COLUMNS)
-    (one,) = found(together, FULL_SPACE)
-    assert one.predicted_ms is not None
-    assert "costly, a are not together" in one.note
+    for one in found(together, FULL_SPACE):
+        assert one.predicted_ms is not None
+        assert "costly, a are not together" in one.note
 
 
-@pytest.mark.slow
-def test_plans_are_measured_as_they_are() -> None:
+def test_plans_are_measured_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    few(monkeypatch)
     seen: list[tuple[ShardingTask, Sequence[TablePart]]] = []
 
     def measure(task: ShardingTask, placements: Sequence[Sequence[TablePart]]) -> list[PlacementCost]:
         seen.extend((task, parts) for parts in placements)
         return [PlacementCost((DeviceCost(1, 2, 3, 4),), "modelled")]
 
-    (one,) = found(asked(), FULL_SPACE, measure=measure)
-    assert one.measured_ms == 10
-    ((task, parts),) = seen
-    check_parts_memory(task, parts)
+    assert [one.measured_ms for one in found(asked(), FULL_SPACE, measure=measure)] == [10] * 3
+    for task, parts in seen:
+        check_parts_memory(task, parts)
 
 
-def test_what_torchrec_cannot_place_in_any_way_has_no_time() -> None:
+def test_what_torchrec_cannot_place_in_any_way_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    few(monkeypatch)
     (one,) = found(asked(caps_bytes=(25 * 2**20,) * 2), FULL_SPACE)
-    assert one.predicted_ms is None and "TorchRec's planner found no plan in any of 10 settings" in one.note
+    assert one.predicted_ms is None and "TorchRec's planner found no plan in any of 2 settings" in one.note
 
 
 @pytest.mark.slow
 def test_where_tables_do_not_fit_torchrec_has_caches_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    few(monkeypatch)
     monkeypatch.setattr(module, "OFFLOAD_SETTINGS", module.OFFLOAD_SETTINGS[:2])
     small = asked(caps_bytes=(20 * 2**20,) * 4, machine=Machine(4, 4, host_bytes=(2**30,)))
-    (one,) = found(small, FULL_SPACE)
-    assert one.predicted_ms is not None and one.predicted_ms > 0
+    plain, rated, one = found(small, FULL_SPACE)
+    assert plain.predicted_ms is None and plain.note == "TorchRec's planner as it comes found no plan"
+    assert rated.predicted_ms is not None and one.predicted_ms is not None and one.predicted_ms > 0
     assert one.setting.startswith("load factor ") and one.note == ""
-    assert "with caches and UVM, load factors 0.02, 0.1, every sharding type" in one.setting
+    assert "with caches and UVM, load factors 0.02, 0.1" in one.setting
     (none,) = found(asked(caps_bytes=(20 * 2**20,) * 4), FULL_SPACE)
-    assert none.predicted_ms is None and "in any of 10 settings" in none.note
+    assert none.predicted_ms is None and "in any of 2 settings" in none.note
     in_device_memory = replace(small, compute_kernels=("fused",))
-    assert "in any of 10 settings" in found(in_device_memory, FULL_SPACE)[0].note
+    assert "in any of 2 settings" in found(in_device_memory, FULL_SPACE)[0].note

@@ -11,8 +11,9 @@ import pytest
 
 from evenshard.cli import main
 from evenshard.compare.diff import diff
-from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.answer import PLAIN_PLAN, PlacementAnswer, Rival, Saving
 from evenshard.planner.file import save_answer
+from evenshard.planner.rivals import FULL_SPACE
 from evenshard.report.difference_markdown import difference_markdown, escaped, marker
 from support import documented
 from support.explain_builders import additive, answered, asked
@@ -31,8 +32,9 @@ def test_a_comment_has_times_memory_moves_and_the_rest_folded() -> None:
         "<!-- evenshard placement of tables.yaml -->",
         "### evenshard: `tables.yaml`",
         "",
-        "**Embedding work takes 5.00 ms per step, 38 % less than before.**",
+        "**Embedding work takes 5.00 ms per step, 38 % less than before, at most 100 % above any placement.**",
     ]
+    assert "| the new plan against that of before, ms per step | | 3.00 (38 %; 90 %: 31 % to 45 %) less |" in text
     assert "| embedding work, ms per step | 8.00 | 5.00 |" in text
     assert "| moves to other devices | | 320 bytes of 1 table; 640 bytes stay |" in text
     assert "| `b` | 0:10 | 0:8 | 0 | 1 | 320 bytes |" in text.partition("<details><summary>What moves")[2]
@@ -46,12 +48,16 @@ def test_each_side_has_its_own_tables_and_the_old_plan_is_judged_with_the_new_on
     text = shown(old, new)
     assert "| embedding work, ms per step | 8.00 | 11.0 |" in text
     assert "| the plan of before with these tables, ms | | 14.0 |" in text
+    against = replace(new, comparison=(Rival(FULL_SPACE, 12.0, chosen=PLAIN_PLAN, saves=Saving(1.0, -0.11, 2.2)),))
+    said = "TorchRec's default plan: 12.0 ms, 9.1 % slower (90 %: 1.0 % faster to 20 % slower).  "
+    assert said in shown(old, against).splitlines() and "default plan" not in text
 
 
 def test_tables_that_came_and_went_and_warnings_are_named() -> None:
     old, new = answered(asked(THREE, 2), (0, 0, 1)), answered(asked({"a": 5.0, "d": 1.0}, 2), (0, 1))
     text = shown(old, replace(new, warnings=("num_rows: *far* outside",)))
     assert "- Added: `d`\n- Removed: `b`, `c`" in text
+    assert "the new plan against" not in text, "times of other tables are no difference"
     assert "> [!WARNING]\n> num&#95;rows: &#42;far&#42; outside" in text
 
 

@@ -109,7 +109,7 @@ def test_the_notebook_shows_what_it_gives(tmp_path: Path) -> None:
     for before, now in zip(stored, given, strict=True):
         figures = ([float(one.replace(",", "")) for one in number.findall(text)] for text in (before, now))
         assert next(figures) == pytest.approx(next(figures), rel=0.02, abs=0.02)
-    assert "ms of embedding work per step predicted" in "".join(
+    assert "ms of embedding work per step" in "".join(
         json.loads(notebook.read_text())["cells"][1]["outputs"][0]["data"]["text/html"]
     )
 

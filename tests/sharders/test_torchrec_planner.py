@@ -9,13 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenshard.measure.collectives import Links
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.link import LINKS
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.items import Items
+from evenshard.placement.machine import Machine
 from evenshard.placement.plan import check_placement
-from evenshard.sharders.torchrec.planner import Bandwidths, bandwidths_of
+from evenshard.sharders.torchrec.planner import Bandwidths, bandwidths_of, machine_bandwidths
 from evenshard.sharders.torchrec.rival import TorchRecSharder
+from evenshard.sharders.torchrec.settings import PlannerSetting
 from evenshard.utils.errors import BadConfig, InfeasibleTask, MissingPackage
 from evenshard.utils.units import BYTES_PER_GB
 from support.builders import capped, sized, some_tables, split_by, table, task
@@ -93,15 +96,16 @@ def test_bandwidths_decide_between_a_wide_and_a_busy_table() -> None:
     wide = table("wide", rows=1000, dim=128, pooling=1.0)
     busy = [table(f"busy{number}", rows=200 - number, dim=4, pooling=20.0) for number in range(2)]
     of_task = task([wide, *busy], batch_size=4096)
-    assert split_by(TorchRecSharder(Bandwidths(1000.0, 1.0, 1.0)).place(of_task)) == {(0,), (1, 2)}
-    assert split_by(TorchRecSharder(Bandwidths(1.0, 1000.0, 1000.0)).place(of_task)) == {(0, 2), (1,)}
+    assert split_by(TorchRecSharder(lambda _: Bandwidths(1000.0, 1.0, 1.0)).place(of_task)) == {(0,), (1, 2)}
+    assert split_by(TorchRecSharder(lambda _: Bandwidths(1.0, 1000.0, 1000.0)).place(of_task)) == {(0, 2), (1,)}
 
 
 def test_the_planner_gets_bytes_per_millisecond_and_the_batch_of_one_device() -> None:
     of_task = task(some_tables(3), devices=4, batch_size=1000)
-    planner = TorchRecSharder(Bandwidths(3888.0, 450.0, 300.0)).planner(of_task)
-    assert planner.topology.hbm_mem_bw == pytest.approx(3888e6)
-    assert (planner.topology.intra_host_bw, planner.topology.inter_host_bw) == (450e6, 300e6)
+    planner = TorchRecSharder(lambda _: Bandwidths(3888.0, 450.0, 300.0)).planner(of_task)
+    topology = planner.topology_of(PlannerSetting())
+    assert topology.hbm_mem_bw == pytest.approx(3888e6)
+    assert (topology.intra_host_bw, topology.inter_host_bw) == (450e6, 300e6)
     assert planner.batch_per_device == 250
     assert SHARDER.planner(replace(of_task, batch_size=1001)).batch_per_device == 251
 
@@ -109,23 +113,30 @@ def test_the_planner_gets_bytes_per_millisecond_and_the_batch_of_one_device() ->
 def test_what_is_left_out_is_torchrecs_own() -> None:
     from torchrec.distributed.planner.constants import CROSS_NODE_BANDWIDTH, HBM_MEM_BW, INTRA_NODE_BANDWIDTH
 
-    topology = SHARDER.planner(task(some_tables(3))).topology
+    told = TorchRecSharder(lambda _: Bandwidths(1.0, 2.0, 3.0)).planner(task(some_tables(3)))
+    keeps_its_own = told.topology_of(PlannerSetting(own_constants=True))
+    topology = SHARDER.planner(task(some_tables(3))).topology_of(PlannerSetting())
+    assert keeps_its_own.hbm_mem_bw == topology.hbm_mem_bw != told.topology_of(PlannerSetting()).hbm_mem_bw
     assert topology.hbm_mem_bw == HBM_MEM_BW == pytest.approx(963e6, rel=1e-3)
     assert topology.intra_host_bw == INTRA_NODE_BANDWIDTH == pytest.approx(644e6, rel=1e-3)
     assert topology.inter_host_bw == CROSS_NODE_BANDWIDTH == pytest.approx(13.4e6, rel=2e-3)
 
 
 def test_bandwidths_of_hardware() -> None:
-    h200 = bandwidths_of(MeasureConfig(hardware="simulated:h200"))
+    """A link counts with what its long exchanges reach: the straight line through all sizes is an eighth below."""
+    machine = Machine.one_node(8)
+    h200 = bandwidths_of(MeasureConfig(hardware="simulated:h200"), machine)
     reached = gpu_profile("h200").hbm_efficiency
     assert 0.5 < reached < 1
-    straight = LINKS["nvlink_h200"].bandwidth_gb_s
-    assert h200 == Bandwidths(pytest.approx(4800 * reached), straight, straight)
-    slow = bandwidths_of(MeasureConfig(hardware="simulated:a100_80gb", link="ethernet_25g"))
+    link = LINKS["nvlink_h200"]
+    long = link.even_gb_s(8)
+    assert h200 == Bandwidths(pytest.approx(4800 * reached), long, long) and long > 1.1 * link.bandwidth_gb_s
+    assert h200 == machine_bandwidths("simulated:h200", machine, Links(link))
+    slow = bandwidths_of(MeasureConfig(hardware="simulated:a100_80gb", link="ethernet_25g"), machine)
     assert (slow.intra_node_gb_s, slow.inter_node_gb_s) == (3.125, 3.125)
-    assert bandwidths_of(MeasureConfig(hardware="cpu", link="ethernet_25g")) == Bandwidths()
+    assert bandwidths_of(MeasureConfig(hardware="cpu", link="ethernet_25g"), machine) == Bandwidths()
     with pytest.raises(BadConfig):
-        bandwidths_of(MeasureConfig(hardware="simulated:none_such"))
+        bandwidths_of(MeasureConfig(hardware="simulated:none_such"), machine)
 
 
 # Its plan ------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -14,10 +15,11 @@ from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.plan import check_sharding, parts_by_table
-from evenshard.placement.sharding import DATA_PARALLEL, GRID_SHARD, TABLE_WISE, sharding_type
+from evenshard.placement.sharding import DATA_PARALLEL, GRID_SHARD, IN_ROWS, TABLE_WISE, sharding_type
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.torchrec.planner import Bandwidths, machine_bandwidths, merged
-from evenshard.sharders.torchrec.rival import PlannerSetting, TorchRecPlanner
+from evenshard.sharders.torchrec.rival import TorchRecPlanner
+from evenshard.sharders.torchrec.settings import PLAIN, PlannerSetting, free_hands
 from evenshard.tables.catalog import load_catalog
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
@@ -136,6 +138,40 @@ def test_sequences_modules_shared_and_weighted_tables_are_taken() -> None:
     assert rated(replace(history, pooling="sum", module="bags"), shared, weighted, mean) != usual
     assert rated(history, replace(shared, feature_pooling_factors=()), weighted, mean) < usual
     assert rated(history, shared, replace(weighted, is_weighted=False), mean) < usual
+
+
+def test_free_hands_are_what_differs_for_a_task_as_it_comes_first(mlperf: tuple[Table, ...]) -> None:
+    one_node, two_nodes = (sharding(mlperf, devices) for devices in (8, 16))
+    for task, grids in ((one_node, {False}), (two_nodes, {False, True})):
+        for thorough in (False, True):
+            found = free_hands(task, thorough=thorough)
+            assert found[:2] == PLAIN and len(set(found)) == len({str(one) for one in found}) == len(found)
+            assert {one.grid_shard for one in found} == grids
+            assert {(one.replicas, one.rows) for one in found} == {*product((True, False), repeat=2)}
+            assert {one.min_partition for one in found} == {None, 8, 16, 32, 64}
+            assert {one.own_constants for one in found} == {one.lookups for one in found} == {False, True}
+            assert {one.sort_by for one in found} == {"storage", "perf"}
+        assert {*free_hands(task, thorough=False)} < {*free_hands(task, thorough=True)}
+    whole = replace(one_node, limits=(TableLimits(types=frozenset({TABLE_WISE})),) * 26)
+    assert {one.min_partition for one in free_hands(whole, thorough=True)} == {None}
+    assert all(one.replicas and one.rows for one in free_hands(whole, thorough=True))
+
+
+def test_types_that_a_setting_leaves_out_are_not_used(mlperf: tuple[Table, ...]) -> None:
+    task = sharding(mlperf, 8)
+    free, bound = (
+        ways(task, TorchRecPlanner(task, GB_S).plan(setting).parts)
+        for setting in (PlannerSetting(), PlannerSetting(replicas=False, rows=False))
+    )
+    assert {DATA_PARALLEL} & {*free} and not {*bound} & {DATA_PARALLEL, *IN_ROWS}
+
+
+@pytest.mark.parametrize("proposers", ["greedy", "uniform", "dynamic programming"])
+def test_each_group_of_proposers_finds_a_plan(mlperf: tuple[Table, ...], proposers: str) -> None:
+    task = sharding(mlperf[:4], 4)
+    plan = TorchRecPlanner(task, GB_S).plan(PlannerSetting(proposers=proposers))
+    check_sharding(task, plan.parts)
+    assert str(plan.setting) == f"default min_partition, by storage, {proposers} proposers"
 
 
 # Ratings -------------------------------------------------------------------------------------------------------------

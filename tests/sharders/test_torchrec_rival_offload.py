@@ -13,12 +13,12 @@ from evenshard.placement.sharding import sharding_type
 from evenshard.placement.storage import ON_DEVICE, USUAL_KERNELS, Storage
 from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part, used_bytes
 from evenshard.sharders.torchrec.planner import Bandwidths
-from evenshard.sharders.torchrec.rival import (
+from evenshard.sharders.torchrec.rival import TorchRecPlanner
+from evenshard.sharders.torchrec.settings import (
     ALL_PROPOSERS,
     OUR_MEMORY,
     OWN_MEMORY,
     PlannerSetting,
-    TorchRecPlanner,
     offload_settings,
 )
 from evenshard.tables.table import Table
@@ -46,7 +46,7 @@ def storages(task: ShardingTask, setting: PlannerSetting) -> dict[str, Storage]:
     return {part.table: part.storage for part in planner(task).plan(setting).parts}
 
 
-@pytest.mark.parametrize("proposers", ["scale-up", ALL_PROPOSERS])
+@pytest.mark.parametrize("proposers", ["", ALL_PROPOSERS])
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adam"])
 def test_plans_fit_as_we_count_where_they_are_asked_to(optimizer: str, proposers: str) -> None:
     task = asked(60 * MB, optimizer=optimizer, pipeline="sparse_dist")

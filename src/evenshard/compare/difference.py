@@ -165,6 +165,11 @@ class Difference:
     notes: tuple[str, ...]
 
     @property
+    def is_of_same_tables(self) -> bool:
+        """Whether both answers place the same tables, so that their times can be compared."""
+        return not (self.added or self.removed or self.changed)
+
+    @property
     def largest_moves(self) -> list[PartMove]:
         """The moves, those of most bytes first."""
         return sorted(self.moves, key=lambda one: -one.num_bytes)

@@ -67,8 +67,8 @@ def payback(
     """
     if difference.equal:
         return None
-    others = [*difference.added, *difference.removed, *(one.table for one in difference.changed)]
-    if others:
+    if not difference.is_of_same_tables:
+        others = [*difference.added, *difference.removed, *(one.table for one in difference.changed)]
         raise BadConfig(
             f"the two placements differ in {len(others):,} of their tables, such as {brief(others[0])}: what a step "
             f"saves is unknown. Place today's tables where the old ones are (evenshard place TABLES --near OLD "

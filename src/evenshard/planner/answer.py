@@ -33,6 +33,24 @@ from evenshard.utils.messages import brief
 
 
 @dataclass(frozen=True)
+class Saving:
+    """What a step of one placement saves against another's, ms; below 0 where it takes longer.
+
+    Attributes:
+        ms: the difference of the predicted times.
+        low_ms, high_ms: its 90 % interval. What the cost model errs in alike for both placements is left out of it.
+    """
+
+    ms: float
+    low_ms: float
+    high_ms: float
+
+
+# Of the plans that a sharder makes with many settings: as it comes, and the best by its rating or by this model.
+PLAIN_PLAN, BY_RATING, BY_MODEL = "as it comes", "best by its own rating", "best by this model"
+
+
+@dataclass(frozen=True)
 class Rival:
     """What another sharder's placement of the same tables would cost.
 
@@ -41,7 +59,9 @@ class Rival:
         predicted_ms: predicted time by the same cost model; None where it found no placement.
         measured_ms: time on the hardware, if measured.
         note: why there is none, or which rules it breaks; empty otherwise.
-        setting: what it was asked with, the best of several settings; empty where it has none.
+        setting: what it was asked with; empty where it has none.
+        chosen: which of a sharder's plans it is, ``PLAIN_PLAN``, ``BY_RATING`` or ``BY_MODEL``; empty of the only one.
+        saves: what the answer saves against it; None where that was not asked.
     """
 
     sharder: str
@@ -49,6 +69,8 @@ class Rival:
     measured_ms: float | None = None
     note: str = ""
     setting: str = ""
+    chosen: str = ""
+    saves: Saving | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +86,7 @@ class Nearness:
         gone_tables: that it has and the answer does not.
         stay_ms: predicted where as little as possible moves, new tables placed beside.
         stay_bytes: that moves then: 0 unless something cannot stay.
+        stay_saves: what the answer saves against that; None in files from before it was known.
         free_ms: predicted of the best placement without a bound.
         free_bytes: that moves then, with those names of the devices with which least does.
     """
@@ -78,6 +101,7 @@ class Nearness:
     stay_bytes: int
     free_ms: float
     free_bytes: int
+    stay_saves: Saving | None = None
 
 
 @dataclass(frozen=True)

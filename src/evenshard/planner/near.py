@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from evenshard.placement.moves import SharedPiece, larger_machine, same_shape, shared_pieces
 from evenshard.placement.optimizer_state import SGD
-from evenshard.planner.answer import Nearness, PlacementAnswer
+from evenshard.planner.answer import Nearness, PlacementAnswer, Saving
 from evenshard.planner.request import PlacementRequest, kept_optimizers
 from evenshard.sharders.search.moves import EarlierPlacement
 from evenshard.sharders.search.near import NearResult
@@ -59,7 +59,9 @@ def pieces_of_both(
         yield from shared_pieces(table, before, after, machine, optimizer_of.get(table.name, SGD))
 
 
-def with_nearness(answer: PlacementAnswer, near: Near, found: NearResult, free_ms: float) -> PlacementAnswer:
+def with_nearness(
+    answer: PlacementAnswer, near: Near, found: NearResult, free_ms: float, stay_saves: Saving
+) -> PlacementAnswer:
     """The answer with what it moves."""
     before = {table.name: table for table in near.old.request.tables}
     now = {table.name: table for table in answer.request.tables}
@@ -82,5 +84,6 @@ def with_nearness(answer: PlacementAnswer, near: Near, found: NearResult, free_m
             stay_bytes=found.stay_bytes,
             free_ms=min(free_ms, answer.predicted_ms),  # what is near is free, too
             free_bytes=found.free_bytes,
+            stay_saves=stay_saves,
         ),
     )

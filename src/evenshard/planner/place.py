@@ -28,6 +28,7 @@ from evenshard.planner.replicas import replica_notes
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import rivals
 from evenshard.planner.rules import Rules
+from evenshard.planner.saving import saving_against
 from evenshard.sharders.learned import proposals
 from evenshard.sharders.model import Model
 from evenshard.sharders.packing.reasons import require_sharding_room
@@ -134,6 +135,7 @@ def place_request(
         best, cost = costs.predict(candidates[number]), measured[number]
     check_sharding(task, best.parts)
     answered, widened = priced(request, model, costs, best)
+    saves = saving_against(request, model, costs, answered)
     lineage: dict[str, Any] = {
         "evenshard_version": __version__,
         "model": {
@@ -150,7 +152,7 @@ def place_request(
         **vars(answered),
         lower_bound_ms=min(_bound_ms(means), best.predicted_ms),
         warnings=() if model.trained_on is None else model.trained_on.outside(request.task()),
-        comparison=rivals(request, costs, config.compare, measure if config.num_measured else None),
+        comparison=rivals(request, costs, config.compare, measure if config.num_measured else None, saves),
         measured=cost,
         measured_ms=None if cost is None else cost.step_ms(costs.pipeline),
         lineage=json.loads(json.dumps(lineage)),  # as a file gives it back
@@ -170,7 +172,7 @@ def place_request(
     )
     if near is None or beside is None:
         return answer
-    return with_nearness(answer, near, beside, chosen.result.best.predicted_ms)
+    return with_nearness(answer, near, beside, chosen.result.best.predicted_ms, saves(beside.stay.parts))
 
 
 def _check_dims(tables: Sequence[Table]) -> None:

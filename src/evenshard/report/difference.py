@@ -11,6 +11,7 @@ from rich.table import Table as Grid
 from evenshard.compare.difference import Difference, PartMove, Rekept, Renaming, Traffic
 from evenshard.compare.payback import Payback
 from evenshard.measure.price.device_price import ROUNDING
+from evenshard.report.facts.comparison import ends_text
 from evenshard.utils.console import plain_console, plain_grid
 from evenshard.utils.messages import counted, printable, tables_text
 from evenshard.utils.units import bytes_to_gb, decimals, ms_text, pct_text, size_text
@@ -50,13 +51,21 @@ def _times(difference: Difference) -> str:
     digits = decimals(max(times.old_ms, times.new_ms)) + 1
     change = "as long as before"
     if times.old_ms > 0 and abs(times.saves_ms) > ROUNDING * times.old_ms:
-        way = "less" if times.saves_ms > 0 else "MORE"
-        share = pct_text(abs(times.saves_ms) / times.old_ms * 100)
-        change = f"{abs(times.saves_ms):.{digits}f} ms ({share}) {way} than the {times.old_ms:.{digits}f} ms before"
+        saves = saved_text(difference, f"{abs(times.saves_ms):.{digits}f} ms")
+        change = f"{saves} than the {times.old_ms:.{digits}f} ms before"
     return (
         f"Embedding work takes {times.new_ms:.{digits}f} ms per step, {change}. "
         f"Lower bound {ms_text(times.lower_bound_ms)} ms. Predicted by {printable(times.predicted_by)}."
     )
+
+
+def saved_text(difference: Difference, amount: str) -> str:
+    """What the new placement saves, with its share of the old one's step and, of the same tables, its interval."""
+    times = difference.times
+    share, low, high = (100 * one / times.old_ms for one in (times.saves_ms, times.saves_low_ms, times.saves_high_ms))
+    is_sure = low == high or not difference.is_of_same_tables
+    interval = "" if is_sure else f"; 90 %: {ends_text(low, high, 'MORE', 'less')}"
+    return f"{amount} ({pct_text(abs(share))}{interval}) {'less' if share > 0 else 'MORE'}"
 
 
 def _bytes(difference: Difference) -> Iterator[str]:

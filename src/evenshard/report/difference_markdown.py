@@ -10,7 +10,9 @@ from evenshard.compare.payback import Payback
 from evenshard.compare.times import OWN_FIGURES
 from evenshard.measure.price.device_price import ROUNDING
 from evenshard.planner.answer import PlacementAnswer, fullest_device
-from evenshard.report.difference import EQUAL, payback_lines
+from evenshard.report.difference import EQUAL, payback_lines, saved_text
+from evenshard.report.facts.comparison import worth_texts
+from evenshard.report.facts.step import gap_text
 from evenshard.utils.messages import names_text, printable
 from evenshard.utils.units import bytes_to_gb, ms_text, pct_text, size_text
 
@@ -44,6 +46,8 @@ def difference_markdown(
     """
     title = title or str(new.lineage.get("tables") or "placement")
     lines = [marker(title), f"### evenshard: {code(title)}", "", _headline(old, new), ""]
+    lines += [f"{escaped(line)}.  " for line in worth_texts(new)]
+    lines += [""] * (lines[-1] != "")
     lines += _figures(difference, old, new)
     warnings = [*new.memory_warnings, *new.warnings]
     if warnings:
@@ -65,23 +69,28 @@ def difference_markdown(
 
 def _headline(old: PlacementAnswer, new: PlacementAnswer) -> str:
     change = new.predicted_ms - old.predicted_ms
+    worth = "" if new.num_devices == 1 else f", {gap_text(new)}"
     if old.predicted_ms <= 0 or abs(change) <= ROUNDING * old.predicted_ms:
-        return f"**Embedding work takes as long as before: {ms_text(new.predicted_ms)} ms per step.**"
+        return f"**Embedding work takes as long as before: {ms_text(new.predicted_ms)} ms per step{worth}.**"
     share = pct_text(100 * abs(change) / old.predicted_ms)
     way = "MORE" if change > 0 else "less"
-    return f"**Embedding work takes {ms_text(new.predicted_ms)} ms per step, {share} {way} than before.**"
+    return f"**Embedding work takes {ms_text(new.predicted_ms)} ms per step, {share} {way} than before{worth}.**"
 
 
 def _figures(difference: Difference, old: PlacementAnswer, new: PlacementAnswer) -> Iterator[str]:
     """The table: each side with its own tables; where they are the same, the old plan with the new loads, too."""
     yield "| | before | after |"
     yield "|---|---:|---:|"
-    times = (ms_text(one.predicted_ms) for one in (old, new))
-    yield f"| embedding work, ms per step | {' | '.join(times)} |"
+    steps = (ms_text(one.predicted_ms) for one in (old, new))
+    yield f"| embedding work, ms per step | {' | '.join(steps)} |"
     ends = (f"{ms_text(one.low_ms)} to {ms_text(one.high_ms)}" for one in (old, new))
     yield f"| 90 % interval | {' | '.join(ends)} |"
-    if difference.times.predicted_by != OWN_FIGURES and old.parts != new.parts:
-        yield f"| the plan of before with these tables, ms | | {ms_text(difference.times.old_ms)} |"
+    times = difference.times
+    if times.predicted_by != OWN_FIGURES and old.parts != new.parts:
+        yield f"| the plan of before with these tables, ms | | {ms_text(times.old_ms)} |"
+    if difference.is_of_same_tables and abs(times.saves_ms) > ROUNDING * times.old_ms > 0:
+        saves = saved_text(difference, ms_text(abs(times.saves_ms)))
+        yield f"| the new plan against that of before, ms per step | | {saves} |"
     yield f"| fullest device, GB | {' | '.join(map(_memory, (old, new)))} |"
     yield f"| tables | {len(old.request.tables):,} | {len(new.request.tables):,} |"
     if old.num_devices != new.num_devices:

@@ -13,7 +13,15 @@ from rich.text import Text
 
 from evenshard.measure.price.step import PredictedDevice, predicted_step_times
 from evenshard.planner.answer import PlacementAnswer, fullest_device, slowest_device
-from evenshard.report.facts.comparison import asked_text, best_rival, near_texts, not_compared_text, rival_text
+from evenshard.report.facts.comparison import (
+    asked_texts,
+    best_rival,
+    near_texts,
+    not_compared_text,
+    rival_label,
+    rival_text,
+    worth_texts,
+)
 from evenshard.report.facts.memory import (
     badly_served,
     badly_served_text,
@@ -34,8 +42,7 @@ from evenshard.report.facts.setting import (
     tables_and_machine,
     timing_word,
 )
-from evenshard.report.facts.step import advice, bound_text, step_headline
-from evenshard.sharders.catalog import label_of
+from evenshard.report.facts.step import advice, bound_text, step_headline, timed_text
 from evenshard.utils.console import plain_console, plain_grid, print_whole
 from evenshard.utils.messages import counted, names_text, printable
 from evenshard.utils.units import BYTES_PER_GB, decimals, ms_text, size_text
@@ -87,8 +94,10 @@ def print_answer(answer: PlacementAnswer, file: TextIO | None = None, missing: s
         _print_text(console, f"Warning: {printable(warning)}", "bold yellow")
     console.print()
     _print_text(console, f"{step_headline(answer)}.", "bold")
+    for line in (timed_text(answer), *worth_texts(answer)):
+        _print_text(console, f"{line}.")
     _print_text(console, " ".join(line for line in (f"{compared}." if compared else "", not_compared) if line))
-    if asked := asked_text(answer):
+    for asked in asked_texts(answer):
         _print_text(console, f"{printable(asked)}.", "dim")
     console.print()
     print_whole(console, _devices(answer, console))
@@ -289,6 +298,9 @@ def brief_text(answer: PlacementAnswer) -> str:
 
 def _lines(answer: PlacementAnswer) -> Iterator[tuple[str, str]]:
     yield "time", step_headline(answer)
+    yield "interval", timed_text(answer)
+    for text in worth_texts(answer):
+        yield "against", text
     slowest, digits = slowest_device(answer.devices), decimals(answer.predicted_ms)
     times = [one.predicted_total_ms for one in answer.devices]
     if answer.num_devices > 1:
@@ -307,7 +319,7 @@ def _lines(answer: PlacementAnswer) -> Iterator[tuple[str, str]]:
         kernels = Counter(storage.kernel for storage in answer.storage_of_table.values())
         yield "kept", ", ".join(f"{count:,} {kernel}" for kernel, count in kernels.most_common())
     if (rival := best_rival(answer)) is not None and rival.predicted_ms is not None:
-        yield "others", f"the best of them, {label_of(rival.sharder)}: {ms_text(rival.predicted_ms)} ms"
+        yield "others", f"the best of them, {rival_label(rival)}: {ms_text(rival.predicted_ms)} ms"
     warnings = [*assumed_lookups_texts(answer), *answer.memory_warnings, *answer.warnings]
     counts = {"note": len(answer.notes), "assumption": len(assumed_groups(answer)), "warning": len(warnings)}
     said = ", ".join(counted(count, word) for word, count in counts.items() if count)

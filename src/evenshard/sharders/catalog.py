@@ -105,19 +105,19 @@ SHARDERS = (
     ),
     Entry(
         "torchrec_planner",
-        lambda given: TorchRecSharder(bandwidths_of(given.measure)),
+        lambda given: TorchRecSharder(partial(bandwidths_of, given.measure)),
         "TorchRec's planner",
         package="torchrec",
     ),
     Entry(
         "torchrec_planner_perf",
-        lambda given: TorchRecSharder(bandwidths_of(given.measure), "perf"),
+        lambda given: TorchRecSharder(partial(bandwidths_of, given.measure), "perf"),
         "TorchRec's planner, costliest first",
         package="torchrec",
     ),
     Entry(
         "torchrec_planner_full",
-        lambda given: partial(TorchRecPlanner, bandwidths=bandwidths_of(given.measure)),
+        lambda given: lambda task: TorchRecPlanner(task, bandwidths_of(given.measure, task.machine)),
         "TorchRec's planner, every sharding type",
         package="torchrec",
         is_full_space=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from evenshard.planner.answer import PlacementAnswer, Rival
+from evenshard.planner.answer import PLAIN_PLAN, PlacementAnswer, Rival, Saving
 from evenshard.planner.rivals import FULL_SPACE, MOST_SHARDS, asked_full_space
 from evenshard.report.facts.setting import may_cut
 from evenshard.report.facts.step import AS_FAST_PCT
@@ -60,16 +60,52 @@ def rival_text(answer: PlacementAnswer) -> str | None:
     if rival is None or answer.num_devices == 1:
         return None
     count = len(legal_rivals(answer))
-    who = f"The best of {count} others ({label_of(rival.sharder)})" if count > 1 else label_of(rival.sharder)
+    who = f"The best of {count} others ({rival_label(rival)})" if count > 1 else rival_label(rival)
     text = f"{who}{whole_tables_text(answer, rival)}: {ms_text(_rival_ms(rival))} ms"
     return text if _no_rival_cuts(answer) else f"{text}, {rival_difference(answer, rival)}"
 
 
-def asked_text(answer: PlacementAnswer) -> str:
-    """What TorchRec's planner was asked with where it might shard tables in every way; empty where it was not."""
-    settings = (one.setting for one in answer.comparison if one.sharder == FULL_SPACE)
-    setting = next(settings, "")
-    return f"{label_of(FULL_SPACE)}: {setting}" if setting else ""
+def rival_label(rival: Rival) -> str:
+    """What a reader would call a rival, and which of its sharder's plans it is."""
+    return f"{label_of(rival.sharder)}, {rival.chosen}" if rival.chosen else label_of(rival.sharder)
+
+
+def asked_texts(answer: PlacementAnswer) -> Iterator[str]:
+    """Each plan of TorchRec's planner where it might shard tables in every way, with what it was asked with."""
+    for one in answer.comparison:
+        if one.setting:
+            time = "" if one.predicted_ms is None else f"{ms_text(one.predicted_ms)} ms, "
+            yield f"{rival_label(one)}: {time}{one.setting}"
+
+
+def worth_texts(answer: PlacementAnswer) -> Iterator[str]:
+    """How it differs from TorchRec's plan as it comes, where there is one, and from the placement in use, where given.
+
+    Each with an interval of the difference: what a model errs in alike for both is no part of it.
+    """
+    plain = [one for one in answer.comparison if one.saves is not None and one.chosen in ("", PLAIN_PLAN)]
+    if plain:
+        rival = max(plain, key=lambda one: one.chosen)
+        yield f"TorchRec's default plan: {_saved_text(answer, rival.predicted_ms or 0.0, rival.saves)}"
+    near = answer.nearness
+    if near is not None and near.stay_saves is not None:
+        in_use = "The placement in use" if not near.stay_bytes else "As near as possible to the placement in use"
+        yield f"{in_use}: {_saved_text(answer, near.stay_ms, near.stay_saves)}"
+
+
+def _saved_text(answer: PlacementAnswer, other_ms: float, saves: Saving | None) -> str:
+    if saves is None or saves.low_ms == saves.high_ms:
+        return f"{ms_text(other_ms)} ms, {difference_text(_pct(other_ms, answer.predicted_ms))}"
+    low_pct, high_pct = (100 * one / answer.predicted_ms for one in (saves.low_ms, saves.high_ms))
+    share = difference_text(100 * saves.ms / answer.predicted_ms)
+    return f"{ms_text(other_ms)} ms, {share} (90 %: {ends_text(low_pct, high_pct, 'faster', 'slower')})"
+
+
+def ends_text(low_pct: float, high_pct: float, below: str, above: str) -> str:
+    """The ends of an interval of a difference, per cent; with words for either side of 0 where it includes that."""
+    if low_pct < 0 < high_pct:
+        return f"{pct_text(-low_pct)} {below} to {pct_text(high_pct)} {above}"
+    return " to ".join(pct_text(one) for one in sorted((abs(low_pct), abs(high_pct))))
 
 
 def _no_rival_cuts(answer: PlacementAnswer) -> bool:

@@ -13,26 +13,31 @@ from evenshard.utils.units import ms_text, pct_text
 # Differences below are rounding.
 AS_FAST_PCT = 0.05
 
+
 # What every time of an answer is: lookups and exchanges of the tables, without the dense rest of a step.
 EMBEDDING_WORK = "ms of embedding work per step"
 
 
 def step_headline(answer: PlacementAnswer) -> str:
-    """How long the embedding work of a step takes, and how good that is."""
-    interval = f"90 %: {ms_text(answer.low_ms)} to {ms_text(answer.high_ms)}"
-    if answer.measured_ms is None:
-        step = f"{ms_text(answer.predicted_ms)} {EMBEDDING_WORK} predicted ({interval})"
-    else:
-        predicted = f"{ms_text(answer.predicted_ms)} predicted, {interval}"
-        step = f"{ms_text(answer.measured_ms)} {EMBEDDING_WORK} {timing_word(answer)} ({predicted})"
+    """How long the embedding work of a step takes, and what that is worth."""
+    step_ms = answer.predicted_ms if answer.measured_ms is None else answer.measured_ms
+    step = f"{ms_text(step_ms)} {EMBEDDING_WORK}"
     return step if answer.num_devices == 1 else f"{step}, {gap_text(answer)}"
 
 
 def gap_text(answer: PlacementAnswer) -> str:
-    """How far from the lower bound it is, in words."""
+    """How far above any other placement it is by the model, in words."""
     if answer.gap_pct < AS_FAST_PCT:
-        return "as good as possible by the model"
-    return f"at most {pct_text(answer.gap_pct)} above the best possible"
+        return "no placement takes less"
+    return f"at most {pct_text(answer.gap_pct)} above any placement"
+
+
+def timed_text(answer: PlacementAnswer) -> str:
+    """Whether that time is predicted or measured, and how sure it is."""
+    interval = f"90 %: {ms_text(answer.low_ms)} to {ms_text(answer.high_ms)} ms"
+    if answer.measured_ms is None:
+        return f"Predicted ({interval})"
+    return f"{timing_word(answer).capitalize()} ({ms_text(answer.predicted_ms)} predicted, {interval})"
 
 
 def bound_text(answer: PlacementAnswer) -> str:

@@ -283,6 +283,7 @@ def card(answer: PlacementAnswer) -> str:
         title=counted(len(answer.request.tables), "table"),
         setting=setting.setting_text(answer),
         headline=step.step_headline(answer),
+        worth=[step.timed_text(answer), *comparison.worth_texts(answer)],
         bars=bars,
         memory=answer.memory,
         num_parts=[len(held) for held in answer.parts_on_device],

@@ -67,10 +67,8 @@ class Bandwidths:
     host_gb_s: float | None = None
 
 
-def bandwidths_of(config: MeasureConfig) -> Bandwidths:
+def bandwidths_of(config: MeasureConfig, machine: Machine) -> Bandwidths:
     """Those of a simulated device and its link; TorchRec's own constants for real hardware, which names none.
-
-    Device memory counts with what embedding kernels get out of it.
 
     Raises:
         BadConfig, BadFile: if the device or link profile cannot be read.
@@ -78,12 +76,15 @@ def bandwidths_of(config: MeasureConfig) -> Bandwidths:
     profile = profile_of(config.hardware_name)
     if profile is None:
         return Bandwidths()
-    link_gb_s = link(link_of(config, profile.link)).bandwidth_gb_s
-    return Bandwidths(profile.hbm_bytes_per_ns, link_gb_s, link_gb_s)
+    return machine_bandwidths(config.hardware, machine, Links(link(link_of(config, profile.link))))
 
 
 def machine_bandwidths(hardware: str, machine: Machine, links: Links) -> Bandwidths:
-    """Those of devices and of the links between them; of real devices' memory TorchRec's own constant."""
+    """Those of devices and of the links between them; of real devices' memory TorchRec's own constant.
+
+    Device memory counts with what embedding kernels get out of it, a link with what its long exchanges between so many
+    devices reach. A lower figure, such as the straight line through short exchanges, would make TorchRec's plans worse.
+    """
     profile = profile_of(HardwareName.parse(hardware))
     return Bandwidths(
         None if profile is None else profile.hbm_bytes_per_ns,

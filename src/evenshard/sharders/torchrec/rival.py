@@ -1,4 +1,4 @@
-"""TorchRec's ``EmbeddingShardingPlanner`` with free hands: the settings that its users choose, and its plans.
+"""TorchRec's ``EmbeddingShardingPlanner`` and its plans, with settings of ``settings.py``.
 
 Every sharding type on fused kernels, and where a setting names a load factor of caches, on
 ``fused_uvm_caching`` and ``fused_uvm`` too: caches begin with it, and ``EmbeddingOffloadScaleupProposer``, TorchRec's
@@ -16,9 +16,8 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 from evenshard.measure.simulated.gpu_profile import HOST_GB_S
@@ -30,9 +29,9 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_parts_memory, parts_by_table
 from evenshard.placement.refusal import no_placement_found, require_room
 from evenshard.placement.sharding import (
-    CUT_COLUMNS,
     DATA_PARALLEL,
     GRIDS,
+    IN_ROWS,
     REPLICATED,
     SHARDING_TYPES,
     TABLE_WISE,
@@ -50,6 +49,14 @@ from evenshard.sharders.torchrec.planner import (
     storage_of,
     table_name,
 )
+from evenshard.sharders.torchrec.settings import (
+    ALL_PROPOSERS,
+    DYNAMIC,
+    GREEDY,
+    OUR_MEMORY,
+    UNIFORM,
+    PlannerSetting,
+)
 from evenshard.tables.table import MEAN, Table
 from evenshard.utils.errors import InfeasibleTask
 
@@ -57,8 +64,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.planner.types import ShardingOption, Topology
 
-OWN_MEMORY, OUR_MEMORY = "torchrec", "evenshard"
-SCALE_UP, ALL_PROPOSERS = "scale-up", "all"
 # Smaller tables are in device memory: the scale-up divides by what more rows of a cache take, which may be nothing.
 LEAST_ROWS = 1000
 _PIPELINES = {
@@ -71,61 +76,6 @@ _PIPELINES = {
 
 # Makes a ``ShardEstimator`` of a topology and constraints.
 EstimatorOf = Callable[["Topology", dict[str, Any]], Any]
-
-
-@dataclass(frozen=True)
-class PlannerSetting:
-    """What a user of TorchRec's planner chooses.
-
-    Attributes:
-        min_partition: columns of the narrowest part; None for TorchRec's own, which is 128.
-        sort_by: order of its greedy partitioner, storage or perf.
-        grid_shard: whether it may use grid_shard, which it only does where it is named.
-        replicas: whether it may use data_parallel where the task allows another type, too.
-        lookups: whether it is told pooling factors; without constraints it takes each to be 1.
-        load_factor: of every cache, to begin with; None for device memory alone.
-        only: the one way to shard every table that can be; empty for all ways.
-        memory: who counts it where there are caches, ``OWN_MEMORY`` or ``OUR_MEMORY``.
-        proposers: ``SCALE_UP`` for EmbeddingOffloadScaleupProposer alone, or ``ALL_PROPOSERS``; without caches they
-            are TorchRec's default ones.
-    """
-
-    min_partition: int | None = None
-    sort_by: str = "storage"
-    grid_shard: bool = False
-    replicas: bool = field(default=True, kw_only=True)
-    lookups: bool = field(default=True, kw_only=True)
-    load_factor: float | None = field(default=None, kw_only=True)
-    only: str = field(default="", kw_only=True)
-    memory: str = field(default=OWN_MEMORY, kw_only=True)
-    proposers: str = field(default=SCALE_UP, kw_only=True)
-
-    def __str__(self) -> str:
-        width = "default min_partition" if self.min_partition is None else f"min_partition {self.min_partition}"
-        grid = ", grid_shard" if self.grid_shard else ""
-        replicas = "" if self.replicas else ", no replicas"
-        lookups = "" if self.lookups else ", no pooling factors"
-        usual = f"{width}, by {self.sort_by}{grid}{replicas}{lookups}"
-        if self.load_factor is None:
-            return usual
-        only = f", {self.only}" if self.only else ""
-        return f"load factor {self.load_factor:g}{only}, {usual}, {self.proposers} proposers, memory by {self.memory}"
-
-
-def offload_settings(
-    load_factors: Sequence[float] = (0.02, 0.05, 0.1, 0.2),
-    min_partitions: Sequence[int | None] = (None, 32),
-    only: Sequence[str] = ("", "table_wise", "column_wise", "row_wise", "table_row_wise"),
-    memory: Sequence[str] = (OWN_MEMORY, OUR_MEMORY),
-) -> tuple[PlannerSetting, ...]:
-    """All combinations that differ, TorchRec's own default first: those of the scale-up, then of all its proposers."""
-    return tuple(
-        PlannerSetting(columns, "storage", not way, load_factor=factor, only=way, memory=who, proposers=proposers)
-        for proposers, way, columns, factor, who in product(
-            (SCALE_UP, ALL_PROPOSERS), only, min_partitions, load_factors, memory
-        )
-        if not (proposers == ALL_PROPOSERS and way) and (columns == min_partitions[0] or way in ("", *CUT_COLUMNS))
-    )
 
 
 @dataclass(frozen=True)
@@ -189,7 +139,7 @@ class TorchRecPlanner:
         constraints = self._constraints(setting, widths or {})
         rates = self._perf_model(setting)
         planner = EmbeddingShardingPlanner(
-            topology=self._topology_of(setting),
+            topology=self.topology_of(setting),
             batch_size=self.batch_per_device,
             constraints=constraints,
             enumerator=self._enumerator(setting, constraints),
@@ -261,7 +211,7 @@ class TorchRecPlanner:
     def _perf_model(self, setting: PlannerSetting) -> Any:
         from torchrec.distributed.planner.perf_models import NoopPerfModel
 
-        return (self._rates or NoopPerfModel)(self._topology_of(setting))
+        return (self._rates or NoopPerfModel)(self.topology_of(setting))
 
     # What TorchRec is given ------------------------------------------------------------------------------------------
 
@@ -270,23 +220,16 @@ class TorchRecPlanner:
         """Samples."""
         return math.ceil(self._task.local_batch)
 
-    @cached_property
-    def topology(self) -> Topology:
-        """The machine."""
-        return machine_topology(self._task.machine, self._task.room_bytes, self._bandwidths)
-
-    @cached_property
-    def offload_topology(self) -> Topology:
-        """The machine, with each device's share of its host's memory."""
-        machine, bandwidths = self._task.machine, self._bandwidths
-        if bandwidths.host_gb_s is None:
+    def topology_of(self, setting: PlannerSetting) -> Topology:
+        """The machine; where tables may be kept elsewhere, with each device's share of its host's memory."""
+        machine, bandwidths = self._task.machine, Bandwidths() if setting.own_constants else self._bandwidths
+        if setting.load_factor is None:
+            return machine_topology(machine, self._task.room_bytes, bandwidths)
+        if bandwidths.host_gb_s is None and not setting.own_constants:
             bandwidths = replace(bandwidths, host_gb_s=HOST_GB_S)
         sizes = machine.host_bytes or (0,) * machine.num_nodes
         shares = [sizes[machine.node_of(device)] // machine.devices_per_node for device in range(machine.num_devices)]
         return machine_topology(machine, self._task.room_bytes, bandwidths, shares)
-
-    def _topology_of(self, setting: PlannerSetting) -> Topology:
-        return self.topology if setting.load_factor is None else self.offload_topology
 
     @cached_property
     def _sharders(self) -> list[Any]:
@@ -298,7 +241,11 @@ class TorchRecPlanner:
     def _constraints(self, setting: PlannerSetting, widths: Mapping[str, int]) -> dict[str, Any]:
         from torchrec.distributed.planner.types import ParameterConstraints
 
-        left_out = {*(() if setting.grid_shard else GRIDS), *(() if setting.replicas else REPLICATED)}
+        left_out = {
+            *(() if setting.grid_shard else GRIDS),
+            *(() if setting.replicas else REPLICATED),
+            *(() if setting.rows else IN_ROWS),
+        }
         found = {}
         for name, position in self._position.items():
             table, types = self._task.tables[position], self._task.types[position]
@@ -337,24 +284,28 @@ class TorchRecPlanner:
         """None for TorchRec's default ones."""
         from torchrec.distributed.planner import proposers
 
-        if setting.load_factor is None:
-            return None
-        if setting.proposers == SCALE_UP:
-            return [proposers.EmbeddingOffloadScaleupProposer()]
-        return [
-            proposers.GreedyProposer(),
-            proposers.GreedyProposer(use_depth=False),
-            proposers.UniformProposer(),
+        if not setting.proposers:
+            return None if setting.load_factor is None else [proposers.EmbeddingOffloadScaleupProposer()]
+        greedy = [proposers.GreedyProposer(), proposers.GreedyProposer(use_depth=False)]
+        groups: dict[str, list[Any]] = {
+            GREEDY: greedy,
+            UNIFORM: [proposers.UniformProposer()],
+            DYNAMIC: [proposers.DynamicProgrammingProposer()],
+        }
+        groups[ALL_PROPOSERS] = [
+            *greedy,
+            *groups[UNIFORM],
             proposers.GridSearchProposer(),
             proposers.EmbeddingOffloadScaleupProposer(),
-            proposers.DynamicProgrammingProposer(),
+            *groups[DYNAMIC],
         ]
+        return groups[setting.proposers]
 
     def _enumerator(self, setting: PlannerSetting, constraints: dict[str, Any]) -> _SortedEnumerator:
         from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
         from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 
-        topology = self._topology_of(setting)
+        topology = self.topology_of(setting)
         times = (self._estimator_of or EmbeddingPerfEstimator)(topology, constraints)
         estimators = [times, self._storage_estimator(setting, constraints)]
         enumerator = EmbeddingEnumerator(topology, self.batch_per_device, constraints, estimators)
@@ -364,7 +315,7 @@ class TorchRecPlanner:
         from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
         from torchrec.distributed.types import PipelineType
 
-        topology = self._topology_of(setting)
+        topology = self.topology_of(setting)
         if setting.load_factor is None:
             return _CappedWeights(EmbeddingStorageEstimator(topology, constraints), self._shard_bytes)
         if setting.memory == OUR_MEMORY:
@@ -438,14 +389,21 @@ class TorchRecSharder:
     estimated time so far among those with room.
     """
 
-    def __init__(self, bandwidths: Bandwidths | None = None, sort_by: Literal["storage", "perf"] = "storage") -> None:
+    def __init__(
+        self,
+        bandwidths_on: Callable[[Machine], Bandwidths] | None = None,
+        sort_by: Literal["storage", "perf"] = "storage",
+    ) -> None:
         """Loads TorchRec.
+
+        Args:
+            bandwidths_on: those of a machine; None for TorchRec's own constants.
 
         Raises:
             MissingPackage: if TorchRec is not installed.
         """
         require_torchrec()
-        self._bandwidths, self._sort_by = bandwidths or Bandwidths(), sort_by
+        self._bandwidths_on, self._sort_by = bandwidths_on, sort_by
         self.name = "torchrec_planner" if sort_by == "storage" else "torchrec_planner_perf"
 
     def place(self, task: ShardingTask) -> Placement:
@@ -465,15 +423,17 @@ class TorchRecSharder:
 
     def planner(self, task: ShardingTask) -> TorchRecPlanner:
         """TorchRec's planner for a task."""
+        machine = Machine.one_node(task.num_devices)
         sharding = ShardingTask(
             tables=task.tables,
-            machine=Machine.one_node(task.num_devices),
+            machine=machine,
             room_bytes=tuple(task.room_bytes),
             batch_size=task.batch_size,
             limits=(TableLimits(types=frozenset({TABLE_WISE})),) * len(task.tables),
         )
         size_bytes = dict(zip(task.tables, task.table_bytes, strict=True))
-        return TorchRecPlanner(sharding, self._bandwidths, size_of=size_bytes.__getitem__)
+        bandwidths = Bandwidths() if self._bandwidths_on is None else self._bandwidths_on(machine)
+        return TorchRecPlanner(sharding, bandwidths, size_of=size_bytes.__getitem__)
 
 
 # Parts of TorchRec's planner that are ours ----------------------------------------------------------------------------
