@@ -11,7 +11,7 @@ import pytest
 from evenshard.placement.machine import DeviceGroup, Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.storage import Storage
-from evenshard.planner.answer import BY_MODEL, PLAIN_PLAN, Nearness, PlacementAnswer, Rival, Saving
+from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Nearness, PlacementAnswer, Rival, Saving
 from evenshard.planner.rivals import FULL_SPACE
 from evenshard.planner.rules import Rules
 from evenshard.report.facts.memory import offload_text
@@ -252,13 +252,14 @@ def test_whole_tables_are_beside_cut_ones(
 def test_with_which_settings_torchrec_was_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Rival(FULL_SPACE, 5.0, setting="no pooling factors", chosen=PLAIN_PLAN, saves=Saving(1.0, -0.1, 2.0))
     best = Rival(FULL_SPACE, 4.1, setting="min_partition 32, no replicas; of 10 plans", chosen=BY_MODEL)
-    text = printed(answer(comparison=(WHOLE, plain, best), asked=EVERY_WAY), monkeypatch, 200)
+    rated = replace(best, chosen=BY_RATING)  # the same plan
+    text = printed(answer(comparison=(WHOLE, plain, rated, best), asked=EVERY_WAY), monkeypatch, 200)
     default = "TorchRec's default plan: 5.00 ms, 25 % slower (90 %: 2.5 % faster to 50 % slower)."
     assert worth(text)[2] == default
     assert f"\n{label_of(FULL_SPACE)}, as it comes: 5.00 ms, no pooling factors.\n" in text
     name = f"{label_of(FULL_SPACE)}, best by this model"
     assert f"\n{name}: 4.10 ms, min_partition 32, no replicas; of 10 plans.\n" in text
-    assert f"The best of 3 others ({name}): 4.10 ms, 2.5 % slower." in text
+    assert f"The best of 4 others ({name}): 4.10 ms, 2.5 % slower." in text
 
 
 def test_the_placement_in_use_is_among_the_first_lines(monkeypatch: pytest.MonkeyPatch) -> None:

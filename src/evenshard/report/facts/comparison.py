@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from evenshard.planner.answer import PLAIN_PLAN, PlacementAnswer, Rival, Saving
+from evenshard.planner.answer import BY_RATING, PLAIN_PLAN, PlacementAnswer, Rival, Saving
 from evenshard.planner.rivals import FULL_SPACE, MOST_SHARDS, asked_full_space
 from evenshard.report.facts.setting import may_cut
 from evenshard.report.facts.step import AS_FAST_PCT
@@ -16,7 +16,11 @@ from evenshard.utils.units import ms_text, pct_text, size_text
 
 def best_rival(answer: PlacementAnswer) -> Rival | None:
     """The fastest of those that found a placement and broke no rule; measured times count where there are any."""
-    return min(legal_rivals(answer), key=lambda rival: (_rival_ms(rival), rival.sharder == "random"), default=None)
+
+    def rank(rival: Rival) -> tuple[float, bool, bool]:
+        return _rival_ms(rival), rival.sharder == "random", rival.chosen in (PLAIN_PLAN, BY_RATING)
+
+    return min(legal_rivals(answer), key=rank, default=None)
 
 
 def legal_rivals(answer: PlacementAnswer) -> list[Rival]:
