@@ -44,7 +44,7 @@ def bound_text(answer: PlacementAnswer) -> str:
     """What the lower bound says, and what it leaves aside."""
     return (
         f"{ms_text(answer.lower_bound_ms)} ms: by the model, no placement that the request allows takes less, however "
-        f"tables are cut. Memory counts; latencies of exchanges and rules of places are left aside."
+        f"tables are cut. Memory and the latencies of exchanges count; rules of places are left aside."
     )
 
 
