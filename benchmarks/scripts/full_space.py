@@ -153,11 +153,11 @@ def model() -> DeviceModel:
 # Runs -----------------------------------------------------------------------------------------------------------------
 
 
-def torchrec_lines(case: Case, known: Sequence[Line], timeout_s: int) -> Iterator[Line]:
-    """TorchRec's plan of every setting that is not known."""
+def torchrec_lines(case: Case, known: Sequence[Line], timeout_s: int, few: bool = False) -> Iterator[Line]:
+    """TorchRec's plan of every setting that is not known; of few, those that a report asks for."""
     many = len(case.task.tables) > MANY_TABLES
     planner = case.torchrec(timeout_s if many else None)
-    for setting in free_hands(case.task, thorough=not many):
+    for setting in free_hands(case.task, thorough=not many and not few):
         if str(setting) in {line.setting for line in known}:
             continue
         began = time.process_time()
@@ -286,6 +286,7 @@ def main() -> None:
     parser.add_argument(
         "--torchrec-s", type=int, default=20, help=f"for each setting, of more than {MANY_TABLES} tables"
     )
+    parser.add_argument("--few", action="store_true", help="of TorchRec's settings those that a report asks for")
     parser.add_argument("--moves", type=int, default=60_000, help="of the longest annealings")
     parser.add_argument("--again", action="store_true", help="what is in the journal too: the last line counts")
     parser.add_argument("--print", action="store_true", dest="printed")
@@ -313,7 +314,7 @@ def run(case: Case, side: str, args: argparse.Namespace) -> None:
     lines = [line for line in read(args.journal) if (line.tables, line.devices) == (case.name, case.task.num_devices)]
     own = [] if args.again else [line for line in lines if line.side == side]
     if side == TORCHREC:
-        for line in torchrec_lines(case, own, args.torchrec_s):
+        for line in torchrec_lines(case, own, args.torchrec_s, args.few):
             append(args.journal, line)
     elif not own:
         append(
