@@ -54,6 +54,7 @@ def problems_of(call: Callable[..., object], argument: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argument", [name for name in inspect.signature(place).parameters if name != "progress"])
 def test_place(argument: str) -> None:
     assert not problems_of(lambda **more: place(**{"tables": TABLES, **ASKED, "progress": begun, **more}), argument)
@@ -62,6 +63,7 @@ def test_place(argument: str) -> None:
 OF_WHAT_IF = [name for name in inspect.signature(what_if).parameters if name != "progress"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argument", OF_WHAT_IF)
 def test_what_if(argument: str) -> None:
     asked = {"tables": TABLES, "hardware": ["h100"], "devices": [2], "progress": begun}

@@ -46,6 +46,7 @@ def test_one_default_for_every_way_to_ask() -> None:
     assert inspect.signature(evenshard.place).parameters["hardware"].default is None
 
 
+@pytest.mark.slow
 def test_a_model_is_placed_with_on_its_own_hardware(
     cpu_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -298,6 +298,7 @@ def test_the_command_has_the_defaults_of_python(monkeypatch: pytest.MonkeyPatch)
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "parameter", "value"), FLAGS)
 def test_every_flag_is_a_parameter(monkeypatch: pytest.MonkeyPatch, flags: str, parameter: str, value: Any) -> None:
     without, found = called(monkeypatch), called(monkeypatch, *flags.split())

@@ -61,6 +61,7 @@ def huge(rows: int, name: str) -> Table:
 # The sharder ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "devices", "first"), [(9, 2, 0), (7, 3, 20), (6, 4, 40), (8, 2, 60)])
 def test_it_finds_the_optimum_of_tiny_tasks(count: int, devices: int, first: int) -> None:
     of_task = tight(some_task(count, devices, first), 1.3)
@@ -102,6 +103,7 @@ def answers(sharder: object, of_task: ShardingTask) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_it_is_never_worse_than_its_starts_and_goes_on_from_them() -> None:
     of_task = some_task(40, 4)
     good, good_ms = BestKnownSharder(H200, replace(QUICK, evaluations=200_000)).improve(of_task, ())

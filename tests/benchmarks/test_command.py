@@ -76,6 +76,7 @@ def test_a_row_whose_package_is_missing_is_left_out_and_named(monkeypatch: pytes
         left_out("generalize", True, ["torchrec_planner"])
 
 
+@pytest.mark.slow
 def test_the_command_writes_json_and_markdown_and_logs_one_run_outside_of_the_loop(
     workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,6 +61,7 @@ def test_random_shards_and_own_placements_of_different_train_tasks_are_measured(
     assert len({one.measurement_id for one in added}) == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("without", ["num_shards", "own_placements"])
 def test_each_part_can_be_left_out_and_each_changes_the_model(without: str) -> None:
     part = trained(replace(QUICK, **{without: 0}))

@@ -69,6 +69,7 @@ def of_dim(shards: list[list[Table]], dim: int, copies: int = 1) -> list[list[Ta
     return [[replace(table, embedding_dim=dim) for table in shard for _ in range(copies)] for shard in shards]
 
 
+@pytest.mark.slow
 def test_shards_of_the_rtx_2080_ti_take_as_long_as_they_really_did() -> None:
     measured: MeasuredShards = shards_of_2080_ti(folder(), RTX)
     predicted_ms_N, real_ms_N = predicted_ms(RTX, measured.work)[:, BOTH], measured.times_ms_NM[:, BOTH]
@@ -135,6 +136,7 @@ def off(name: str, points: list[Point]) -> float:
     return float(np.median(np.abs(ratios(name, points) - 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count"),
     [pytest.param("v100", 38, marks=pytest.mark.slow), ("a100_80gb", 25), ("a100_40gb", 25), ("h100", 12)],
@@ -188,6 +190,7 @@ def test_sequences_take_as_long_as_published_whatever_rows_they_look_up() -> Non
 # Fits ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name == "rtx_2080_ti" else [pytest.mark.slow]) for name in FITTED]
 )
@@ -218,6 +221,7 @@ def test_every_profile_has_a_fit_and_the_others_constants_that_it_takes() -> Non
         assert gpu_profile(name).extrapolated_from == fit.extrapolated_from
 
 
+@pytest.mark.slow
 def test_writing_a_profile_again_makes_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("h200", "a100_40gb")
     for name in {*names, *(FITS[name].takes_from for name in names)}:

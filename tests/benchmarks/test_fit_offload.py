@@ -43,6 +43,7 @@ def errors(label: str, kernel: str) -> np.ndarray:
     return np.asarray(off[np.isfinite(off)])
 
 
+@pytest.mark.slow
 def test_times_of_an_h100_are_as_published() -> None:
     """Whole times, forward and backward, of UVM and of caches that miss more and less, with large and small batches."""
     kinds = {
@@ -59,6 +60,7 @@ def test_times_of_an_h100_are_as_published() -> None:
         assert errors("simulated device", kernel).max() <= 0.175
 
 
+@pytest.mark.slow
 def test_times_of_other_tables_and_another_optimizer_are_as_published() -> None:
     for kernel in (FUSED_UVM, FUSED_UVM_CACHING):
         for label in HELD_OUT:
@@ -80,6 +82,7 @@ def test_batches_are_drawn_as_the_published_ones_were() -> None:
         assert expected_uniques(one.run) == pytest.approx(one.uniques, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_report_has_a_line_for_each_time() -> None:
     assert report(every()).count(" forward ") == report(every()).count(" backward ") == 24
     assert compared(truth_file(fit_offload.POINTS).parent).count("x 0.") == 4
@@ -88,6 +91,7 @@ def test_the_report_has_a_line_for_each_time() -> None:
 # The cache, by a simulation of it ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [0.6, 0.8, 1.0])
 def test_a_cache_of_sets_misses_what_is_expected(ratio: float) -> None:
     """LRU sets of 32 rows, batches of a power law that come round three times; the last round counts."""

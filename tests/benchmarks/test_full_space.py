@@ -21,6 +21,7 @@ from benchmarks.scripts.full_space import (
 from evenshard.sharders.torchrec.settings import PlannerSetting, free_hands
 
 
+@pytest.mark.slow
 def test_a_journal_goes_on_and_its_placements_are_priced_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

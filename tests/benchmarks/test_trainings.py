@@ -47,6 +47,7 @@ def measuring(hardware: FakeHardware) -> Measure:
     return measure
 
 
+@pytest.mark.slow
 def test_it_measures_random_placements_first_and_the_policys_then() -> None:
     hardware = FakeHardware()
     trained = train_dreamshard(TRAIN, measuring(hardware), hardware.provenance, SMALL, seed=0)
@@ -107,6 +108,7 @@ def shards() -> list[MeasuredPlacement]:
     return measure_random_shards(FakeHardware(), SHARDS_OF, 200, seed=0)
 
 
+@pytest.mark.slow
 def test_from_measured_shards_to_a_balance_above_random() -> None:
     trained = train_autoshard(SHARDS_OF, shards(), BALANCE, seed=0)
     mean = [

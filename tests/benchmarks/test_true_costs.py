@@ -50,6 +50,7 @@ def some_task(count: int = 12, first: int = 0) -> ShardingTask:
     return make_task(POOL[first : first + count], 4, batch_size=BATCH_SIZE)
 
 
+@pytest.mark.slow
 def test_the_networks_learn_what_was_measured(costs: TrueCosts) -> None:
     measured = invented()
     tasks = [make_task(shard, 1, batch_size=BATCH_SIZE) for shard in measured.shards[:200]]
@@ -78,6 +79,7 @@ def test_what_was_not_measured_is_refused(costs: TrueCosts) -> None:
             costs.measure(task, Placement((0, 1, 0, 1), task.num_devices))
 
 
+@pytest.mark.slow
 def test_the_best_placement_of_a_small_task_is_found(costs: TrueCosts) -> None:
     task = some_task(6)
     lowest = min(cost.max_device_ms for cost in costs.measure_many([(task, one) for one in every_placement(task)]))
@@ -99,6 +101,7 @@ def test_a_missing_measurement_is_named(tmp_path: Path) -> None:
         read(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_real_measurements_are_learned_once(tmp_path: Path) -> None:
     truth = truth_file(SHARDS).parent
     assert truth_file(EXCHANGES).parent == truth

@@ -182,6 +182,7 @@ def test_what_cannot_be_written_is_said_before_the_work(
     assert sorted(workdir.iterdir()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

@@ -130,6 +130,7 @@ def test_a_plan_is_measured_elsewhere_and_comes_back_as_costs(
 # One word for the hardware -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_whole_loop_on_simulated_devices(pool: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The setting alone; no flag. Without noise the controls agree to the last digit."""
     settings(lambda p: p["measure"].update(hardware="simulated:a100_80gb"))

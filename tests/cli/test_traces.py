@@ -136,6 +136,7 @@ def test_what_was_observed_is_a_cost_dataset(
     assert main(["describe", str(costs)]) == 0
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_said_in_a_line(training: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     both, placement = traces(training), str(training / "placement.json")
     costs = ["--costs-out", str(tmp_path / "costs.parquet")]
@@ -198,6 +199,7 @@ def test_the_help_shows_how_to_record(capsys: pytest.CaptureFixture[str]) -> Non
     compile(RECORDING, "recording", "exec")
 
 
+@pytest.mark.slow
 def test_a_gpu_s_device_model_predicts_for_a_table_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tables = tmp_path / "tables.json"
     save_tables([Table(f"t{number}", 1000, 64, 8.0) for number in range(8)], tables)

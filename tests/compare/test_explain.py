@@ -434,6 +434,7 @@ def random_answer(seed: int) -> PlacementAnswer:
     raise AssertionError("no legal placement was drawn")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_doing_as_explained_costs_what_was_explained(seed: int) -> None:
     """Each option, each move and each way, as a placement of its own: the same times, and legal if called so."""

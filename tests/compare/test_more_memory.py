@@ -53,6 +53,7 @@ def found() -> MoreMemory:
     return more_memory(short_of_memory(), model(), CONFIG)
 
 
+@pytest.mark.slow
 def test_more_memory_is_never_slower_and_ends_with_everything_in_device_memory() -> None:
     assert [one.factor for one in found().less] == [0.75]
     assert [one.factor for one in found().more[:3]] == [1.25, 1.5, 2.0] and found().more[3].factor > 2

@@ -138,6 +138,7 @@ def validator() -> Iterator[Any]:
         yield utils
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_kubernetes_accepts_every_manifest(folder: str, validator: Any) -> None:
     versions = sorted({tuple(map(int, one.split(".")[:2])) for one in validator.all_versions()})[-3:]

@@ -57,6 +57,7 @@ def closure(edges: Edges) -> Edges:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_parts", [1, 4])
 def test_the_stages_are_those_of_dvc_yaml(folder: Path, num_parts: int) -> None:
     package = compiled(
@@ -82,6 +83,7 @@ def test_the_picture_shows_these_stages(page: str) -> None:
     assert " -> ".join(stages) in (ROOT / page).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PIPELINES)
 def test_the_shape_is_the_one_on_file(packages: dict[str, Path], name: str) -> None:
     """After a change that is meant: EVENSHARD_WRITE_GOLDEN=1 pytest tests/kubeflow/test_package.py."""
@@ -106,6 +108,7 @@ def test_each_stage_gets_its_own_section(packages: dict[str, Path], name: str) -
             assert given["measure"].endswith("--measure_config")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rounds", [1, 3])
 def test_rounds_are_unrolled(folder: Path, num_rounds: int) -> None:
     params = folder / f"{num_rounds}.yaml"
@@ -183,6 +186,7 @@ def test_only_what_measures_on_gpus_asks_for_them(packages: dict[str, Path]) -> 
         assert all((one["medium"], one["mountPath"]) == ("Memory", "/dev/shm") for one in mounts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PIPELINES)
 def test_the_settings_for_a_small_cluster_leave_half_of_four_cpus_to_others(folder: Path, name: str) -> None:
     """A task may run beside every other that neither waits for it nor is waited for, as often as there are parts."""
@@ -200,6 +204,7 @@ def test_the_settings_for_a_small_cluster_leave_half_of_four_cpus_to_others(fold
         assert sum(float(each["resourceMemoryRequest"].removesuffix("Gi")) for each in asked) <= 4
 
 
+@pytest.mark.slow
 def test_a_small_cluster_has_a_name(workdir: Path) -> None:
     assert main(["pipeline", "compile", "--cluster", "small", "-o", "small.yaml"]) == 0
     names = {task.name.rpartition("/")[2] for task in pods(Path("small.yaml"))}
@@ -212,6 +217,7 @@ def cached(package: Path) -> dict[str, bool]:
     }
 
 
+@pytest.mark.slow
 def test_nothing_is_measured_from_memory_unless_asked(folder: Path, packages: dict[str, Path]) -> None:
     of_train = cached(packages["train"])
     assert {name for name, yes in of_train.items() if not yes} == {
@@ -254,6 +260,7 @@ def test_a_retrain_is_the_loop_on_todays_tables_if_drift_says_so(packages: dict[
     assert not {"drift", "generate-tables"} & {name for name, yes in cached(packages["retrain"]).items() if yes}
 
 
+@pytest.mark.slow
 def test_own_tables_are_read_by_the_task_and_their_hash_is_part_of_the_key(folder: Path) -> None:
     own = folder / "own.csv"
     own.write_text("name,num_rows,embedding_dim,pooling_factor\na,10,4,1.0\n")
@@ -274,6 +281,7 @@ def test_own_tables_are_read_by_the_task_and_their_hash_is_part_of_the_key(folde
     assert not cached(compiled("train", params, folder / "far.yaml"))["generate-tables"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "values", "brings"),
     [
@@ -311,6 +319,7 @@ def test_an_address_that_a_compiled_pipeline_cannot_take_is_refused(folder: Path
         compiled("place", folder / "params.yaml", folder / "given.yaml", tables="https://b/t.csv")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "parameter", "section"),
     [
@@ -384,6 +393,7 @@ def test_the_command_writes_package_and_platform_in_one_file(workdir: Path, caps
     assert defaults["request"]["defaultValue"] == {"num_devices": 4.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -404,6 +414,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 # Where pods run ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_h100_here_and_a100_there_in_a_queue_with_a_volume(folder: Path) -> None:
     """The settings that docs/kubeflow.md shows, in the compiled package: selectors, labels and mounts of each pod."""
     settings = yaml.safe_load(snippet("docs/kubeflow.md", "gpu_product:"))

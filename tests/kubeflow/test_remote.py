@@ -68,6 +68,7 @@ def the_line(capsys: pytest.CaptureFixture[str]) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_submit_makes_the_experiment_and_the_run(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--experiment", "tables", "--run-name", "first", "--set", "evaluate_config={num_rollouts: 8}"]
     assert run(fake, SUBMIT, *words) == 0
@@ -91,6 +92,7 @@ def test_an_experiment_of_the_name_is_used_again(fake: FakePipelines) -> None:
     assert {one.body["experiment_id"] for one in fake.asked("POST", "/runs")} == {"e1"}
 
 
+@pytest.mark.slow
 def test_without_a_package_the_settings_are_compiled(fake: FakePipelines, caplog: pytest.LogCaptureFixture) -> None:
     Path("params.yaml").write_text(yaml.safe_dump({**SMALL_PARAMS, "loop": {"num_rounds": 1}}))
     assert run(fake, SUBMIT[:4], "--num-parts", "2") == 0
@@ -100,6 +102,7 @@ def test_without_a_package_the_settings_are_compiled(fake: FakePipelines, caplog
     assert "a cluster cannot pull this image" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["FAILED", "CANCELED"])
 def test_wait_ends_as_the_run_does(fake: FakePipelines, capsys: pytest.CaptureFixture[str], state: str) -> None:
     wait = ["--wait", "--poll-seconds", "0.01", "--patience-minutes", "5"]
@@ -121,6 +124,7 @@ def test_patience_has_an_end(fake: FakePipelines, capsys: pytest.CaptureFixture[
     assert "is RUNNING after 0.06 s. It goes on" in the_line(capsys)
 
 
+@pytest.mark.slow
 def test_a_schedule_is_a_recurring_run(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["pipeline", "schedule", *SUBMIT[2:], "--run-name", "weekly", "--cron"]
     assert run(fake, [*words, "0 3 * * 0"]) == 0
@@ -134,6 +138,7 @@ def test_a_schedule_is_a_recurring_run(fake: FakePipelines, capsys: pytest.Captu
     assert "has 1 fields" in the_line(capsys)
 
 
+@pytest.mark.slow
 def test_a_recurring_run_is_deleted_by_its_name(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
     schedule = ["pipeline", "schedule", *SUBMIT[2:], "--cron", "0 3 * * 0", "--run-name"]
     unschedule = ["pipeline", "unschedule", *SUBMIT[2:4]]
@@ -198,6 +203,7 @@ DOCUMENTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", DOCUMENTED)
 def test_documented_commands_send_their_pipeline_and_parameters(fake: FakePipelines, start: str) -> None:
     """All but the cluster behind it: the endpoint in place of the page's three dots is the stand-in."""
@@ -306,6 +312,7 @@ def test_a_record_that_ends_is_told(
     assert "ended as FAILED. Kubeflow Pipelines has noted nothing of the tasks since" in the_line(capsys)
 
 
+@pytest.mark.slow
 def test_the_last_answer_has_all_tasks(
     fake: FakePipelines, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -411,6 +418,7 @@ EVICTED: dict[str, Any] = {
 WAIT = ["--wait", "--poll-seconds", "0.01"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reason", ["Evicted", "Terminated"])
 def test_a_run_that_lost_a_pod_to_an_eviction_is_tried_again(
     fake: FakePipelines, kubernetes: dict[str, Any], caplog: pytest.LogCaptureFixture, reason: str
@@ -437,6 +445,7 @@ def test_it_is_tried_again_as_often_as_a_pod_would_be(
     assert len(fake.asked("POST", "/runs/r1:retry")) == 2  # who looks changes nothing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "status",
     [
@@ -458,6 +467,7 @@ def test_a_run_that_failed_by_itself_is_not_tried_again(
     assert not fake.asked("POST", "/runs/r1:retry")
 
 
+@pytest.mark.slow
 def test_a_retry_that_is_refused_leaves_the_failure(
     fake: FakePipelines,
     kubernetes: dict[str, Any],
@@ -510,6 +520,7 @@ def test_an_expired_token_is_named(fake: FakePipelines, tmp_path: Path, capsys: 
     assert "holds no token" in the_line(capsys) and len(fake.requests) == 2
 
 
+@pytest.mark.slow
 def test_who_waits_does_not_mind_a_401_for_a_moment(
     fake: FakePipelines, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -524,6 +535,7 @@ def test_who_waits_does_not_mind_a_401_for_a_moment(
     assert "does not accept a call without a token (401)" in the_line(capsys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "code", "why"),
     [
@@ -567,6 +579,7 @@ def test_a_run_is_started_again_only_if_it_was_not_begun(
     assert "is in trouble (500)" in the_line(capsys)
 
 
+@pytest.mark.slow
 def test_a_silent_server_is_given_up(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
     fake.failures["POST /runs"] = [0]
     assert run(fake, SUBMIT, "--timeout-seconds", "2") == 1

@@ -118,6 +118,7 @@ def moments(run: dict[str, Any]) -> Iterator[tuple[datetime, list[SimpleNamespac
         moment += timedelta(seconds=1)
 
 
+@pytest.mark.slow
 def test_of_28_real_runs_the_record_of_two_ends() -> None:
     """Those in two parts, of more than a hundred nodes. At the end of ten others some nodes are open for a second."""
     said, open_at_the_end = {}, set()

@@ -205,6 +205,7 @@ def test_a_device_that_measures_what_nobody_can_fails_and_what_was_measured_befo
     assert len(hardware.calls) == 2 * len(JOBS) - 3
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(stops=st.lists(st.integers(0, 9), max_size=4))
 def test_however_often_it_stops_nothing_is_measured_twice_and_the_costs_are_the_same(
@@ -441,6 +442,7 @@ def on_record(journal: Path) -> list[tuple[str, int]]:
     return [(record["job"], record["visit"]) for record in records if "job" in record]
 
 
+@pytest.mark.slow
 def test_a_campaign_killed_again_and_again_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
     """At most 20 visits, or a quarter of a second's, are done before each kill, of 1200 in all.
 

@@ -123,6 +123,7 @@ def test_parts_that_make_no_type_are_refused(tmp_path: Path) -> None:
 # There and back ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     rows=st.lists(

@@ -51,6 +51,7 @@ placement_costs = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(data=st.data(), some_origins=st.lists(origins, min_size=1, max_size=3), openings=st.integers(1, 3))
 def test_every_field_comes_back(data: st.DataObject, some_origins: list[Origin], openings: int) -> None:
@@ -186,6 +187,7 @@ def test_a_last_line_torn_anywhere_is_dropped_with_one_warning_and_the_journal_g
     assert len(warnings_of(caplog)) == 1  # none from the whole file
 
 
+@pytest.mark.slow
 def test_a_torn_origin_is_written_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The first one, which leaves nothing, and a later one, which must not lend its visits to the one before."""
     path = tmp_path / "journal.jsonl"
@@ -232,6 +234,7 @@ A_VISIT: dict[str, Any] = {"job": "a", "visit": 0, "measured_at": 1.0, "all_to_a
 FINE = {name: value for name, value in asdict(cost(1.0).devices[0]).items() if value is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [

@@ -67,6 +67,7 @@ def test_tables_that_are_placed_as_one_live_where_all_of_them_may_and_stay_apart
     assert [apart_groups(of_task, positions) for positions in ((0, 1), (2,), (3,))] == [(0, 1), (2,), (0, 1, 2)]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(of_task=limited_tasks())
 def test_the_rule_is_what_its_description_says_for_tables_and_for_items(of_task: ShardingTask) -> None:
@@ -151,6 +152,7 @@ SHARDERS: list[Sharder] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharder", SHARDERS, ids=[sharder.name for sharder in SHARDERS])
 @settings(max_examples=30, deadline=None)
 @given(of_task=limited_tasks())
@@ -164,6 +166,7 @@ def test_an_answer_is_legal_or_there_is_none(sharder: Sharder, of_task: Sharding
         assert is_legal(of_task, placement)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(of_task=limited_tasks())
 def test_a_placement_is_found_exactly_where_there_is_one(of_task: ShardingTask) -> None:
@@ -214,6 +217,7 @@ def searched(model: Additive, starts: Sequence[Placement], changes: int = 2_000)
     return [placement_of_whole(model.task, parts) for parts in result.candidates]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(of_task=limited_tasks())
 def test_the_search_stays_legal_and_answers_no_worse_than_any_start(of_task: ShardingTask) -> None:
@@ -225,6 +229,7 @@ def test_the_search_stays_legal_and_answers_no_worse_than_any_start(of_task: Sha
     assert model.slowest(found[0]) <= min(map(model.slowest, starts)) * (1 + 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_the_search_finds_the_best_legal_placement_of_small_tasks(seed: int) -> None:
     """Seven tables on three devices: one pinned, one kept off a device, two together, three apart, unlike caps."""
@@ -302,6 +307,7 @@ def test_the_search_keeps_like_placements_on_unlike_devices() -> None:
     assert len(both & {one.device_of_table for one in alike}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_the_search_sharder_solves_small_tasks_under_constraints(seed: int) -> None:
     tables = some_tables(6, seed)

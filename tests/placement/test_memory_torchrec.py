@@ -58,6 +58,7 @@ def test_the_plans_have_everything(plans: list[Plan]) -> None:
     assert ways == set(SHARDING_TYPES)
 
 
+@pytest.mark.slow
 def test_what_both_count_is_equal(lines: dict[tuple[str, str], Line]) -> None:
     alike = {component: line for (component, reason), line in lines.items() if not reason}
     assert alike.keys() == ALIKE

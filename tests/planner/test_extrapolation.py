@@ -89,6 +89,7 @@ def test_a_batch_concerns_all_tables_and_devices_the_exchange() -> None:
 # Answers -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_answer_far_outside_says_so_and_is_less_sure() -> None:
     def half_widths(*tables: Table) -> tuple[float, float]:
         answer = evenshard.place(tables, 2, 1000.0, model=learned(), batch_size=4096)

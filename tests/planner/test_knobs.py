@@ -118,6 +118,7 @@ def test_it_is_a_key_of_a_pipelines_request(received: dict[str, Any]) -> None:
         asked_of_a_pipeline({"made_up": 7})
 
 
+@pytest.mark.slow
 def test_it_is_a_parameter_of_a_served_model(received: dict[str, Any]) -> None:
     from evenshard.tracking.pyfunc import signature
 
@@ -207,6 +208,7 @@ def test_the_help_of_python_shows_the_meanings() -> None:
 # In groups -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_group_says_the_same_as_its_knobs() -> None:
     flat = evenshard.place(TABLES, 2, 4, batch_size=64, dense_gb=1, seed=1)
     grouped = evenshard.place(TABLES, 2, 4, memory=Memory(dense_gb=1), training=Training(batch_size=64), seed=1)

@@ -97,6 +97,7 @@ def test_every_link_of_a_placement_resolves(placed: Path, capsys: pytest.Capture
     assert "models:/evenshard-cost/1" in out and "simulated: adds up" in out
 
 
+@pytest.mark.slow
 def test_the_placement_names_the_version_behind_an_alias(placed: Path) -> None:
     tracking.set_champion("evenshard-cost", "1")
     place("models:/evenshard-cost@champion")
@@ -156,6 +157,7 @@ def _no_git() -> None:
     git(Path(), "commit", "--quiet", "--allow-empty", "--message", "Another history")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "links"),
     [
@@ -183,6 +185,7 @@ def test_what_is_broken_is_one_line(placed: Path, capsys: pytest.CaptureFixture[
     assert error.startswith("evenshard lineage failed: placement.json: ") and error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_run_is_looked_up_where_its_version_is_gone(placed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _no_version()
     assert chain(capsys, 1)["MLflow run"] == [("ok", "evaluate, FINISHED")]
@@ -207,6 +210,7 @@ def test_an_mlflow_that_is_away_breaks_no_link(
     assert links["costs"] == [("ok", "work/round_1/costs.parquet")]
 
 
+@pytest.mark.slow
 def test_datasets_are_found_in_data_and_in_dvcs_cache(placed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     costs = Path("work/round_1/costs.parquet")
     Path("data/hardware=h200").mkdir(parents=True)

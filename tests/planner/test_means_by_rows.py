@@ -36,6 +36,7 @@ def types(answer: evenshard.PlacementAnswer, *tables: Table) -> set[str]:
     return {answer.type_of_table[one.name] for one in tables}
 
 
+@pytest.mark.slow
 def test_a_collection_of_means_alone_is_cut_by_rows_where_that_is_faster() -> None:
     """The tables of other collections are as free as before; a note says what no time counts."""
     answer = placed(*MEANS, *SUMS)
@@ -92,6 +93,7 @@ def test_a_file_says_what_is_taken_for_a_collection(tmp_path: Path) -> None:
     assert [(one.table, one.text) for one in assumed] == [("a", "one collection with all tables that name no module")]
 
 
+@pytest.mark.slow
 def test_an_answer_by_rows_is_kept_explained_and_stayed_near_to(tmp_path: Path) -> None:
     answer = placed(*MEANS, *SUMS)
     evenshard.save_answer(answer, tmp_path / "placement.json")

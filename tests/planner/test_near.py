@@ -113,6 +113,7 @@ def test_what_makes_no_sense_is_told_in_one_line(old: Path, capsys: pytest.Captu
     assert "\n" not in str(told.value)
 
 
+@pytest.mark.slow
 def test_the_command_answers_as_the_function(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from evenshard.sharders.catalog import HEURISTICS
     from evenshard.tables.files import save_tables

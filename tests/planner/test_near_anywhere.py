@@ -49,6 +49,7 @@ def drifted(before: tuple[Table, ...], rng: np.random.Generator) -> Iterator[Tab
     yield replace(before[-1], name="new")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MACHINES]
 )

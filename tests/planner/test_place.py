@@ -47,6 +47,7 @@ def shards(path: Path) -> dict[str, list[tuple[int, int, int]]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_command_and_the_function_answer_alike(table_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = table_file.with_name("placement.json")
     assert main(["place", str(table_file), "--devices", "3", "--memory-cap-gb", "4", "-o", str(out)]) == 0
@@ -59,6 +60,7 @@ def test_the_command_and_the_function_answer_alike(table_file: Path, capsys: pyt
     assert {one.table for one in answer.parts} == {table.name for table in TABLES}
 
 
+@pytest.mark.slow
 def test_tables_made_in_python_and_tables_of_a_file_are_answered_alike(table_file: Path) -> None:
     of_file, of_python = evenshard.place(table_file, 2), evenshard.place(TABLES, 2)
     assert (of_file.parts, of_file.predicted_ms) == (of_python.parts, of_python.predicted_ms)
@@ -89,6 +91,7 @@ def test_every_rule_holds(table_file: Path) -> None:
     assert 3 not in device.values()
 
 
+@pytest.mark.slow
 def test_memory_differs_by_device_and_counts_reserve_state_and_precision() -> None:
     table = Table("one", BYTES_PER_GB // 64, 16, 1.0)  # 1 GB in FP32
     small = Table("two", 1000, 16, 1.0)
@@ -107,6 +110,7 @@ def test_memory_differs_by_device_and_counts_reserve_state_and_precision() -> No
     assert device(reserved_gb=0.5, weight_bits=16, pinned={"one": 0}) == 0
 
 
+@pytest.mark.slow
 def test_what_is_left_out_keeps_memory_for_what_is_not_counted_and_for_batches_on_the_way() -> None:
     """A table of 1 GB: without 15 %, 1.2 GB are 1.02, which has room for inputs and outputs of a batch."""
     table = [Table("one", BYTES_PER_GB // 64, 16, 1.0)]
@@ -148,6 +152,7 @@ def test_memory_that_makes_no_sense_is_one_line(arguments: dict[str, Any], messa
     assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2, 8])
 def test_a_table_too_big_for_a_device_is_split_only_if_that_is_allowed(devices: int) -> None:
     tables = [Table("giant", BYTES_PER_GB // 16, 64, 2.0), *TABLES]  # 16 GB
@@ -163,6 +168,7 @@ def test_a_table_too_big_for_a_device_is_split_only_if_that_is_allowed(devices: 
         assert all(part.columns.size % 4 == 0 for part in parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "devices", "cap_gb"),
     [("nvidia_medium", 8, 40), pytest.param("nvidia_large", 32, 64, marks=pytest.mark.slow)],
@@ -178,6 +184,7 @@ def test_public_sets_with_tables_larger_than_a_device_are_placed(name: str, devi
     assert widths == {table.name: table.embedding_dim for table in answer.request.tables}
 
 
+@pytest.mark.slow
 def test_torchrec_collections_and_configs_are_tables_too() -> None:
     pytest.importorskip("torchrec")
     from evenshard.sharders.torchrec.compat import require_torchrec
@@ -212,6 +219,7 @@ def test_a_missing_pooling_factor_is_assumed_and_reported(tmp_path: Path, capsys
     assert "pooling_factor" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_request_far_from_the_training_data_is_flagged(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     tables = [Table("vast", 10**10, 4, 1.0), Table("deep", 1000, 64, 5000.0)]
     answer = evenshard.place(tables, 2, 1000, model=LEARNED)
@@ -220,6 +228,7 @@ def test_a_request_far_from_the_training_data_is_flagged(capsys: pytest.CaptureF
     assert evenshard.place(tables, 2, 1000).warnings == ()
 
 
+@pytest.mark.slow
 def test_the_first_lines_say_what_is_priced_and_as_what(table_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = table_file.with_name("placement.json")
     flags = ["--devices", "16", "--devices-per-node", "16", "--reserved-gb", "2", "-o", str(out)]
@@ -239,6 +248,7 @@ def test_the_first_lines_say_what_is_priced_and_as_what(table_file: Path, capsys
     assert "TorchRec's planner, which shards tables in every way too, was not compared: add --report." in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -311,6 +321,7 @@ def test_a_reader_who_has_seen_enough_is_no_failure(table_file: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_ctrl_c_takes_the_best_placement_so_far(capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[float] = []
 
@@ -326,6 +337,7 @@ def test_ctrl_c_takes_the_best_placement_so_far(capsys: pytest.CaptureFixture[st
     assert better == sorted(better, reverse=True) and len(better) >= 1
 
 
+@pytest.mark.slow
 def test_unknown_rivals_are_refused() -> None:
     with pytest.raises(BadConfig, match=r"'nobody'.*lookup_greedy"):
         evenshard.place(TABLES, 2, compare=("nobody",))

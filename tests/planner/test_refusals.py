@@ -46,6 +46,7 @@ def answer(asked: PlacementRequest, effort: PlanSearchEffort = LITTLE) -> Placem
 # By hand --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_columns_of_one_node_are_cut_unevenly_and_stay_there() -> None:
     """Ten rows of 64 columns are 2,560 bytes: 24 and 40 columns fill one node, and 40 would fit another one too."""
     tables = (Table("wide", 10, 64, 1.0), Table("b", 10, 8, 20.0))
@@ -65,6 +66,7 @@ def test_hosts_are_packed_too() -> None:
         assert sorted(part.device for part in parts) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_solver_chooses_what_leaves_device_memory() -> None:
     """Of 320 + 320 + 640 bytes the largest has to leave, though it is looked up most for its size."""
     tables = (Table("a", 10, 8, 1.0), Table("b", 10, 8, 1.0), Table("c", 20, 8, 20.0))
@@ -159,6 +161,7 @@ def check_ends(seeds: range) -> None:
     assert ends["placed"] + ends["refused"] > 0.95 * len(seeds), ends
 
 
+@pytest.mark.slow
 def test_no_request_of_a_sample_is_refused_that_has_an_answer(without_remedies: None) -> None:
     check_ends(range(SAMPLE))
 

@@ -92,6 +92,7 @@ NOTES: list[tuple[dict[str, Any], list[str]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("more", "said"), NOTES)
 def test_an_answer_says_what_trains_replicas(
     monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], said: list[str]

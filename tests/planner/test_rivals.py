@@ -101,6 +101,7 @@ SMALL_AND_LARGE = ((2**21, 64, 1.0), (2**21, 64, 8.0), (2**8, 128, 1.0), (2**12,
 BY_ROWS = ((2**14, 128, 1.0), (2**16, 128, 8.0), (2**17, 64, 1.0), (2**18, 64, 20.0), (2**17, 64, 1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:HeuristicalStorageReservation")
 @pytest.mark.parametrize(
     ("shapes", "devices", "types"), [(SMALL_AND_LARGE, 2, ()), (BY_ROWS, 4, ("row_wise", "data_parallel"))]
@@ -149,6 +150,7 @@ def test_tables_that_stay_together_stay_whole_and_what_breaks_a_rule_is_said(mon
         assert "costly, a are not together" in one.note
 
 
+@pytest.mark.slow
 def test_plans_are_measured_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     few(monkeypatch)
     seen: list[tuple[ShardingTask, Sequence[TablePart]]] = []
@@ -162,6 +164,7 @@ def test_plans_are_measured_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None
         check_parts_memory(task, parts)
 
 
+@pytest.mark.slow
 def test_what_torchrec_cannot_place_in_any_way_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     few(monkeypatch)
     (one,) = found(asked(caps_bytes=(25 * 2**20,) * 2), FULL_SPACE)

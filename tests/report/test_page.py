@@ -448,6 +448,7 @@ document.body.dataset.seen = JSON.stringify({
 </script></body>"""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: the page was not opened in a browser")
 def test_a_browser_draws_bars_as_long_as_the_numbers_say(tmp_path: Path) -> None:
     assert CHROMIUM is not None

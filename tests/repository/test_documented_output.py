@@ -18,12 +18,14 @@ RUN = [name for name in output.PAGES if output.page(name).steps]
 QUOTING = sorted({page for rule in output.RULES["quotes"] for page, _, _ in rule["figures"]})
 
 
+@pytest.mark.slow
 @pytest.mark.full_search
 def test_the_answer_that_the_readme_shows() -> None:
     page = output.Page("README.md", shown_only=True)
     assert page.with_outputs() == page.text
 
 
+@pytest.mark.slow
 def test_what_a_short_search_shows_as_well() -> None:
     page = output.Page("docs/tables.md")
     assert page.with_outputs() == page.text

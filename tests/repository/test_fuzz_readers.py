@@ -13,6 +13,7 @@ SEED, INPUTS = 20, 25
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_a_spoilt_input_gets_an_answer_or_one_line(name: str, tmp_path: Path) -> None:
     problems = {}
@@ -62,6 +63,7 @@ def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         pass
 
 
+@pytest.mark.slow
 def test_inputs_are_the_same_again_and_mostly_spoilt() -> None:
     for name in READERS:
         if not READERS[name].file.endswith((".pt", ".pt.gz")):  # torch's older format writes addresses of memory
@@ -69,6 +71,7 @@ def test_inputs_are_the_same_again_and_mostly_spoilt() -> None:
         assert len({spoilt(name, 1, number) for number in range(20)}) > 10
 
 
+@pytest.mark.slow
 def test_a_failure_is_kept_and_can_be_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "rules-1-2"
     folder.mkdir()

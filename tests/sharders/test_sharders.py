@@ -141,6 +141,7 @@ def test_random_respects_memory_where_one_device_has_room_only_for_the_large_tab
     assert placed > 10 and refused > 10
 
 
+@pytest.mark.slow
 def test_random_is_uniform_over_the_devices() -> None:
     of_task, rng = task(sized(1, 1), devices=4), np.random.default_rng(0)
     counts = Counter(random_placement(of_task, rng).device_of_table for _ in range(8000))

@@ -54,6 +54,7 @@ def mlperf() -> tuple[Table, ...]:
 # its planner, called directly with its own count of memory, says the same.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "min_partition", "rating_ms"),
     [(8, None, 1.335), (8, 64, 1.310), (16, None, 2.370), (16, 16, 1.949)],
@@ -77,6 +78,7 @@ def test_whole_tables_are_rated_as_ever(mlperf: tuple[Table, ...]) -> None:
     assert TorchRecPlanner(task, GB_S).plan(PlannerSetting()).rating_ms == pytest.approx(2.30, abs=5e-3)
 
 
+@pytest.mark.slow
 def test_widths_of_ours_are_taken(mlperf: tuple[Table, ...]) -> None:
     task = sharding(mlperf, 16, room=64 * 2**30 * 85 // 100)
     planner = TorchRecPlanner(task, GB_S)

@@ -46,6 +46,7 @@ def storages(task: ShardingTask, setting: PlannerSetting) -> dict[str, Storage]:
     return {part.table: part.storage for part in planner(task).plan(setting).parts}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("proposers", ["", ALL_PROPOSERS])
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adam"])
 def test_plans_fit_as_we_count_where_they_are_asked_to(optimizer: str, proposers: str) -> None:
@@ -126,6 +127,7 @@ def test_plans_are_the_same_each_time() -> None:
     assert planner(asked()).plan(OURS) == planner(asked()).plan(OURS)
 
 
+@pytest.mark.slow
 def test_one_planner_is_asked_with_caches_and_without() -> None:
     """In either order: what it was asked before leaves no trace."""
     task = asked(200 * MB)

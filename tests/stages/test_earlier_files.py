@@ -61,6 +61,7 @@ def test_the_kernels_of_its_placement_take_what_they_did_by_its_model(folder: Pa
     assert answer.predicted_ms > 3 and set(answer.type_of_table.values()) == {TABLE_WISE}
 
 
+@pytest.mark.slow
 def test_its_model_places_tables(folder: Path) -> None:
     flags = ["--devices", "2", "--memory-cap-gb", "40", "--model", ".", "-o", "a.json"]
     assert main(["place", "criteo_kaggle", *flags]) == 0

@@ -184,6 +184,7 @@ def test_what_the_flags_say_must_make_sense(files: Path, capsys: pytest.CaptureF
     assert main(["import-costs", "missing.csv", *IMPORT[2:], *OUT]) == 2
 
 
+@pytest.mark.slow
 def test_a_training_takes_the_dataset(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [f"{n} {n + 1},{dim} 8,{1 + n / 4 + dim / 64}" for n in range(5) for dim in (4, 8, 16)]
     Path("s.csv").write_text("\n".join(["tables,dims,fwd_bwd_ms", *lines]) + "\n")

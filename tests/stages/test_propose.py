@@ -87,6 +87,7 @@ MODEL = random_model()
 POLICY = DreamShardSharder(cost_net(), policy(), NORMALIZER)
 
 
+@pytest.mark.slow
 def test_the_search_proposes_its_share_and_the_policy_the_rest_as_without_it() -> None:
     without = placement_jobs(TASKS, 12, 2, seed=0, proposers=Proposers(POLICY))
     mixed = placement_jobs(TASKS, 12, 2, seed=0, proposers=Proposers(POLICY, MODEL, 0.25))
@@ -101,6 +102,7 @@ def test_the_search_proposes_its_share_and_the_policy_the_rest_as_without_it() -
     assert [job.key for job in again] == [job.key for job in mixed]
 
 
+@pytest.mark.slow
 def test_what_the_search_proposes_is_what_evenshard_answers() -> None:
     for job in placement_jobs(TASKS, 5, 3, seed=2, proposers=Proposers(None, MODEL, 1.0)):
         assert (job.proposed_by, job.round) == ("evenshard", 3)

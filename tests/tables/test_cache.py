@@ -212,6 +212,7 @@ RATES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keeps_hits", [False, True])
 @pytest.mark.parametrize("name", RATES)
 def test_no_simulated_cache_misses_more_than_the_bound(name: str, keeps_hits: bool) -> None:
@@ -277,6 +278,7 @@ def test_a_cache_of_sets_misses_some_of_what_a_whole_one_of_its_size_holds() -> 
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load_factor", [0.1, 0.4, 0.8])
 def test_a_cache_of_sets_misses_as_a_simulated_one_does(load_factor: float) -> None:
     """Rows hashed to sets of 32, the least recently used of which makes way; its whole curve is simulated too."""

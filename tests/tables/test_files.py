@@ -67,6 +67,7 @@ tables_strategy = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tables=tables_strategy)
@@ -129,6 +130,7 @@ def special_tables(draw: st.DrawFn) -> Table:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tables=st.lists(special_tables() | tables_strategy.map(lambda some: some[0]), min_size=1, max_size=4))

@@ -112,6 +112,7 @@ def test_dims_are_drawn_evenly_and_bits_are_passed_on() -> None:
     assert tables[7].name == "t007" and tables[2999].name == "t2999"
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     num_tables=st.integers(1, 60),

@@ -249,6 +249,7 @@ def test_thinning_twice_is_thinning_by_both() -> None:
     np.testing.assert_allclose(twice, thinned_reuse_bins(DLRM_2021_REUSE, 0.125), atol=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_devices", [1, 2, 8, 64])
 @pytest.mark.parametrize("kind", ["once", "even", "hot"])
 def test_deduplication_leaves_what_a_real_one_leaves(kind: str, num_devices: int) -> None:

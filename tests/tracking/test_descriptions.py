@@ -41,6 +41,7 @@ def links(text: str) -> dict[str, str]:
     return dict(found)
 
 
+@pytest.mark.slow
 def test_all_that_belongs_together_is_linked(client: Any, workdir: Path) -> None:
     evaluated(workdir)
     runs = runs_of(client)
@@ -72,6 +73,7 @@ def test_all_that_belongs_together_is_linked(client: Any, workdir: Path) -> None
     assert sha256[:12] in of_version
 
 
+@pytest.mark.slow
 def test_what_somebody_wrote_stays(client: Any, workdir: Path) -> None:
     evaluated(workdir)
     runs = runs_of(client)
@@ -101,6 +103,7 @@ def test_the_docs_are_linked_where_they_are_known(monkeypatch: pytest.MonkeyPatc
 # Weights -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_same_weights_are_registered_once(client: Any, workdir: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The loop ran again on another commit: other files of origin, the same networks."""
     evaluated(workdir)

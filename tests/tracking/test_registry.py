@@ -83,6 +83,7 @@ def test_mlflow_serves_what_evenshard_places(registry: Path) -> None:
     assert list(dict.fromkeys(one["table"] for one in expected)) == [table.name for table in TABLES]
 
 
+@pytest.mark.slow
 def test_the_columns_may_be_as_few_as_a_table_file_needs(registry: Path) -> None:
     few = rows()[["name", "num_rows", "embedding_dim", "pooling_factor"]]
     with_few, with_all = (
@@ -96,6 +97,7 @@ def test_the_columns_may_be_as_few_as_a_table_file_needs(registry: Path) -> None
         served("models:/evenshard-cost/1", few.assign(num_rows=0))
 
 
+@pytest.mark.slow
 def test_weight_bits_and_memory_count(registry: Path) -> None:
     size_gb = bytes_to_gb(sum(table.size_bytes for table in TABLES))
     own = {"memory_cap_gb": size_gb / 3, "reserved_gb": 0.0, "training_pipeline": ""}

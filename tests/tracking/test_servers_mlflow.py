@@ -107,6 +107,7 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.name.startswith("evenshard")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lost", "path", "nth"),
     [

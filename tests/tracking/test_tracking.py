@@ -113,6 +113,7 @@ def check_loop(client: Any) -> None:
     assert {one.model_id for one in parent.outputs.model_outputs} == made, "the loop's row shows what its stages have"
 
 
+@pytest.mark.slow
 def test_a_loop_is_a_run_with_a_run_for_each_stage(
     client: Any, workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_loop_is_a_run_with_a_run_for_each_stage(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_loops_of_equal_settings_have_names_of_their_own(client: Any) -> None:
     for _ in range(2):
         with tracking.stage_run("generate_tables", PARAMS, {}):
@@ -213,6 +215,7 @@ class Dying:
         return call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heard", [False, True])
 @pytest.mark.parametrize("nth", [1, 3, 4, 7, 12, 18, 24, 28, 34, 39, 44, 49, 53, 57])
 def test_wherever_mlflow_dies_it_has_all_of_a_loop_once_when_it_is_back(
@@ -252,6 +255,7 @@ def test_mlflow_is_asked_again_by_the_next_run(
 # Settings ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("uri", ["http://s3cr@127.0.0.1:9", "http://bob:s3cr/et@127.0.0.1:9"])
 def test_no_command_gives_a_password_away(workdir: Path, uri: str) -> None:
     """Neither printed, nor logged or warned of by a library, nor in a file."""
@@ -360,6 +364,7 @@ def test_a_database_has_time_limits_of_its_own(monkeypatch: pytest.MonkeyPatch, 
     assert with_time_limits(uri) == (f"{uri.partition('?')[0]}?{limits}" if limits else uri)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["http", "postgresql+psycopg"])
 def test_a_server_that_hangs_is_given_up(
     monkeypatch: pytest.MonkeyPatch, workdir: Path, caplog: pytest.LogCaptureFixture, scheme: str
@@ -417,6 +422,7 @@ def test_of_a_chain_of_errors_the_first_says_what_happened(raising: Callable[[],
 # Search --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_loops_are_found_by_name_and_by_id(client: Any, workdir: Path) -> None:
     a_loop(workdir)
     [loop] = tracking.find_runs()
@@ -435,6 +441,7 @@ def test_loops_are_found_by_name_and_by_id(client: Any, workdir: Path) -> None:
         run_artifact(loop.run_id, "nothing", workdir)
 
 
+@pytest.mark.slow
 def test_of_two_loops_with_one_name_the_newest_is_meant(client: Any) -> None:
     for _ in range(2):
         with tracking.stage_run("generate_tables", PARAMS, {}):

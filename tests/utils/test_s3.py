@@ -88,6 +88,7 @@ def objects(s3: S3, at: str) -> list[str]:
 # There and back -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 1, PART, PART + 1, 2 * PART + 77])
 def test_a_file_comes_back(store: S3, at: str, tmp_path: Path, size: int) -> None:
     (tmp_path / "one").write_bytes(blob(size))

@@ -46,6 +46,7 @@ def true_ms(answer: PlacementAnswer, parts: tuple[TablePart, ...]) -> float:
     return float(times_of(parts).sum(axis=1).max())
 
 
+@pytest.mark.slow
 def test_the_documented_file_makes_torchrec_find_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -185,6 +185,7 @@ def test_a_mixture_counts_table_by_table_in_the_search_and_in_the_answer() -> No
 # Replicas -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compute_device", ["cuda", "cpu"])
 def test_the_tables_of_torchrec_dlrm_are_not_replicated(compute_device: str) -> None:
     """26 small tables with a fused optimizer, as facebookresearch/dlrm has them: replicas would be the fastest."""

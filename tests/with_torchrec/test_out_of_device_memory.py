@@ -186,6 +186,7 @@ def calls(name: str, rank: int) -> list[Call]:
 # Facts ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name if name == "caches alone" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )

@@ -120,6 +120,7 @@ def host_memory(**kwargs: Any) -> Machine:
     return planner.answer.request.nodes
 
 
+@pytest.mark.slow
 def test_a_topology_tells_memory_of_hosts() -> None:
     """Each node has what its ranks have together; TorchRec assumes 128 GB of a rank."""
     ranks: dict[str, Any] = {"local_world_size": 2, "hbm_cap_bytes": 10**9}

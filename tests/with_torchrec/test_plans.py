@@ -109,6 +109,7 @@ def torchrecs_plan(way: str | None) -> ShardingPlan:
     return planner.plan(Everything(META), module_sharders())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [None, *SHARDING_TYPES])
 def test_torchrecs_own_plans_are_read_priced_and_compared(way: str | None) -> None:
     """Those of its own choice, and those of each type; where it puts columns twice on a rank, they are one part."""

@@ -91,6 +91,7 @@ def test_links_have_the_topologys_bandwidths() -> None:
     assert links_of_topology(topology(2)) == ("", "13.4218gb_s")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "says"), [("cpu", True), ("cuda", False)])
 def test_cpu_ranks_with_times_of_a_gpu_are_named(device: str, says: bool) -> None:
     given: dict[str, Any] = {"hardware": "simulated:h100", "host_memory_gb": None}

@@ -74,6 +74,7 @@ def test_groups_are_placed_with_their_share_of_the_batch_and_averaged() -> None:
     assert one.step_ms.value == pytest.approx(one.embeddings_ms.value + one.sync.once_ms / 5)
 
 
+@pytest.mark.slow
 def test_the_best_group_follows_from_how_often_weights_are_averaged() -> None:
     """In every step, a copy is cheapest to keep where there is one; hardly ever, groups save their exchanges."""
     asked: dict[str, Any] = {"devices": [4], "group_sizes": "all", "devices_per_node": 2, "batch_size": 65_536}

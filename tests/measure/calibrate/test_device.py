@@ -72,6 +72,7 @@ def fitted(directory: Path) -> Calibration:
     return fit_profile(gpu_profile(START), measured(directory))
 
 
+@pytest.mark.slow
 def test_the_fit_finds_the_constants_that_the_times_depend_on(directory: Path, fitted: Calibration) -> None:
     """Times of whole calls do not tell an overhead from the floors of kernels, but how long both are together, and how
     long the overhead and the host.

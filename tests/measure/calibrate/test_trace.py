@@ -104,6 +104,7 @@ def test_calls_of_other_tables_gpus_and_optimizers_are_refused() -> None:
         fit_to_calls(START, [replace(first, call=replace(first.call, optimizer="shampoo"))])
 
 
+@pytest.mark.slow
 def test_a_real_a100_s_trace_corrects_another_gpu_s_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """122 tables of 90,837 rows and 8,720 columns together; how they are split is not published."""
     trace = str(truth_file("traces/a100_40gb_8ranks.json.gz"))

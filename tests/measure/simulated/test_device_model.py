@@ -451,6 +451,7 @@ def test_fusing_tables_is_cheaper_than_running_them_apart_and_not_just_by_an_ove
     assert interquartile_range(savings) > 1e-3 * fixed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("field", ["pooling_factor", "embedding_dim", "num_rows"])
 def test_more_work_is_never_faster(name: str, field: str) -> None:
@@ -494,6 +495,7 @@ def test_an_optimizer_with_more_state_takes_longer(name: str) -> None:
     assert all(less < more for less, more in pairwise(backward)) and len(set(forward)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("constant", ["hbm_gb_s", "l2_mb", *FREE_CONSTANTS])
 def test_a_better_gpu_is_never_slower(constant: str) -> None:
     """Twice the rate or the cache, or half the time, of anything."""

@@ -49,6 +49,7 @@ def points(source: str) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(file) if source in row["source"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOURCES)
 def test_kernels_take_what_others_read_from_the_same_trace(name: str) -> None:
     calls = {call.num_tables: call for call in median_calls(observed_calls(truth_file(f"traces/{name}")))}

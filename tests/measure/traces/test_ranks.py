@@ -218,6 +218,7 @@ def test_the_exchanges_of_eight_ranks_take_what_others_read() -> None:
     assert found.waits_for == 7
 
 
+@pytest.mark.slow
 def test_a_single_rank_s_exchanges_lie_in_the_published_range() -> None:
     """8,134 to 8,962 us for 142.6 MB between 2 x V100, waiting included; the median backward is above, with more."""
     found = observe([truth_file("traces/v100_16gb_2ranks.json.gz")])

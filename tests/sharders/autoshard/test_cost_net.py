@@ -52,6 +52,7 @@ def test_layers_have_the_published_sizes() -> None:
     assert [(layer.in_features, layer.out_features) for layer in layers] == [(21, 128), (128, 32), (32, 64), (64, 1)]
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(order=st.permutations(range(8)))
 def test_the_order_of_the_tables_of_a_shard_does_not_matter(order: list[int]) -> None:

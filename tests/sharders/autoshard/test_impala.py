@@ -328,6 +328,7 @@ def test_dead_ends_teach_a_policy_to_leave_room_and_nothing_becomes_nan() -> Non
     assert split_by(placement) == {(0, 1), (2, 3, 4)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "works", [pytest.param((9.0, 9.0, 6.0, 4.0, 4.0, 4.0), marks=pytest.mark.slow), (3.0, 3.0, 2.0, 2.0, 2.0)]
 )
@@ -349,6 +350,7 @@ def test_training_finds_the_known_optimum(works: tuple[float, ...]) -> None:
     assert sum(history[-20:]) / 20 > 0.95 > 0.8 > sum(history[:20]) / 20
 
 
+@pytest.mark.slow
 def test_without_the_mask_the_penalty_keeps_the_policy_off_full_devices() -> None:
     stuck = task(sized(3, 3, 2, 2, 2), devices=2, cap=4 * 7, task_id="stuck")
     history = trained([stuck], replace(QUICK, num_updates=60, mask_illegal=False))

@@ -319,6 +319,7 @@ def test_the_order_in_which_tables_are_named_does_not_matter(order: list[int]) -
     assert names[0] == names[1]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 50), devices=st.integers(1, 6), slack=st.floats(1.0, 2.0))
 def test_placements_are_legal_or_the_task_is_named_infeasible(seed: int, devices: int, slack: float) -> None:

@@ -300,6 +300,7 @@ def test_no_interval_is_narrower_than_half_a_per_cent_to_either_side() -> None:
 EXCHANGES = (ExchangeTime(), EXCHANGE, ExchangeTime(0.0, 1e-3), ExchangeTime(0.0, 0.0, 1e-3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", EXCHANGES, ids=["none", "short", "dominant", "all of the slowest"])
 @pytest.mark.parametrize(("num_tables", "devices"), [(6, 2), (6, 3), (5, 4), (3, 5), (1, 2), (4, 1)])
 @pytest.mark.parametrize("seed", SEEDS)

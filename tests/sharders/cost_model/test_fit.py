@@ -109,6 +109,7 @@ def errors_of(model: CostModel, test: Sequence[MeasuredPlacement]) -> list[float
 # The fit -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_world_of_additive_limits_is_foretold_for_unseen_tables() -> None:
     model, metrics = fitted()
     errors = np.abs(errors_of(model, placements(TEST_TABLES, 60)))
@@ -140,6 +141,7 @@ def test_the_parts_are_foretold_one_by_one() -> None:
         assert found[1:3] == pytest.approx(actual[1:3], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_shards_measured_alone_teach_the_compute_times() -> None:
     model, metrics = fit_cost_model(shards(TRAIN_TABLES, 300), CONFIG)
     assert model.exchange == ExchangeTime()
@@ -198,6 +200,7 @@ def fitted_across() -> CostModel:
     )[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [64, 700, 1024, 12_000])
 def test_batch_sizes_between_those_it_has_seen_are_foretold(batch_size: int) -> None:
     errors = np.abs(errors_of(fitted_across(), at_batches(TEST_TABLES, (batch_size,), 30)))
@@ -275,6 +278,7 @@ def timed_as_a_whole(one: MeasuredPlacement) -> MeasuredPlacement:
     return replace(one, cost=PlacementCost((DeviceCost.of_total(one.cost.max_device_ms),), "modelled"))
 
 
+@pytest.mark.slow
 def test_the_sum_of_forward_and_backward_is_enough_to_learn_it() -> None:
     known, unseen = shards(TRAIN_TABLES, 150), shards(TEST_TABLES, 40)
     model, metrics = fit_cost_model([timed_as_a_whole(one) for one in known], CONFIG)
@@ -282,6 +286,7 @@ def test_the_sum_of_forward_and_backward_is_enough_to_learn_it() -> None:
     assert metrics.held_out_pct_error < 6 and np.median(np.abs(errors)) < 0.06
 
 
+@pytest.mark.slow
 def test_a_sum_counts_beside_parts_and_leaves_the_parts_to_those_who_know_them() -> None:
     known = shards(TRAIN_TABLES, 150)
     rows = DeviceRows.of([timed_as_a_whole(known[0]), known[1]])
@@ -427,6 +432,7 @@ def _swapped(of_cost: PlacementCost) -> PlacementCost:
     )
 
 
+@pytest.mark.slow
 def test_intervals_cover_nine_tenths_of_noisy_placements_of_unseen_tables() -> None:
     model, _ = fit_cost_model(placements(TRAIN_TABLES, 100, noise=0.05), CONFIG)
     test = placements(TEST_TABLES, 200, noise=0.05)

@@ -48,6 +48,7 @@ class Bench:
         return [cost(self._known.get(one.device_of_table, 9.0)) for _, one in jobs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("with_policy", [True, False])
 def test_never_predicted_worse_than_any_expert_and_legal(seed: int, with_policy: bool) -> None:

@@ -253,6 +253,7 @@ def test_the_history_is_the_mean_predicted_cost_of_each_updates_episodes() -> No
     assert first == pytest.approx(float(episodes.predicted_ms_B.mean()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("works", "optimum"),
     [

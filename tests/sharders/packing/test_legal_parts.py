@@ -248,6 +248,7 @@ def tight_tasks(draw: st.DrawFn) -> ShardingTask:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
 @given(tight_tasks())
 def test_a_placement_is_legal_and_a_refusal_is_true(asked: ShardingTask) -> None:

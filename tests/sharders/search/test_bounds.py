@@ -98,6 +98,7 @@ def test_a_set_of_types_pays_for_its_kernel_calls_and_collectives() -> None:
     assert 0.95 * best_ms < lower_bound_ms(space) <= best_ms
 
 
+@pytest.mark.slow
 def test_more_types_never_raise_the_bound() -> None:
     rng = np.random.default_rng(3)
     for costs in islice(iter(lambda: tiny_costs(rng), None), 40):

@@ -89,6 +89,7 @@ def least_ms(costs: PartCosts, before: Sequence[TablePart], most_bytes: float) -
     return min(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.4])
 def test_the_best_of_all_placements_within_the_bound_is_found(seed: int, share: float) -> None:
@@ -116,6 +117,7 @@ def test_nothing_moves_where_nothing_may() -> None:
     assert {part.table for part in found.best.parts} - {part.table for part in old} == {"t7"}
 
 
+@pytest.mark.slow
 def test_more_may_only_help_and_without_a_bound_it_is_as_good_as_free() -> None:
     tables = drifted(2, 10)
     loads = np.random.default_rng(0).permutation(10)
@@ -133,6 +135,7 @@ def test_more_may_only_help_and_without_a_bound_it_is_as_good_as_free() -> None:
     assert times[0] == found.stay.predicted_ms and times[-1] <= free.best.predicted_ms * (1 + ALIKE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 3])
 @pytest.mark.parametrize("has_host_memory", [False, True])
 def test_a_larger_bound_answers_no_worse(seed: int, has_host_memory: bool) -> None:

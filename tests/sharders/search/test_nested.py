@@ -98,6 +98,7 @@ def test_a_large_task_keeps_its_types() -> None:
     assert with_fewer_types(replace(task, tables=many[1:])) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_more_types_answer_no_slower(seed: int) -> None:
     """However short the searches are: the same ones answer for fewer types."""
@@ -109,11 +110,13 @@ def test_more_types_answer_no_slower(seed: int) -> None:
     assert found(costs, effort).best.predicted_ms <= alone * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_the_answer_is_no_slower_than_without_fewer_types() -> None:
     costs = of_all_types()
     assert found(costs).best.predicted_ms <= PlanSearch(costs, SHORT).run().best.predicted_ms
 
 
+@pytest.mark.slow
 def test_fewer_types_are_not_searched_where_they_cannot_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[ShardingTask] = []
 

@@ -90,6 +90,7 @@ def test_without_host_memory_there_is_no_option() -> None:
         legal_parts(costs_of((HOT, COLD), 1, 1.2, host_gb=0.5).task)
 
 
+@pytest.mark.slow
 def test_hosts_hold_no_more_than_they_have() -> None:
     tables = tuple(Table(f"t{n}", 2**21, 128, 1.0 + n) for n in range(8))
     costs = costs_of(tables, 4, 1.3, host_gb=2.2, nodes=2)
@@ -114,6 +115,7 @@ def test_tables_that_stay_together_are_kept_alike() -> None:
     assert (of["cold"].device, of["cold"].storage) == (of["colder"].device, of["colder"].storage)
 
 
+@pytest.mark.slow
 def test_a_tiny_task_is_solved_with_every_cache() -> None:
     """Three tables on two devices with room for half of them: every way, storage and place is tried by hand."""
     tables = random_tables(3, 1)
@@ -135,6 +137,7 @@ def test_a_tiny_task_is_solved_with_every_cache() -> None:
     assert PlanSearch(costs, PlanSearchEffort(changes=2000)).run().best.predicted_ms <= best * 1.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_nothing_that_fits_is_below_the_bound(seed: int) -> None:
     tables = random_tables(6, seed)

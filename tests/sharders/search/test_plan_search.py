@@ -142,6 +142,7 @@ def test_a_step_makes_the_score_better_within_the_memory_or_is_none() -> None:
             assert search.neighbours.best(state, [back]) is None
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_placement() -> None:
     one, two = (PlanSearch(costs_of(some_tables()), SHORT, seed=3).run().best.parts for _ in range(2))
     assert one == two
@@ -165,6 +166,7 @@ def test_rules_hold() -> None:
     check_sharding(costs.task, PlanSearch(costs, SHORT).run().best.parts)
 
 
+@pytest.mark.slow
 def test_a_tiny_task_is_solved() -> None:
     """Three tables on two devices: every way and place is tried by hand."""
     machine, tables = Machine.one_node(2), some_tables(3)
@@ -184,6 +186,7 @@ def test_a_tiny_task_is_solved() -> None:
     assert PlanSearch(costs, PlanSearchEffort(changes=2000)).run().best.predicted_ms <= best * 1.005
 
 
+@pytest.mark.slow
 def test_nothing_is_below_the_bound() -> None:
     for machine in (TWO_NODES, Machine.one_node(4)):
         space = SearchSpace(costs_of(some_tables(), machine))

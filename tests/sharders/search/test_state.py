@@ -50,6 +50,7 @@ def random_changes(search: PlanSearch, state: State, rng: np.random.Generator) -
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize(
     ("profiles", "pipeline"), [(("h200",), "base"), (("h200",), ""), (("h200", "a100_80gb"), LARGEST_SUM)]

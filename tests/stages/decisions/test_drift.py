@@ -214,6 +214,7 @@ def test_the_batch_is_the_models_unless_one_says_so(tables: Path) -> None:
     assert main(["drift", "--tables", "tables.csv", *AGAINST, "--devices", "1000"]) == 3
 
 
+@pytest.mark.slow
 def test_a_new_placement_says_what_moves_and_what_it_saves(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The busiest tables have become idle and the idle ones busy; one is gone, with the rule that pinned it."""
     place = ["place", "tables.csv", "--devices", "3", "--batch-size", "4096", "--memory-cap-gb", "1", "-o", "old.json"]

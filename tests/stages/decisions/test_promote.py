@@ -197,6 +197,7 @@ def test_from_the_first_champion_to_a_regression(place: Path, capsys: pytest.Cap
         assert [f"evenshard.{name}" in run.tags for run in runs[:3]] == [name == "hardware", True, True], name
 
 
+@pytest.mark.slow
 def test_as_good_with_less_measuring_wins_and_the_way_back_is_refused(place: Path) -> None:
     write_inputs(place, num_test_tasks=2)
     register_folder(good_model(place / "many", num_measured=1000), served_code())
@@ -212,6 +213,7 @@ def test_as_good_with_less_measuring_wins_and_the_way_back_is_refused(place: Pat
     assert champion() == "models:/evenshard-cost/2"
 
 
+@pytest.mark.slow
 def test_the_policy_of_the_same_run_becomes_champion_too(place: Path) -> None:
     model = learned()
     save_model(place / "both", model.cost_model, model.trained_on, (cost_net(), policy(), NORMALIZER))
@@ -220,6 +222,7 @@ def test_the_policy_of_the_same_run_becomes_champion_too(place: Path) -> None:
     assert champion() == "models:/evenshard-cost/1" and crowned is not None and crowned.version == "1"
 
 
+@pytest.mark.slow
 def test_a_version_brings_the_policy_of_its_own_run(place: Path) -> None:
     from mlflow import MlflowClient
 
@@ -236,6 +239,7 @@ def test_a_version_brings_the_policy_of_its_own_run(place: Path) -> None:
     assert crowned is not None and crowned.version == "1"
 
 
+@pytest.mark.slow
 def test_a_folder_that_a_run_has_registered_is_no_new_version(place: Path) -> None:
     from mlflow import MlflowClient
 
@@ -252,6 +256,7 @@ def test_a_folder_that_a_run_has_registered_is_no_new_version(place: Path) -> No
         assert len(client.search_model_versions(f"name = '{name}'")) == 1
 
 
+@pytest.mark.slow
 def test_a_version_without_a_run_brings_its_policy_too(place: Path) -> None:
     model = learned()
     save_model(place / "both", model.cost_model, model.trained_on, (cost_net(), policy(), NORMALIZER))
@@ -286,6 +291,7 @@ def mlflow_is_away(*args: Any) -> Any:
     raise BadConfig("MLflow did not answer")
 
 
+@pytest.mark.slow
 def test_what_was_measured_before_a_failure_is_not_measured_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_inputs(place, num_test_tasks=3)
     register_folder(bad_model(place / "bad"), served_code())

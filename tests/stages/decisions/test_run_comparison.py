@@ -192,6 +192,7 @@ def track_loop(folder: Path, num_rounds: int, costs: Sequence[float]) -> str:
     return tracking.find_runs()[0].run_id
 
 
+@pytest.mark.slow
 def test_loops_in_mlflow(workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{empty_file(workdir)}")
     first = track_loop(workdir, 3, (10.0, 10.0, 10.1))

@@ -187,6 +187,7 @@ def test_a_pickle_that_could_run_code_is_refused(tmp_path: Path) -> None:
 # Folders and tables ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_few_bytes_that_stand_for_gigabytes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evenshard.tables.traffic.parquet.MAX_LOOKUPS_UNSEEN", 2**20)
     many = pa.ListArray.from_arrays(pa.array([0, 0, 2**21]), pa.array(np.zeros(2**21, dtype=np.int64)))

@@ -27,6 +27,7 @@ NAMES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("field", ["fitted_to", "hardware", "command"])
 def test_names_are_data_in_the_python_that_is_written(

@@ -82,6 +82,7 @@ def test_short_statistics() -> None:
     assert rows and not any("Parameter Info:" in row for row in rows)
 
 
+@pytest.mark.slow
 def test_other_statistics_none_and_several() -> None:
     model = Sparse(bags(2))
     for stats, number in (([], 0), (NoopEmbeddingStats(), 1), ([NoopEmbeddingStats(), EmbeddingStats()], 2)):

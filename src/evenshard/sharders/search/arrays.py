@@ -29,6 +29,7 @@ class FlatOptions:
         longest_WV: the volume of the piece that adds most.
         values_W: weights of a replica.
         bytes_W: memory of all devices together.
+        largest_bytes_W: of the largest piece.
         host_W: memory of all hosts together; of their SSDs too, which both are short of.
         offload_W, longest_offload_W: time outside of device memory, of one copy: of all pieces, and of the longest.
         option_C, row_C: the option of each looked-up row, and its number in the matrix of columns.
@@ -43,6 +44,7 @@ class FlatOptions:
     longest_WV: FloatArray
     values_W: FloatArray
     bytes_W: FloatArray
+    largest_bytes_W: FloatArray
     host_W: FloatArray
     offload_W: FloatArray
     longest_offload_W: FloatArray
@@ -74,6 +76,7 @@ class FlatOptions:
                         own * sum(piece.host_bytes + piece.ssd_bytes for piece in option.pieces),
                         sum(piece.offload_ms() for piece in option.pieces),
                         max(piece.offload_ms() for piece in option.pieces),
+                        max(piece.size_bytes for piece in option.pieces),
                     )
                 )
                 cells += [(len(rows) - 1, row) for piece in option.pieces for _, row in piece.cells]
@@ -88,9 +91,10 @@ class FlatOptions:
             table[:, 6 + kinds : 6 + 2 * kinds],
             table[:, 3],
             table[:, 4],
+            table[:, -1],
+            table[:, -4],
             table[:, -3],
             table[:, -2],
-            table[:, -1],
             of_cells[:, 0],
             of_cells[:, 1],
             tuple(names),

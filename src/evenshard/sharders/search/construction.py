@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,7 @@ class Works:
     Attributes:
         piece_GW: what the largest piece adds to a device, ms; infinite where there is no such option.
         total_GW: what all devices together do, ms.
+        largest_GW: memory of the largest piece.
         bytes_GW: memory of all devices together.
         host_GW: memory of all hosts together.
         types_GW: number of the sharding type.
@@ -45,6 +47,7 @@ class Works:
 
     piece_GW: FloatArray
     total_GW: FloatArray
+    largest_GW: FloatArray
     bytes_GW: FloatArray
     host_GW: FloatArray
     types_GW: npt.NDArray[np.int64]
@@ -64,6 +67,7 @@ class Works:
         return Works(
             piece_GW=flat.padded(longest_W),
             total_GW=flat.padded(whole_W * flat.copies_W),
+            largest_GW=flat.padded(flat.largest_bytes_W),
             bytes_GW=flat.padded(flat.bytes_W),
             host_GW=flat.padded(flat.host_W),
             types_GW=np.where(np.isfinite(typed := flat.padded(flat.type_W.astype(np.float64))), typed, -1).astype(int),
@@ -100,6 +104,13 @@ class Construction:
         self._allowed_G = np.array([task.num_devices if one is None else int(one.sum()) for one in allowed])
         self._rules_of = [apart_groups(task, group.tables) for group in space.groups]
 
+    @cached_property
+    def fits_GW(self) -> npt.NDArray[np.bool_]:
+        """Options whose largest piece fits into an empty device; all of a group of which none does."""
+        exists_GW = np.isfinite(self._works.piece_GW)
+        fits_GW = exists_GW & (self._works.largest_GW <= self._room_D.max())
+        return np.where(fits_GW.any(axis=1, keepdims=True), fits_GW, exists_GW)
+
     @property
     def even_ms(self) -> float:
         """The mean device's work if every group takes the option with the least."""
@@ -120,8 +131,8 @@ class Construction:
         """
         works = self._works
         wanted = np.isin(works.types_GW, [number for number, name in enumerate(works.names) if name in types])
-        wanted &= np.isfinite(works.piece_GW)
-        wanted = np.where(wanted.any(axis=1, keepdims=True), wanted, np.isfinite(works.piece_GW))
+        wanted &= self.fits_GW
+        wanted = np.where(wanted.any(axis=1, keepdims=True), wanted, self.fits_GW)
         piece_GW = np.where(wanted, works.piece_GW, np.inf)
         small = piece_GW <= limit_ms
         allowed = np.where(small.any(axis=1, keepdims=True), small, piece_GW <= piece_GW.min(axis=1, keepdims=True))

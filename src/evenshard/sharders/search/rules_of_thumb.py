@@ -14,12 +14,15 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.placement.sharding import TYPES
+from evenshard.placement.sharding import REPLICATED as REPLICATED_TYPES
+from evenshard.placement.sharding import SHARDING_TYPES, TYPES
 from evenshard.sharders.search.construction import Construction
 from evenshard.sharders.search.sharding_option import ShardingOption
 from evenshard.sharders.search.state import Choice, State
 
 WHOLE, REPLICATED, IN_ROWS, IN_NODE_ROWS = "whole", "replicated", "in rows", "in rows of a node"
+# What a table is that fits nowhere whole.
+CUT = frozenset(SHARDING_TYPES) - frozenset(REPLICATED_TYPES)
 # Rows of the largest table that is replicated, in weights; none at 0.
 MOST_REPLICATED = (0, 10**4, 10**5, 2 * 10**5, 10**6, 10**7, 10**8)
 # Of the other tables, how many are cut, the costliest first.
@@ -54,14 +57,14 @@ def rules_of_thumb(construction: Construction) -> list[RuleOfThumb]:
     weights_G = _weights(construction)
     uncut: list[tuple[float, int]] = []
     for most in MOST_REPLICATED:
-        made = _made(construction, found, _name(most), _with_replicas(numbers_of, weights_G, most))
+        made = _made(construction, found, _name(most), _with_replicas(construction, numbers_of, weights_G, most))
         if made is not None:
             uncut.append((made.cost_ms, most))
     cuts = [way for way in numbers_of if way not in (WHOLE, REPLICATED)]
     for most, way, number in product(
         [most for _, most in sorted(uncut)[:MOST_WITH_CUTS]] or [0], cuts, (*NUMBERS_CUT, len(weights_G))
     ):
-        options_G = _with_replicas(numbers_of, weights_G, most)
+        options_G = _with_replicas(construction, numbers_of, weights_G, most)
         may_G = (options_G != numbers_of.get(REPLICATED, -1)) & (numbers_of[way] >= 0)
         works_G = construction.total_ms(options_G)
         chosen = [group for group in np.argsort(-works_G, kind="stable").tolist() if may_G[group]][:number]
@@ -95,10 +98,15 @@ def _rule(construction: Construction, name: str, choices: Sequence[Choice]) -> R
 
 
 def _with_replicas(
-    numbers_of: dict[str, npt.NDArray[np.int64]], weights_G: npt.NDArray[np.int64], most: int
+    construction: Construction,
+    numbers_of: dict[str, npt.NDArray[np.int64]],
+    weights_G: npt.NDArray[np.int64],
+    most: int,
 ) -> npt.NDArray[np.int64]:
-    """[G] replicas of tables of at most so many weights, where they may be replicated; the others' first options."""
-    options_G = np.maximum(numbers_of.get(WHOLE, np.zeros_like(weights_G)), 0)
+    """[G] replicas of tables of at most so many weights, where they may be replicated; others whole, if they fit."""
+    options_G = construction.options(np.inf, CUT)
+    if WHOLE in numbers_of:
+        options_G = np.where(numbers_of[WHOLE] >= 0, numbers_of[WHOLE], options_G)
     if REPLICATED in numbers_of:
         small_G = (weights_G <= most) & (numbers_of[REPLICATED] >= 0)
         options_G = np.where(small_G, numbers_of[REPLICATED], options_G)
@@ -113,12 +121,12 @@ def _weights(construction: Construction) -> npt.NDArray[np.int64]:
 
 
 def _numbers_by_way(construction: Construction) -> dict[str, npt.NDArray[np.int64]]:
-    """[G] the number of the option of each way to shard a table; -1 where it may not be sharded so."""
+    """[G] the number of the option of each way to shard a table; -1 where it may not, or has no room."""
     groups, devices = construction.space.groups, construction.space.task.num_devices
     found: dict[str, npt.NDArray[np.int64]] = {}
     for group, one in enumerate(groups):
         for number, way in enumerate(_way(option, devices) for option in one.options):
-            if way is not None:
+            if way is not None and construction.fits_GW[group, number]:
                 numbers_G = found.setdefault(way, np.full(len(groups), -1))
                 numbers_G[group] = number if numbers_G[group] < 0 else numbers_G[group]
     return found
