@@ -10,7 +10,7 @@ import numpy as np
 from evenshard.measure.collectives import Links
 from evenshard.measure.kernel_calls import HeldPart, Lookup
 from evenshard.measure.link import Link
-from evenshard.measure.price.device_price import Columns, TangentLine
+from evenshard.measure.price.device_price import Columns, TangentLine, alone_ms
 from evenshard.measure.price.step import DeviceKind, PartCosts
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
@@ -52,6 +52,9 @@ class AdditivePrice:
 
     def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
         return np.zeros((2, len(columns_PH)))
+
+    def least_ms(self, columns_PH: Columns) -> FloatArray:
+        return alone_ms(self, columns_PH)
 
     def always_has_backward(self, columns_PH: Columns) -> bool:
         return True

@@ -95,6 +95,10 @@ class DevicePrice(Protocol):
         """[2, P] time above every such line that each table takes wherever it is: steps that its own rows need."""
         ...
 
+    def least_ms(self, columns_PH: Columns) -> FloatArray:
+        """[P] what a device that holds each table takes at least, forward and backward, whatever else it holds."""
+        ...
+
     def always_has_backward(self, columns_PH: Columns) -> bool:
         """Whether every call of any of these tables has a backward pass: where nothing is looked up there is none."""
         ...

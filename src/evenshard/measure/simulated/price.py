@@ -182,6 +182,14 @@ class DeviceModelPrice:
         found_2P[1] = columns_PH[:, LOOKUPS] * passes_P / self._profile.sort_pairs_per_ns / NS_PER_MS
         return found_2P
 
+    def least_ms(self, columns_PH: FloatArray) -> FloatArray:
+        """[P] times alone, but for what may be less beside others: the longest bag, and what is beside the kernels."""
+        times_PQ = self.call_ms(
+            np.where(np.arange(columns_PH.shape[1]) == columns_PH.shape[1] + LONGEST_BAG, 0.0, columns_PH)
+        )
+        times_PQ[:, 2] = 0.0
+        return np.asarray(self.device_ms(times_PQ[None], np.ones(len(columns_PH), dtype=np.int64)).sum(axis=1))
+
     def always_has_backward(self, columns_PH: FloatArray) -> bool:
         """Whether there is a lookup in every call of these tables."""
         return bool(has_lookups(columns_PH[:, LOOKUPS]).all())

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from evenshard.measure.kernel_calls import EVERY_DEVICE, HeldPart, Lookup
-from evenshard.measure.price.device_price import Columns, TangentLine
+from evenshard.measure.price.device_price import Columns, TangentLine, alone_ms
 from evenshard.sharders.cost_model.cost_model import CostModel, log_spread_N
 from evenshard.sharders.cost_model.network import LOOKUPS, PASS_ROWS
 from evenshard.tables.reuse import FloatArray
@@ -125,6 +125,10 @@ class LearnedPrice:
         """[2, P] time of the radix passes that a table's own rows need."""
         passes_P2 = (columns_PH[:, ROWS, None] >= PASS_ROWS_ARRAY) @ self._pass_ms_2
         return np.asarray((columns_PH[:, LOOKED_UP, None] * passes_P2).T)
+
+    def least_ms(self, columns_PH: Columns) -> FloatArray:
+        """Times alone: more tables take no less."""
+        return alone_ms(self, columns_PH)
 
     def always_has_backward(self, columns_PH: Columns) -> bool:
         """True: the network takes every call for one with lookups."""

@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from evenshard.measure.collectives import part_volume
 from evenshard.measure.kernel_calls import Lookup, part_lookups
-from evenshard.measure.price.device_price import Columns, DevicePrice, alone_ms
+from evenshard.measure.price.device_price import Columns, DevicePrice
 from evenshard.measure.price.step import dense_ms
 from evenshard.measure.step_time import LARGEST_SUM, hides_inputs
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
@@ -214,8 +214,8 @@ class _Bounds:
 
 
 def _least_alone_ms(kinds: list[tuple[DevicePrice, Columns]]) -> FloatArray:
-    """[P] what each lookup takes alone on the fastest kind of device."""
-    return np.asarray(np.min([alone_ms(price, columns_PH) for price, columns_PH in kinds], axis=0))
+    """[P] what each lookup takes on the fastest kind of device, whatever else that holds."""
+    return np.asarray(np.min([price.least_ms(columns_PH) for price, columns_PH in kinds], axis=0))
 
 
 def _narrowest_ms(space: SearchSpace, slopes_V: FloatArray) -> FloatArray:
