@@ -262,13 +262,13 @@ def quoted(name: str, text: str, only_files: bool = False) -> str:
     """A page's text with the figures that its sentences quote.
 
     Args:
-        only_files: leaves alone what is quoted from commands.
+        only_files: leave alone what is quoted from commands.
     """
     quotes = [
         (Quote(name, says, where), rule["of"])
         for rule in RULES["quotes"]
         for on, says, where in rule["figures"]
-        if on == name and ("file" in rule["of"] or not only_files)
+        if on == name and ("command" not in rule["of"] or not only_files)
     ]
     for quote, source in quotes:
         text = quote.of(text, _source(source))
@@ -279,7 +279,10 @@ def quoted(name: str, text: str, only_files: bool = False) -> str:
 
 
 def _source(source: dict[str, str]) -> str:
-    """The text of a file, or what a command prints: on its own, or among those of a page."""
+    """The text of a file, as it is or as it was committed, or what a command prints: on its own, or among a page's."""
+    if "committed" in source:  # a run of the loop writes reports/ anew
+        words = ["git", "show", f"HEAD:{source['committed']}"]
+        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     if "file" in source:
         return (ROOT / source["file"]).read_text(encoding="utf-8")
     if "page" not in source:

@@ -84,6 +84,7 @@ def test_the_line_names_the_argument_its_value_and_what_is_expected() -> None:
     for asked, said in (
         ({"allow_column_split": "no"}, "allow_column_split is 'no', not True or False. Correct it."),
         ({"num_devices": "2"}, "num_devices is '2', not a whole number. Correct it."),
+        ({"effort": "lon"}, "effort is 'lon'. Choose from quick, normal, long."),
         ({"seed": True}, "seed is True, not a whole number. Correct it."),
         ({"communication": [-1]}, r"communication is \[-1\], not a list of strings. Correct it."),
         ({"optimizer": [float("nan")]}, r"optimizer is \[nan\], not a string. Correct it."),

@@ -10,7 +10,7 @@ import numpy as np
 from evenshard.measure.collectives import Links
 from evenshard.measure.kernel_calls import HeldPart, Lookup
 from evenshard.measure.link import Link
-from evenshard.measure.price.device_price import Columns, TangentLine, alone_ms
+from evenshard.measure.price.device_price import Columns, DevicePrice, TangentLine
 from evenshard.measure.price.step import DeviceKind, PartCosts
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
@@ -21,7 +21,7 @@ FORWARD_2 = np.array([1.0, 0.0])
 
 
 @dataclass(frozen=True)
-class AdditivePrice:
+class AdditivePrice(DevicePrice):
     """See ``DevicePrice``; ``weights`` by the table's name."""
 
     weights: Mapping[str, float]
@@ -52,19 +52,6 @@ class AdditivePrice:
 
     def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
         return np.zeros((2, len(columns_PH)))
-
-    def least_ms(self, columns_PH: Columns) -> FloatArray:
-        return alone_ms(self, columns_PH)
-
-    def always_has_backward(self, columns_PH: Columns) -> bool:
-        return True
-
-    @property
-    def further_call_ms_2(self) -> FloatArray:
-        return np.zeros(2)
-
-    def launched_ms_2(self, calls: int) -> FloatArray:
-        return np.zeros(2)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""GPUs that nobody fitted, by their data sheets: rules learned on the profiles that were fitted to measurements.
+"""GPUs without measurements, from their data sheets: rules learned on the profiles that were fitted to measurements.
 
 What kernels do for each bag, lookup, row and pair takes time against the speed of a GPU, and their rates go with it:
 

@@ -1,4 +1,4 @@
-"""Links that nobody fitted, by their data sheets: rules learned on the links that were.
+"""Links without measurements, from their data sheets: rules learned on the links that were fitted.
 
 How far off the rules are where they can be checked is said in decision 38, and in the evidence of each such link.
 """

@@ -27,9 +27,10 @@ from evenshard.placement.sharding import (
     sharding_type,
 )
 from evenshard.placement.task import ShardingTask, TableLimits
+from evenshard.planner.place import PlaceConfig
 from evenshard.sharders.search.bounds import lower_bound_ms
 from evenshard.sharders.search.construction import Construction, Works
-from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
+from evenshard.sharders.search.search import EFFORTS, LONG, PlanSearch, PlanSearchEffort
 from evenshard.sharders.search.space import SearchSpace, column_cuts
 from evenshard.sharders.search.starts import constructed
 from evenshard.sharders.search.state import Choice, State, choices_of
@@ -265,7 +266,14 @@ def test_more_effort_never_answers_worse(seed: int) -> None:
     """The same search ends earlier or goes on: from one share of its changes to the next its answer gets no worse."""
     rng = np.random.default_rng(seed)
     costs = costs_of(some_tables(int(rng.integers(4, 12))))
-    found_ms = [
-        PlanSearch(costs, replace(SHORT, share=share), seed).run().best.predicted_ms for share in (0.1, 0.5, 1.0, 4.0)
-    ]
+    searches = [PlanSearch(costs, replace(SHORT, share=share), seed) for share in (0.1, 0.5, 1.0, 4.0)]
+    found_ms = [search.run().best.predicted_ms for search in searches]
     assert all(later <= sooner * (1 + MOST_SLOWER) for sooner, later in pairwise(found_ms)), found_ms
+    tried = [search.neighbours.tried for search in searches]
+    assert tried == sorted(tried) and tried[0] < tried[1] < tried[2] and tried[3] > 1.5 * tried[2]
+
+
+def test_an_answer_says_how_it_was_searched_for() -> None:
+    config = PlaceConfig(EFFORTS[LONG], seed=7, num_measured=3)
+    assert PlaceConfig.of_lineage({"search": config.lineage}) == replace(config, num_measured=0)
+    assert PlaceConfig.of_lineage({}) == PlaceConfig() == PlaceConfig.of_lineage({"search": {"seed": 0}})

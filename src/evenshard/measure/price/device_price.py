@@ -46,7 +46,11 @@ class TangentLine:
 
 
 class DevicePrice(Protocol):
-    """Compute times of one kind of device, ms."""
+    """Compute times of one kind of device, ms.
+
+    The methods from ``least_ms`` on are for lower bounds; as they stand here they are right of any price whose times
+    grow with what a device holds.
+    """
 
     @property
     def num_maxima(self) -> int:
@@ -97,20 +101,20 @@ class DevicePrice(Protocol):
 
     def least_ms(self, columns_PH: Columns) -> FloatArray:
         """[P] what a device that holds each table takes at least, forward and backward, whatever else it holds."""
-        ...
+        return alone_ms(self, columns_PH)
 
     def always_has_backward(self, columns_PH: Columns) -> bool:
         """Whether every call of any of these tables has a backward pass: where nothing is looked up there is none."""
-        ...
+        return True
 
     @property
     def further_call_ms_2(self) -> FloatArray:
         """[2] what each further call of a device adds to the kernel times at least."""
-        ...
+        return np.zeros(2)
 
     def launched_ms_2(self, calls: int) -> FloatArray:
         """[2] what a device with so many calls takes at least, however short its kernels are."""
-        ...
+        return np.zeros(2)
 
 
 def alone_ms(price: DevicePrice, columns_PH: Columns) -> FloatArray:

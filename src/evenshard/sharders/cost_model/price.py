@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from evenshard.measure.kernel_calls import EVERY_DEVICE, HeldPart, Lookup
-from evenshard.measure.price.device_price import Columns, TangentLine, alone_ms
+from evenshard.measure.price.device_price import Columns, DevicePrice, TangentLine
 from evenshard.sharders.cost_model.cost_model import CostModel, log_spread_N
 from evenshard.sharders.cost_model.network import LOOKUPS, PASS_ROWS
 from evenshard.tables.reuse import FloatArray
@@ -26,7 +26,7 @@ MAX_REPRESENTED = 2**14  # tables at a time
 PASS_ROWS_ARRAY = np.array(PASS_ROWS, dtype=np.float32)
 
 
-class LearnedPrice:
+class LearnedPrice(DevicePrice):
     """The compute times of a device by the mean of an ensemble; see ``DevicePrice``.
 
     Args:
@@ -125,19 +125,6 @@ class LearnedPrice:
         """[2, P] time of the radix passes that a table's own rows need."""
         passes_P2 = (columns_PH[:, ROWS, None] >= PASS_ROWS_ARRAY) @ self._pass_ms_2
         return np.asarray((columns_PH[:, LOOKED_UP, None] * passes_P2).T)
-
-    def least_ms(self, columns_PH: Columns) -> FloatArray:
-        """Times alone: more tables take no less."""
-        return alone_ms(self, columns_PH)
-
-    def always_has_backward(self, columns_PH: Columns) -> bool:
-        """True: the network takes every call for one with lookups."""
-        return True
-
-    @property
-    def further_call_ms_2(self) -> FloatArray:
-        """[2] nothing: all calls take what one does."""
-        return np.zeros(2)
 
     def launched_ms_2(self, calls: int) -> FloatArray:
         """[2] what so many empty calls take."""

@@ -134,7 +134,7 @@ class Construction:
         wanted &= self.fits_GW
         wanted = np.where(wanted.any(axis=1, keepdims=True), wanted, self.fits_GW)
         piece_GW = np.where(wanted, works.piece_GW, np.inf)
-        small = piece_GW <= limit_ms
+        small = wanted & (piece_GW <= limit_ms)
         allowed = np.where(small.any(axis=1, keepdims=True), small, piece_GW <= piece_GW.min(axis=1, keepdims=True))
         is_replica = np.isin(works.types_GW, [at for at, name in enumerate(works.names) if name in REPLICATED])
         total_GW = np.where(allowed, works.total_GW * np.where(is_replica, replica_price, 1.0), np.inf)

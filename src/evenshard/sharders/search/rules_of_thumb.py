@@ -21,15 +21,14 @@ from evenshard.sharders.search.sharding_option import ShardingOption
 from evenshard.sharders.search.state import Choice, State
 
 WHOLE, REPLICATED, IN_ROWS, IN_NODE_ROWS = "whole", "replicated", "in rows", "in rows of a node"
-# What a table is that fits nowhere whole.
-CUT = frozenset(SHARDING_TYPES) - frozenset(REPLICATED_TYPES)
-# Rows of the largest table that is replicated, in weights; none at 0.
+NOT_REPLICATED = frozenset(SHARDING_TYPES) - frozenset(REPLICATED_TYPES)
+# Tables of at most so many weights are replicated; at 0, no table is.
 MOST_REPLICATED = (0, 10**4, 10**5, 2 * 10**5, 10**6, 10**7, 10**8)
-# Of the other tables, how many are cut, the costliest first.
+# How many of the other tables are cut, the costliest ones first.
 NUMBERS_CUT = (1, 2, 4, 8, 16)
-# Of the columns of a table, how many parts.
+# Parts that the columns of a cut table are split into.
 COLUMN_PARTS = (2, 4, 8, 16)
-# The fastest limits on replicated tables, with which cuts are tried.
+# Cuts are tried with so many of the limits on replicated tables, the fastest ones.
 MOST_WITH_CUTS = 2
 
 
@@ -103,8 +102,8 @@ def _with_replicas(
     weights_G: npt.NDArray[np.int64],
     most: int,
 ) -> npt.NDArray[np.int64]:
-    """[G] replicas of tables of at most so many weights, where they may be replicated; others whole, if they fit."""
-    options_G = construction.options(np.inf, CUT)
+    """[G] replicas of tables with at most so many weights, where replicas are allowed; others whole, if they fit."""
+    options_G = construction.options(np.inf, NOT_REPLICATED).copy()  # the construction keeps its own
     if WHOLE in numbers_of:
         options_G = np.where(numbers_of[WHOLE] >= 0, numbers_of[WHOLE], options_G)
     if REPLICATED in numbers_of:
@@ -121,7 +120,7 @@ def _weights(construction: Construction) -> npt.NDArray[np.int64]:
 
 
 def _numbers_by_way(construction: Construction) -> dict[str, npt.NDArray[np.int64]]:
-    """[G] the number of the option of each way to shard a table; -1 where it may not, or has no room."""
+    """[G] the number of the option of each way to shard a table; -1 where it is not allowed, or finds no room."""
     groups, devices = construction.space.groups, construction.space.task.num_devices
     found: dict[str, npt.NDArray[np.int64]] = {}
     for group, one in enumerate(groups):
@@ -133,7 +132,7 @@ def _numbers_by_way(construction: Construction) -> dict[str, npt.NDArray[np.int6
 
 
 def _way(option: ShardingOption, num_devices: int) -> str | None:
-    """What an option does to a table, in a word; None for what no rule of thumb does."""
+    """What an option does to a table, in words; None for options that no rule of thumb uses."""
     own, parts = TYPES[option.sharding_type], len(option.pieces)
     if not option.storage.is_on_device or (parts > 1 and own.cuts_rows):
         return None

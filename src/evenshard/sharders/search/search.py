@@ -36,8 +36,7 @@ MOST_LARGE_STARTS = 4
 # Share of the starts that is improved, at least one, and of all changes that are tried for it; stage after stage. Known
 # placements count as starts, too; they are improved in the end, if they are worth it.
 _STAGES = ((0.15, 64, 0), (0.4, 4, 40), (0.45, 1, 200))
-# Where a search goes on: placements that are improved with each half of the changes that are left, and kicks that may
-# help none of them.
+# Beyond its usual changes: how many placements share each half of the rest, and how many kicks in a row may fail.
 LONG_KEPT, LONG_IDLE = (4, 1), 2_000
 # Devices from which on a search takes four times as many changes as on one.
 MOST_COUNTED_DEVICES = 128
@@ -64,8 +63,8 @@ class PlanSearchEffort:
         changes: changes that are tried out, all together, whatever becomes of them; more where devices are more.
         idle_kicks: kicks, one after the other, that made nothing better, until the search ends.
         kicked: groups that a kick changes at most.
-        share: of the changes at which the search ends, which is otherwise the same; above 1 it then goes on from its
-            best placements. So a larger share never answers worse.
+        share: the share of ``changes`` after which the search ends; above 1, it goes on from its best placements. The
+            search is the same until then, so a larger share never answers worse.
         time_limit_s: the search ends after so many seconds at the latest; None for no limit.
     """
 
@@ -158,12 +157,14 @@ class PlanSearch:
         if not starts:
             raise InfeasibleTask("no placement was found: the tables' pieces found no room.", "Raise memory_cap_gb.")
         with on_interrupt(self.interrupt):
+            # A step tries many changes at once: together, the starts' shares take more than all changes.
+            last_of_all = self._tries * self.effort.share if self.effort.share < 1 else float("inf")
             for share, kept, idle in self._stages():
                 starts = sorted(starts, key=lambda one: one.cost_ms)
                 chosen = starts[: kept if self.space.is_small else min(kept, MOST_LARGE_STARTS)]
                 for start in chosen:
                     last_change = self.neighbours.tried + int(self._tries * share / len(chosen))
-                    self._last_change = min(last_change, round(self._tries * self.effort.share))
+                    self._last_change = min(last_change, last_of_all)
                     self.neighbours.types = start.types if len(chosen) > 1 else set(SHARDING_TYPES)
                     state = State(self.space, start.choices)
                     self._report(state)
