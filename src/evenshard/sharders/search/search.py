@@ -135,7 +135,7 @@ class PlanSearch:
         self.neighbours = Neighbours(self.pieces, rng)
         self._kicks = Kicks(self.neighbours, rng, self.effort.kicked)
         self._tries = self._scaled(self.effort.changes)
-        self._last_change = self._tries
+        self._last_change: float = self._tries
         self._progress = progress
         limit_s = self.effort.time_limit_s
         self._deadline = float("inf") if limit_s is None else time.monotonic() + limit_s
