@@ -46,14 +46,16 @@ def test_errors_that_are_alike_go_out_of_a_difference() -> None:
 
 
 @pytest.mark.slow
-def test_savings_that_made_no_rule_lie_in_their_intervals_which_are_narrower_than_of_independent_errors() -> None:
-    """Two simulated tasks, by a model that has learned kernels as they were simulated earlier, 3 % from today's.
+def test_the_rule_has_about_as_many_savings_in_narrower_intervals_than_independent_errors() -> None:
+    """Two simulated tasks that made no rule, by a model of kernels as they were simulated earlier.
 
-    The intervals are those of its own errors, of 2 %: 18 of 32 savings are inside.
+    Its errors here reach 5 % where it tells of 1.5 %: by no rule are nine in ten savings inside. Independent errors
+    have 19 of 32, the rule 17; of models that know their kernels it has 5 % fewer (benchmarks/savings_202611.md).
     """
     found = [pair for number in (300, 302) for pair in pairs(learned(), number)]
     ruled = [pair.interval(error_correlation(pair.shared)) for pair in found]
     independent = [pair.interval(0.0) for pair in found]
-    assert len(found) > 20 and sum(inside for inside, _ in ruled) >= 0.5 * len(found)
+    fewer = sum(inside for inside, _ in independent) - sum(inside for inside, _ in ruled)
+    assert len(found) > 20 and fewer <= 0.1 * len(found)
     narrower = sum(width for _, width in ruled) / sum(width for _, width in independent)
     assert narrower < 0.85
