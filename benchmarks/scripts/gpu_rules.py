@@ -2,8 +2,7 @@
 
     python -m benchmarks.scripts.gpu_rules [--truth FOLDER]
 
-The folder holds other people's measurements (its README names their sources); none of it is part of the project. With a
-GPU, profiles whose fit began from its own are left out too. The last lines are of ``EVIDENCE`` in
+The folder holds other people's measurements (its README names their sources); none of it is part of the project. The last lines are of ``EVIDENCE`` in
 evenshard/measure/gpu_rules.py. Errors are of logarithms, in percent: 10 is a factor of 1.105 either way.
 """
 
@@ -21,6 +20,7 @@ import numpy as np
 from benchmarks.references import others_measurements
 from benchmarks.scripts.fit_devices import (
     FITS,
+    JUDGED,
     measured_points,
     published_points,
     sequence_report,
@@ -33,18 +33,16 @@ from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
 from evenshard.tables.reuse import FloatArray
 from evenshard.utils.text_table import text_table
 
-# Profiles whose fits began from that of a GPU, and say nothing of it that was not known.
-BEGAN_FROM = {"v100": ("rtx_2080_ti",), "a100_80gb": ("h100",)}
-GPUS = (*FITTED, "h200", "b200")
+GPUS = ("rtx_2080_ti", "v100", "a100_80gb", *FITTED, "b200")
 SHARDS_OF = 20  # each so manieth shard of the RTX 2080 Ti
 SEQUENCES, ALPHA = "sequences", 1.05  # kernels of a step on the B200, rows by a power law
 TIMES = (*SHARD_TIMES, SEQUENCES)
 # What might have been the speed of a GPU.
 SPEEDS: Mapping[str, Callable[[Mapping[str, float]], float]] = {
-    "SMs x root of (clock x L1), the rule": speed_of,
+    "SMs x clock x L1, the rule": speed_of,
+    "SMs x root of (clock x L1)": lambda gpu: gpu["num_sms"] * math.sqrt(gpu["clock_ghz"] * gpu["l1_kb"]),
     "SMs x clock x root of L1": lambda gpu: gpu["num_sms"] * gpu["clock_ghz"] * math.sqrt(gpu["l1_kb"]),
     "SMs x clock": lambda gpu: gpu["num_sms"] * gpu["clock_ghz"],
-    "SMs x clock x L1": lambda gpu: gpu["num_sms"] * gpu["clock_ghz"] * gpu["l1_kb"],
     "SMs": lambda gpu: gpu["num_sms"],
     "memory bandwidth": lambda gpu: gpu["hbm_gb_s"],
     "root of SMs x clock x memory bandwidth": lambda gpu: math.sqrt(
@@ -68,7 +66,7 @@ class Held:
 
 def profile_by_rules(name: str, speed: Callable[[Mapping[str, float]], float] = speed_of) -> GpuProfile:
     """The profile of a GPU by rules that were learned without it."""
-    known = {one: numbers_of(gpu_profile(one)) for one in FITTED if one not in (name, *BEGAN_FROM.get(name, ()))}
+    known = {one: numbers_of(gpu_profile(one)) for one in FITTED if one != name}
     profile = gpu_profile(name)
     sheet = numbers_of(profile) | {"pcie_gb_s": profile.host_gb_s / HOST_SHARE}
     constants, _ = constants_by_rules(sheet, known, speed)
@@ -88,8 +86,9 @@ def read_measured(truth: Path) -> dict[str, list[MeasuredShards]]:
     few = np.arange(len(found["rtx_2080_ti"][0])) % SHARDS_OF == 0
     found["rtx_2080_ti"] = [found["rtx_2080_ti"][0].select(few)]
     for name in GPUS:
-        if name in FITS and FITS[name].gpus:
-            own = [one for one in points if one.gpu in FITS[name].gpus and not one.is_older_kernel]
+        gpus = JUDGED.get(name) or (FITS[name].gpus if name in FITS else ())
+        if gpus:
+            own = [one for one in points if one.gpu in gpus and not one.is_older_kernel]
             found[name] = measured_points(gpu_profile(name), own)
     return found
 

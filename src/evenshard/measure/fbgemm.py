@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from inspect import signature
 from pathlib import Path
@@ -397,7 +398,7 @@ def library_versions(device: torch.device) -> str:
                 return version(name)
             except PackageNotFoundError:
                 continue
-        return "unpackaged"
+        return str(getattr(import_module("fbgemm_gpu"), "__version__", "unpackaged"))  # unpacked, not installed
 
     parts = [f"torch {torch.__version__}", f"fbgemm_gpu {installed('fbgemm-gpu-cpu', 'fbgemm-gpu')}"]
     if device.type == "cuda":

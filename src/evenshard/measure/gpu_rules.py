@@ -1,8 +1,8 @@
-"""GPUs without measurements, from their data sheets: rules learned on the profiles that were fitted to measurements.
+"""GPUs without measurements, from their data sheets: rules learned on the GPUs whose kernels were all measured.
 
 What kernels do for each bag, lookup, row and pair takes time against the speed of a GPU, and their rates go with it:
 
-    speed = SMs x root of (clock x L1 of an SM)
+    speed = SMs x clock x L1 of an SM
 
 What is left of a constant is a mean over the fitted GPUs, each weighted by the ratio of the speeds, the slower one by
 the faster. Floors, chains and the host's times are such means as they are. How far off times by these rules are is in
@@ -28,20 +28,10 @@ SHEET: Mapping[str, Range] = {
     "tflops": Range(1, 1_000_000),
     "pcie_gb_s": Range(0.5, 10_000),
 }
-# The profiles that the rules are learned on: each was fitted to measurements of its own.
-FITTED = ("rtx_2080_ti", "v100", "a100_80gb", "h100")
+# The profiles that the rules are learned on: each kernel of each GPU was measured, by the FBGEMM of today.
+FITTED = ("h100", "h200")
 # Rates, which go with the speed, and times that go against it beside those for each bag, lookup, row and request.
 _RATES, _TIMES = ("l2_gb_s", "sort_pairs_per_ns"), ("hot_lookup_ns",)
-# What calls take beside their kernels; that of the RTX 2080 Ti is how it was measured, and says nothing of others.
-_BESIDE_KERNELS = (
-    "fwd_overhead_us",
-    "bwd_overhead_us",
-    "fwd_host_us",
-    "bwd_host_us",
-    "short_call_us",
-    "medium_call_us",
-)
-_MEASURED_OTHERWISE = "rtx_2080_ti"
 # Of the line rate of PCIe, what rows out of the host's memory reach: 50 of 63 GB/s, fitted to an H100.
 HOST_SHARE = 50 / 63
 # Where the data sheet does not say it: as of the GPUs of data centers.
@@ -52,16 +42,16 @@ VENDOR = "NVIDIA"
 EVIDENCE = Evidence(
     "kernels, calls and shards of 6 GPUs, each by rules learned without it (errors of logarithms, GPUs counted alike)",
     "as the profiles rtx_2080_ti, v100, a100_80gb, h100 and h200 name it; of the B200 AMD-AGI/Primus-DLRM",
-    469,
+    1551,
     474,
-    10.9,
-    56.3,
+    20.0,
+    104.6,
 )
 
 
 def speed_of(gpu: Mapping[str, float]) -> float:
     """The speed of a GPU, in a unit of its own."""
-    return gpu["num_sms"] * math.sqrt(gpu["clock_ghz"] * gpu["l1_kb"])
+    return gpu["num_sms"] * gpu["clock_ghz"] * gpu["l1_kb"]
 
 
 def constants_by_rules(
@@ -83,10 +73,9 @@ def constants_by_rules(
         if constant in SHEET or constant in ("host_gb_s", "warps_per_sm"):
             continue
         power = exponent(constant)
-        known = [one for one in fitted if constant not in _BESIDE_KERNELS or one != _MEASURED_OTHERWISE]
-        weights = [min(ratios[one], 1 / ratios[one]) for one in known]
+        weights = [min(ratio, 1 / ratio) for ratio in ratios.values()]
         terms = [
-            weight * fitted[one][constant] * ratios[one] ** power for one, weight in zip(known, weights, strict=True)
+            weight * fitted[one][constant] * ratios[one] ** power for one, weight in zip(fitted, weights, strict=True)
         ]
         constants[constant] = math.fsum(terms) / math.fsum(weights)
         if power:

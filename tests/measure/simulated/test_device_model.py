@@ -25,7 +25,7 @@ from evenshard.measure.simulated.device_model import (
     sort_passes,
     updated_state_bytes,
 )
-from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, RATES, GpuProfile, gpu_profile
+from evenshard.measure.simulated.gpu_profile import BY_KERNEL, FREE_CONSTANTS, RATES, GpuProfile, gpu_profile
 from evenshard.measure.simulated.l2_cache import missed_bytes
 from evenshard.measure.simulated.price import work_columns
 from evenshard.measure.simulated.shard_work import NUM_WORK_COLUMNS, ShardWork, WorkCounter, sector_bytes
@@ -42,7 +42,7 @@ NAMES = profile_names()
 # A GPU that does everything at once, with room in the L2: times show what a test makes it slow at.
 IDEAL = replace(
     gpu_profile("h200"),
-    **dict.fromkeys(FREE_CONSTANTS, 0.0)
+    **dict.fromkeys((*FREE_CONSTANTS, *BY_KERNEL), 0.0)
     | dict.fromkeys(RATES, 1e15)
     | {"num_sms": 1.0, "warps_per_sm": 1.0, "l2_mb": 100.0, "l2_usable_share": 1.0, "hbm_efficiency": 0.5},
 )

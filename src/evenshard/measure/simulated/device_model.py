@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.measure.simulated.gpu_profile import GpuProfile
-from evenshard.measure.simulated.shard_work import PLAIN_BYTES, SECTOR_BYTES, ShardWork
+from evenshard.measure.simulated.shard_work import PLAIN_BYTES, REQUEST_VALUES, SECTOR_BYTES, ShardWork
 from evenshard.placement.optimizer_state import NUMBERS, SGD
 from evenshard.tables.reuse import FloatArray
 
@@ -34,6 +34,10 @@ ROW_LIMITS = tuple(2.0 ** (RADIX_BITS * passes) - 1 for passes in range(1, 6))  
 SHORT_LOOKUPS = 2.0**18
 SHORT_POWERS, SHORT_SHARES = (13.0, 17.0), (0.0, 1.0)
 MEDIUM_POWERS, MEDIUM_SHARES = (18.0, 21.0, 24.0), (0.0, 1.0, 0.0)
+# A lane of a warp takes so many values of a row, and a row so many lanes at least.
+LANE_VALUES, LEAST_LANES = 4, 8
+HOT_LOOKUPS = 128.0  # of a row, that one warp adds up
+ONE_KERNEL_PAIRS = 4864.0  # that are sorted by a single kernel
 ANY_LOOKUPS = 0.5  # a call that expects fewer has none
 NS_PER_MS, US_PER_MS, NS_PER_US = 1e6, 1e3, 1e3
 
@@ -142,13 +146,41 @@ class Waits(NamedTuple):
 
 def lookup_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
     """[N] the forward kernel: a warp takes a bag and adds up its rows, one after the other."""
-    return profile.lookup_floor_us * NS_PER_US + overlapped(*lookup_waits(profile, work))
+    issued_ns = (all_lanes_ns(profile, work)[:2] * lanes_by_widest(profile, work.widest)[:2]).sum(axis=0)
+    return np.asarray(profile.lookup_floor_us * NS_PER_US + issued_ns + overlapped(*lookup_waits(profile, work)))
+
+
+def lanes(widest: FloatArray, power: float) -> FloatArray:
+    """[N] share of a warp that each row of a call takes, to a power, by the largest dim: FBGEMM has one for all."""
+    needed = np.where(widest <= LEAST_LANES * LANE_VALUES, 0.25, np.where(widest <= 16 * LANE_VALUES, 0.5, 1.0))
+    return np.asarray(needed**power)
+
+
+def lanes_by_widest(profile: GpuProfile, widest: FloatArray) -> FloatArray:
+    """[3, N] what the times of ``all_lanes_ns`` are multiplied by, by the largest dim of a call."""
+    bags = lanes(widest, profile.lookup_lane_power)
+    gradients = lanes(widest, profile.gradient_lane_power)
+    warps = np.ceil(np.maximum(widest, 1.0) / REQUEST_VALUES)
+    return np.stack([bags, bags * warps, gradients * warps**profile.gradient_wide_power])
+
+
+def all_lanes_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
+    """[3, N] what bags, looked-up rows and gradients take on top of all waits, if each took all lanes of one warp."""
+    bags, rows, gradients = np.zeros((3, len(work.bags)))
+    if profile.lookup_lane_power:
+        bags, rows = profile.lookup_ns_per_bag * work.bags, profile.lookup_ns_per_request * work.lookups
+    if profile.gradient_lane_power:
+        per_row, per_weight = NUMBERS[optimizer]
+        longer = 1 + profile.row_state_share * per_row + profile.weight_state_share * per_weight
+        gradients = longer * profile.gradient_ns_per_request * work.lookups + profile.gradient_ns_per_row * work.uniques
+    return np.stack([bags, rows, gradients])
 
 
 def lookup_waits(profile: GpuProfile, work: ShardWork) -> Waits:
     """What the forward kernel waits for."""
+    instructions = profile.lookup_ns_per_bag * work.bags + profile.lookup_ns_per_request * work.row_requests
     return Waits(
-        profile.lookup_ns_per_bag * work.bags + profile.lookup_ns_per_request * work.row_requests,
+        np.zeros_like(instructions) if profile.lookup_lane_power else instructions,
         (work.row_bytes + work.output_bytes) / profile.l2_gb_s,
         (work.row_miss_bytes + work.output_bytes) / profile.hbm_bytes_per_ns,
         longest_bag_ns(profile, work.longest_bag, work.row_bytes, work.row_miss_bytes),
@@ -165,9 +197,14 @@ def longest_bag_ns(
 
 def index_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
     """[N] the kernels that make linear indices before the sort, and find the runs of equal ones after it."""
+    bag_ns = profile.index_bag_ns * work.longest_bag
+    return np.asarray(profile.index_floor_us * NS_PER_US + indexed_ns(profile, work) + bag_ns)
+
+
+def indexed_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
+    """[N] what of these kernels adds up over tables."""
     return np.asarray(
-        profile.index_floor_us * NS_PER_US
-        + profile.index_ns_per_bag * work.bags
+        profile.index_ns_per_bag * work.bags
         + profile.index_ns_per_lookup * work.lookups
         + profile.index_ns_per_row * work.uniques
     )
@@ -181,21 +218,36 @@ def sort_passes(num_rows: FloatArray) -> FloatArray:
 
 def sort_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
     """[N] the radix sort: each pass moves all pairs of an index and its bag."""
-    passes = work.lookups * sort_passes(work.num_rows)
-    return np.asarray(profile.sort_floor_us * NS_PER_US + passes / profile.sort_pairs_per_ns)
+    return np.asarray(profile.sort_floor_us * NS_PER_US + sort_passes_ns(profile, work.lookups, work.num_rows))
+
+
+def sort_passes_ns(profile: GpuProfile, lookups: FloatArray, num_rows: FloatArray) -> FloatArray:
+    """[N] all passes of the radix sort."""
+    passes = sort_passes(num_rows)
+    started_us = profile.sort_pass_us * passes * (lookups > ONE_KERNEL_PAIRS)
+    return np.asarray(started_us * NS_PER_US + lookups * passes / profile.sort_pairs_per_ns)
 
 
 def gradient_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
     """[N] the backward kernels: they sum up the gradients of each distinct row, and update the row and its state."""
-    return profile.gradient_floor_us * NS_PER_US + overlapped(*gradient_waits(profile, work, optimizer))
+    issued_ns = all_lanes_ns(profile, work, optimizer)[2] * lanes_by_widest(profile, work.widest)[2]
+    issued_ns += hot_row_ns(profile, work.hottest)
+    waits_ns = overlapped(*gradient_waits(profile, work, optimizer))
+    return np.asarray(profile.gradient_floor_us * NS_PER_US + issued_ns + waits_ns)
+
+
+def hot_row_ns(profile: GpuProfile, hottest: FloatArray) -> FloatArray:
+    """[N] what the hottest row takes on top of all waits."""
+    return np.asarray(profile.hot_row_ns * np.minimum(hottest, HOT_LOOKUPS))
 
 
 def gradient_waits(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> Waits:
     """What the backward kernels wait for; the hottest row takes its time however idle the rest of the GPU is."""
     requests = work.row_requests + updated_state_requests(work, optimizer)
+    instructions = profile.gradient_ns_per_request * requests + profile.gradient_ns_per_row * work.uniques
     updated_bytes = work.unique_bytes + updated_state_bytes(work, optimizer)
     return Waits(
-        profile.gradient_ns_per_request * requests + profile.gradient_ns_per_row * work.uniques,
+        np.zeros_like(instructions) if profile.gradient_lane_power else instructions,
         (work.grad_bytes + 2 * updated_bytes) / profile.l2_gb_s,
         (work.grad_miss_bytes + 2 * updated_bytes) / profile.hbm_bytes_per_ns,
         profile.hot_lookup_ns * work.hottest,

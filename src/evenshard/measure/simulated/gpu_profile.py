@@ -58,6 +58,16 @@ class GpuProfile:
         hot_lookup_ns: one gradient after the other of the hottest row.
         medium_call_us: as ``short_call_us``, of a call with more lookups: all of it at 2**21, nothing at 2**18 and from
             2**24 on.
+        lookup_lane_power, gradient_lane_power: 0, or: instructions of bags, rows and gradients come on top of what the
+            kernel waits for, and go with the lanes of a warp that a row takes, to this power: the 8, 16 or 32 that the
+            widest row of the call needs, however narrow the others are.
+        gradient_wide_power: likewise, by how many warps' worth of values the widest row has.
+        row_state_share, weight_state_share: how much longer the instructions of gradients take with an optimizer that
+            has one state per row, and for each state per weight.
+        index_bag_ns: of the kernels on indices, one lookup after the other of the longest bag.
+        sort_pass_us: each pass of the sort of next to nothing, where it takes several kernels.
+        hot_row_ns: one gradient after the other of the hottest row, up to ``HOT_LOOKUPS``: further ones are spread over
+            the GPU. On top of what the kernel waits for.
         cached_fwd_us, cached_bwd_us: the kernels of next to nothing that a call has beside its own where it looks up a
             cache; see ``measure/offload.py``.
         clock_ghz: of the multiprocessors, at most.
@@ -101,6 +111,14 @@ class GpuProfile:
     gradient_ns_per_row: float
     hot_lookup_ns: float
     medium_call_us: float = 0.0
+    lookup_lane_power: float = 0.0
+    gradient_lane_power: float = 0.0
+    gradient_wide_power: float = 0.0
+    row_state_share: float = 0.0
+    weight_state_share: float = 0.0
+    index_bag_ns: float = 0.0
+    sort_pass_us: float = 0.0
+    hot_row_ns: float = 0.0
     cached_fwd_us: float = CACHED_FWD_US
     cached_bwd_us: float = CACHED_BWD_US
     host_gb_s: float = HOST_GB_S
@@ -136,6 +154,17 @@ class GpuProfile:
         return self.hbm_gb_s * self.hbm_efficiency
 
 
+# Constants that only measurements of each kernel of many calls tell; 0 in profiles without such.
+BY_KERNEL = (
+    "lookup_lane_power",
+    "gradient_lane_power",
+    "gradient_wide_power",
+    "row_state_share",
+    "weight_state_share",
+    "index_bag_ns",
+    "sort_pass_us",
+    "hot_row_ns",
+)
 # What is physically conceivable; a constant that ends at such a bound shows that the model lacks something.
 _FLOOR_US, _NS = (1e-3, 5000.0), (1e-4, 100.0)
 BOUNDS: Mapping[str, tuple[float, float]] = {
@@ -165,9 +194,23 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "gradient_ns_per_request": _NS,
     "gradient_ns_per_row": _NS,
     "hot_lookup_ns": (1e-3, 1e5),
+    "lookup_lane_power": (0.1, 1.5),
+    "gradient_lane_power": (0.1, 1.5),
+    "gradient_wide_power": (0.01, 1.5),
+    "row_state_share": (1e-3, 10.0),
+    "weight_state_share": (1e-3, 10.0),
+    "index_bag_ns": (1e-3, 1e5),
+    "sort_pass_us": _FLOOR_US,
+    "hot_row_ns": (1e-3, 1e5),
 }
 # What no data sheet says: ``evenshard calibrate-device`` fits these to measured times.
-FREE_CONSTANTS = tuple(BOUNDS)
+FREE_CONSTANTS = tuple(name for name in BOUNDS if name not in BY_KERNEL)
+
+
+def free_constants(profile: GpuProfile) -> tuple[str, ...]:
+    """``FREE_CONSTANTS``, and those of ``BY_KERNEL`` that the profile has."""
+    return (*FREE_CONSTANTS, *(name for name in BY_KERNEL if getattr(profile, name) > 0))
+
 
 # What times are divided by.
 RATES = (

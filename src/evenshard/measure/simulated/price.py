@@ -20,18 +20,22 @@ from evenshard.measure.simulated.device_model import (
     NS_PER_MS,
     NS_PER_US,
     US_PER_MS,
+    all_lanes_ns,
     backward_ns,
     beside_kernels_ms,
     bounds_check_ns,
     forward_ns,
     gradient_waits,
     has_lookups,
-    index_ns,
+    hot_row_ns,
+    indexed_ns,
+    lanes_by_widest,
     longest_bag_ns,
     lookup_waits,
     overlap,
     pass_ms,
     sort_passes,
+    sort_passes_ns,
 )
 from evenshard.measure.simulated.gpu_profile import GpuProfile
 from evenshard.measure.simulated.l2_cache import WindowGrid
@@ -44,8 +48,11 @@ TABLES, BAGS, LOOKUPS, ROWS, ROW_BYTES, ROW_MISSES = range(6)
 OTHER_NS = slice(6, 8)
 # ns that a kernel waits for instructions, for the L2, and for device memory.
 LOOKUP_WAITS, GRADIENT_WAITS = slice(8, 11), slice(11, 14)
-SHARED = slice(14, 14 + 2 * len(WindowGrid.edges_W))
-LONGEST_BAG, HOTTEST, IS_CACHED = -3, -2, -1
+# ns of the instructions of bags, rows and gradients: with the lanes of the table's own rows, which are part of
+# ``OTHER_NS``, and with all lanes of one warp. The widest row of a call decides how many lanes all of them take.
+OWN_LANES, ALL_LANES = slice(14, 17), slice(17, 20)
+SHARED = slice(20, 20 + 2 * len(WindowGrid.edges_W))
+LONGEST_BAG, HOTTEST, WIDEST, IS_CACHED = -4, -3, -2, -1
 
 
 class DeviceModelPrice:
@@ -55,7 +62,7 @@ class DeviceModelPrice:
         profile: its constants.
     """
 
-    num_maxima = 3
+    num_maxima = 4
     is_by_call = True
 
     def __init__(self, profile: GpuProfile) -> None:
@@ -66,6 +73,7 @@ class DeviceModelPrice:
         self._launch_ms_2 = np.array([profile.fwd_host_us, profile.bwd_host_us]) / US_PER_MS
         self._cache_ns_2 = np.array([[profile.cached_fwd_us], [profile.cached_bwd_us]]) * NS_PER_US
         self._overhead_ms_2 = np.array([profile.fwd_overhead_us, profile.bwd_overhead_us]) / US_PER_MS
+        self._has_lanes = profile.lookup_lane_power > 0 or profile.gradient_lane_power > 0
 
     def columns(self, lookups: Sequence[Lookup]) -> FloatArray:
         """[P, H] columns of tables."""
@@ -76,14 +84,19 @@ class DeviceModelPrice:
         found[:, TABLES], found[:, BAGS], found[:, LOOKUPS] = work.num_tables, work.bags, work.lookups
         found[:, ROWS], found[:, ROW_BYTES], found[:, ROW_MISSES] = work.num_rows, work.row_bytes, work.row_miss_bytes
         checked_ns = bounds_check_ns(profile, work) - profile.bounds_floor_us * NS_PER_US
-        indexed_ns = index_ns(profile, work) - profile.index_floor_us * NS_PER_US
-        found[:, OTHER_NS] = np.stack([checked_ns, indexed_ns], axis=1)
+        found[:, OTHER_NS] = np.stack([checked_ns, indexed_ns(profile, work)], axis=1)
         found[:, LOOKUP_WAITS] = np.stack(lookup_waits(profile, work)[:3], axis=1)
         for optimizer in {one.optimizer for one in lookups}:
             own = np.array([one.optimizer == optimizer for one in lookups])
-            found[own, GRADIENT_WAITS] = np.stack(gradient_waits(profile, work.select(own), optimizer)[:3], axis=1)
+            own_work = work.select(own)
+            found[own, GRADIENT_WAITS] = np.stack(gradient_waits(profile, own_work, optimizer)[:3], axis=1)
+            found[own, ALL_LANES] = all_lanes_ns(profile, own_work, optimizer).T
+        if self._has_lanes:
+            found[:, OWN_LANES] = found[:, ALL_LANES] * lanes_by_widest(profile, work.widest).T
+            found[:, OTHER_NS] += _by_pass(found[:, OWN_LANES].T).T
         found[:, SHARED] = WindowGrid.columns(*reuse_columns(work_PC))
-        found[:, LONGEST_BAG], found[:, HOTTEST], found[:, IS_CACHED] = work.longest_bag, work.hottest, work.cached
+        found[:, LONGEST_BAG], found[:, HOTTEST] = work.longest_bag, work.hottest
+        found[:, WIDEST], found[:, IS_CACHED] = work.widest, work.cached
         return found
 
     def call_ms(self, sums_NH: FloatArray) -> FloatArray:
@@ -96,12 +109,15 @@ class DeviceModelPrice:
         misses_N = sums_HN[ROW_MISSES] + more_N
         waits_WPN[3, 0] = longest_bag_ns(profile, sums_HN[LONGEST_BAG], sums_HN[ROW_BYTES], misses_N)
         waits_WPN[3, 1] = profile.hot_lookup_ns * sums_HN[HOTTEST]
-        sort_N = sums_HN[LOOKUPS] * sort_passes(sums_HN[ROWS])
         found = np.empty((3, len(sums_NH)))
-        found[:2] = overlap(waits_WPN)
-        found[:2] += sums_HN[OTHER_NS]
+        found[:2] = sums_HN[OTHER_NS]
+        if self._has_lanes:
+            issued_3N = sums_HN[ALL_LANES] * lanes_by_widest(profile, sums_HN[WIDEST])
+            found[:2] += _by_pass(issued_3N - sums_HN[OWN_LANES])
+        found[:2] += overlap(waits_WPN)
         found[:2] += self._floors_ns + self._cache_ns_2 * sums_HN[IS_CACHED]
-        found[1] += sort_N / profile.sort_pairs_per_ns
+        found[1] += sort_passes_ns(profile, sums_HN[LOOKUPS], sums_HN[ROWS]) + hot_row_ns(profile, sums_HN[HOTTEST])
+        found[1] += profile.index_bag_ns * sums_HN[LONGEST_BAG]
         found[:2] /= NS_PER_MS
         found[2] = beside_kernels_ms(profile, sums_HN[LOOKUPS])
         found[0] *= sums_HN[TABLES] > 0.5
@@ -165,7 +181,8 @@ class DeviceModelPrice:
         """Lines below the time of a call: what its kernels wait for.
 
         Waits of several such calls take no less than those of one (Minkowski). Left out are the longest bag, the
-        hottest row, misses of tables that share the L2, what is beside the kernels, and a cache's kernels.
+        hottest row, lanes that rows take because others are wider, misses of tables that share the L2, what starting
+        each pass of the sort takes, what is beside the kernels, and a cache's kernels.
         """
         slopes_2H = np.zeros((2, len(sums_H)))
         others = range(OTHER_NS.start, OTHER_NS.stop)
@@ -202,6 +219,11 @@ class DeviceModelPrice:
     def launched_ms_2(self, calls: int) -> FloatArray:
         """[2] what the host takes to launch so many calls."""
         return np.asarray(self._overhead_ms_2 + calls * self._launch_ms_2)
+
+
+def _by_pass(issued_3N: FloatArray) -> FloatArray:
+    """[2, N] instructions of bags, rows and gradients by the pass that they are in."""
+    return np.stack([issued_3N[0] + issued_3N[1], issued_3N[2]])
 
 
 def work_columns(counter: WorkCounter, lookups: Sequence[Lookup]) -> FloatArray:

@@ -51,6 +51,7 @@ class ShardWork:
         unique_requests: requests for the distinct rows.
         hottest: lookups of the row that is looked up most.
         longest_bag: lookups of a bag of the table with the most.
+        widest: largest dim.
         cached: 1 where rows are looked up in a cache, see ``work_columns``; else 0.
     """
 
@@ -71,6 +72,7 @@ class ShardWork:
     unique_requests: FloatArray
     hottest: FloatArray
     longest_bag: FloatArray
+    widest: FloatArray
     cached: FloatArray
 
     def select(self, mask_or_indices: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> ShardWork:
@@ -197,6 +199,7 @@ def _table_columns(tables: Sequence[Table], batch_size: int, l2_bytes: float, op
         "unique_requests": uniques_T * requests_T,
         "hottest": _hottest(uniques_TK, counts_TK),
         "longest_bag": lookups_T / batch_size,
+        "widest": dims_T.astype(np.float64),
         "cached": np.zeros(len(tables)),
     }
     plain_TC = np.stack([columns[name] for name in _FIELDS], axis=1)
