@@ -75,7 +75,7 @@ STARTS = {
 }
 MEMORY = "hbm_efficiency"  # that of a copy within device memory, which was measured
 # So far beyond what lookups need, or so short, that the times of calls do not tell them.
-UNSEEN = {"l2_gb_s": 40_000.0, "hot_lookup_ns": 0.001}
+UNSEEN = {"l2_gb_s": 40_000.0, "hot_lookup_ns": 0.01}
 FREE = tuple(
     name
     for name in (*dict.fromkeys(one for names in CONSTANTS_OF_KERNEL.values() for one in names), *BY_KERNEL)
@@ -246,7 +246,7 @@ def main() -> None:
         ((MEMORY,), f"measured: a copy of 4 GB within the memory of one {gpu}"),
         (UNSEEN, "guess: no time tells it"),
     ):
-        numbers = {name: float(f"{getattr(profile, name):.6g}") for name in values}
+        numbers = {name: float(f"{getattr(profile, name):.4g}") for name in values}
         write_profile(path, numbers, what, tuple(evidence), path)
 
 

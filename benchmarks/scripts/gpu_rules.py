@@ -2,8 +2,9 @@
 
     python -m benchmarks.scripts.gpu_rules [--truth FOLDER]
 
-The folder holds other people's measurements (its README names their sources); none of it is part of the project. The last lines are of ``EVIDENCE`` in
-evenshard/measure/gpu_rules.py. Errors are of logarithms, in percent: 10 is a factor of 1.105 either way.
+The folder holds other people's measurements (its README names their sources); none of it is part of the project. The
+last line is of ``EVIDENCE`` in evenshard/measure/gpu_rules.py. Errors are of logarithms, in percent: 10 is a factor of
+1.105 either way.
 """
 
 from __future__ import annotations

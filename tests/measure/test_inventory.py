@@ -52,9 +52,11 @@ def test_each_number_says_whether_it_is_measured_fitted_of_a_data_sheet_or_a_gue
         for name, constant in one.constants.items():
             assert constant.origin in origins and constant.source.startswith(constant.origin), (one.name, name)
             found[constant.origin][f"{one.name} {name}"] = constant.source
-    assert "h100 num_sms" in found["data sheet"] and "v100 hbm_efficiency" in found["measured"]
-    assert {"v100 l2_gb_s", "h200 l2_gb_s", "nvlink_h100 latency_us"} <= set(found["fitted"])
-    assert {"h100 bag_hit_ns", "h200 bag_hit_ns", "ethernet_25g latency_us"} <= set(found["guess"])
+    assert "h100 num_sms" in found["data sheet"] and {"v100 hbm_efficiency", "h200 hbm_efficiency"} <= set(
+        found["measured"]
+    )
+    assert {"v100 l2_gb_s", "h200 lookup_ns_per_bag", "nvlink_h100 latency_us"} <= set(found["fitted"])
+    assert {"h100 fwd_host_us", "h200 l2_gb_s", "ethernet_25g latency_us"} <= set(found["guess"])
     assert "ethernet_25g bandwidth_gb_s" in found["data sheet"]
     assert "l40s gradient_ns_per_row" in found["data sheet"] and "l40s sort_floor_us" in found["guess"]
 

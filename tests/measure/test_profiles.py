@@ -12,7 +12,7 @@ from evenshard.measure.evidence import Evidence
 from evenshard.measure.link import link
 from evenshard.measure.profile_file import is_data_sheet, read_profile, sources_of, write_profile
 from evenshard.measure.profiles import profile_names, profile_of_gpu, profile_path
-from evenshard.measure.simulated.gpu_profile import RATES, GpuProfile, gpu_profile
+from evenshard.measure.simulated.gpu_profile import BY_KERNEL, RATES, GpuProfile, gpu_profile
 from evenshard.utils.errors import BadConfig, BadFile
 
 
@@ -55,7 +55,8 @@ def test_each_profile_is_complete_physical_and_names_its_sources(name: str) -> N
     numbers = {field.name: getattr(found, field.name) for field in fields(found) if field.type == "float"}
     assert all(isinstance(number, float) for number in numbers.values())
     zero = {constant for constant, number in numbers.items() if number <= 0}
-    assert zero == (set() if name == "rtx_2080_ti" else {"short_call_us", "medium_call_us"})
+    beside = set() if name == "rtx_2080_ti" else {"short_call_us", "medium_call_us"}
+    assert zero - set(BY_KERNEL) == beside and zero & set(BY_KERNEL) in (set(), set(BY_KERNEL))
     assert found.hbm_efficiency <= 1 and found.l2_usable_share <= 1 and found.hbm_gb_s < 3 * found.l2_gb_s
     assert found.bag_hit_ns < found.bag_miss_ns, "the L2 is nearer than memory"
     assert link(found.link).bandwidth_gb_s > 0

@@ -45,7 +45,7 @@ from evenshard.tables.table import Table
 UNDER_WAY_BYTES = 143e3
 UPDATE_SHARE = 0.89
 FIND_NS_PER_LOOKUP = 0.79
-CACHED_UPDATE_NS_PER_LOOKUP = 0.078
+CACHED_UPDATE_NS_PER_LOOKUP = 0.07
 
 # Assumed.
 LINE_BYTES = 64  # of host memory: no shorter row is read

@@ -21,7 +21,8 @@ from evenshard.utils.errors import BadInput
 from support.builders import table
 from support.truth import truth_file
 
-START, REAL = gpu_profile("h200"), gpu_profile("a100_80gb")
+REAL = gpu_profile("a100_80gb")
+START = replace(REAL, **{name: 1.5 * getattr(REAL, name) for name in FREE_CONSTANTS if name != "hbm_efficiency"})
 BATCH = 8192
 
 

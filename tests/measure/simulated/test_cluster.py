@@ -105,9 +105,10 @@ def test_rows_by_hand() -> None:
 
 def test_hot_rows_make_an_uneven_part() -> None:
     shares = (0.85, 0.05, 0.05, 0.05)
-    whole = Table("t", 1000, 32, 400.0, feasible_reuse_bins(1000, 400.0 * BATCH), row_shares=shares)
+    lookups = 40_000.0
+    whole = Table("t", 1000, 32, lookups, feasible_reuse_bins(1000, lookups * BATCH), row_shares=shares)
     found = cluster().cost(of_task(whole), in_rows(whole, 0, 1, 2, 3))
-    hot, cold = (kernel_ms(Table("part", 250, 32, 400.0 * share, whole.reuse_bins)) for share in (0.85, 0.05))
+    hot, cold = (kernel_ms(Table("part", 250, 32, lookups * share, whole.reuse_bins)) for share in (0.85, 0.05))
     assert hot[0] > cold[0] and hot[1] > cold[1]
     assert (found.devices[0].fwd_compute_ms, found.devices[0].bwd_compute_ms) == pytest.approx(hot)
     assert (found.devices[1].fwd_compute_ms, found.devices[1].bwd_compute_ms) == pytest.approx(cold)

@@ -169,7 +169,7 @@ BY_KERNEL = (
 _FLOOR_US, _NS = (1e-3, 5000.0), (1e-4, 100.0)
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "hbm_efficiency": (0.05, 1.0),
-    "l2_gb_s": (10.0, 50_000.0),
+    "l2_gb_s": (10.0, 100_000.0),
     "fwd_overhead_us": _FLOOR_US,
     "bwd_overhead_us": _FLOOR_US,
     "fwd_host_us": _FLOOR_US,
