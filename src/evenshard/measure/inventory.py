@@ -31,6 +31,7 @@ from evenshard.utils.units import pct_text
 _SUFFIXES = {"_gb_s": "GB/s", "_gb": "GB", "_mb": "MB", "_us": "us", "_ns": "ns"}
 _PER = re.compile(r"(?:.*_)?([a-z]+)_per_([a-z]+)")
 _NARROWEST = 80
+_SMALL = 0.01  # such constants have a digit less, so that their column stays narrow
 
 
 @dataclass(frozen=True)
@@ -299,7 +300,9 @@ def _speed_and_span(of: Link) -> tuple[str, str]:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    if value is None:
+        return "-"
+    return f"{value:.{3 if abs(value) < _SMALL else 4}g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
 def _width() -> int:
