@@ -23,6 +23,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
 from multiprocessing import get_context
@@ -236,6 +237,10 @@ class Bench:
         """One line, at once."""
         self._file.write(json.dumps({"what": what, **values}) + "\n")
         self._file.flush()
+
+    def close(self) -> None:
+        """Ends the file."""
+        self._file.close()
 
     def load(self, shard: Shard) -> Loaded:
         """The shard, with small random weights."""
@@ -583,8 +588,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     args = parser.parse_args()
-    with get_context("spawn").Pool(max(1, (os.cpu_count() or 1) // 2 - 1)) as made:
-        run(Bench(torch.device(args.device), args.folder, args.seed), args.budget_s, args.seed, made)
+    with (
+        get_context("spawn").Pool(max(1, (os.cpu_count() or 1) // 2 - 1)) as made,
+        closing(Bench(torch.device(args.device), args.folder, args.seed)) as bench,
+    ):
+        run(bench, args.budget_s, args.seed, made)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
 from support.builders import table
 
-MEANS = tuple(Table(f"m{number}", 10**7, 64, 40.0, pooling="mean", module="means") for number in range(2))
+MEANS = tuple(Table(f"m{number}", 10**7, 64, 100.0, pooling="mean", module="means") for number in range(2))
 SUMS = tuple(Table(f"s{number}", 10**5, 16, 1.0, module="sums") for number in range(2))
 HARDWARE = {"hardware": "simulated:h100", "nodes": 2, "devices_per_node": 4, "inter": "ib_400g"}
 
@@ -42,7 +42,7 @@ def test_a_collection_of_means_alone_is_cut_by_rows_where_that_is_faster() -> No
     answer = placed(*MEANS, *SUMS)
     columns = placed(*MEANS, *SUMS, sharding_types=("table_wise", "column_wise", "table_column_wise", "grid_shard"))
     assert types(answer, *MEANS) == {"table_row_wise"} and not types(answer, *SUMS) & {*ROWS_ALONE}
-    assert answer.predicted_ms < 0.9 * columns.predicted_ms
+    assert answer.predicted_ms < 0.95 * columns.predicted_ms
     assert answer.lower_bound_ms <= answer.predicted_ms
     (note,) = answer.notes
     assert note.startswith("All tables of collections with MEAN tables are cut by rows: TorchRec trains")

@@ -352,6 +352,61 @@ def test_the_hottest_row_is_a_floor_of_the_backward_pass() -> None:
     assert times_ns(cold, profile=gpu)[1] == pytest.approx(10)
 
 
+def test_the_hottest_row_takes_its_first_gradients_on_top_of_all_waits() -> None:
+    """The others of its 65536 are spread over the GPU."""
+    gpu = only(hot_row_ns=10, gradient_ns_per_row=3)
+    hot = Table("h", 10**6, 8, 4.0, all_in_bin(16), 32)
+    rows = work_of(hot).uniques[0]
+    assert times_ns(hot, profile=gpu)[1] == pytest.approx(128 * 10 + rows * 3)
+    assert times_ns(Table("c", 10**6, 8, 4.0, READ_ONCE, 32), profile=only(hot_row_ns=10))[1] == pytest.approx(10)
+
+
+# Lanes by hand -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dim", "share", "warps"), [(4, 0.25, 1), (32, 0.25, 1), (36, 0.5, 1), (64, 0.5, 1), (128, 1, 1), (256, 1, 2)]
+)
+def test_rows_take_the_lanes_of_a_warp_that_the_widest_of_their_call_needs(dim: int, share: float, warps: int) -> None:
+    """64 bags and 128 lookups of each of two tables, and as many distinct rows."""
+    gpu = only(
+        lookup_lane_power=2, gradient_lane_power=0.5, gradient_wide_power=0.5, lookup_ns_per_bag=3,
+        lookup_ns_per_request=5, gradient_ns_per_request=7, gradient_ns_per_row=11,
+    )  # fmt: skip
+    narrow, other = SMALL, replace(SMALL, name="o", embedding_dim=dim)
+    forward, backward = times_ns(narrow, other, batch_size=SMALL_BATCH, profile=gpu)
+    assert forward == pytest.approx(2 * (64 * 3 * share**2 + 128 * 5 * share**2 * warps))
+    assert backward == pytest.approx(2 * 128 * (7 + 11) * share**0.5 * warps**0.5)
+
+
+def test_instructions_of_lanes_come_on_top_of_what_kernels_wait_for() -> None:
+    waits = {"l2_gb_s": 2.0}
+    lanes = {"lookup_lane_power": 1.0, "lookup_ns_per_request": 8.0}
+    (alone, _), (waiting, _), (both, _) = (small_ns(**one) for one in (lanes, waits, {**lanes, **waits}))
+    assert both == pytest.approx(alone + waiting) and alone == pytest.approx(128 * 8 / 4)
+
+
+@pytest.mark.parametrize(("optimizer", "longer"), [("sgd", 0), ("rowwise_adagrad", 0.5), ("adagrad", 2), ("adam", 4)])
+def test_states_make_the_instructions_of_gradients_longer(optimizer: str, longer: float) -> None:
+    found = small_ns(
+        optimizer, gradient_lane_power=1.0, gradient_ns_per_request=4, row_state_share=0.5, weight_state_share=2
+    )
+    assert found[1] == pytest.approx(128 * 4 * (1 + longer) / 4)
+
+
+def test_each_pass_of_the_sort_is_started_where_one_kernel_does_not_do() -> None:
+    """10 bits of rows are 2 passes; 4,864 pairs are sorted by one kernel."""
+    gpu = only(sort_pass_us=3)
+    few, many = Table("t", 1000, 8, 1.0, None, 32), Table("t", 1000, 8, 2.0, None, 32)
+    assert times_ns(few, batch_size=4864, profile=gpu)[1] == pytest.approx(0, abs=1e-3)
+    assert times_ns(many, batch_size=4864, profile=gpu)[1] == pytest.approx(2 * 3000)
+
+
+def test_the_longest_bag_is_a_chain_of_the_index_kernels() -> None:
+    other = Table("o", 1000, 8, 30.0, None, 32)
+    assert times_ns(SMALL, other, batch_size=SMALL_BATCH, profile=only(index_bag_ns=7))[1] == pytest.approx(30 * 7)
+
+
 # Calls by hand -------------------------------------------------------------------------------------------------------
 
 
