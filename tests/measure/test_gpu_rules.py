@@ -85,7 +85,7 @@ def test_the_stated_error_is_that_of_gpus_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "median"), [("rtx_2080_ti", 45), ("v100", 60), ("a100_80gb", 40), ("h100", 10), ("h200", 15), ("b200", 25)]
+    ("gpu", "median"), [("rtx_2080_ti", 45), ("v100", 80), ("a100_80gb", 50), ("h100", 10), ("h200", 15), ("b200", 25)]
 )
 def test_a_gpu_left_out_takes_about_as_long_as_it_really_did(gpu: str, median: float) -> None:
     assert np.median(held()[gpu].errors) < median
@@ -131,7 +131,7 @@ def test_profiles_of_data_sheets_have_the_error_of_the_rules_and_others_than_nvi
     expected = constants_of(profile, FITTED)
     assert profile.gradient_ns_per_row == pytest.approx(expected["gradient_ns_per_row"], rel=1e-5)
     assert profile.error == DeviceError.of((EVIDENCE,) if sheet["vendor"] == "NVIDIA" else (), True)
-    assert profile.error.factor == pytest.approx(2.846 if sheet["vendor"] == "NVIDIA" else 3.49, abs=0.01)
+    assert profile.error.factor == pytest.approx(2.654 if sheet["vendor"] == "NVIDIA" else 3.49, abs=0.01)
 
 
 # The command ---------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_a_data_sheet_becomes_a_profile_that_places(capsys: pytest.CaptureFixtur
     assert main(["hardware", "add", "--spec", "gpu.yaml"]) == 0
     out = capsys.readouterr().out
     said = " ".join(out.split())
-    assert "extrapolated from h100, h200: 90 % of times within a factor of 2.85" in said
+    assert "extrapolated from h100, h200: 90 % of times within a factor of 2.65" in said
     assert "saved: gpu_profile.yaml (hardware: simulated:gpu_profile.yaml uses it)" in out
     found = known_hardware("gpu_profile.yaml")
     assert found.constants["l2_gb_s"].source == "measured: a microbenchmark"

@@ -580,7 +580,7 @@ def test_tables_that_nobody_looks_up_cost_a_forward_call_and_no_nan() -> None:
         busy = times_ns(POOL[5], profile=gpu)
         with_idle = times_ns(POOL[5], idle, profile=gpu)
         assert busy[0] < with_idle[0] < busy[0] + forward
-        assert busy[1] <= with_idle[1] < busy[1] * 1.5, "bags of the idle table are sorted with the others"
+        assert busy[1] < with_idle[1] < busy[1] * 1.5, "bags of the idle table are sorted with the others"
 
 
 def test_a_pass_takes_its_kernels_or_their_launches() -> None:
