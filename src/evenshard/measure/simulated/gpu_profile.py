@@ -206,12 +206,6 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
 # What no data sheet says: ``evenshard calibrate-device`` fits these to measured times.
 FREE_CONSTANTS = tuple(name for name in BOUNDS if name not in BY_KERNEL)
 
-
-def free_constants(profile: GpuProfile) -> tuple[str, ...]:
-    """``FREE_CONSTANTS``, and those of ``BY_KERNEL`` that the profile has."""
-    return (*FREE_CONSTANTS, *(name for name in BY_KERNEL if getattr(profile, name) > 0))
-
-
 # What times are divided by.
 RATES = (
     "num_sms",
