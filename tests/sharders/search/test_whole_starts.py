@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from evenshard.sharders.search.whole_starts import row_splits
+from evenshard.sharders.search.whole_starts import row_splits, width_splits
 
 
 def test_the_last_devices_hold_few_rows_and_no_large_table() -> None:
@@ -28,3 +28,12 @@ def test_tables_of_many_rows_for_their_time_are_kept_off_too() -> None:
 def test_where_all_rows_are_few_no_device_is_kept() -> None:
     allowed_SGD, _ = row_splits(np.array([10.0, 20.0]), np.ones(2), 2, [64.0], most_splits=8)
     assert len(allowed_SGD) == 1
+
+
+def test_wide_tables_stay_off_the_last_devices_in_every_nested_way() -> None:
+    """Dims 16, 64 and 128 on 3 devices: 0 to 2 devices for the narrowest, and at least as many for those up to 64."""
+    found = width_splits(np.array([16, 64, 128]), 3, 4)
+    narrow, middle, wide = (found[:, group].sum(axis=1).tolist() for group in range(3))
+    assert set(narrow) == {3}
+    assert sorted(zip(middle, wide, strict=True)) == [(1, 1), (2, 1), (2, 2), (3, 1), (3, 2)]
+    assert not width_splits(np.array([64, 64]), 3, 4).size and not width_splits(np.array([16, 64]), 1, 4).size

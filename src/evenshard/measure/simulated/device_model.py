@@ -36,6 +36,8 @@ SHORT_POWERS, SHORT_SHARES = (13.0, 17.0), (0.0, 1.0)
 MEDIUM_POWERS, MEDIUM_SHARES = (18.0, 21.0, 24.0), (0.0, 1.0, 0.0)
 # A lane of a warp takes so many values of a row, and a row so many lanes at least.
 LANE_VALUES, LEAST_LANES = 4, 8
+# Largest dims of calls whose rows take 8 lanes, 16, and a whole warp.
+LANE_LIMITS = (LEAST_LANES * LANE_VALUES, 2 * LEAST_LANES * LANE_VALUES, REQUEST_VALUES)
 HOT_LOOKUPS = 128.0  # of a row, that one warp adds up
 ONE_KERNEL_PAIRS = 4864.0  # that are sorted by a single kernel
 ANY_LOOKUPS = 0.5  # a call that expects fewer has none
@@ -152,7 +154,8 @@ def lookup_ns(profile: GpuProfile, work: ShardWork) -> FloatArray:
 
 def lanes(widest: FloatArray, power: float) -> FloatArray:
     """[N] share of a warp that each row of a call takes, to a power, by the largest dim: FBGEMM has one for all."""
-    needed = np.where(widest <= LEAST_LANES * LANE_VALUES, 0.25, np.where(widest <= 16 * LANE_VALUES, 0.5, 1.0))
+    few, half, _ = LANE_LIMITS
+    needed = np.where(widest <= few, 0.25, np.where(widest <= half, 0.5, 1.0))
     return np.asarray(needed**power)
 
 
