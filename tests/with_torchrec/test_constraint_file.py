@@ -72,7 +72,7 @@ def test_two_nodes() -> None:
     exec(snippet(PAGE, "from constraints import constraints"), scope)
     del sys.modules["constraints"]
     found = shards_of(planned(scope["planner"], answer.request.tables), answer.request.tables)
-    assert true_ms(answer, found) <= 1.15 * true_ms(answer, answer.parts)
+    assert true_ms(answer, found) <= 1.25 * true_ms(answer, answer.parts)
 
 
 def answer_of(*parts: TablePart) -> PlacementAnswer:
