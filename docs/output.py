@@ -280,7 +280,7 @@ def quoted(name: str, text: str, only_files: bool = False) -> str:
 
 def _source(source: dict[str, str]) -> str:
     """The text of a file, as it is or as it was committed, or what a command prints: on its own, or among a page's."""
-    if "committed" in source:  # a run of the loop writes reports/ anew
+    if "committed" in source:  # a run of the loop overwrites reports/
         words = ["git", "show", f"HEAD:{source['committed']}"]
         return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     if "file" in source:

@@ -239,7 +239,8 @@ def main() -> None:
     evidence = [evidence_of(CALLS, source, counted, *_together(profile, held_out, KERNELS))]
     for seen, judges in costs:
         source = f"one {gpu}: {origin['versions']}, by evenshard benchmark"
-        evidence.append(evidence_of(PASSES, source, len(seen.shards), *times_us(profile, judges, ("backward",))))
+        num_fitted = len(times_us(profile, seen, ("backward",))[1])
+        evidence.append(evidence_of(PASSES, source, num_fitted, *times_us(profile, judges, ("backward",))))
     path = profile_path(args.profile)
     for values, what in (
         (FREE, f"fitted to kernels of one {gpu}, see evidence"),

@@ -38,9 +38,10 @@ import torch
 
 from evenshard.measure.clock import CacheFlush, stopwatch
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.fbgemm import Batch, OutOfDeviceMemory, ShardKernels, kernel_provenance
+from evenshard.measure.fbgemm import EMB_OPT_TYPES, LoadedShard, OutOfDeviceMemory, ShardKernels, kernel_provenance
 from evenshard.measure.traces.fused_calls import FusedCall, fused_calls, median_calls
 from evenshard.measure.traces.kineto import read_traces
+from evenshard.tables.catalog import load_catalog
 from evenshard.tables.reuse import power_law_reuse_bins
 from evenshard.tables.table import SEQUENCE, SUM, Table
 
@@ -51,12 +52,7 @@ DIMS = (4, 8, 16, 32, 64, 128, 256)
 # What one fused call may need, so that a device of 80 GB holds it and hundreds are measured in a minute.
 MAX_LOOKUPS, MAX_WEIGHT_BYTES, MAX_OUTPUT_BYTES = 2**23, 16 * 2**30, 3 * 2**30
 WARMUP, REPEATS, PROFILED = 2, 5, 3
-# Criteo's tables as MLPerf's DLRM v2 has them: rows, and lookups of a sample.
-MLPERF_ROWS = (
-    40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10, 2_209, 11_938,
-    155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36,
-)  # fmt: skip
-MLPERF_POOLING = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+MLPERF = "mlperf_dlrm_v2"
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ class Shard:
 
     @property
     def record(self) -> dict[str, Any]:
-        """As a line has it; ``benchmarks/scripts/fit_devices.py`` makes the tables from it again."""
+        """As a line has it; ``of_record`` makes the shard from it again."""
         return {
             "kind": self.kind,
             "batch_size": self.batch_size,
@@ -164,8 +160,10 @@ def _sequences(rng: np.random.Generator) -> Shard:
 
 def _mlperf(rng: np.random.Generator) -> Shard:
     """Some tables of MLPerf's DLRM v2, as a device of it has them."""
-    some = rng.permutation(len(MLPERF_ROWS))[: int(rng.integers(2, 14))]
-    shape = np.full(len(some), 128), np.array(MLPERF_POOLING, float)[some], np.array(MLPERF_ROWS, float)[some]
+    tables = load_catalog(MLPERF, BATCH_SIZES[-1])
+    some = [tables[at] for at in rng.permutation(len(tables))[: int(rng.integers(2, 14))]]
+    lookups, rows = (np.array([float(getattr(one, name)) for one in some]) for name in ("pooling_factor", "num_rows"))
+    shape = np.array([one.embedding_dim for one in some]), lookups, rows
     return _drawn(rng, "mlperf", *shape, batch_size=int(rng.choice(BATCH_SIZES[4:])))
 
 
@@ -203,20 +201,6 @@ _FAMILIES = (_mixed, _one_table, _mixed, _recommender, _mixed, _hardly, _mixed, 
 # Measuring -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Loaded:
-    """A fused call on its device: the operator, its batches and the gradient of its outputs."""
-
-    operator: Any
-    batches: list[Batch]
-    gradient: torch.Tensor
-
-    def forward(self, number: int) -> torch.Tensor:
-        """Of the ``number``-th batch."""
-        result: torch.Tensor = self.operator(*self.batches[number % len(self.batches)])
-        return result
-
-
 class Bench:
     """Measures on one device, and writes what it finds."""
 
@@ -242,7 +226,7 @@ class Bench:
         """Ends the file."""
         self._file.close()
 
-    def load(self, shard: Shard) -> Loaded:
+    def load(self, shard: Shard) -> LoadedShard:
         """The shard, with small random weights."""
         kernels = self._kernels[shard.optimizer]
         operator = kernels.operator(shard.tables, shard.tables[0].pooling)
@@ -259,7 +243,7 @@ class Bench:
         shape = (shard.batch_size, columns)
         if shard.tables[0].pooling == SEQUENCE:
             shape = len(batches[0][0]), shard.tables[0].embedding_dim
-        return Loaded(operator, batches, 1e-3 * torch.randn(shape, device=self.device))
+        return LoadedShard(operator, batches, 1e-3 * torch.randn(shape, device=self.device))
 
     def shard(self, shard: Shard) -> None:
         """A fused call: its times, its kernels and its memory."""
@@ -301,7 +285,7 @@ class Bench:
         ms = [[median(one) for one in pair] for pair in alone]
         self.write("calls", shards=[one.record for one in shards], together_ms=together, alone_ms=ms)
 
-    def _timed(self, loaded: Sequence[Loaded]) -> tuple[list[float], list[float]]:
+    def _timed(self, loaded: Sequence[LoadedShard]) -> tuple[list[float], list[float]]:
         """Forward and backward ms of every repeat."""
         times = []
         for number in range(WARMUP + REPEATS):
@@ -318,7 +302,7 @@ class Bench:
         forward_ms, backward_ms = zip(*times[WARMUP:], strict=True)
         return list(forward_ms), list(backward_ms)
 
-    def _traced(self, loaded: Loaded) -> list[FusedCall]:
+    def _traced(self, loaded: LoadedShard) -> list[FusedCall]:
         """Its calls in a trace of torch.profiler."""
         profile = torch.profiler
         kinds = [profile.ProfilerActivity.CPU]
@@ -355,8 +339,6 @@ class Bench:
             SplitTableBatchedEmbeddingBagsCodegen,
         )
 
-        from evenshard.measure.fbgemm import EMB_OPT_TYPES
-
         table = table_of("t0", rows, dim, 1.0, alpha, batch_size, 32, SEQUENCE)
         place = EmbeddingLocation.MANAGED_CACHING if load_factor else EmbeddingLocation.MANAGED
         operator = SplitTableBatchedEmbeddingBagsCodegen(
@@ -373,7 +355,7 @@ class Bench:
             offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64, device=self.device)
             torch.cumsum(lengths, 0, out=offsets[1:])
             batches.append((indices.long(), offsets))
-        loaded = Loaded(operator, batches, 1e-3 * torch.randn(batch_size, dim, device=self.device))
+        loaded = LoadedShard(operator, batches, 1e-3 * torch.randn(batch_size, dim, device=self.device))
         self._timed([loaded])
         forward_ms, backward_ms = self._timed([loaded])
         self.write(
@@ -465,10 +447,10 @@ def check(bench: Bench) -> float:
             )
             loaded = bench.load(Shard("check", tables, (0.8,) * 3, 512, optimizer))
             loaded.operator.set_learning_rate(0.5)
-            loaded.gradient = torch.randn(loaded.gradient.shape, device=bench.device)
+            loaded = replace(loaded, gradient=torch.randn(loaded.gradient.shape, device=bench.device))
             before = [one.detach().clone().double() for one in loaded.operator.split_embedding_weights()]
             output = loaded.forward(0)
-            output.backward(loaded.gradient)  # type: ignore[no-untyped-call]
+            loaded.backward(output)
             after = [one.detach().double() for one in loaded.operator.split_embedding_weights()]
             expected, updated = _reference(loaded, before, 512, pooling, optimizer)
             pairs = [(output.detach().double(), expected), *zip(after, updated, strict=True)]
@@ -479,7 +461,7 @@ def check(bench: Bench) -> float:
 
 
 def _reference(
-    loaded: Loaded, before: list[torch.Tensor], batch_size: int, pooling: str, optimizer: str
+    loaded: LoadedShard, before: list[torch.Tensor], batch_size: int, pooling: str, optimizer: str
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Outputs and updated weights by PyTorch's own embeddings in double precision."""
     indices, offsets = loaded.batches[0]

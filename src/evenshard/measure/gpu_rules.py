@@ -42,7 +42,7 @@ VENDOR = "NVIDIA"
 EVIDENCE = Evidence(
     "kernels, calls and shards of 6 GPUs, each by rules learned without it (errors of logarithms, GPUs counted alike)",
     "as the profiles rtx_2080_ti, v100, a100_80gb, h100 and h200 name it; of the B200 AMD-AGI/Primus-DLRM",
-    1551,
+    1318,
     474,
     20.0,
     97.6,

@@ -5,10 +5,12 @@ runs of equal ones, the radix sort of the indices with their bags between the tw
 gradients of each distinct row and update it with the optimizer. Where nothing is looked up there is no backward pass.
 
 A kernel has a floor, and what it does for each bag, lookup and distinct row. Kernels that read rows also wait for the
-L2 and for device memory, which overlaps in part with the instructions: see ``overlapped``. The host adds a fixed time
-to each call, and a call is never shorter than the host takes to launch its kernels.
+L2 and for device memory, which overlaps in part with the instructions: see ``overlapped``. In profiles whose kernels
+were measured one by one, instructions come on top of these waits, and every row of a call has as many lanes of a warp
+as its widest row needs: see ``GpuProfile.lookup_lane_power``. The host adds a fixed time to each call, and a call is
+never shorter than the host takes to launch its kernels.
 
-The terms are those that public traces and measurements of FBGEMM's kernels show; what the constants of a profile were
+The terms are those that traces and measurements of FBGEMM's kernels show; what the constants of a profile were
 fitted to, and how far off it is, stands in its ``evidence``.
 
 Legend: N shards.
@@ -39,7 +41,7 @@ LANE_VALUES, LEAST_LANES = 4, 8
 # Largest dims of calls whose rows take 8 lanes, 16, and a whole warp.
 LANE_LIMITS = (LEAST_LANES * LANE_VALUES, 2 * LEAST_LANES * LANE_VALUES, REQUEST_VALUES)
 HOT_LOOKUPS = 128.0  # of a row, that one warp adds up
-ONE_KERNEL_PAIRS = 4864.0  # that are sorted by a single kernel
+ONE_KERNEL_PAIRS = 4864.0  # that a single kernel of CUB sorts: 256 threads with 19 pairs each
 ANY_LOOKUPS = 0.5  # a call that expects fewer has none
 NS_PER_MS, US_PER_MS, NS_PER_US = 1e6, 1e3, 1e3
 
