@@ -1,7 +1,7 @@
 """What a loop of an earlier evenshard left is read: costs, their journal, a model, and a placement that it made.
 
-``data/earlier_loop`` was made at commit 8d6dd00, before whole tables were parts, by one round on simulated:h200; the
-optimizers' states, which only another round of training would read, are left out.
+``data/earlier_loop`` was made at commit 8d6dd00, before whole tables were parts, by one round on simulated:h200, whose
+profile was ``LEARNED_DEVICE``; the optimizers' states, which only another round of training would read, are left out.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from evenshard.planner.file import load_answer
 from evenshard.planner.model import model_of
 from evenshard.planner.pricing import repriced
 from evenshard.tables.files import load_tables
+from support.learned import LEARNED_DEVICE
 
 EARLIER = Path(__file__).parent / "data" / "earlier_loop"
 GIVEN = ["--tables", "tables.parquet", "--tasks", "tasks.json"]
@@ -27,6 +28,7 @@ GIVEN = ["--tables", "tables.parquet", "--tasks", "tasks.json"]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy, to work in."""
     shutil.copytree(EARLIER, tmp_path / "loop")
+    shutil.copy(LEARNED_DEVICE, tmp_path / "loop")
     monkeypatch.chdir(tmp_path / "loop")
     return tmp_path / "loop"
 

@@ -14,11 +14,11 @@ from evenshard.placement.tasks import TaskSampling, sample_tasks, save_tasks
 from evenshard.tables.files import save_tables
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from support.convex_builders import random_model
-from support.learned import learned
+from support.learned import LEARNED_DEVICE, learned
 from support.model_builders import save_model
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "measure": {"hardware": "simulated:h200", "visits": 1, "num_batches": 1, "warmup": 0, "repeats": 1},
+    "measure": {"hardware": f"simulated:{LEARNED_DEVICE}", "visits": 1, "num_batches": 1, "warmup": 0, "repeats": 1},
     "evaluate": {"scores_per_table": 20},
 }
 BATCH = 65_536
@@ -27,7 +27,7 @@ BATCH = 65_536
 def write_inputs(
     folder: Path, num_test_tasks: int = 8, memory_cap_gb: float = 4.0, tables_per_task: int = 12, **measure: Any
 ) -> None:
-    """params.yaml, work/tables.parquet and work/tasks.json, for a simulated H200."""
+    """params.yaml, work/tables.parquet and work/tasks.json, for the simulated device that ``learned`` knows."""
     settings: Mapping[str, Any] = {**SETTINGS, "measure": {**SETTINGS["measure"], **measure}}
     (folder / "params.yaml").write_text(yaml.safe_dump(settings))
     (folder / "work").mkdir(exist_ok=True)

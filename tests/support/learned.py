@@ -1,4 +1,7 @@
-"""A model that has learned: of H200s, simulated, written by an earlier version; it must stay readable."""
+"""A model that has learned: of H200s, simulated, written by an earlier version; it must stay readable.
+
+The device that it learned of is the profile ``h200`` as it was before an H200 was measured.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ from pathlib import Path
 
 from evenshard.sharders.models import PlacementModel, load_model
 
-LEARNED = Path(__file__).parents[1] / "data/models/learned_h200"
+DATA = Path(__file__).parents[1] / "data"
+LEARNED = DATA / "models/learned_h200"
+LEARNED_DEVICE = DATA / "devices/h200.yaml"
 
 
 @cache
