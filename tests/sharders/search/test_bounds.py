@@ -16,10 +16,12 @@ from evenshard.measure.simulated.cluster import simulated_kind
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.step_time import LARGEST_SUM
 from evenshard.placement.machine import Machine
+from evenshard.placement.parts import COLUMN_STEP
 from evenshard.placement.pipeline import PIPELINES
-from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES, TABLE_WISE
+from evenshard.placement.sharding import COLUMN_WISE, DATA_PARALLEL, SHARDING_TYPES, TABLE_WISE, TYPES
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.search.bounds import lower_bound_ms
+from evenshard.sharders.search.cut_bounds import least_sums
 from evenshard.sharders.search.sharding_option import TableGroup
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.state import Choice, State
@@ -27,6 +29,7 @@ from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
 MACHINES = (Machine.one_node(2), Machine.one_node(3), Machine(4, 2, inter="infiniband_ndr"))
+COLUMNS_ONLY = (TableLimits(frozenset({COLUMN_WISE})),)
 # Of a tiny task, placements that are tried.
 MOST_PLACEMENTS = 400
 PROFILES = ("h200", "h100", "v100", "rtx_2080_ti", "b200")
@@ -39,7 +42,7 @@ def tiny_costs(rng: np.random.Generator) -> PartCosts:
         Table(
             f"t{number}",
             int(10 ** rng.uniform(1, 6.5)),
-            int(rng.choice([4, 8, 64, 256])),
+            int(rng.choice([4, 8, 64, 80, 160, 256])),
             float(rng.choice([0.02, 1, 3.5, 40])),
             pooling=str(rng.choice(["sum", "sum", "none"])),
         )
@@ -66,6 +69,19 @@ def choices_of_group(group: TableGroup, devices: int) -> Iterator[Choice]:
             yield Choice(number, places)
 
 
+def cut_unevenly(space: SearchSpace, rng: np.random.Generator) -> None:
+    """Gives tables that may be cut by columns some more cuts, into parts of any widths."""
+    for number, group in enumerate(space.groups):
+        by_columns = [one for one in group.options if TYPES[one.sharding_type].cuts_columns]
+        blocks = space.task.tables[group.tables[0]].embedding_dim // COLUMN_STEP
+        for option in by_columns[:2]:
+            for _ in range(3):
+                parts = len(option.pieces)
+                ends = np.sort(rng.choice(np.arange(1, blocks), parts - 1, replace=False))
+                widths = (np.diff([0, *ends, blocks]) * COLUMN_STEP).tolist()
+                space.add_options(number, [space.option_of(number, option.sharding_type, widths)])
+
+
 def costs_ms(space: SearchSpace, rng: np.random.Generator) -> FloatArray:
     """The costs of all placements, or of many where they are more."""
     per_group = [list(choices_of_group(group, space.task.num_devices)) for group in space.groups]
@@ -83,8 +99,9 @@ def test_no_placement_of_a_tiny_task_is_below_the_bound(seed: int) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(25):
         space = SearchSpace(tiny_costs(rng))
-        bound_ms, least_ms = lower_bound_ms(space), float(costs_ms(space, rng).min())
-        assert 0 < bound_ms <= least_ms
+        bound_ms = lower_bound_ms(space)
+        cut_unevenly(space, rng)
+        assert 0 < bound_ms <= float(costs_ms(space, rng).min())
 
 
 def test_a_set_of_types_pays_for_its_kernel_calls_and_collectives() -> None:
@@ -96,6 +113,39 @@ def test_a_set_of_types_pays_for_its_kernel_calls_and_collectives() -> None:
     space = SearchSpace(costs)
     best_ms = float(costs_ms(space, np.random.default_rng(0)).min())
     assert 0.95 * best_ms < lower_bound_ms(space) <= best_ms
+
+
+@pytest.mark.parametrize(
+    ("values", "least"),
+    [
+        ([[1, 2, 3], [1, 2, 3]], [[3, 3, 3], [3, 3, 3]]),  # in proportion: all cuts are alike
+        ([[5, 6, 7, 8, 20], [1, 9, 9, 9, 9]], [[20, 13, 17, 21, 25], [9, 10, 11, 12, 5]]),
+        ([[np.inf, 2, 3, 4, 9]] * 2, [[9, 5, np.inf, np.inf, np.inf]] * 2),  # two blocks at least
+    ],
+)
+def test_the_least_sum_of_widths_by_their_number(values: list[list[float]], least: list[list[float]]) -> None:
+    """One table of as many blocks as there are values; both passes."""
+    found = least_sums(np.array(values, dtype=np.float64)[:, None], np.array([len(values[0])]), len(values[0]))
+    np.testing.assert_array_equal(found[:, 0], least)
+
+
+def test_a_table_of_fewer_blocks_than_others_is_cut_by_itself() -> None:
+    values = np.array([[[3.0, 4.0, 9.0], [3.0, 4.0, np.inf]]] * 2)
+    np.testing.assert_array_equal(least_sums(values, np.array([3, 2]), 2)[0], [[9, 7], [4, 6]])
+
+
+def test_a_table_that_decides_has_a_part_of_its_even_share() -> None:
+    """One table of 128 columns, on three devices: some part has 44 of them at least."""
+    machine = Machine.one_node(3)
+    task = ShardingTask((Table("t", 4_000_000, 128, 60.0),), machine, (64 * 2**30,) * 3, 65_536, limits=COLUMNS_ONLY)
+    kind = simulated_kind(gpu_profile("h100"), machine)
+    space = SearchSpace(PartCosts(task, [kind], [0] * 3, Links(LINKS["nvlink_h100"])))
+    bound_ms = lower_bound_ms(space)
+    space.add_options(0, [space.option_of(0, space.by_columns(0), widths) for widths in ((44, 44, 40), (64, 32, 32))])
+    even_ms, uneven_ms = (
+        State(space, [Choice(len(space.groups[0].options) + at, (0, 1, 2))]).cost_ms for at in (-2, -1)
+    )
+    assert 0.9 * even_ms < bound_ms < even_ms < uneven_ms
 
 
 @pytest.mark.slow

@@ -13,9 +13,8 @@ exchange, which is a window of its own: its mean over the devices comes on top o
 price (Lagrange) that the bound is largest for. Lines touch the kernel times where the tables' choice puts the mean
 device. A pass takes no less than its launches either, whatever its kernels take.
 
-The bound counts the steps of time that a table's own rows need. It leaves out what whole parts cannot share out evenly.
-Of all cuts by columns the one into two even parts stands for the work of the rest, which repeat more lookups, and the
-narrowest part for what one of them takes alone.
+The bound counts the steps of time that a table's own rows need, and cuts by columns however uneven (``cut_bounds``). It
+leaves out what whole parts cannot share out evenly.
 
 Legend: G groups, W options of a group, D devices, P lookups, C looked-up rows of options, K kinds of devices,
 H columns, S sets, Y classes of options.
@@ -30,13 +29,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.collectives import part_volume
-from evenshard.measure.kernel_calls import Lookup, part_lookups
 from evenshard.measure.price.device_price import Columns, DevicePrice
 from evenshard.measure.price.step import dense_ms
 from evenshard.measure.step_time import LARGEST_SUM, hides_inputs
-from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
-from evenshard.placement.sharding import COLUMNS_ALONE, GRIDS, TABLE_WISE, TYPES
+from evenshard.placement.sharding import TYPES
+from evenshard.sharders.search.cut_bounds import CutBounds
 from evenshard.sharders.search.sharding_option import ShardingOption
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
@@ -97,8 +94,9 @@ class _Bounds:
         )
         longest_W = flat.longest(_least_alone_ms(self._kinds)) + replicas_W + offload.longest_W
         # Alone on its device, a piece may be all that is exchanged.
-        own_V = costs.own_slopes_V
-        self._alone_W = np.minimum(longest_W + flat.longest_WV @ own_V, _narrowest_ms(space, own_V))
+        self._cuts, own_V = CutBounds(space), costs.own_slopes_V
+        self._alone_W = longest_W + flat.longest_WV @ own_V
+        self._alone_W[self._cuts.options] = self._cuts.alone_ms(own_V)
         # What a piece waits for besides, if all devices' forward exchanges are a window: their mean beyond its own.
         is_window = costs.pipeline != LARGEST_SUM
         even_D = np.ones(self._devices)
@@ -183,30 +181,27 @@ class _Bounds:
 
     def _lines(self, chosen_G: npt.NDArray[np.int64] | None) -> _Lines:
         """Lines that touch the kernel times of a mean device of the chosen options; where left out, of whole tables."""
-        found = [self._lines_of(price, columns_PH, chosen_G) for price, columns_PH in self._kinds]
-        return _Lines(
-            np.min([one.at_0_2 for one in found], axis=0),
-            np.min([one.works_2W for one in found], axis=0) + self._steps_2W,
-        )
+        found = [self._lines_of(kind, chosen_G) for kind in range(len(self._kinds))]
+        return _Lines(np.min([one.at_0_2 for one in found], axis=0), np.min([one.works_2W for one in found], axis=0))
 
-    def _lines_of(self, price: DevicePrice, columns_PH: Columns, chosen_G: npt.NDArray[np.int64] | None) -> _Lines:
-        flat = self._flat
+    def _lines_of(self, kind: int, chosen_G: npt.NDArray[np.int64] | None) -> _Lines:
+        flat, (price, columns_PH) = self._flat, self._kinds[kind]
         chosen_W = flat.number_W == (0 if chosen_G is None else chosen_G[flat.group_W])
         weight_W = chosen_W * flat.copies_W / self._devices
         is_own_YC = self._class_W[flat.option_C] == np.arange(len(self._latency_Y))[:, None]
         if chosen_G is None or not price.is_by_call:
             is_own_YC = np.ones_like(is_own_YC)
-        at_0, works_2W = np.full(2, np.inf), np.zeros((2, len(chosen_W)))
+        works_2W, lines = self._steps_2W.copy(), []
         columns_CH = columns_PH[flat.row_C]
         for own, is_own_C in enumerate(is_own_YC):
             sums_H = (weight_W[flat.option_C] * is_own_C) @ columns_CH
             if not sums_H.any():
                 sums_H = weight_W[flat.option_C] @ columns_CH
-            line = price.line_at(sums_H)
-            at_0 = np.minimum(at_0, line.at_0_2)
+            lines.append(line := price.line_at(sums_H))
             is_own_W = self._class_W == own
-            works_2W[:, is_own_W] = self._summed(line.works(columns_PH))[:, is_own_W]
-        return _Lines(at_0, works_2W)
+            works_2W[:, is_own_W] += self._summed(line.works(columns_PH))[:, is_own_W]
+        works_2W[:, self._cuts.options] = self._cuts.works_2(kind, lines, self._class_W)
+        return _Lines(np.min([line.at_0_2 for line in lines], axis=0), works_2W)
 
     def _summed(self, works_2P: FloatArray) -> FloatArray:
         """[2, W] work of all copies of each option."""
@@ -216,34 +211,6 @@ class _Bounds:
 def _least_alone_ms(kinds: list[tuple[DevicePrice, Columns]]) -> FloatArray:
     """[P] what each lookup takes on the fastest kind of device, whatever else that holds."""
     return np.asarray(np.min([price.least_ms(columns_PH) for price, columns_PH in kinds], axis=0))
-
-
-def _narrowest_ms(space: SearchSpace, slopes_V: FloatArray) -> FloatArray:
-    """[W] what no part of a table that is cut by columns takes less than alone, however it is cut; infinite of others.
-
-    Nothing is said of parts that have some rows alone.
-    """
-    task, flat = space.task, space.flat
-    single = [(number, task.tables[one.tables[0]]) for number, one in enumerate(space.groups) if len(one.tables) == 1]
-    found_G = np.zeros(len(space.groups))
-    lookups: list[Lookup] = []
-    group_of: list[int] = []
-    for number, table in single:
-        width = min(COLUMN_STEP, table.embedding_dim)
-        own = part_lookups(TablePart(table.name, Span(0, table.num_rows), Span(0, width), (0,)), table, task)
-        lookups += own
-        group_of += [number] * len(own)
-    if lookups:
-        columns = [(price, price.columns(lookups)) for price in space.costs.prices]
-        np.maximum.at(found_G, group_of, _least_alone_ms(columns))
-    for number, table in single:
-        volume = part_volume(table, TABLE_WISE, min(COLUMN_STEP, table.embedding_dim), 1.0, task.num_devices)
-        found_G[number] += float(slopes_V @ volume.numbers_V)
-    by_columns, grids = (
-        np.isin(flat.type_W, [at for at, name in enumerate(flat.names) if name in ways])
-        for ways in (COLUMNS_ALONE, GRIDS)
-    )
-    return np.where(grids, 0.0, np.where(by_columns, found_G[flat.group_W], np.inf))
 
 
 def _room(space: SearchSpace) -> float:

@@ -232,7 +232,7 @@ class SearchSpace:
     def _option(self, position: int, name: str, widths: tuple[int, ...], storage: Storage) -> ShardingOption:
         """A table in parts of these widths; of its rows, the part with the most lookups stands for all of them."""
         table, own, machine = self.task.tables[position], TYPES[name], self.task.machine
-        rows = self._busiest_rows(table, own.span(machine) if own.cuts_rows else 1)
+        rows = self.busiest_rows(table, own.span(machine) if own.cuts_rows else 1)
         devices = tuple(range(machine.num_devices if own.is_replicated else 1))
         part_of = {width: TablePart(table.name, rows, Span(0, width), devices, storage) for width in widths}
         by_width = {width: self._piece([(position, part)], name) for width, part in part_of.items()}
@@ -283,7 +283,8 @@ class SearchSpace:
             self.collective_of_call.append((call.module, call.sharding_type))
         return self.calls[call]
 
-    def _busiest_rows(self, table: Table, rows_of: int) -> Span:
+    def busiest_rows(self, table: Table, rows_of: int) -> Span:
+        """Of a table's rows, cut for so many devices, those of the device with the most lookups."""
         spans = row_spans(table, rows_of)
         if table.row_shares is None:
             return spans[0]

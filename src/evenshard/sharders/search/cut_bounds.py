@@ -1,0 +1,192 @@
+"""What no cut of a table by columns takes less than, into however many parts and however uneven ones.
+
+An even cut is not always the least: rows of up to 32 columns take a quarter of a warp, rows of up to 64 half of one, so
+that 80 columns take less as 64 and 16 than as 40 and 40. So each width is priced, and the least sum of widths that make
+up the table is found for each number of parts. An option of the search stands for its own number of parts, and for
+those up to the next option's: all of them together take at least that sum, and the widest of them at least what a part
+of an even share takes alone.
+
+Where tables are many, that is done for those that are looked up most; of the others, even cuts stand for all.
+
+Legend: F tables with a type that cuts them, U blocks of ``COLUMN_STEP`` columns, E widths of all tables, W options,
+P lookups, N parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.measure.collectives import part_volume
+from evenshard.measure.kernel_calls import Lookup, part_lookups
+from evenshard.measure.price.device_price import TangentLine
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
+from evenshard.placement.sharding import TABLE_WISE, TYPES
+from evenshard.sharders.search.space import SearchSpace
+from evenshard.tables.reuse import FloatArray
+
+Numbers = npt.NDArray[np.int64]
+# Widths that are priced at most.
+MOST_WIDTHS = 1_000
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A table that may be cut by columns in a type.
+
+    Attributes:
+        position: of the table.
+        options: numbers, among all options, of those that cut it so.
+        parts: least and largest number of parts that each of them stands for.
+        rows: of each part; None for all.
+        least_blocks: of the narrowest part that is allowed.
+        blocks: of all columns.
+    """
+
+    position: int
+    options: tuple[int, ...]
+    parts: tuple[tuple[int, int], ...]
+    rows: Span | None
+    least_blocks: int
+    blocks: int
+
+
+class CutBounds:
+    """The least that cuts by columns take.
+
+    Attributes:
+        options: numbers, among all options, of those that are bounded here.
+
+    Args:
+        space: groups and options.
+    """
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._space = space
+        self._cuts, left = list[_Cut](), MOST_WIDTHS
+        for cut in sorted(self._all_cuts(), key=lambda one: -space.task.tables[one.position].pooling_factor):
+            left -= cut.blocks
+            if left < 0:
+                break
+            self._cuts.append(cut)
+        self.options = np.array([at for cut in self._cuts for at in cut.options], dtype=np.int64)
+        self._price_widths()
+
+    def _all_cuts(self) -> Iterator[_Cut]:
+        task, flat = self._space.task, self._space.flat
+        options_of: dict[tuple[int, str], dict[int, list[int]]] = {}
+        for at, (group, number) in enumerate(zip(flat.group_W.tolist(), flat.number_W.tolist(), strict=True)):
+            own, option = self._space.groups[group], self._space.groups[group].options[number]
+            if TYPES[option.sharding_type].cuts_columns and len(own.tables) == 1:
+                by_parts = options_of.setdefault((own.tables[0], option.sharding_type), {})
+                by_parts.setdefault(len(option.pieces), []).append(at)
+        for (position, name), by_parts in options_of.items():
+            table, type_, counts = task.tables[position], TYPES[name], sorted(by_parts)
+            blocks = table.embedding_dim // COLUMN_STEP
+            most = min(type_.home_span(task.machine) // type_.span(task.machine), blocks)
+            # The option of the fewest parts stands for cuts into fewer, too; parts live on devices of their own.
+            ranges = zip([2, *counts[1:]], [*(one - 1 for one in counts[1:]), most], strict=True)
+            yield _Cut(
+                position,
+                tuple(at for count in counts for at in by_parts[count]),
+                tuple(own for count, own in zip(counts, ranges, strict=True) for _ in by_parts[count]),
+                self._space.busiest_rows(table, type_.span(task.machine)) if type_.cuts_rows else None,
+                -(-task.limits_of(position).min_columns // COLUMN_STEP),
+                blocks,
+            )
+
+    def _price_widths(self) -> None:
+        """The columns of a part of each width of each table."""
+        task = self._space.task
+        lookups, width_of_P, width_E, volume_EV = list[Lookup](), list[int](), list[tuple[int, int]](), []
+        for number, cut in enumerate(self._cuts):
+            table = task.tables[cut.position]
+            for blocks in range(max(cut.least_blocks, 1), cut.blocks + 1):
+                columns = blocks * COLUMN_STEP
+                part = TablePart(table.name, cut.rows or Span(0, table.num_rows), Span(0, columns), (0,))
+                own = part_lookups(part, table, task)
+                width_of_P += [len(width_E)] * len(own)
+                lookups += own
+                width_E.append((number, blocks))
+                volume_EV.append(part_volume(table, TABLE_WISE, columns, 1.0, task.num_devices).numbers_V)
+        self._width_P, self._volume_EV = np.array(width_of_P, dtype=np.int64), np.array(volume_EV)
+        self._cut_E, self._blocks_E = np.array(width_E, dtype=np.int64).reshape(-1, 2).T
+        prices = self._space.costs.prices if lookups else []
+        self._kinds = [(price, price.columns(lookups)) for price in prices]
+
+    def alone_ms(self, slopes_V: FloatArray) -> FloatArray:
+        """What the widest part takes at least, alone on its device, of each of ``options``; 0 where rows are cut.
+
+        Args:
+            slopes_V: of the exchange of a part that is alone (``PartCosts.own_slopes_V``).
+        """
+        if not self._cuts:
+            return np.zeros(0)
+        alone_E = np.zeros(len(self._cut_E))
+        least_P = np.min([price.least_ms(columns_PH) for price, columns_PH in self._kinds], axis=0)
+        np.maximum.at(alone_E, self._width_P, least_P)
+        alone_FU = self._by_blocks(alone_E + self._volume_EV @ slopes_V)
+        least_FU = np.minimum.accumulate(alone_FU[:, ::-1], axis=1)[:, ::-1]
+        return np.array(
+            [
+                least_U[-(-cut.blocks // most) - 1] if cut.rows is None else 0.0
+                for cut, least_U in zip(self._cuts, least_FU, strict=True)
+                for _, most in cut.parts
+            ]
+        )
+
+    def works_2(self, kind: int, lines: Sequence[TangentLine], line_W: Numbers) -> FloatArray:
+        """[2, options] the least work of all parts of each of ``options`` on one kind of device, both passes.
+
+        Args:
+            kind: its number.
+            lines: of this kind.
+            line_W: number of the line of each of all options.
+        """
+        if not self._cuts:
+            return np.zeros((2, 0))
+        columns_PH = self._kinds[kind][1]
+        line_P = line_W[[cut.options[0] for cut in self._cuts]][self._cut_E[self._width_P]]
+        works_2P = np.array([line.works(columns_PH) for line in lines])[line_P, :, np.arange(len(line_P))].T
+        works_2P = works_2P + np.min([price.own_steps_ms(own_PH) for price, own_PH in self._kinds], axis=0)
+        count = len(self._cut_E)
+        works_2E = np.array([np.bincount(self._width_P, works_P, count) for works_P in works_2P], dtype=np.float64)
+        works_2FU = np.stack([self._by_blocks(works_E) for works_E in works_2E])
+        most = max(most for cut in self._cuts for _, most in cut.parts)
+        sums_2FN = least_sums(works_2FU, np.array([cut.blocks for cut in self._cuts]), most)
+        least_2W = [
+            sums_2FN[:, number, least - 1 : most].min(axis=1)
+            for number, cut in enumerate(self._cuts)
+            for least, most in cut.parts
+        ]
+        return np.array(least_2W).T * self._space.flat.copies_W[self.options]
+
+    def _by_blocks(self, values_E: FloatArray) -> FloatArray:
+        """[F, U] values of widths by their table and their blocks; infinite where there is no such width."""
+        found = np.full((len(self._cuts), max(cut.blocks for cut in self._cuts)), np.inf)
+        found[self._cut_E, self._blocks_E - 1] = values_E
+        return found
+
+
+def least_sums(values_2FU: FloatArray, blocks_F: Numbers, most: int) -> FloatArray:
+    """[2, F, N] the least sum of values of widths that make up a table, for 1, 2, ... ``most`` of them.
+
+    Args:
+        values_2FU: of a width of 1, 2, ... blocks; infinite where there is none.
+        blocks_F: blocks of each table.
+        most: the largest number of widths.
+    """
+    blocks = values_2FU.shape[2]
+    # One more width leads from some blocks that are left to fewer.
+    from_U, to_U = np.tril_indices(blocks + 1, -1)
+    values_2FUU = np.full((*values_2FU.shape[:2], blocks + 1, blocks + 1), np.inf)
+    values_2FUU[:, :, to_U, from_U] = values_2FU[:, :, from_U - to_U - 1]
+    sums_2FU = np.where(np.arange(blocks + 1) == blocks_F[:, None], np.zeros((2, 1, 1)), np.inf)
+    found = []
+    for _ in range(most):
+        sums_2FU = (values_2FUU + sums_2FU[:, :, None]).min(axis=3)
+        found.append(sums_2FU[:, :, 0])
+    return np.stack(found, axis=2)
