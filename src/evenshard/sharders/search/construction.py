@@ -54,10 +54,16 @@ class Works:
     names: tuple[str, ...]
 
     @staticmethod
-    def of(space: SearchSpace) -> Works:
-        """By what pieces add to a device that holds an even share of everything, whole."""
+    def of(space: SearchSpace, beside_largest: bool = False) -> Works:
+        """By what pieces add to a device that holds an even share of everything, whole.
+
+        Args:
+            space: groups and options.
+            beside_largest: whether that device has the largest of everything, too, such as the widest table, which
+                makes all rows beside it take as many lanes as its own.
+        """
         costs, flat = space.costs, space.flat
-        added_P = _added_ms(space)
+        added_P = _added_ms(space, beside_largest)
         slopes_V, replica_ms = costs.exchange_slopes
         replica_ms += max(dense_ms(1.0, kind.bytes_per_ns, space.task.optimizer) for kind in costs.kinds)
         replicas_W = flat.values_W * replica_ms
@@ -75,16 +81,19 @@ class Works:
         )
 
 
-def _added_ms(space: SearchSpace) -> FloatArray:
-    """[P] what each looked-up row of columns adds to a mean device, by the slowest kind of device."""
+def _added_ms(space: SearchSpace, beside_largest: bool) -> FloatArray:
+    """[P] what each looked-up row of columns adds to a mean device, by the slowest kind of device; see ``Works.of``."""
     devices = space.task.num_devices
     found = []
     for price, columns_PH in zip(space.costs.prices, space.lookups.columns_KPH, strict=True):
         whole = [group.options[0].pieces[0].cells[0][1] for group in space.groups]
         mean_H = columns_PH[whole].sum(axis=0, dtype=np.float64).astype(columns_PH.dtype) / devices
-        mean_H[len(mean_H) - price.num_maxima :] = 0.0
+        maxima = slice(len(mean_H) - price.num_maxima, None)
+        mean_H[maxima] = columns_PH[whole, maxima].max(axis=0) if beside_largest else 0.0
+        with_PH = columns_PH + mean_H
+        with_PH[:, maxima] = np.maximum(columns_PH[:, maxima], mean_H[maxima])
         base_ms = float(alone_ms(price, mean_H[None])[0])
-        found.append(np.maximum(alone_ms(price, columns_PH + mean_H) - base_ms, 1e-9))
+        found.append(np.maximum(alone_ms(price, with_PH) - base_ms, 1e-9))
     return np.asarray(np.max(found, axis=0))
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from itertools import product
 
 from evenshard.placement.sharding import COLUMNS_ALONE, GRIDS, NODE_ROWS, REPLICATED, ROWS_OF_ALL, TABLE_WISE
-from evenshard.sharders.search.construction import Construction
+from evenshard.sharders.search.construction import Construction, Works
 from evenshard.sharders.search.rules_of_thumb import rules_of_thumb
 from evenshard.sharders.search.space import FULL_SHARE
 from evenshard.sharders.search.state import Choice, State
@@ -48,30 +49,18 @@ def constructed(construction: Construction, deadline: float = float("inf")) -> l
         deadline: of ``time.monotonic``, after which there are no more than one.
     """
     space = construction.space
+    constructions = [construction]
+    if space.is_small and any(price.num_maxima for price in space.costs.prices):
+        constructions.append(Construction(space, Works.of(space, beside_largest=True)))
     found: dict[tuple[Choice, ...], Start] = {}
-    even_ms = construction.even_ms
-    known: dict[bytes, tuple[float, list[Choice]] | None] = {}
-    for types in TYPE_SETS if space.is_small else LARGE_TYPE_SETS:
-        if found and time.monotonic() >= deadline:
-            break
-        limits = LIMITS if space.is_small else LIMITS[::3]
-        prices = REPLICA_PRICES if types.intersection(REPLICATED) and space.is_small else (1.0,)
-        for price in prices:
-            best: tuple[float, list[Choice]] | None = None
-            for limit in limits:
-                for share in FULL_SHARES if space.offloads else FULL_SHARES[:1]:
-                    options_G = construction.options(limit * even_ms, types, price, share)
-                    key = options_G.tobytes()
-                    if key not in known:
-                        choices = construction.place(options_G) or construction.place(options_G, by_memory=True)
-                        known[key] = None if choices is None else (State(space, choices).cost_ms, choices)
-                    one = known[key]
-                    if one is not None:
-                        break  # what takes less memory is slower
-                if one is not None and (best is None or one[0] < best[0]):
-                    best = one
-            if best is not None and tuple(best[1]) not in found:
-                found[tuple(best[1])] = Start(best[1], types, best[0])
+    for one in constructions:
+        known: dict[bytes, tuple[float, list[Choice]] | None] = {}
+        for types in TYPE_SETS if space.is_small else LARGE_TYPE_SETS:
+            if found and time.monotonic() >= deadline:
+                break
+            best = _best_of(one, types, known)
+            if best is not None:
+                found.setdefault(tuple(best[1]), Start(best[1], types, best[0]))
     if space.is_small and not (found and time.monotonic() >= deadline):
         for choices in whole_starts(space):
             state = State(space, choices)
@@ -80,3 +69,27 @@ def constructed(construction: Construction, deadline: float = float("inf")) -> l
         for rule in rules_of_thumb(construction)[:MOST_RULES]:
             found.setdefault(rule.choices, Start(list(rule.choices), set(rule.types), rule.cost_ms))
     return list(found.values())
+
+
+def _best_of(
+    construction: Construction, types: set[str], known: dict[bytes, tuple[float, list[Choice]] | None]
+) -> tuple[float, list[Choice]] | None:
+    """The best construction with these types, and what it costs; None where there is no room.
+
+    Args:
+        known: constructions by their options, which grow here.
+    """
+    space, best = construction.space, None
+    prices = REPLICA_PRICES if types.intersection(REPLICATED) and space.is_small else (1.0,)
+    shares = FULL_SHARES if space.offloads else FULL_SHARES[:1]
+    for price, limit in product(prices, LIMITS if space.is_small else LIMITS[::3]):
+        for share in shares:
+            options_G = construction.options(limit * construction.even_ms, types, price, share)
+            key = options_G.tobytes()
+            if key not in known:
+                choices = construction.place(options_G) or construction.place(options_G, by_memory=True)
+                known[key] = None if choices is None else (State(space, choices).cost_ms, choices)
+            if (one := known[key]) is not None:
+                best = one if best is None or one[0] < best[0] else best
+                break  # what takes less memory is slower
+    return best
