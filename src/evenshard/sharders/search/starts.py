@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from itertools import product
 
 from evenshard.placement.sharding import COLUMNS_ALONE, GRIDS, NODE_ROWS, REPLICATED, ROWS_OF_ALL, TABLE_WISE
 from evenshard.sharders.search.construction import Construction, Works
@@ -58,9 +57,10 @@ def constructed(construction: Construction, deadline: float = float("inf")) -> l
         for types in TYPE_SETS if space.is_small else LARGE_TYPE_SETS:
             if found and time.monotonic() >= deadline:
                 break
-            best = _best_of(one, types, known)
-            if best is not None:
-                found.setdefault(tuple(best[1]), Start(best[1], types, best[0]))
+            for price in REPLICA_PRICES if types.intersection(REPLICATED) and space.is_small else (1.0,):
+                best = _best_of(one, types, price, known)
+                if best is not None:
+                    found.setdefault(tuple(best[1]), Start(best[1], types, best[0]))
     if space.is_small and not (found and time.monotonic() >= deadline):
         for choices in whole_starts(space):
             state = State(space, choices)
@@ -72,18 +72,17 @@ def constructed(construction: Construction, deadline: float = float("inf")) -> l
 
 
 def _best_of(
-    construction: Construction, types: set[str], known: dict[bytes, tuple[float, list[Choice]] | None]
+    construction: Construction, types: set[str], price: float, known: dict[bytes, tuple[float, list[Choice]] | None]
 ) -> tuple[float, list[Choice]] | None:
     """The best construction with these types, and what it costs; None where there is no room.
 
     Args:
+        price: factor on the work of replicas.
         known: constructions by their options, which grow here.
     """
     space, best = construction.space, None
-    prices = REPLICA_PRICES if types.intersection(REPLICATED) and space.is_small else (1.0,)
-    shares = FULL_SHARES if space.offloads else FULL_SHARES[:1]
-    for price, limit in product(prices, LIMITS if space.is_small else LIMITS[::3]):
-        for share in shares:
+    for limit in LIMITS if space.is_small else LIMITS[::3]:
+        for share in FULL_SHARES if space.offloads else FULL_SHARES[:1]:
             options_G = construction.options(limit * construction.even_ms, types, price, share)
             key = options_G.tobytes()
             if key not in known:
