@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from benchmarks.scripts import gpu_kernels
 from benchmarks.scripts.fit_gpu_kernels import OPTIMIZERS, Calls, calls_of, halves, read_lines, times_us
@@ -21,18 +20,7 @@ from evenshard.measure.calibrate.constants import Errors
 from evenshard.measure.simulated.device_model import KERNELS
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.tables.table import SEQUENCE
-from support.repository import ROOT
-
-
-def stored(name: str) -> Path:
-    """A file of ``data/``, where DVC's remote in the repository keeps it."""
-    files = ROOT / "dvcstore" / "files" / "md5"
-
-    def of(md5: str) -> Path:
-        return files / md5[:2] / md5[2:]
-
-    folder = yaml.safe_load((ROOT / "data.dvc").read_text())["outs"][0]["md5"]
-    return of(next(one["md5"] for one in json.loads(of(folder).read_text()) if one["relpath"] == name))
+from support.dvc_store import stored
 
 
 @cache

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,16 @@ def test_the_gradient_that_comes_back_has_the_shape_of_the_pooled_embeddings() -
     with loaded(*SHARD) as shard:
         assert shard.gradient.shape == shard.forward(0).shape == (BATCH_SIZE, 4 + 12 + 8)
         assert shard.gradient.dtype == torch.float32
+
+
+def test_kernels_that_were_unpacked_and_not_installed_have_a_version_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    import fbgemm_gpu
+
+    def none_of_them(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(fbgemm, "version", none_of_them)
+    assert f"fbgemm_gpu {fbgemm_gpu.__version__}" in fbgemm.library_versions(torch.device("cpu"))
 
 
 def test_a_table_of_half_precision_has_weights_of_half_precision() -> None:
