@@ -21,7 +21,7 @@ from evenshard.utils.errors import InfeasibleTask
 
 MORE_MEMORY = 1.5
 # What a search may miss in more memory: it knows nothing of what less of it answers.
-SEARCHED = 0.01
+SEARCHED = 0.02
 SEEDS = range(10)
 pytestmark = [pytest.mark.slow, pytest.mark.full_search]
 
