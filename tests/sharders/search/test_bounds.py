@@ -18,10 +18,17 @@ from evenshard.measure.step_time import LARGEST_SUM
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import COLUMN_STEP
 from evenshard.placement.pipeline import PIPELINES
-from evenshard.placement.sharding import COLUMN_WISE, DATA_PARALLEL, SHARDING_TYPES, TABLE_WISE, TYPES
+from evenshard.placement.sharding import (
+    COLUMN_WISE,
+    DATA_PARALLEL,
+    GRID_SHARD,
+    SHARDING_TYPES,
+    TABLE_WISE,
+    TYPES,
+)
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.search.bounds import lower_bound_ms
-from evenshard.sharders.search.cut_bounds import least_sums
+from evenshard.sharders.search.cut_bounds import CutBounds, least_sums
 from evenshard.sharders.search.sharding_option import TableGroup
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.state import Choice, State
@@ -146,6 +153,27 @@ def test_a_table_that_decides_has_a_part_of_its_even_share() -> None:
         State(space, [Choice(len(space.groups[0].options) + at, (0, 1, 2))]).cost_ms for at in (-2, -1)
     )
     assert 0.9 * even_ms < bound_ms < even_ms < uneven_ms
+
+
+@pytest.mark.parametrize("types", [{COLUMN_WISE}, {GRID_SHARD}])
+def test_even_cuts_of_whole_lanes_are_the_least_on_all_devices_together(types: set[str]) -> None:
+    """128 columns in two or four parts: none of fewer lanes is possible. A part of a grid is on two devices."""
+    machine = Machine(8, 2, inter="infiniband_ndr")
+    limits = (TableLimits(frozenset(types)),)
+    task = ShardingTask((Table("t", 4_000_000, 128, 60.0),), machine, (2**36,) * 8, 65_536, limits=limits)
+    kind = simulated_kind(gpu_profile("h100"), Machine(1, 1))
+    links = Links(LINKS["nvlink_h100"], LINKS["infiniband_ndr"])
+    space = SearchSpace(PartCosts(task, [kind], [0] * 8, links))
+    (price,), (columns_PH,), flat, cuts = space.costs.prices, space.lookups.columns_KPH, space.flat, CutBounds(space)
+    line = price.line_at(columns_PH.sum(axis=0))
+    works_2P = line.works(columns_PH) + price.own_steps_ms(columns_PH)
+    even_2W = np.array([flat.summed(works_P) * flat.copies_W for works_P in works_2P])
+    least_2W = cuts.works_2(0, [line], np.zeros(len(flat.group_W), dtype=np.int64))
+    parts = [len(space.groups[0].options[int(flat.number_W[at])].pieces) for at in cuts.options]
+    lanes = [number for number, count in enumerate(parts) if count in (2, 4)]
+    assert len(lanes) == 2
+    np.testing.assert_allclose(least_2W[:, lanes], even_2W[:, cuts.options[lanes]], rtol=2e-3)
+    assert (least_2W <= even_2W[:, cuts.options] * (1 + 1e-9)).all()
 
 
 @pytest.mark.slow
