@@ -13,8 +13,9 @@ exchange, which is a window of its own: its mean over the devices comes on top o
 price (Lagrange) that the bound is largest for. Lines touch the kernel times where the tables' choice puts the mean
 device. A pass takes no less than its launches either, whatever its kernels take.
 
-The bound counts the steps of time that a table's own rows need, and cuts by columns however uneven (``cut_bounds``). It
-leaves out what whole parts cannot share out evenly.
+The bound counts the steps of time that a table's own rows need, and cuts by columns however uneven (``cut_bounds``; of
+many tables, those of the ones that are looked up most, and even cuts of the others). It leaves out what whole parts
+cannot share out evenly.
 
 Legend: G groups, W options of a group, D devices, P lookups, C looked-up rows of options, K kinds of devices,
 H columns, S sets, Y classes of options.

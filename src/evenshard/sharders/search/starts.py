@@ -41,7 +41,7 @@ class Start:
 
 
 def constructed(construction: Construction, deadline: float = float("inf")) -> list[Start]:
-    """The best construction of each set of types; equal ones once.
+    """The best construction of each set of types, by the work of pieces alone and beside the widest table; each once.
 
     Args:
         construction: makes them.
