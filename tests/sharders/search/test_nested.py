@@ -27,9 +27,8 @@ from evenshard.placement.sharding import (
 )
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.search import nested
-from evenshard.sharders.search.nested import search_with_fewer_types, with_fewer_types
+from evenshard.sharders.search.nested import MOST_NESTED, search_with_fewer_types, with_fewer_types
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort, PlanSearchResult
-from evenshard.sharders.search.space import SMALL
 from evenshard.tables.table import Table
 
 TWO_NODES = Machine(8, 4, inter="infiniband_ndr")
@@ -93,7 +92,7 @@ def test_searches_for_fewer_types_end_where_rows_of_a_node_are_those_of_all_devi
 
 def test_a_large_task_keeps_its_types() -> None:
     task = costs_of(some_tables(2)).task
-    many = tuple(Table(f"t{n}", 100, 16, 1.0) for n in range(SMALL // task.num_devices + 1))
+    many = tuple(Table(f"t{n}", 100, 16, 1.0) for n in range(MOST_NESTED // task.num_devices + 1))
     assert with_fewer_types(replace(task, tables=many)) is None
     assert with_fewer_types(replace(task, tables=many[1:])) is not None
 

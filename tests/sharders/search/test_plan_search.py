@@ -30,6 +30,7 @@ from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.planner.place import PlaceConfig
 from evenshard.sharders.search.bounds import lower_bound_ms
 from evenshard.sharders.search.construction import Construction, Works
+from evenshard.sharders.search.neighbours import MOST_COUNTED
 from evenshard.sharders.search.search import EFFORTS, LONG, PlanSearch, PlanSearchEffort
 from evenshard.sharders.search.space import SearchSpace, column_cuts
 from evenshard.sharders.search.starts import constructed
@@ -124,6 +125,15 @@ def test_the_answer_is_legal_and_better_than_its_starts() -> None:
     assert found.best.predicted_ms <= min(start.cost_ms for start in starts) * (1 + MOST_SLOWER)
     least_ms = min(search.costs.predict(parts).predicted_ms for parts in found.candidates)
     assert found.best.parts == found.candidates[0] and found.best.predicted_ms <= least_ms * (1 + MOST_SLOWER)
+
+
+def test_changes_that_are_tried_at_once_count_up_to_a_limit() -> None:
+    search = PlanSearch(costs_of(some_tables()), SHORT)
+    state = State(search.space, constructed(search.construction)[0].choices)
+    for count, counted in ((3, 3), (MOST_COUNTED, MOST_COUNTED), (MOST_COUNTED + 1, MOST_COUNTED)):
+        before = search.neighbours.tried
+        search.neighbours.scores(state, [[(0, state.choices[0])]] * count)
+        assert search.neighbours.tried - before == counted
 
 
 def test_a_step_makes_the_score_better_within_the_memory_or_is_none() -> None:

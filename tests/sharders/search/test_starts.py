@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,12 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart, row_spans
 from evenshard.placement.sharding import COLUMN_WISE, TABLE_WISE
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.search.construction import Works
+from evenshard.sharders.search import starts
+from evenshard.sharders.search.construction import Construction, Works
 from evenshard.sharders.search.nested import search_with_fewer_types
-from evenshard.sharders.search.search import PlanSearchEffort
+from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.search.space import SearchSpace
+from evenshard.sharders.search.state import Choice
 from evenshard.tables.catalog import load_catalog
 from evenshard.tables.table import Table
 
@@ -42,6 +45,25 @@ def test_beside_the_widest_table_narrow_parts_save_no_lanes(profile: str, times:
     )
     alone, beside = (Works.of(space, beside_largest=one).total_GW[0] for one in (False, True))
     assert (beside[narrow] / beside[whole]) / (alone[narrow] / alone[whole]) == pytest.approx(times, rel=0.1)
+
+
+def test_constructions_of_far_too_much_work_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best one is the same; how many are placed is counted."""
+    search = PlanSearch(costs_of(tuple(Table(f"t{at}", 10**4 * 3**at, 64, 8.0 + at) for at in range(9)), "h100"))
+    made: list[int] = []
+    place = Construction.place
+
+    def counted(self: Construction, *args: Any, **kwargs: Any) -> list[Choice] | None:
+        made[-1] += 1
+        return place(self, *args, **kwargs)
+
+    monkeypatch.setattr(Construction, "place", counted)
+    least = []
+    for hopeless in (float("inf"), starts.HOPELESS):
+        monkeypatch.setattr(starts, "HOPELESS", hopeless)
+        made.append(0)
+        least.append(min(one.cost_ms for one in starts.constructed(search.construction)))
+    assert made[1] < made[0] and least[1] == least[0]
 
 
 @pytest.mark.slow

@@ -271,7 +271,9 @@ class Places:
         may_P = None if allowed_D is None else allowed_D.reshape(-1, option.span).all(axis=1)
         places: list[int] = []
         for piece in option.pieces:
-            fits_P = (free_P >= piece.size_bytes) & self._host_has(option)
+            fits_P = free_P >= piece.size_bytes
+            if not option.storage.is_on_device:
+                fits_P &= self._host_has(option)
             fits_P[places] = False
             if may_P is not None:
                 fits_P &= may_P

@@ -3,12 +3,14 @@
 Pieces of a slow device move to others or change places with what is there; groups of it take another option. What
 each change makes of all devices is counted exactly, for all changes at once.
 
-Legend: N changes, O pieces of other devices, P pieces of the slow one, D devices.
+Legend: N changes (M moves, S swaps), H pieces that devices hold, O those of other devices, G those of the slow one, D
+devices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.storage import ON_DEVICE
 from evenshard.sharders.search.arrays import PieceChanges
 from evenshard.sharders.search.pieces import Pieces
-from evenshard.sharders.search.state import Change, Choice, State, scores_of
+from evenshard.sharders.search.state import Change, Choice, Indices, State, scores_of
 from evenshard.sharders.search.storages import other_storages
 from evenshard.tables.reuse import FloatArray
 
@@ -26,8 +28,19 @@ MOVE_TARGETS, SWAP_TARGETS = 16, 8
 MOST_SWAPS = 96
 # Groups that a step gives another option, brings home, or swaps with rows of another node.
 MOST_OTHER_OPTIONS, TRIED_HOMEWARD, TRIED_ON_PLACE = 12, 6, 4
+# What a step counts at most of an effort, however many changes it tries: all of them together take hardly longer.
+MOST_COUNTED = 64
 # Of the score, relatively: less is no step.
 LEAST_STEP = 1e-4
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Pieces on devices: group, number of the piece among all of the space, and device of each."""
+
+    groups: list[int]
+    piece_H: Indices
+    device_H: Indices
 
 
 class Neighbours:
@@ -36,7 +49,7 @@ class Neighbours:
     Attributes:
         types: sharding types that they use.
         usual_cuts_only: whether they cut columns as usual alone (``usual_cuts``).
-        tried: changes that have been tried out.
+        tried: changes that have been tried out, of a step no more than ``MOST_COUNTED``.
 
     Args:
         pieces: what is known of pieces and devices.
@@ -71,7 +84,7 @@ class Neighbours:
         return scores_N if state.moves is None else self._with_moves(state, changes, scores_N)
 
     def _scores(self, state: State, pieces: PieceChanges, count: int) -> FloatArray:
-        self.tried += count
+        self.tried += min(count, MOST_COUNTED)
         windows_WND, fits_N = state.after(pieces, count)
         return np.where(fits_N, scores_of(windows_WND), np.inf)
 
@@ -92,29 +105,32 @@ class Neighbours:
 
     def _best_exchange(self, state: State, slow: int) -> Change | None:
         """The best move of a piece of the slow device, or swap of it for another, if it makes the score better."""
-        own = sorted(state.on_device[slow])
-        if not own:
+        own_groups = sorted(state.on_device[slow])
+        if not own_groups:
             return None
         order = [one for one in np.argsort(state.device_ms_D, kind="stable").tolist() if one != slow]
         targets, partners = order[:MOVE_TARGETS], order[:SWAP_TARGETS]
-        may_GD = self._may_go(state, own, targets)
-        group_M, to_M = np.nonzero(may_GD[:, targets])
+        may_GD = self._may_go(state, own_groups, targets)
+        own_M, to_M = np.nonzero(may_GD[:, targets])
         to_M = np.array(targets, dtype=np.int64)[to_M]
-        theirs = [(device, group) for device in partners for group in sorted(state.on_device[device])]
-        group_S, other_S = self._swaps(state, slow, own, theirs, may_GD)
-        if not len(group_M) + len(group_S):
+        own = self._held(state, [(slow, group) for group in own_groups])
+        theirs = self._held(
+            state, [(device, group) for device in partners for group in sorted(state.on_device[device])]
+        )
+        own_S, other_S = self._swaps(state, slow, own, theirs, may_GD)
+        if not len(own_M) + len(own_S):
             return None
-        own_P = np.array([self.pieces.number_on(state, group, slow) for group in own], dtype=np.int64)
-        other_O = np.array([self.pieces.number_on(state, group, device) for device, group in theirs], dtype=np.int64)
-        device_O = np.array([device for device, _ in theirs], dtype=np.int64)
-        pieces = _exchanged(slow, own_P[group_M], to_M, own_P[group_S], other_O[other_S], device_O[other_S])
-        scores_N = self._scores(state, pieces, len(group_M) + len(group_S))
+        pieces = _exchanged(
+            slow, own.piece_H[own_M], to_M, own.piece_H[own_S], theirs.piece_H[other_S], theirs.device_H[other_S]
+        )
+        scores_N = self._scores(state, pieces, len(own_M) + len(own_S))
 
         def change(number: int) -> Change:
-            if number < len(group_M):
-                group = own[group_M[number]]
+            if number < len(own_M):
+                group = own_groups[own_M[number]]
                 return [(group, _moved(state.choices[group], slow, int(to_M[number])))]
-            group, (device, other) = own[group_S[number - len(group_M)]], theirs[other_S[number - len(group_M)]]
+            at = other_S[number - len(own_M)]
+            group, other, device = own_groups[own_S[number - len(own_M)]], theirs.groups[at], int(theirs.device_H[at])
             return [
                 (group, _moved(state.choices[group], slow, device)),
                 (other, _moved(state.choices[other], device, slow)),
@@ -134,46 +150,51 @@ class Neighbours:
                 may_GD[number, devices] = [self.pieces.may_go(state, group, device) for device in devices]
         return may_GD
 
-    def _swaps(
-        self, state: State, slow: int, own: Sequence[int], theirs: Sequence[tuple[int, int]], may_GD: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the groups of the slow device and of others that may change places."""
-        devices, others = [device for device, _ in theirs], [group for _, group in theirs]
-        may_GO = (np.array(own)[:, None] != np.array(others)[None]) & may_GD[:, devices]
-        for at, other in enumerate(others):
+    def _held(self, state: State, held: Sequence[tuple[int, int]]) -> _Held:
+        """Groups, each with a piece on its device."""
+        pieces = [self.pieces.number_on(state, group, device) for device, group in held]
+        device_H = np.array([device for device, _ in held], dtype=np.int64)
+        return _Held([group for _, group in held], np.array(pieces, dtype=np.int64), device_H)
+
+    def _swaps(self, state: State, slow: int, own: _Held, theirs: _Held, may_GD: np.ndarray) -> tuple[Indices, Indices]:
+        """Numbers of the pieces of the slow device and of others that may change places."""
+        devices = theirs.device_H.tolist()
+        may_GO = (np.array(own.groups)[:, None] != np.array(theirs.groups)[None]) & may_GD[:, devices]
+        for at, other in enumerate(theirs.groups):
             if self.pieces.is_bound(state, other):
                 may_GO[:, at] &= self.pieces.may_go(state, other, slow)
         apart_G, apart_O = (
-            np.array([bool(self.pieces.construction.rules_of(one)) for one in groups], dtype=bool)
-            for groups in (own, others)
+            np.array([bool(self.pieces.construction.rules_of(one)) for one in held.groups], dtype=bool)
+            for held in (own, theirs)
         )
         for number, at in np.argwhere(apart_G[:, None] | apart_O[None]):  # one may make room for the other
+            group, other = own.groups[number], theirs.groups[at]
             may_GO[number, at] = (
-                own[number] != others[at]
-                and self.pieces.may_go(state, own[number], devices[at], others[at])
-                and self.pieces.may_go(state, others[at], slow, own[number])
+                group != other
+                and self.pieces.may_go(state, group, devices[at], other)
+                and self.pieces.may_go(state, other, slow, group)
             )
-        group_S, other_S = np.nonzero(may_GO)
-        if len(group_S) > MOST_SWAPS:
-            gains = self._gains(state, [*((slow, group) for group in own), *theirs])
-            saved_S = gains[group_S] - gains[len(own) + other_S]
+        own_S, other_S = np.nonzero(may_GO)
+        if len(own_S) > MOST_SWAPS:
+            saved_S = self._gains(state, own)[own_S] - self._gains(state, theirs)[other_S]
             device_ms_D = state.device_ms_D
-            ahead_S = device_ms_D[slow] - device_ms_D[devices][other_S]
-            chosen = np.argsort(np.maximum(-saved_S, saved_S - ahead_S), kind="stable")[:MOST_SWAPS]
-            group_S, other_S = group_S[chosen], other_S[chosen]
-        return group_S, other_S
+            ahead_S = device_ms_D[slow] - device_ms_D[theirs.device_H][other_S]
+            left_S = np.maximum(-saved_S, saved_S - ahead_S)
+            few = np.flatnonzero(left_S <= np.partition(left_S, MOST_SWAPS)[MOST_SWAPS])  # far fewer to sort
+            chosen = few[np.argsort(left_S[few], kind="stable")[:MOST_SWAPS]]
+            own_S, other_S = own_S[chosen], other_S[chosen]
+        return own_S, other_S
 
-    def _gains(self, state: State, held: Sequence[tuple[int, int]]) -> FloatArray:
-        """What devices save without groups, each on its device; of exchanges, as if all devices had as much."""
-        device_N = np.array([device for device, _ in held], dtype=np.int64)
-        piece_N = np.array([self.pieces.number_on(state, group, device) for device, group in held], dtype=np.int64)
-        arrays, costs, number_N = state.space.piece_arrays, self.pieces.costs, np.arange(len(held))
-        cells = arrays.cells(PieceChanges(number_N, piece_N, device_N, np.full(len(held), -1)))
-        left_2N = state.loads.changed_ms(cells, len(held))[:, number_N, device_N]
-        offload_N2 = arrays.offload_PK2[piece_N, costs.kind_of_D[device_N]]
-        exchanged_N = arrays.volume_PV[piece_N] @ costs.exchange_slopes[0]
-        saved_2N = state.loads.compute_2D[:, device_N] - left_2N
-        return np.asarray(saved_2N.sum(axis=0) + offload_N2.sum(axis=1) + exchanged_N)
+    def _gains(self, state: State, held: _Held) -> FloatArray:
+        """[H] what devices save without each piece; of exchanges, as if all devices had as much."""
+        count = len(held.groups)
+        arrays, costs, number_H = state.space.piece_arrays, self.pieces.costs, np.arange(count)
+        cells = arrays.cells(PieceChanges(number_H, held.piece_H, held.device_H, np.full(count, -1)))
+        left_2H = state.loads.changed_ms(cells, count)[:, number_H, held.device_H]
+        offload_H2 = arrays.offload_PK2[held.piece_H, costs.kind_of_D[held.device_H]]
+        exchanged_H = arrays.volume_PV[held.piece_H] @ costs.exchange_slopes[0]
+        saved_2H = state.loads.compute_2D[:, held.device_H] - left_2H
+        return np.asarray(saved_2H.sum(axis=0) + offload_H2.sum(axis=1) + exchanged_H)
 
     # Other changes ----------------------------------------------------------------------------------------------------
 

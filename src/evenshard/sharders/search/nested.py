@@ -25,6 +25,8 @@ from evenshard.utils.errors import InfeasibleTask
 
 # What tables may be at most, search after search; a table that may be none of it keeps its types.
 FEWER_TYPES = ({TABLE_WISE, *COLUMNS_ALONE}, {TABLE_WISE})
+# Tables times devices up to which fewer types are searched by themselves: of larger tasks, each search takes long.
+MOST_NESTED = 8_192
 # Memory of all devices in that of all tables, whole.
 LITTLE_MEMORY = 1.1
 # Of the solver, where nothing else finds room for tables of fewer types.
@@ -82,7 +84,7 @@ def search_with_fewer_types(
 
 def _packed(task: ShardingTask) -> Sequence[Sequence[TablePart]]:
     """A placement by columns in memory that hardly holds all tables, whatever there is, if one is found at once."""
-    if any(types - FEWER_TYPES[0] for types in task.types) or _is_large(task):
+    if any(types - FEWER_TYPES[0] for types in task.types) or len(task.tables) * task.num_devices > SMALL:
         return ()
     wholes = zip(task.tables, whole_tables(task.tables), strict=True)
     needed = sum(memory_of_part(task, table, whole).device_bytes for table, whole in wholes)
@@ -119,8 +121,8 @@ def _is_open(costs: PartCosts, effort: PlanSearchEffort, result: PlanSearchResul
 
 
 def with_fewer_types(task: ShardingTask) -> ShardingTask | None:
-    """The task with fewer types, as many as there are; None where there are none, or it is large: changes take long."""
-    if _is_large(task):
+    """The task with fewer types, as many as there are; None where there are none, or it is large."""
+    if len(task.tables) * task.num_devices > MOST_NESTED:
         return None
     limits = tuple(task.limits_of(at) for at in range(len(task.tables)))
     for types in FEWER_TYPES:
@@ -128,7 +130,3 @@ def with_fewer_types(task: ShardingTask) -> ShardingTask | None:
         if fewer.limits != limits and fewer.types != task.types and all(fewer.types):
             return fewer
     return None
-
-
-def _is_large(task: ShardingTask) -> bool:
-    return len(task.tables) * task.num_devices > SMALL

@@ -26,6 +26,9 @@ TYPE_SETS = tuple(
 FULL_SHARES = (FULL_SHARE, 0.85, 0.7, 0.5)
 # Factors on the work of replicas that constructions try.
 REPLICA_PRICES = (1.0, 0.3)
+# Constructions are skipped whose mean device has this many times the work that the best start takes: where tables are
+# many, making them took most of a search.
+HOPELESS = 1.5
 # Placements by rules of thumb that are improved.
 MOST_RULES = 6
 LARGE_TYPE_SETS = tuple(types for types in TYPE_SETS if TABLE_WISE in types and not types.intersection(GRIDS))
@@ -58,7 +61,8 @@ def constructed(construction: Construction, deadline: float = float("inf")) -> l
             if found and time.monotonic() >= deadline:
                 break
             for price in REPLICA_PRICES if types.intersection(REPLICATED) and space.is_small else (1.0,):
-                best = _best_of(one, types, price, known)
+                most_ms = HOPELESS * min((start.cost_ms for start in found.values()), default=float("inf"))
+                best = _best_of(one, types, price, known, most_ms)
                 if best is not None:
                     found.setdefault(tuple(best[1]), Start(best[1], types, best[0]))
     if space.is_small and not (found and time.monotonic() >= deadline):
@@ -72,19 +76,26 @@ def constructed(construction: Construction, deadline: float = float("inf")) -> l
 
 
 def _best_of(
-    construction: Construction, types: set[str], price: float, known: dict[bytes, tuple[float, list[Choice]] | None]
+    construction: Construction,
+    types: set[str],
+    price: float,
+    known: dict[bytes, tuple[float, list[Choice]] | None],
+    most_ms: float,
 ) -> tuple[float, list[Choice]] | None:
     """The best construction with these types, and what it costs; None where there is no room.
 
     Args:
         price: factor on the work of replicas.
         known: constructions by their options, which grow here.
+        most_ms: of the mean device's work, beyond which a construction is skipped.
     """
     space, best = construction.space, None
     for limit in LIMITS if space.is_small else LIMITS[::3]:
         for share in FULL_SHARES if space.offloads else FULL_SHARES[:1]:
             options_G = construction.options(limit * construction.even_ms, types, price, share)
             key = options_G.tobytes()
+            if key not in known and construction.total_ms(options_G).sum() > most_ms * space.task.num_devices:
+                continue
             if key not in known:
                 choices = construction.place(options_G) or construction.place(options_G, by_memory=True)
                 known[key] = None if choices is None else (State(space, choices).cost_ms, choices)
