@@ -21,7 +21,7 @@ from evenshard.planner import rivals as module
 from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Rival
 from evenshard.planner.pricing import PartsMeasurer, part_costs, priced
 from evenshard.planner.request import PlacementRequest
-from evenshard.planner.rivals import FULL_SPACE, MOST_SHARDS, TORCHREC, rivals
+from evenshard.planner.rivals import FULL_SPACE, MOST_SHARDS, RULE, TORCHREC, rival_placements, rivals
 from evenshard.planner.rules import Rules
 from evenshard.planner.saving import saving_against
 from evenshard.sharders.model import DeviceModel
@@ -49,7 +49,8 @@ def asked(**more: object) -> PlacementRequest:
 
 
 def found(request: PlacementRequest, *names: str, measure: PartsMeasurer | None = None) -> tuple[Rival, ...]:
-    return rivals(request, part_costs(request, untrained()), names, measure)
+    costs = part_costs(request, untrained())
+    return rivals(rival_placements(request, costs, names), costs, measure)
 
 
 def few(monkeypatch: pytest.MonkeyPatch, *chosen: PlannerSetting) -> None:
@@ -80,7 +81,7 @@ def test_torchrecs_plan_as_it_comes_its_best_by_rating_and_the_best_by_the_model
     few(monkeypatch, *widths)
     answer = costs.predict([whole_part(one, (at,)) for at, one in enumerate(COSTLY)])
     saves = saving_against(request, untrained(), costs, priced(request, untrained(), costs, answer)[0])
-    plain, rated, best = rivals(request, costs, [FULL_SPACE], saves=saves)
+    plain, rated, best = rivals(rival_placements(request, costs, [FULL_SPACE]), costs, saves=saves)
     assert [one.chosen for one in (plain, rated, best)] == [PLAIN_PLAN, BY_RATING, BY_MODEL]
     planner = TorchRecPlanner(request.task(), machine_bandwidths(request.hardware, request.nodes, costs.links))
     plans = list(planner.plans([*PLAIN, *widths]))
@@ -125,7 +126,7 @@ def test_torchrecs_plan_without_settings_is_never_better_than_its_answer_here(
     planner = EmbeddingShardingPlanner(topology, batch_size=65_536 // devices, constraints=constraints)
     plan = planner.plan(model, [EmbeddingBagCollectionSharder()])
     without_settings = costs.predict(shards_of(plan, tables)).predicted_ms
-    plain, _, best = rivals(request, costs, [FULL_SPACE])
+    plain, _, best = rivals(rival_placements(request, costs, [FULL_SPACE]), costs)
     assert plain.predicted_ms is not None and best.predicted_ms is not None
     assert best.predicted_ms <= min(plain.predicted_ms, 1.001 * without_settings)
 
@@ -137,7 +138,8 @@ def test_the_best_of_torchrec_is_never_worse_than_its_plan_as_it_comes(number: i
     tables = generate_tables(GeneratorConfig(int(rng.integers(2, 6)), (16, 64, 128)), 4096, seed=number)
     types = ((), BY_COLUMNS, ("row_wise", "data_parallel", TABLE_WISE))[number % 3]
     request = asked(tables=tables, caps_bytes=(2**36,) * 2, batch_size=4096, sharding_types=types)
-    plain, rated, best = rivals(request, part_costs(request, DeviceModel("simulated:h200")), [FULL_SPACE])
+    costs = part_costs(request, DeviceModel("simulated:h200"))
+    plain, rated, best = rivals(rival_placements(request, costs, [FULL_SPACE]), costs)
     assert best.predicted_ms is not None and plain.predicted_ms is not None and rated.predicted_ms is not None
     assert best.predicted_ms <= min(plain.predicted_ms, rated.predicted_ms)
 
@@ -185,3 +187,15 @@ def test_where_tables_do_not_fit_torchrec_has_caches_too(monkeypatch: pytest.Mon
     assert none.predicted_ms is None and "in any of 2 settings" in none.note
     in_device_memory = replace(small, compute_kernels=("fused",))
     assert "in any of 2 settings" in found(in_device_memory, FULL_SPACE)[0].note
+
+
+def test_the_best_rule_of_thumb_may_replicate_and_cut_where_the_request_allows_it() -> None:
+    """As the search prices it; its name says the rule. Whole tables alone have other rivals."""
+    tables = (table("costly", 2**20, 128, 100.0), *(table(name, 2**8, 64, 8.0) for name in "abc"))
+    (one,) = found(asked(tables=tables), RULE)
+    assert one.setting == "whole, 1 in rows" and one.predicted_ms is not None
+    (whole,) = found(asked(tables=tables), "lookup_greedy")
+    assert whole.predicted_ms is not None and one.predicted_ms < 0.9 * whole.predicted_ms
+    assert found(asked(sharding_types=(TABLE_WISE,)), RULE) == ()
+    (none,) = found(asked(caps_bytes=(20 * 2**20,) * 4), RULE)
+    assert none.note == "no rule of thumb found room for the tables"

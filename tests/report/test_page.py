@@ -22,7 +22,7 @@ from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.file import json_schema
-from evenshard.planner.rivals import FULL_SPACE, TORCHREC
+from evenshard.planner.rivals import FULL_SPACE, RULE, TORCHREC
 from evenshard.planner.rules import Rules
 from evenshard.report.page.charts import Axis, device_bars, host_bars, rival_axis, time_axis
 from evenshard.report.page.page import page, save_page
@@ -401,7 +401,7 @@ def test_the_command_writes_the_page(
     monkeypatch.setattr("evenshard.sharders.torchrec.compat.require_torchrec", lambda: None)
     assert main(["place", "t.yaml", "--report", str(tmp_path / "out.html")]) == 0
     assert (tmp_path / "out.html").read_text(encoding="utf-8") == page(full())
-    assert compared == [(*HEURISTICS, *TORCHREC, FULL_SPACE)]
+    assert compared == [(*HEURISTICS, RULE, *TORCHREC, FULL_SPACE)]
     assert "5.00 ms of embedding work per step, at most" in capsys.readouterr().out
 
 
@@ -413,7 +413,7 @@ def test_the_page_says_that_torchrec_is_missing(
     text = (tmp_path / "out.html").read_text(encoding="utf-8")
     assert text == page(full(), "TorchRec is not installed.")
     assert "in every way too, was not compared: TorchRec is not installed." in unescape(text)
-    assert compared == [HEURISTICS]
+    assert compared == [(*HEURISTICS, RULE)]
 
 
 def test_without_a_report_torchrec_is_not_looked_for(

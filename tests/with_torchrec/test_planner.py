@@ -24,10 +24,15 @@ from evenshard.placement.pipeline import PIPELINES
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
+from evenshard.planner.pricing import part_costs
 from evenshard.sharders.model import DeviceModel
+from evenshard.sharders.torchrec.planner import Bandwidths
+from evenshard.sharders.torchrec.rival import TorchRecPlanner
+from evenshard.sharders.torchrec.settings import AS_IT_COMES
 from evenshard.torchrec import EvenshardPlanner, sharding_plan, shards_of, tables_of
 from evenshard.torchrec.model.dense_model import dense_bytes
 from evenshard.torchrec.plan.compare import chosen_model
+from evenshard.torchrec.planner import model_plan
 from evenshard.utils.errors import BadConfig, InfeasibleTask, MissingPackage
 from evenshard.utils.units import BYTES_PER_GB
 from support.request_builders import untrained
@@ -416,3 +421,27 @@ def test_a_model_may_stand_in_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = chosen_model("models:/evenshard-cost@champion", None, "cpu")
     assert model.source == "models:/evenshard-cost/3"  # tomorrow's champion may be another
     assert asked == [("fetched models:/evenshard-cost/3", None)]
+
+
+def test_the_answer_is_no_worse_than_torchrecs_own_default_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is where the search begins, too; with hardly any time, TorchRec is not asked."""
+    known: list[Any] = []
+    place = model_plan.place_request
+
+    def spied(*args: Any, **kwargs: Any) -> Any:
+        known.append(kwargs["known"])
+        return place(*args, **kwargs)
+
+    monkeypatch.setattr(model_plan, "place_request", spied)
+    planner = EvenshardPlanner(topology=topology(2), batch_size=512, model=untrained())
+    planner.plan(Model(META), [EmbeddingBagCollectionSharder()])
+    answer = planner.answer
+    assert answer is not None
+    task = answer.request.task()
+    (plan,) = TorchRecPlanner(task, Bandwidths()).plans([AS_IT_COMES])
+    assert known == [[plan.parts]]
+    costs = part_costs(answer.request, untrained())
+    assert answer.predicted_ms <= costs.predict(plan.parts).predicted_ms
+    hurried = EvenshardPlanner(topology=topology(2), batch_size=512, model=untrained(), timeout_seconds=4)
+    hurried.plan(Model(META), [EmbeddingBagCollectionSharder()])
+    assert known[1:] == [()]

@@ -34,7 +34,7 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
         print(json.dumps(json_schema(), indent=1))
         return {}
     from evenshard.api.place import place
-    from evenshard.planner.rivals import FULL_SPACE
+    from evenshard.planner.rivals import FULL_SPACE, RULE
     from evenshard.planner.rules import RULES, load_rules
     from evenshard.report.terminal import print_answer
     from evenshard.sharders.catalog import HEURISTICS
@@ -48,7 +48,8 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
     torchrec, missing = ((), "") if args.report is None else _torchrec()
     chosen = {one.name: getattr(args, one.name) for one in place_knobs() if one.name not in (*RULES, *NO_FLAG)}
     rules = rules_of(args, RULES, None if args.rules is None else load_rules(args.rules))
-    compare = (*HEURISTICS, *torchrec, *([FULL_SPACE] if torchrec else ()))
+    more = () if args.report is None else (RULE, *torchrec, *([FULL_SPACE] if torchrec else ()))
+    compare = (*HEURISTICS, *more)
     with without_progress() if args.quiet else nullcontext(), best_so_far() as progress:
         answer = place(args.tables, **chosen, **vars(rules), compare=compare, progress=progress)
     if args.out is not None:

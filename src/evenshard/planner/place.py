@@ -26,7 +26,7 @@ from evenshard.planner.near import Near, with_nearness
 from evenshard.planner.pricing import PartsMeasurer, link_error, part_costs, priced
 from evenshard.planner.replicas import replica_notes
 from evenshard.planner.request import PlacementRequest
-from evenshard.planner.rivals import rivals
+from evenshard.planner.rivals import Candidate, rival_label, rival_placements, rivals
 from evenshard.planner.rules import Rules
 from evenshard.planner.saving import saving_against
 from evenshard.sharders.learned import proposals
@@ -41,6 +41,7 @@ from evenshard.tables.table import MEAN, Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief
 from evenshard.utils.process import one_thread
+from evenshard.utils.units import ms_text
 from evenshard.version import __version__
 
 INTERRUPTED = "The search was interrupted: this is the best placement until then, another run may find a better one."
@@ -86,6 +87,7 @@ def place_request(
     tables_from: str | None = None,
     progress: Progress | None = None,
     near: Near | None = None,
+    known: Sequence[Sequence[TablePart]] = (),
 ) -> PlacementAnswer:
     """The answer to a request; the same arguments give the same answer. On one thread: the matrices are small.
 
@@ -94,6 +96,8 @@ def place_request(
         tables_from: source of the tables, for the lineage.
         progress: called with the best predicted time so far, ms.
         near: the earlier answer from which a bounded number of bytes may move.
+        known: placements to begin with too, such as TorchRec's; the answer is not predicted to take longer than those
+            of them that are legal (but for ``usual_cuts``), nor than those of rivals.
 
     Raises:
         InfeasibleTask: if there is no legal placement, or none was found; the message says which, and what is missing.
@@ -112,10 +116,15 @@ def place_request(
         if request.rules != Rules() and not task.may_offload:
             require_sharding_room(task)
         # The search is told what fewer types answer.
-        starts = _proposals(request, model, config.seed)
+        starts = _starts(request, model, config.seed, known)
         first = Searched(*search_with_fewer_types(costs, config.effort, config.seed, starts, progress))
     except InfeasibleTask as error:
         failure = error
+    others: list[Candidate] | None = None
+    taken: str | None = None
+    if first is not None and near is None:
+        others = rival_placements(request, costs, config.compare)
+        first, taken = _with_rivals(first, others)
     means = _with_means(costs, first, config, near, started)
     if not means.found:
         assert failure is not None
@@ -152,7 +161,12 @@ def place_request(
         **vars(answered),
         lower_bound_ms=min(_bound_ms(means), best.predicted_ms),
         warnings=() if model.trained_on is None else model.trained_on.outside(request.task()),
-        comparison=rivals(request, costs, config.compare, measure if config.num_measured else None, saves),
+        comparison=rivals(
+            others or rival_placements(request, costs, config.compare),
+            costs,
+            measure if config.num_measured else None,
+            saves,
+        ),
         measured=cost,
         measured_ms=None if cost is None else cost.step_ms(costs.pipeline),
         lineage=json.loads(json.dumps(lineage)),  # as a file gives it back
@@ -161,6 +175,7 @@ def place_request(
             note
             for note in (
                 INTERRUPTED if is_interrupted else None,
+                taken,
                 widened,
                 *_notes(request, model, best.parts),
                 *means_notes(means, chosen),
@@ -231,8 +246,11 @@ def _bound_ms(means: MeansSearched) -> float:
     return min(means.bound_ms, *(lower_bound_ms(one.search.space) for one in means.found))
 
 
-def _proposals(request: PlacementRequest, model: Model, seed: int) -> Starts:
-    """Placements of whole tables that a learned policy proposes, where all tables may be whole and in device memory."""
+def _starts(request: PlacementRequest, model: Model, seed: int, known: Sequence[Sequence[TablePart]]) -> Starts:
+    """Known placements as far as they are legal, and those that a learned policy proposes.
+
+    The latter are of whole tables, where all tables may be whole and in device memory.
+    """
 
     @cache
     def proposed() -> tuple[tuple[TablePart, ...], ...]:
@@ -241,17 +259,31 @@ def _proposals(request: PlacementRequest, model: Model, seed: int) -> Starts:
 
     def starts(task: ShardingTask, limit_s: float | None) -> Sequence[Sequence[TablePart]]:
         on_device = (FUSED in task.kernels_of(at) for at in range(len(task.tables)))
-        if any(TABLE_WISE not in types for types in task.types) or not all(on_device):
-            return ()
-        return [parts for parts in proposed() if not _is_illegal(task, parts)]
+        are_whole = all(TABLE_WISE in types for types in task.types) and all(on_device)
+        return [parts for parts in (*known, *(proposed() if are_whole else ())) if not _is_illegal(task, parts)]
 
     return starts
 
 
+def _with_rivals(first: Searched, others: Sequence[Candidate]) -> tuple[Searched, str | None]:
+    """What was found, or what became of the placement of a rival that is better, with a note that says so."""
+    alone_ms, result, taken = first.result.best.predicted_ms, first.result, None
+    for rival, parts in others:
+        if parts is None or _is_illegal(first.search.costs.task, parts):
+            continue
+        before, result = result, first.search.with_known(result, [parts])
+        taken = rival if result.best is not before.best else taken
+    if taken is None:
+        return first, None
+    better = f"The search alone found {ms_text(alone_ms)} ms; the answer goes on from a better placement"
+    return replace(first, result=result), f"{better}: {rival_label(taken)}."
+
+
 def _is_illegal(task: ShardingTask, parts: Sequence[TablePart]) -> bool:
+    """Whether parts break rules or memory, or are of a kind that evenshard does not know, such as rows of a pod."""
     try:
         check_sharding(task, parts)
-    except InfeasibleTask:
+    except (BadConfig, InfeasibleTask):
         return True
     return False
 

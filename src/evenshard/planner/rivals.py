@@ -1,9 +1,10 @@
 """Rival placements of the same tables: rules of thumb and TorchRec's planner, compared by the same model.
 
-Rules of thumb place whole tables; TorchRec's planner is asked for whole tables, in two orders, and where the request
-allows more, with free hands: as it comes, and with the settings of ``sharders.torchrec.settings``; with caches and UVM
-where nothing else fits. Its plan as it comes, the one that it rates best itself and the best by the model are three
-rivals. A rival that knows nothing of a rule may break it, and is then marked.
+Rules of thumb place whole tables; where the request allows more, the best of those that replicate small tables and cut
+the costliest ones is a rival, too. TorchRec's planner is asked for whole tables, in two orders, and with free hands: as
+it comes, and with the settings of ``sharders.torchrec.settings``; with caches and UVM where nothing else fits. Its plan
+as it comes, the one that it rates best itself and the best by the model are three rivals. A rival that knows nothing of
+a rule may break it, and is then marked.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ from evenshard.placement.task import TASK_ID, ShardingTask
 from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Rival, Saving
 from evenshard.planner.pricing import PartsMeasurer
 from evenshard.planner.request import PlacementRequest
-from evenshard.sharders.catalog import SHARDERS, Resources, sharder
+from evenshard.sharders.catalog import SHARDERS, Resources, label_of, sharder
+from evenshard.sharders.search.construction import Construction, Works
+from evenshard.sharders.search.rules_of_thumb import rules_of_thumb
+from evenshard.sharders.search.space import SearchSpace
+from evenshard.sharders.search.state import parts_of
 from evenshard.sharders.torchrec.planner import Bandwidths, machine_bandwidths
 from evenshard.sharders.torchrec.rival import TorchRecPlan, TorchRecPlanner
 from evenshard.sharders.torchrec.settings import (
@@ -37,11 +42,15 @@ from evenshard.sharders.torchrec.settings import (
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief, counted
 
-RIVALS = tuple(one.name for one in SHARDERS if not one.needs)
+# The best rule of thumb over all sharding types: small tables replicated, the costliest ones cut, the rest dealt out.
+RULE = "rule_of_thumb"
+RIVALS = (*(one.name for one in SHARDERS if not one.needs), RULE)
 # TorchRec's planner where tables may be sharded in several ways; it is left out where whole tables are asked for.
 FULL_SPACE = next(one.name for one in SHARDERS if one.is_full_space)
+# Those that cut tables and replicate them.
+CUTTING = (FULL_SPACE, RULE)
 TORCHREC = tuple(one.name for one in SHARDERS if one.package == "torchrec" and not one.is_full_space)
-# Tables times devices that it is asked for: it takes seconds for 26 x 16 and minutes for 400 x 8.
+# Tables times devices that these are asked for: TorchRec takes seconds for 26 x 16 and minutes for 400 x 8.
 MOST_SHARDS = 2_000
 # What it is asked with where tables do not fit: with our count of memory, so that its plans fit, too.
 OFFLOAD_SETTINGS = offload_settings((0.02, 0.1), (None, 32), ("", *ROWS_OF_ALL), (OUR_MEMORY,))
@@ -55,20 +64,12 @@ _SWEEP_S = 60
 Candidate = tuple[Rival, tuple[TablePart, ...] | None]
 
 
-def rivals(
-    request: PlacementRequest,
-    costs: PartCosts,
-    names: Sequence[str],
-    measure: PartsMeasurer | None = None,
-    saves: Callable[[Sequence[TablePart]], Saving] | None = None,
-) -> tuple[Rival, ...]:
-    """Each rival's answer, in the order of ``names``; without ``FULL_SPACE`` where that cannot be asked.
+def rival_placements(request: PlacementRequest, costs: PartCosts, names: Sequence[str]) -> list[Candidate]:
+    """Each rival's placement, in the order of ``names``; without those of ``CUTTING`` that cannot be asked.
 
     Args:
         costs: what placements of the request's tables cost.
         names: names from ``RIVALS``.
-        measure: measures their placements too, where there is one.
-        saves: what an answer saves against a placement of TorchRec's planner; None where there is no answer.
 
     Raises:
         BadConfig: if a name is unknown, or TorchRec is asked for and not installed.
@@ -76,28 +77,50 @@ def rivals(
     unknown = next((name for name in names if name not in RIVALS), None)
     if unknown is not None:
         raise BadConfig(f"there is no sharder {brief(unknown)} to compare with. Choose from {', '.join(RIVALS)}.")
-    found: list[Rival] = []
-    for rival, parts in _candidates(request, costs, names):
-        if parts is not None:
-            rival = replace(
-                rival,
-                predicted_ms=costs.predict(parts).predicted_ms,
-                measured_ms=None if measure is None else measure(costs.task, [parts])[0].step_ms(costs.pipeline),
-                note=_broken(costs, parts),
-                saves=saves(parts) if saves is not None and rival.sharder in (*TORCHREC, FULL_SPACE) else None,
-            )
-        found.append(rival)
-    return tuple(found)
+    return list(_candidates(request, costs, names))
+
+
+def rival_label(rival: Rival) -> str:
+    """What a reader would call a rival, and which of its sharder's plans it is."""
+    return f"{label_of(rival.sharder)}, {rival.chosen}" if rival.chosen else label_of(rival.sharder)
+
+
+def rivals(
+    found: Sequence[Candidate],
+    costs: PartCosts,
+    measure: PartsMeasurer | None = None,
+    saves: Callable[[Sequence[TablePart]], Saving] | None = None,
+) -> tuple[Rival, ...]:
+    """Candidates with their times.
+
+    Args:
+        measure: measures their placements too, where there is one.
+        saves: what an answer saves against a placement of TorchRec's planner; None where there is no answer.
+    """
+    return tuple(
+        rival
+        if parts is None
+        else replace(
+            rival,
+            predicted_ms=costs.predict(parts).predicted_ms,
+            measured_ms=None if measure is None else measure(costs.task, [parts])[0].step_ms(costs.pipeline),
+            note=_broken(costs, parts),
+            saves=saves(parts) if saves is not None and rival.sharder in (*TORCHREC, FULL_SPACE) else None,
+        )
+        for rival, parts in found
+    )
 
 
 def _candidates(request: PlacementRequest, costs: PartCosts, names: Sequence[str]) -> Iterator[Candidate]:
-    """The placements that are compared. Rules of thumb that cut and replicate tables join here, each by its name."""
+    """The placements that are compared."""
     for name in names:
-        if name == FULL_SPACE and not asked_full_space(request):
+        if name in CUTTING and not asked_full_space(request):
             continue
         try:
             if name == FULL_SPACE:
                 yield from _full_space(request, costs)
+            elif name == RULE:
+                yield _best_rule(costs)
             else:
                 measured = MeasureConfig(request.hardware, request.nodes.intra or AUTO)
                 found = sharder(name, Resources(measure=measured)).place(request.task())
@@ -107,8 +130,21 @@ def _candidates(request: PlacementRequest, costs: PartCosts, names: Sequence[str
 
 
 def asked_full_space(request: PlacementRequest) -> bool:
-    """Whether TorchRec's planner can be asked for more than whole tables."""
+    """Whether TorchRec's planner and rules of thumb can be asked for more than whole tables."""
     return set(request.types) != {TABLE_WISE} and len(request.tables) * request.num_devices <= MOST_SHARDS
+
+
+def _best_rule(costs: PartCosts) -> Candidate:
+    """The best of the search's rules of thumb, as they are.
+
+    Raises:
+        InfeasibleTask: if none finds room.
+    """
+    space = SearchSpace(costs)
+    rule = next(iter(rules_of_thumb(Construction(space, Works.of(space)))), None)
+    if rule is None:
+        raise InfeasibleTask("no rule of thumb found room for the tables")
+    return Rival(RULE, None, setting=rule.name), parts_of(space, rule.choices)
 
 
 def _full_space(request: PlacementRequest, costs: PartCosts) -> Iterator[Candidate]:

@@ -13,12 +13,12 @@ from rich.text import Text
 
 from evenshard.measure.price.step import PredictedDevice, predicted_step_times
 from evenshard.planner.answer import PlacementAnswer, fullest_device, slowest_device
+from evenshard.planner.rivals import rival_label
 from evenshard.report.facts.comparison import (
     asked_texts,
     best_rival,
     near_texts,
     not_compared_text,
-    rival_label,
     rival_text,
     worth_texts,
 )

@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterator
 
 from evenshard.planner.answer import BY_RATING, PLAIN_PLAN, PlacementAnswer, Rival, Saving
-from evenshard.planner.rivals import FULL_SPACE, MOST_SHARDS, asked_full_space
+from evenshard.planner.rivals import CUTTING, FULL_SPACE, MOST_SHARDS, asked_full_space, rival_label
 from evenshard.report.facts.setting import may_cut
 from evenshard.report.facts.step import AS_FAST_PCT
-from evenshard.sharders.catalog import label_of
 from evenshard.utils.messages import printable, tables_text
 from evenshard.utils.units import ms_text, pct_text, size_text
 
@@ -69,13 +68,8 @@ def rival_text(answer: PlacementAnswer) -> str | None:
     return text if _no_rival_cuts(answer) else f"{text}, {rival_difference(answer, rival)}"
 
 
-def rival_label(rival: Rival) -> str:
-    """What a reader would call a rival, and which of its sharder's plans it is."""
-    return f"{label_of(rival.sharder)}, {rival.chosen}" if rival.chosen else label_of(rival.sharder)
-
-
 def asked_texts(answer: PlacementAnswer) -> Iterator[str]:
-    """Each plan of TorchRec's planner where it might shard tables in every way, with what it was asked with."""
+    """Each rival that might cut tables, with what it was asked with, or which rule it is."""
     for one in answer.comparison:
         if one.setting:
             time = "" if one.predicted_ms is None else f"{ms_text(one.predicted_ms)} ms, "
@@ -114,12 +108,12 @@ def ends_text(low_pct: float, high_pct: float, below: str, above: str) -> str:
 
 def _no_rival_cuts(answer: PlacementAnswer) -> bool:
     """Whether the answer might cut tables, and none of the others might."""
-    return may_cut(answer.request) and all(rival.sharder != FULL_SPACE for rival in answer.comparison)
+    return may_cut(answer.request) and all(rival.sharder not in CUTTING for rival in answer.comparison)
 
 
 def whole_tables_text(answer: PlacementAnswer, rival: Rival) -> str:
     """What to add to a rival's name where the answer might cut tables and it might not."""
-    return ", whole tables" if may_cut(answer.request) and rival.sharder != FULL_SPACE else ""
+    return ", whole tables" if may_cut(answer.request) and rival.sharder not in CUTTING else ""
 
 
 def not_compared_text(answer: PlacementAnswer, reason: str = "") -> str | None:
@@ -129,7 +123,7 @@ def not_compared_text(answer: PlacementAnswer, reason: str = "") -> str | None:
         reason: why it is missing; empty where it was not asked for.
     """
     who = "TorchRec's planner"
-    if _no_rival_cuts(answer):
+    if may_cut(answer.request) and all(rival.sharder != FULL_SPACE for rival in answer.comparison):
         who += ", which shards tables in every way too,"
         if not asked_full_space(answer.request):
             reason = f"it takes minutes for more than {MOST_SHARDS:,} tables times devices"

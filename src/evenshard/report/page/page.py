@@ -21,7 +21,7 @@ from evenshard.measure.price.step import STEP_PARTS, predicted_step_times
 from evenshard.placement.sharding import TYPES
 from evenshard.planner.answer import PlacementAnswer, fullest_device, model_lineage, slowest_device
 from evenshard.planner.request import PlacementRequest
-from evenshard.planner.rivals import FULL_SPACE
+from evenshard.planner.rivals import FULL_SPACE, RULE
 from evenshard.report.facts import comparison, memory, placed, setting, step
 from evenshard.report.page.charts import MEMORY_KINDS, device_bars, device_text, host_bars, rival_axis, time_axis
 from evenshard.report.terminal import shown_devices
@@ -31,6 +31,8 @@ from evenshard.utils.messages import counted, printable
 from evenshard.utils.units import decimals, ms_text, pct_text, size_text
 from evenshard.version import __version__
 
+# Rivals that may cut tables, as a sentence says them.
+_CUTTING = {FULL_SPACE: "TorchRec's planner with every sharding type", RULE: "the rule of thumb"}
 # Devices that are drawn as rows with their numbers; more become columns.
 _MAX_ROWS = 32
 # Tables that are listed at once; more are folded away.
@@ -137,7 +139,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "offloaded": {one.number: one for one in answer.offloaded},
         "rivals_axis": rival_axis(answer),
         "rivals": sorted(answer.comparison, key=lambda one: (one.predicted_ms is None, one.predicted_ms or 0.0)),
-        "full_space": any(rival.sharder == FULL_SPACE for rival in answer.comparison),
+        "cutting": [text for name, text in _CUTTING.items() if any(one.sharder == name for one in answer.comparison)],
         "rival_measured": any(rival.measured_ms is not None for rival in answer.comparison),
         "on_slowest": placed.costliest([one for one in parts if slowest in one.part.devices], _NUM_SLOWEST),
         "costliest": placed.costliest(parts, NUM_COSTLIEST),

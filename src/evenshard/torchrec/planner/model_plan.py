@@ -14,12 +14,16 @@ from evenshard.placement.plan import check_placement
 from evenshard.placement.task import part_bytes, used_bytes, used_host_bytes
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
+from evenshard.planner.rivals import MOST_SHARDS
 from evenshard.report.answer import shown
 from evenshard.report.facts.setting import assumed_lookups_texts
 from evenshard.report.facts.step import EMBEDDING_WORK
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.search.search import effort_called
 from evenshard.sharders.torchrec.compat import planner_error
+from evenshard.sharders.torchrec.planner import Bandwidths
+from evenshard.sharders.torchrec.rival import TorchRecPlanner
+from evenshard.sharders.torchrec.settings import AS_IT_COMES
 from evenshard.torchrec.model.dense_model import dense_bytes
 from evenshard.torchrec.model.modules import collections_in, other_modules_in, qualified_name
 from evenshard.torchrec.plan.compare import chosen_model, predicted
@@ -39,6 +43,9 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 log = logging.getLogger(__name__)
+
+# Seconds after which TorchRec's default plan is the best that it has found until then, and their share of a time limit.
+DEFAULT_PLAN_S, DEFAULT_PLAN_SHARE = 5, 0.2
 
 
 @dataclass(frozen=True)
@@ -155,7 +162,12 @@ class ModelPlanner:
         def count(predicted_ms: float) -> None:
             result.num_found += 1
 
-        answer = shown(place_request(replace(request, hardware=hardware), model, config, progress=count))
+        theirs = _default_plan(request, limit_s)
+        if limit_s is not None:
+            left_s = max(limit_s - (time.monotonic() - started), 0.0)
+            config = replace(config, effort=replace(config.effort, time_limit_s=left_s))
+        request = replace(request, hardware=hardware)
+        answer = shown(place_request(request, model, config, progress=count, known=theirs))
         assumed = self.machine.assumed.notes(answer.parts)
         result.answer = replace(answer, warnings=(*assumed, *answer.warnings))
         for line in (*assumed, *assumed_lookups_texts(answer), *answer.notes, *answer.warnings):
@@ -179,6 +191,21 @@ class ModelPlanner:
         result.say(
             f"callbacks changed the plan: {now}, {result.answer.predicted_ms:.4g} before. The answer is the one before."
         )
+
+
+def _default_plan(request: PlacementRequest, limit_s: float | None) -> Sequence[Sequence[TablePart]]:
+    """TorchRec's plan as it comes, to begin with; none where it finds none, or would take minutes.
+
+    Args:
+        limit_s: of planning as a whole, of which TorchRec has a part.
+    """
+    task = request.task()
+    if len(task.tables) * task.num_devices > MOST_SHARDS:
+        return ()
+    timeout_s = DEFAULT_PLAN_S if limit_s is None else min(DEFAULT_PLAN_S, int(DEFAULT_PLAN_SHARE * limit_s))
+    if not timeout_s:
+        return ()
+    return [plan.parts for plan in TorchRecPlanner(task, Bandwidths(), timeout_s).plans([AS_IT_COMES])]
 
 
 def _check_dense(machine: TorchRecMachine, dense: int) -> None:

@@ -1,0 +1,69 @@
+"""Placements that others make are where the search begins, too: no answer is worse than what stands beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from evenshard.placement.parts import Span, TablePart, whole_part
+from evenshard.placement.sharding import TABLE_WISE
+from evenshard.planner import place as module
+from evenshard.planner.answer import BY_MODEL, Rival
+from evenshard.planner.place import PlaceConfig, place_request
+from evenshard.planner.pricing import part_costs
+from evenshard.planner.request import PlacementRequest
+from evenshard.planner.rivals import FULL_SPACE
+from evenshard.sharders.model import DeviceModel
+from evenshard.sharders.search.search import PlanSearchEffort
+from evenshard.tables.generator import GeneratorConfig, generate_tables
+
+TABLES = generate_tables(GeneratorConfig(24, (16, 64, 128), 10**6, 32), 65_536, seed=3)
+REQUEST = PlacementRequest(tables=TABLES, caps_bytes=(2**36,) * 8, batch_size=65_536, hardware="simulated:h200")
+MODEL = DeviceModel("simulated:h200")
+# Hardly any effort: the search ends where it begins.
+NONE = PlaceConfig(PlanSearchEffort(changes=0, idle_kicks=0))
+
+
+@pytest.fixture(scope="module")
+def good() -> Sequence[TablePart]:
+    return place_request(REQUEST, MODEL).parts
+
+
+def ms(parts: Sequence[TablePart]) -> float:
+    return part_costs(REQUEST, MODEL).predict(parts).predicted_ms
+
+
+def test_the_answer_is_no_worse_than_a_known_placement(good: Sequence[TablePart]) -> None:
+    alone = place_request(REQUEST, MODEL, NONE)
+    assert ms(good) < 0.99 * alone.predicted_ms
+    assert place_request(REQUEST, MODEL, NONE, known=[good]).predicted_ms <= ms(good)
+
+
+def test_known_placements_that_are_not_allowed_are_left_out(good: Sequence[TablePart]) -> None:
+    """By types, by memory, and with rows that evenshard does not cut so."""
+    whole = replace(REQUEST, sharding_types=(TABLE_WISE,))
+    overfull = [whole_part(table, (0,)) for table in TABLES]
+    halves = [Span(0, TABLES[0].num_rows // 2), Span(TABLES[0].num_rows // 2, TABLES[0].num_rows)]
+    odd = [replace(overfull[0], rows=rows, devices=(at,)) for at, rows in enumerate(halves)] + overfull[1:]
+    least = replace(REQUEST, caps_bytes=(2**33,) * 8)
+    for request, known in ((whole, good), (least, overfull), (REQUEST, odd)):
+        alone = place_request(request, MODEL, NONE)
+        assert place_request(request, MODEL, NONE, known=[known]).parts == alone.parts
+
+
+def test_the_answer_goes_on_from_a_rival_that_is_better_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, good: Sequence[TablePart]
+) -> None:
+    """Rivals without a placement, and those that are worse, change nothing."""
+    best, none = Rival(FULL_SPACE, None, chosen=BY_MODEL), Rival("random", None, note="found none")
+    poor = [whole_part(table, (at % 2,)) for at, table in enumerate(TABLES)]
+    alone = place_request(REQUEST, MODEL, NONE)
+    for others, is_taken in (([(none, None), (none, poor)], False), ([(none, poor), (best, good)], True)):
+        monkeypatch.setattr(module, "rival_placements", lambda *args, found=others: found)
+        answer = place_request(REQUEST, MODEL, replace(NONE, compare=("random",)))
+        taken = "TorchRec's planner, every sharding type, best by this model."
+        assert sum(note.endswith(taken) for note in answer.notes) == is_taken
+        assert answer.predicted_ms <= (ms(good) if is_taken else alone.predicted_ms)
+        assert len(answer.comparison) == 2
