@@ -6,7 +6,7 @@ read. Only tensors of the names, shapes and types that the network has are taken
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,11 @@ def check_trained(net: nn.Module) -> None:
         _refuse_diverged(name, tensor)
 
 
-def load_weights(net: nn.Module, path: Path) -> None:
+def load_weights(net: nn.Module, path: Path, new: Collection[str] = ()) -> None:
     """Fills a network with what ``save_weights`` wrote.
+
+    Args:
+        new: weights that files of earlier versions do not have; 0 there.
 
     Raises:
         ValueError: if the file holds anything else; one line.
@@ -50,6 +53,8 @@ def load_weights(net: nn.Module, path: Path) -> None:
     if unknown is not None:
         raise ValueError(f"{path.name} holds {brief(unknown)}, which the network does not have")
     for name, wanted in expected.items():
+        if name not in state and name in new:
+            state[name] = torch.zeros_like(wanted)
         if name not in state:
             raise ValueError(f"{path.name} holds no {name}")
         _check_like(f"{path.name}, {name}", state[name], wanted)

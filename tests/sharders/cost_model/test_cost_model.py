@@ -16,7 +16,8 @@ import torch
 from evenshard.measure.link import Link
 from evenshard.placement.placement import Placement
 from evenshard.sharders.cost_model.additive import QUANTITIES, additive_work_TA
-from evenshard.sharders.cost_model.cost_model import Calibration, CostModel, ExchangeTime
+from evenshard.sharders.cost_model.cost_model import INPUTS, JUMPS, Calibration, CostModel, ExchangeTime
+from evenshard.sharders.cost_model.network import NUM_JUMP_SUMS, jump_sums_TJ
 from evenshard.sharders.cost_model.prediction import PredictedPlacement
 from evenshard.sharders.cost_model.sharder import whole_costs
 from evenshard.sharders.search.space import SearchSpace
@@ -93,10 +94,10 @@ def test_representations_are_never_negative_and_begin_with_dims_and_rows() -> No
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_with_the_same_passes_the_cost_is_convex_and_not_linear(seed: int) -> None:
+def test_with_the_same_jumps_the_cost_is_convex_and_not_linear(seed: int) -> None:
     model = random_model(seed)
     one, other = random_sums(model, 300, seed + 10), random_sums(model, 300, seed + 20)
-    one[:, 1] = other[:, 1] = 300.0
+    one[:, JUMPS] = other[:, JUMPS] = 300.0
 
     def cost(sums: torch.Tensor) -> torch.Tensor:
         return model.device_ms(sums, 150.0, 4, BATCH_SIZE)
@@ -111,7 +112,7 @@ def test_compute_time_never_falls_when_anything_is_added(seed: int) -> None:
     model = random_model(seed)
     sums = random_sums(model, 300, seed)
     more = sums + torch.rand(sums.shape, generator=torch.Generator().manual_seed(seed)) * sums.mean(dim=0)
-    before, after = (model.net.member_ms(x[:, 2:], x[:, 1]) for x in (sums, more))
+    before, after = (model.net.member_ms(x[:, INPUTS], x[:, JUMPS]) for x in (sums, more))
     assert (after >= before).all()
     assert (after > before).any()
 
@@ -124,7 +125,10 @@ def test_projection_restores_the_shape_after_any_step_of_learning() -> None:
     model.net.project()
     sums = random_sums(model, 200, 1)
     both = sums[:100] + sums[100:]
-    assert (model.net.member_ms(both[:, 2:], both[:, 1]) >= model.net.member_ms(sums[:100, 2:], sums[:100, 1])).all()
+    assert (
+        model.net.member_ms(both[:, INPUTS], both[:, JUMPS])
+        >= model.net.member_ms(sums[:100, INPUTS], sums[:100, JUMPS])
+    ).all()
     assert (model.net.overhead > 0).all()
 
 
@@ -135,12 +139,44 @@ def test_from_each_eight_bits_of_rows_on_every_lookup_costs_another_pass() -> No
         model.net.pass_weight.copy_(torch.tensor([[1.0], [2.0], [3.0], [4.0]]).expand_as(model.net.pass_weight))
     inputs = torch.zeros(8, model.net.own_pieces.shape[0])
     inputs[:, QUANTITIES.index("lookups")] = 3.0
-    num_rows = torch.tensor([0, 255, 256, 2**16 - 1, 2**16, 2**24 - 1, 2**24, 2.0**32])
-    times = model.net.member_ms(inputs, num_rows)
+    jump_sums = torch.zeros(8, NUM_JUMP_SUMS)
+    jump_sums[:, 0] = torch.tensor([0, 255, 256, 2**16 - 1, 2**16, 2**24 - 1, 2**24, 2.0**32])
+    times = model.net.member_ms(inputs, jump_sums)
     passes = torch.tensor([0.0, 0.0, 1.0, 1.0, 3.0, 3.0, 6.0, 10.0])
     for member in range(3):
         for direction, scale in enumerate((2.0, 5.0)):
             torch.testing.assert_close(times[:, member, direction] - times[0, member, direction], 3 * scale * passes)
+
+
+def test_the_widest_table_decides_what_all_bags_rows_and_gradients_take() -> None:
+    """Weights of 1, 10, ... for the limits, alike for all work: tables, lookups and rows of 1, 2 and 3 mean devices."""
+    model = random_model()
+    weights = torch.tensor([1.0, 10.0, 100.0, 1000.0, 10_000.0]).repeat_interleave(3)
+    with torch.no_grad():
+        model.net.lane_weight.copy_(weights[:, None].expand_as(model.net.lane_weight))
+    inputs = torch.zeros(5, model.net.own_pieces.shape[0])
+    for name, work in (("tables", 1.0), ("lookups", 2.0), ("unique_rows", 3.0)):
+        inputs[:, QUANTITIES.index(name)] = work
+    widest = [(4,), (32, 32), (32, 36), (128, 8), (516, 516)]
+    jump_sums = torch.stack([jump_sums_TJ([table(rows=1, dim=dim) for dim in dims]).sum(dim=0) for dims in widest])
+    times = model.net.member_ms(inputs, jump_sums)
+    lanes = 6 * torch.tensor([0.0, 0.0, 1.0, 11.0, 11_111.0])
+    for direction, scale in enumerate((2.0, 5.0)):
+        torch.testing.assert_close(times[:, 1, direction] - times[0, 1, direction], scale * lanes)
+
+
+def test_a_model_of_before_the_lanes_is_read(tmp_path: Path) -> None:
+    """As if they took nothing."""
+    model = random_model()
+    with torch.no_grad():
+        model.net.lane_weight.zero_()
+    model.save(tmp_path / "old")
+    state = torch.load(tmp_path / "old" / "state.pt", weights_only=True)
+    del state["net.lane_weight"]
+    torch.save(state, tmp_path / "old" / "state.pt")
+    read = CostModel.load(tmp_path / "old")
+    context = (random_sums(model, 20, 1), 150.0, 4, BATCH_SIZE)
+    torch.testing.assert_close(read.device_ms(*context), model.device_ms(*context))
 
 
 def test_members_know_nothing_of_each_other() -> None:

@@ -2,9 +2,10 @@
 
 Being convex, it gives lower bounds.
 
-A device's compute time is ``g(sum of its tables' representations) + lookups * p(rows)``. Representations are
-non-negative; ``g`` is convex and never falls (non-negative weights, ReLU), as kernels are: they take the longest of
-several additive limits, plus fixed overheads. ``p``, what the passes of the sort take, jumps up and never down. Hence,
+A device's compute time is ``g(sum of its tables' representations) + lookups * p(rows) + work * l(widest table)``.
+Representations are non-negative; ``g`` is convex and never falls (non-negative weights, ReLU), as kernels are: they
+take the longest of several additive limits, plus fixed overheads. ``p``, what the passes of the sort take, and ``l``,
+what lanes take that the widest table asks for, jump up and never down. Hence,
 for tables with the sum S on D devices, whatever the placement (``lower_bound_ms``):
 
 - the slowest device takes at least ``g(S / D)`` (Jensen's inequality), and an equal share of the passes that cannot be
@@ -22,8 +23,8 @@ than it is: the bounds hold.
 
 Ours; DreamShard's network (``dreamshard/cost_net.py``) is neither convex nor bounded.
 
-Legend: T tables, K members, H representation size (column 0: dims; 1: rows; the others: inputs of the heads),
-N placements, D devices.
+Legend: T tables, K members, H representation size (column 0: dims; ``JUMPS``: sums that decide about jumps;
+``INPUTS``: inputs of the heads), N placements, D devices.
 """
 
 from __future__ import annotations
@@ -42,7 +43,14 @@ from evenshard.measure.link import BYTES_PER_VALUE, Link
 from evenshard.measure.price.device_price import ROUNDING
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.cost_model.network import LOOKUPS, PASS_ROWS, ConvexNet, EnsembleSizes
+from evenshard.sharders.cost_model.network import (
+    LOOKUPS,
+    NUM_JUMP_SUMS,
+    PASS_ROWS,
+    ConvexNet,
+    EnsembleSizes,
+    jump_sums_TJ,
+)
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.tables.table import Table
 from evenshard.utils.atomic import atomic_path
@@ -57,6 +65,10 @@ from evenshard.utils.weights import load_weights, save_weights
 _Number = float | torch.Tensor
 KIND = "convex_cost_model"
 
+# Columns of a representation, after its dims.
+ROWS, JUMPS, INPUTS = 1, slice(1, 1 + NUM_JUMP_SUMS), slice(1 + NUM_JUMP_SUMS, None)
+# Weights that networks of before the lanes do not have.
+NEW_WEIGHTS = ("net.lane_weight",)
 CHUNK_ENTRIES = 2**24  # of the table-to-device matrices of ``placement_ms``: 64 MB at a time
 LEAST_HALF_WIDTH = 0.005  # held-out placements of known tables say too little about unseen tables
 
@@ -184,9 +196,10 @@ class CostModel(nn.Module):
 
     @torch.no_grad()
     def represent(self, tables: Sequence[Table], batch_size: int) -> torch.Tensor:
-        """Non-negative representations that add up over a device's tables, [T, H] float32: dims, rows, inputs."""
-        plain_T2 = torch.tensor([[float(table.embedding_dim), float(table.num_rows)] for table in tables])
-        return torch.cat([plain_T2, self.net.encode(*self.net.table_inputs(tables, batch_size))], dim=1)
+        """Non-negative representations that add up over a device's tables, [T, H] float32: dims, jumps, inputs."""
+        dims_T1 = torch.tensor([[float(table.embedding_dim)] for table in tables])
+        inputs_TI = self.net.encode(*self.net.table_inputs(tables, batch_size))
+        return torch.cat([dims_T1, jump_sums_TJ(tables), inputs_TI], dim=1)
 
     # Devices ---------------------------------------------------------------------------------------------------------
 
@@ -211,7 +224,7 @@ class CostModel(nn.Module):
             most_dims: dims of the device of the placement that holds most; None takes each device for that one.
         """
         mix_O1 = self.net.sum_of_parts_OK().mean(dim=1, keepdim=True)
-        compute = self.net.mixed_ms(sums[..., 2:], sums[..., 1], mix_O1).squeeze(-1)
+        compute = self.net.mixed_ms(sums[..., INPUTS], sums[..., JUMPS], mix_O1).squeeze(-1)
         exchange = 2 * self.exchange.ms(sums[..., 0], total_dims, num_devices, batch_size, most_dims)
         return torch.where(sums[..., 0] > 0, compute + exchange, 0.0)
 
@@ -225,7 +238,7 @@ class CostModel(nn.Module):
         most_dims: _Number | None = None,
     ) -> torch.Tensor:
         """Each member's ``device_ms``, [K, ...]."""
-        compute = self.net.mixed_ms(sums[..., 2:], sums[..., 1], self.net.sum_of_parts_OK()).movedim(-1, 0)
+        compute = self.net.mixed_ms(sums[..., INPUTS], sums[..., JUMPS], self.net.sum_of_parts_OK()).movedim(-1, 0)
         exchange = 2 * self.exchange.ms(sums[..., 0], total_dims, num_devices, batch_size, most_dims)
         return torch.where(sums[..., 0] > 0, compute + exchange, 0.0)
 
@@ -242,7 +255,7 @@ class CostModel(nn.Module):
 
         They add up to ``device_ms``.
         """
-        forward, backward = self.net.member_ms(sums[..., 2:], sums[..., 1]).mean(dim=-2).unbind(-1)
+        forward, backward = self.net.member_ms(sums[..., INPUTS], sums[..., JUMPS]).mean(dim=-2).unbind(-1)
         exchange = self.exchange.ms(sums[..., 0], total_dims, num_devices, batch_size, most_dims).expand_as(forward)
         parts = torch.stack([forward, exchange, exchange, backward], dim=-1)
         return torch.where(sums[..., :1] > 0, parts, 0.0)
@@ -292,7 +305,7 @@ class CostModel(nn.Module):
         even_1H = table_TH.sum(dim=0, keepdim=True) / task.num_devices
         total_dims = float(table_TH[:, 0].sum())
         candidates = torch.cat([even_1H, table_TH])
-        candidates[0, 1] = 0.0  # no passes: how many a device needs does not follow from the sum
+        candidates[0, JUMPS] = 0.0  # no passes and lanes: what a device needs does not follow from the sum
         candidates[:, 0].clamp_(min=float(even_1H[0, 0]))
         bounds = self.device_ms(candidates, total_dims, task.num_devices, task.batch_size)
         bounds[0] += self._least_pass_ms(table_TH, task.num_devices) / task.num_devices
@@ -305,7 +318,7 @@ class CostModel(nn.Module):
         (all but one of them, if the tables have too many rows for all). The most lookups that fit in there are those
         of the tables with the most lookups per row, the last one cut (the knapsack's relaxation).
         """
-        num_rows_T, lookups_T = table_TH[:, 1].double().numpy(), table_TH[:, 2 + LOOKUPS].double().numpy()
+        num_rows_T, lookups_T = table_TH[:, ROWS].double().numpy(), table_TH[:, INPUTS][:, LOOKUPS].double().numpy()
         densest_T = np.argsort(-lookups_T / num_rows_T)
         mix_O1 = self.net.sum_of_parts_OK().mean(dim=1, keepdim=True)
         total_ms = 0.0
@@ -356,7 +369,7 @@ class CostModel(nn.Module):
                 raise ValueError(problem)
             model = CostModel(config.sizes, config.normalizer)
             model.exchange, model.calibration = config.exchange, config.calibration
-            load_weights(model, path / "state.pt")
+            load_weights(model, path / "state.pt", NEW_WEIGHTS)
             if not model.net.is_convex():
                 raise ValueError("its weights are not those of a convex network")
             return model

@@ -19,7 +19,7 @@ import torch
 from evenshard.measure.costs import OK, DeviceCost, MeasuredPlacement
 from evenshard.sharders.cost_model.calibration import calibrate, calibrate_for_chosen
 from evenshard.sharders.cost_model.cost_model import CostModel, ExchangeTime, exchanged_bytes
-from evenshard.sharders.cost_model.network import ConvexNet, EnsembleSizes
+from evenshard.sharders.cost_model.network import ConvexNet, EnsembleSizes, jump_sums_TJ
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
@@ -225,7 +225,7 @@ def _learn(
     mean_A = (rows.held[:, 1].bincount(minlength=len(rows.tables)).float() @ unscaled_PA) / len(rows.times_R3)
     net.work_scale_A.copy_(torch.where(mean_A > 0, mean_A, 1.0))
     features_PF, work_PA = rows.inputs(net)
-    num_rows_P = torch.tensor([float(table.num_rows) for table in rows.tables])
+    jumps_PJ = jump_sums_TJ(rows.tables)
     goal_R3 = rows.times_R3.clamp(min=LEAST_TIME * float(net.time_scale_ms.min())).log()
     known_R3 = (~goal_R3.isnan()).float()
     # Slow devices decide what a placement costs: faster ones than the mean count less, or they would bend the fit.
@@ -245,7 +245,7 @@ def _learn(
         rows_M = torch.randint(len(goal_R3), (config.minibatch_size,), generator=generator)
         holds_MQ, pair_Q = minibatches.of(rows_M)
         encoded_QI = net.encode(features_PF[pair_Q], work_PA[pair_Q])
-        times_MK2 = net.member_ms(holds_MQ @ encoded_QI, holds_MQ @ num_rows_P[pair_Q])
+        times_MK2 = net.member_ms(holds_MQ @ encoded_QI, holds_MQ @ jumps_PJ[pair_Q])
         found_MK3 = torch.cat([times_MK2, times_MK2.sum(dim=2, keepdim=True)], dim=2).log()
         goal_M13 = goal_R3[rows_M, None]
         goal_MK3 = torch.where(goal_M13.isnan(), found_MK3.detach(), goal_M13)

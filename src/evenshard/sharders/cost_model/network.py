@@ -6,9 +6,10 @@ never negative, and a unit is the largest of several pieces and 0, so that it is
 ReLU units with such weights (input-convex networks, Amos et al. 2017) can bend only where everything grows, and never
 learn the larger of two limits.
 
-One thing kernels do is not convex: FBGEMM's backward pass sorts the indices of a shard, eight bits of the row number
-at a time, so that with every 8 bits more of rows each lookup costs another pass. These jumps are added to the head,
-with a learned weight each; times still never fall.
+Two things kernels do are not convex. FBGEMM's backward pass sorts the indices of a shard, eight bits of the row number
+at a time, so that with every 8 bits more of rows each lookup costs another pass. And its widest table decides how many
+lanes of a warp all bags, rows and gradients of a shard take. These jumps are added to the head, with a learned weight
+each; times still never fall. Whether a shard has a table wider than a limit is told by how many it has, which adds up.
 
 Every layer is a plain matrix in which a member's units see nothing but its own: one product serves all members. Weights
 are kept legal by projection after each step of learning (``project``), which learned faster here than squares, softplus
@@ -16,7 +17,7 @@ or exponentials of free numbers.
 
 Legend: T tables, F = 21 features (and A more across batches), A = 8 additive quantities, K members, L = learned
 columns of all members, I = A + L inputs of the heads, U = head units of all members, O = 2K outputs (member by member:
-forward, backward).
+forward, backward), J = 6 sums that decide about jumps: rows, and for each limit the tables that are wider.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ PER_SAMPLE = [QUANTITIES.index("tables"), QUANTITIES.index("dims")]
 LEAST_WORK, LOG_SCALE = 1e-5, 4.0  # of what factors see of the work: nothing below, and logarithms of about 1
 # Rows of a shard from which on the radix sort of its indices takes one more pass.
 PASS_ROWS = (2.0**8, 2.0**16, 2.0**24, 2.0**32)
+# Columns of a table, beyond which all lookups of its shard take more lanes, or a further warp.
+WIDTHS = (32.0, 64.0, 128.0, 256.0, 512.0)
+NUM_JUMP_SUMS = 1 + len(WIDTHS)
+# What takes lanes: bags, rows and gradients.
+LANE_WORK = [QUANTITIES.index(name) for name in ("tables", "lookups", "unique_rows")]
 MAX_UNITS = 8192  # of all members in one layer: the matrices between two layers grow with the square
 LEAST_OVERHEAD = 1e-4  # in units of the mean time: predictions stay above 0, where their logarithm is finite
 
@@ -143,6 +149,8 @@ class ConvexNet(nn.Module):
         self.linear_weight = uniform(self.own_linear.shape, 0.5 / own_inputs)
         self.overhead = nn.Parameter(torch.full((len(member_of_output),), 0.05))
         self.pass_weight = nn.Parameter(torch.full((len(PASS_ROWS), len(member_of_output)), 0.02))
+        jumps = len(WIDTHS) * len(LANE_WORK)
+        self.lane_weight = nn.Parameter(torch.full((jumps, len(member_of_output)), 0.01))
         self.project()
 
     @torch.no_grad()
@@ -154,6 +162,7 @@ class ConvexNet(nn.Module):
         self.linear_weight.mul_(self.own_linear).clamp_(min=0)
         self.overhead.clamp_(min=LEAST_OVERHEAD)
         self.pass_weight.clamp_(min=0)
+        self.lane_weight.clamp_(min=0)
 
     def is_convex(self) -> bool:
         """Whether ``project`` would change nothing, but for an overhead below the least."""
@@ -163,8 +172,11 @@ class ConvexNet(nn.Module):
             (self.output_weight, self.own_outputs),
             (self.linear_weight, self.own_linear),
         )
-        rising = (self.piece_weight, self.output_weight, self.linear_weight, self.overhead, self.pass_weight)
-        return all(weight.equal(weight * own) for weight, own in owned) and all(bool((w >= 0).all()) for w in rising)
+        rising = (self.piece_weight, self.output_weight, self.linear_weight, self.overhead)
+        jumps = (self.pass_weight, self.lane_weight)
+        return all(weight.equal(weight * own) for weight, own in owned) and all(
+            bool((weight >= 0).all()) for weight in (*rising, *jumps)
+        )
 
     def table_inputs(self, tables: Sequence[Table], batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """What ``encode`` reads: normalised features [T, F] and scaled additive work [T, A].
@@ -192,24 +204,33 @@ class ConvexNet(nn.Module):
         repeats = factors_TL.shape[1] // NUM_QUANTITIES
         return torch.cat([work_TA, factors_TL * work_TA.repeat(1, repeats)], dim=1)
 
-    def member_ms(self, inputs: torch.Tensor, num_rows: torch.Tensor) -> torch.Tensor:
+    def member_ms(self, inputs: torch.Tensor, jump_sums: torch.Tensor) -> torch.Tensor:
         """Each member's forward and backward time, [..., K, 2] ms.
 
         Args:
             inputs: summed representations [..., I].
-            num_rows: summed rows of the tables [...].
+            jump_sums: sums of ``jump_sums_TJ`` [..., J].
         """
         each_OO = torch.diag(self.time_scale_ms.repeat(self.sizes.num_members))
-        both = self.mixed_ms(inputs, num_rows, each_OO)
+        both = self.mixed_ms(inputs, jump_sums, each_OO)
         return both.reshape(*both.shape[:-1], self.sizes.num_members, 2)
 
-    def mixed_ms(self, inputs: torch.Tensor, num_rows: torch.Tensor, mix_OX: torch.Tensor) -> torch.Tensor:
+    def mixed_ms(self, inputs: torch.Tensor, jump_sums: torch.Tensor, mix_OX: torch.Tensor) -> torch.Tensor:
         """[..., X]: the outputs times ``mix_OX``, which is applied to the weights: they are few, devices are many."""
         pieces = nn.functional.linear(inputs, self.piece_weight.T, self.piece_bias).chunk(self.sizes.pieces, dim=-1)
         hidden = torch.relu(reduce(torch.maximum, pieces))
         linear = nn.functional.linear(inputs, (self.linear_weight @ mix_OX).T, self.overhead @ mix_OX)
         smooth = linear + hidden @ (self.output_weight @ mix_OX)
-        return smooth + inputs[..., LOOKUPS, None] * self.pass_ms(num_rows, mix_OX)
+        return smooth + self.jump_ms(inputs[..., LANE_WORK], inputs[..., LOOKUPS], jump_sums, mix_OX)
+
+    def jump_ms(
+        self, lane_work: torch.Tensor, lookups: torch.Tensor, jump_sums: torch.Tensor, mix_OX: torch.Tensor
+    ) -> torch.Tensor:
+        """[..., X]: what passes of the sort and lanes take of a device's work [..., 3] and lookups [...]."""
+        is_wider = (jump_sums[..., 1:] > 0.5).float()  # counts of tables
+        issued = (is_wider[..., None] * lane_work[..., None, :]).flatten(-2)
+        lanes = issued @ (self.lane_weight @ mix_OX)
+        return lookups[..., None] * self.pass_ms(jump_sums[..., 0], mix_OX) + lanes
 
     def pass_ms(self, num_rows: torch.Tensor, mix_OX: torch.Tensor) -> torch.Tensor:
         """[..., X]: what the passes of the sort take for a mean device's lookups, with so many rows [...]."""
@@ -219,3 +240,10 @@ class ConvexNet(nn.Module):
     def sum_of_parts_OK(self) -> torch.Tensor:
         """[O, K] for ``mixed_ms``: each member's forward and backward time together."""
         return torch.kron(torch.eye(self.sizes.num_members), self.time_scale_ms[:, None])
+
+
+def jump_sums_TJ(tables: Sequence[Table]) -> torch.Tensor:
+    """[T, J] what adds up to say where jumps are: rows, and 1 for each limit that a table is wider than."""
+    return torch.tensor(
+        [[float(one.num_rows), *(float(one.embedding_dim > width) for width in WIDTHS)] for one in tables]
+    ).reshape(-1, NUM_JUMP_SUMS)
