@@ -371,6 +371,27 @@ def test_the_bound_counts_the_passes_that_tables_need_on_their_own() -> None:
     assert model.lower_bound_ms(of_task) == pytest.approx(best, rel=1e-4)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_placement_is_below_the_bound_where_lanes_cost_most(seed: int) -> None:
+    """Three wide tables and three narrow ones, which take fewer lanes where no wide one is beside them."""
+    model = random_model(seed)
+    with torch.no_grad():
+        model.net.lane_weight.fill_(1.0)
+    of_task = task([replace(one, embedding_dim=16 + n % 2 * 112) for n, one in enumerate(some_tables(6, seed))], 3)
+    best = float(model.placement_ms(of_task, every_placement(of_task))[0].min())
+    assert 0.3 * best < model.lower_bound_ms(of_task) <= best
+
+
+def test_the_bound_counts_the_lanes_that_tables_ask_for_themselves() -> None:
+    model = random_model()
+    tables = [replace(TABLES[0], name=f"t{n}", num_rows=100, embedding_dim=128) for n in range(6)]
+    with torch.no_grad():
+        model.net.lane_weight.fill_(1.0)
+    of_task = task(tables, devices=3)
+    best = float(model.placement_ms(of_task, every_placement(of_task))[0].min())
+    assert model.lower_bound_ms(of_task) == pytest.approx(best, rel=1e-4)
+
+
 def test_equal_tables_that_divide_evenly_meet_the_bound() -> None:
     tables = [replace(TABLES[0], name=f"t{n}", num_rows=100) for n in range(6)]
     model, of_task = random_model(), task(tables, devices=3)

@@ -9,7 +9,7 @@ what lanes take that the widest table asks for, jump up and never down. Hence,
 for tables with the sum S on D devices, whatever the placement (``lower_bound_ms``):
 
 - the slowest device takes at least ``g(S / D)`` (Jensen's inequality), and an equal share of the passes that cannot be
-  saved (a knapsack);
+  saved (a knapsack) and of the lanes that tables ask for themselves;
 - the device that holds table t takes at least what t takes on its own.
 
 The mean over the ensemble has this form as its members have. The network itself stands in ``network.py``.
@@ -44,6 +44,7 @@ from evenshard.measure.price.device_price import ROUNDING
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.cost_model.network import (
+    LANE_WORK,
     LOOKUPS,
     NUM_JUMP_SUMS,
     PASS_ROWS,
@@ -305,11 +306,18 @@ class CostModel(nn.Module):
         even_1H = table_TH.sum(dim=0, keepdim=True) / task.num_devices
         total_dims = float(table_TH[:, 0].sum())
         candidates = torch.cat([even_1H, table_TH])
-        candidates[0, JUMPS] = 0.0  # no passes and lanes: what a device needs does not follow from the sum
+        candidates[0, JUMPS] = 0.0  # what a device needs does not follow from the sum
         candidates[:, 0].clamp_(min=float(even_1H[0, 0]))
         bounds = self.device_ms(candidates, total_dims, task.num_devices, task.batch_size)
-        bounds[0] += self._least_pass_ms(table_TH, task.num_devices) / task.num_devices
+        least_ms = self._least_pass_ms(table_TH, task.num_devices) + self._own_lanes_ms(table_TH)
+        bounds[0] += least_ms / task.num_devices
         return float(bounds.max()) * (1 - ROUNDING)
+
+    def _own_lanes_ms(self, table_TH: torch.Tensor) -> float:
+        """What lanes of all devices take at least: those that each table asks for itself."""
+        mix_O1 = self.net.sum_of_parts_OK().mean(dim=1, keepdim=True)
+        inputs_TI = table_TH[:, INPUTS]
+        return float(self.net.lane_ms(inputs_TI[:, LANE_WORK], table_TH[:, JUMPS], mix_O1).sum())
 
     def _least_pass_ms(self, table_TH: torch.Tensor, num_devices: int) -> float:
         """What the passes of all devices take together, at least.

@@ -221,16 +221,13 @@ class ConvexNet(nn.Module):
         hidden = torch.relu(reduce(torch.maximum, pieces))
         linear = nn.functional.linear(inputs, (self.linear_weight @ mix_OX).T, self.overhead @ mix_OX)
         smooth = linear + hidden @ (self.output_weight @ mix_OX)
-        return smooth + self.jump_ms(inputs[..., LANE_WORK], inputs[..., LOOKUPS], jump_sums, mix_OX)
+        passes = inputs[..., LOOKUPS, None] * self.pass_ms(jump_sums[..., 0], mix_OX)
+        return smooth + passes + self.lane_ms(inputs[..., LANE_WORK], jump_sums, mix_OX)
 
-    def jump_ms(
-        self, lane_work: torch.Tensor, lookups: torch.Tensor, jump_sums: torch.Tensor, mix_OX: torch.Tensor
-    ) -> torch.Tensor:
-        """[..., X]: what passes of the sort and lanes take of a device's work [..., 3] and lookups [...]."""
+    def lane_ms(self, lane_work: torch.Tensor, jump_sums: torch.Tensor, mix_OX: torch.Tensor) -> torch.Tensor:
+        """[..., X]: what the lanes that the widest table asks for take of a device's work [..., 3]."""
         is_wider = (jump_sums[..., 1:] > 0.5).float()  # counts of tables
-        issued = (is_wider[..., None] * lane_work[..., None, :]).flatten(-2)
-        lanes = issued @ (self.lane_weight @ mix_OX)
-        return lookups[..., None] * self.pass_ms(jump_sums[..., 0], mix_OX) + lanes
+        return (is_wider[..., None] * lane_work[..., None, :]).flatten(-2) @ (self.lane_weight @ mix_OX)
 
     def pass_ms(self, num_rows: torch.Tensor, mix_OX: torch.Tensor) -> torch.Tensor:
         """[..., X]: what the passes of the sort take for a mean device's lookups, with so many rows [...]."""
