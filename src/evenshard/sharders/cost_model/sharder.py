@@ -33,6 +33,8 @@ from evenshard.sharders.packing.legal_parts import any_placement
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 
+# Devices that are scored for a change that counts: two for each that is tried, about five times as many as count.
+SCORES_PER_CHANGE = 10
 # Proposals, the best ones by the cost model, that the search starts from.
 MOST_STARTS = 8
 
@@ -43,8 +45,8 @@ class SearchConfig:
 
     Attributes:
         num_rollouts: sampled from the policy, fewer where tables and devices are many.
-        scores_per_table: the search ends when it has scored so many devices for each table of the task, two for each
-            change that it tries out.
+        scores_per_table: the search ends when it has scored about so many devices for each table of the task: two for
+            each change that it tries out, of which a large step counts a fifth.
         seed: seed of rollouts and search.
         time_limit_s: the search ends after so many seconds at the latest; None for no limit.
         packing_time_limit_s: time to find any legal placement if no proposal is one; see ``any_placement``.
@@ -134,7 +136,7 @@ class EvenshardSharder:
     def _searched(self, task: ShardingTask, starts: Sequence[Placement]) -> list[Placement]:
         """What the search among whole tables found, from these starts and its own; nothing where nothing has room."""
         costs = whole_costs(self.model, task)
-        changes = self._config.scores_per_table * len(task.tables) // 2
+        changes = self._config.scores_per_table * len(task.tables) // SCORES_PER_CHANGE
         effort = PlanSearchEffort(changes, time_limit_s=self._config.time_limit_s)
         try:
             result = PlanSearch(costs, effort, self._config.seed).run([one.parts(task.tables) for one in starts])
