@@ -445,3 +445,15 @@ def test_the_answer_is_no_worse_than_torchrecs_own_default_plan(monkeypatch: pyt
     hurried = EvenshardPlanner(topology=topology(2), batch_size=512, model=untrained(), timeout_seconds=4)
     hurried.plan(Model(META), [EmbeddingBagCollectionSharder()])
     assert known[1:] == [()]
+
+
+def test_a_failure_of_torchrec_is_a_warning_and_no_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(*args: Any) -> Any:
+        raise AssertionError("a shard has no rank")
+
+    monkeypatch.setattr(model_plan, "TorchRecPlanner", failing)
+    planner = EvenshardPlanner(topology=topology(2), batch_size=512, model=untrained())
+    assert planner.plan(Model(META), [EmbeddingBagCollectionSharder()]).plan
+    assert "TorchRec's default plan is not where the search begins: a shard has no rank" in caplog.text

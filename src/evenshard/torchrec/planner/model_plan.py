@@ -205,7 +205,11 @@ def _default_plan(request: PlacementRequest, limit_s: float | None) -> Sequence[
     timeout_s = DEFAULT_PLAN_S if limit_s is None else min(DEFAULT_PLAN_S, int(DEFAULT_PLAN_SHARE * limit_s))
     if not timeout_s:
         return ()
-    return [plan.parts for plan in TorchRecPlanner(task, Bandwidths(), timeout_s).plans([AS_IT_COMES])]
+    try:
+        return [plan.parts for plan in TorchRecPlanner(task, Bandwidths(), timeout_s).plans([AS_IT_COMES])]
+    except Exception as error:  # whatever TorchRec raises: this is only one more start
+        log.warning("TorchRec's default plan is not where the search begins: %s", reason_of(error))
+        return ()
 
 
 def _check_dense(machine: TorchRecMachine, dense: int) -> None:
