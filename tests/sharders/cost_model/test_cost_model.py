@@ -312,9 +312,15 @@ def test_a_wider_calibration_gives_wider_intervals() -> None:
 
 @pytest.mark.parametrize("exchange", [EXCHANGE, ExchangeTime(0.3, 1e-5)])
 def test_a_search_scores_placements_as_the_model_does(exchange: ExchangeTime) -> None:
-    """From columns that only add up, also where a table's rows bring another pass, and with an empty device."""
+    """From columns that only add up, also where a table brings another pass or lanes, and with an empty device."""
     model = random_model(exchange=exchange)
-    tables = tuple(replace(one, num_rows=one.num_rows * 40) for one in TABLES)
+    with torch.no_grad():
+        model.net.lane_weight.fill_(0.3)
+    wide = {3: 48, 7: 128, 8: 200}
+    tables = tuple(
+        replace(one, num_rows=one.num_rows * 40, embedding_dim=wide.get(at, one.embedding_dim))
+        for at, one in enumerate(TABLES)
+    )
     of_task, rng = task(tables, devices=3), np.random.default_rng(1)
     space = SearchSpace(whole_costs(model, of_task))
     for devices in (*rng.integers(3, size=(20, len(tables))), np.arange(len(tables)) % 2):

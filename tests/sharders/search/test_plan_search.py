@@ -28,6 +28,7 @@ from evenshard.placement.sharding import (
 )
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.planner.place import PlaceConfig
+from evenshard.sharders.search import neighbours
 from evenshard.sharders.search.bounds import lower_bound_ms
 from evenshard.sharders.search.construction import Construction, Works
 from evenshard.sharders.search.neighbours import MOST_COUNTED
@@ -134,6 +135,29 @@ def test_changes_that_are_tried_at_once_count_up_to_a_limit() -> None:
         before = search.neighbours.tried
         search.neighbours.scores(state, [[(0, state.choices[0])]] * count)
         assert search.neighbours.tried - before == counted
+
+
+def test_of_many_swaps_the_most_promising_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that leave least on the busier of the two devices, as each piece by itself saves time."""
+    tables = tuple(Table(f"t{at}", 10**6, 64, 4.0 + 3 * (at * 5 % 7)) for at in range(12))
+    search = PlanSearch(costs_of(tables, Machine.one_node(2)), SHORT)
+    state = State(search.space, [Choice(0, (int(at >= 7),)) for at in range(12)])
+    slow = state.slow_devices[0]
+    own, theirs = (search.neighbours._held(state, [(one, at) for at in sorted(state.on_device[one])]) for one in (0, 1))
+    own, theirs = (own, theirs) if slow == 0 else (theirs, own)
+    may_go = np.ones((len(own.groups), 2), dtype=bool)
+    promised: list[float] = []
+    for most in (1_000, 5):
+        monkeypatch.setattr(neighbours, "MOST_SWAPS", most)
+        pairs = zip(*search.neighbours._swaps(state, slow, own, theirs, may_go), strict=True)
+        saved = {
+            (a, b): search.neighbours._gains(state, own)[a] - search.neighbours._gains(state, theirs)[b]
+            for a, b in pairs
+        }
+        ahead = state.device_ms_D[slow] - state.device_ms_D[1 - slow]
+        left = sorted(max(-one, one - ahead) for one in saved.values())
+        promised = promised or left[:5]
+    assert len(left) == 5 and left == pytest.approx(promised)
 
 
 def test_a_step_makes_the_score_better_within_the_memory_or_is_none() -> None:
