@@ -30,7 +30,7 @@ def test_every_entry_builds_the_sharder_of_its_name_which_places(name: str) -> N
 def test_what_a_sharder_needs_decides_who_asks_it() -> None:
     assert HEURISTICS == ("random", "size_greedy", "dim_greedy", "lookup_greedy", "size_lookup_greedy")
     assert TORCHREC == ("torchrec_planner", "torchrec_planner_perf")
-    assert (*HEURISTICS, *TORCHREC, "torchrec_planner_full", "rule_of_thumb") == RIVALS
+    assert (*HEURISTICS, *TORCHREC, "torchrec_planner_full", "best_rule_of_thumb") == RIVALS
     in_loop = [one.name for one in SHARDERS if one.in_loop]
     assert in_loop == [*HEURISTICS, "single_cost_greedy", "dreamshard", "autoshard", "evenshard"]
     assert [one.name for one in SHARDERS if one.is_privileged] == ["single_cost_greedy"]

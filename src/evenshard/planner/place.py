@@ -120,17 +120,14 @@ def place_request(
         first = Searched(*search_with_fewer_types(costs, config.effort, config.seed, starts, progress))
     except InfeasibleTask as error:
         failure = error
-    others: list[Candidate] | None = None
-    taken: str | None = None
-    if first is not None and near is None:
-        others = rival_placements(request, costs, config.compare)
-        first, taken = _with_rivals(first, others)
     means = _with_means(costs, first, config, near, started)
     if not means.found:
         assert failure is not None
         raise refusal(request, failure) from None
+    others, taken = rival_placements(request, costs, config.compare), None
     if near is None:
-        chosen, beside = min(means.found, key=lambda one: one.step_ms), None
+        found = [_with_rivals(one, others) for one in means.found]
+        (chosen, taken), beside = min(found, key=lambda one: one[0].step_ms), None
         best, is_interrupted = chosen.result.best, chosen.result.is_interrupted
         candidates = chosen.result.candidates
     else:
@@ -161,12 +158,7 @@ def place_request(
         **vars(answered),
         lower_bound_ms=min(_bound_ms(means), best.predicted_ms),
         warnings=() if model.trained_on is None else model.trained_on.outside(request.task()),
-        comparison=rivals(
-            others or rival_placements(request, costs, config.compare),
-            costs,
-            measure if config.num_measured else None,
-            saves,
-        ),
+        comparison=rivals(others, costs, measure if config.num_measured else None, saves),
         measured=cost,
         measured_ms=None if cost is None else cost.step_ms(costs.pipeline),
         lineage=json.loads(json.dumps(lineage)),  # as a file gives it back
@@ -265,18 +257,19 @@ def _starts(request: PlacementRequest, model: Model, seed: int, known: Sequence[
     return starts
 
 
-def _with_rivals(first: Searched, others: Sequence[Candidate]) -> tuple[Searched, str | None]:
-    """What was found, or what became of the placement of a rival that is better, with a note that says so."""
-    alone_ms, result, taken = first.result.best.predicted_ms, first.result, None
+def _with_rivals(searched: Searched, others: Sequence[Candidate]) -> tuple[Searched, str | None]:
+    """What was found, or what became of a rival's placement that is better, with a note that says so."""
+    search, result, taken = searched.search, searched.result, None
     for rival, parts in others:
-        if parts is None or _is_illegal(first.search.costs.task, parts):
+        if parts is None or _is_illegal(search.costs.task, parts):
             continue
-        before, result = result, first.search.with_known(result, [parts])
+        before, result = result, search.with_known(result, [parts])
         taken = rival if result.best is not before.best else taken
     if taken is None:
-        return first, None
-    better = f"The search alone found {ms_text(alone_ms)} ms; the answer goes on from a better placement"
-    return replace(first, result=result), f"{better}: {rival_label(taken)}."
+        return searched, None
+    alone_ms = ms_text(searched.result.best.predicted_ms)
+    note = f"The search alone reached {alone_ms} ms. The answer improves on a better placement: {rival_label(taken)}."
+    return replace(searched, result=result), note
 
 
 def _is_illegal(task: ShardingTask, parts: Sequence[TablePart]) -> bool:

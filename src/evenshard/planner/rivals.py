@@ -43,7 +43,7 @@ from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief, counted
 
 # The best rule of thumb over all sharding types: small tables replicated, the costliest ones cut, the rest dealt out.
-RULE = "rule_of_thumb"
+RULE = "best_rule_of_thumb"
 RIVALS = (*(one.name for one in SHARDERS if not one.needs), RULE)
 # TorchRec's planner where tables may be sharded in several ways; it is left out where whole tables are asked for.
 FULL_SPACE = next(one.name for one in SHARDERS if one.is_full_space)

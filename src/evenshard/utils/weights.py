@@ -38,11 +38,11 @@ def check_trained(net: nn.Module) -> None:
         _refuse_diverged(name, tensor)
 
 
-def load_weights(net: nn.Module, path: Path, new: Collection[str] = ()) -> None:
+def load_weights(net: nn.Module, path: Path, added: Collection[str] = ()) -> None:
     """Fills a network with what ``save_weights`` wrote.
 
     Args:
-        new: weights that files of earlier versions do not have; 0 there.
+        added: weights that files of earlier versions lack; these are 0.
 
     Raises:
         ValueError: if the file holds anything else; one line.
@@ -53,7 +53,7 @@ def load_weights(net: nn.Module, path: Path, new: Collection[str] = ()) -> None:
     if unknown is not None:
         raise ValueError(f"{path.name} holds {brief(unknown)}, which the network does not have")
     for name, wanted in expected.items():
-        if name not in state and name in new:
+        if name not in state and name in added:
             state[name] = torch.zeros_like(wanted)
         if name not in state:
             raise ValueError(f"{path.name} holds no {name}")

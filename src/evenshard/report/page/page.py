@@ -32,7 +32,7 @@ from evenshard.utils.units import decimals, ms_text, pct_text, size_text
 from evenshard.version import __version__
 
 # Rivals that may cut tables, as a sentence says them.
-_CUTTING = {FULL_SPACE: "TorchRec's planner with every sharding type", RULE: "the rule of thumb"}
+_CUTTING = {FULL_SPACE: "TorchRec's planner with every sharding type", RULE: "the best rule of thumb"}
 # Devices that are drawn as rows with their numbers; more become columns.
 _MAX_ROWS = 32
 # Tables that are listed at once; more are folded away.

@@ -68,8 +68,8 @@ KIND = "convex_cost_model"
 
 # Columns of a representation, after its dims.
 ROWS, JUMPS, INPUTS = 1, slice(1, 1 + NUM_JUMP_SUMS), slice(1 + NUM_JUMP_SUMS, None)
-# Weights that networks of before the lanes do not have.
-NEW_WEIGHTS = ("net.lane_weight",)
+# Weights that files of earlier versions lack.
+ADDED_WEIGHTS = ("net.lane_weight",)
 CHUNK_ENTRIES = 2**24  # of the table-to-device matrices of ``placement_ms``: 64 MB at a time
 LEAST_HALF_WIDTH = 0.005  # held-out placements of known tables say too little about unseen tables
 
@@ -377,7 +377,7 @@ class CostModel(nn.Module):
                 raise ValueError(problem)
             model = CostModel(config.sizes, config.normalizer)
             model.exchange, model.calibration = config.exchange, config.calibration
-            load_weights(model, path / "state.pt", NEW_WEIGHTS)
+            load_weights(model, path / "state.pt", ADDED_WEIGHTS)
             if not model.net.is_convex():
                 raise ValueError("its weights are not those of a convex network")
             return model

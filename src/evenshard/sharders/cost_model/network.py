@@ -30,6 +30,8 @@ from functools import reduce
 import torch
 from torch import nn
 
+from evenshard.measure.simulated.device_model import LANE_LIMITS
+from evenshard.measure.simulated.shard_work import REQUEST_VALUES
 from evenshard.sharders.cost_model.additive import QUANTITIES, additive_work_TA
 from evenshard.sharders.features import NUM_FEATURES, FeatureNormalizer
 from evenshard.tables.table import Table
@@ -41,7 +43,7 @@ LEAST_WORK, LOG_SCALE = 1e-5, 4.0  # of what factors see of the work: nothing be
 # Rows of a shard from which on the radix sort of its indices takes one more pass.
 PASS_ROWS = (2.0**8, 2.0**16, 2.0**24, 2.0**32)
 # Columns of a table, beyond which all lookups of its shard take more lanes, or a further warp.
-WIDTHS = (32.0, 64.0, 128.0, 256.0, 512.0)
+WIDTHS = (*LANE_LIMITS, 2 * REQUEST_VALUES, 4 * REQUEST_VALUES)
 NUM_JUMP_SUMS = 1 + len(WIDTHS)
 # What takes lanes: bags, rows and gradients.
 LANE_WORK = [QUANTITIES.index(name) for name in ("tables", "lookups", "unique_rows")]

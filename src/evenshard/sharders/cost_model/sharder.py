@@ -33,7 +33,8 @@ from evenshard.sharders.packing.legal_parts import any_placement
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 
-# Devices that are scored for a change that counts: two for each that is tried, about five times as many as count.
+# Devices scored for each change that counts: a change scores two, and of a large step about a fifth of the changes
+# count (``MOST_COUNTED``).
 SCORES_PER_CHANGE = 10
 # Proposals, the best ones by the cost model, that the search starts from.
 MOST_STARTS = 8
@@ -45,8 +46,7 @@ class SearchConfig:
 
     Attributes:
         num_rollouts: sampled from the policy, fewer where tables and devices are many.
-        scores_per_table: the search ends when it has scored about so many devices for each table of the task: two for
-            each change that it tries out, of which a large step counts a fifth.
+        scores_per_table: the search ends when it has scored about so many devices for each table of the task.
         seed: seed of rollouts and search.
         time_limit_s: the search ends after so many seconds at the latest; None for no limit.
         packing_time_limit_s: time to find any legal placement if no proposal is one; see ``any_placement``.

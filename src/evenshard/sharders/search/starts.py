@@ -26,8 +26,8 @@ TYPE_SETS = tuple(
 FULL_SHARES = (FULL_SHARE, 0.85, 0.7, 0.5)
 # Factors on the work of replicas that constructions try.
 REPLICA_PRICES = (1.0, 0.3)
-# Constructions are skipped whose mean device has this many times the work that the best start takes: where tables are
-# many, making them took most of a search.
+# Skip a construction if the mean device alone would work this many times as long as the best start takes: of many
+# tables, making all constructions took most of the search.
 HOPELESS = 1.5
 # Placements by rules of thumb that are improved.
 MOST_RULES = 6

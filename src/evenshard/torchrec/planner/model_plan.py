@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Seconds after which TorchRec's default plan is the best that it has found until then, and their share of a time limit.
+# Seconds that TorchRec has for its default plan, and the most that this may be of a time limit.
 DEFAULT_PLAN_S, DEFAULT_PLAN_SHARE = 5, 0.2
 
 
@@ -208,7 +208,7 @@ def _default_plan(request: PlacementRequest, limit_s: float | None) -> Sequence[
     try:
         return [plan.parts for plan in TorchRecPlanner(task, Bandwidths(), timeout_s).plans([AS_IT_COMES])]
     except Exception as error:  # whatever TorchRec raises: this is only one more start
-        log.warning("TorchRec's default plan is not where the search begins: %s", reason_of(error))
+        log.warning("TorchRec could not make its default plan, so the search begins without it: %s", reason_of(error))
         return ()
 
 
