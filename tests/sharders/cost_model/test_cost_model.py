@@ -175,7 +175,8 @@ def test_a_model_of_before_the_lanes_is_read(tmp_path: Path) -> None:
     del state["net.lane_weight"]
     torch.save(state, tmp_path / "old" / "state.pt")
     read = CostModel.load(tmp_path / "old")
-    context = (random_sums(model, 20, 1), 150.0, 4, BATCH_SIZE)
+    wide = model.represent([table(dim=dim) for dim in (8, 64, 128, 1024)], BATCH_SIZE)
+    context = (wide.cumsum(0), 2000.0, 4, BATCH_SIZE)
     torch.testing.assert_close(read.device_ms(*context), model.device_ms(*context))
 
 

@@ -18,11 +18,12 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_sharding
-from evenshard.placement.sharding import SHARDING_TYPES
+from evenshard.placement.sharding import ROW_WISE, SHARDING_TYPES
 from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, USUAL_KERNELS, Storage
 from evenshard.placement.task import ShardingTask, TableLimits, used_bytes, used_host_bytes
 from evenshard.sharders.packing.legal_parts import legal_parts
 from evenshard.sharders.search.bounds import lower_bound_ms
+from evenshard.sharders.search.construction import Construction, Works
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.search.space import SearchSpace, is_short_of_memory
 from evenshard.sharders.search.state import Choice, State, choices_of
@@ -98,6 +99,17 @@ def test_hosts_hold_no_more_than_they_have() -> None:
     assert max(used_host_bytes(costs.task, parts)) <= 2.2 * GB
     assert max(used_bytes(costs.task, parts)) <= 1.3 * GB
     assert {part.storage.kernel for part in parts} > {FUSED}
+
+
+@pytest.mark.parametrize(("host_gb", "fits"), [(1.1, True), (0.9, False)])
+def test_rows_of_all_devices_are_placed_only_where_hosts_have_memory_for_them(host_gb: float, fits: bool) -> None:
+    space = SearchSpace(costs_of((COLD,), 2, 0.2, host_gb=host_gb))
+    options = space.groups[0].options
+    in_rows = next(
+        at for at, one in enumerate(options) if (one.sharding_type, one.storage.kernel) == (ROW_WISE, FUSED_UVM)
+    )
+    choices = Construction(space, Works.of(space)).place(np.array([in_rows]))
+    assert (choices is not None) == fits
 
 
 def test_rules_of_a_table_say_where_it_is_kept() -> None:
