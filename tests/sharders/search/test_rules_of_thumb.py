@@ -22,6 +22,8 @@ from evenshard.placement.sharding import (
 )
 from evenshard.placement.sharding import sharding_type as type_of
 from evenshard.placement.task import ShardingTask, TableLimits
+from evenshard.sharders.search import starts
+from evenshard.sharders.search.construction import Construction
 from evenshard.sharders.search.rules_of_thumb import RuleOfThumb, rules_of_thumb
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.search.starts import constructed
@@ -95,6 +97,32 @@ def test_rules_keep_to_the_types_that_tables_may_have() -> None:
 def test_rules_without_room_are_left_out() -> None:
     roomy, full = search_of(5), search_of(5, room_bytes=1)
     assert rules_of_thumb(roomy.construction) and not rules_of_thumb(full.construction)
+
+
+def test_rules_with_too_much_work_are_skipped() -> None:
+    """What the mean device would do is the limit, whatever the placement would cost."""
+    construction = search_of(3).construction
+    rules = rules_of_thumb(construction)
+    works_ms = [construction.mean_ms(np.array([one.option for one in rule.choices])) for rule in rules]
+    most_ms = float(np.median(works_ms))
+    kept = {rule.name for rule in rules_of_thumb(construction, most_ms)}
+    assert {rule.name for rule, ms in zip(rules, works_ms, strict=True) if ms <= most_ms} >= kept
+    assert kept and len(kept) < len(rules) and "whole" in kept
+
+
+def test_a_large_task_skips_hopeless_rules_and_a_small_one_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = []
+
+    def spy(construction: Construction, most_ms: float = np.inf) -> list[RuleOfThumb]:
+        limits.append(most_ms)
+        return rules_of_thumb(construction, most_ms)
+
+    monkeypatch.setattr(starts, "rules_of_thumb", spy)
+    construction = search_of(3).construction
+    begun = starts.constructed(construction)
+    monkeypatch.setattr(starts, "EVERY_RULE", 0)
+    starts.constructed(construction)
+    assert limits[0] == np.inf and min(one.cost_ms for one in begun) <= limits[1] / starts.HOPELESS
 
 
 def test_a_table_that_fits_nowhere_whole_is_cut_and_the_others_are_whole() -> None:

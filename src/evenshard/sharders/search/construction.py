@@ -188,6 +188,10 @@ class Construction:
         """[G] the work of all devices together for these options."""
         return np.asarray(self._works.total_GW[np.arange(len(options_G)), options_G])
 
+    def mean_ms(self, options_G: npt.NDArray[np.int64]) -> float:
+        """The mean device's work for these options."""
+        return float(self.total_ms(options_G).sum()) / self._space.task.num_devices
+
     def place(self, options_G: npt.NDArray[np.int64], by_memory: bool = False) -> list[Choice] | None:
         """Choices with these options; None where the pieces found no room.
 
@@ -254,10 +258,11 @@ class Places:
         devices = self.devices_for(group, option, self.load_D, self.free_D)
         if devices is None:
             return None
-        for piece, device in zip(option.pieces, devices, strict=True):
-            self.free_D[device] -= piece.size_bytes
-            self._take_host(range(device, device + 1), piece)
-            self.load_D[device] += piece_ms
+        self.free_D[devices] -= option.bytes_P  # each on a device of its own
+        self.load_D[devices] += piece_ms
+        if not option.storage.is_on_device:
+            for piece, device in zip(option.pieces, devices, strict=True):
+                self._take_host(range(device, device + 1), piece)
         for rule in self._construction.rules_of(group):
             self.apart.setdefault(rule, set()).update(devices)
         return Choice(number, tuple(devices))
@@ -311,8 +316,7 @@ class Places:
         self, group: int, option: ShardingOption, load_D: FloatArray, free_D: npt.NDArray[np.int64]
     ) -> list[int] | None:
         """Devices for the pieces of a group, each on one of its own."""
-        size = max(piece.size_bytes for piece in option.pieces)
-        fits_D = free_D >= size
+        fits_D = free_D >= option.largest_bytes
         if not option.storage.is_on_device:
             fits_D &= self._host_has(option)
         allowed_D = self._construction.space.groups[group].allowed_D
@@ -325,10 +329,10 @@ class Places:
         load_D = np.where(fits_D, load_D, np.inf)
         if len(option.pieces) == 1:
             device = int(load_D.argmin())
-            return [device] if np.isfinite(load_D[device]) else None
-        if int(fits_D.sum()) < len(option.pieces):
-            return None
+            return [device] if fits_D[device] else None
         order: list[int] = np.argsort(load_D, kind="stable")[: len(option.pieces)].tolist()
+        if len(order) < len(option.pieces) or not fits_D[order[-1]]:
+            return None
         return order if self._hosts_have(option, order) else None
 
     def _hosts_have(self, option: ShardingOption, devices: Sequence[int]) -> bool:

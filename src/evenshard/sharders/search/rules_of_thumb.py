@@ -49,14 +49,20 @@ class RuleOfThumb:
     cost_ms: float
 
 
-def rules_of_thumb(construction: Construction) -> list[RuleOfThumb]:
-    """The placements of all rules that find room, the fastest first, each once."""
+def rules_of_thumb(construction: Construction, most_ms: float = np.inf) -> list[RuleOfThumb]:
+    """The placements of all rules that find room, the fastest first, each once.
+
+    Args:
+        construction: makes them.
+        most_ms: of the mean device's work, beyond which a rule is skipped.
+    """
     numbers_of = _numbers_by_way(construction)
     found: dict[tuple[int, ...], RuleOfThumb | None] = {}
     weights_G = _weights(construction)
     uncut: list[tuple[float, int]] = []
     for most in MOST_REPLICATED:
-        made = _made(construction, found, _name(most), _with_replicas(construction, numbers_of, weights_G, most))
+        options_G = _with_replicas(construction, numbers_of, weights_G, most)
+        made = _made(construction, found, _name(most), options_G, most_ms)
         if made is not None:
             uncut.append((made.cost_ms, most))
     cuts = [way for way in numbers_of if way not in (WHOLE, REPLICATED)]
@@ -68,7 +74,7 @@ def rules_of_thumb(construction: Construction) -> list[RuleOfThumb]:
         works_G = construction.total_ms(options_G)
         chosen = [group for group in np.argsort(-works_G, kind="stable").tolist() if may_G[group]][:number]
         options_G[chosen] = numbers_of[way][chosen]
-        _made(construction, found, f"{_name(most)}, {number} {way}", options_G)
+        _made(construction, found, f"{_name(most)}, {number} {way}", options_G, most_ms)
     return sorted(filter(None, found.values()), key=lambda one: one.cost_ms)
 
 
@@ -81,9 +87,12 @@ def _made(
     found: dict[tuple[int, ...], RuleOfThumb | None],
     name: str,
     options_G: npt.NDArray[np.int64],
+    most_ms: float,
 ) -> RuleOfThumb | None:
-    """The placement of these options, made once; None where there is no room."""
+    """The placement of these options, made once; None where there is no room, or the mean device has too much work."""
     key = tuple(options_G.tolist())
+    if construction.mean_ms(options_G) > most_ms:
+        return None
     if key not in found:
         choices = construction.place(options_G) or construction.place(options_G, by_memory=True)
         found[key] = None if choices is None else _rule(construction, name, choices)

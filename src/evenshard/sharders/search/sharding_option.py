@@ -3,7 +3,7 @@
 A piece is what the search places as one: columns on a device, rows on all devices of a node or on all devices, a
 replica on each. Tables that stay together are one group, with one piece.
 
-Legend: D devices, V kinds of volumes, K kinds of devices.
+Legend: D devices, V kinds of volumes, K kinds of devices, P pieces of an option.
 """
 
 from __future__ import annotations
@@ -79,6 +79,16 @@ class ShardingOption:
     def calls(self) -> frozenset[int]:
         """The kernel calls of its pieces."""
         return frozenset(call for piece in self.pieces for call, _ in piece.cells)
+
+    @cached_property
+    def bytes_P(self) -> npt.NDArray[np.int64]:
+        """[P] device memory of each piece."""
+        return np.array([piece.size_bytes for piece in self.pieces], dtype=np.int64)
+
+    @cached_property
+    def largest_bytes(self) -> int:
+        """Device memory of the largest piece."""
+        return max(piece.size_bytes for piece in self.pieces)
 
     @property
     def is_usual(self) -> bool:

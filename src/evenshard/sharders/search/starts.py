@@ -31,6 +31,8 @@ REPLICA_PRICES = (1.0, 0.3)
 HOPELESS = 1.5
 # Placements by rules of thumb that are improved.
 MOST_RULES = 6
+# Groups times devices up to which every rule of thumb is tried; beyond, hopeless ones are skipped as constructions are.
+EVERY_RULE = 8_192
 LARGE_TYPE_SETS = tuple(types for types in TYPE_SETS if TABLE_WISE in types and not types.intersection(GRIDS))
 
 
@@ -70,7 +72,10 @@ def constructed(construction: Construction, deadline: float = float("inf")) -> l
             state = State(space, choices)
             if state.fits():
                 found.setdefault(tuple(choices), Start(choices, {TABLE_WISE, *COLUMNS_ALONE}, state.cost_ms))
-        for rule in rules_of_thumb(construction)[:MOST_RULES]:
+        most_ms = float("inf")
+        if found and len(space.groups) * space.task.num_devices > EVERY_RULE:
+            most_ms = HOPELESS * min(start.cost_ms for start in found.values())
+        for rule in rules_of_thumb(construction, most_ms)[:MOST_RULES]:
             found.setdefault(rule.choices, Start(list(rule.choices), set(rule.types), rule.cost_ms))
     return list(found.values())
 
@@ -94,7 +99,7 @@ def _best_of(
         for share in FULL_SHARES if space.offloads else FULL_SHARES[:1]:
             options_G = construction.options(limit * construction.even_ms, types, price, share)
             key = options_G.tobytes()
-            if key not in known and construction.total_ms(options_G).sum() > most_ms * space.task.num_devices:
+            if key not in known and construction.mean_ms(options_G) > most_ms:
                 continue
             if key not in known:
                 choices = construction.place(options_G) or construction.place(options_G, by_memory=True)

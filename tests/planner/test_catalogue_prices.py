@@ -1,0 +1,58 @@
+"""A placement for simulated devices is predicted to take what the simulated machine says, on every public set."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.simulated.hardware import SimulatedHardware
+from evenshard.placement.machine import Machine
+from evenshard.placement.placement import Placement
+from evenshard.placement.sharding import SHARDING_TYPES
+from evenshard.placement.task import ShardingTask
+from evenshard.planner.model import model_of
+from evenshard.planner.pricing import measured_parts, part_costs
+from evenshard.planner.request import PlacementRequest
+from evenshard.sharders.random import random_sharding
+from evenshard.tables.catalog import catalog_names, load_catalog
+from evenshard.utils.units import gb_to_bytes
+
+BATCH = 65_536
+WITHIN = 0.002
+
+
+def request(name: str, devices: int, hardware: str) -> PlacementRequest:
+    machine = Machine(devices, 8, inter="infiniband_ndr") if devices > 8 else None
+    tables = load_catalog(name, BATCH)
+    return PlacementRequest(
+        tables, (gb_to_bytes(8192),) * devices, BATCH, optimizer="rowwise_adagrad", machine=machine, hardware=hardware
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [8, 128])
+@pytest.mark.parametrize("name", catalog_names())
+def test_any_placement_is_predicted_as_it_is_measured(name: str, devices: int) -> None:
+    asked = request(name, devices, "simulated:h100")
+    model = model_of(None, asked.hardware)
+    parts = random_sharding(asked.task(), SHARDING_TYPES, np.random.default_rng(devices))
+    with measured_parts(asked, model, visits=1) as measure:
+        (measured,) = measure(asked.task(), [parts])
+    costs = part_costs(asked, model)
+    assert costs.predict(parts).predicted_ms == pytest.approx(measured.step_ms(costs.pipeline), rel=WITHIN)
+
+
+@pytest.mark.parametrize("name", ["avazu", "criteo_kaggle", "mlperf_dlrm_v2", "nvidia_tiny", "nvidia_medium"])
+def test_whole_tables_are_predicted_as_the_loop_measures_them(name: str) -> None:
+    """The loop counts no indices; its kernels and its exchanges of embeddings and gradients are the same."""
+    asked = request(name, 8, "simulated:h200")
+    devices = np.random.default_rng(0).integers(8, size=len(asked.tables)).tolist()
+    placement = Placement(tuple(devices), 8)
+    hardware = SimulatedHardware(MeasureConfig(asked.hardware, noise=0.0, optimizer=asked.optimizer))
+    task = ShardingTask.whole("task", asked.tables, 8, gb_to_bytes(8192), BATCH)
+    measured = hardware.measure(task, placement)
+    predicted = part_costs(asked, model_of(None, asked.hardware)).predict(placement.parts(asked.tables))
+    for one, other in zip(predicted.devices, measured.devices, strict=True):
+        for phase in ("fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_compute_ms"):
+            assert getattr(one, f"predicted_{phase}") == pytest.approx(getattr(other, phase), rel=WITHIN), phase
