@@ -215,7 +215,7 @@ class _Setting(Source):
     """An argument type: NAME=VALUE, whose value may be a file to read."""
 
     def __call__(self, text: str) -> tuple[str, Any]:
-        """What argparse calls."""
+        """Called by argparse."""
         from evenshard.utils.yaml_files import load_yaml
 
         name, equals, value = text.partition("=")

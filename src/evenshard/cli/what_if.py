@@ -23,7 +23,7 @@ class PerHardware(Source):
         super().__init__()
 
     def __call__(self, text: str) -> Any:
-        """What argparse calls."""
+        """Called by argparse."""
         if "=" not in text:
             return self._kind(text)
         found = {}

@@ -66,12 +66,12 @@ class Volumes:
 
     @staticmethod
     def empty(num_devices: int) -> Volumes:
-        """Of devices that hold nothing."""
+        """Volumes of devices that hold nothing."""
         return Volumes(*np.zeros((len(VOLUMES), num_devices)))
 
     @staticmethod
     def of(volumes_V: FloatArray, replicated_values: float | FloatArray) -> Volumes:
-        """Of these numbers, [V, ..., D] and [...]; the collectives left aside."""
+        """Volumes with these numbers, [V, ..., D] and [...], and without the collectives."""
         found = Volumes(*volumes_V)
         found.replicated_values = replicated_values
         return found
@@ -166,12 +166,12 @@ class TierBytes:
 
     @staticmethod
     def reduced(collective: str, near: int, intra: FloatArray, inter: FloatArray) -> TierBytes:
-        """Where a device receives as much as it sends."""
+        """Bytes of a collective in which each device receives as much as it sends."""
         return TierBytes(collective, near, intra, inter, intra, inter)
 
     @property
     def back(self) -> TierBytes:
-        """The same bytes the other way round."""
+        """Bytes of the exchange in the opposite direction."""
         return replace(self, collective=_BACK.get(self.collective, self.collective))
 
     def __mul__(self, factor: float) -> TierBytes:
@@ -328,7 +328,7 @@ def _gradients(machine: Machine, volumes: Volumes) -> TierBytes:
 
 @dataclass(frozen=True)
 class Latencies:
-    """Of all collectives of a step, ms."""
+    """Latencies of all collectives of a step, ms."""
 
     input_dist: float = 0.0
     forward: float = 0.0

@@ -301,7 +301,7 @@ class MeasuredPlacement:
         provenance: Provenance,
         measured_at: float = 0.0,
     ) -> MeasuredPlacement:
-        """Of whole tables."""
+        """The measurement of a placement of whole tables."""
         parts = placement.parts(task.tables)
         return MeasuredPlacement(measurement_id, round, proposed_by, task, parts, cost, provenance, measured_at)
 

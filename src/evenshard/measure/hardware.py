@@ -193,7 +193,7 @@ class HardwareName:
 
     @staticmethod
     def of(kind: str, device: str = "") -> HardwareName:
-        """From the name of a kind."""
+        """The name of a kind of hardware, and of a device."""
         return HardwareName(_KIND_OF[kind], device)
 
     @staticmethod
@@ -210,13 +210,13 @@ class HardwareName:
 
     @property
     def provenance(self) -> str:
-        """As every row measured on it says."""
+        """The name as it stands in every row that is measured on this hardware."""
         device = Path(self.device).stem if self.device.endswith((".yaml", ".yml")) else self.device
         return f"{self.kind.name}: {device}"
 
     @property
     def folder(self) -> str:
-        """As a folder of data/ says."""
+        """The name as a folder of data/ has it."""
         return folder_name(self.provenance)
 
     def has_measured(self, provenance: str) -> bool:

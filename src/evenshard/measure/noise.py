@@ -37,7 +37,7 @@ def controls_of(measured: Iterable[MeasuredPlacement]) -> list[ControlCost]:
 
 
 def controls_of_rows(rows: Iterable[Mapping[str, Any]]) -> list[ControlCost]:
-    """The same from the rows of a cost dataset (see ``cost_rows.COLUMNS``)."""
+    """The control placements in the rows of a cost dataset (see ``cost_rows.COLUMNS``)."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         if row["proposed_by"] == CONTROL:

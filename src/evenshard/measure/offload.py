@@ -77,22 +77,22 @@ class HostLink:
 
     @property
     def read_gb_s(self) -> float:
-        """Of rows that are read only."""
+        """Rate for rows that are only read."""
         return min(self.host_gb_s, self.memory_gb_s)
 
     @property
     def exchange_gb_s(self) -> float:
-        """Of rows that come in, while as many others go out."""
+        """Rate for rows that come in, while as many others go out."""
         return min(self.host_gb_s, self.memory_gb_s / 2)
 
     @property
     def update_gb_s(self) -> float:
-        """Of rows that are read, changed and written back."""
+        """Rate for rows that are read, changed and written back."""
         return min(self.update_share * self.host_gb_s, self.memory_gb_s / 2)
 
     @property
     def processor_gb_s(self) -> float:
-        """Of rows that the host's processor reads or writes for the device."""
+        """Rate for rows that the host's processor reads or writes for the device."""
         return self.memory_gb_s if math.isfinite(self.memory_gb_s) else PROCESSOR_GB_S
 
 

@@ -82,7 +82,7 @@ class Machine:
         return range(first, first + self.devices_per_node)
 
     def hardware_of(self, device: int) -> str:
-        """What a device is; empty where all are of one kind."""
+        """Hardware of a device; empty if all are of one kind."""
         for group in self.groups:
             if device < group.num_devices:
                 return group.hardware

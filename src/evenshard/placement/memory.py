@@ -82,18 +82,18 @@ class PartMemory:
 
     @property
     def device_bytes(self) -> int:
-        """Of a device, when outputs are exchanged: what a search counts. ``peak_bytes`` knows the other moments."""
+        """Memory of a device while outputs are exchanged, as searches count it; ``peak_bytes`` has other moments."""
         return sum(getattr(self, name) for name in ON_DEVICE_KINDS)
 
     @property
     def lasting_bytes(self) -> int:
-        """Of a device, at every moment of a step."""
+        """Memory of a device that is taken during the whole step."""
         kept: int = sum(getattr(self, name) for name in _LASTING)
         return kept + self.dense_gradient // 2
 
     @property
     def host_bytes(self) -> int:
-        """Of a host."""
+        """Memory that the part takes of a host."""
         return self.host_weights + self.host_state
 
     def __add__(self, other: PartMemory) -> PartMemory:
@@ -170,7 +170,7 @@ def _kept(own: Table, part: TablePart, optimizer: str) -> PartMemory:
 
 
 def _input_bytes(table: Table, samples: float) -> float:
-    """Of one batch: a length and an offset for each bag, an index, and perhaps a weight, for each lookup."""
+    """Bytes of the inputs in one batch: a length and an offset per bag, an index and perhaps a weight per lookup."""
     bags = samples * table.num_features
     of_lookup = INDEX_BYTES + LOOKUP_WEIGHT_BYTES * table.is_weighted
     return samples * table.pooling_factor * of_lookup + bags * (LENGTH_BYTES + OFFSET_BYTES)
@@ -196,7 +196,7 @@ class SampleMemory:
 
     @property
     def total(self) -> int:
-        """When outputs are exchanged."""
+        """Memory of a device's own samples while outputs are exchanged."""
         return self.inputs + self.received
 
 

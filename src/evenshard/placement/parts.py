@@ -36,7 +36,7 @@ class Span(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of rows or columns in the span."""
         return self.stop - self.start
 
     def __str__(self) -> str:

@@ -268,7 +268,7 @@ def _devices(allowed_D: npt.NDArray[np.bool_]) -> str:
 
 
 def missing_text(num_bytes: int) -> str:
-    """So many GB are missing, rounded up: what is asked for is enough. Less than 0.01 GB in its own unit."""
+    """How many GB are missing, rounded up so that what is asked for is enough; below 0.01 GB in a smaller unit."""
     if num_bytes < BYTES_PER_GB / 100:
         size = size_text(num_bytes)
         return f"{size} are missing" if size.endswith("bytes") else f"{size} is missing"

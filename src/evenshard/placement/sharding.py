@@ -189,12 +189,12 @@ class Communication:
 
     @property
     def forward_bytes(self) -> float:
-        """Of one value."""
+        """Bytes of one value in the forward exchange."""
         return DATA_TYPES[self.forward] / 8
 
     @property
     def backward_bytes(self) -> float:
-        """Of one value."""
+        """Bytes of one value in the backward exchange."""
         return DATA_TYPES[self.backward] / 8
 
 
@@ -336,7 +336,7 @@ def spans(machine: Machine) -> tuple[int, ...]:
 
 
 def freest_by_columns(types: Collection[str], machine: Machine, default: str) -> str:
-    """Of some types the one that cuts columns alone and leaves their devices the most free; else the default."""
+    """The type that cuts columns alone and leaves their devices the most free; ``default`` if none does."""
     own = (one for one in COLUMNS_ALONE if one in types)
     return max(own, key=lambda one: TYPES[one].home_span(machine), default=default)
 

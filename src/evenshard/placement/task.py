@@ -122,7 +122,7 @@ class ShardingTask:
 
     @property
     def num_devices(self) -> int:
-        """Of the machine."""
+        """Number of devices of the machine."""
         return self.machine.num_devices
 
     @property

@@ -253,7 +253,7 @@ class PlacementAnswer:
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
-        """Those of the request, and what is assumed of caches."""
+        """The assumptions of the request, and what is assumed of caches."""
         sources = {one.part.table: one.source for one in self.offloaded if one.source not in ("", COUNTED)}
         return (*self.request.assumptions, *(assumed_miss_ratios(*one) for one in sources.items()))
 

@@ -210,7 +210,7 @@ def _shape_text(machine: Machine, larger: Machine) -> str:
 
 
 def _grown(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """As many sizes, the new ones as large as the largest; none where there were none."""
+    """The sizes of a larger machine: the new ones are as large as the largest. Empty if there were none."""
     return sizes and sizes + (max(sizes),) * (count - len(sizes))
 
 

@@ -76,7 +76,7 @@ class ClusterFile:
 
     @property
     def num_devices(self) -> int:
-        """On all hosts."""
+        """Number of devices on all hosts."""
         return sum(one.count * one.devices for one in self.hosts)
 
     def problem(self) -> str | None:

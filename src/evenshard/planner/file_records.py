@@ -141,7 +141,7 @@ class FileOfVersion3(PlacementFile):
     memory: None = None
 
     def newest(self) -> PlacementFile:
-        """The same as a file of the newest version."""
+        """This record as a file of the newest version."""
         return self._newest(request=replace(self.request, **_UNCOUNTED))
 
     def _newest(self, **changed: Any) -> PlacementFile:
@@ -166,7 +166,7 @@ class _FileOfVersion2(FileOfVersion3):
     request: _RequestOfVersion2
 
     def newest(self) -> PlacementFile:
-        """The same as a file of the newest version; its table types are left to its shards."""
+        """This record as a file of the newest version; its table types are left to its shards."""
         asked = {one.name: getattr(self.request, one.name) for one in fields(PlacementRequest)}
         types = BY_COLUMNS if self.request.allow_column_split else (TABLE_WISE,)
         shards = joined_shards(self.shards)

@@ -60,7 +60,7 @@ class Searched:
 
     @property
     def step_ms(self) -> float:
-        """With that division."""
+        """Time of a step with that division, ms."""
         return self.result.best.predicted_ms + self.divided_ms
 
 

@@ -134,7 +134,7 @@ class NodeMemory:
 
     @property
     def used_bytes(self) -> int:
-        """Of its memory."""
+        """Memory of the host that tables take, SSDs left aside."""
         return self.weights + self.optimizer_state
 
     @property
@@ -156,7 +156,7 @@ _OF_HOST = ("weights", "optimizer_state", "ssd")
 def device_memories(
     request: PlacementRequest, parts: Sequence[TablePart], sizes: Sequence[PartMemory]
 ) -> tuple[DeviceMemory, ...]:
-    """Of each device, by its id.
+    """Memory of each device, by its id.
 
     Args:
         sizes: what each of the parts takes.
@@ -194,7 +194,7 @@ def device_memories(
 def host_memories(
     request: PlacementRequest, parts: Sequence[TablePart], sizes: Sequence[PartMemory]
 ) -> tuple[NodeMemory, ...]:
-    """Of each host, by its number; arguments as of ``device_memories``."""
+    """Memory of each host, by its number. The arguments are those of ``device_memories``."""
     machine = request.nodes
     taken = np.zeros((machine.num_nodes, len(_OF_HOST)), dtype=np.int64)
     for part, size in zip(parts, sizes, strict=True):
@@ -288,7 +288,7 @@ def offloaded_of(
 
 
 def _link(hardware: str, machine: Machine) -> HostLink:
-    """Of a device to its host; where no profile describes the device, a usual one."""
+    """Link of a device to its host; a usual one if no profile describes the device."""
     name = HardwareName.parse(hardware)
     if not name.kind.is_simulated:
         return host_link(machine)

@@ -118,7 +118,7 @@ class PlacementRequest:
 
     @property
     def num_devices(self) -> int:
-        """How many there are."""
+        """Number of devices."""
         return len(self.caps_bytes)
 
     @property

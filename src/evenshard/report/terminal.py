@@ -289,7 +289,7 @@ def _troubles(answer: PlacementAnswer) -> Iterator[Line]:
 
 
 def brief_text(answer: PlacementAnswer) -> str:
-    """About ten lines, without a break at the end: times, the slowest and fullest device, how tables are sharded."""
+    """The answer in about ten lines, without a final break: times, slowest and fullest device, sharding."""
     title = f"{tables_and_machine(answer.request)}, batch {answer.request.batch_size:,}"
     return "\n".join(
         [f"PlacementAnswer: {title}", *(f"  {word:{BRIEF_INDENT}}{text}" for word, text in _lines(answer))]

@@ -157,7 +157,7 @@ def _question_notes(found: WhatIfAnswer) -> Iterator[str]:
 
 
 def _reuse_note(found: WhatIfAnswer) -> Iterator[str]:
-    """That histograms of tables belong to a batch size, where they are used for several."""
+    """The note that tables' histograms belong to one batch size, if they are used for several."""
     answers = [one.answer for one in found.options if one.answer is not None]
     batches = {answer.request.batch_size for answer in answers}
     if len(batches) < 2:

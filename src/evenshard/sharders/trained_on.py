@@ -214,7 +214,7 @@ class TrainedOn:
         return min(factor, MOST_FACTOR)
 
     def load_factor(self, tables: Sequence[Table], num_devices: int, batch_size: int) -> float:
-        """Likewise, of what concerns all tables: the batch, and what lies on a mean device."""
+        """How many times beyond the training data the batch, and what lies on a mean device, are; 1 if they are not."""
         factor = _factor(batch_size, self.batch_size)
         for value, (_, high) in zip(
             _loads(tables, num_devices), (self.tables_per_device, self.dims_per_device), strict=True
@@ -223,7 +223,7 @@ class TrainedOn:
         return min(factor, MOST_FACTOR)
 
     def exchange_factor(self, num_devices: int) -> float:
-        """Likewise, of what concerns the exchange between devices alone: their number."""
+        """How many times beyond the training data the number of devices is, which is all that concerns exchanges."""
         return max(1.0, num_devices / self.num_devices[1]) if num_devices > self.num_devices[1] * TABLE_SLACK else 1.0
 
     def unmeasured(self, num_devices: int) -> list[str]:

@@ -185,7 +185,7 @@ def _rows_at_a_time(metadata: Any) -> int:
 
 
 def _num_bytes(metadata: Any) -> int:
-    """Without compression."""
+    """Size of the data without compression."""
     return sum(int(metadata.row_group(number).total_byte_size) for number in range(metadata.num_row_groups))
 
 

@@ -76,7 +76,7 @@ class Table:
     miss_ratios: tuple[float, ...] | None = None
 
     def __repr__(self) -> str:
-        """Without later fields that are as usual: measurements are told apart by this text."""
+        """Text that tells measurements apart. Later fields are left out while they have their usual value."""
         shown = {
             one.name: getattr(self, one.name)
             for one in fields(self)

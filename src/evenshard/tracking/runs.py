@@ -173,7 +173,7 @@ class StageRun:
             )
 
     def register_parts(self, parts: Mapping[str, Path], code: ServedCode, metrics: Mapping[str, float]) -> None:
-        """Likewise, of a model whose parts lie apart, such as the networks of a round.
+        """Registers a model whose parts lie apart, such as the networks of a round; see ``register``.
 
         Args:
             parts: their folders, by the name of the part.
@@ -193,7 +193,7 @@ class StageRun:
         self._end({"kind": "end", "status": status, "time_ms": _now_ms()})
 
     def conclude(self) -> None:
-        """Likewise, of a loop that a pipeline's exit handler ends: it is described, and ends if that has run before."""
+        """Describes a loop that a pipeline's exit handler ends, and ends its run if that handler has run before."""
         self._end({"kind": "conclude"})
 
     def end_loop(self, state: str) -> None:

@@ -26,7 +26,7 @@ class Output:
     """What is written to a path. It is an argument type, too."""
 
     def __call__(self, text: str) -> Path:
-        """What argparse calls."""
+        """Called by argparse."""
         return Path(text)
 
     def paths(self, path: Path) -> tuple[Path, ...]:

@@ -40,7 +40,7 @@ class Errors:
 
     @staticmethod
     def of(predicted: FloatArray, measured: FloatArray) -> Errors:
-        """Of times above 0, at least one."""
+        """Errors of the predictions of measured times above 0, at least one."""
         return Errors(*np.percentile(100 * np.abs(predicted / measured - 1), [50, 90]).tolist())
 
 

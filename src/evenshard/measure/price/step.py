@@ -203,7 +203,7 @@ class PartCosts:
         return PredictedParts(tuple(parts), devices, predicted_ms, low_ms, high_ms)
 
     def part_ms(self, parts: Sequence[TablePart]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Of each part: what it takes alone on its device, and what the device would save without it, ms.
+        """Times of each part, ms: alone on its device, and what the device would save without it.
 
         Exchanges count as if all devices had as much to exchange.
         """

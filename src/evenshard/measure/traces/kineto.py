@@ -58,7 +58,7 @@ class Op:
 
     @property
     def end_us(self) -> float:
-        """When it ends."""
+        """Time at which it ends."""
         return self.start_us + self.duration_us
 
     def around(self) -> Iterator[Op]:
@@ -85,7 +85,7 @@ class GpuWork:
 
     @property
     def end_us(self) -> float:
-        """When it ends."""
+        """Time at which it ends."""
         return self.start_us + self.duration_us
 
 

@@ -80,7 +80,7 @@ class _Model:
         return self.model.new_int_var(0, most, "")
 
     def take(self, device: int, variable: Any, taken: Taken) -> None:
-        """So much of a device and of its host, for each one of a variable."""
+        """Takes memory of a device and of its host: this much, times the value of a variable."""
         node = self.machine.node_of(device)
         for place, size in zip((("device", device), ("host", node), ("ssd", node)), taken, strict=True):
             if size:

@@ -55,7 +55,7 @@ class Works:
 
     @staticmethod
     def of(space: SearchSpace, beside_largest: bool = False) -> Works:
-        """By what pieces add to a device that holds an even share of everything, whole.
+        """The work of all options, measured by what pieces add to a device with an even share of everything, whole.
 
         Args:
             space: groups and options.

@@ -179,7 +179,7 @@ class Moves:
         return min(of_place, default=2**31)
 
     def renamed(self, choices: Sequence[Choice]) -> list[Choice]:
-        """The same placement with those names of its devices with which least moves."""
+        """The placement with its devices renamed so that the least moves."""
         task, machine = self.space.task, self.space.task.machine
         held_NO = np.zeros((task.num_devices, task.num_devices), dtype=np.int64)
         for group, choice in enumerate(choices):

@@ -191,7 +191,7 @@ class NearSearch:
         return begun is None or self._moved(begun) > self._most_bytes
 
     def _nothing_near(self, begun: Sequence[Choice] | None) -> BadConfig:
-        """What to say of that."""
+        """The error that nothing was found near the earlier placement."""
         if begun is None:
             return BadConfig("no placement near the earlier one was found. Leave near out.")
         groups, tables = self._search.space.groups, self._search.costs.task.tables

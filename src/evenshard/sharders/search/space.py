@@ -284,7 +284,7 @@ class SearchSpace:
         return self.calls[call]
 
     def busiest_rows(self, table: Table, rows_of: int) -> Span:
-        """Of a table's rows, cut for so many devices, those of the device with the most lookups."""
+        """The rows of the device with the most lookups, where a table's rows are cut for so many devices."""
         spans = row_spans(table, rows_of)
         if table.row_shares is None:
             return spans[0]

@@ -254,7 +254,7 @@ class FittedPerfModel(PerfModel):  # type: ignore[misc]
         return max(self.times(plan))
 
     def times(self, plan: list[ShardingOption]) -> list[float]:
-        """Of each rank, ms."""
+        """Times of each rank, ms."""
         own, intra, inter = ([0.0] * self._world for _ in range(3))
         calls: list[dict[str, float]] = [{} for _ in own]
         for option in plan:

@@ -86,7 +86,7 @@ class Outside(Strict):
 
 
 class OutsideOfKernels(Strict):
-    """The same by compute kernel."""
+    """What tables outside of device memory add, by compute kernel."""
 
     fused_uvm_caching: Outside
     fused_uvm: Outside
@@ -123,7 +123,7 @@ class Estimator(Strict):
     error: FitError
 
     def digest(self) -> str:
-        """Of all fields but a digest, in hexadecimal digits."""
+        """SHA-256 of all fields but itself, in hexadecimal digits."""
         said = self.model_dump(exclude={"sha256"})
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 

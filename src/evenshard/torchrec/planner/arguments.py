@@ -137,7 +137,7 @@ class PlannerArguments:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What of them decides nothing, in a line."""
+        """One line about the arguments that decide nothing."""
         idle = {"proposer": self.proposer, "partitioner": self.partitioner}
         named = [f"{name} ({_types_of(one)})" for name, one in idle.items() if one is not None]
         if not named:

@@ -87,7 +87,7 @@ class TorchRecMachine:
 
     @property
     def host_bytes_of_ranks(self) -> tuple[int, ...]:
-        """Of each node's memory, what a rank has."""
+        """A rank's share of the host memory of each node."""
         return tuple(of_node // self.nodes.devices_per_node for of_node in self.nodes.host_bytes)
 
     def linked_nodes(self, intra: str = "", inter: str = "") -> Machine:

@@ -35,7 +35,7 @@ class Content:
 
     @property
     def all(self) -> list[MeasuredPlacement]:
-        """Of all files."""
+        """The measured placements of all files."""
         return [one for measured in self.measured for one in measured]
 
 
