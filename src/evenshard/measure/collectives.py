@@ -40,7 +40,7 @@ from evenshard.placement.task import ShardingTask
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
-# Of one value of a dense gradient.
+# Bytes of one value of a dense gradient.
 GRADIENT_BYTES = 4
 
 
@@ -51,7 +51,7 @@ class Volumes:
     Attributes:
         sent: values that it makes for each sample, which others get whole.
         summed: values of partial sums for each sample, of tables whose rows are on all devices.
-        summed_in_node: likewise, of tables whose rows are on one node.
+        summed_in_node: values of partial sums for each sample, of tables whose rows are on one node.
         input_bytes: bytes of indices, lengths and weights that it gets for each sample.
         replicated_values: values of dense gradients; the same number for all devices, [...] as the others.
         collectives: (module, sharding type) of what is exchanged, as in kernel calls.
@@ -179,7 +179,7 @@ class TierBytes:
         return TierBytes(self.collective, self.near, *bytes_4)
 
 
-# What the backward pass does where the forward pass sums up.
+# The collective of the backward pass, where the forward pass sums up.
 _BACK = {REDUCE_SCATTER: ALL_GATHER}
 
 

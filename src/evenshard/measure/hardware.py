@@ -131,7 +131,7 @@ class Kind:
         return f"{self.name}:{self.device}" if self.device else self.name
 
 
-# What placements are for where neither hardware nor a model is named; docs/decisions/0033-default-hardware.md.
+# Placements are for this hardware if neither hardware nor a model is named; docs/decisions/0033-default-hardware.md.
 DEFAULT_HARDWARE = "simulated:h100"
 # CUDA where there is a GPU, else the CPU; as hardware that a model must be of: any.
 AUTO = "auto"
@@ -148,7 +148,7 @@ KINDS = (
     ),
 )
 _KIND_OF = {kind.name: kind for kind in (Kind(AUTO, memory_bytes_per_ns=5.0), *KINDS)}
-# What flags and settings may say.
+# The names that flags and settings may give.
 CHOICES = ", ".join(kind.usage for kind in _KIND_OF.values())
 
 

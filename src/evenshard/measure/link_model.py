@@ -38,7 +38,7 @@ BANDWIDTHS = {
 
 ALL_TO_ALL, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = "all_to_all", "all_gather", "reduce_scatter", "all_reduce"
 COLLECTIVES = (ALL_TO_ALL, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE)
-# Beyond all points; far enough that no exchange gets there.
+# A size beyond all points, so far away that no exchange gets there.
 _FAR_BYTES = 1e16
 
 

@@ -48,9 +48,9 @@ FIND_NS_PER_LOOKUP = 0.79
 CACHED_UPDATE_NS_PER_LOOKUP = 0.07
 
 # Assumed.
-LINE_BYTES = 64  # of host memory: no shorter row is read
+LINE_BYTES = 64  # line of host memory: no shorter row is read
 PROCESSOR_GB_S = 51 * 1.024**3  # where the host's bandwidth is not known: what TorchRec takes its memory for
-SSD_GB_S = 0.1 * 1.024**2  # likewise: a device's share of its host's SSDs, as TorchRec takes it
+SSD_GB_S = 0.1 * 1.024**2  # a device's share of its host's SSDs, as TorchRec takes it, too
 
 
 @dataclass(frozen=True)

@@ -35,13 +35,13 @@ from evenshard.placement.storage import FUSED, HOST, KEY_VALUE
 from evenshard.tables.table import Table
 
 INDEX_BYTES, LENGTH_BYTES, OFFSET_BYTES, LOOKUP_WEIGHT_BYTES = 8, 4, 8, 4
-# Of an output, and of a gradient: FP32.
+# Bytes of a value of an output or a gradient: FP32.
 VALUE_BYTES = 4
 # Inputs of a batch that a prefetch of cached rows holds meanwhile, as TorchRec counts it: 1, and 6 in bursts.
 PREFETCH_INPUTS = 7
-# Of every row, the table that it is of; of every cached one, its index and when it was last used.
+# Bytes of every row, for the table that it belongs to; of every cached one, for its index and when it was last used.
 CACHE_ROW_BYTES, CACHE_SLOT_BYTES = 4, 16
-# Of a lookup, in an update on a GPU: FBGEMM sorts indices with their bags, and finds runs of equal ones.
+# Bytes of a lookup in an update on a GPU: FBGEMM sorts indices with their bags, and finds runs of equal ones.
 WORKSPACE_BYTES = 40
 
 

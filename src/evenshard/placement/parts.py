@@ -24,7 +24,7 @@ from evenshard.utils.messages import brief
 # Kernels read vectors of four weights: the parts of a split table are multiples of it wide.
 COLUMN_STEP = 4
 
-# Of a batch, to guess how many repeat each other.
+# Lookups of a batch, taken to guess how many of them repeat each other.
 LOOKUPS_WHERE_UNCOUNTED = 1e6
 
 

@@ -25,7 +25,7 @@ from evenshard.utils.messages import cut as shortened
 from evenshard.utils.units import BYTES_PER_GB, gb_text, size_text
 
 MORE_MEMORY = "Raise memory_cap_gb"
-# What helps where memory is short. How much of it is for a search to say: what is missing alone may not be enough.
+# The remedy where memory is short. Only a search can say how much of it: what is missing alone may not be enough.
 MORE_ROOM = f"{MORE_MEMORY} or num_devices"
 
 

@@ -33,7 +33,7 @@ from evenshard.utils.limits import MAX_TOTAL_BYTES, RANGES
 from evenshard.utils.messages import brief
 from evenshard.utils.units import bytes_to_gb
 
-# Of a task that is not one of many.
+# Name of a task that is not one of many.
 TASK_ID = "placement"
 
 

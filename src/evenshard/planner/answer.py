@@ -46,7 +46,7 @@ class Saving:
     high_ms: float
 
 
-# Of the plans that a sharder makes with many settings: as it comes, and the best by its rating or by this model.
+# Names of the plans that a sharder makes with many settings: as it comes, and the best by its rating or by this model.
 PLAIN_PLAN, BY_RATING, BY_MODEL = "as it comes", "best by its own rating", "best by this model"
 
 

@@ -23,7 +23,7 @@ from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.limits import RANGES
 from evenshard.utils.units import BYTES_PER_GB, gb_text, gb_to_bytes
 
-# Between domains of a machine that has one, to find out what several hold.
+# Link between domains of a machine that has one domain, taken to find out what several would hold.
 ANY_LINK = "infiniband_ndr"
 
 

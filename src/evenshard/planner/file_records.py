@@ -149,7 +149,7 @@ class FileOfVersion3(PlacementFile):
         return PlacementFile.model_construct(self.model_fields_set, **known)
 
 
-# Of a request, what earlier versions know nothing of.
+# Fields of a request that earlier versions do not know.
 _UNCOUNTED: dict[str, Any] = {"training_pipeline": "", "dense_bytes": 0, "reserved_share": 0.0}
 
 

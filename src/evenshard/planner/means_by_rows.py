@@ -38,7 +38,7 @@ MOST_ALONE = 3
 # the output, adds a little to them, and divides; the gradients are divided too.
 PASSES = 9
 
-# By ``Table.collection``.
+# The collections are as in ``Table.collection``.
 Collections = frozenset[tuple[str, bool, bool]]
 
 

@@ -15,7 +15,7 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.utils.messages import counted, cut, printable
 
 OTHER_TYPES = tuple(one for one in SHARDING_TYPES if one != DATA_PARALLEL)
-# What to know of a fused optimizer before a dense one is to do the same.
+# Why a dense optimizer may not do the same as these fused ones.
 NOT_IN_TORCH = {
     "rowwise_adagrad": "torch.optim has no row-wise Adagrad (torchrec.optim.RowWiseAdagrad is one)",
     **dict.fromkeys(

@@ -54,7 +54,7 @@ _MAX_DEVICES = 32
 _NUM_SLOWEST, NUM_FULLEST = 8, 4
 # Tables whose caches serve them badly that are named, the worst ones.
 _MAX_BADLY_SERVED = 3
-# Of the five times in a bar, in the order of a step.
+# Styles of the five times in a bar, in the order of a step.
 _STYLES = ("magenta", "blue", "cyan", "yellow", "red")
 LEAST_BAR, MOST_BAR = 4, 40
 FULL, FULL_ASCII = "█", "#"

@@ -18,7 +18,7 @@ from evenshard.sharders.catalog import HEURISTICS, SHARDERS
 from evenshard.utils.errors import InfeasibleTask
 
 PRIVILEGED = frozenset(one.name for one in SHARDERS if one.is_privileged)
-# Where no control was measured, nothing is known about the noise.
+# The noise if no control was measured: nothing is known about it.
 QUIET = Noise(None, None, None, num_controls=0, num_runs=0)
 
 

@@ -141,7 +141,7 @@ def load_numbered_tables(
 
     Raises:
         BadConfig: as ``load_tables``.
-        BadFile: likewise.
+        BadFile: as ``load_tables``.
     """
     path, names = Path(path), ColumnNames(columns or {})
     defaults = {"embedding_dim": 1} if dims_known else {}

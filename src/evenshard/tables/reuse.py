@@ -27,7 +27,7 @@ NUM_REUSE_BINS = 17
 MAX_COUNT_OF_BIN = tuple(2**k for k in range(NUM_REUSE_BINS - 1))
 # Smallest count of bins 0..16.
 MIN_COUNT_OF_BIN = (1, *(count + 1 for count in MAX_COUNT_OF_BIN))
-# That its counts are taken to reach, from 2**15 to 2**18.
+# Octaves that the counts of the last bin are taken to reach, from 2**15 to 2**18.
 OCTAVES_OF_LAST_BIN = 3
 
 

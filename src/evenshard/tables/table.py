@@ -25,7 +25,7 @@ WEIGHT_BITS = tuple(sorted(set(DATA_TYPES.values())))
 # The data type that is meant where only the bits are known.
 USUAL_DATA_TYPES = {bits: name for name, bits in reversed(DATA_TYPES.items())}
 SUM, MEAN, SEQUENCE = "sum", "mean", "none"
-# What becomes of the lookups of a bag; TorchRec's words. With none, every lookup's embedding is an output.
+# Ways to pool the lookups of a bag, in TorchRec's words. With none, every lookup's embedding is an output.
 POOLINGS = (SUM, MEAN, SEQUENCE)
 MAX_FEATURES = 10_000
 MAX_ROW_SHARES = 4_096

@@ -53,9 +53,9 @@ from evenshard.utils.scratch import scratch_folder
 MODEL_TAGS = (COMMIT, PARAMS_HASH, VERSION, LIBRARIES, TABLES_SHA256, COSTS_SHA256, COSTS_DVC_MD5, HARDWARE, VERSIONS)
 # Variable: if it is set, a stage whose model MLflow does not take fails.
 MUST_REGISTER = "EVENSHARD_MUST_REGISTER"
-# Of a request of a stage, by MLflow's own setting, whose pauses of 4, 8, 16, ... s add up to two minutes.
+# Retries of a stage's request, by MLflow's own setting, whose pauses of 4, 8, 16, ... s add up to two minutes.
 MOST_RETRIES = 6
-# What has been said about servers that are away: a stage has several runs, and says so once.
+# Messages about servers that are away: a stage has several runs, and says so once.
 _SAID: set[str] = set()
 log = logging.getLogger(__name__)
 

@@ -16,13 +16,13 @@ from evenshard.utils.provenance import UNKNOWN, git_commit, params_hash, sha256_
 from evenshard.version import __version__
 
 STAGE, ROUND = "evenshard.stage", "evenshard.round"
-# Of a loop on Kubeflow Pipelines: how it ended; and, with failed, cached or ran behind it, names of its tasks.
+# Tags of a loop on Kubeflow Pipelines: how it ended; and, with failed, cached or ran behind it, names of its tasks.
 OUTCOME, TASKS = "evenshard.outcome", "evenshard.tasks_"
 COMMIT, PARAMS_HASH, VERSION = "evenshard.git_commit", "evenshard.params_hash", "evenshard.version"
 HARDWARE, VERSIONS, LIBRARIES = "evenshard.hardware", "evenshard.versions", "evenshard.libraries"
 COSTS_SHA256, COSTS_DVC_MD5 = "evenshard.costs_sha256", "evenshard.costs_dvc_md5"
 SHA256 = "evenshard.model_sha256"
-# Of the networks alone: training again what has not changed gives the same, on another commit too.
+# Hash of the networks alone: training again what has not changed gives the same, on another commit too.
 WEIGHTS_SHA256 = "evenshard.weights_sha256"
 TABLES_SHA256 = "evenshard.tables_sha256"
 NUM_MEASURED = "evenshard.num_measured"

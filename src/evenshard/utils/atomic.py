@@ -19,7 +19,7 @@ from pathlib import Path
 
 from evenshard.utils.outputs import ANY_FOLDER, File, Folder, follow_links, names_below
 
-# What file systems say that do not know it.
+# Errors of file systems that cannot sync.
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
 
 

@@ -73,7 +73,7 @@ class LinkFit:
         bandwidth_gb_s, slowest_gb_s, shared_gb_s: see ``Link``.
         r2: share of the variance of log time, over all points, that the model explains.
         median_relative_error: median relative error of the model's times against the measured ones.
-        p90_relative_error: likewise; nine of ten points are nearer.
+        p90_relative_error: the relative error that nine of ten points stay below.
         num_points: (rank, exchange) pairs behind the fit.
         origin: the machine and devices of the measurement.
         curves: see ``Link``.

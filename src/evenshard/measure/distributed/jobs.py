@@ -115,7 +115,7 @@ class TimeExchanges:
 
     Attributes:
         exchanges: for each, how many values every rank sends to each of its peers, by sender.
-        tier: a rank's peers: ``EVERYONE``, itself included; ``IN_NODE``, likewise, all nodes at the same time; or
+        tier: a rank's peers: ``EVERYONE``, itself included; ``IN_NODE``, itself included, all nodes at once; or
             ``BETWEEN_NODES``, those of other nodes.
         devices_per_node: ranks of a node.
     """

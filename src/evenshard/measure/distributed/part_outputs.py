@@ -216,7 +216,7 @@ class SequenceExchange:
 
 
 class _Means:
-    """Turns sums over devices into means, where tables are asked for these, and their gradients likewise."""
+    """Turns sums over devices and their gradients into means, where tables are asked for these."""
 
     def __init__(
         self,

@@ -284,7 +284,7 @@ class PartCosts:
 
     @property
     def own_slopes_V(self) -> FloatArray:
-        """[V] likewise, if no other device has any."""
+        """[V] time of exchanges for each of the volumes, if one device alone has any."""
         return self._counted(self.slopes_V3(np.eye(1, self.task.num_devices)[0]))
 
     def _counted(self, slopes_V3: FloatArray) -> FloatArray:

@@ -13,11 +13,11 @@ from evenshard.planner.memory import DEVICE_COMPONENTS
 from evenshard.utils.units import ms_text, pct_text, size_text
 
 NUM_TICKS = 5
-# Of an axis: what is longest ends before its end.
+# Length of an axis, relative to what is longest on it: that ends before its end.
 HEADROOM = 1.02
 # Components of memory by the number of their colour.
 MEMORY_KINDS = tuple(DEVICE_COMPONENTS)
-# Of all memory: a peak that is no more beyond the components is not drawn.
+# Share of all memory: a peak that is at most this much beyond the components is not drawn.
 LEAST_PEAK = 0.005
 
 

@@ -32,7 +32,7 @@ class Solved:
     impossible: bool = False
 
 
-# What a program knows of grids: nothing; those of even rows; their bytes alone, wherever each of them goes.
+# Knowledge of grids in a program: nothing; those of even rows; their bytes alone, wherever each of them goes.
 NO_GRIDS, EVEN_GRIDS, ANY_GRIDS = "none", "even", "any"
 
 

@@ -21,7 +21,7 @@ from evenshard.sharders.search.state import Change, Choice, State, choice_like, 
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 
-# What bytes beyond the bound cost at least, in steps of the start: no placement with them is better than without.
+# Least cost of bytes beyond the bound, in steps of the start: no placement with them beats one without.
 _OVER = 2.0
 
 

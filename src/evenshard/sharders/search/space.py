@@ -49,7 +49,7 @@ CACHE_LOAD_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8)
 FULL_SHARE = 0.97
 # Part of the devices' memory that tables fill, whole, before other storage than device memory is looked for.
 SHORT_SHARE = 0.85
-# Of a device's room: smaller tables stay in device memory.
+# Share of a device's room: smaller tables stay in device memory.
 LEAST_OFFLOADED = 1e-3
 
 

@@ -26,7 +26,7 @@ FIT_OF_TYPE = {
     "data_parallel": _DATA_PARALLEL,
 }
 _SECTOR_BYTES, HOST_LINE_BYTES = 32, 64
-# What one instruction of a warp fetches of a row.
+# Values of a row that one instruction of a warp fetches.
 _REQUEST_VALUES = 128
 # Outputs, their gradients, and dense gradients are FP32.
 FP32_BYTES = 4
@@ -56,7 +56,7 @@ class FittedShard:
         rows, columns: of the shard.
         table_rows: of its whole table.
         lookups: of the whole table, in the batch of all ranks.
-        bags: of the whole table, likewise: samples times features.
+        bags: of the whole table, in the batch of all ranks: samples times features.
         weight_bytes: of one weight.
         is_pooled: False for sequences.
         is_weighted: whether lookups have weights.

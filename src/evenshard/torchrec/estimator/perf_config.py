@@ -36,7 +36,7 @@ from evenshard.torchrec.estimator.formula import (
 
 # Part of its kernel call that a shard bears where nothing is known of the tables.
 USUAL_SHARES = MappingProxyType({"table_wise": 0.25, "row_wise": 0.5, "table_row_wise": 0.5, "data_parallel": 0.1})
-# In which the shares of kernel calls settle.
+# Rounds in which the shares of kernel calls settle.
 ROUNDS = 4
 
 

@@ -16,7 +16,7 @@ SCHEMA_VERSION = 2
 _SHARD = FittedShard("table_wise", "fused", 1, 4, 1, 1.0, 1.0, 4.0)
 _WORK = frozenset(work_of(_SHARD, WorldSize(1, 1, 1), 1.0, 1.0))
 _HOST_WORK = frozenset(host_work_of(_SHARD, {"distinct_share": 1.0, "new_share": 0.0}, 1.0))
-# Of a coefficient and of a constant; the largest ones that were fitted are below 100.
+# Largest coefficient and constant that is accepted; the largest ones that were fitted are below 100.
 _LARGEST = 1e6
 
 Positive = Annotated[float, Field(gt=0, le=_LARGEST)]

@@ -49,7 +49,7 @@ OF_MODEL_AND_TOPOLOGY = {
     *("columns", "weight_bits", "embedding_dim", "traffic", "constraints"),
     *("num_measured", "compare", "near", "max_move_gb"),
 }
-# What a knob means here, where it is not quite what it means for ``evenshard.place``.
+# Meaning of a knob here, where it is not quite what it means for ``evenshard.place``.
 OWN_MEANINGS = {
     "memory_cap_gb": "GB (1024**3 bytes) of each rank; one number, or one for each. Where left out: those of the "
     "topology. Without one: of a GPU what the driver here says, or the hardware that is named, or TorchRec's 32, with "

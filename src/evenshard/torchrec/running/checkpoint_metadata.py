@@ -34,7 +34,7 @@ from evenshard.utils.errors import BadFile
 from evenshard.utils.messages import brief, reason_of
 
 METADATA = ".metadata"
-# Of the files that torch.distributed.checkpoint writes tensors to.
+# Suffix of the files that torch.distributed.checkpoint writes tensors to.
 TENSOR_SUFFIX = ".distcp"
 REMEDY = "Give the folder that torch.distributed.checkpoint.save wrote, whole."
 _METADATA_MODULE = "torch.distributed.checkpoint.metadata"
