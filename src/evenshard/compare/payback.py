@@ -60,7 +60,7 @@ def payback(
         new: the new one, whose machine has the link.
         model: of the new answer; knows the link of a machine that names none.
         link_gb_s: what a device sends and receives, in place of that link.
-        restart_minutes: that the training stands still, besides the transfer.
+        restart_minutes: minutes that the training stands still, on top of the transfer.
 
     Raises:
         BadConfig: if no link is known, or the two answers are of other tables, so that no saving is.
