@@ -123,7 +123,7 @@ def _tensor_files(path: Path) -> dict[str, int]:
         return {one.name: one.stat().st_size for one in entries if one.name.endswith(TENSOR_SUFFIX) and one.is_file()}
 
 
-# From stand-ins to torch's records; each raises ValueError, one clause, where something is not as torch writes it.
+# These make torch's records of stand-ins; each raises ValueError, one clause, if something is not as torch writes it.
 
 
 def _metadata(found: Any, files: Mapping[str, int]) -> Metadata:
