@@ -199,7 +199,7 @@ def readme_of(name: str) -> str:
             "<!-- Written by components/generate.py from component.py; do not edit by hand. -->",
             f"# {name}",
             "",
-            "\n\n".join(_plain(one) for one in paragraphs if one),
+            "\n\n".join(_wrapped(_plain(one)) for one in paragraphs if one),
             "",
             "## Inputs",
             "",
@@ -226,6 +226,11 @@ def _filled(text: str, indent: int, then: int | None = None) -> str:
     return textwrap.fill(
         text, 119, initial_indent=" " * indent, subsequent_indent=" " * (indent if then is None else then)
     )
+
+
+def _wrapped(paragraph: str) -> str:
+    """Lines as wide as those of the docs."""
+    return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _ended(text: str) -> str:

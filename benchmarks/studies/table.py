@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -36,12 +37,14 @@ def _privileged_note(study: Mapping[str, Any]) -> str:
 
 def markdown(study: Mapping[str, Any], command: str) -> str:
     """The report of a study: the table as the paper prints it, then all figures of each setting."""
-    settings = study["settings"]
+    settings, privileged = study["settings"], _privileged_note(study).replace("*", "\\*")
     parts = [
         f"# {_headline(study)}",
-        f"Command: `{command}`, commit {study['commit'][:12]}.",
-        f"Mean {measured_or_simulated(study['hardware'])} ms of a step over the tasks that all rows could place, with "
-        f"its 95 % interval; in parentheses the speedup over random. {_privileged_note(study)}.".replace("*", "\\*"),
+        _wrapped(f"Command: `{command}`, commit {study['commit'][:12]}."),
+        _wrapped(
+            f"Mean {measured_or_simulated(study['hardware'])} ms of a step over the tasks that all rows could place, "
+            f"with its 95 % interval; in parentheses the speedup over random. {privileged}."
+        ),
         _markdown_table(
             ["sharder", *settings],
             [
@@ -50,16 +53,22 @@ def markdown(study: Mapping[str, Any], command: str) -> str:
             ],
         ),
     ]
-    parts.append(f"Below: {'; '.join(LEGEND)}.")
+    parts.append(_wrapped(f"Below: {'; '.join(LEGEND)}."))
     for name, setting in settings.items():
         columns = _columns(setting)
-        parts += [f"## {name}", f"{_tasks(setting)}.".capitalize()]
+        parts += [f"## {name}", _wrapped(f"{_tasks(setting)}.".capitalize())]
         cells = [[cell(row) for _, cell in columns] for row in _rows(setting)]
         parts.append(_markdown_table([title for title, _ in columns], cells))
-        parts += [*_networks(setting), _seconds(setting)]
+        parts += map(_wrapped, [*_networks(setting), _seconds(setting)])
     if study["left_out"]:
-        parts.append("Left out: " + "; ".join(f"{name} ({why})" for name, why in study["left_out"].items()) + ".")
+        left_out = "; ".join(f"{name} ({why})" for name, why in study["left_out"].items())
+        parts.append(_wrapped(f"Left out: {left_out}."))
     return "\n\n".join(parts) + "\n"
+
+
+def _wrapped(paragraph: str) -> str:
+    """Lines as wide as those of the docs."""
+    return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _headline(study: Mapping[str, Any]) -> str:

@@ -41,8 +41,8 @@ def place(
             or the folder that an earlier run left.
         tables_address: address of the tables, such as ``s3://bucket/tables.parquet``, in place of ``tables``: the task
             reads them itself, with the endpoint and the keys in its environment.
-        model_address: address of a model's folder, likewise in place of ``model``.
-        in_use_address: address of the plan in use, likewise in place of ``in_use``.
+        model_address: address of a model's folder, in place of ``model``.
+        in_use_address: address of the plan in use, in place of ``in_use``.
     """
     from pathlib import Path
 

@@ -41,8 +41,8 @@ def watch(
         model_uri: predicts, such as ``models:/evenshard-cost@champion``; empty for the model that made the placement.
         traces_address: address of the traces, such as ``s3://bucket/job/traces``, in place of ``traces``: the task
             reads them itself, with the endpoint and the keys in its environment.
-        in_use_address: address of the placement, likewise in place of ``in_use``.
-        tables_address: address of the tables, likewise in place of ``tables``.
+        in_use_address: address of the placement, in place of ``in_use``.
+        tables_address: address of the tables, in place of ``tables``.
 
     Returns:
         Whether the move pays.

@@ -21,8 +21,8 @@ class WhatIf:
 
     hardware: Sequence[str] = knob(
         (),
-        "kinds of hardware; h100 is short for simulated:h100, a device model. Where left out, what the model was "
-        "trained on, or simulated:h100",
+        "kinds of hardware; h100 is short for simulated:h100, a device model (default: what the model was trained on, "
+        "or simulated:h100)",
     )
     devices: Sequence[int] = knob((8,), "numbers of devices")
     price: "str | Path | Prices | None" = knob(
@@ -30,36 +30,36 @@ class WhatIf:
     )
     batch_size: int | None = knob(
         None,
-        "samples of a step over all devices together, the same on every machine; 65,536 where neither this nor "
-        "batch_per_device is given",
+        "samples of a step over all devices together, the same on every machine (default: 65,536, unless "
+        "batch_per_device is given)",
     )
     batch_per_device: int | None = knob(
         None, "samples of a step on each device, in place of batch_size: more devices take more samples"
     )
     dense_ms: float | Mapping[str, float] = knob(
-        0.0, "time of a step besides its embeddings; one for all hardware, or one for each"
+        0.0, "time of a step without its embeddings; one for all hardware, or one for each"
     )
     dense_batch: int | None = knob(
         None,
-        "samples of a device that dense_ms is of: it is scaled to those of each machine. Where left out, it is taken "
-        "as it is",
+        "samples of a device for which dense_ms holds: it is scaled to those of each machine (default: it is taken as "
+        "it is)",
     )
     overlap: float = knob(
         0.0,
         "share of the shorter of embeddings and dense_ms that runs beside the longer one, 0 to 1; 0 adds them up",
     )
     max_step_ms: float | None = knob(
-        None, "the cheapest machine whose step is predicted to take at most so long is named too"
+        None, "longest step: the cheapest machine that is predicted to keep to it is named too"
     )
     devices_per_node: int | Mapping[str, int] | None = knob(
-        None, "devices of a host; where left out, as many as its link connects, 8 at most"
+        None, "devices of a host (default: as many as its link connects, at most 8)"
     )
     nodes_per_domain: int | Mapping[str, int] = knob(1, "hosts whose devices share the link within a host")
-    intra: str | Mapping[str, str] = knob("", "link within a host; where left out, that of the hardware")
+    intra: str | Mapping[str, str] = knob("", "link within a host (default: that of the hardware)")
     inter: str | Mapping[str, str] = knob(
         "",
-        "link between hosts; where left out, infiniband_ndr of H100 and later, infiniband_hdr of A100 and V100, "
-        "ethernet_25g of others",
+        "link between hosts (default: infiniband_ndr for H100 and later, infiniband_hdr for A100 and V100, "
+        "ethernet_25g for others)",
     )
     model: str | Path | Mapping[str, str | Path] | None = knob(
         None, "cost model of each kind of hardware, as for evenshard.place"
@@ -67,7 +67,7 @@ class WhatIf:
     group_sizes: Sequence[int] | str = knob(
         (),
         "devices that share one copy of the tables, with 2D parallelism (TorchRec's DMPCollection); all for every "
-        "number that divides the devices. Where left out, all devices share one",
+        "number that divides the devices (default: all devices share one)",
     )
     sync_every: int = knob(1, "steps from one average over the groups' weights to the next")
 

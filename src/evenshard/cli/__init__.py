@@ -63,7 +63,7 @@ def _parser() -> OneLineParser:
     parser = OneLineParser(
         prog="evenshard",
         description="Learns where to put a recommender model's embedding tables.",
-        epilog="evenshard COMMAND --help says more. To begin with: evenshard place mlperf_dlrm_v2 --devices 8",
+        epilog="Details: evenshard COMMAND --help. A first command: evenshard place mlperf_dlrm_v2 --devices 8",
         formatter_class=lambda prog: GroupedCommands(prog, GROUPS),
     )
     parser.add_argument("--version", action="version", version=f"evenshard {__version__}")

@@ -26,7 +26,7 @@ class Source:
         self._parts = parts
 
     def __call__(self, text: str) -> Any:
-        """What argparse calls."""
+        """Called by argparse."""
         return text
 
     def paths(self, value: Any) -> tuple[Path, ...]:

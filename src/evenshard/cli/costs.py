@@ -186,7 +186,7 @@ def add_commands(commands: Commands) -> None:
     sub = commands.add(
         "describe",
         _describe,
-        "Say what is inside a cost dataset and how noisy it is.",
+        "Show what is inside a cost dataset and how noisy it is.",
         "Origin, counts, times, spread of repeats, repeated control placements and their drift. Several datasets are "
         "taken as several runs, whose controls show the spread from run to run.",
     )

@@ -197,7 +197,7 @@ def add_commands(commands: Commands) -> None:
     sub = commands.add(
         "compare",
         _compare,
-        "Say how loops differ: settings, costs, and whether that is noise.",
+        "Show how loops differ: settings, costs, and whether that is noise.",
         "Costs are compared with those of the first loop, where both are of the same hardware and tasks. "
         "Exit code 0, or 2: bad input.",
     )
@@ -208,7 +208,7 @@ def add_commands(commands: Commands) -> None:
     sub = commands.add(
         "drift",
         _drift,
-        "Say whether a model still covers today's tables.",
+        "Show whether a model still covers today's tables.",
         "Compares rows, dims, lookups and reuse with the training data. With --placement it places the tables again, "
         "and says what moves and what that saves. Exit code 0: covered; 3: a retrain is due; 2: bad input, or "
         "covered but too large for the placement's devices.",

@@ -215,7 +215,7 @@ class _Setting(Source):
     """An argument type: NAME=VALUE, whose value may be a file to read."""
 
     def __call__(self, text: str) -> tuple[str, Any]:
-        """What argparse calls."""
+        """Called by argparse."""
         from evenshard.utils.yaml_files import load_yaml
 
         name, equals, value = text.partition("=")
@@ -297,7 +297,7 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("run_id", metavar="RUN_ID", help="as submit prints it")
     _remote_flags(sub)
 
-    sub = nested.add("status", _status, "Say how a run is doing.", "Exit code 1 if it has failed.")
+    sub = nested.add("status", _status, "Show how a run is doing.", "Exit code 1 if it has failed.")
     sub.add_argument("run_id", metavar="RUN_ID", help="as submit prints it")
     sub.add_argument("--json", action="store_true", help="print JSON")
     _remote_flags(sub)

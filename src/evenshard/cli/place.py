@@ -146,8 +146,8 @@ def add_commands(commands: Commands) -> None:
         "place",
         _place,
         "Place your own tables.",
-        "Answers in seconds for a simulated device, or with a model of your own (--model). Exit code 0: "
-        "placed; 2: bad input, or no placement can exist, with what is missing. Ctrl-C takes the best placement that "
+        "Answers in seconds with a simulated device or your own model (--model). Exit code 0: placed; "
+        "2: bad input, or no placement can exist, with what is missing. Ctrl-C takes the best placement that "
         "was found until then.",
     )
     add = sub.add_argument

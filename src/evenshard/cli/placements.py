@@ -178,8 +178,8 @@ def add_commands(commands: Commands) -> None:
     sub = commands.add(
         "explain",
         _explain,
-        "Say what a step waits for, or why a table lives where it does.",
-        "Without --table: the slowest device, what makes it slow, and the best changes of its tables. Of a table: what "
+        "Show what a step waits for, or why a table lives where it does.",
+        "Without --table: the slowest device, what makes it slow, and the best changes of its tables. With it: what "
         "each device would cost with it, whether that is legal, and the next best move. Exit code 0, or 2: bad input.",
     )
     add = sub.add_argument
@@ -191,7 +191,7 @@ def add_commands(commands: Commands) -> None:
     sub = commands.add(
         "diff",
         _diff,
-        "Say what moves between two placements, and what that saves.",
+        "Show what moves between two placements, and what that saves.",
         "One model predicts both: the new file's, on the new file's request. Exit code 0, or 2: bad input.",
     )
     add = sub.add_argument
@@ -202,11 +202,11 @@ def add_commands(commands: Commands) -> None:
         "--link-gb-s",
         type=at_least(0, float),
         metavar="X",
-        help="GB (1024**3 bytes) per second that a device sends and receives: says how long the move takes",
+        help="GB (1024**3 bytes) per second that a device sends and receives: shows how long the move takes",
     )
-    add("--steps", type=at_least(1), metavar="N", help="say when the move pays back, and what N steps save or lose")
+    add("--steps", type=at_least(1), metavar="N", help="show when the move pays back, and what N steps save or lose")
     add("--restart-minutes", type=at_least(0, float), default=0.0, metavar="X",
-        help="minutes that the training stands still for the move, besides the transfer; with --steps")  # fmt: skip
+        help="minutes that the training stands still for the move, on top of the transfer; with --steps")  # fmt: skip
     add("--markdown", action="store_true", help="print Markdown, for a comment of a pull request")
     add("--title", default="", help="what was placed, in Markdown (default: the table file of the new placement)")
     add("--renamed", **OUTPUT, help="placement.json to write: the new one, its devices renamed so that least moves")
@@ -217,7 +217,7 @@ def add_commands(commands: Commands) -> None:
     sub = commands.add(
         "lineage",
         _lineage,
-        "Say where a placement comes from.",
+        "Show where a placement comes from.",
         "Prints its model, the cost datasets, tables, settings, code, hardware and libraries behind it, and checks "
         "that what is named is still there: the model in its folder or in MLflow, the run, the datasets in --data, "
         "work/ or DVC's cache, the commit in git. Exit code 1 if a link is broken.",

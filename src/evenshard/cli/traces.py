@@ -37,7 +37,7 @@ def add_commands(commands: Commands) -> None:
     sub = commands.add(
         "observe",
         _observe,
-        "Say what the embedding tables of a training take, from its traces.",
+        "Show how long embedding tables take in a training step, from profiler traces.",
         "Reads traces of torch.profiler, one file a rank, of a training with TorchRec or FBGEMM modules. Prints each "
         "rank's forward, backward, all-to-alls and waiting, with their share of a step, which rank a step waits for, "
         "and what balance alone would save at most.",

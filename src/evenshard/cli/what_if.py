@@ -23,7 +23,7 @@ class PerHardware(Source):
         super().__init__()
 
     def __call__(self, text: str) -> Any:
-        """What argparse calls."""
+        """Called by argparse."""
         if "=" not in text:
             return self._kind(text)
         found = {}
@@ -99,7 +99,7 @@ def add_commands(commands: Commands) -> None:
     sub = commands.add(
         "what-if",
         _what_if,
-        "Put machines beside each other: times, memory and costs of the same tables.",
+        "Compare machines by time, memory and cost for the same tables.",
         "Each kind of hardware with each number of devices, and each size of groups of 2D parallelism. Exit code 0, "
         "also where the tables do not fit a machine: its line says what is missing; 2: bad input.",
     )

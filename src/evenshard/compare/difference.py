@@ -132,7 +132,7 @@ class Rekept:
 
 @dataclass(frozen=True)
 class Difference:
-    """Between an old answer and a new one.
+    """The difference between an old answer and a new one.
 
     Attributes:
         equal: whether both place the same tables in the same way on the same machine, so that there is no move to make.

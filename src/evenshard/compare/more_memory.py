@@ -18,7 +18,7 @@ from evenshard.sharders.model import Model
 from evenshard.utils.errors import InfeasibleTask
 
 FACTORS = (0.75, 1.25, 1.5, 2.0)
-# As much as all tables need is tried up to so many times the memory.
+# The memory that all tables need is tried too, up to this many times the memory that there is.
 MOST_TIMES = 8.0
 # Tables that all should fit get so many times what they take: a search needs some play.
 EASE = 1.1

@@ -25,7 +25,7 @@ class Payback:
         saves_ms: of a step; below 0 where the new placement is slower.
         saves_low_ms, saves_high_ms: 90 % interval of that.
         break_even_steps: steps after which the move has paid back; None where it never does.
-        soonest_steps, latest_steps: by the two ends of the interval; None likewise.
+        soonest_steps, latest_steps: by the two ends of the interval; None where it never does.
         gained_seconds: after all steps; below 0 where time is lost.
         gained_low_seconds, gained_high_seconds: by the two ends.
     """
@@ -60,7 +60,7 @@ def payback(
         new: the new one, whose machine has the link.
         model: of the new answer; knows the link of a machine that names none.
         link_gb_s: what a device sends and receives, in place of that link.
-        restart_minutes: that the training stands still, besides the transfer.
+        restart_minutes: minutes that the training stands still, on top of the transfer.
 
     Raises:
         BadConfig: if no link is known, or the two answers are of other tables, so that no saving is.

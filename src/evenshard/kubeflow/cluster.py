@@ -71,7 +71,7 @@ class StageResources:
 
     @property
     def pauses_s(self) -> tuple[int, ...]:
-        """Before each retry within a pod."""
+        """Seconds to wait before each retry within a pod."""
         first, most = (int(one.removesuffix("s")) for one in (self.backoff, self.max_backoff))
         return tuple(min(first * BACKOFF_FACTOR**number, most) for number in range(self.retries))
 
@@ -170,12 +170,12 @@ class Cluster:
     volume: Volume | None = None
 
     def measuring(self, **settings: Any) -> Cluster:
-        """The same with other settings of the stages that measure, such as ``gpus=2``."""
+        """The cluster with other settings of the stages that measure, such as ``gpus=2``."""
         measuring = {name: replace(self.stages[name], **settings) for name in MEASURING}
         return replace(self, stages={**self.stages, **measuring})
 
     def for_one_machine(self) -> Cluster:
-        """The same where nothing is gained by parts or by waiting to try again, and there is no pod to limit."""
+        """The cluster without what one machine lacks: parts, retries after a wait, and pods to limit."""
         here = {name: replace(one, retries=0, gpus=0) for name, one in self.stages.items()}
         return replace(self, num_parts=1, stages=here)
 

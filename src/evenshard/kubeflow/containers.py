@@ -50,7 +50,7 @@ def container_runner() -> Any:
 
 @contextlib.contextmanager
 def containers_as_here(shown: Sequence[Path] = ()) -> Iterator[None]:
-    """Within it, kfp.local runs containers with ``run_container``.
+    """While it is open, kfp.local runs containers with ``run_container``.
 
     Args:
         shown: files and folders of this machine that containers find where they are here, but cannot write.

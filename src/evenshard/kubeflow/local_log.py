@@ -14,7 +14,7 @@ from typing import TextIO
 TERMINAL_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # The file, in the folder of a run.
 LOG = "log.txt"
-# Of a run that has failed, shown at its end.
+# Lines of the log of a failed run that are shown at its end.
 LAST_LINES = 20
 _KFP = re.compile(r"(?P<time>\d\d:\d\d:\d\d)\.\d+ - (?P<level>\w+) - (?P<text>.*)")
 _PROGRESS = re.compile(r"Executing task |(?:Task|Pipeline) .* finished with status ")

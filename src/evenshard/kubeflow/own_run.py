@@ -32,13 +32,13 @@ from evenshard.utils.messages import reason_of
 API = "KF_PIPELINES_API"
 DEFAULT_API = "http://ml-pipeline.kubeflow:8888"
 AUDIENCE = "pipelines.kubeflow.org"
-# Where a pod has the token of its account, and the cluster's certificate.
+# Folder of a pod with the token of its account, and the cluster's certificate.
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _KUBERNETES = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
 # Shortest life that Kubernetes gives a token.
 TOKEN_S = 600
 TIMEOUT_S = 10.0
-# Before each further look: the API notes what the workflow does a second or two later, and may be away.
+# Pauses before each further look: the API notes what the workflow does a second or two later, and may be away.
 PAUSES_S = (2.0, 5.0, 10.0)
 _HANDLED = re.compile(r"exit-handler-\d+")
 _HANDLER = "record-outcome"

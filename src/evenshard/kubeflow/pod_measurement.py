@@ -55,7 +55,7 @@ def on_gpus(stage: Stage, num_gpus: int, params: Mapping[str, Any], inputs: Any,
 
 
 def _exit_code(words: Sequence[str], folder: Path) -> int:
-    """That of a command, which hears of a SIGTERM too and has the time to end as it should."""
+    """Exit code of a command, which is told of a SIGTERM too and has time to end properly."""
     stopped = []
     with subprocess.Popen(words, cwd=folder) as child:
 

@@ -18,7 +18,7 @@ FIRST_PAUSE = "5s"
 #
 # (kubeflow/pipelines#14245; kfp's own word for it is the longest pause.)
 RETRIED_WITHIN = f"{30 * 24 * 3600}s"
-# By which Kueue knows a pod that it is to admit.
+# The label by which Kueue knows a pod that it is to admit.
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 

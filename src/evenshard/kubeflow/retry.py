@@ -29,7 +29,7 @@ Made = TypeVar("Made")
 
 
 def with_retries(stage: Callable[Given, Made]) -> Callable[Given, Made]:
-    """The same stage, which is called again after a failure that may pass, as often as the pod's settings say."""
+    """The stage with retries after failures that may pass, as many as the pod's settings say."""
 
     @wraps(stage)
     def patient(*args: Given.args, **kwargs: Given.kwargs) -> Made:

@@ -40,7 +40,7 @@ from evenshard.placement.task import ShardingTask
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
-# Of one value of a dense gradient.
+# Bytes of one value of a dense gradient.
 GRADIENT_BYTES = 4
 
 
@@ -51,7 +51,7 @@ class Volumes:
     Attributes:
         sent: values that it makes for each sample, which others get whole.
         summed: values of partial sums for each sample, of tables whose rows are on all devices.
-        summed_in_node: likewise, of tables whose rows are on one node.
+        summed_in_node: values of partial sums for each sample, of tables whose rows are on one node.
         input_bytes: bytes of indices, lengths and weights that it gets for each sample.
         replicated_values: values of dense gradients; the same number for all devices, [...] as the others.
         collectives: (module, sharding type) of what is exchanged, as in kernel calls.
@@ -66,12 +66,12 @@ class Volumes:
 
     @staticmethod
     def empty(num_devices: int) -> Volumes:
-        """Of devices that hold nothing."""
+        """Volumes of devices that hold nothing."""
         return Volumes(*np.zeros((len(VOLUMES), num_devices)))
 
     @staticmethod
     def of(volumes_V: FloatArray, replicated_values: float | FloatArray) -> Volumes:
-        """Of these numbers, [V, ..., D] and [...]; the collectives left aside."""
+        """Volumes with these numbers, [V, ..., D] and [...], and without the collectives."""
         found = Volumes(*volumes_V)
         found.replicated_values = replicated_values
         return found
@@ -166,12 +166,12 @@ class TierBytes:
 
     @staticmethod
     def reduced(collective: str, near: int, intra: FloatArray, inter: FloatArray) -> TierBytes:
-        """Where a device receives as much as it sends."""
+        """Bytes of a collective in which each device receives as much as it sends."""
         return TierBytes(collective, near, intra, inter, intra, inter)
 
     @property
     def back(self) -> TierBytes:
-        """The same bytes the other way round."""
+        """Bytes of the exchange in the opposite direction."""
         return replace(self, collective=_BACK.get(self.collective, self.collective))
 
     def __mul__(self, factor: float) -> TierBytes:
@@ -179,7 +179,7 @@ class TierBytes:
         return TierBytes(self.collective, self.near, *bytes_4)
 
 
-# What the backward pass does where the forward pass sums up.
+# The collective of the backward pass, where the forward pass sums up.
 _BACK = {REDUCE_SCATTER: ALL_GATHER}
 
 
@@ -328,7 +328,7 @@ def _gradients(machine: Machine, volumes: Volumes) -> TierBytes:
 
 @dataclass(frozen=True)
 class Latencies:
-    """Of all collectives of a step, ms."""
+    """Latencies of all collectives of a step, ms."""
 
     input_dist: float = 0.0
     forward: float = 0.0

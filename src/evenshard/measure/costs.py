@@ -45,10 +45,10 @@ class DeviceCost:
         fwd_compute_ms: the shard's fused embedding lookup and pooling; None where only ``fwd_bwd_compute_ms`` is known.
         fwd_all_to_all_ms: exchange of pooled embeddings before the dense part.
         bwd_all_to_all_ms: exchange of their gradients after it.
-        bwd_compute_ms: fused gradient and optimizer update; None likewise.
+        bwd_compute_ms: fused gradient and optimizer update; None where only ``fwd_bwd_compute_ms`` is known.
         fwd_compute_spread_ms: distance between the 25th and 75th percentile, of the repeats of one visit or between
             visits, whichever is larger.
-        bwd_compute_spread_ms: likewise, backward.
+        bwd_compute_spread_ms: the same distance, backward.
         fwd_wait_ms: start skew: from the end of its own forward to the slowest device's, when the exchange can begin.
             No part of the device's times (docs/decisions/0009).
         status: "ok", or "out_of_memory" for a shard that the device could not hold; its times are infinite then.
@@ -301,7 +301,7 @@ class MeasuredPlacement:
         provenance: Provenance,
         measured_at: float = 0.0,
     ) -> MeasuredPlacement:
-        """Of whole tables."""
+        """The measurement of a placement of whole tables."""
         parts = placement.parts(task.tables)
         return MeasuredPlacement(measurement_id, round, proposed_by, task, parts, cost, provenance, measured_at)
 

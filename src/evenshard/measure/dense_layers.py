@@ -16,8 +16,8 @@ import numpy as np
 from evenshard.measure.simulated.gpu_profile import GpuProfile
 from evenshard.tables.reuse import FloatArray
 
-# Of values of a product, and of the rate at which tensor cores take them, relative to BF16: NVIDIA's data sheets, but
-# TF32 as an H100 and an H200 took it (data/kernels; the data sheets say 0.5).
+# Bytes of a value of a product, and the rate at which tensor cores take values, relative to BF16: NVIDIA's data sheets,
+# but TF32 as an H100 and an H200 took it (data/kernels; the data sheets say 0.5).
 BYTES = {"bf16": 2, "fp16": 2, "tf32": 4}
 RATES = {"bf16": 1.0, "fp16": 1.0, "tf32": 0.42}
 _TILES = ((128, 256), (128, 128))
@@ -44,7 +44,7 @@ class ProductFit:
     sharpness: float
 
 
-# Of profiles, by benchmarks/scripts/fit_dense_layers.py, from products in ai-dynamo/aiconfigurator 095f58a51.
+# Fits by profile, by benchmarks/scripts/fit_dense_layers.py, from products in ai-dynamo/aiconfigurator 095f58a51.
 FITS = {
     "a100_80gb": ProductFit(0.9057, 84.36, 1.143, 4.112, 0.0288, 1.06),
     "h100": ProductFit(0.8205, 117.8, 0.8681, 2.695, 0.138, 3.354),

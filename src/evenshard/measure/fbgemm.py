@@ -49,7 +49,7 @@ EMB_OPT_TYPES = {
 NOT_ON_CPU = {"lars_sgd", "partial_rowwise_adam", "partial_rowwise_lamb", "adam", "lamb"}
 LEARNING_RATE = 1e-6  # keeps the borrowed weights where they are
 MAX_INT32 = 2**31 - 1
-LOOKUP_CACHE_SHARE = 0.2  # of the device's memory; a table recurs in many shards, so its drawn lookups are kept
+LOOKUP_CACHE_SHARE = 0.2  # share of the device's memory; a table recurs in many shards, so its drawn lookups are kept
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from evenshard.measure.evidence import Evidence
 from evenshard.utils.limits import Range
 
-# What a data sheet has to say, and the values that it may have: one outside is of another unit.
+# The fields that a data sheet must have, and the range of each: a value outside of it is in another unit.
 SHEET: Mapping[str, Range] = {
     "num_sms": Range(1, 10_000),
     "clock_ghz": Range(0.1, 20),
@@ -32,12 +32,12 @@ SHEET: Mapping[str, Range] = {
 FITTED = ("h100", "h200")
 # Rates, which go with the speed, and times that go against it beside those for each bag, lookup, row and request.
 _RATES, _TIMES = ("l2_gb_s", "sort_pairs_per_ns"), ("hot_lookup_ns",)
-# Of the line rate of PCIe, what rows out of the host's memory reach: 50 of 63 GB/s, fitted to an H100.
+# Share of PCIe's line rate that reads of rows in host memory reach: 50 of 63 GB/s, fitted to an H100.
 HOST_SHARE = 50 / 63
-# Where the data sheet does not say it: as of the GPUs of data centers.
+# Taken where the data sheet does not say it: the number of data center GPUs.
 WARPS_PER_SM = 64
 
-# By benchmarks/scripts/gpu_rules.py. Of GPUs of another vendor nothing is known.
+# The rules are by benchmarks/scripts/gpu_rules.py. Nothing is known of GPUs of another vendor.
 VENDOR = "NVIDIA"
 EVIDENCE = Evidence(
     "kernels, calls and shards of 6 GPUs, each by rules learned without it (errors of logarithms, GPUs counted alike)",

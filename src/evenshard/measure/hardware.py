@@ -131,7 +131,7 @@ class Kind:
         return f"{self.name}:{self.device}" if self.device else self.name
 
 
-# What placements are for where neither hardware nor a model is named; docs/decisions/0033-default-hardware.md.
+# Placements are for this hardware if neither hardware nor a model is named; docs/decisions/0033-default-hardware.md.
 DEFAULT_HARDWARE = "simulated:h100"
 # CUDA where there is a GPU, else the CPU; as hardware that a model must be of: any.
 AUTO = "auto"
@@ -148,7 +148,7 @@ KINDS = (
     ),
 )
 _KIND_OF = {kind.name: kind for kind in (Kind(AUTO, memory_bytes_per_ns=5.0), *KINDS)}
-# What flags and settings may say.
+# The names that flags and settings may give.
 CHOICES = ", ".join(kind.usage for kind in _KIND_OF.values())
 
 
@@ -193,7 +193,7 @@ class HardwareName:
 
     @staticmethod
     def of(kind: str, device: str = "") -> HardwareName:
-        """From the name of a kind."""
+        """The name of a kind of hardware, and of a device."""
         return HardwareName(_KIND_OF[kind], device)
 
     @staticmethod
@@ -210,13 +210,13 @@ class HardwareName:
 
     @property
     def provenance(self) -> str:
-        """As every row measured on it says."""
+        """The name as it stands in every row that is measured on this hardware."""
         device = Path(self.device).stem if self.device.endswith((".yaml", ".yml")) else self.device
         return f"{self.kind.name}: {device}"
 
     @property
     def folder(self) -> str:
-        """As a folder of data/ says."""
+        """The name as a folder of data/ has it."""
         return folder_name(self.provenance)
 
     def has_measured(self, provenance: str) -> bool:

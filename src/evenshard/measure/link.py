@@ -28,10 +28,10 @@ from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import brief, cut
 
 DEFAULT_LINK = "ethernet_25g"
-# What a provenance names instead of a link where several devices measured at once, with NCCL's network in brackets:
-# nccl (NET/IB/GDRDMA).
+# A provenance names one of these instead of a link where several devices measured at once, with NCCL's network in
+# brackets: nccl (NET/IB/GDRDMA).
 BACKENDS = ("gloo", "nccl")
-# What a provenance names where each shard was measured on one device alone, with no link to another.
+# A provenance names this where each shard was measured on one device alone, with no link to another.
 NO_LINK = "none"
 
 _NEURO_SHARD = (
@@ -69,7 +69,7 @@ def _fitted(name: str) -> Callable[[], Link]:
 
 
 def _nvlink(line_gb_s: float, spans: float) -> Callable[[], Link]:
-    """By the rule; where its line is as fast as a fitted one, the rule was less off."""
+    """The NVLink of this line rate by the rule. If a fitted link has the same rate, the error is smaller."""
     evidence = _SAME_LINE if line_gb_s in NVLINK_GB_S.values() else _OTHER_LINE
     return lambda: nvlink_by_rule(line_gb_s, spans, {name: LINKS[name] for name in NVLINK_GB_S}, [evidence])
 
@@ -79,7 +79,7 @@ def _infinity_fabric(line_gb_s: float) -> Callable[[], Link]:
     return lambda: nvlink_by_rule(line_gb_s, GPUS_OF_A_NODE, {name: LINKS[name] for name in NVLINK_GB_S}, ())
 
 
-# By benchmarks/scripts/fit_links.py.
+# The errors are by benchmarks/scripts/fit_links.py.
 _SAME_LINE = Evidence(
     "collectives of 2 to 8 H100, H200, B200 and GB200, each link as the other of its line rate",
     _NCCL_TESTS,
@@ -155,7 +155,7 @@ LINKS: Mapping[str, Link] = _Links(
 ALIASES = {"ib_200g": "infiniband_hdr", "ib_400g": "infiniband_ndr", "ib_800g": "infiniband_xdr"} | {
     f"{name.removeprefix('nvlink_')}_nvlink": name for name in LINKS if name.startswith("nvlink_")
 }
-# Of a link of which only a bandwidth is stated: that of NVLink.
+# Latency of a link that is stated by its bandwidth alone: that of NVLink.
 STATED_LATENCY_US = 15.0
 _BANDWIDTH = re.compile(r"(\d+(?:\.\d+)?)gb_s")
 

@@ -38,7 +38,7 @@ BANDWIDTHS = {
 
 ALL_TO_ALL, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = "all_to_all", "all_gather", "reduce_scatter", "all_reduce"
 COLLECTIVES = (ALL_TO_ALL, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE)
-# Beyond all points; far enough that no exchange gets there.
+# A size beyond all points, so far away that no exchange gets there.
 _FAR_BYTES = 1e16
 
 
@@ -104,7 +104,7 @@ class Curve:
         return replace(self, kb=(0.0,), us=self.us[:1], gb_s=float(chords.max(initial=self.gb_s)))
 
     def faster(self, factor: float) -> Curve:
-        """The same latency, and all bytes so many times as fast."""
+        """The curve with the same latency, and with all bytes so many times as fast."""
         us = tuple(self.us[0] + (one - self.us[0]) / factor for one in self.us)
         return replace(self, us=us, gb_s=self.gb_s * factor)
 
@@ -273,7 +273,7 @@ class Link:
     def even_bytes(
         self, own: FloatArray | float, slowest: FloatArray | float, shared: FloatArray | float, num_devices: int
     ) -> FloatArray | float:
-        """Of an even exchange that takes as long, in a straight line; see ``bytes_ms``."""
+        """Bytes of an even exchange that takes as long, on a straight line; for the arguments see ``bytes_ms``."""
         if self.counts_own_alone:
             return own
         return self._straight_seconds(own, slowest, shared) * 1e9 * self._straight_gb_s(num_devices)

@@ -12,7 +12,7 @@ import numpy as np
 from evenshard.measure.evidence import Evidence
 from evenshard.measure.link_model import ALL_TO_ALL, COLLECTIVES, Curve, Link, mean_curve
 
-# That the links inside of a node connect: of DGX A100 and later, of HGX machines, and of hosts with PCIe cards.
+# GPUs that the links inside of a node connect: DGX A100 and later, HGX machines, and hosts with PCIe cards.
 GPUS_OF_A_NODE = 8
 SLIDE = "NVIDIA, GTC25 S72583 (bus bandwidth of NCCL's all-to-all; in stas00/ml-engineering)"
 # GB/s a direction of NVLink, by data sheets, of the links that were fitted.
@@ -92,7 +92,7 @@ def pcie_by_rule(line_gb_s: float, generation: str) -> Link:
     )
 
 
-# Of the line rate of a NIC, what exchanges of several nodes reach: 19.1 of 25 and 38.4 of 50 GB/s.
+# Share of a NIC's line rate that exchanges of several nodes reach: 19.1 of 25 and 38.4 of 50 GB/s.
 NIC_SHARE = 0.766
 
 

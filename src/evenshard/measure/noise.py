@@ -37,7 +37,7 @@ def controls_of(measured: Iterable[MeasuredPlacement]) -> list[ControlCost]:
 
 
 def controls_of_rows(rows: Iterable[Mapping[str, Any]]) -> list[ControlCost]:
-    """The same from the rows of a cost dataset (see ``cost_rows.COLUMNS``)."""
+    """The control placements in the rows of a cost dataset (see ``cost_rows.COLUMNS``)."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         if row["proposed_by"] == CONTROL:
@@ -65,7 +65,7 @@ class Noise:
             repeated.
         between_run_pct: standard deviation of one placement's mean from run to run, beyond what the spread within the
             runs explains; None where no control was in two runs.
-        relative_between_run_pct: likewise, of its mean relative to those of the other controls of the run: what is left
+        relative_between_run_pct: the same, of its mean relative to those of the run's other controls: what is left
             of the above when all of a run is faster or slower. None with fewer than two controls in two runs.
         num_controls: distinct control placements.
         num_runs: runs that measured one.

@@ -48,9 +48,9 @@ FIND_NS_PER_LOOKUP = 0.79
 CACHED_UPDATE_NS_PER_LOOKUP = 0.07
 
 # Assumed.
-LINE_BYTES = 64  # of host memory: no shorter row is read
+LINE_BYTES = 64  # line of host memory: no shorter row is read
 PROCESSOR_GB_S = 51 * 1.024**3  # where the host's bandwidth is not known: what TorchRec takes its memory for
-SSD_GB_S = 0.1 * 1.024**2  # likewise: a device's share of its host's SSDs, as TorchRec takes it
+SSD_GB_S = 0.1 * 1.024**2  # a device's share of its host's SSDs, as TorchRec takes it, too
 
 
 @dataclass(frozen=True)
@@ -77,22 +77,22 @@ class HostLink:
 
     @property
     def read_gb_s(self) -> float:
-        """Of rows that are read only."""
+        """Rate for rows that are only read."""
         return min(self.host_gb_s, self.memory_gb_s)
 
     @property
     def exchange_gb_s(self) -> float:
-        """Of rows that come in, while as many others go out."""
+        """Rate for rows that come in, while as many others go out."""
         return min(self.host_gb_s, self.memory_gb_s / 2)
 
     @property
     def update_gb_s(self) -> float:
-        """Of rows that are read, changed and written back."""
+        """Rate for rows that are read, changed and written back."""
         return min(self.update_share * self.host_gb_s, self.memory_gb_s / 2)
 
     @property
     def processor_gb_s(self) -> float:
-        """Of rows that the host's processor reads or writes for the device."""
+        """Rate for rows that the host's processor reads or writes for the device."""
         return self.memory_gb_s if math.isfinite(self.memory_gb_s) else PROCESSOR_GB_S
 
 

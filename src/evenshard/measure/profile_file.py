@@ -25,7 +25,7 @@ from evenshard.utils.messages import brief
 from evenshard.utils.yaml_files import read_yaml
 
 Profile = TypeVar("Profile")
-# In the units of the profiles, whose largest numbers are some thousands of GB per second.
+# Range of a constant in the units of the profiles, whose largest numbers are some thousands of GB per second.
 CONSTANTS = Range(0, 1e18)
 _REMEDY = "Start from one of the profiles that come with evenshard, or calibrate again."
 _OTHER_VERSION = (
@@ -36,7 +36,7 @@ _LISTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "tuple[Evidence, ...]": evidence_of,
     "tuple[Curve, ...]": curves_of,
 }
-# What a number is, by the first words of its source; where that says nothing, a guess.
+# Kinds of numbers, by the first words of their source; where those say nothing, a guess.
 DATA_SHEET, GUESS = "data sheet", "guess"
 _ORIGINS = {one: one for one in ("measured", "fitted", DATA_SHEET, GUESS)} | {"calibrated": "fitted"}
 _SHEET_REMEDY = f"A data sheet says vendor, link, {', '.join(gpu_rules.SHEET)}: docs/measure.md."

@@ -24,7 +24,7 @@ import numpy as np
 from evenshard.placement.pipeline import PIPELINES, USUAL_PIPELINE
 from evenshard.tables.reuse import FloatArray
 
-# In place of a pipeline's name: one window without a barrier in it, after DreamShard, section 2.
+# Stands in place of a pipeline's name: one window without a barrier in it, after DreamShard, section 2.
 LARGEST_SUM = "largest sum"
 
 

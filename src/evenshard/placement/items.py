@@ -53,7 +53,7 @@ class WholeTables:
 
     @property
     def num_devices(self) -> int:
-        """How many there are."""
+        """Number of devices."""
         return len(self.room_bytes)
 
 

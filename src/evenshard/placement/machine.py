@@ -37,8 +37,8 @@ class Machine:
         groups: kinds of devices, where they are not all of one kind.
         host_bytes: memory of each host that tables may take, by its number; empty for none.
         host_gb_s: bandwidth of a host's memory, 10**9 bytes per second, which its devices share; 0 if unknown.
-        ssd_bytes: of each host's SSDs, likewise.
-        ssd_gb_s: bandwidth of a host's SSDs, likewise.
+        ssd_bytes: what tables may take of each host's SSDs, by its number; empty for none.
+        ssd_gb_s: bandwidth of a host's SSDs, 10**9 bytes per second, which its devices share; 0 if unknown.
     """
 
     num_devices: int
@@ -82,7 +82,7 @@ class Machine:
         return range(first, first + self.devices_per_node)
 
     def hardware_of(self, device: int) -> str:
-        """What a device is; empty where all are of one kind."""
+        """Hardware of a device; empty if all are of one kind."""
         for group in self.groups:
             if device < group.num_devices:
                 return group.hardware

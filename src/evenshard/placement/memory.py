@@ -35,13 +35,13 @@ from evenshard.placement.storage import FUSED, HOST, KEY_VALUE
 from evenshard.tables.table import Table
 
 INDEX_BYTES, LENGTH_BYTES, OFFSET_BYTES, LOOKUP_WEIGHT_BYTES = 8, 4, 8, 4
-# Of an output, and of a gradient: FP32.
+# Bytes of a value of an output or a gradient: FP32.
 VALUE_BYTES = 4
 # Inputs of a batch that a prefetch of cached rows holds meanwhile, as TorchRec counts it: 1, and 6 in bursts.
 PREFETCH_INPUTS = 7
-# Of every row, the table that it is of; of every cached one, its index and when it was last used.
+# Bytes of every row, for the table that it belongs to; of every cached one, for its index and when it was last used.
 CACHE_ROW_BYTES, CACHE_SLOT_BYTES = 4, 16
-# Of a lookup, in an update on a GPU: FBGEMM sorts indices with their bags, and finds runs of equal ones.
+# Bytes of a lookup in an update on a GPU: FBGEMM sorts indices with their bags, and finds runs of equal ones.
 WORKSPACE_BYTES = 40
 
 
@@ -82,18 +82,18 @@ class PartMemory:
 
     @property
     def device_bytes(self) -> int:
-        """Of a device, when outputs are exchanged: what a search counts. ``peak_bytes`` knows the other moments."""
+        """Memory of a device while outputs are exchanged, as searches count it; ``peak_bytes`` has other moments."""
         return sum(getattr(self, name) for name in ON_DEVICE_KINDS)
 
     @property
     def lasting_bytes(self) -> int:
-        """Of a device, at every moment of a step."""
+        """Memory of a device that is taken during the whole step."""
         kept: int = sum(getattr(self, name) for name in _LASTING)
         return kept + self.dense_gradient // 2
 
     @property
     def host_bytes(self) -> int:
-        """Of a host."""
+        """Memory that the part takes of a host."""
         return self.host_weights + self.host_state
 
     def __add__(self, other: PartMemory) -> PartMemory:
@@ -170,7 +170,7 @@ def _kept(own: Table, part: TablePart, optimizer: str) -> PartMemory:
 
 
 def _input_bytes(table: Table, samples: float) -> float:
-    """Of one batch: a length and an offset for each bag, an index, and perhaps a weight, for each lookup."""
+    """Bytes of the inputs in one batch: a length and an offset per bag, an index and perhaps a weight per lookup."""
     bags = samples * table.num_features
     of_lookup = INDEX_BYTES + LOOKUP_WEIGHT_BYTES * table.is_weighted
     return samples * table.pooling_factor * of_lookup + bags * (LENGTH_BYTES + OFFSET_BYTES)
@@ -196,7 +196,7 @@ class SampleMemory:
 
     @property
     def total(self) -> int:
-        """When outputs are exchanged."""
+        """Memory of a device's own samples while outputs are exchanged."""
         return self.inputs + self.received
 
 

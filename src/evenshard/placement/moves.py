@@ -16,7 +16,7 @@ from evenshard.placement.optimizer_state import state_bytes
 from evenshard.placement.parts import Span, TablePart
 from evenshard.tables.table import Table
 
-# What two tables of one name must share, or nothing of one can be used for the other.
+# Two tables of one name must share these, or nothing of one can be used for the other.
 SHAPE = ("num_rows", "embedding_dim", "weight_bits")
 
 

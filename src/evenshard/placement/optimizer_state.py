@@ -6,11 +6,11 @@ from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
-STATE_BYTES = 4  # of one number; FBGEMM keeps states in FP32 whatever the weights' precision
+STATE_BYTES = 4  # bytes of one number; FBGEMM keeps states in FP32 whatever the weights' precision
 SGD = "sgd"
-# What recommenders train tables with; of tables that come without a model, which would say it.
+# Recommenders train tables with it; taken for tables that come without a model, which would say it.
 DEFAULT_OPTIMIZER = "rowwise_adagrad"
-# What an optimizer keeps: numbers for each row, and for each weight. The more it keeps, the slower its update.
+# Numbers that an optimizer keeps for each row, and for each weight. The more it keeps, the slower its update.
 NUMBERS = {
     SGD: (0, 0),
     "rowwise_adagrad": (1, 0),

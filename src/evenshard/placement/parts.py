@@ -24,7 +24,7 @@ from evenshard.utils.messages import brief
 # Kernels read vectors of four weights: the parts of a split table are multiples of it wide.
 COLUMN_STEP = 4
 
-# Of a batch, to guess how many repeat each other.
+# Lookups of a batch, taken to guess how many of them repeat each other.
 LOOKUPS_WHERE_UNCOUNTED = 1e6
 
 
@@ -36,7 +36,7 @@ class Span(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of rows or columns in the span."""
         return self.stop - self.start
 
     def __str__(self) -> str:

@@ -25,7 +25,7 @@ from evenshard.utils.messages import cut as shortened
 from evenshard.utils.units import BYTES_PER_GB, gb_text, size_text
 
 MORE_MEMORY = "Raise memory_cap_gb"
-# What helps where memory is short. How much of it is for a search to say: what is missing alone may not be enough.
+# The remedy where memory is short. Only a search can say how much of it: what is missing alone may not be enough.
 MORE_ROOM = f"{MORE_MEMORY} or num_devices"
 
 
@@ -268,7 +268,7 @@ def _devices(allowed_D: npt.NDArray[np.bool_]) -> str:
 
 
 def missing_text(num_bytes: int) -> str:
-    """So many GB are missing, rounded up: what is asked for is enough. Less than 0.01 GB in its own unit."""
+    """How many GB are missing, rounded up so that what is asked for is enough; below 0.01 GB in a smaller unit."""
     if num_bytes < BYTES_PER_GB / 100:
         size = size_text(num_bytes)
         return f"{size} are missing" if size.endswith("bytes") else f"{size} is missing"

@@ -30,7 +30,7 @@ from evenshard.utils.messages import brief, cut
 TABLE_WISE, COLUMN_WISE, ROW_WISE = "table_wise", "column_wise", "row_wise"
 TABLE_ROW_WISE, TABLE_COLUMN_WISE, GRID_SHARD = "table_row_wise", "table_column_wise", "grid_shard"
 DATA_PARALLEL = "data_parallel"
-# Where the rows of some columns live: on one device, cut over those of a node or over all, or whole on each.
+# Homes of the rows of some columns: on one device, cut over those of a node or over all, or whole on each.
 DEVICE, NODE, EVERYWHERE, REPLICA = "device", "node", "everywhere", "replica"
 
 
@@ -134,7 +134,7 @@ TYPES = {
 # TorchRec's words.
 SHARDING_TYPES = tuple(TYPES)
 BY_COLUMNS = (TABLE_WISE, COLUMN_WISE)
-# What TorchRec can do with the tables of an ``EmbeddingCollection``.
+# Types that TorchRec can use for the tables of an ``EmbeddingCollection``.
 SEQUENCE_TYPES = tuple(one.name for one in TYPES.values() if one.of_sequences)
 # Types whose devices hold partial sums of all samples' bags.
 IN_ROWS = tuple(one.name for one in TYPES.values() if one.cuts_rows)
@@ -189,12 +189,12 @@ class Communication:
 
     @property
     def forward_bytes(self) -> float:
-        """Of one value."""
+        """Bytes of one value in the forward exchange."""
         return DATA_TYPES[self.forward] / 8
 
     @property
     def backward_bytes(self) -> float:
-        """Of one value."""
+        """Bytes of one value in the backward exchange."""
         return DATA_TYPES[self.backward] / 8
 
 
@@ -281,7 +281,7 @@ def _fills(parts: Sequence[TablePart], table: Table, num_devices: int) -> bool:
 
 
 def tiling_problem(parts: Sequence[TablePart], table: Table) -> str | None:
-    """Says likewise why the parts are not the whole table, each row and column of it once; None if they are."""
+    """Says in a clause why the parts are not the whole table, each row and column of it once; None if they are."""
     rows_of = _by_columns(parts)
     if problem := _tiles_problem("columns", sorted(rows_of), table.embedding_dim):
         return problem
@@ -336,7 +336,7 @@ def spans(machine: Machine) -> tuple[int, ...]:
 
 
 def freest_by_columns(types: Collection[str], machine: Machine, default: str) -> str:
-    """Of some types the one that cuts columns alone and leaves their devices the most free; else the default."""
+    """The type that cuts columns alone and leaves their devices the most free; ``default`` if none does."""
     own = (one for one in COLUMNS_ALONE if one in types)
     return max(own, key=lambda one: TYPES[one].home_span(machine), default=default)
 

@@ -24,9 +24,9 @@ KEY_VALUE, HOST = "key_value", "host"
 # TorchRec's words, but for ``host``, which it has only where no device is a GPU.
 COMPUTE_KERNELS = (FUSED, FUSED_UVM_CACHING, FUSED_UVM, KEY_VALUE, HOST)
 CACHED_KERNELS = (FUSED_UVM_CACHING, KEY_VALUE)
-# Those that keep all weights in host memory.
+# Kernels that keep all weights in host memory.
 HOST_KERNELS = (FUSED_UVM_CACHING, FUSED_UVM, HOST)
-# What a search may use where the machine has host memory; others where they are asked for.
+# Kernels that a search may use where the machine has host memory; others where they are asked for.
 USUAL_KERNELS = (FUSED, FUSED_UVM_CACHING, FUSED_UVM)
 _LOAD_FACTORS = Range(0, 1, above=True)
 

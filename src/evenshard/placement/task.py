@@ -33,7 +33,7 @@ from evenshard.utils.limits import MAX_TOTAL_BYTES, RANGES
 from evenshard.utils.messages import brief
 from evenshard.utils.units import bytes_to_gb
 
-# Of a task that is not one of many.
+# Name of a task that is not one of many.
 TASK_ID = "placement"
 
 
@@ -122,7 +122,7 @@ class ShardingTask:
 
     @property
     def num_devices(self) -> int:
-        """Of the machine."""
+        """Number of devices of the machine."""
         return self.machine.num_devices
 
     @property

@@ -1,4 +1,4 @@
-"""From a request in an engineer's words to a placement and what it is worth.
+"""Turns a request in an engineer's words into a placement, and says what it is worth.
 
 ::
 

@@ -46,7 +46,7 @@ class Saving:
     high_ms: float
 
 
-# Of the plans that a sharder makes with many settings: as it comes, and the best by its rating or by this model.
+# Names of the plans that a sharder makes with many settings: as it comes, and the best by its rating or by this model.
 PLAIN_PLAN, BY_RATING, BY_MODEL = "as it comes", "best by its own rating", "best by this model"
 
 
@@ -253,7 +253,7 @@ class PlacementAnswer:
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
-        """Those of the request, and what is assumed of caches."""
+        """The assumptions of the request, and what is assumed of caches."""
         sources = {one.part.table: one.source for one in self.offloaded if one.source not in ("", COUNTED)}
         return (*self.request.assumptions, *(assumed_miss_ratios(*one) for one in sources.items()))
 

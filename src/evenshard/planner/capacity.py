@@ -23,7 +23,7 @@ from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.limits import RANGES
 from evenshard.utils.units import BYTES_PER_GB, gb_text, gb_to_bytes
 
-# Between domains of a machine that has one, to find out what several hold.
+# Link between domains of a machine that has one domain, taken to find out what several would hold.
 ANY_LINK = "infiniband_ndr"
 
 
@@ -210,7 +210,7 @@ def _shape_text(machine: Machine, larger: Machine) -> str:
 
 
 def _grown(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """As many sizes, the new ones as large as the largest; none where there were none."""
+    """The sizes of a larger machine: the new ones are as large as the largest. Empty if there were none."""
     return sizes and sizes + (max(sizes),) * (count - len(sizes))
 
 

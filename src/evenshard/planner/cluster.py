@@ -45,7 +45,7 @@ class HostMemory:
 
     @staticmethod
     def of(memory: Memory) -> HostMemory:
-        """That of the knobs."""
+        """The part of the memory knobs that is about hosts."""
         return HostMemory(**{one.name: getattr(memory, one.name) for one in fields(HostMemory)})
 
     def on(self, machine: Machine, cluster: ClusterFile | None = None) -> Machine:

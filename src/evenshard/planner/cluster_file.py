@@ -33,8 +33,8 @@ class Hosts:
         count: how many hosts.
         hardware: what a device is, such as simulated:h100; empty for what ``place`` is asked for.
         memory_gb: memory of a device; None for what ``place`` is asked for.
-        host_memory_gb: memory of each host that tables may take; likewise.
-        ssd_gb: of each host's SSDs; likewise.
+        host_memory_gb: memory of each host that tables may take; None for what ``place`` is asked for.
+        ssd_gb: what tables may take of each host's SSDs; None for what ``place`` is asked for.
     """
 
     devices: int
@@ -64,7 +64,7 @@ class ClusterFile:
         intra: link within a domain; empty for that of the hardware.
         inter: link between domains; empty for none.
         host_bandwidth_gb_s: of each host's memory; None for what ``place`` is asked for.
-        ssd_bandwidth_gb_s: of each host's SSDs; likewise.
+        ssd_bandwidth_gb_s: of each host's SSDs; None for what ``place`` is asked for.
     """
 
     hosts: tuple[Hosts, ...]
@@ -76,7 +76,7 @@ class ClusterFile:
 
     @property
     def num_devices(self) -> int:
-        """On all hosts."""
+        """Number of devices on all hosts."""
         return sum(one.count * one.devices for one in self.hosts)
 
     def problem(self) -> str | None:

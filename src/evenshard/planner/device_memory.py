@@ -12,7 +12,7 @@ from evenshard.utils.machine_memory import machine_bytes
 from evenshard.utils.params import check_ranges
 from evenshard.utils.units import bytes_to_gb, gb_text, gb_to_bytes
 
-# Of each device's memory, kept for everything that is not counted: what TorchRec's planner keeps by default.
+# Share of each device's memory that is kept for everything that is not counted, as TorchRec's planner does by default.
 RESERVED_SHARE = 0.15
 
 

@@ -274,7 +274,7 @@ def _times_of(times: DeviceTimes, prefix: str = "", names: Sequence[str] = STEP_
 
 
 def _device_error(record: PlacementFile) -> DeviceError | None:
-    """That of the file; the first files do not state it, so that nothing confirms their simulated devices."""
+    """The device error of the file. The first files do not state it, so nothing confirms their simulated devices."""
     if "device_error" in record.model_fields_set:
         return record.device_error
     return DeviceError() if is_simulated(record.request.hardware) else None

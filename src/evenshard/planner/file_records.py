@@ -141,7 +141,7 @@ class FileOfVersion3(PlacementFile):
     memory: None = None
 
     def newest(self) -> PlacementFile:
-        """The same as a file of the newest version."""
+        """This record as a file of the newest version."""
         return self._newest(request=replace(self.request, **_UNCOUNTED))
 
     def _newest(self, **changed: Any) -> PlacementFile:
@@ -149,7 +149,7 @@ class FileOfVersion3(PlacementFile):
         return PlacementFile.model_construct(self.model_fields_set, **known)
 
 
-# Of a request, what earlier versions know nothing of.
+# Fields of a request that earlier versions do not know.
 _UNCOUNTED: dict[str, Any] = {"training_pipeline": "", "dense_bytes": 0, "reserved_share": 0.0}
 
 
@@ -166,7 +166,7 @@ class _FileOfVersion2(FileOfVersion3):
     request: _RequestOfVersion2
 
     def newest(self) -> PlacementFile:
-        """The same as a file of the newest version; its table types are left to its shards."""
+        """This record as a file of the newest version; its table types are left to its shards."""
         asked = {one.name: getattr(self.request, one.name) for one in fields(PlacementRequest)}
         types = BY_COLUMNS if self.request.allow_column_split else (TABLE_WISE,)
         shards = joined_shards(self.shards)

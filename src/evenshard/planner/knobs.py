@@ -31,24 +31,24 @@ class Machine:
 
     num_devices: int | None = knob(
         None,
-        "devices; where left out, those of all nodes or of the cluster, else 8",
+        "number of devices (default: those of all nodes or of the cluster, else 8)",
         torchrec="Topology.world_size",
     )
     hardware: str | None = knob(
         None,
-        "hardware that the answer is for: cpu, cuda, or simulated:<profile>, a device model, which h100 is short for; "
-        "where left out, what the model was trained on, or simulated:h100",
+        "hardware that the answer is for: cpu, cuda, or a device model simulated:<profile>, where h100 is short for "
+        "simulated:h100 (default: what the model was trained on, or simulated:h100)",
     )
-    nodes: int | None = knob(None, "hosts; where left out, as many as the devices fill")
+    nodes: int | None = knob(None, "number of hosts (default: as many as the devices fill)")
     devices_per_node: int | None = knob(
         None,
-        "devices of a host; where left out, all of them, or as many as the link within a host connects",
+        "devices of a host (default: all devices, or as many as the link within a host connects)",
         torchrec="Topology.local_world_size",
     )
-    nodes_per_domain: int = knob(1, "hosts whose devices share the link within a host, as where NVLink spans several")
+    nodes_per_domain: int = knob(1, "hosts whose devices share the link within a host, where NVLink spans several")
     intra: str = knob(
         "",
-        "link within a host, such as nvlink_h100; where left out, that of the hardware",
+        "link within a host, such as nvlink_h100 (default: that of the hardware)",
         torchrec="Topology.intra_host_bw",
     )
     inter: str = knob(
@@ -67,25 +67,25 @@ class Memory:
 
     memory_cap_gb: float | Sequence[float] | None = knob(
         None,
-        "memory of a device, GB of 1024**3 bytes; one number, or one for each device. Where left out: that of the "
-        "profile of simulated hardware, what the driver says of cuda, this machine's for all cpu devices of a node "
-        "together",
+        "memory of a device, GB of 1024**3 bytes; one number, or one for each device (default: for simulated hardware "
+        "that of the profile, for cuda what the driver says, for all cpu devices of a node together that of this "
+        "machine)",
         torchrec="Topology.hbm_cap",
     )
     reserved_gb: float | None = knob(
         None,
-        "GB of each device kept for everything that is not counted, such as fragmentation; where left out, 15 % of its "
-        "memory, which TorchRec's planner keeps too",
+        "GB of each device kept for everything that is not counted, such as fragmentation (default: 15 % of its "
+        "memory, as TorchRec's planner keeps)",
         torchrec="EmbeddingShardingPlanner.storage_reservation",
     )
     dense_gb: float | None = knob(
         None,
-        "GB that the dense model takes of each device, with its gradients and optimizer state; where left out, counted "
-        "from a model that is given as tables, as Adam trains it, else 0",
+        "GB that the dense model takes of each device, with its gradients and optimizer state (default: counted from a "
+        "model that is given as tables, as Adam trains it, else 0)",
     )
     host_memory_gb: float | None = knob(
         None,
-        "GB of each host's memory that tables may take; where left out, all tables stay in device memory",
+        "GB of each host's memory that tables may take (default: none, all tables stay in device memory)",
         torchrec="Topology.ddr_cap",
     )
     host_bandwidth_gb_s: float | None = knob(
@@ -94,10 +94,12 @@ class Memory:
         torchrec="Topology.ddr_mem_bw",
     )
     ssd_gb: float | None = knob(
-        None, "GB of each host's SSDs that tables may take, where key_value is named", torchrec="Topology.ssd_cap"
+        None, "GB of each host's SSDs that tables may take, if key_value is named", torchrec="Topology.ssd_cap"
     )
     ssd_bandwidth_gb_s: float | None = knob(
-        None, "bandwidth of each host's SSDs, likewise", torchrec="Topology.ssd_mem_bw"
+        None,
+        "bandwidth of each host's SSDs, 10**9 bytes per second, which its devices share",
+        torchrec="Topology.ssd_mem_bw",
     )
 
 
@@ -109,28 +111,28 @@ class Training:
     optimizer: str | None = knob(
         None,
         "optimizer of the tables: sgd, rowwise_adagrad, adagrad, adam, lamb, lars_sgd, partial_rowwise_adam or "
-        "partial_rowwise_lamb. Its state takes memory, and candidates are timed with it; where left out, that of each "
-        "table of a TorchRec model, which trains with sgd unless it says otherwise; for other tables that of the costs "
-        "that a learned model was trained on, else rowwise_adagrad",
+        "partial_rowwise_lamb. Its state takes memory, and candidates are timed with it (default: that of each table "
+        "of a TorchRec model, which is sgd unless the model says otherwise; for other tables that of the costs that a "
+        "learned model was trained on, else rowwise_adagrad)",
     )
     dense_optimizer: str = knob(
         "",
-        "optimizer of the dense model, which trains replicas (data_parallel), likewise: only tables of the same one "
-        "are replicated. By naming it you say that learning rate and other settings are the same, too. Where left out, "
-        "tables of a model with fused optimizers of their own are not replicated, unless sharding_types or table_types "
-        "names data_parallel",
+        "optimizer of the dense model, which also trains replicas (data_parallel). Only tables with the same optimizer "
+        "are replicated; make sure that learning rate and other settings match, too (default: not known, and tables of "
+        "a model with fused optimizers of their own are replicated only if sharding_types or table_types names "
+        "data_parallel)",
     )
     training_pipeline: str = knob(
         "sparse_dist",
         "none, base, sparse_dist or prefetch, after TorchRec's TrainPipelines, which hold the inputs of 1, 1, 2 and 3 "
         "batches; empty to count weights and optimizer state alone. With none and base the exchange of indices is in "
-        "the step; with the others it runs beside the step before and counts as far as it is longer than the kernels "
-        "there",
+        "the step; with the others it runs beside the previous step and counts only the time by which it exceeds the "
+        "kernels of that step",
     )
     communication: Sequence[str] = knob(
         (),
         "data types in which embeddings and their gradients travel (TorchRec: qcomms), such as fp16, or fp16 and bf16 "
-        "for the two ways; fp32 where left out",
+        "for the two directions (default: fp32)",
     )
 
 
@@ -140,20 +142,20 @@ class Sharding:
 
     sharding_types: Sequence[str] = knob(
         (),
-        "the ways in which tables may be sharded, by TorchRec's words; all of them where left out",
+        "sharding types that tables may have, in TorchRec's words (default: all)",
         torchrec="ParameterConstraints.sharding_types",
     )
     allow_column_split: bool = knob(False, "short for sharding_types table_wise and column_wise")
     compute_kernels: Sequence[str] = knob(
         (),
-        "where weights may be kept, by TorchRec's words: fused, fused_uvm_caching, fused_uvm, key_value, host; where "
-        "left out, the first three, as far as there is host memory",
+        "where weights may be kept, in TorchRec's words: fused, fused_uvm_caching, fused_uvm, key_value, host "
+        "(default: the first three, as far as there is host memory)",
         torchrec="ParameterConstraints.compute_kernels",
     )
     constraints: "Mapping[str, ParameterConstraints] | None" = knob(
         None,
-        "TorchRec's, by the tables of a model: they bound types, kernels and widths of parts, and tell pooling factors "
-        "that are named nowhere else; a note names what of them changes nothing",
+        "TorchRec's constraints by table of a model: they bound types, kernels and widths of parts, and give pooling "
+        "factors that are given nowhere else; a note names those that change nothing",
         torchrec="EmbeddingShardingPlanner.constraints",
     )
 
@@ -164,11 +166,11 @@ class TableSources:
 
     columns: Mapping[str, str] | None = knob(
         None,
-        "columns of the tables or of the traffic that are called otherwise, each with the column of a table file "
+        "columns of the tables or of the traffic with another name, each with the column of a table file "
         "(hash_size=num_rows) or the feature that it is; empty (ts=) to leave it out",
     )
     weight_bits: int | None = knob(
-        None, "4, 8, 16 or 32 bits for the weights of all tables; where left out, each table's own"
+        None, "4, 8, 16 or 32 bits for the weights of all tables (default: each table's own)"
     )
     embedding_dim: int | None = knob(None, "dim of all tables, where the tables are a sample of traffic")
     traffic: str | Path | None = knob(
@@ -195,15 +197,15 @@ class TableRules:
     )
     forbidden_devices: Sequence[int] = knob((), "devices that no table may live on")
     together: Sequence[Sequence[str]] = knob((), "groups of tables that live on one device")
-    apart: Sequence[Sequence[str]] = knob((), "groups of tables of which a device holds one at most")
+    apart: Sequence[Sequence[str]] = knob((), "groups of tables of which a device holds at most one")
     pinned_nodes: Mapping[str, int | Sequence[int]] | None = knob(None, "the node, or nodes, that a table may live on")
     table_types: Mapping[str, str | Sequence[str]] | None = knob(
         None,
-        "the ways in which a table may be sharded, in place of sharding_types",
+        "sharding types that a table may have, in place of sharding_types",
         torchrec="ParameterConstraints.sharding_types",
     )
     min_columns: Mapping[str, int] | None = knob(
-        None, "columns that each part of a table has at least", torchrec="ParameterConstraints.min_partition"
+        None, "least number of columns of each part of a table", torchrec="ParameterConstraints.min_partition"
     )
     table_kernels: Mapping[str, str | Sequence[str]] | None = knob(
         None,
@@ -219,17 +221,19 @@ class Search:
     model: "str | Path | Model | None" = knob(
         None,
         "a round's folder such as work/round_3, here or on S3, an MLflow URI such as models:/evenshard-cost@champion, "
-        "or a loaded model; where left out, the device model of simulated hardware",
+        "or a loaded model (default: the device model of simulated hardware)",
     )
     num_measured: int = knob(
         0,
-        "candidates to time on the hardware (a simulated one simulates); the fastest is the answer. 0 trusts the model",
+        "candidates to time on the hardware, or to simulate; the fastest is the answer. 0 trusts the model",
         range=Range(0, 10_000, whole=True),
     )
     compare: Sequence[str] = knob((), "other sharders to compare with; see evenshard.planner.rivals")
     seed: int = knob(0, "seed of the search")
     effort: str = knob(
-        "normal", "quick, normal or long: how much is tried out. Of the same request and seed, more never answers worse"
+        "normal",
+        "quick, normal or long: how much is tried out. With the same request and seed, more effort never gives a worse "
+        "answer",
     )
 
 
@@ -242,8 +246,8 @@ class InUse:
     )
     max_move_gb: float | None = knob(
         None,
-        "GB of weights and optimizer state that may move from near to devices which lack them; where left out, any "
-        "number, and only device names are chosen so that least moves",
+        "GB of weights and optimizer state that may move from near to devices which lack them (default: any number, "
+        "and only the names of devices are chosen so that least moves)",
         range=Range(0, 2**20),
     )
 

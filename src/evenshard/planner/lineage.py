@@ -209,7 +209,7 @@ def _parquet_files(*folders: Path) -> dict[str, Path]:
 def _tables(
     answer: PlacementAnswer, tags: Mapping[str, str], data: Path, files: Mapping[str, Path]
 ) -> Iterator[LineageLink]:
-    """Those that were placed stand in the file itself; those that the model learned from are a file of the loop."""
+    """The lineage of tables: those placed are in the file, those that the model learned from are a file of the loop."""
     count = f"{len(answer.request.tables)} placed, from {answer.lineage.get('tables') or 'Python'}"
     yield LineageLink("tables", count, FOUND, "they stand in the placement's file")
     if sha256 := tags.get(TABLES_SHA256):

@@ -38,7 +38,7 @@ MOST_ALONE = 3
 # the output, adds a little to them, and divides; the gradients are divided too.
 PASSES = 9
 
-# By ``Table.collection``.
+# The collections are as in ``Table.collection``.
 Collections = frozenset[tuple[str, bool, bool]]
 
 
@@ -60,7 +60,7 @@ class Searched:
 
     @property
     def step_ms(self) -> float:
-        """With that division."""
+        """Time of a step with that division, ms."""
         return self.result.best.predicted_ms + self.divided_ms
 
 

@@ -26,7 +26,8 @@ from evenshard.utils.errors import BadConfig
 
 # Shares of what a device may hold above which it is full to the brim: with memory reserved, and without.
 BRIM, BRIM_WITHOUT_RESERVE = 0.95, 0.85
-# What people are told of a device's memory, and the fields of ``DeviceMemory`` that it is the sum of.
+# Components of a device's memory as people are told of them, and the fields of ``DeviceMemory`` that each is the sum
+# of.
 DEVICE_COMPONENTS: Final = {
     "weights": ("weights",),
     "optimizer state": ("optimizer_state",),
@@ -134,7 +135,7 @@ class NodeMemory:
 
     @property
     def used_bytes(self) -> int:
-        """Of its memory."""
+        """Memory of the host that tables take, SSDs left aside."""
         return self.weights + self.optimizer_state
 
     @property
@@ -156,7 +157,7 @@ _OF_HOST = ("weights", "optimizer_state", "ssd")
 def device_memories(
     request: PlacementRequest, parts: Sequence[TablePart], sizes: Sequence[PartMemory]
 ) -> tuple[DeviceMemory, ...]:
-    """Of each device, by its id.
+    """Memory of each device, by its id.
 
     Args:
         sizes: what each of the parts takes.
@@ -194,7 +195,7 @@ def device_memories(
 def host_memories(
     request: PlacementRequest, parts: Sequence[TablePart], sizes: Sequence[PartMemory]
 ) -> tuple[NodeMemory, ...]:
-    """Of each host, by its number; arguments as of ``device_memories``."""
+    """Memory of each host, by its number. The arguments are those of ``device_memories``."""
     machine = request.nodes
     taken = np.zeros((machine.num_nodes, len(_OF_HOST)), dtype=np.int64)
     for part, size in zip(parts, sizes, strict=True):
@@ -288,7 +289,7 @@ def offloaded_of(
 
 
 def _link(hardware: str, machine: Machine) -> HostLink:
-    """Of a device to its host; where no profile describes the device, a usual one."""
+    """Link of a device to its host; a usual one if no profile describes the device."""
     name = HardwareName.parse(hardware)
     if not name.kind.is_simulated:
         return host_link(machine)

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from evenshard.sharders.models import PlacementModel
 
 REGISTERED = "models:/"
-# What a device model is named by, before its profile: simulated:h200.
+# Prefix of a device model's name, before its profile: simulated:h200.
 SIMULATED = "simulated:"
-# What older placements name a model by that imitated a device model, before its profile: bundled:h200.
+# Prefix in older placements of a model that imitated a device model, before its profile: bundled:h200.
 BUNDLED = "bundled:"
 
 

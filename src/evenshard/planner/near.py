@@ -30,7 +30,7 @@ class Near:
 
     @property
     def most_bytes(self) -> float:
-        """That may move; infinite without a bound."""
+        """Bytes that may move; infinite without a bound."""
         return float("inf") if self.max_move_bytes is None else self.max_move_bytes
 
     def earlier(self, request: PlacementRequest) -> EarlierPlacement:

@@ -1,4 +1,4 @@
-"""From a request to an answer: search, compare, measure."""
+"""Takes a request to an answer: search, compare, measure."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ def _is_illegal(task: ShardingTask, parts: Sequence[TablePart]) -> bool:
 
 
 def _even_rows(task: ShardingTask, parts: Sequence[TablePart]) -> Iterator[Assumption]:
-    """Of tables that are cut by rows and have no counted rows: that their lookups are even over them."""
+    """The assumption that lookups are even over the rows of tables that are cut by rows and have no row counts."""
     in_rows = {part.table for part in parts if len(part.devices) == 1 and part.rows.start > 0}
     for table in task.tables:
         if table.name in in_rows and table.row_shares is None:

@@ -15,7 +15,7 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.utils.messages import counted, cut, printable
 
 OTHER_TYPES = tuple(one for one in SHARDING_TYPES if one != DATA_PARALLEL)
-# What to know of a fused optimizer before a dense one is to do the same.
+# Why a dense optimizer may not do the same as these fused ones.
 NOT_IN_TORCH = {
     "rowwise_adagrad": "torch.optim has no row-wise Adagrad (torchrec.optim.RowWiseAdagrad is one)",
     **dict.fromkeys(
@@ -44,7 +44,7 @@ def replica_notes(request: PlacementRequest, replicated: Sequence[str]) -> Itera
 
 
 def _of_same_optimizer(request: PlacementRequest, names: Sequence[str]) -> str:
-    """About replicas whose optimizer is, or has to be, the one of the other tables."""
+    """The note on replicas whose optimizer is, or has to be, that of the other tables."""
     found = f"{_named(names)} replicated (data_parallel): the job's dense optimizer trains replicas"
     if request.dense_optimizer:
         return (
@@ -89,7 +89,7 @@ def left_out_note(optimizers: Mapping[str, str]) -> str:
 
 
 def _tables(names: Sequence[str]) -> str:
-    """How many, and the first ones."""
+    """The number of tables, and the first names."""
     return f"{counted(len(names), 'table')} ({printable(cut(', '.join(names), 60))})"
 
 

@@ -43,7 +43,7 @@ class PlacementRequest:
         communication: data types in which embeddings and gradients travel.
         hardware: hardware that the answer is for, such as ``simulated:h200``.
         assumptions: assumptions about the tables.
-        reserved_share: share of each device's memory that is kept likewise, on top of ``reserved_bytes``.
+        reserved_share: share of each device's memory that is kept for the same, on top of ``reserved_bytes``.
         dense_bytes: of each device, for the dense model with its gradients and optimizer state.
         training_pipeline: one of ``PIPELINES``; empty to count weights and optimizer state of tables alone, as the
             first files do, and times as of the usual one.
@@ -118,7 +118,7 @@ class PlacementRequest:
 
     @property
     def num_devices(self) -> int:
-        """How many there are."""
+        """Number of devices."""
         return len(self.caps_bytes)
 
     @property

@@ -47,12 +47,12 @@ RULE = "best_rule_of_thumb"
 RIVALS = (*(one.name for one in SHARDERS if not one.needs), RULE)
 # TorchRec's planner where tables may be sharded in several ways; it is left out where whole tables are asked for.
 FULL_SPACE = next(one.name for one in SHARDERS if one.is_full_space)
-# Those that cut tables and replicate them.
+# Rivals that cut tables and replicate them.
 CUTTING = (FULL_SPACE, RULE)
 TORCHREC = tuple(one.name for one in SHARDERS if one.package == "torchrec" and not one.is_full_space)
 # Tables times devices that these are asked for: TorchRec takes seconds for 26 x 16 and minutes for 400 x 8.
 MOST_SHARDS = 2_000
-# What it is asked with where tables do not fit: with our count of memory, so that its plans fit, too.
+# TorchRec's planner is asked with these where tables do not fit: with our count of memory, so that its plans fit, too.
 OFFLOAD_SETTINGS = offload_settings((0.02, 0.1), (None, 32), ("", *ROWS_OF_ALL), (OUR_MEMORY,))
 # After which it answers with the best plan so far, for each setting; as it comes it has all the time that it takes.
 _TIMEOUT_S = 5

@@ -252,7 +252,7 @@ def _is_list(value: Any) -> bool:
 
 
 _DEVICES = partial(_ids, "device")
-# What reads each rule; it is given the rule's name, for its message, and its value.
+# The reader of each rule; it is given the rule's name, for its message, and its value.
 _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "pinned": _of_tables("device", _DEVICES),
     "forbidden": _of_tables("device", _DEVICES),

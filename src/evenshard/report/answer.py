@@ -30,7 +30,7 @@ class PlacementAnswer(answer.PlacementAnswer):
     __hash__ = answer.PlacementAnswer.__hash__
 
     def __repr__(self) -> str:
-        """About ten lines; ``summary`` has all of it."""
+        """The answer in about ten lines; ``summary`` has all of it."""
         from evenshard.report.terminal import brief_text
 
         return brief_text(self)
@@ -88,7 +88,7 @@ class PlacementAnswer(answer.PlacementAnswer):
 
 
 def shown(found: answer.PlacementAnswer) -> PlacementAnswer:
-    """The same answer, which shows itself; all that was worked out of it stays with it."""
+    """The answer as one that shows itself; what was derived from it is kept."""
     own = object.__new__(PlacementAnswer)
     vars(own).update(vars(found))
     return own

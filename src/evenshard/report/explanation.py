@@ -303,7 +303,7 @@ def _print_opening(console: Console, of_step: Explanation | Overview, before: st
 
 
 def _ms(of_step: Explanation | Overview, time_ms: float) -> str:
-    """With the decimals of the step's time, one more than its three digits: differences are small."""
+    """A time with one more decimal than a step's three digits, because differences are small."""
     return f"{time_ms:.{decimals(of_step.step_ms) + 1}f}"
 
 

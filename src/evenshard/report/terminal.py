@@ -54,7 +54,7 @@ _MAX_DEVICES = 32
 _NUM_SLOWEST, NUM_FULLEST = 8, 4
 # Tables whose caches serve them badly that are named, the worst ones.
 _MAX_BADLY_SERVED = 3
-# Of the five times in a bar, in the order of a step.
+# Styles of the five times in a bar, in the order of a step.
 _STYLES = ("magenta", "blue", "cyan", "yellow", "red")
 LEAST_BAR, MOST_BAR = 4, 40
 FULL, FULL_ASCII = "█", "#"
@@ -289,7 +289,7 @@ def _troubles(answer: PlacementAnswer) -> Iterator[Line]:
 
 
 def brief_text(answer: PlacementAnswer) -> str:
-    """About ten lines, without a break at the end: times, the slowest and fullest device, how tables are sharded."""
+    """The answer in about ten lines, without a final break: times, slowest and fullest device, sharding."""
     title = f"{tables_and_machine(answer.request)}, batch {answer.request.batch_size:,}"
     return "\n".join(
         [f"PlacementAnswer: {title}", *(f"  {word:{BRIEF_INDENT}}{text}" for word, text in _lines(answer))]

@@ -16,7 +16,7 @@ from evenshard.utils.console import plain_console, plain_grid, print_whole
 from evenshard.utils.messages import counted, printable
 from evenshard.utils.units import decimals, ms_text, pct_text, size_text
 
-# What groups change in training, whatever they save.
+# The change that groups make to training, whatever they save.
 STEPS_OF_THEIR_OWN = (
     "between two averages each group takes steps of its own from its share of the batch, so that a learning rate and "
     "AdaGrad's sums mean something else than in one group; arXiv 2508.03854 makes up for it with a momentum-scaled "
@@ -157,7 +157,7 @@ def _question_notes(found: WhatIfAnswer) -> Iterator[str]:
 
 
 def _reuse_note(found: WhatIfAnswer) -> Iterator[str]:
-    """That histograms of tables belong to a batch size, where they are used for several."""
+    """The note that tables' histograms belong to one batch size, if they are used for several."""
     answers = [one.answer for one in found.options if one.answer is not None]
     batches = {answer.request.batch_size for answer in answers}
     if len(batches) < 2:

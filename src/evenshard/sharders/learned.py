@@ -132,6 +132,6 @@ def proposals(sharder: TrainedSharder, task: ShardingTask, seed: int) -> list[Pl
 def rollouts(
     sharder: TrainedSharder, task: ShardingTask, generator: torch.Generator, count: int = MOST_PROPOSALS
 ) -> list[Placement]:
-    """So many sampled placements, fewer where tables and devices are many, without those that found no room."""
+    """Sampled placements: ``count``, or fewer if tables and devices are many, without those that found no room."""
     most = max(1, MOST_CHOICES // (len(task.tables) * task.num_devices))
     return [one for one in sharder.sample_one(task, min(count, most), generator) if one is not None]

@@ -121,7 +121,7 @@ def _parts(table: Table, way: str, machine: Machine, rng: np.random.Generator) -
 
 
 def _by_rows(table: Table, columns: Span, devices: Sequence[int]) -> list[TablePart]:
-    """As even as can be."""
+    """Parts of a table that is cut by rows, as evenly as possible."""
     edges = [table.num_rows * at // len(devices) for at in range(len(devices) + 1)]
     return [
         TablePart(table.name, Span(edges[at], edges[at + 1]), columns, (device,)) for at, device in enumerate(devices)

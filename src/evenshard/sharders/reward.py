@@ -36,7 +36,7 @@ def degree_of_balance_B(costs_BD: torch.Tensor, device_mask_BD: torch.Tensor) ->
 
 
 def overflow_ratio_B(used_bytes_BD: torch.Tensor, memory_cap_B: torch.Tensor) -> torch.Tensor:
-    """By how much the fullest device exceeds its memory, as a share of that memory, [B]; 0 where all is within."""
+    """Excess of the fullest device over its memory, as a share of that memory, [B]; 0 where everything fits."""
     excess_B = used_bytes_BD.amax(dim=1) - memory_cap_B
     return excess_B.clamp(min=0) / memory_cap_B
 

@@ -30,8 +30,8 @@ from evenshard.version import __version__
 TRAINED_ON = "trained_on.json"
 SeenRange = tuple[float, float]
 TABLE_SLACK = 1.25  # factor beyond a range that says nothing yet, where a table or the batch is concerned
-DEVICE_SLACK = 2.0  # likewise, of what the model adds up by design: tables and dims on a device
-# Beyond the training data by more than this, nothing more is said.
+DEVICE_SLACK = 2.0  # for what the model adds up by design: tables and dims on a device
+# Beyond this many times the training data, nothing more is said.
 MOST_FACTOR = 1000.0
 # Shares of the tables; what ``TrainedOn`` keeps of their distribution.
 QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
@@ -54,7 +54,7 @@ class TrainedOn:
         costs_sha256: hash of each file of measured costs; empty where there is none.
         num_rows_quantiles, embedding_dim_quantiles, pooling_factor_quantiles: quantiles over the distinct tables, at
             ``QUANTILES``; empty in files from before they were kept.
-        reuse_quantiles: likewise, of the mean lookups of an index that a batch looks up; empty too where no table has a
+        reuse_quantiles: the same quantiles of the mean lookups of an index in a batch; also empty where no table has a
             histogram.
         device_error: how far the simulated device is from the real one, the furthest of several; None for real
             hardware.
@@ -214,7 +214,7 @@ class TrainedOn:
         return min(factor, MOST_FACTOR)
 
     def load_factor(self, tables: Sequence[Table], num_devices: int, batch_size: int) -> float:
-        """Likewise, of what concerns all tables: the batch, and what lies on a mean device."""
+        """How many times beyond the training data the batch, and what lies on a mean device, are; 1 if they are not."""
         factor = _factor(batch_size, self.batch_size)
         for value, (_, high) in zip(
             _loads(tables, num_devices), (self.tables_per_device, self.dims_per_device), strict=True
@@ -223,7 +223,7 @@ class TrainedOn:
         return min(factor, MOST_FACTOR)
 
     def exchange_factor(self, num_devices: int) -> float:
-        """Likewise, of what concerns the exchange between devices alone: their number."""
+        """How many times beyond the training data the number of devices is, which is all that concerns exchanges."""
         return max(1.0, num_devices / self.num_devices[1]) if num_devices > self.num_devices[1] * TABLE_SLACK else 1.0
 
     def unmeasured(self, num_devices: int) -> list[str]:

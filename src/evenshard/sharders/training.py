@@ -73,7 +73,7 @@ def fit_minibatches(
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """The same learning rate for all parameters."""
+    """Gives all parameters one learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
 

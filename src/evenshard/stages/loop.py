@@ -492,7 +492,7 @@ EVALUATE = Stage(
     concludes=True,
 )
 
-# In the order of the loop.
+# Stages in the order of the loop.
 STAGES = (GENERATE_TABLES, BENCHMARK, TRAIN_COST, TRAIN_POLICY, EVALUATE)
 # The sections of params.yaml that stages take.
 LOOP_SECTIONS = tuple(dict.fromkeys(name for stage in STAGES for name in stage.sections))

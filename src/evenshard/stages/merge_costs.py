@@ -12,7 +12,7 @@ from evenshard.utils.messages import brief
 from evenshard.utils.params import require
 
 log = logging.getLogger(__name__)
-# What the parts of a round must have in common: their costs are compared with each other.
+# The parts of a round must have these in common: their costs are compared with each other.
 _SAME = ("hardware", "versions", "link", "optimizer")
 
 

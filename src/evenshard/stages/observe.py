@@ -70,7 +70,7 @@ class ObservedAndPredicted:
         predicted_ms: embedding work of a step.
         low_ms, high_ms: 90 % interval of that, the error of a simulated device included.
         device: what stands behind the times of the simulated device; empty for a model of real hardware.
-        observed_ms: likewise, in the traces.
+        observed_ms: embedding work of a step in the traces.
         notes: why they may not be comparable, a sentence each.
     """
 

@@ -58,7 +58,7 @@ class Proposers:
 
     @staticmethod
     def load(cost_net: Path | None, policy: Path | None, cost_model: Path | None, searched_share: float) -> Proposers:
-        """From the folders of the previous round; a policy needs its cost network.
+        """The proposers in the folders of the previous round; a policy needs its cost network.
 
         Raises:
             BadFile: if a folder is missing, torn, or holds something else.

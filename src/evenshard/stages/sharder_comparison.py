@@ -18,7 +18,7 @@ from evenshard.sharders.catalog import HEURISTICS, SHARDERS
 from evenshard.utils.errors import InfeasibleTask
 
 PRIVILEGED = frozenset(one.name for one in SHARDERS if one.is_privileged)
-# Where no control was measured, nothing is known about the noise.
+# The noise if no control was measured: nothing is known about it.
 QUIET = Noise(None, None, None, num_controls=0, num_runs=0)
 
 
@@ -81,12 +81,12 @@ class Interval:
 
     @staticmethod
     def of_difference(own: Sequence[float], base: Sequence[float], scale: float = 1.0) -> Interval:
-        """Of the paired differences, times ``scale``; negative is faster than the base."""
+        """The interval of the paired differences, times ``scale``; negative is faster than the base."""
         return Interval.of([(one - other) * scale for one, other in zip(own, base, strict=True)])
 
     @staticmethod
     def of_difference_pct(own: Sequence[float], base: Sequence[float]) -> Interval:
-        """Of the paired differences, in per cent of the base's mean."""
+        """The interval of the paired differences, in per cent of the base's mean."""
         return Interval.of_difference(own, base, 100 / fmean(base))
 
 
@@ -194,7 +194,7 @@ class NetworkAccuracy:
 
     @staticmethod
     def of(pairs_of_tasks: Iterable[Sequence[tuple[float, float]]]) -> NetworkAccuracy:
-        """From the predicted and measured ms of the placements of each task."""
+        """The accuracy over the predicted and measured ms of the placements of each task."""
         from scipy.stats import kendalltau
 
         errors, taus = [], []

@@ -20,7 +20,7 @@ DATASET, MODEL, ARTIFACT, HTML, MARKDOWN = "Dataset", "Model", "Artifact", "HTML
 
 
 class WhichRound(Enum):
-    """Of which round an input is: that of the stage, or the last one for a stage that runs after all rounds."""
+    """The round of an input: that of the stage, or the last one for a stage that runs after all rounds."""
 
     SAME = auto()
     PREVIOUS = auto()

@@ -44,11 +44,11 @@ if TYPE_CHECKING:  # a table checks its curve with LOAD_FACTORS
 # Shares of a table's rows for which ``Table.miss_ratios`` are counted.
 LOAD_FACTORS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 
-# What a miss ratio can be.
+# Sources of a miss ratio.
 COUNTED, BOUND, ASSUMED = "counted in traffic", "a bound from reuse_bins", "a bound from the assumed reuse"
 MAX_KNOWN_CURVES = 100_000
 WAYS = 32  # rows of a set
-# Of a batch, that a curve is worked out for; below, a straight one will do.
+# Distinct rows of a batch below which a straight line will do, and no curve is worked out.
 FEWEST_ROWS = 1e-9
 
 # Load factors that ascend from 0 to 1, and the miss ratios there; straight between them.

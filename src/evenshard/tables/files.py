@@ -83,7 +83,7 @@ def no_column(where: str, missed: Sequence[str]) -> BadConfig:
 def load_tables_with_assumptions(
     path: str | PathLike[str], default_pooling_factor: float, columns: Mapping[str, str] | None = None
 ) -> TableSet:
-    """As ``load_tables``, but a missing or blank pooling factor takes a default.
+    """Reads a table file like ``load_tables``, but a missing or blank pooling factor takes a default.
 
     Args:
         path: path of the table file.
@@ -105,7 +105,7 @@ def tables_of_records(
     columns: Mapping[str, str] | None = None,
     path: str | PathLike[str] = "tables",
 ) -> TableSet:
-    """As ``load_tables_with_assumptions``, of records in Python.
+    """Reads records in Python like ``load_tables_with_assumptions`` reads a file.
 
     Args:
         records: a dict for each table, with the columns of a table file.
@@ -141,7 +141,7 @@ def load_numbered_tables(
 
     Raises:
         BadConfig: as ``load_tables``.
-        BadFile: likewise.
+        BadFile: as ``load_tables``.
     """
     path, names = Path(path), ColumnNames(columns or {})
     defaults = {"embedding_dim": 1} if dims_known else {}

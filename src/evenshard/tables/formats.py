@@ -26,9 +26,9 @@ from evenshard.utils.yaml_files import load_yaml
 
 Reader = Callable[[Path], list[Any]]
 Writer = Callable[[list[RawTable], Path], None]
-# Of a CSV or Parquet file; each that is not known is an error anyway.
+# Most columns of a CSV or Parquet file; each that is not known is an error anyway.
 MAX_COLUMNS = 1_000
-# Of a Parquet file's description of itself; pyarrow recurses for columns that stand in each other.
+# Most parts of a Parquet file's description of itself; pyarrow recurses for columns that stand in each other.
 MAX_PARTS = 10_000
 _WRITE_AGAIN = "Write the file again; its columns are " + ", ".join(TABLE_COLUMNS) + "."
 
@@ -185,7 +185,7 @@ def _rows_at_a_time(metadata: Any) -> int:
 
 
 def _num_bytes(metadata: Any) -> int:
-    """Without compression."""
+    """Size of the data without compression."""
     return sum(int(metadata.row_group(number).total_byte_size) for number in range(metadata.num_row_groups))
 
 

@@ -13,7 +13,7 @@ from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
 _LOOKUPS = ("pooling_factor", "feature_pooling_factors")
-# By a name: one number, or a list with one for each feature.
+# Numbers by name: one, or a list with one for each feature.
 Numbers = Mapping[str, float | tuple[float, ...]]
 
 
@@ -50,7 +50,7 @@ def with_pooling_factors(known: TableSet, given: Mapping[str, float | Sequence[f
     return replace(known, tables=tables, assumptions=tuple(assumptions))
 
 
-# What is named of a table: one number for all its features, or a number, or none, for each; None for nothing.
+# The number that is named of a table: one for all its features, or a number, or none, for each; None for nothing.
 Named = float | tuple[float | None, ...] | None
 
 

@@ -207,7 +207,7 @@ def _text(value: Any, column: str) -> str:
 
 
 def _word(value: Any, column: str) -> str:
-    """In small letters: TorchRec's words are in capitals, and its JSON may say PoolingType.SUM."""
+    """A word in small letters: TorchRec's words are in capitals, and its JSON may say PoolingType.SUM."""
     text = _text(value.value if isinstance(value, Enum) else value, column)
     return text.rpartition("Type.")[2].lower()
 

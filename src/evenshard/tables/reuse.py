@@ -27,7 +27,7 @@ NUM_REUSE_BINS = 17
 MAX_COUNT_OF_BIN = tuple(2**k for k in range(NUM_REUSE_BINS - 1))
 # Smallest count of bins 0..16.
 MIN_COUNT_OF_BIN = (1, *(count + 1 for count in MAX_COUNT_OF_BIN))
-# That its counts are taken to reach, from 2**15 to 2**18.
+# Octaves that the counts of the last bin are taken to reach, from 2**15 to 2**18.
 OCTAVES_OF_LAST_BIN = 3
 
 
@@ -255,7 +255,7 @@ def _thinning(share: float) -> FloatArray:
         exact_KK[own_bin] += np.bincount(bin_of_count, weights=chances[1:], minlength=NUM_REUSE_BINS) / count**2
     exact_KK /= np.bincount(bin_of_count, weights=1 / counts**2)[:, None]
 
-    # Of the higher bins a few counts, those in the middle of equal steps of their logarithm, as Poisson variables.
+    # Higher bins have a few counts each, those in the middle of equal steps of their logarithm, as Poisson variables.
     octaves_K1 = np.array([1] * (NUM_REUSE_BINS - 1 - _EXACT_BINS) + [OCTAVES_OF_LAST_BIN])[:, None]
     steps_KS = 2.0 ** (octaves_K1 * (np.arange(_STEPS) + 0.5) / _STEPS)
     counts_KS = np.array(MIN_COUNT_OF_BIN[_EXACT_BINS:])[:, None] * steps_KS

@@ -25,7 +25,7 @@ WEIGHT_BITS = tuple(sorted(set(DATA_TYPES.values())))
 # The data type that is meant where only the bits are known.
 USUAL_DATA_TYPES = {bits: name for name, bits in reversed(DATA_TYPES.items())}
 SUM, MEAN, SEQUENCE = "sum", "mean", "none"
-# What becomes of the lookups of a bag; TorchRec's words. With none, every lookup's embedding is an output.
+# Ways to pool the lookups of a bag, in TorchRec's words. With none, every lookup's embedding is an output.
 POOLINGS = (SUM, MEAN, SEQUENCE)
 MAX_FEATURES = 10_000
 MAX_ROW_SHARES = 4_096
@@ -76,7 +76,7 @@ class Table:
     miss_ratios: tuple[float, ...] | None = None
 
     def __repr__(self) -> str:
-        """Without later fields that are as usual: measurements are told apart by this text."""
+        """Text that tells measurements apart. Later fields are left out while they have their usual value."""
         shown = {
             one.name: getattr(self, one.name)
             for one in fields(self)

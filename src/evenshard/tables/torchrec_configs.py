@@ -51,5 +51,5 @@ def unused_in(table: str, record: Mapping[Any, Any]) -> Iterator[Assumption]:
 
 
 def unused_field(table: str, name: str, why: str) -> Assumption:
-    """That a field of a configuration is set in vain."""
+    """The note that a configuration sets a field in vain."""
     return Assumption(table, name, f"it changes nothing in the answer: {why}")

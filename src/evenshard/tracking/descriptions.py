@@ -19,14 +19,14 @@ from evenshard.version import __version__
 NOTE = "mlflow.note.content"
 # Pages of MLflow before 3.17 then show runs, charts and models, and not what is for chats.
 EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
-# What an address of MLflow's pages has, so that the menu for models is shown, in 3.17 whatever the kind is.
+# Query in an address of MLflow's pages that shows the menu for models, in 3.17 whatever the kind is.
 FOR_MODELS = "workflowType=machine_learning"
 # Tag of a run: the model versions that hold its model, as models:/ addresses.
 REGISTERED_AS = "evenshard.registered"
 # Address of the documentation as `make docs` builds it, for links to it.
 DOCS = "EVENSHARD_DOCS"
 _OURS = "**evenshard**"
-# What a loop's description says of the tasks of its pipeline, by what has become of them.
+# Lines of a loop's description about the tasks of its pipeline, by what has become of them.
 TASK_LINES = {
     "failed": "tasks that have failed",
     "cached": "tasks whose earlier results Kubeflow Pipelines took",

@@ -26,7 +26,7 @@ LOCAL = "local-"
 PARENT_TAG = "mlflow.parentRunId"
 # MLflow's status of a loop by the state of its pipeline's run.
 ENDED_AS = {"SUCCEEDED": "FINISHED", "FAILED": "FAILED", "CANCELED": "KILLED"}
-# MLflow's status of a stage whose process is gone without a word, likewise; FAILED else.
+# MLflow's status of a stage whose process is gone without a word, by the same state; FAILED else.
 #
 # In a run that has succeeded or was stopped, it was ended from outside: another pod has taken its place, or none
 # should.

@@ -14,7 +14,7 @@ from evenshard.tables.records import COLUMN_TYPES, REQUIRED_COLUMNS
 from evenshard.tracking.client import quiet
 from evenshard.version import __version__
 
-# What placing tables needs beside evenshard itself.
+# Packages that placing tables needs beside evenshard itself.
 REQUIRED = ("torch", "numpy", "pandas", "pydantic", "scipy", "PyYAML", "mlflow")
 
 EXAMPLE = [

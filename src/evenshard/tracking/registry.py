@@ -60,7 +60,7 @@ class ModelVersion:
 
     @property
     def model_id(self) -> str:
-        """Of the logged model behind it, such as m-6f2...; empty where there is none."""
+        """Id of the logged model behind it, such as m-6f2...; empty if there is none."""
         return self.tags.get(MODEL_ID_TAG, "")
 
     @property

@@ -53,9 +53,9 @@ from evenshard.utils.scratch import scratch_folder
 MODEL_TAGS = (COMMIT, PARAMS_HASH, VERSION, LIBRARIES, TABLES_SHA256, COSTS_SHA256, COSTS_DVC_MD5, HARDWARE, VERSIONS)
 # Variable: if it is set, a stage whose model MLflow does not take fails.
 MUST_REGISTER = "EVENSHARD_MUST_REGISTER"
-# Of a request of a stage, by MLflow's own setting, whose pauses of 4, 8, 16, ... s add up to two minutes.
+# Retries of a stage's request, by MLflow's own setting, whose pauses of 4, 8, 16, ... s add up to two minutes.
 MOST_RETRIES = 6
-# What has been said about servers that are away: a stage has several runs, and says so once.
+# Messages about servers that are away: a stage has several runs, and says so once.
 _SAID: set[str] = set()
 log = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ class StageRun:
             )
 
     def register_parts(self, parts: Mapping[str, Path], code: ServedCode, metrics: Mapping[str, float]) -> None:
-        """Likewise, of a model whose parts lie apart, such as the networks of a round.
+        """Registers a model whose parts lie apart, such as the networks of a round; see ``register``.
 
         Args:
             parts: their folders, by the name of the part.
@@ -193,7 +193,7 @@ class StageRun:
         self._end({"kind": "end", "status": status, "time_ms": _now_ms()})
 
     def conclude(self) -> None:
-        """Likewise, of a loop that a pipeline's exit handler ends: it is described, and ends if that has run before."""
+        """Describes a loop that a pipeline's exit handler ends, and ends its run if that handler has run before."""
         self._end({"kind": "conclude"})
 
     def end_loop(self, state: str) -> None:

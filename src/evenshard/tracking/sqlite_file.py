@@ -51,7 +51,7 @@ def sqlite_file(uri: str) -> Path | None:
 
 
 def _make(path: Path) -> None:
-    """Of several processes that make it at once, the first to be done has made it."""
+    """Makes the file. If several processes do so at once, the first to be done has made it."""
     from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 

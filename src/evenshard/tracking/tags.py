@@ -16,13 +16,13 @@ from evenshard.utils.provenance import UNKNOWN, git_commit, params_hash, sha256_
 from evenshard.version import __version__
 
 STAGE, ROUND = "evenshard.stage", "evenshard.round"
-# Of a loop on Kubeflow Pipelines: how it ended; and, with failed, cached or ran behind it, names of its tasks.
+# Tags of a loop on Kubeflow Pipelines: how it ended; and, with failed, cached or ran behind it, names of its tasks.
 OUTCOME, TASKS = "evenshard.outcome", "evenshard.tasks_"
 COMMIT, PARAMS_HASH, VERSION = "evenshard.git_commit", "evenshard.params_hash", "evenshard.version"
 HARDWARE, VERSIONS, LIBRARIES = "evenshard.hardware", "evenshard.versions", "evenshard.libraries"
 COSTS_SHA256, COSTS_DVC_MD5 = "evenshard.costs_sha256", "evenshard.costs_dvc_md5"
 SHA256 = "evenshard.model_sha256"
-# Of the networks alone: training again what has not changed gives the same, on another commit too.
+# Hash of the networks alone: training again what has not changed gives the same, on another commit too.
 WEIGHTS_SHA256 = "evenshard.weights_sha256"
 TABLES_SHA256 = "evenshard.tables_sha256"
 NUM_MEASURED = "evenshard.num_measured"
@@ -32,7 +32,7 @@ _LISTED = ("torch", "fbgemm-gpu-cpu", "fbgemm-gpu", "numpy", "mlflow")
 
 
 def origin_tags(params: Mapping[str, Any] | None) -> dict[str, str]:
-    """Of what runs now: commit ("-dirty" with changed files), hash of params.yaml, versions, program and user."""
+    """Tags of what runs now: commit ("-dirty" with changed files), hash of params.yaml, versions, program and user."""
     commit = _commit()
     tags = {COMMIT: commit, VERSION: __version__, LIBRARIES: _libraries(), **_source()}
     if commit != UNKNOWN:
@@ -43,7 +43,7 @@ def origin_tags(params: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def costs_tags(paths: Sequence[Path]) -> dict[str, str]:
-    """Of cost datasets: the hash of each file, as we and as DVC count it, and the hardware and versions inside.
+    """Tags of cost datasets: each file's hash, as we and as DVC count it, and the hardware and versions inside.
 
     Raises:
         BadFile: if one cannot be read.
@@ -60,12 +60,12 @@ def costs_tags(paths: Sequence[Path]) -> dict[str, str]:
 
 
 def tables_tags(path: Path) -> dict[str, str]:
-    """Of a table file: its hash."""
+    """Tags of a table file: its hash."""
     return {TABLES_SHA256: sha256_of(path)}
 
 
 def network_tags(folder: Path) -> dict[str, str]:
-    """Of a cost network's folder: what it was trained on; nothing if that is unknown.
+    """Tags of a cost network's folder: what it was trained on; none if that is unknown.
 
     Raises:
         BadFile: if it cannot be read.
@@ -83,7 +83,7 @@ def network_tags(folder: Path) -> dict[str, str]:
 
 
 def model_tags(folder: Path) -> dict[str, str]:
-    """Likewise, of a model's folder."""
+    """Tags of a model's folder: what its cost network was trained on."""
     from evenshard.sharders.models import COST_MODEL
 
     return network_tags(folder / COST_MODEL)

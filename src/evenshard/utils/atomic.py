@@ -19,7 +19,7 @@ from pathlib import Path
 
 from evenshard.utils.outputs import ANY_FOLDER, File, Folder, follow_links, names_below
 
-# What file systems say that do not know it.
+# Errors of file systems that cannot sync.
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
 
 
@@ -100,7 +100,7 @@ def _flush_names(folder: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Without it, a power cut soon after the rename can leave the new name with empty content, or the old name."""
+    """Forces content to the disk; else a power cut soon after the rename can leave a name with empty or old content."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

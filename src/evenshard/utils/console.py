@@ -131,7 +131,7 @@ def _logged(items: Collection[Item], description: str) -> Iterator[Item]:
 
 
 class _WithoutCredentials(logging.Formatter):
-    """For what libraries log too."""
+    """Formats log records without credentials, those of libraries too."""
 
     def format(self, record: logging.LogRecord) -> str:
         return without_credentials(super().format(record))

@@ -11,7 +11,7 @@ from evenshard.utils.errors import MissingPackage
 from evenshard.utils.installation import in_image, pip_words
 from evenshard.utils.messages import reason_of
 
-# By imported name: the smallest extra of pyproject.toml that has the package, and what needs it.
+# The smallest extra of pyproject.toml that has a package, and what needs it, by the package's imported name.
 EXTRAS = {
     "scipy": ("near", "Naming devices so that least moves"),
     "torch": ("learn", "A learned model, and what learns or measures,"),

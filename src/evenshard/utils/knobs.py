@@ -76,7 +76,7 @@ class Knob:
 
     @property
     def unit(self) -> str:
-        """Of its numbers; empty where they have none."""
+        """Unit of its numbers; empty if they have none."""
         return next((unit for ending, unit in UNITS.items() if self.name.endswith(ending)), "")
 
     @property

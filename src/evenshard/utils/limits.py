@@ -16,19 +16,19 @@ from evenshard.utils.messages import brief
 
 MAX_TABLES = 100_000
 MAX_TABLE_BYTES = 2**50
-# Of all tables with their optimizer state, and of all devices together: numpy's whole numbers end at 2**63.
+# Most bytes of all tables with their optimizer state, and of all devices together: numpy's whole numbers end at 2**63.
 MAX_TOTAL_BYTES = 2**62
-# Of a file of text: YAML, JSON or CSV.
+# Largest file of text: YAML, JSON or CSV.
 MAX_TEXT_BYTES = 64 * 2**20
-# In a JSON document, and in a Parquet file of tables: 100,000 tables with histograms have three million.
+# Most values in a JSON document or a Parquet file of tables: 100,000 tables with histograms have three million.
 MAX_VALUES = 4_000_000
 # YAML is read at a tenth of the speed.
 MAX_YAML_VALUES = 1_000_000
-# Of a whole number in YAML or JSON: it still is a float.
+# Most digits of a whole number in YAML or JSON, so that it still is a float.
 MAX_DIGITS = 300
-# Of lists and mappings in each other in a YAML or JSON document; Python's own readers fail at some 990.
+# Deepest nesting of lists and mappings in a YAML or JSON document; Python's own readers fail at some 990.
 MAX_LEVELS = 100
-# Of a Parquet file of tables, in memory.
+# Most bytes that a Parquet file of tables takes in memory.
 MAX_DECODED_BYTES = 512 * 2**20
 
 

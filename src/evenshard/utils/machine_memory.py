@@ -16,7 +16,7 @@ def machine_bytes() -> int:
 
 
 def _limits() -> Iterator[int]:
-    """Those of the process's group and of all groups that it is in; in a container these may be out of sight."""
+    """Memory limits of the process's control group and of all groups that it is in; a container may hide these."""
     if not OWN_GROUPS.exists():
         return
     for line in OWN_GROUPS.read_text().splitlines():

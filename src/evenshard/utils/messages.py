@@ -49,7 +49,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """Without characters that steer a terminal, line breaks among them."""
+    """The text without characters that steer a terminal, line breaks among them."""
     return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
 
 

@@ -26,7 +26,7 @@ class Output:
     """What is written to a path. It is an argument type, too."""
 
     def __call__(self, text: str) -> Path:
-        """What argparse calls."""
+        """Called by argparse."""
         return Path(text)
 
     def paths(self, path: Path) -> tuple[Path, ...]:
@@ -153,7 +153,7 @@ CHECKPOINT_FOLDER = Folder("a converted checkpoint", (".metadata", "evenshard.js
 ANY_FOLDER = Folder("what takes its place", ())
 # The folder of a loop's report, beside its params.yaml.
 REPORTS = "reports"
-# What the loop measures on (``evenshard hardware --here``), beside its report.
+# The hardware that the loop measures on (``evenshard hardware --here``), beside its report.
 HARDWARE_FILE = f"{REPORTS}/hardware.json"
 _IN_GIT = (
     "summary.json",
@@ -195,7 +195,7 @@ def require_apart(written: Mapping[str, tuple[Path, ...]], read: Mapping[str, tu
 
     Args:
         written: outputs by the user's name for them, such as "--out"; a folder that is replaced as a whole is one path.
-        read: likewise.
+        read: inputs by the user's name for them.
     """
     outputs = [(name, path) for name, paths in written.items() for path in paths]
     for number, (name, path) in enumerate(outputs):

@@ -13,9 +13,9 @@ from evenshard.utils.errors import BadFile
 from evenshard.utils.messages import reason_of
 from evenshard.utils.scratch import scratch_folder
 
-# Of a gzipped file; recorded batches unpack to two to ten times their size, traces to twenty times theirs.
+# Limits of a gzipped file; recorded batches unpack to two to ten times their size, traces to twenty times theirs.
 MAX_UNPACKED_BYTES, MAX_UNPACKED_RATIO = 64 * 2**30, 100
-# What is small may unpack to so much, whatever its size.
+# A file may unpack to this much whatever its size.
 ALWAYS_UNPACKED_BYTES = 64 * 2**20
 _CHUNK_BYTES = 16 * 2**20
 _FETCH_AGAIN = "Save or fetch the file again."

@@ -35,7 +35,7 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def on_sigterm(do: Callable[[], None]) -> Iterator[None]:
-    """Within the block, SIGTERM calls ``do``, which may raise; outside of the main thread signals are not ours."""
+    """Makes SIGTERM call ``do``, which may raise, within the block; outside of the main thread signals are not ours."""
     with _handled(signal.SIGTERM, do):
         yield
 
@@ -57,7 +57,7 @@ def ignore_sigterm() -> None:
 
 @contextmanager
 def on_interrupt(do: Callable[[], None]) -> Iterator[None]:
-    """Within the block, the first Ctrl-C calls ``do``; the second one is a KeyboardInterrupt, as ever."""
+    """Makes the first Ctrl-C within the block call ``do``; the second one is a KeyboardInterrupt, as ever."""
     before = signal.getsignal(signal.SIGINT)
 
     def once() -> None:

@@ -14,7 +14,7 @@ from evenshard.utils.outputs import HARDWARE_FILE, REPORT, REPORTS
 from evenshard.version import __version__
 
 UNKNOWN = "unknown"
-# What a run of the loop leaves to be committed: it is made from a commit, and does not change it.
+# Files that a run of the loop leaves to be committed: it is made from a commit, and does not change it.
 RESULT = tuple(map(Path, ("dvc.lock", HARDWARE_FILE, *(f"{REPORTS}/{name}" for name in REPORT.in_git))))
 
 

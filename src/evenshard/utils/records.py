@@ -89,7 +89,7 @@ def _in_words(kind: Any) -> str:
 
 @cache
 def _stated(kind: type) -> dict[str, tuple[Any, bool]]:
-    """Of each field, its type and whether a record must have it."""
+    """The type of each field, and whether a record must have it."""
     hints = get_type_hints(kind)
     return {field.name: (hints[field.name], _required(field)) for field in fields(kind)}
 

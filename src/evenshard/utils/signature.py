@@ -25,7 +25,7 @@ from evenshard.utils.messages import brief
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _OTHER = object()
-# Of one value, and of several.
+# Types in words, of one value and of several.
 _WORDS = {
     str: ("a string", "strings"),
     bool: ("True or False", "True or False"),

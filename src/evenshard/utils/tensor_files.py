@@ -14,7 +14,7 @@ from evenshard.utils.errors import BadFile
 
 
 def load_tensors(path: Path, source: Path | IO[bytes] | None = None, mmap: bool = False) -> Any:
-    """What torch.save wrote.
+    """Reads what torch.save wrote.
 
     Args:
         path: path that the user knows.
@@ -33,7 +33,7 @@ def load_tensors(path: Path, source: Path | IO[bytes] | None = None, mmap: bool 
 
 
 def read_tensors(source: Path | IO[bytes], mmap: bool = False) -> Any:
-    """Likewise, without a word of the file.
+    """Reads what torch.save wrote, with an error that does not name the file.
 
     Raises:
         ValueError: if it is torn, or holds anything but plain data; one line.

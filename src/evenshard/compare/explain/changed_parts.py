@@ -44,7 +44,7 @@ Changes = Mapping[int, Choice]
 
 @dataclass(frozen=True)
 class ChangeOutcome:
-    """What changes lead to.
+    """Times and memory that changes lead to.
 
     Attributes:
         windows_WD: times of the devices in each window of a step.
@@ -157,7 +157,7 @@ class WhatIf:
     def with_storage(
         self, position: int, options: Sequence[ShardingOption], storage: Storage
     ) -> Iterator[tuple[int, ShardingOption]]:
-        """The same options with other storage, and their numbers."""
+        """The given options with another storage, and their numbers."""
         first, group = len(self.space.groups[position].options), position
         shapes = dict.fromkeys(
             (option.sharding_type, tuple(piece.columns for piece in option.pieces)) for option in options

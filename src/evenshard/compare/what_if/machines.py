@@ -52,7 +52,7 @@ USUAL_LINKS = {
     "pcie4": "ethernet_25g",
     "pcie5": "infiniband_ndr",
 }
-# Of hosts whose own link is none of these.
+# Link between hosts whose own link is none of these.
 OTHER_LINK = "ethernet_25g"
 
 

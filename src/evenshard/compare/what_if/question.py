@@ -17,8 +17,8 @@ from evenshard.utils.messages import brief
 from evenshard.utils.units import bytes_to_gb
 
 ALL_SIZES = "all"
-# Where the device that holds most holds so many times the mean, a placement with at most the second is tried too: the
-# device that holds most decides how long an average over groups takes.
+# If the fullest device holds more than this many times the mean, a placement with at most the second number is tried
+# too: the fullest device decides how long an average over groups takes.
 UNEVEN_GROUP, EVEN = 1.2, 1.1
 # Share of a step that this average must take for that.
 WORTH_EVENING = 0.02

@@ -22,7 +22,7 @@ from evenshard.planner.answer import fullest_device
 from evenshard.utils.atomic import atomic_path
 
 WHAT_IF_VERSION = 1
-# What a millisecond of an option's step counts.
+# The weight of a millisecond of an option's step.
 StepWeight = Callable[[WhatIfOption], float]
 
 

@@ -22,7 +22,7 @@ from evenshard.placement.optimizer_state import SGD
 from evenshard.tables.reuse import FloatArray
 
 CALLS = ("forward", "backward")
-# What may be measured of a shard: the kernels, the two calls, and both calls together.
+# The times that may be measured of a shard: the kernels, the two calls, and both calls together.
 SHARD_TIMES = (*KERNELS, *CALLS, "both")
 
 # Weight of staying at the start: e-fold off it counts like 5 % off one measured time. Where the measurements say
@@ -40,7 +40,7 @@ class Errors:
 
     @staticmethod
     def of(predicted: FloatArray, measured: FloatArray) -> Errors:
-        """Of times above 0, at least one."""
+        """Errors of the predictions of measured times above 0, at least one."""
         return Errors(*np.percentile(100 * np.abs(predicted / measured - 1), [50, 90]).tolist())
 
 

@@ -73,7 +73,7 @@ class LinkFit:
         bandwidth_gb_s, slowest_gb_s, shared_gb_s: see ``Link``.
         r2: share of the variance of log time, over all points, that the model explains.
         median_relative_error: median relative error of the model's times against the measured ones.
-        p90_relative_error: likewise; nine of ten points are nearer.
+        p90_relative_error: the relative error that nine of ten points stay below.
         num_points: (rank, exchange) pairs behind the fit.
         origin: the machine and devices of the measurement.
         curves: see ``Link``.
@@ -96,7 +96,7 @@ class LinkFit:
         return {name: float(getattr(self, name)) for name in BANDWIDTHS}
 
     def link(self, source: str = "") -> Link:
-        """The same as a link."""
+        """The link with the fitted numbers."""
         bandwidths = (self.bandwidth_gb_s, self.slowest_gb_s, self.shared_gb_s)
         return Link(self.latency_us, source, *bandwidths, curves=self.curves)
 
@@ -201,7 +201,7 @@ def _measured_fit(hardware: CollectiveHardware, max_bytes: int, tier: str, near:
 
 
 def _measured_curves(hardware: CollectiveHardware, max_bytes: int, size: int) -> list[Curve]:
-    """Of the other collectives, of groups of so many devices."""
+    """Curves of all other collectives, measured in groups of this size."""
     values = tuple(max(1, one // BYTES_PER_VALUE // (size - 1)) for one in _sizes(max_bytes))
     of_ranks = hardware.run_on_all(TimeCollectives(values, size), "calibrating the link")
     times_RCS = np.array(of_ranks).reshape(len(of_ranks), -1, len(values))

@@ -134,6 +134,6 @@ def _measured(profile: GpuProfile, shards: Sequence[TracedShard]) -> list[Measur
 
 
 def _errors(profile: GpuProfile, shards: Sequence[TracedShard]) -> dict[str, Errors]:
-    """By kernel; of several optimizers, those of the one with the most shards."""
+    """Errors of each kernel. If there are several optimizers, those of the one with the most shards."""
     most = max(_measured(profile, shards), key=len)
     return prediction_errors(profile, most, KERNELS)

@@ -54,11 +54,11 @@ from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
 from evenshard.utils.messages import reason_of
 from evenshard.utils.process import ignore_sigterm, on_sigterm
 
-# At least so long may processes take to start Python and import torch.
+# Least time that processes have to start Python and import torch.
 START_S = 60.0
-# So long may rank 0 plan before it hands out its next job.
+# Longest time that rank 0 may plan before it hands out its next job.
 PLANNING_S = 86_400.0
-# At most so long does rank 0 wait for those that are well to say so.
+# Longest time that rank 0 waits for the ranks that are well to say so.
 MAX_REPORT_S = 6.0
 OPENS, ENDS = "opens", "ends"
 # The pieces of a ``Step`` that are times of a device's cost, too; waiting is counted apart.

@@ -108,12 +108,12 @@ class Worker:
 
     @cached_property
     def kernels(self) -> ShardKernels:
-        """Of this device."""
+        """Kernels of this device."""
         return ShardKernels(self.config, self.ranks.device)
 
     @cached_property
     def flush(self) -> CacheFlush:
-        """Of this device's L2."""
+        """The flush of this device's L2 cache."""
         return CacheFlush(self.ranks.device, self.config.keep_cache_warm)
 
     def close(self) -> None:

@@ -74,7 +74,7 @@ class MeasurePlacement:
 
     @property
     def task(self) -> ShardingTask:
-        """With memory for everything."""
+        """The task that the parts belong to, with enough memory for everything."""
         devices = self.machine.num_devices
         task = ShardingTask(self.tables, self.machine, (MAX_TOTAL_BYTES // devices,) * devices, self.batch_size)
         return task.as_whole if self.is_whole else task
@@ -115,7 +115,7 @@ class TimeExchanges:
 
     Attributes:
         exchanges: for each, how many values every rank sends to each of its peers, by sender.
-        tier: a rank's peers: ``EVERYONE``, itself included; ``IN_NODE``, likewise, all nodes at the same time; or
+        tier: a rank's peers: ``EVERYONE``, itself included; ``IN_NODE``, itself included, all nodes at once; or
             ``BETWEEN_NODES``, those of other nodes.
         devices_per_node: ranks of a node.
     """
@@ -232,7 +232,7 @@ def encode_job(job: RankJob | None, kinds: Kinds) -> str:
 
 
 def decode_job(content: str | bytes, kinds: Kinds, num_ranks: int) -> RankJob | None:
-    """What ``encode_job`` was given.
+    """Reverses ``encode_job``.
 
     Raises:
         ValueError: if it is anything else, or a job that so many ranks cannot run; one line.
@@ -257,7 +257,7 @@ def encode_answer(answer: Any) -> bytes:
 
 
 def decode_answer(content: bytes, job: RankJob) -> Any:
-    """What ``encode_answer`` was given.
+    """Reverses ``encode_answer``.
 
     Raises:
         ValueError: if it is not an answer to this job; one line.

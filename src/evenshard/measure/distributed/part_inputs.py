@@ -133,7 +133,7 @@ class InputExchange:
         return Distribution(own, sent.lengths.sum(dim=1), looked_up)
 
     def _distinct(self, bags: Bags) -> Bags:
-        """With each index of a feature once, where its table is deduplicated; whose sample it is of is not sent."""
+        """The bags with each index of a feature once where its table is deduplicated; no sample is named."""
         lengths, indices = bags.lengths.clone(), []
         of_features = torch.split(bags.indices, bags.lengths.sum(dim=1).tolist())
         for feature, found in enumerate(of_features):

@@ -65,7 +65,7 @@ class LoadedCall:
         return found
 
     def weights(self) -> list[torch.Tensor]:
-        """Of each block, [rows, columns]."""
+        """Weights of each block, [rows, columns]."""
         return list(self.operator.split_embedding_weights())
 
 

@@ -77,11 +77,11 @@ class ExchangeGroup:
         return tuple(dict.fromkeys(block.table for block in self.blocks))
 
     def features(self) -> tuple[BlockFeature, ...]:
-        """Those of all blocks."""
+        """The features of all blocks."""
         return tuple(BlockFeature(block, feature) for block in self.blocks for feature in _features(block))
 
     def features_on(self, device: int) -> tuple[BlockFeature, ...]:
-        """Those that a device looks up."""
+        """The features that a device looks up."""
         return tuple(one for one in self.features() if device in one.block.devices)
 
     def calls_on(self, device: int) -> tuple[tuple[KernelCall, tuple[ColumnBlock, ...]], ...]:

@@ -216,7 +216,7 @@ class SequenceExchange:
 
 
 class _Means:
-    """Turns sums over devices into means, where tables are asked for these, and their gradients likewise."""
+    """Turns sums over devices and their gradients into means, where tables are asked for these."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class _Means:
         device: torch.device,
         counts: Sequence[int] | None = None,
     ) -> None:
-        """Of outputs that have the columns of ``features``; with ``counts``, in pieces of so many features."""
+        """Takes outputs with the columns of ``features``; with ``counts``, in pieces of so many features."""
         self._is_needed = any(one.block.table.pooling == MEAN for one in features)
         names = [(table.name, number) for table in group.tables for number in range(table.num_features)]
         self._counts = list(counts or [len(features)])

@@ -55,7 +55,7 @@ class LoadedParts:
     """All that a rank holds of a placement."""
 
     def __init__(self, worker: Worker, task: ShardingTask, parts: Sequence[TablePart]) -> None:
-        """In step with the other ranks.
+        """Loads the parts of this rank, in step with the other ranks.
 
         Raises:
             OutOfDeviceMemory: if the parts do not fit.

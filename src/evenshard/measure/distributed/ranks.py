@@ -185,7 +185,7 @@ class Ranks:
     def all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, splits: Splits, group: dist.ProcessGroup | None = None
     ) -> None:
-        """Of flat tensors among the ranks of a group; None for all. Where this is called it is timed, too."""
+        """Exchanges flat tensors among the ranks of a group, or of all if None. Its callers time it."""
         dist.all_to_all_single(received, sent, list(splits.received), list(splits.sent), group=group)
 
     def reduce_scatter(self, own: torch.Tensor, buffer: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 _CONNECTION = re.compile(r"\bvia NET/(?P<network>.+?)/\d+(?:\(\d+\))?(?P<direct>/GDRDMA)?")
 _IN_NODE = re.compile(r"\bvia (?P<transport>P2P|SHM)/")
 UNKNOWN = "network not known, as NCCL_DEBUG is set"
-# What a network's name begins with; other transports stay within a node.
+# Prefix of the names of networks; other transports stay within a node.
 _NETWORK = "NET/"
 
 

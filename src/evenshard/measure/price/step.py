@@ -203,7 +203,7 @@ class PartCosts:
         return PredictedParts(tuple(parts), devices, predicted_ms, low_ms, high_ms)
 
     def part_ms(self, parts: Sequence[TablePart]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Of each part: what it takes alone on its device, and what the device would save without it, ms.
+        """Times of each part, ms: alone on its device, and what the device would save without it.
 
         Exchanges count as if all devices had as much to exchange.
         """
@@ -284,7 +284,7 @@ class PartCosts:
 
     @property
     def own_slopes_V(self) -> FloatArray:
-        """[V] likewise, if no other device has any."""
+        """[V] time of exchanges for each of the volumes, if one device alone has any."""
         return self._counted(self.slopes_V3(np.eye(1, self.task.num_devices)[0]))
 
     def _counted(self, slopes_V3: FloatArray) -> FloatArray:

@@ -30,8 +30,9 @@ from evenshard.placement.optimizer_state import NUMBERS, SGD
 from evenshard.tables.reuse import FloatArray
 
 RADIX_BITS = 8
-ROW_LIMITS = tuple(2.0 ** (RADIX_BITS * passes) - 1 for passes in range(1, 6))  # for ``sort_passes`` of 1, 2, ...
-# Where what a backward call takes beside its kernels rises, is largest and falls, by its lookups; see
+# Most rows that 1, 2, ... ``sort_passes`` sort.
+ROW_LIMITS = tuple(2.0 ** (RADIX_BITS * passes) - 1 for passes in range(1, 6))
+# Lookups where the time that a backward call takes beside its kernels rises, is largest and falls; see
 # ``GpuProfile.short_call_us`` and ``medium_call_us``. A short call has fewer lookups than the second power says.
 SHORT_LOOKUPS = 2.0**18
 SHORT_POWERS, SHORT_SHARES = (13.0, 17.0), (0.0, 1.0)
@@ -40,8 +41,8 @@ MEDIUM_POWERS, MEDIUM_SHARES = (18.0, 21.0, 24.0), (0.0, 1.0, 0.0)
 LANE_VALUES, LEAST_LANES = 4, 8
 # Largest dims of calls whose rows take 8 lanes, 16, and a whole warp.
 LANE_LIMITS = (LEAST_LANES * LANE_VALUES, 2 * LEAST_LANES * LANE_VALUES, REQUEST_VALUES)
-HOT_LOOKUPS = 128.0  # of a row, that one warp adds up
-ONE_KERNEL_PAIRS = 4864.0  # that a single kernel of CUB sorts: 256 threads with 19 pairs each
+HOT_LOOKUPS = 128.0  # lookups of a row that one warp adds up
+ONE_KERNEL_PAIRS = 4864.0  # most that a single kernel of CUB sorts: 256 threads with 19 pairs each
 ANY_LOOKUPS = 0.5  # a call that expects fewer has none
 NS_PER_MS, US_PER_MS, NS_PER_US = 1e6, 1e3, 1e3
 

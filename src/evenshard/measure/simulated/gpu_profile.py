@@ -15,9 +15,9 @@ from evenshard.utils.limits import Range
 from evenshard.utils.units import BYTES_PER_GB
 
 BYTES_PER_MB = 2**20
-# Of a device whose profile does not say it: PCIe 5 with 16 lanes, fitted, see ``measure/offload.py``.
+# Taken for a device whose profile does not say it: PCIe 5 with 16 lanes, fitted, see ``measure/offload.py``.
 HOST_GB_S = 50.0
-# Likewise, of a cache's kernels.
+# Taken for the kernels of a cache, if the profile does not say it.
 CACHED_FWD_US, CACHED_BWD_US = 157.0, 30.0
 
 
@@ -37,9 +37,9 @@ class GpuProfile:
         l2_gb_s: bandwidth of randomly read rows that hit the L2, 10**9 bytes per second.
         fwd_overhead_us: time of a forward call in which no kernel of it runs: the host before the first one, and what
             measuring adds.
-        bwd_overhead_us: likewise, backward.
+        bwd_overhead_us: the same time of a backward call.
         fwd_host_us: time the host takes to launch the kernels of a forward call, which they cannot beat together.
-        bwd_host_us: likewise, backward.
+        bwd_host_us: the same time of a backward call.
         short_call_us: most time that a backward call with less than 2**18 lookups takes beside its kernels: nothing up
             to 2**13 lookups, all of it from 2**17 on.
         bounds_floor_us: the bounds check of next to nothing.
@@ -61,7 +61,7 @@ class GpuProfile:
         lookup_lane_power, gradient_lane_power: 0, or: instructions of bags, rows and gradients come on top of what the
             kernel waits for, and go with the lanes of a warp that a row takes, to this power: the 8, 16 or 32 that the
             widest row of the call needs, however narrow the others are.
-        gradient_wide_power: likewise, by how many warps' worth of values the widest row has.
+        gradient_wide_power: the same power, by how many warps' worth of values the widest row has.
         row_state_share, weight_state_share: how much longer the instructions of gradients take with an optimizer that
             has one state per row, and for each state per weight.
         index_bag_ns: of the kernels on indices, one lookup after the other of the longest bag.
@@ -165,7 +165,7 @@ BY_KERNEL = (
     "sort_pass_us",
     "hot_row_ns",
 )
-# What is physically conceivable; a constant that ends at such a bound shows that the model lacks something.
+# Physically conceivable values; a constant that ends at such a bound shows that the model lacks something.
 _FLOOR_US, _NS = (1e-3, 5000.0), (1e-4, 100.0)
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "hbm_efficiency": (0.05, 1.0),
@@ -203,10 +203,10 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "sort_pass_us": _FLOOR_US,
     "hot_row_ns": (1e-3, 1e5),
 }
-# What no data sheet says: ``evenshard calibrate-device`` fits these to measured times.
+# No data sheet says these: ``evenshard calibrate-device`` fits them to measured times.
 FREE_CONSTANTS = tuple(name for name in BOUNDS if name not in BY_KERNEL)
 
-# What times are divided by.
+# Constants that times are divided by.
 RATES = (
     "num_sms",
     "warps_per_sm",

@@ -17,7 +17,7 @@ from evenshard.measure.simulated.device_model import KERNELS
 from evenshard.measure.traces.kineto import HOW_TO_RECORD, GpuWork, Op, Trace
 from evenshard.utils.errors import BadFile
 
-# Of weighted pooling: the gradient of ``per_sample_weights``, which device models leave out.
+# The kernel of weighted pooling: the gradient of ``per_sample_weights``, which device models leave out.
 WEIGHTS_GRADIENT = "weights_gradient"
 # The classes of a device model's kernels, and that one.
 TRACED_KERNELS = (*KERNELS, WEIGHTS_GRADIENT)

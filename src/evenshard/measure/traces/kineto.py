@@ -23,7 +23,7 @@ from evenshard.utils.packed_files import UnpackedFile, UnpackLimit, begins_gzipp
 
 HOW_TO_RECORD = "Record every rank with torch.profiler as `evenshard observe --help` shows"
 
-# Of one trace as JSON; some ten steps have 30 to 100 MB.
+# Largest size of one trace as JSON; some ten steps have 30 to 100 MB.
 MAX_TRACE_BYTES = 4 * 2**30
 _OPS = {"cpu_op", "operator", "user_annotation"}
 _LAUNCHES = {"cuda_runtime", "cuda_driver", "runtime"}
@@ -58,7 +58,7 @@ class Op:
 
     @property
     def end_us(self) -> float:
-        """When it ends."""
+        """Time at which it ends."""
         return self.start_us + self.duration_us
 
     def around(self) -> Iterator[Op]:
@@ -85,7 +85,7 @@ class GpuWork:
 
     @property
     def end_us(self) -> float:
-        """When it ends."""
+        """Time at which it ends."""
         return self.start_us + self.duration_us
 
 
@@ -300,7 +300,7 @@ def _gpu(
 
 
 def _nested(thread: object, events: list[dict[str, Any]]) -> list[Op]:
-    """Operators of one thread in the order of their start; sorts the events likewise."""
+    """Operators of one thread in the order of their start; sorts the events by it, too."""
     events.sort(key=lambda event: (_time(event, "ts"), -_time(event, "dur")))
     ops: list[Op] = []
     parent: Op | None = None

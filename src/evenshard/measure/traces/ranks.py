@@ -203,7 +203,7 @@ class TracedRank:
 
     @property
     def placed_calls(self) -> Sequence[FusedCall]:
-        """Without those of data parallel tables."""
+        """The calls without those of data parallel tables."""
         return [call for call in self.calls if call.optimizer != DENSE]
 
 

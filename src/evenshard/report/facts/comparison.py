@@ -23,7 +23,7 @@ def best_rival(answer: PlacementAnswer) -> Rival | None:
 
 
 def legal_rivals(answer: PlacementAnswer) -> list[Rival]:
-    """Those that found a placement and broke no rule."""
+    """The rivals that found a placement and broke no rule."""
     return [rival for rival in answer.comparison if rival.predicted_ms is not None and not rival.note]
 
 

@@ -82,7 +82,7 @@ def offload_text(answer: PlacementAnswer) -> str:
 
 
 def badly_served(answer: PlacementAnswer) -> list[OffloadedPart]:
-    """Of each table whose cache misses much and takes long, the part that takes longest; the longest first."""
+    """The slowest part of each table whose cache misses much and takes long; the slowest first."""
     worst: dict[str, OffloadedPart] = {}
     for one in sorted(answer.offloaded, key=lambda one: -one.offload_ms):
         takes_long = one.offload_ms >= WORTH_A_WORD * _device_ms(answer, one.part.device)

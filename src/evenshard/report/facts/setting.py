@@ -25,7 +25,7 @@ LOOKUPS = "pooling_factor"
 
 @dataclass(frozen=True)
 class AssumedGroup:
-    """The same assumption about several tables.
+    """One assumption that several tables share.
 
     Attributes:
         column: column of the tables, such as ``reuse_bins``.
@@ -50,7 +50,7 @@ def assumed_groups(answer: PlacementAnswer) -> tuple[AssumedGroup, ...]:
 
 
 def assumed_lookups_texts(answer: PlacementAnswer) -> list[str]:
-    """That lookups are assumed, of which tables, and how to tell them; none where all are known."""
+    """Sentences on tables whose lookups are assumed, and on how to give them; none if all are known."""
     groups = [group for group in assumed_groups(answer) if group.column == LOOKUPS]
     tables = tuple(name for group in groups for name in group.tables)
     if not tables:

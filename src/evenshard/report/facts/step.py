@@ -14,7 +14,7 @@ from evenshard.utils.units import ms_text, pct_text
 AS_FAST_PCT = 0.05
 
 
-# What every time of an answer is: lookups and exchanges of the tables, without the dense rest of a step.
+# Unit of all times of an answer: lookups and exchanges of the tables, without the dense rest of a step.
 EMBEDDING_WORK = "ms of embedding work per step"
 
 

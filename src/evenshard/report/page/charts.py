@@ -13,17 +13,17 @@ from evenshard.planner.memory import DEVICE_COMPONENTS
 from evenshard.utils.units import ms_text, pct_text, size_text
 
 NUM_TICKS = 5
-# Of an axis: what is longest ends before its end.
+# Length of an axis, relative to what is longest on it: that ends before its end.
 HEADROOM = 1.02
 # Components of memory by the number of their colour.
 MEMORY_KINDS = tuple(DEVICE_COMPONENTS)
-# Of all memory: a peak that is no more beyond the components is not drawn.
+# Share of all memory: a peak that is at most this much beyond the components is not drawn.
 LEAST_PEAK = 0.005
 
 
 @dataclass(frozen=True)
 class Axis:
-    """From zero to ``stop``.
+    """An axis from zero to ``stop``.
 
     Attributes:
         stop: the value at its end.
@@ -102,7 +102,7 @@ class MemoryBar:
 
 
 def time_axis(answer: PlacementAnswer) -> Axis:
-    """Of device times."""
+    """The axis of device times."""
     totals = [device.predicted_total_ms for device in answer.devices]
     return Axis.of([*totals, *answer.measured_device_ms, answer.predicted_ms, answer.high_ms, answer.lower_bound_ms])
 
@@ -150,7 +150,7 @@ def host_bars(answer: PlacementAnswer) -> tuple[MemoryBar, ...]:
 
 
 def _segments(components: Iterable[tuple[str, int]], all_bytes: int) -> tuple[MemorySegment, ...]:
-    """Those that are not empty."""
+    """The segments that are not empty."""
     return tuple(
         MemorySegment(MEMORY_KINDS.index(name), name, size, 100 * size / all_bytes if all_bytes else 0.0)
         for name, size in components

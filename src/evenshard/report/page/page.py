@@ -47,7 +47,7 @@ _LABELLED_PCT = 7.0
 _MAX_BADLY_SERVED = 5
 # Tables that an assumption names.
 _LISTED = 12
-# Of the five times in a bar, in the order of a step; those of the page.
+# Colours of the five times in a bar, in the order of a step; the same as those of the page.
 COLOURS = ("#009e73", "#0072b2", "#6bbdec", "#efb336", "#d55e00")
 
 

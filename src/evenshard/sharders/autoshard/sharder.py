@@ -26,7 +26,7 @@ from evenshard.utils.errors import InfeasibleTask
 STATE_SIZE = 2 * REPRESENTATION_SIZE
 LSTM_LAYERS = 2
 
-# What the LSTM remembers of each slot: hidden and cell values, [layers, B, S] each.
+# Memory of the LSTM about each slot: hidden and cell values, [layers, B, S] each.
 Memory = tuple[torch.Tensor, torch.Tensor]
 
 

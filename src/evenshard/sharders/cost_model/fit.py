@@ -26,7 +26,7 @@ from evenshard.utils.errors import BadConfig
 from evenshard.utils.process import one_thread
 
 ROBUST_BEYOND = 0.03  # relative error from which on the loss grows linearly: steps and outliers do not bend the rest
-LEAST_TIME = 1e-4  # of the mean time: shorter ones count as that
+LEAST_TIME = 1e-4  # share of the mean time: shorter ones count as that
 WARM_UP = 0.1  # part of the updates
 
 

@@ -39,15 +39,15 @@ from evenshard.tables.table import Table
 NUM_QUANTITIES = len(QUANTITIES)
 LOOKUPS = QUANTITIES.index("lookups")
 PER_SAMPLE = [QUANTITIES.index("tables"), QUANTITIES.index("dims")]
-LEAST_WORK, LOG_SCALE = 1e-5, 4.0  # of what factors see of the work: nothing below, and logarithms of about 1
+LEAST_WORK, LOG_SCALE = 1e-5, 4.0  # factors see no work below, and logarithms of about 1
 # Rows of a shard from which on the radix sort of its indices takes one more pass.
 PASS_ROWS = (2.0**8, 2.0**16, 2.0**24, 2.0**32)
 # Columns of a table, beyond which all lookups of its shard take more lanes, or a further warp.
 WIDTHS = (*LANE_LIMITS, 2 * REQUEST_VALUES, 4 * REQUEST_VALUES)
 NUM_JUMP_SUMS = 1 + len(WIDTHS)
-# What takes lanes: bags, rows and gradients.
+# Kinds of work that take lanes: bags, rows and gradients.
 LANE_WORK = [QUANTITIES.index(name) for name in ("tables", "lookups", "unique_rows")]
-MAX_UNITS = 8192  # of all members in one layer: the matrices between two layers grow with the square
+MAX_UNITS = 8192  # most in one layer of all members: the matrices between two layers grow with the square
 LEAST_OVERHEAD = 1e-4  # in units of the mean time: predictions stay above 0, where their logarithm is finite
 
 

@@ -158,7 +158,7 @@ class KnownParts:
 
     @property
     def device_bytes(self) -> int:
-        """Of all devices together."""
+        """Memory that the parts take of all devices together."""
         return sum(one.device for one in self.taken.values())
 
     def fit(self, left_D: npt.NDArray[np.int64]) -> bool:

@@ -137,7 +137,7 @@ class PackedItems:
 
     @staticmethod
     def wherever_kept(task: ShardingTask, known: KnownItems | None = None) -> PackedItems:
-        """Likewise, with every item wherever it may be kept."""
+        """The items of such a task, with all the storages that each item may have."""
 
         def storages(positions: Sequence[int]) -> tuple[Storage, ...]:
             on_device = FUSED in common_kernels(task, positions)
@@ -239,7 +239,7 @@ def _cuts(task: ShardingTask, position: int, storage: Storage) -> tuple[Cut, ...
 
 
 def _row_cuts(task: ShardingTask, position: int) -> list[tuple[range, ...]]:
-    """Of each type that cuts rows alone, the sets of devices that it may cut them over, the smallest sets first."""
+    """The sets of devices that each type which cuts rows alone may use, the smallest sets first."""
     own = (TYPES[one].places(task.machine) for one in ROWS_ALONE if one in task.types[position])
     return sorted(own, key=lambda places: len(places[0]))
 
@@ -366,7 +366,7 @@ def _part(
 
 @lru_cache(maxsize=4096)
 def _allowed_of(machine: Machine, places: tuple[range, ...], devices: frozenset[int] | None) -> tuple[Devices, ...]:
-    """Of sets of devices those that a table may live on, without sets of which it may live on none."""
+    """The sets of devices, cut down to those that a table may live on; sets with none are left out."""
     anywhere_D = device_mask(machine.num_devices, devices)
     allowed = (np.array(place)[anywhere_D[place.start : place.stop]] for place in places)
     return tuple(place for place in allowed if len(place))

@@ -32,7 +32,7 @@ class Solved:
     impossible: bool = False
 
 
-# What a program knows of grids: nothing; those of even rows; their bytes alone, wherever each of them goes.
+# Knowledge of grids in a program: nothing; those of even rows; their bytes alone, wherever each of them goes.
 NO_GRIDS, EVEN_GRIDS, ANY_GRIDS = "none", "even", "any"
 
 
@@ -80,7 +80,7 @@ class _Model:
         return self.model.new_int_var(0, most, "")
 
     def take(self, device: int, variable: Any, taken: Taken) -> None:
-        """So much of a device and of its host, for each one of a variable."""
+        """Takes memory of a device and of its host: this much, times the value of a variable."""
         node = self.machine.node_of(device)
         for place, size in zip((("device", device), ("host", node), ("ssd", node)), taken, strict=True):
             if size:

@@ -143,7 +143,7 @@ class PieceArrays:
 
     Attributes:
         span_P, size_P, host_P, ssd_P, values_P, volume_PV: as ``Piece`` has them.
-        offload_PK2: likewise; zeros where all pieces are in device memory.
+        offload_PK2: as ``Piece`` has it; zeros where all pieces are in device memory.
         cells_P: cells of each; ``call_C`` and ``row_C`` have those of all pieces, the first at ``first_P``.
     """
 

@@ -45,7 +45,7 @@ _ROUNDING = 1e-4
 LINES = 3
 # Modules times sharding types up to which each is a class of its own; else all modules are one.
 MOST_CLASSES = 8
-# Of the forward and the backward pass: whether the kernels count, or what launching them takes.
+# Whether the kernels count, or what launching them takes, in the forward and in the backward pass.
 KERNELS = (True, True)
 OTHERS = ((True, False), (False, True), (False, False))
 # Relative difference of times at which a bisection ends.

@@ -26,9 +26,9 @@ from evenshard.sharders.search.space import FULL_SHARE, SearchSpace
 from evenshard.sharders.search.state import Choice
 from evenshard.tables.reuse import FloatArray
 
-# Of all memory, in the work of all devices: where a price begins, and where it ends.
+# First and last price of all memory, relative to the work of all devices.
 FIRST_PRICE, DEAREST = 0.01, 1e6
-# Of a price from step to step: where tables may be offloaded, it decides how far.
+# Factors by which a price grows from step to step: where tables may be offloaded, the price decides how far.
 GROWTH, FINE_GROWTH = 2.0, 1.25
 
 
@@ -55,7 +55,7 @@ class Works:
 
     @staticmethod
     def of(space: SearchSpace, beside_largest: bool = False) -> Works:
-        """By what pieces add to a device that holds an even share of everything, whole.
+        """The work of all options, measured by what pieces add to a device with an even share of everything, whole.
 
         Args:
             space: groups and options.
@@ -169,7 +169,7 @@ class Construction:
         scale = float(works.total_GW[rows, chosen].sum())
         growth = FINE_GROWTH if self._space.offloads else GROWTH
         prices = [0.0 for _ in rooms]
-        while max(prices) < DEAREST:  # what there is too little of becomes dearer
+        while max(prices) < DEAREST:  # raise the price of whatever is scarce
             used = [float(sizes_GW[rows, chosen].sum()) / max(room, 1.0) for sizes_GW, room in rooms]
             if max(used) <= 1:
                 break

@@ -21,7 +21,7 @@ from evenshard.sharders.search.state import Change, Choice, State, choice_like, 
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 
-# What bytes beyond the bound cost at least, in steps of the start: no placement with them is better than without.
+# Least cost of bytes beyond the bound, in steps of the start: no placement with them beats one without.
 _OVER = 2.0
 
 
@@ -179,7 +179,7 @@ class Moves:
         return min(of_place, default=2**31)
 
     def renamed(self, choices: Sequence[Choice]) -> list[Choice]:
-        """The same placement with those names of its devices with which least moves."""
+        """The placement with its devices renamed so that the least moves."""
         task, machine = self.space.task, self.space.task.machine
         held_NO = np.zeros((task.num_devices, task.num_devices), dtype=np.int64)
         for group, choice in enumerate(choices):

@@ -26,20 +26,20 @@ from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief
 from evenshard.utils.units import bytes_to_gb
 
-# Of all bytes, in steps of the start: a search begins with the first and ends with the last.
+# Prices of moving all bytes, in steps of the start: a search begins with the first and ends with the last.
 PRICES = (16.0, 4.0, 1.0, 0.25, 0.06, 0.0)
-# Likewise, while a placement is improved: of two that take as long, the one that moves less.
+# The price while a placement is improved: of two that take as long, the one that moves less is better.
 LAST_PRICE = 1e-3
 # Relative difference of times below which the placement that moves less is the answer.
 ALIKE = 1e-3
-# Placements found without a bound that a search returns from.
+# Number of placements found without a bound that a search returns from.
 RETURNING = 3
-# Bounds below its own that every search goes through, so that answers of small bounds are among those of large ones:
-# parts of what the free placement moves beyond the least. Those of a large task are fewer.
+# Smaller bounds that every search goes through before its own, so that answers of small bounds are among those of large
+# ones: parts of what the free placement moves beyond the least. Large tasks have fewer.
 RUNGS, LARGE_RUNGS = (0.0, 1 / 64, 1 / 16, 1 / 4, 1.0), (0.0, 1 / 8)
-# Of all changes, those that improve a placement within a rung, and within the bound of the search.
+# Shares of all changes that improve a placement within a rung, and within the bound of the search.
 RUNG_SHARE, LAST_SHARE = 1 / 12, 1 / 2
-# Rounds, or about so many, in which the tables of a placement go home; and those of a large task.
+# Number of rounds, about, in which the tables of a placement go home; and those of a large task.
 RETURN_ROUNDS, LARGE_RETURN_ROUNDS = 64, 4
 
 
@@ -191,7 +191,7 @@ class NearSearch:
         return begun is None or self._moved(begun) > self._most_bytes
 
     def _nothing_near(self, begun: Sequence[Choice] | None) -> BadConfig:
-        """What to say of that."""
+        """The error that nothing was found near the earlier placement."""
         if begun is None:
             return BadConfig("no placement near the earlier one was found. Leave near out.")
         groups, tables = self._search.space.groups, self._search.costs.task.tables

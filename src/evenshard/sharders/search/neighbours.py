@@ -28,9 +28,9 @@ MOVE_TARGETS, SWAP_TARGETS = 16, 8
 MOST_SWAPS = 96
 # Groups that a step gives another option, brings home, or swaps with rows of another node.
 MOST_OTHER_OPTIONS, TRIED_HOMEWARD, TRIED_ON_PLACE = 12, 6, 4
-# What a step counts at most of an effort, however many changes it tries: all of them together take hardly longer.
+# A step counts as at most this many changes, however many it tries: all of them together take hardly longer.
 MOST_COUNTED = 64
-# Of the score, relatively: less is no step.
+# Least relative gain of the score that is worth a step.
 LEAST_STEP = 1e-4
 
 

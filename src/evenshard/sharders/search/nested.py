@@ -23,13 +23,13 @@ from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort, PlanS
 from evenshard.sharders.search.space import SMALL, SearchSpace
 from evenshard.utils.errors import InfeasibleTask
 
-# What tables may be at most, search after search; a table that may be none of it keeps its types.
+# Types that each further search leaves to tables; a table that may have none of them keeps its types.
 FEWER_TYPES = ({TABLE_WISE, *COLUMNS_ALONE}, {TABLE_WISE})
 # Tables times devices up to which fewer types are searched by themselves: of larger tasks, each search takes long.
 MOST_NESTED = 8_192
 # Memory of all devices in that of all tables, whole.
 LITTLE_MEMORY = 1.1
-# Of the solver, where nothing else finds room for tables of fewer types.
+# Time limit of the solver, s, if nothing else finds room for tables of fewer types.
 PACKING_S = 0.5
 
 # Legal placements of a task, found within so many seconds; raises InfeasibleTask where there are none at all.

@@ -31,27 +31,28 @@ from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief
 from evenshard.utils.process import on_interrupt
 
-# Of a large task, starts that are counted.
+# On large tasks, improve at most this many starts.
 MOST_LARGE_STARTS = 4
-# Share of the starts that is improved, at least one, and of all changes that are tried for it; stage after stage. Known
-# placements count as starts, too; they are improved in the end, if they are worth it.
+# Stages of a search, one after the other: share of all changes, most starts that are improved (at least one), and kicks
+# in a row that may fail. Known placements count as starts, too; they are improved in the end, if they are worth it.
 _STAGES = ((0.15, 64, 0), (0.4, 4, 40), (0.45, 1, 200))
-# Beyond its usual changes: how many placements share each half of the rest, and how many kicks in a row may fail.
+# Stages of a longer search, beyond its usual changes: the placements that share each half of the further changes, and
+# the kicks in a row that may fail.
 LONG_KEPT, LONG_IDLE = (4, 1), 2_000
-# Devices from which on a search takes four times as many changes as on one.
+# From this many devices on, a search makes four times as many changes as on one.
 MOST_COUNTED_DEVICES = 128
-# Times as many where every table comes again for every cache.
+# Factor on the changes where every table comes again for every cache.
 OFFLOAD_CHANGES = 3
-# Placements in which usual cuts are tried, and the changes for it, as a share of all: for all cuts, and for each.
+# Placements in which usual cuts are tried, and the share of all changes that this takes: for all cuts, and for each.
 MOST_FOR_CUTS, SHARE_FOR_CUTS = 4, 0.15
-# Times what the search found, below which a placement that it was given is improved; and the changes for it, as a share
-# of all, on top of them.
+# A given placement is improved if it takes at most this many times what the search found, with this share of all
+# changes on top of them.
 NEARLY, SHARE_FOR_KNOWN = 1.03, 0.2
-# Times the least cost, up to which placements that have ended are predicted: sums of a state are rounded.
+# Placements that have ended are predicted up to this many times the least cost: sums of a state are rounded.
 ALIKE = 1.005
 # Placements that a search gives back.
 MOST_CANDIDATES = 16
-# Groups that are placed beside others by trying all their options; of more, one option.
+# Up to this many groups are placed beside others by trying all their options; of more, one option.
 MOST_BESIDE = 64
 
 

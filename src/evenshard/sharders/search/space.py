@@ -49,7 +49,7 @@ CACHE_LOAD_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8)
 FULL_SHARE = 0.97
 # Part of the devices' memory that tables fill, whole, before other storage than device memory is looked for.
 SHORT_SHARE = 0.85
-# Of a device's room: smaller tables stay in device memory.
+# Share of a device's room: smaller tables stay in device memory.
 LEAST_OFFLOADED = 1e-3
 
 
@@ -284,7 +284,7 @@ class SearchSpace:
         return self.calls[call]
 
     def busiest_rows(self, table: Table, rows_of: int) -> Span:
-        """Of a table's rows, cut for so many devices, those of the device with the most lookups."""
+        """The rows of the device with the most lookups, where a table's rows are cut for so many devices."""
         spans = row_spans(table, rows_of)
         if table.row_shares is None:
             return spans[0]

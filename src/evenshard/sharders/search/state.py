@@ -99,7 +99,7 @@ class State:
 
     @property
     def on_device(self) -> list[set[int]]:
-        """By device, the groups with a piece on it alone."""
+        """The groups with a piece on one device alone, by device."""
         return self.groups_at[1]
 
     def option(self, group: int) -> ShardingOption:
@@ -218,7 +218,7 @@ class State:
 
     @property
     def cost_ms(self) -> float:
-        """Of a step."""
+        """Time of a step with this placement, ms."""
         return float(self.windows_WD.max(axis=1).sum())
 
     @property

@@ -26,7 +26,7 @@ def require_torchrec() -> None:
 
 
 def known_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that the function of the installed version, or of one's own class, takes."""
+    """The arguments that the installed version's function, or one of the user's class, takes."""
     taken = inspect.signature(function).parameters
     takes_all = any(one.kind is one.VAR_KEYWORD for one in taken.values())
     return {name: value for name, value in given.items() if takes_all or name in taken}

@@ -68,7 +68,7 @@ class Bandwidths:
 
 
 def bandwidths_of(config: MeasureConfig, machine: Machine) -> Bandwidths:
-    """Those of a simulated device and its link; TorchRec's own constants for real hardware, which names none.
+    """Bandwidths of a simulated device and its link; TorchRec's own constants for real hardware, which names none.
 
     Raises:
         BadConfig, BadFile: if the device or link profile cannot be read.
@@ -80,7 +80,7 @@ def bandwidths_of(config: MeasureConfig, machine: Machine) -> Bandwidths:
 
 
 def machine_bandwidths(hardware: str, machine: Machine, links: Links) -> Bandwidths:
-    """Those of devices and of the links between them; of real devices' memory TorchRec's own constant.
+    """Bandwidths of devices and of the links between them; TorchRec's own constant for the memory of real devices.
 
     Device memory counts with what embedding kernels get out of it, a link with what its long exchanges between so many
     devices reach. A lower figure, such as the straight line through short exchanges, would make TorchRec's plans worse.

@@ -498,7 +498,7 @@ class _OurMemory:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Without warnings of no use: that replicated tables have no sharding spec, and that one way of many is taken."""
+    """Silences two warnings of no use: replicated tables have no sharding spec, and one way of many is taken."""
     root = logging.getLogger()
     loggers = root, logging.getLogger("torchrec.distributed.planner.proposers")
     handler = logging.NullHandler()  # without one, the first warning would set logging up

@@ -30,7 +30,7 @@ class PlannerSetting:
         sort_by: order of its greedy partitioner, storage or perf.
         grid_shard: whether it may use grid_shard, which it only does where it is named.
         replicas: whether it may use data_parallel where the task allows another type, too.
-        rows: likewise, the types that cut rows.
+        rows: whether it may use the types that cut rows where the task allows another type, too.
         lookups: whether it is told pooling factors; without constraints it takes each to be 1.
         own_constants: whether its estimator keeps its own bandwidths in place of those that the planner was made with.
         load_factor: of every cache, to begin with; None for device memory alone.
@@ -141,7 +141,7 @@ def hands_text(chosen: Sequence[PlannerSetting]) -> str:
     return "; ".join(said)
 
 
-# What it may be asked with and without, in words.
+# Differences of the settings of TorchRec's planner, in words.
 _HANDS = {
     "sort_by": "by storage and by perf",
     "replicas": "with replicas and without",

@@ -20,7 +20,7 @@ from evenshard.tables.table import Table
 from evenshard.utils.console import plain_console, plain_grid
 from evenshard.utils.messages import printable
 
-# What is compared, with its name for users.
+# Quantities that are compared, with their names for users.
 QUANTITIES = {
     "num_rows": "rows",
     "embedding_dim": "dim",
@@ -31,7 +31,7 @@ QUANTITIES = {
 NEAR = 1.6
 # A table is rare if fewer of the training tables than this share are like it.
 RARE = 0.005
-# Of the table that is printed, at least.
+# Least width of the table that is printed.
 _WIDTH = 110
 
 

@@ -59,7 +59,7 @@ class PromotionOutcome(StrEnum):
     REFUSED = "refused"
 
 
-# Of the table that is printed, at least.
+# Least width of the table that is printed.
 _WIDTH = 120
 _STYLES = {
     PromotionOutcome.PROMOTED: "bold green",
@@ -94,9 +94,9 @@ class Promotion:
         reason: one clause about the candidate.
         candidate: folder or URI of the candidate.
         champion: models:/name/version that it met; empty where there was none.
-        champion_now: likewise, afterwards.
+        champion_now: models:/name/version that is champion afterwards; empty where there is none.
         decision: None where nothing was measured.
-        contest: likewise.
+        contest: None where nothing was measured.
     """
 
     outcome: PromotionOutcome

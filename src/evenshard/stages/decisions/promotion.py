@@ -52,7 +52,7 @@ class Decision:
         verdict: verdict about the cost of placements.
         reason: the reason, in one sentence.
         candidate_ms, champion_ms: mean measured cost over the tasks that both could place; NaN without one.
-        difference_pct: paired, per cent of the champion's mean; below 0 the candidate is faster. NaN likewise.
+        difference_pct: paired, per cent of the champion's mean; below 0 the candidate is faster. NaN without one.
         noise_pct: a mean difference below this is no more than measuring noise.
         num_common: tasks that both could place.
         num_same: number of those with the same placement.

@@ -248,7 +248,7 @@ def _cell(mean_ms: float | None, missed: int | None, against: SharderDifference 
 
 
 def _equal_text(floors: Sequence[float], between_runs: Sequence[float | None]) -> str:
-    """From where on loops differ, and the noise of each that this follows from."""
+    """The difference below which loops are called equal, and the noise of each loop that it follows from."""
     if all(math.isnan(one) for one in floors):
         return "The noise is unknown here: a machine may have been slower as a whole."
     spread = ", ".join("unknown" if one is None else f"{one:.1f} %" for one in between_runs)

@@ -40,7 +40,7 @@ class WatchConfig:
 
     Attributes:
         steps: training steps that are still to come.
-        restart_minutes: that the training stands still for a move, besides the transfer.
+        restart_minutes: minutes that the training stands still for a move, on top of the transfer.
         link_gb_s: GB per second that a device sends and receives in the transfer; None for the link of the machine.
         surely: whether it must pay by the lower end of the 90 % interval, and not only as predicted.
     """
@@ -192,7 +192,7 @@ def print_watched(watched: Watched, file: TextIO | None = None) -> None:
     console.print(verdict_text(watched), style="bold")
     console.print(
         f"A step takes {watched.scale:.2f} times what was predicted for the placement in use: what a step "
-        "would save is scaled likewise.",
+        "would save is scaled by that, too.",
         soft_wrap=True,
     )
     if watched.costs_problem:

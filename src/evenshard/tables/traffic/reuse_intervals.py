@@ -28,9 +28,9 @@ from evenshard.tables.cache import LOAD_FACTORS
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.traffic.sample import IntArray
 
-# Of all tables together: 64 MiB, and half as much for what is yet to be counted.
+# Rows remembered of all tables together: 64 MiB, and half as much for what is yet to be counted.
 REMEMBERED_ROWS = 1 << 22
-# Of one table.
+# Most and fewest rows remembered of one table.
 MAX_REMEMBERED, MIN_REMEMBERED = 1 << 16, 1 << 10
 ROWS_AT_A_TIME = 1 << 17
 # One in so many batches has to be left to count for an interval.

@@ -8,7 +8,7 @@ from evenshard.tables.traffic.sample import IntArray
 
 # Fine enough for parts on 128 devices; each table's shares stand in its file.
 MAX_RUNS = 256
-# Of a table whose rows are not known before all are read; a power of two.
+# Runs of a table whose rows are not known before all are read; a power of two.
 FIRST_RUNS = 2048
 
 

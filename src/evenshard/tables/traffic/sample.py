@@ -33,7 +33,7 @@ class TableLookups:
 
     @staticmethod
     def of_lengths(rows: IntArray, lengths: npt.NDArray[Any]) -> TableLookups:
-        """From the [B] number of lookups of each sample."""
+        """The lookups by the [B] number of lookups of each sample."""
         offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
         return TableLookups(rows, offsets)

@@ -1,4 +1,4 @@
-"""From a path to the traffic files it names, and their kind."""
+"""Finds the traffic files that a path names, and their kind."""
 
 from __future__ import annotations
 

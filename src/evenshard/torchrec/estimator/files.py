@@ -38,7 +38,7 @@ _WHAT = "an estimator"
 _REMEDY = "Write it again with `evenshard export-estimator ... -o estimator.json`."
 # They name folders and files of the user, whatever characters those have.
 _TEXTS = ("command", "fitted_to", "hardware")
-# Of this package, that a .py file holds, in this order.
+# Modules of this package that a .py file holds, in this order.
 _MODULES = ("formula", "perf_config")
 _FACTORY = ("torchrec.distributed.planner.estimator.estimator", "EmbeddingPerfEstimatorFactory")
 _USE = '''

@@ -51,12 +51,12 @@ from evenshard.torchrec.estimator.formula import (
 
 NODES = (1, 2, 8)
 WORLDS, PER_WORLD = 45, 5
-# Of so many sets of tables, the last one is not fitted to, but compared with.
+# One in so many sets of tables is not fitted to, but compared with.
 HELD_OUT = 5
 DEVICES_OF_AN_EXAMPLE = 6
-# Of hardware that no profile describes: a guess.
+# L2 cache of hardware that no profile describes: a guess.
 L2_BYTES = 40e6
-# Of the largest one, below which a coefficient is left out: noise of the solver.
+# A coefficient below this share of the largest one is noise of the solver, and left out.
 LEAST_SHARE = 1e-6
 FITTED_TYPES = (TABLE_WISE, ROW_WISE, TABLE_ROW_WISE, DATA_PARALLEL)
 

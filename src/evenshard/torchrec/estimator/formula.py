@@ -26,7 +26,7 @@ FIT_OF_TYPE = {
     "data_parallel": _DATA_PARALLEL,
 }
 _SECTOR_BYTES, HOST_LINE_BYTES = 32, 64
-# What one instruction of a warp fetches of a row.
+# Values of a row that one instruction of a warp fetches.
 _REQUEST_VALUES = 128
 # Outputs, their gradients, and dense gradients are FP32.
 FP32_BYTES = 4
@@ -56,7 +56,7 @@ class FittedShard:
         rows, columns: of the shard.
         table_rows: of its whole table.
         lookups: of the whole table, in the batch of all ranks.
-        bags: of the whole table, likewise: samples times features.
+        bags: of the whole table, in the batch of all ranks: samples times features.
         weight_bytes: of one weight.
         is_pooled: False for sequences.
         is_weighted: whether lookups have weights.
@@ -84,7 +84,7 @@ class FittedShard:
 
     @property
     def share(self) -> float:
-        """Of the table's rows, and of its lookups."""
+        """Share of the table's rows, and of its lookups, that the shard has."""
         return self.rows / self.table_rows if self.table_rows else 0.0
 
 
@@ -110,7 +110,7 @@ class ShardTimes:
 
     @property
     def exchanges(self) -> float:
-        """Of inputs, outputs and gradients."""
+        """Time of the exchanges of inputs, outputs and gradients."""
         return self.forward_exchange + self.backward_exchange + self.input_exchange
 
     @property
@@ -178,7 +178,7 @@ def host_work_of(shard: FittedShard, fit: Mapping[str, Any], host: float) -> dic
 
 
 def miss_rate_of(shard: FittedShard, distinct: float, new_share: float) -> float:
-    """As known; else straight from all, without a cache, over the rows that are new in each batch, to nothing."""
+    """The known miss rate; else a line from all, without a cache, over the rows new in each batch, to nothing."""
     if shard.miss_rate is not None:
         return shard.miss_rate
     full = distinct / shard.rows if shard.rows else 1.0

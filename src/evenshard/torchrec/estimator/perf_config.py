@@ -36,7 +36,7 @@ from evenshard.torchrec.estimator.formula import (
 
 # Part of its kernel call that a shard bears where nothing is known of the tables.
 USUAL_SHARES = MappingProxyType({"table_wise": 0.25, "row_wise": 0.5, "table_row_wise": 0.5, "data_parallel": 0.1})
-# In which the shares of kernel calls settle.
+# Rounds in which the shares of kernel calls settle.
 ROUNDS = 4
 
 
@@ -254,7 +254,7 @@ class FittedPerfModel(PerfModel):  # type: ignore[misc]
         return max(self.times(plan))
 
     def times(self, plan: list[ShardingOption]) -> list[float]:
-        """Of each rank, ms."""
+        """Times of each rank, ms."""
         own, intra, inter = ([0.0] * self._world for _ in range(3))
         calls: list[dict[str, float]] = [{} for _ in own]
         for option in plan:

@@ -80,7 +80,7 @@ class EvenshardPerfModel:
         return max(self.times(plan))
 
     def times(self, plan: list[ShardingOption]) -> list[float]:
-        """Of each rank: compute and exchanges, ms."""
+        """Times of each rank, ms: compute and exchanges."""
         described = tuple((one.path, one.name, tuple(one.input_lengths), one.batch_size) for one in plan)
         if self._price is None or described != self._of:
             self._of, self._tables = described, _tables_of_options(plan, self._counted)

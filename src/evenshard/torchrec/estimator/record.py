@@ -16,7 +16,7 @@ SCHEMA_VERSION = 2
 _SHARD = FittedShard("table_wise", "fused", 1, 4, 1, 1.0, 1.0, 4.0)
 _WORK = frozenset(work_of(_SHARD, WorldSize(1, 1, 1), 1.0, 1.0))
 _HOST_WORK = frozenset(host_work_of(_SHARD, {"distinct_share": 1.0, "new_share": 0.0}, 1.0))
-# Of a coefficient and of a constant; the largest ones that were fitted are below 100.
+# Largest coefficient and constant that is accepted; the largest ones that were fitted are below 100.
 _LARGEST = 1e6
 
 Positive = Annotated[float, Field(gt=0, le=_LARGEST)]
@@ -86,7 +86,7 @@ class Outside(Strict):
 
 
 class OutsideOfKernels(Strict):
-    """The same by compute kernel."""
+    """What tables outside of device memory add, by compute kernel."""
 
     fused_uvm_caching: Outside
     fused_uvm: Outside
@@ -123,7 +123,7 @@ class Estimator(Strict):
     error: FitError
 
     def digest(self) -> str:
-        """Of all fields but a digest, in hexadecimal digits."""
+        """SHA-256 of all fields but itself, in hexadecimal digits."""
         said = self.model_dump(exclude={"sha256"})
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 

@@ -85,7 +85,7 @@ def fused_optimizers(
 
 
 def _of_parameter(located: LocatedTable) -> FusedOptimizer | None:
-    """That of ``apply_optimizer_in_backward``; TorchRec takes one."""
+    """The optimizer that ``apply_optimizer_in_backward`` has set; TorchRec takes one."""
     from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 
     weight = _weight(located)

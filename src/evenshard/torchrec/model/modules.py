@@ -47,7 +47,7 @@ class LocatedTable:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Those that look the table up; TorchRec takes the table's name where none is given."""
+        """The features that look the table up; TorchRec takes the table's name where none is given."""
         return tuple(self.config.feature_names or [self.config.name])
 
     @property

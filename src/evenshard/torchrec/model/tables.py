@@ -62,7 +62,7 @@ def table_set_of(
     default_pooling_factor: float = DEFAULT_POOLING_FACTOR,
     sharders: Sequence[Any] | None = None,
 ) -> TableSet:
-    """As ``tables_of``, with what is assumed about the tables and what their configurations say in vain."""
+    """The tables of ``tables_of``, with what is assumed about them and what their configurations say in vain."""
     located = located_tables(collections, sharders)
     if not located:
         raise BadConfig(
@@ -154,7 +154,7 @@ def with_bags(table: Table, bags: Sequence[float]) -> Table:
 
 
 def bags_of(table: Table) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Of each feature: the lookups of a bag, and the bags per sample. The other way round of ``with_bags``."""
+    """The lookups of a bag, and the bags per sample, of each feature: the inverse of ``with_bags``."""
     names, lookups, bags = set(table.feature_names), dict[str, float](), dict[str, float]()
     for at, one in enumerate(table.feature_lookups):
         name = table.feature_names[at] if names else str(at)

@@ -49,7 +49,7 @@ def chosen_model(where: str | Path | Model | None, hardware: str | None, compute
 
 
 def _hardware_here(compute_device: str) -> str:
-    """By the name of the GPU; of others, and on the CPU, the default."""
+    """The hardware with the name of the GPU; the default on the CPU, and for a GPU that is not known."""
     import torch
 
     if compute_device != "cuda" or not torch.cuda.is_available():

@@ -49,36 +49,36 @@ OF_MODEL_AND_TOPOLOGY = {
     *("columns", "weight_bits", "embedding_dim", "traffic", "constraints"),
     *("num_measured", "compare", "near", "max_move_gb"),
 }
-# What a knob means here, where it is not quite what it means for ``evenshard.place``.
+# Meaning of a knob here, where it is not quite what it means for ``evenshard.place``.
 OWN_MEANINGS = {
-    "memory_cap_gb": "GB (1024**3 bytes) of each rank; one number, or one for each. Where left out: those of the "
-    "topology. Without one: of a GPU what the driver here says, or the hardware that is named, or TorchRec's 32, with "
-    "a warning; of a CPU rank its share of this machine's memory",
-    "dense_gb": "memory of the dense model on each device, with its gradients and optimizer state; where left out, "
-    "counted from the model, as Adam trains it",
-    "host_memory_gb": "GB of each node's memory that tables may take. Where left out: that of the topology's ranks. "
-    "Without one: 85 % of this machine's memory, if it has a GPU; otherwise TorchRec's 128 GB of each rank, with a "
-    "warning where tables are kept there",
-    "ssd_gb": "GB of each node's SSDs that tables may take. Where left out: those of the topology's ranks. Without "
-    "one: TorchRec's 2 TB of each rank, with a warning where tables are kept there",
-    "compute_kernels": "where weights may be kept; fused, fused_uvm_caching and fused_uvm where left out, of a GPU",
-    "pooling_factors": "pooling factors by table or feature, as tables_of takes them; of one pooling, where "
-    "constraints name several (num_poolings)",
+    "memory_cap_gb": "GB (1024**3 bytes) of each rank; one number, or one for each (default: those of the topology. "
+    "Without one, for a GPU what the driver here says, or the hardware that is named, or TorchRec's 32, with a "
+    "warning; for a CPU rank its share of this machine's memory)",
+    "dense_gb": "GB that the dense model takes of each device, with its gradients and optimizer state (default: "
+    "counted from the model, as Adam trains it)",
+    "host_memory_gb": "GB of each node's memory that tables may take (default: that of the topology's ranks. Without "
+    "one, 85 % of this machine's memory if it has a GPU; otherwise TorchRec's 128 GB of each rank, with a warning if "
+    "tables are kept there)",
+    "ssd_gb": "GB of each node's SSDs that tables may take (default: those of the topology's ranks. Without one, "
+    "TorchRec's 2 TB of each rank, with a warning if tables are kept there)",
+    "compute_kernels": "where weights may be kept (default, for a GPU: fused, fused_uvm_caching and fused_uvm)",
+    "pooling_factors": "pooling factors by table or feature, as tables_of takes them; of one pooling, if constraints "
+    "name several (num_poolings)",
     "default_pooling_factor": "pooling factor of each feature that is not named",
     "optimizer": "optimizer whose state takes memory too: sgd, rowwise_adagrad, adagrad, adam, lamb, lars_sgd, "
-    "partial_rowwise_adam or partial_rowwise_lamb. Where left out, that of each table, as apply_optimizer_in_backward "
-    "or fused_params of its sharder name it, else sgd",
-    "dense_optimizer": "optimizer of the dense model, likewise, which trains replicas (data_parallel): tables with the "
-    "same fused one may be replicated. By naming it you say that learning rate and other settings are the same, too. "
-    "Where left out, tables with a fused optimizer are replicated only where sharding_types, table_types or "
-    "constraints name data_parallel",
-    "sharding_types": "the ways in which tables may be sharded, by TorchRec's words; all seven where left out, but see "
-    "dense_optimizer",
+    "partial_rowwise_adam or partial_rowwise_lamb (default: that of each table, as apply_optimizer_in_backward or "
+    "fused_params of its sharder name it, else sgd)",
+    "dense_optimizer": "optimizer of the dense model, which also trains replicas (data_parallel). Tables with the same "
+    "fused one may be replicated; make sure that learning rate and other settings match, too (default: not known, and "
+    "tables with a fused optimizer are replicated only if sharding_types, table_types or constraints name "
+    "data_parallel)",
+    "sharding_types": "sharding types that tables may have, in TorchRec's words (default: all seven, but see "
+    "dense_optimizer)",
     "intra": "link within a node, as `evenshard hardware` lists them",
-    "inter": "link between nodes, likewise. A topology has one; a warning says where its bandwidth is TorchRec's "
-    "constant",
-    "hardware": "hardware to place for, such as h200, which is simulated:h200. Where left out: the model's, or that of "
-    "this process' GPU, or simulated:h100",
+    "inter": "link between nodes, as `evenshard hardware` lists them. A topology has one; a warning says if its "
+    "bandwidth is TorchRec's constant",
+    "hardware": "hardware to place for, such as h200, which is simulated:h200 (default: the model's, or that of this "
+    "process' GPU, or simulated:h100)",
 }
 
 
@@ -137,7 +137,7 @@ class PlannerArguments:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What of them decides nothing, in a line."""
+        """One line about the arguments that decide nothing."""
         idle = {"proposer": self.proposer, "partitioner": self.partitioner}
         named = [f"{name} ({_types_of(one)})" for name, one in idle.items() if one is not None]
         if not named:

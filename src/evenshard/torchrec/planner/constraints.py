@@ -309,7 +309,7 @@ def _types_and_kernels(
 
 
 def _words(values: Iterable[Any]) -> tuple[str, ...]:
-    """Of TorchRec's enumerations, or their values."""
+    """The values of TorchRec's enumerations, or the words themselves."""
     return tuple(str(getattr(one, "value", one)) for one in values)
 
 

@@ -87,7 +87,7 @@ class TorchRecMachine:
 
     @property
     def host_bytes_of_ranks(self) -> tuple[int, ...]:
-        """Of each node's memory, what a rank has."""
+        """A rank's share of the host memory of each node."""
         return tuple(of_node // self.nodes.devices_per_node for of_node in self.nodes.host_bytes)
 
     def linked_nodes(self, intra: str = "", inter: str = "") -> Machine:
@@ -119,7 +119,7 @@ def machine_of(
         if (world_size, local_world_size, compute_device) != (None, None, None):
             raise BadConfig("the topology states ranks and device. Leave out the arguments that do so too.")
         world_size = topology.world_size
-        # Of a single rank TorchRec's topology says 8 of a node.
+        # TorchRec's topology says 8 ranks of a node even where there is one rank.
         local_world_size = min(topology.local_world_size, world_size)
         compute_device = topology.compute_device
     pod_size = 1 if topology is None else pod_size_of(topology)

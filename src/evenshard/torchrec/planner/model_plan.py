@@ -267,12 +267,12 @@ def _fits_in_all(request: PlacementRequest) -> bool:
 
 
 def _less(rooms: Sequence[int], used: Sequence[int]) -> list[int]:
-    """What is left."""
+    """The memory that is left."""
     return [room - taken for room, taken in zip(rooms, used, strict=True)]
 
 
 def _sharded(sharder: Sharder, request: PlacementRequest) -> Sequence[TablePart]:
-    """The same by a sharder."""
+    """Where the columns live, as a sharder says."""
     task = replace(request.task(), task_id="the model")
     placement = sharder.place(task)
     check_placement(task, placement)

@@ -235,7 +235,7 @@ def _types_on_cpu(
 def _ways_of_sharders(
     module: nn.Module, sharders: Sequence[ModuleSharder[Any]], located: Iterable[LocatedTable], compute_device: str
 ) -> Ways:
-    """Of tables whose module sharder has types or kernels of its own, which are not those of TorchRec's class."""
+    """The ways to shard tables whose module sharder has types or kernels unlike those of TorchRec's class."""
     from torchrec.distributed.sharding_plan import get_default_sharders
 
     usual = {one.module_type: type(one) for one in get_default_sharders()}
@@ -264,7 +264,7 @@ def _differs(one: type, usual: type) -> bool:
 def _ways_of_enumerator(
     enumerator: Enumerator | None, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]
 ) -> Ways:
-    """Of all tables in its search space."""
+    """The ways to shard each table in an enumerator's search space."""
     found: dict[tuple[str, str], set[tuple[str, str]]] = {}
     options = [] if enumerator is None else enumerator.enumerate(module, list(sharders))
     for one in options:

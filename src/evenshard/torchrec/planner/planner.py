@@ -288,7 +288,7 @@ class EvenshardPlanner:
         return int(self._with_context().hash_planner_context_inputs())
 
     def hash_planner_context_inputs_str(self) -> str:
-        """The same as text; TorchRec 1.4 or newer."""
+        """The hash of what the planner was given, as text; TorchRec 1.4 or newer."""
         return str(self._with_context().hash_planner_context_inputs_str())
 
     def _say(self, note: str) -> None:

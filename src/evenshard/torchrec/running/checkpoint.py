@@ -69,7 +69,8 @@ def convert_checkpoint(
         new: plan that it shall load under.
         out: folder to write; it shares the files of tensors with the old one.
         optimizer: of the tables, as evenshard calls it. Needed where the checkpoint has no state of a sharded table.
-        tables_state: where the state of the tables' optimizer stands, such as optimizer.state; needed likewise.
+        tables_state: where the state of the tables' optimizer stands, such as optimizer.state; needed where the
+            checkpoint has none.
         dense_state: where that of the dense model's stands; needed where it has none, and replicas shall have one.
 
     Raises:
@@ -135,7 +136,7 @@ class _Work:
         files: the checkpoint, which becomes the copy.
         old, new: parts by table.
         optimizer: as ``convert_checkpoint``.
-        tables_state, dense_state: likewise, as keys.
+        tables_state, dense_state: as ``convert_checkpoint``, but as keys.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ from evenshard.utils.errors import BadFile
 from evenshard.utils.messages import brief
 from evenshard.utils.tensor_files import load_tensors
 
-# Where a value stood in the state that was saved, such as ("model", "ebc.embedding_bags.user.weight").
+# Place of a value in the state that was saved, such as ("model", "ebc.embedding_bags.user.weight").
 Key = tuple[Any, ...]
 
 

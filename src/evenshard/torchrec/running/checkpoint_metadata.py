@@ -34,7 +34,7 @@ from evenshard.utils.errors import BadFile
 from evenshard.utils.messages import brief, reason_of
 
 METADATA = ".metadata"
-# Of the files that torch.distributed.checkpoint writes tensors to.
+# Suffix of the files that torch.distributed.checkpoint writes tensors to.
 TENSOR_SUFFIX = ".distcp"
 REMEDY = "Give the folder that torch.distributed.checkpoint.save wrote, whole."
 _METADATA_MODULE = "torch.distributed.checkpoint.metadata"
@@ -123,7 +123,7 @@ def _tensor_files(path: Path) -> dict[str, int]:
         return {one.name: one.stat().st_size for one in entries if one.name.endswith(TENSOR_SUFFIX) and one.is_file()}
 
 
-# From stand-ins to torch's records; each raises ValueError, one clause, where something is not as torch writes it.
+# These make torch's records of stand-ins; each raises ValueError, one clause, if something is not as torch writes it.
 
 
 def _metadata(found: Any, files: Mapping[str, int]) -> Metadata:

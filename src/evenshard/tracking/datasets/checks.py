@@ -35,7 +35,7 @@ class Content:
 
     @property
     def all(self) -> list[MeasuredPlacement]:
-        """Of all files."""
+        """The measured placements of all files."""
         return [one for measured in self.measured for one in measured]
 
 
@@ -99,7 +99,7 @@ class RepeatNoise:
 
     Attributes:
         within_run_pct: standard deviation of one placement measured again.
-        between_run_pct: likewise from file to file, beyond that.
+        between_run_pct: standard deviation of one placement from file to file, beyond that.
         drift_pct: the largest drift of the controls through a file.
     """
 

@@ -30,7 +30,7 @@ class Partition:
 
     @staticmethod
     def of(hardware: str, collection: str) -> Partition:
-        """From what a user types: "simulated:h200" and "Simulated-H200" are one.
+        """The partition that a user types: "simulated:h200" and "Simulated-H200" are one.
 
         Raises:
             BadConfig: a name cannot be a folder's.

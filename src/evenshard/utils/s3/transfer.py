@@ -76,7 +76,7 @@ class Manifest:
         return Manifest(files)
 
     def to_json(self) -> bytes:
-        """As it stands on S3."""
+        """The manifest as it stands on S3."""
         return (json.dumps({"schema": 1, "files": [asdict(one) for one in self.files]}, indent=1) + "\n").encode()
 
     @staticmethod
