@@ -266,7 +266,7 @@ def called(monkeypatch: pytest.MonkeyPatch, *flags: str) -> dict[str, Any]:
         found.update(bound.arguments)
         raise evenshard.BadInput("that is enough")
 
-    monkeypatch.setattr("evenshard.api.place.place", record)
+    monkeypatch.setattr("evenshard.cli.place.place", record)
     assert main(["place", "tables.yaml", *flags]) == 2
     return found
 

@@ -69,7 +69,7 @@ def received(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         received.update(vars(Knobs.of(knobs).memory))
         raise BadInput("that is enough")
 
-    monkeypatch.setattr("evenshard.api.place.place", place)
+    monkeypatch.setattr("evenshard.cli.place.place", place)
     monkeypatch.setattr("evenshard.kubeflow.requests.place", place)
     received["place"] = place
     return received

@@ -26,7 +26,6 @@ from evenshard.planner.rules import Rules
 from evenshard.planner.saving import saving_against
 from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.torchrec.planner import machine_bandwidths
-from evenshard.sharders.torchrec.rival import TorchRecPlanner
 from evenshard.sharders.torchrec.settings import PLAIN, PlannerSetting
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.torchrec.plan.plans import shards_of
@@ -39,6 +38,8 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from evenshard.sharders.torchrec.rival import TorchRecPlanner
 
 COSTLY = (table("costly", 100_000, 64, 100.0), *(table(name, 100_000, 64, 1.0) for name in "abc"))
 

@@ -22,7 +22,10 @@ from evenshard.planner.knobs import (
     group_knobs,
     place_knobs,
 )
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.params import check_ranges
 from evenshard.utils.signature import checked
+from evenshard.utils.units import gb_to_bytes
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
@@ -153,7 +156,6 @@ def _constrained(
 ) -> "tuple[PlacementRequest, tuple[str, ...]]":
     """The request under TorchRec's constraints, and what of these changes nothing."""
     from evenshard.torchrec.planner.constraints import constrained_request
-    from evenshard.utils.errors import BadConfig
 
     if not _is_of_torchrec(tables):
         raise BadConfig(
@@ -165,8 +167,6 @@ def _constrained(
 
 def _near(in_use: InUse) -> "Near | None":
     """The earlier answer, and what may move from it."""
-    from evenshard.utils.errors import BadConfig
-
     near, max_move_gb = in_use.near, in_use.max_move_gb
     if near is None:
         if max_move_gb is not None:
@@ -178,7 +178,6 @@ def _near(in_use: InUse) -> "Near | None":
     from evenshard.planner.near import Near
     from evenshard.torchrec.running.current_placement import load_placement
     from evenshard.utils.s3 import is_address, local
-    from evenshard.utils.units import gb_to_bytes
 
     with local(near, listed=True) if is_address(near) else nullcontext(near) as here:
         old = load_placement(Path(here))
@@ -188,7 +187,6 @@ def _near(in_use: InUse) -> "Near | None":
 def _types(sharding: Sharding) -> tuple[str, ...]:
     """The types that both knobs together allow."""
     from evenshard.placement.sharding import BY_COLUMNS
-    from evenshard.utils.errors import BadConfig
 
     if not sharding.allow_column_split:
         return tuple(sharding.sharding_types)
@@ -200,9 +198,6 @@ def _types(sharding: Sharding) -> tuple[str, ...]:
 
 def dense_bytes_of(tables: Any, dense_gb: float | None) -> int:
     """What the dense model takes of each device."""
-    from evenshard.utils.params import check_ranges
-    from evenshard.utils.units import gb_to_bytes
-
     check_ranges(dense_gb=dense_gb)
     if dense_gb is not None or not hasattr(tables, "named_parameters"):
         return gb_to_bytes(dense_gb or 0.0)
@@ -237,7 +232,6 @@ def _tables(tables: Any, batch_size: int, sources: TableSources) -> "TableSet":
     from evenshard.tables.assumptions import TableSet
     from evenshard.tables.sources import completed, tables_from, tables_in_python
     from evenshard.tables.table import Table
-    from evenshard.utils.errors import BadConfig
     from evenshard.utils.s3 import is_address, local
 
     traffic, columns, weight_bits = sources.traffic, sources.columns, sources.weight_bits

@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.api.place import dense_bytes_of, place
+from evenshard.compare.what_if.prices import Prices, load_prices
+from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
 from evenshard.planner.knobs import Knobs, Training, group_knobs, groups, place_knobs
+from evenshard.utils.errors import BadConfig
 from evenshard.utils.knobs import Knob, chosen_in, knob, knobs_of
+from evenshard.utils.params import check_ranges
 from evenshard.utils.signature import checked
+from evenshard.utils.units import bytes_to_gb
 
 if TYPE_CHECKING:
-    from evenshard.compare.what_if.prices import Prices
     from evenshard.compare.what_if.result import WhatIfAnswer
 
 
@@ -25,7 +29,7 @@ class WhatIf:
         "or simulated:h100)",
     )
     devices: Sequence[int] = knob((8,), "numbers of devices")
-    price: "str | Path | Prices | None" = knob(
+    price: str | Path | Prices | None = knob(
         None, "prices by the hour, for the cost of samples: a YAML file, or Prices"
     )
     batch_size: int | None = knob(
@@ -86,7 +90,7 @@ def shared_knobs() -> tuple[Knob, ...]:
     return tuple(one for one in place_knobs() if one.name not in _OF_ONE_MACHINE and one.name not in own)
 
 
-@checked((*knobs_of(WhatIf), *shared_knobs(), *group_knobs(shared_knobs())), Prices="evenshard.compare.what_if.prices")
+@checked((*knobs_of(WhatIf), *shared_knobs(), *group_knobs(shared_knobs())))
 def what_if(
     tables: Any,
     hardware: Sequence[str] = WhatIf.hardware,
@@ -112,8 +116,6 @@ def what_if(
     Raises:
         BadInput: if an argument cannot be used; the message says what to do.
     """
-    from evenshard.utils.errors import BadConfig
-
     names = {one.name for one in knobs_of(WhatIf)}
     taken = [one.name for one in shared_knobs()]
     known = {*names, *taken, *(group.name for group in groups())}
@@ -128,14 +130,9 @@ def _answer(
     tables: Any, asked: WhatIf, shared: Knobs, progress: Callable[[Sequence[Any]], Iterable[Any]] | None
 ) -> "WhatIfAnswer":
     from evenshard.compare.what_if.machines import of_hardware, whole_machine
-    from evenshard.compare.what_if.prices import load_prices
     from evenshard.compare.what_if.question import Question, sizes_of
     from evenshard.compare.what_if.result import WhatIfAnswer
-    from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
     from evenshard.planner.model import model_of, named_with_hardware
-    from evenshard.utils.errors import BadConfig
-    from evenshard.utils.params import check_ranges
-    from evenshard.utils.units import bytes_to_gb
 
     hardware, devices, model, price = asked.hardware, asked.devices, asked.model, asked.price
     batch_size, batch_per_device, dense_batch = asked.batch_size, asked.batch_per_device, asked.dense_batch

@@ -32,6 +32,8 @@ from evenshard.cli import (
 from evenshard.cli.arguments import Commands, OneLineParser
 from evenshard.cli.completion import SHELLS, PrintCompletion
 from evenshard.cli.help import GroupedCommands
+from evenshard.utils.atomic import atomic_path
+from evenshard.utils.console import log_to_stderr
 from evenshard.utils.errors import BadInput, BadRecords, EvenshardError, InfeasibleTask
 from evenshard.utils.extras import named_packages
 from evenshard.utils.messages import one_line
@@ -89,8 +91,6 @@ def main(argv: list[str] | None = None) -> int:
 def run_command(parser: OneLineParser, argv: list[str] | None = None) -> int:
     """Runs one command of a parser and returns its exit code."""
     args = parser.parse_args(argv)
-    from evenshard.utils.console import log_to_stderr
-
     log_to_stderr()
     try:
         with _others_dismissed(), named_packages():
@@ -127,7 +127,5 @@ def _others_dismissed() -> Iterator[None]:
 
 
 def _write_metrics(metrics: Mapping[str, Any], path: Path) -> None:
-    from evenshard.utils.atomic import atomic_path
-
     with atomic_path(path) as draft:
         draft.write_text(json.dumps(metrics, indent=1) + "\n")

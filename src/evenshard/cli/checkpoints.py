@@ -9,14 +9,14 @@ from dataclasses import asdict
 from typing import Any
 
 from evenshard.cli.arguments import PATH, Commands, output_flag
+from evenshard.utils.console import plain_console
+from evenshard.utils.messages import cut
 from evenshard.utils.outputs import CHECKPOINT_FOLDER
+from evenshard.utils.units import size_text
 
 
 def _convert(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.torchrec.running.checkpoint import convert_checkpoint
-    from evenshard.utils.console import plain_console
-    from evenshard.utils.messages import cut
-    from evenshard.utils.units import size_text
 
     done = convert_checkpoint(
         args.checkpoint, args.old, args.new, args.out, args.optimizer, args.tables_state, args.dense_state

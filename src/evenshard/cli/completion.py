@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.cli.arguments import SOURCE, Source
+from evenshard.utils.errors import MissingPackage
+from evenshard.utils.extras import require_package
 from evenshard.utils.outputs import Output
 
 SHELLS = ("bash", "zsh")
@@ -19,8 +21,6 @@ class PrintCompletion(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
         """Prints the script and exits."""
-        from evenshard.utils.errors import MissingPackage
-
         try:
             print(completion_script(parser, values))
         except MissingPackage as error:
@@ -38,7 +38,6 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
         MissingPackage: shtab is not installed.
     """
     from evenshard.tables.catalog import catalog_names
-    from evenshard.utils.extras import require_package
 
     require_package("shtab")
     import shtab

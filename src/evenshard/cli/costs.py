@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +21,15 @@ from evenshard.cli.arguments import (
 )
 from evenshard.cli.options import add_option
 from evenshard.planner.knobs import place_knob
+from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig
+from evenshard.utils.params import load_params, section
 
 # Instead of the name of some hardware.
 ADD = "add"
 
 
 def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
-    import json
-
     from evenshard.measure.describe import describe, text
 
     description = describe(args.costs)
@@ -36,9 +38,6 @@ def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _hardware(args: argparse.Namespace) -> Mapping[str, Any]:
-    import json
-    from dataclasses import asdict
-
     from evenshard.measure.inventory import hardware_text, inventory, inventory_text, known_hardware
 
     if (args.name == ADD) != (args.sheet is not None) or (args.out and not args.sheet):
@@ -63,12 +62,8 @@ def _add_hardware(sheet: Path, out: Path) -> None:
 
 
 def _hardware_here(args: argparse.Namespace) -> None:
-    import json
-
     from evenshard.measure.config import MeasureConfig
     from evenshard.measure.here import hardware_here
-    from evenshard.utils.atomic import atomic_path
-    from evenshard.utils.params import load_params, section
 
     params = load_params(args.params) if args.params.exists() else {}
     text = json.dumps(hardware_here(section(params, "measure", MeasureConfig)), indent=1)
@@ -80,7 +75,6 @@ def _calibrate_link(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.measure.calibrate.link import calibrate_link
     from evenshard.measure.config import MeasureConfig
     from evenshard.measure.distributed import collective
-    from evenshard.utils.params import load_params, section
 
     params = load_params(args.params) if args.params.exists() else {}
     measure = section(params, "measure", MeasureConfig, **measure_overrides(args))

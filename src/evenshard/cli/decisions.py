@@ -25,7 +25,12 @@ from evenshard.cli.arguments import (
 )
 from evenshard.cli.options import add_option
 from evenshard.planner.knobs import place_knob
+from evenshard.stages.loop import EvaluateConfig
+from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.json_files import finite
 from evenshard.utils.outputs import PROMOTION
+from evenshard.utils.params import load_params, section
+from evenshard.utils.provenance import Lineage, params_hash
 
 if TYPE_CHECKING:
     from evenshard.compare.difference import Difference
@@ -50,11 +55,8 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
         print_promotion,
         promote,
     )
-    from evenshard.stages.loop import EvaluateConfig
     from evenshard.tracking import log_backlog, study_run
     from evenshard.tracking.tags import PARAMS_HASH
-    from evenshard.utils.params import load_params, section
-    from evenshard.utils.provenance import Lineage, params_hash
 
     params = load_params(args.params) if args.params.exists() else {}
     measure = section(params, "measure", MeasureConfig, **measure_overrides(args))
@@ -86,8 +88,6 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
 def _compare(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.stages.decisions.loop_runs import loop_runs
     from evenshard.stages.decisions.run_comparison import compare, print_comparison
-    from evenshard.utils.errors import BadConfig
-    from evenshard.utils.json_files import finite
 
     if len(args.runs) < 2:
         raise BadConfig("one run cannot be compared. Name two or more.")
@@ -106,7 +106,6 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.report.difference import print_difference
     from evenshard.stages.decisions.drift import drift_of, print_drift
     from evenshard.tables.sources import tables_from
-    from evenshard.utils.errors import BadConfig, InfeasibleTask
 
     if args.placement is None and (args.out is not None or args.link_gb_s is not None):
         raise BadConfig("--out and --link-gb-s need an old placement. Name it with --placement.")
@@ -151,8 +150,6 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
 
 
 def _drift_json(drift: Drift, model: Model, difference: Difference | None, problem: str) -> Any:
-    from evenshard.utils.json_files import finite
-
     return finite(
         {
             "model": {"source": model.source, "sha256": model.digest},

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.cli.arguments import Commands
+from evenshard.utils.atomic import atomic_path
+from evenshard.utils.errors import BadConfig
 
 # The files, and what each is for; they stand in templates/.
 TEMPLATES = {
@@ -22,9 +24,6 @@ TEMPLATES = {
 
 
 def _init(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.utils.atomic import atomic_path
-    from evenshard.utils.errors import BadConfig
-
     there = next((name for name in TEMPLATES if (args.folder / name).exists()), None)
     if there is not None:
         raise BadConfig(f"{args.folder / there} exists, and nothing is overwritten. Name another folder.")

@@ -9,19 +9,24 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.cli.arguments import OUTPUT, PATH, Commands, Source, at_least, output_flag
-from evenshard.kubeflow.remote import ENDPOINT
+from evenshard.kubeflow.image import image
+from evenshard.kubeflow.remote import ENDPOINT, Endpoint, Remote, RunStatus
+from evenshard.kubeflow.status_text import failure_of, notes_on, progress_of
+from evenshard.utils.errors import BadConfig, PipelineFailed
+from evenshard.utils.extras import require_package
 from evenshard.utils.messages import brief
 from evenshard.utils.outputs import FilesInside
+from evenshard.utils.scratch import scratch_folder
+from evenshard.utils.yaml_files import load_yaml
 
 if TYPE_CHECKING:
     from evenshard.kubeflow.cluster import Cluster
-    from evenshard.kubeflow.remote import Remote, RunStatus
 
 log = logging.getLogger(__name__)
 _PIPELINES = ("train", "retrain", "place", "watch")
@@ -56,7 +61,6 @@ def _compile(args: argparse.Namespace) -> Mapping[str, Any]:
 
 def _run(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.kubeflow.local import local_file, run_here
-    from evenshard.utils.errors import BadConfig
 
     pipeline, values = _built(args, _cluster(args), local=True)
     for name in ("tables", "model", "source", "model_uri", "in_use", "traces"):
@@ -94,8 +98,6 @@ class _Teller:
         self._told: set[str] = set()
 
     def __call__(self, status: RunStatus) -> None:
-        from evenshard.kubeflow.status_text import notes_on, progress_of
-
         for line in (progress_of(status), *notes_on(status)):
             what = re.sub(r"\d+ minutes", "", line)
             if line and what not in self._told:
@@ -136,9 +138,6 @@ def _status(args: argparse.Namespace) -> Mapping[str, Any]:
 
 def _report(status: RunStatus, silent: bool = False) -> None:
     """Prints how a run is doing; one that has ended badly ends the command badly."""
-    from evenshard.kubeflow.status_text import failure_of, notes_on, progress_of
-    from evenshard.utils.errors import PipelineFailed
-
     if status.is_finished and status.state != "SUCCEEDED":
         raise PipelineFailed(failure_of(status))
     if not silent:
@@ -156,9 +155,6 @@ def _cluster(args: argparse.Namespace) -> Cluster:
 
 
 def _built(args: argparse.Namespace, cluster: Cluster, local: bool = False) -> tuple[Any, dict[str, Any]]:
-    from dataclasses import replace
-
-    from evenshard.kubeflow.image import image
     from evenshard_pipelines.build import build
 
     params = args.params
@@ -180,7 +176,6 @@ def _built(args: argparse.Namespace, cluster: Cluster, local: bool = False) -> t
 def _package(args: argparse.Namespace, cluster: Cluster) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The compiled pipeline and the values of its parameters: the file that was named, or one made for the moment."""
     from evenshard.kubeflow.package import compile_to, require_fits
-    from evenshard.utils.scratch import scratch_folder
 
     if args.package is not None:
         values = dict(args.set)
@@ -195,15 +190,10 @@ def _package(args: argparse.Namespace, cluster: Cluster) -> Iterator[tuple[Path,
 
 
 def _remote(args: argparse.Namespace) -> Remote:
-    from evenshard.utils.errors import BadConfig
-    from evenshard.utils.extras import require_package
-
     args.endpoint = args.endpoint or os.environ.get(ENDPOINT)
     if not args.endpoint:
         raise BadConfig(f"no endpoint. Name the address of Kubeflow Pipelines' API with --endpoint, or in {ENDPOINT}.")
     require_package("kfp.kubernetes")
-    from evenshard.kubeflow.remote import Endpoint, Remote
-
     return Remote(Endpoint(args.endpoint, args.namespace, args.token_file, args.timeout_seconds))
 
 
@@ -216,8 +206,6 @@ class _Setting(Source):
 
     def __call__(self, text: str) -> tuple[str, Any]:
         """Called by argparse."""
-        from evenshard.utils.yaml_files import load_yaml
-
         name, equals, value = text.partition("=")
         if not (name and equals):
             raise argparse.ArgumentTypeError(f"{brief(text)} is not NAME=VALUE")

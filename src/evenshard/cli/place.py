@@ -9,9 +9,15 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evenshard.api.place import place
 from evenshard.cli.arguments import OUTPUT, OUTPUT_OR_STDOUT, PATH, SOURCE, Commands, at_least
 from evenshard.cli.options import add_option, rules_of
+from evenshard.measure.hardware import HardwareName
 from evenshard.planner.knobs import groups, place_knobs
+from evenshard.sharders.torchrec.compat import require_torchrec
+from evenshard.utils.atomic import atomic_path
+from evenshard.utils.console import best_so_far, without_progress
+from evenshard.utils.errors import BadConfig, MissingPackage
 from evenshard.utils.knobs import knobs_of
 from evenshard.utils.outputs import STDOUT
 
@@ -33,13 +39,10 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
     if args.schema:
         print(json.dumps(json_schema(), indent=1))
         return {}
-    from evenshard.api.place import place
     from evenshard.planner.rivals import FULL_SPACE, RULE
     from evenshard.planner.rules import RULES, load_rules
     from evenshard.report.terminal import print_answer
     from evenshard.sharders.catalog import HEURISTICS
-    from evenshard.utils.console import best_so_far, without_progress
-    from evenshard.utils.errors import BadConfig
 
     if args.tables is None:
         raise BadConfig("TABLES is missing. Name a table file, a public set such as mlperf_dlrm_v2, or traffic.")
@@ -70,7 +73,6 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
 def _contents(args: argparse.Namespace, answer: PlacementAnswer) -> str:
     """What goes into the file."""
     if args.format == "torchrec":
-        from evenshard.measure.hardware import HardwareName
         from evenshard.torchrec.plan.file import plan_text
 
         kind = HardwareName.parse(answer.request.hardware).kind
@@ -85,8 +87,6 @@ def _contents(args: argparse.Namespace, answer: PlacementAnswer) -> str:
 
 
 def _write(text: str, path: Path) -> None:
-    from evenshard.utils.atomic import atomic_path
-
     if path == STDOUT:
         print(text, end="")
         return
@@ -96,8 +96,6 @@ def _write(text: str, path: Path) -> None:
 
 def _check_stdout(args: argparse.Namespace) -> None:
     """Standard output holds one thing."""
-    from evenshard.utils.errors import BadConfig
-
     if args.json and args.out == STDOUT:
         raise BadConfig("--json and -o - both write to standard output. Give one of them, or -o a file.")
     if args.what_if is not None and (args.json or args.quiet or args.out == STDOUT):
@@ -118,8 +116,6 @@ def _print_more_memory(args: argparse.Namespace, answer: PlacementAnswer) -> Non
 def _torchrec() -> tuple[tuple[str, ...], str]:
     """TorchRec's planners to compare with; where TorchRec is not installed, why."""
     from evenshard.planner.rivals import TORCHREC
-    from evenshard.sharders.torchrec.compat import require_torchrec
-    from evenshard.utils.errors import MissingPackage
 
     try:
         require_torchrec()
@@ -130,8 +126,6 @@ def _torchrec() -> tuple[tuple[str, ...], str]:
 
 def _check_format(args: argparse.Namespace) -> None:
     """A TorchRec plan needs a file; only it knows nodes."""
-    from evenshard.utils.errors import BadConfig
-
     if args.format == "torchrec" and args.out is None:
         raise BadConfig("--format torchrec writes a file. Name it: -o plan.json.")
     if args.format == CONSTRAINTS and args.out is None:

@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.cli.arguments import OUTPUT, PATH, Commands, at_least
+from evenshard.utils.console import plain_console
+from evenshard.utils.errors import BadConfig, BadInput, TrackingFailed
+from evenshard.utils.messages import counted, cut
+from evenshard.utils.units import size_text
 
 if TYPE_CHECKING:
     from evenshard.compare.difference import Difference
@@ -30,7 +34,6 @@ def _explain(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.planner.file import load_answer
     from evenshard.report.explanation import print_explanation, print_overview
     from evenshard.report.more_memory import print_more_memory
-    from evenshard.utils.errors import BadConfig
 
     if args.table is not None and args.what_if is not None:
         raise BadConfig("name one of two: a table (--table), or what if there were more memory (--what-if memory).")
@@ -57,7 +60,6 @@ def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.planner.file import load_answer
     from evenshard.report.difference import print_difference
     from evenshard.report.difference_markdown import difference_markdown
-    from evenshard.utils.errors import BadConfig, BadInput
 
     if args.restart_minutes and args.steps is None:
         raise BadConfig("--restart-minutes counts against what steps save. Say how many: --steps 100000.")
@@ -95,7 +97,6 @@ def _write_renamed(args: argparse.Namespace, new: PlacementAnswer, difference: D
     """The new placement with its devices renamed as the difference proposes; as it is where nothing is proposed."""
     from evenshard.compare.diff import renamed
     from evenshard.planner.file import save_answer
-    from evenshard.utils.errors import BadConfig
 
     if difference.renaming is not None:
         if model is None:
@@ -106,10 +107,6 @@ def _write_renamed(args: argparse.Namespace, new: PlacementAnswer, difference: D
 
 def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: PlacementAnswer) -> Mapping[str, Any]:
     from evenshard.torchrec.running.delta_file import reasons_of, reshard_delta, save_delta
-    from evenshard.utils.console import plain_console
-    from evenshard.utils.errors import BadConfig
-    from evenshard.utils.messages import counted, cut
-    from evenshard.utils.units import size_text
 
     if args.out is None:
         raise BadConfig("--reshard-delta needs a file to write. Add -o delta.json.")
@@ -133,8 +130,6 @@ def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: Placemen
 def _lineage(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.planner.file import load_answer
     from evenshard.planner.lineage import BROKEN, lineage_of
-    from evenshard.utils.console import plain_console
-    from evenshard.utils.errors import TrackingFailed
 
     links = lineage_of(load_answer(args.placement), args.data)
     broken = [link for link in links if link.state == BROKEN]
@@ -155,7 +150,6 @@ def _lineage(args: argparse.Namespace) -> Mapping[str, Any]:
 def _model(args: argparse.Namespace, answer: PlacementAnswer) -> Model:
     """The model that is asked for, or the one that the file names; not the same is worth a word."""
     from evenshard.planner.model import model_of, named_model, other_model
-    from evenshard.utils.errors import BadConfig, BadInput
 
     if args.model is not None:
         model = model_of(args.model, answer.request.hardware)

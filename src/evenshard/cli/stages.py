@@ -22,11 +22,11 @@ from evenshard.cli.arguments import (
 )
 from evenshard.stages.loop import STAGES, LoopConfig
 from evenshard.stages.stage import Flag, LoopSetting, Reads, Stage, Writes, declared, flags, set_by
+from evenshard.utils.params import load_params, section
 
 
 def _run(stage: Stage, args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.stages.runner import run_stage
-    from evenshard.utils.params import load_params, section
 
     missing = args.params == PARAMS and not args.params.exists()
     params = {} if missing and not stage.needs_params else load_params(args.params)

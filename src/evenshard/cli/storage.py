@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from evenshard.cli.arguments import PATH, Commands
+from evenshard.utils.units import size_text
 
 
 def _upload(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.utils.s3 import upload
-    from evenshard.utils.units import size_text
 
     files = upload(args.source, args.address).files
     size = size_text(sum(one.size_bytes for one in files))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from textwrap import fill
 from typing import Any
 
@@ -14,9 +16,6 @@ from evenshard.planner.knobs import place_knob
 
 
 def _observe(args: argparse.Namespace) -> Mapping[str, Any]:
-    import json
-    from dataclasses import asdict
-
     from evenshard.stages import observe as stage
     from evenshard.stages.observe_text import observation_text
 

@@ -12,6 +12,7 @@ from typing import Any
 from evenshard.api.what_if import WhatIf, shared_knobs, what_if
 from evenshard.cli.arguments import OUTPUT, PATH, SOURCE, Commands, Source, number
 from evenshard.cli.options import add_option, rules_of
+from evenshard.utils.console import progress
 from evenshard.utils.knobs import knobs_of
 
 
@@ -68,7 +69,6 @@ def _what_if(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.compare.what_if.result import save_what_if
     from evenshard.report.what_if import print_what_if
     from evenshard.report.what_if_plot import require_plot, save_plot
-    from evenshard.utils.console import progress
 
     if args.plot is not None:
         require_plot(args.plot)

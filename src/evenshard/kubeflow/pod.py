@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard import tracking
+from evenshard.api.serving import served_code
 from evenshard.kubeflow.addresses import require_readable
 from evenshard.kubeflow.component import EARLIER, METRICS, NUM_GPUS, accumulates, input_name, own_file
 from evenshard.kubeflow.pod_backlog import backlog_of
@@ -146,8 +147,6 @@ def log_metrics(metrics: Any, values: Mapping[str, float | None]) -> None:
 def record_end(state: str, page: str, seen: Seen) -> None:
     """Tells MLflow how the run ended, where MLFLOW_TRACKING_URI names a server."""
     if _has_server():
-        from evenshard.api.serving import served_code
-
         tracking.log_backlog(served_code)
         tracking.end_loop(state, page, {"failed": seen.failed, "cached": seen.cached, "ran": seen.ran})
 

@@ -23,6 +23,7 @@ from evenshard.measure.link_model import BYTES_PER_VALUE as BYTES_PER_VALUE
 from evenshard.measure.link_model import Link as Link
 from evenshard.measure.link_rules import GPUS_OF_A_NODE as GPUS_OF_A_NODE
 from evenshard.measure.link_rules import NVLINK_GB_S, nic_by_rule, nvlink_by_rule, pcie_by_rule
+from evenshard.measure.profile_file import read_profile
 from evenshard.measure.profiles import link_profile_path
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import brief, cut
@@ -250,8 +251,6 @@ def link(name: str) -> Link:
 
 
 def _of_file(path: Path) -> Link:
-    from evenshard.measure.profile_file import read_profile
-
     found = read_profile(path, Link)
     remedy = "Calibrate it again with `evenshard calibrate-link`."
     bandwidths = {field: getattr(found, field) for field in BANDWIDTHS}

@@ -27,6 +27,7 @@ from evenshard.tracking.tags import (
     VERSIONS,
 )
 from evenshard.utils.errors import BadInput, TrackingFailed
+from evenshard.utils.params import load_params
 from evenshard.utils.provenance import UNKNOWN, knows_commit, params_hash, sha256_of
 
 FOUND, BROKEN, UNCHECKED, STATED = "ok", "BROKEN", "unchecked", "stated"
@@ -222,8 +223,6 @@ def _tables(
 
 def _settings(tags: Mapping[str, str], origins: list[dict[str, Any]]) -> LineageLink:
     """The hash of params.yaml, beside the one here."""
-    from evenshard.utils.params import load_params
-
     recorded = tags.get(PARAMS_HASH) or _joined(origins, "params_hash") or UNKNOWN
     value = "; ".join(f"sha256 {one[:12]}" if one != UNKNOWN else one for one in recorded.split("; "))
     if recorded == UNKNOWN:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import AUTO
@@ -19,7 +21,7 @@ from evenshard.measure.price.step import PartCosts
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import broken_rule, parts_by_table
 from evenshard.placement.sharding import ROWS_OF_ALL, TABLE_WISE
-from evenshard.placement.task import TASK_ID, ShardingTask
+from evenshard.placement.task import TASK_ID
 from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Rival, Saving
 from evenshard.planner.pricing import PartsMeasurer
 from evenshard.planner.request import PlacementRequest
@@ -28,8 +30,8 @@ from evenshard.sharders.search.construction import Construction, Works
 from evenshard.sharders.search.rules_of_thumb import rules_of_thumb
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.state import parts_of
-from evenshard.sharders.torchrec.planner import Bandwidths, machine_bandwidths
-from evenshard.sharders.torchrec.rival import TorchRecPlan, TorchRecPlanner
+from evenshard.sharders.torchrec.compat import require_torchrec
+from evenshard.sharders.torchrec.planner import machine_bandwidths
 from evenshard.sharders.torchrec.settings import (
     AS_IT_COMES,
     OUR_MEMORY,
@@ -41,6 +43,9 @@ from evenshard.sharders.torchrec.settings import (
 )
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief, counted
+
+if TYPE_CHECKING:
+    from evenshard.sharders.torchrec.rival import TorchRecPlan, TorchRecPlanner
 
 # The best rule of thumb over all sharding types: small tables replicated, the costliest ones cut, the rest dealt out.
 RULE = "best_rule_of_thumb"
@@ -155,14 +160,17 @@ def _full_space(request: PlacementRequest, costs: PartCosts) -> Iterator[Candida
     Raises:
         InfeasibleTask: if it finds none.
     """
+    require_torchrec()
+    from evenshard.sharders.torchrec.rival import TorchRecPlanner
+
     task = request.task()
-    bandwidths = machine_bandwidths(request.hardware, request.nodes, costs.links)
+    planner = partial(TorchRecPlanner, task, machine_bandwidths(request.hardware, request.nodes, costs.links))
     chosen = free_hands(task, thorough=False)
     asked_s = [(setting, None if setting in PLAIN else _TIMEOUT_S) for setting in chosen]
-    plans = list(_swept(task, bandwidths, asked_s))
+    plans = list(_swept(planner, asked_s))
     if not plans and task.may_offload:
         chosen = (*chosen, *OFFLOAD_SETTINGS)
-        plans = list(_swept(task, bandwidths, [(setting, _TIMEOUT_S) for setting in OFFLOAD_SETTINGS]))
+        plans = list(_swept(planner, [(setting, _TIMEOUT_S) for setting in OFFLOAD_SETTINGS]))
     if not plans:
         raise InfeasibleTask(f"TorchRec's planner found no plan in any of {len(chosen)} settings")
     plain = next((one for one in plans if one.setting == AS_IT_COMES), None)
@@ -171,7 +179,7 @@ def _full_space(request: PlacementRequest, costs: PartCosts) -> Iterator[Candida
         yield Rival(FULL_SPACE, None, None, note, str(AS_IT_COMES), chosen=PLAIN_PLAN), None
     else:
         yield Rival(FULL_SPACE, None, setting=str(plain.setting), chosen=PLAIN_PLAN), plain.parts
-    raters = TorchRecPlanner(task, bandwidths)
+    raters = planner()
     on_device = all(part.storage.is_on_device for plan in plans for part in plan.parts)
     rated = min(plans, key=lambda one: raters.rating_ms(one.parts) if on_device else one.rating_ms)
     yield Rival(FULL_SPACE, None, setting=str(rated.setting), chosen=BY_RATING), rated.parts
@@ -181,13 +189,13 @@ def _full_space(request: PlacementRequest, costs: PartCosts) -> Iterator[Candida
 
 
 def _swept(
-    task: ShardingTask, bandwidths: Bandwidths, asked_s: Sequence[tuple[PlannerSetting, int | None]]
+    planner: Callable[[int | None], TorchRecPlanner], asked_s: Sequence[tuple[PlannerSetting, int | None]]
 ) -> Iterator[TorchRecPlan]:
     """The plans of settings with which it finds one, each in so many seconds, until the time of all is over."""
     began = time.monotonic()
     for setting, timeout_s in asked_s:
         if timeout_s is None or time.monotonic() - began < _SWEEP_S:
-            yield from TorchRecPlanner(task, bandwidths, timeout_s).plans([setting])
+            yield from planner(timeout_s).plans([setting])
 
 
 def _broken(costs: PartCosts, parts: Sequence[TablePart]) -> str:

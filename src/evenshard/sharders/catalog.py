@@ -9,19 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from evenshard.measure.config import MeasureConfig
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.base import Sharder, TrainedSharder
 from evenshard.sharders.greedy import expert_sharder, single_cost_sharder
 from evenshard.sharders.learned import LEARNED
 from evenshard.sharders.random import RandomSharder
+from evenshard.sharders.torchrec.compat import require_torchrec
 from evenshard.sharders.torchrec.planner import bandwidths_of
-from evenshard.sharders.torchrec.rival import TorchRecPlanner, TorchRecSharder
 
 if TYPE_CHECKING:  # torch takes a second to import, and rules of thumb need none
     from evenshard.sharders.cost_model.cost_model import CostModel
     from evenshard.sharders.cost_model.sharder import SearchConfig
+    from evenshard.sharders.torchrec.rival import TorchRecPlanner
 
 Resource = TypeVar("Resource")
 
@@ -105,19 +107,19 @@ SHARDERS = (
     ),
     Entry(
         "torchrec_planner",
-        lambda given: TorchRecSharder(partial(bandwidths_of, given.measure)),
+        lambda given: _torchrec_sharder(given, "storage"),
         "TorchRec's planner",
         package="torchrec",
     ),
     Entry(
         "torchrec_planner_perf",
-        lambda given: TorchRecSharder(partial(bandwidths_of, given.measure), "perf"),
+        lambda given: _torchrec_sharder(given, "perf"),
         "TorchRec's planner, costliest first",
         package="torchrec",
     ),
     Entry(
         "torchrec_planner_full",
-        lambda given: lambda task: TorchRecPlanner(task, bandwidths_of(given.measure, task.machine)),
+        lambda given: _torchrec_planner(given),
         "TorchRec's planner, every sharding type",
         package="torchrec",
         is_full_space=True,
@@ -147,6 +149,20 @@ def label_of(name: str) -> str:
     """What a reader would call a sharder, those that are no longer in the table included."""
     known = next((one.label for one in SHARDERS if one.name == name), "")
     return known or name.replace("_", " ")
+
+
+def _torchrec_sharder(given: Resources, sort_by: Literal["storage", "perf"]) -> Sharder:
+    require_torchrec()
+    from evenshard.sharders.torchrec.rival import TorchRecSharder
+
+    return TorchRecSharder(partial(bandwidths_of, given.measure), sort_by)
+
+
+def _torchrec_planner(given: Resources) -> Callable[[ShardingTask], TorchRecPlanner]:
+    require_torchrec()
+    from evenshard.sharders.torchrec.rival import TorchRecPlanner
+
+    return lambda task: TorchRecPlanner(task, bandwidths_of(given.measure, task.machine))
 
 
 def _evenshard(given: Resources) -> Sharder:

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any, TypeVar, get_type_hints
 
 from evenshard.utils.outputs import File, Output
+from evenshard.utils.params import section
 
 Declaration = TypeVar("Declaration")
 # Kinds of artifacts, as Kubeflow Pipelines calls them.
@@ -228,7 +229,6 @@ class Stage:
             BadConfig: if a section makes no sense.
         """
         from evenshard.measure.config import MeasureConfig
-        from evenshard.utils.params import section
 
         kinds = {self.name: self.config, "measure": MeasureConfig}
         return {name: section(params, name, kinds[name], **overrides.get(name, {})) for name in self.sections}

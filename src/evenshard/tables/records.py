@@ -31,6 +31,9 @@ COLUMN_TYPES = {one.name: str(one.type).removesuffix(" | None") for one in field
 TABLE_COLUMNS = tuple(COLUMN_TYPES)
 REUSE_COLUMNS = tuple(f"reuse_bin_{number}" for number in range(NUM_REUSE_BINS))
 KNOWN_COLUMNS = (*TABLE_COLUMNS, *REUSE_COLUMNS)
+# Of a CSV or Parquet file; each that is not known is an error anyway.
+MAX_COLUMNS = 1_000
+WRITE_AGAIN = "Write the file again; its columns are " + ", ".join(TABLE_COLUMNS) + "."
 # Extra columns that a message names.
 MAX_NAMED = 12
 
@@ -297,3 +300,8 @@ def _reuse_bins(record: RawTable) -> tuple[float, ...] | None:
     if missing is not None:
         raise BadRecord(f"{missing} is empty while other reuse columns are not", "Fill in all 17 or none.")
     return tuple(_number(record[column], column) for column in REUSE_COLUMNS)
+
+
+def columns_of(records: list[RawTable]) -> list[str]:
+    """The plain columns, and those in which some record says more."""
+    return [column for column in TABLE_COLUMNS if any(column in record for record in records)]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evenshard.sharders.model import digest_of
 from evenshard.tracking.client import (
     asking,
     connect,
@@ -136,8 +137,6 @@ def _uploaded(
     run_id: str,
 ) -> Any:
     """A logged model that has all of its files; one of this run that an earlier attempt has left half-made is used."""
-    from evenshard.sharders.model import digest_of
-
     with scratch_folder() as scratch:
         model, served = scratch / "model", scratch / "pyfunc"
         copy_parts(folder, model, name)
@@ -269,8 +268,6 @@ def version_of_files(name: str, folder: Path, run_id: str = "") -> ModelVersion 
 
 
 def _with_files(client: Any, name: str, folder: Path, run_id: str = "") -> ModelVersion | None:
-    from evenshard.sharders.model import digest_of
-
     with scratch_folder() as scratch:
         try:
             copy_parts(folder, scratch, name)

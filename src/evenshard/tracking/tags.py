@@ -12,6 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from evenshard.measure.cost_rows import read_lineage
+from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
 from evenshard.utils.provenance import UNKNOWN, git_commit, params_hash, sha256_of
 from evenshard.version import __version__
 
@@ -48,8 +50,6 @@ def costs_tags(paths: Sequence[Path]) -> dict[str, str]:
     Raises:
         BadFile: if one cannot be read.
     """
-    from evenshard.measure.cost_rows import read_lineage
-
     origins = [read_lineage(path) for path in paths]
     return {
         COSTS_SHA256: ",".join(map(sha256_of, paths)),
@@ -70,8 +70,6 @@ def network_tags(folder: Path) -> dict[str, str]:
     Raises:
         BadFile: if it cannot be read.
     """
-    from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
-
     path = folder / TRAINED_ON
     if not path.exists():
         return {}

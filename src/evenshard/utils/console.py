@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from typing import IO, TYPE_CHECKING, TypeVar
 
 from evenshard.utils.messages import without_credentials
+from evenshard.utils.units import ms_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -114,8 +115,6 @@ def best_so_far() -> Iterator[Callable[[float], None] | None]:
         yield None
         return
     from rich.console import Console
-
-    from evenshard.utils.units import ms_text
 
     with Console(stderr=True).status("searching") as status:
         yield lambda ms: status.update(f"best so far {ms_text(ms)} ms of embedding work per step (Ctrl-C takes it)")

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import reduce
 from operator import or_
+from textwrap import fill
 from types import NoneType, UnionType
 from typing import Any, get_args
 
@@ -136,8 +137,6 @@ def chosen_in(knobs: Any) -> Mapping[str, Any]:
 
 def with_meanings(docstring: str | None, knobs: Sequence[Knob]) -> str | None:
     """A docstring whose argument ``knobs`` is replaced by a line for each of them; None where Python keeps none."""
-    from textwrap import fill
-
     if docstring is None:
         return None
     lines: list[str] = []

@@ -18,7 +18,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
+from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, proposers
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner, SortBy
+from torchrec.distributed.planner.perf_models import NoopPerfModel
+from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, Shard, ShardingOption, Topology
+from torchrec.distributed.planner.types import Storage as TorchRecStorage
+from torchrec.distributed.types import CacheParams, PipelineType
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from evenshard.measure.simulated.gpu_profile import HOST_GB_S
 from evenshard.placement.machine import Machine
@@ -39,6 +57,7 @@ from evenshard.placement.sharding import (
 )
 from evenshard.placement.storage import FUSED, USUAL_KERNELS
 from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part
+from evenshard.sharders.torchrec.cache_statistics import TableStatistics
 from evenshard.sharders.torchrec.compat import require_torchrec
 from evenshard.sharders.torchrec.planner import (
     DENSE_KERNEL,
@@ -59,10 +78,6 @@ from evenshard.sharders.torchrec.settings import (
 )
 from evenshard.tables.table import MEAN, Table
 from evenshard.utils.errors import InfeasibleTask
-
-if TYPE_CHECKING:
-    from torch import nn
-    from torchrec.distributed.planner.types import ShardingOption, Topology
 
 # Smaller tables are in device memory: the scale-up divides by what more rows of a cache take, which may be nothing.
 LEAST_ROWS = 1000
@@ -131,11 +146,6 @@ class TorchRecPlanner:
         Raises:
             InfeasibleTask: if TorchRec finds none.
         """
-        from torchrec.distributed.planner import EmbeddingShardingPlanner
-        from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner, SortBy
-        from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-        from torchrec.distributed.planner.types import PlannerError
-
         constraints = self._constraints(setting, widths or {})
         rates = self._perf_model(setting)
         planner = EmbeddingShardingPlanner(
@@ -180,8 +190,6 @@ class TorchRecPlanner:
         Raises:
             BadConfig: if the parts are not those of the task's tables.
         """
-        from torchrec.distributed.planner.types import Shard
-
         by_table = parts_by_table(self._task, parts)
         enumerator, templates = self._rating_templates
         options = []
@@ -209,8 +217,6 @@ class TorchRecPlanner:
         return enumerator, list(first.values())
 
     def _perf_model(self, setting: PlannerSetting) -> Any:
-        from torchrec.distributed.planner.perf_models import NoopPerfModel
-
         return (self._rates or NoopPerfModel)(self.topology_of(setting))
 
     # What TorchRec is given ------------------------------------------------------------------------------------------
@@ -233,14 +239,9 @@ class TorchRecPlanner:
 
     @cached_property
     def _sharders(self) -> list[Any]:
-        from torchrec.distributed.embedding import EmbeddingCollectionSharder
-        from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-
         return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
 
     def _constraints(self, setting: PlannerSetting, widths: Mapping[str, int]) -> dict[str, Any]:
-        from torchrec.distributed.planner.types import ParameterConstraints
-
         left_out = {
             *(() if setting.grid_shard else GRIDS),
             *(() if setting.replicas else REPLICATED),
@@ -263,11 +264,6 @@ class TorchRecPlanner:
         return found
 
     def _allow_caches(self, constraints: Any, position: int, load_factor: float) -> None:
-        from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
-        from torchrec.distributed.types import CacheParams
-
-        from evenshard.sharders.torchrec.cache_statistics import TableStatistics  # which imports TorchRec
-
         task, table, kernels = self._task, self._task.tables[position], self._task.kernels_of(position)
         if table.num_rows < LEAST_ROWS and FUSED in kernels:
             kernels = (FUSED,)
@@ -282,8 +278,6 @@ class TorchRecPlanner:
 
     def _proposers(self, setting: PlannerSetting) -> list[Any] | None:
         """None for TorchRec's default ones."""
-        from torchrec.distributed.planner import proposers
-
         if not setting.proposers:
             return None if setting.load_factor is None else [proposers.EmbeddingOffloadScaleupProposer()]
         greedy = [proposers.GreedyProposer(), proposers.GreedyProposer(use_depth=False)]
@@ -302,9 +296,6 @@ class TorchRecPlanner:
         return groups[setting.proposers]
 
     def _enumerator(self, setting: PlannerSetting, constraints: dict[str, Any]) -> _SortedEnumerator:
-        from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
-        from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
-
         topology = self.topology_of(setting)
         times = (self._estimator_of or EmbeddingPerfEstimator)(topology, constraints)
         estimators = [times, self._storage_estimator(setting, constraints)]
@@ -312,9 +303,6 @@ class TorchRecPlanner:
         return _SortedEnumerator(enumerator, self._position)
 
     def _storage_estimator(self, setting: PlannerSetting, constraints: dict[str, Any]) -> Any:
-        from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
-        from torchrec.distributed.types import PipelineType
-
         topology = self.topology_of(setting)
         if setting.load_factor is None:
             return _CappedWeights(EmbeddingStorageEstimator(topology, constraints), self._shard_bytes)
@@ -339,9 +327,6 @@ class TorchRecPlanner:
     @cached_property
     def _module_with_optimizers(self) -> nn.Module:
         """The tables, whose state of the optimizer TorchRec counts."""
-        import torch
-        from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
-
         kinds = {SGD: torch.optim.SGD, "rowwise_adagrad": RowWiseAdagrad, "adam": torch.optim.Adam}
         module = self._collections()
         for path, weights in module.named_parameters():
@@ -352,10 +337,6 @@ class TorchRecPlanner:
 
     def _collections(self) -> nn.Module:
         """The tables as TorchRec's collections, weighted ones apart, without memory behind them."""
-        import torch
-        from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
-        from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-
         # It has no weights of 8 bits or less to train.
         types = {"fp32": DataType.FP32, "bf16": DataType.BF16}
         configs: dict[tuple[str, bool, bool], list[Any]] = defaultdict(list)
@@ -481,8 +462,6 @@ class _OurMemory:
 
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any) -> None:
         """Sets the storage of every shard, as TorchRec's ``ShardEstimator`` does."""
-        from torchrec.distributed.planner.types import Storage as TorchRecStorage
-
         for option in sharding_options:
             table = self._task.tables[self._position[option.name]]
             everywhere = tuple(range(self._task.num_devices)) if option.sharding_type == DATA_PARALLEL else (0,)

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pyarrow.types as pt
 
-from evenshard.tables.formats import value_type
+from evenshard.tables.parquet import value_type
 from evenshard.tables.traffic.features import DENSE_COLUMN, LABEL_COLUMN, TIME_COLUMN, sort_of_integers
 from evenshard.tables.traffic.sample import Block, Part, Survey, TableLookups, check_same_tables
 from evenshard.utils.errors import BadFile
-from evenshard.utils.extras import require_package
 from evenshard.utils.messages import brief, cut, reason_of
 
 # Pages are decoded from a buffer of this size. Without one, or with pyarrow's pre-buffering, whole column chunks of a
@@ -65,8 +68,6 @@ class ParquetSample:
 
     def blocks(self, part: Part, names: Sequence[str], max_samples: int) -> Iterator[Block]:
         """See ``Sample.blocks``."""
-        import pyarrow as pa
-
         with _opened(part.path) as file:
             try:
                 for batch in file.iter_batches(max_samples, row_groups=[part.row_group], columns=list(names)):
@@ -77,10 +78,6 @@ class ParquetSample:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    require_package("pyarrow")
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         file = pq.ParquetFile(path, buffer_size=READ_BUFFER_BYTES, pre_buffer=False)
     except (pa.ArrowException, OSError) as error:
@@ -105,8 +102,6 @@ def _names(path: Path, file: Any) -> tuple[str, ...]:
 
 def _unlike_features(names: Sequence[str], file: Any) -> Mapping[str, str]:
     """Columns that hold no row numbers, by their type, or by name and values where there is one a sample."""
-    import pyarrow.types as pt
-
     found = {}
     for name in names:
         kind = file.schema_arrow.field(name).type
@@ -131,8 +126,6 @@ def _only_0_and_1(name: str, metadata: Any) -> bool:
 
 
 def _check_type(path: Path, name: str, kind: Any) -> None:
-    import pyarrow.types as pt
-
     value = value_type(kind)
     # A column of nothing but nulls or empty lists is written without a type of its own.
     if pt.is_integer(value) or pt.is_null(value):
@@ -172,10 +165,6 @@ def _num_values(file: Any) -> dict[str, int]:
 
 
 def _lookups(path: Path, name: str, column: Any) -> TableLookups:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.types as pt
-
     where = f"column {brief(name)}"
     if pt.is_integer(column.type) or pt.is_null(column.type):
         lengths, values = column.is_valid(), column.drop_null()

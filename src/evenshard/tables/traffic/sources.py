@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from evenshard.tables.traffic.parquet import ParquetSample
 from evenshard.tables.traffic.sample import Sample
 from evenshard.tables.traffic.torch_batches import TorchSample
 from evenshard.utils.errors import BadFile
+from evenshard.utils.extras import require_package
 from evenshard.utils.packed_files import unpacked
 
 _KINDS = "Give a folder of .parquet files or of .pt files, or one .parquet, .pt or .pt.gz file."
@@ -43,4 +43,11 @@ def opened_sample(source: Path) -> Iterator[Sample]:
     other = next((path for path in paths if path.suffix != paths[0].suffix), None)
     if other is not None:
         raise BadFile(source, f"holds both {paths[0].name} and {other.name}", _KINDS)
-    yield ParquetSample(paths) if paths[0].suffix == ".parquet" else TorchSample(paths)
+    yield _parquet_sample(paths) if paths[0].suffix == ".parquet" else TorchSample(paths)
+
+
+def _parquet_sample(paths: Sequence[Path]) -> Sample:
+    require_package("pyarrow")
+    from evenshard.tables.traffic.parquet import ParquetSample
+
+    return ParquetSample(paths)

@@ -6,7 +6,11 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import nn
+from torchrec.distributed.planner.types import Topology
+from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 from evenshard.measure.hardware import HardwareName
 from evenshard.placement.parts import TablePart, whole_tables
@@ -36,11 +40,6 @@ from evenshard.torchrec.planner.report import ModelPlan, PlanReport
 from evenshard.utils.errors import EvenshardError, InfeasibleTask
 from evenshard.utils.messages import cut, reason_of
 from evenshard.utils.units import gb_to_bytes, pct_text, size_text
-
-if TYPE_CHECKING:
-    from torch import nn
-    from torchrec.distributed.planner.types import Topology
-    from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +72,6 @@ class ModelPlanner:
             PlannerError: TorchRec's, if the tables find no room.
             BadInput: if a table cannot be placed, or there is no cost model.
         """
-        from torchrec.distributed.types import ShardingPlan
-
         given, machine, topology = self.arguments, self.machine, self.topology
         started, result = time.monotonic(), ModelPlan(ShardingPlan({}))
         dense = gb_to_bytes(self.settings.knobs.memory.dense_gb or 0.0)

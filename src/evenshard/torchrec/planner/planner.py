@@ -30,9 +30,7 @@ from evenshard.torchrec.planner.arguments import (
     reservation_of,
 )
 from evenshard.torchrec.planner.machine import machine_of
-from evenshard.torchrec.planner.model_plan import ModelPlanner
 from evenshard.torchrec.planner.model_request import PlannerSettings
-from evenshard.torchrec.planner.report import stats_of
 from evenshard.torchrec.planner.topology import links_of_topology, topology_of, with_memory
 from evenshard.utils.errors import BadConfig, EvenshardError
 from evenshard.utils.knobs import chosen_in
@@ -57,6 +55,8 @@ if TYPE_CHECKING:
         Topology,
     )
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
+
+    from evenshard.torchrec.planner.model_plan import ModelPlanner
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +143,9 @@ class EvenshardPlanner:
         self._failure: EvenshardError | None = None
         self._planner: ModelPlanner | None = None
         require_torchrec()
+        from evenshard.torchrec.planner.model_plan import ModelPlanner
+        from evenshard.torchrec.planner.report import stats_of
+
         storage_reservation = reservation_of(storage_reservation, heuristical_storage_reservation_percentage)
         batch_size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
         self._stats = stats_of(stats)

@@ -5,7 +5,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import nn
+from torchrec.distributed.planner import planners
+from torchrec.distributed.planner.constants import POOLING_FACTOR
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator, get_partition_by_type
+from torchrec.distributed.planner.stats import EmbeddingStats
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import (
+    Enumerator,
+    PlannerError,
+    Shard,
+    ShardingOption,
+    Stats,
+    StorageReservation,
+    Topology,
+)
+from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
 
 from evenshard.placement.sharding import DATA_PARALLEL
 from evenshard.report.answer import PlacementAnswer
@@ -13,18 +30,6 @@ from evenshard.sharders.torchrec.compat import check_ranks, debug_statistics, kn
 from evenshard.torchrec.planner.arguments import PlannerArguments, heuristical
 from evenshard.torchrec.planner.machine import TorchRecMachine
 from evenshard.utils.messages import reason_of
-
-if TYPE_CHECKING:
-    from torch import nn
-    from torchrec.distributed.planner.types import (
-        Enumerator,
-        Shard,
-        ShardingOption,
-        Stats,
-        StorageReservation,
-        Topology,
-    )
-    from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
 
 log = logging.getLogger(__name__)
 
@@ -130,8 +135,6 @@ class PlanReport:
 
     def _called_back(self, options: list[ShardingOption]) -> tuple[list[ShardingOption], ShardingPlan]:
         """What the callbacks, one after the other, make of the plan."""
-        from torchrec.distributed.planner import planners
-
         for callback in self.arguments.callbacks or ():
             options = callback(options)
         plan = planners.to_sharding_plan(options, self.topology)
@@ -140,9 +143,6 @@ class PlanReport:
 
     def _reservation(self) -> StorageReservation:
         """The one that was given; or, as TorchRec's statistics show it, what evenshard keeps without one."""
-        from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-        from torchrec.distributed.planner.types import PlannerError
-
         given, machine = self.arguments, self.machine
         if given.storage_reservation is not None:
             return given.storage_reservation
@@ -165,10 +165,6 @@ class PlanReport:
 
         Tables whose lookups the plan does not tell have those of the constraints, or TorchRec's default.
         """
-        from torchrec.distributed.planner.constants import POOLING_FACTOR
-        from torchrec.distributed.planner.enumerators import get_partition_by_type
-        from torchrec.distributed.planner.types import ShardingOption
-
         sharder_of = {one.module_type: one for one in self.sharders}
         found = []
         constraints, world_size = self.arguments.constraints_by_table, self.machine.nodes.num_devices
@@ -205,9 +201,6 @@ class PlanReport:
 
         One that was given has enumerated the model for these sharders already.
         """
-        from torch import nn
-        from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
-
         given = self.arguments
         enumerator = given.enumerator
         if enumerator is None:
@@ -219,8 +212,6 @@ class PlanReport:
 
 def _shards(entry: ParameterSharding, shape: Sequence[int], world_size: int) -> list[Shard]:
     """The shards of a table; a replica is a whole one on each rank."""
-    from torchrec.distributed.planner.types import Shard
-
     if entry.sharding_type == DATA_PARALLEL:
         return [Shard(size=list(shape), offset=[0] * len(shape), rank=rank) for rank in range(world_size)]
     return [
@@ -231,8 +222,6 @@ def _shards(entry: ParameterSharding, shape: Sequence[int], world_size: int) -> 
 
 def stats_of(stats: Stats | list[Stats] | None) -> list[Stats]:
     """The statistics to log: those given; TorchRec's own where left out."""
-    from torchrec.distributed.planner.stats import EmbeddingStats
-
     if stats is None:
         return [EmbeddingStats()]
     return list(stats) if isinstance(stats, list) else [stats]
