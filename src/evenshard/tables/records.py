@@ -31,7 +31,7 @@ COLUMN_TYPES = {one.name: str(one.type).removesuffix(" | None") for one in field
 TABLE_COLUMNS = tuple(COLUMN_TYPES)
 REUSE_COLUMNS = tuple(f"reuse_bin_{number}" for number in range(NUM_REUSE_BINS))
 KNOWN_COLUMNS = (*TABLE_COLUMNS, *REUSE_COLUMNS)
-# Of a CSV or Parquet file; each that is not known is an error anyway.
+# Most columns of a CSV or Parquet file; each that is not known is an error anyway.
 MAX_COLUMNS = 1_000
 WRITE_AGAIN = "Write the file again; its columns are " + ", ".join(TABLE_COLUMNS) + "."
 # Extra columns that a message names.
