@@ -2,7 +2,7 @@
 
 ``SimulatedHardware`` measures whole placements. A search changes two shards at a time, a million times: it keeps the
 sums of each shard's columns, adds and subtracts tables, and asks here for the time. The physics are those of
-``device_model``, ``link`` and ``shard_work``; there is no second copy.
+``device_model``, ``collectives`` and ``shard_work``; there is no second copy.
 
 Legend: T tables of the task, N shards, C columns of a table's work, M of them maxima.
 """
@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.measure.collectives import all_to_all_ms
 from evenshard.measure.link import BYTES_PER_VALUE, Link
 from evenshard.measure.simulated.device_model import ROW_LIMITS, backward_ms, forward_ms
 from evenshard.measure.simulated.hardware import SimulatedHardware
@@ -62,23 +63,31 @@ class ShardTimes:
         Without the wait for the device that exchanges most, which all devices share.
         """
         work = self._counter.work_of_sums(sums_NC)
-        exchange_N = self._exchanges_ms(self._link, sums_NC, self._total_dims)
+        dims_N = self._dims(sums_NC)
+        exchange_N = self._exchanges_ms(self._link, dims_N, self._total_dims - dims_N)
         return np.asarray(
             forward_ms(self._profile, work) + backward_ms(self._profile, work, self._optimizer) + exchange_N
         )
 
     def wait_ms(self, sums_NC: FloatArray) -> FloatArray:
         """[N] what all devices wait for a device's bytes if it exchanges most."""
-        return self._exchanges_ms(Link(0.0, "wait", slowest_gb_s=self._slowest_gb_s), sums_NC, 0.0)
+        dims_N = self._dims(sums_NC)
+        return self._exchanges_ms(Link(0.0, "wait", slowest_gb_s=self._slowest_gb_s), dims_N, np.zeros_like(dims_N))
 
     def alone_with_wait_ms(self, sums_NC: FloatArray) -> FloatArray:
         """[N] both, as if each device were the one that exchanges most."""
         return self.device_ms(sums_NC) + self.wait_ms(sums_NC)
 
-    def _exchanges_ms(self, link: Link, sums_NC: FloatArray, total_dims: float) -> FloatArray:
-        dims_N = sums_NC[:, OUTPUT_BYTES] / (self._batch_size * BYTES_PER_VALUE)
+    def _dims(self, sums_NC: FloatArray) -> FloatArray:
+        return np.asarray(sums_NC[:, OUTPUT_BYTES] / (self._batch_size * BYTES_PER_VALUE))
+
+    def _exchanges_ms(self, link: Link, dims_N: FloatArray, others_N: FloatArray) -> FloatArray:
+        """[N] both exchanges of a device: which of the others has how many of their dims is all the same to it."""
+        dims_ND = np.zeros((len(dims_N), self._num_devices))
+        dims_ND[:, -1] = others_N
+        dims_ND[:, 0] = dims_N
         both = 1 + self._link.forward_share
-        return both * link.exchange_ms(dims_N, total_dims, self._num_devices, self._batch_size)
+        return both * all_to_all_ms(link, dims_ND, self._batch_size)[:, 0]
 
     def fits(self, sums_NC: FloatArray) -> npt.NDArray[np.bool_]:
         """[N] whether the device has room."""

@@ -19,6 +19,7 @@ from statistics import fmean
 import numpy as np
 import torch
 
+from evenshard.measure.collectives import all_to_all_ms
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.link import link
 from evenshard.measure.simulated.device_model import gradient_ns, index_ns, lookup_ns, sort_ns
@@ -219,7 +220,7 @@ def print_links() -> None:
     dims = [80] * 4
     print("\n5 tables of dim 16 on each of 4 devices, one all-to-all: ", end="")
     names = ("pcie3_host", "nvlink_v100")
-    print(", ".join(f"{name} {link(name).all_to_all_ms(dims, BATCH_SIZE)[0]:.2f} ms" for name in names) + ".")
+    print(", ".join(f"{name} {all_to_all_ms(link(name), dims, BATCH_SIZE)[0]:.2f} ms" for name in names) + ".")
 
 
 def main() -> None:

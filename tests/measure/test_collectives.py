@@ -14,6 +14,7 @@ from evenshard.measure.collectives import (
     Links,
     Volumes,
     all_to_all_bytes,
+    all_to_all_ms,
     distinct_share,
     exchange_times,
     node_reduced_bytes,
@@ -269,7 +270,7 @@ def test_whole_tables_on_one_node_exchange_as_one_link_says(name: str, dims: lis
     parts = [part for one in tables for part in whole(one, int(one.name[1:]))]
     task = ShardingTask(tuple(tables), machine, (10**9,) * len(dims), 512)
     times = exchange_times(task, volumes_of(task, parts_by_table(task, parts)), Links(found))
-    expected = found.all_to_all_ms([4 * dim for dim in dims], 512)
+    expected = all_to_all_ms(found, [4 * dim for dim in dims], 512)
     assert times.backward.tolist() == pytest.approx(expected)
     assert times.forward.tolist() == pytest.approx([found.forward_share * ms for ms in expected])
 

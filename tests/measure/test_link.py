@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenshard.measure.collectives import Links, Volumes, exchange_times
+from evenshard.measure.collectives import Links, Volumes, all_to_all_ms, exchange_times
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.link import (
     ALIASES,
@@ -22,7 +22,6 @@ from evenshard.measure.link import (
     link,
     link_name,
     link_of,
-    start_skew_ms,
 )
 from evenshard.placement.machine import Machine
 from evenshard.placement.sharding import TABLE_WISE
@@ -38,7 +37,7 @@ def test_two_devices_by_hand() -> None:
 
     Device 1 sends 1 value and receives 3: the busier direction takes as long.
     """
-    assert PLAIN.all_to_all_ms([3, 1], 1_000_000) == pytest.approx((6.0, 6.0))
+    assert all_to_all_ms(PLAIN, [3, 1], 1_000_000) == pytest.approx((6.0, 6.0))
 
 
 def test_four_devices_by_hand() -> None:
@@ -46,38 +45,39 @@ def test_four_devices_by_hand() -> None:
 
     Device 0 sends 8 to each of 3 and receives 3; device 1 sends 2 to each, 6, and receives 9; device 3 only receives.
     """
-    found = PLAIN.all_to_all_ms([8, 2, 1, 0], 1000)
+    found = all_to_all_ms(PLAIN, [8, 2, 1, 0], 1000)
     assert found == pytest.approx((24e-3, 9e-3, 10e-3, 11e-3))
 
 
 def test_latency_is_paid_once_per_exchange_in_microseconds() -> None:
     slow_start = Link(latency_us=500.0, bandwidth_gb_s=1.0, source="by hand")
-    assert slow_start.all_to_all_ms([3, 1], 1_000_000) == pytest.approx((6.5, 6.5))
-    assert slow_start.all_to_all_ms([0, 0], 1_000_000) == pytest.approx((0.5, 0.5))
+    assert all_to_all_ms(slow_start, [3, 1], 1_000_000) == pytest.approx((6.5, 6.5))
+    assert all_to_all_ms(slow_start, [0, 0], 1_000_000) == pytest.approx((0.5, 0.5))
 
 
 def test_one_device_exchanges_nothing_and_waits_for_nobody() -> None:
-    assert Link(500.0, "by hand", bandwidth_gb_s=1.0).all_to_all_ms([64], 4096) == (0.0,)
+    assert all_to_all_ms(Link(500.0, "by hand", bandwidth_gb_s=1.0), [64], 4096).tolist() == [0.0]
 
 
 def test_twice_the_bandwidth_takes_half_the_time() -> None:
-    twice = Link(0.0, "by hand", bandwidth_gb_s=2.0).all_to_all_ms([8, 2, 1], 3000)
-    assert twice == pytest.approx([ms / 2 for ms in PLAIN.all_to_all_ms([8, 2, 1], 3000)])
+    twice = all_to_all_ms(Link(0.0, "by hand", bandwidth_gb_s=2.0), [8, 2, 1], 3000)
+    assert twice == pytest.approx([ms / 2 for ms in all_to_all_ms(PLAIN, [8, 2, 1], 3000)])
 
 
 @settings(deadline=None)
 @given(dims=st.lists(st.integers(0, 500), min_size=2, max_size=8), data=st.data())
 def test_renamed_devices_swap_their_times(dims: list[int], data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(len(dims))))
-    times = LINKS["pcie3_host"].all_to_all_ms(dims, 512)
-    assert LINKS["pcie3_host"].all_to_all_ms([dims[d] for d in order], 512) == tuple(times[d] for d in order)
+    times = all_to_all_ms(LINKS["pcie3_host"], dims, 512)
+    renamed = all_to_all_ms(LINKS["pcie3_host"], [dims[d] for d in order], 512)
+    assert renamed == pytest.approx(times[order], rel=1e-12)
 
 
 @settings(deadline=None)
 @given(share=st.integers(1, 100), devices=st.integers(2, 8))
 def test_even_dims_are_the_fastest_split(share: int, devices: int) -> None:
-    even = PLAIN.all_to_all_ms([share] * devices, 512)
-    uneven = PLAIN.all_to_all_ms([share + 1, *[share] * (devices - 2), share - 1], 512)
+    even = all_to_all_ms(PLAIN, [share] * devices, 512)
+    uneven = all_to_all_ms(PLAIN, [share + 1, *[share] * (devices - 2), share - 1], 512)
     assert len(set(even)) == 1 and max(uneven) > max(even)
 
 
@@ -87,19 +87,12 @@ SHARED = Link(0.0, "by hand", bandwidth_gb_s=1.0, slowest_gb_s=2.0, shared_gb_s=
 def test_own_slowest_and_shared_bytes_by_hand() -> None:
     """The devices above: 24, 9, 10 and 11 kB of their own at 1 GB/s, 24 kB of the slowest at 2, 33 of all at 10."""
     own = (24e-3, 9e-3, 10e-3, 11e-3)
-    assert SHARED.all_to_all_ms([8, 2, 1, 0], 1000) == pytest.approx([ms + 12e-3 + 3.3e-3 for ms in own])
-
-
-def test_a_device_taken_for_the_one_with_most_dims() -> None:
-    own = np.array([8.0, 2.0])
-    known = SHARED.exchange_ms(own, 11.0, 4, 1000, np.array(8.0))
-    taken = SHARED.exchange_ms(own, 11.0, 4, 1000)
-    assert taken[0] == known[0] and taken[1] == pytest.approx(known[1] - 3 * 6e-3 / 2)
+    assert all_to_all_ms(SHARED, [8, 2, 1, 0], 1000) == pytest.approx([ms + 12e-3 + 3.3e-3 for ms in own])
 
 
 def test_bus_bandwidth_is_that_of_an_even_exchange() -> None:
     """Of buffers of 4 x 1 MB each device sends 3: the bytes that nccl-tests divides by the time."""
-    ms = SHARED.all_to_all_ms([1] * 4, 1_000_000)[0]
+    ms = all_to_all_ms(SHARED, [1] * 4, 1_000_000)[0]
     assert SHARED.even_gb_s(4) == pytest.approx(3e6 / (ms * 1e6)) == pytest.approx(1 / (1 + 0.5 + 0.4))
     assert LINKS["nvlink_a100"].even_gb_s(8) == pytest.approx(210, rel=0.05)
 
@@ -120,7 +113,7 @@ dims_of_devices = st.lists(st.integers(0, 500), min_size=2, max_size=8)
 def test_more_dims_never_make_the_slowest_exchange_faster(name: str, dims: list[int], data: st.DataObject) -> None:
     found, device = LINKS[name], data.draw(st.integers(0, len(dims) - 1))
     more = [own + (number == device) for number, own in enumerate(dims)]
-    before, after = found.all_to_all_ms(dims, 512), found.all_to_all_ms(more, 512)
+    before, after = all_to_all_ms(found, dims, 512), all_to_all_ms(found, more, 512)
     assert max(after) >= max(before) * (1 - 1e-12) and after[device] >= before[device] * (1 - 1e-12)
 
 
@@ -130,7 +123,7 @@ def test_twice_the_batch_takes_twice_the_bytes_of_a_straight_link(name: str, dim
     if LINKS[name].curves:
         return
     fixed_ms = LINKS[name].latency_us / 1e3
-    once, twice = (np.array(LINKS[name].all_to_all_ms(dims, batch)) - fixed_ms for batch in (512, 1024))
+    once, twice = (all_to_all_ms(LINKS[name], dims, batch) - fixed_ms for batch in (512, 1024))
     assert twice == pytest.approx(2 * once, abs=1e-9)
 
 
@@ -232,29 +225,6 @@ def test_a_link_of_a_file_may_say_what_it_connects(tmp_path: Path) -> None:
     assert link(str(tmp_path / "mine.yaml")).spans == math.inf
 
 
-# Start skew ----------------------------------------------------------------------------------------------------------
-
-
-def test_devices_wait_for_the_slowest_forward_by_hand() -> None:
-    assert start_skew_ms([5.0, 7.0, 0.0, 4.0]) == (2.0, 0.0, 7.0, 3.0)
-    assert start_skew_ms([3.0]) == (0.0,)
-    assert start_skew_ms([0.0, 0.0]) == (0.0, 0.0)
-
-
-def test_nobody_waits_for_a_device_that_ran_out_of_memory_nor_does_it_wait() -> None:
-    assert start_skew_ms([5.0, math.inf, 7.0]) == (2.0, 0.0, 0.0)
-    assert start_skew_ms([math.inf, math.inf]) == (0.0, 0.0)
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=8))
-def test_after_waiting_all_devices_begin_together(forwards: list[float]) -> None:
-    waits = start_skew_ms(forwards)
-    assert min(waits) == 0.0
-    ends = [own + wait for own, wait in zip(forwards, waits, strict=True)]
-    assert ends == pytest.approx([max(forwards)] * len(ends))
-
-
 def test_a_link_that_carries_nothing_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "dead.yaml"
     path.write_text(
@@ -293,7 +263,7 @@ def test_exchanges_of_four_2080_ti_that_are_not_in_the_fit() -> None:
     dims, starts, forward, backward = (rows[:, first : first + 4] for first in (0, 4, 8, 12))
     waits = starts.max(axis=1, keepdims=True) - starts
     found = LINKS["pcie3_host"]
-    times = np.array([found.all_to_all_ms(own, 65_536) for own in dims.astype(int).tolist()])
+    times = all_to_all_ms(found, dims, 65_536)
     backward_errors = np.abs(times / backward - 1)
     forward_errors = np.abs(found.forward_share * times / (forward - waits) - 1)
     assert np.median(backward_errors) < 0.007 and np.percentile(backward_errors, 90) < 0.06
@@ -310,7 +280,7 @@ def points_of(gpu: str, what: str) -> list[dict[str, str]]:
 
 def even_us(name: str, buffer_bytes: float, devices: int) -> float:
     """One value of each sample on each device."""
-    return 1e3 * link(name).all_to_all_ms([1] * devices, int(buffer_bytes / 4))[0]
+    return 1e3 * float(all_to_all_ms(link(name), [1] * devices, int(buffer_bytes / 4))[0])
 
 
 def test_exchanges_of_half_a_dgx1_that_are_not_in_the_fit() -> None:

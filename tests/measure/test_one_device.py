@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from evenshard.measure import one_device
+from evenshard.measure.collectives import all_to_all_ms
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost
 from evenshard.measure.hardware import TimeShare, open_hardware
@@ -76,7 +77,7 @@ def test_costs_are_positive_and_an_empty_shard_computes_nothing() -> None:
 def test_the_exchange_is_modelled_and_says_so() -> None:
     of_task = task(SHARD, devices=3, batch_size=BATCH_SIZE)
     measured = cpu().measure(of_task, Placement((0, 2, 0), 3))
-    expected = LINKS["ethernet_10g"].all_to_all_ms([4 + 8, 0, 12], BATCH_SIZE)
+    expected = tuple(all_to_all_ms(LINKS["ethernet_10g"], [4 + 8, 0, 12], BATCH_SIZE).tolist())
     assert measured.all_to_all == "modelled"
     assert tuple(device.fwd_all_to_all_ms for device in measured.devices) == expected
     assert tuple(device.bwd_all_to_all_ms for device in measured.devices) == expected

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from evenshard.placement.machine import Machine
+from evenshard.placement.parts import Span
 from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import SHARDING_TYPES, sharding_type
-from evenshard.placement.task import ShardingTask
+from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.random import possible_types, random_sharding
 from evenshard.utils.errors import InfeasibleTask
 from support.builders import table
@@ -63,6 +64,26 @@ def test_what_is_never_legal_is_not_drawn() -> None:
     task, rng = replace(task_on(TWO_NODES), tables=tables), np.random.default_rng(0)
     for _ in range(5):
         check_sharding(task, random_sharding(task, SHARDING_TYPES, rng))
+
+
+def test_limits_of_a_table_are_kept() -> None:
+    limits = (TableLimits(types=frozenset({"row_wise"})), *(TableLimits(),) * 4)
+    task, rng = replace(task_on(TWO_NODES), limits=limits), np.random.default_rng(0)
+    assert possible_types(task, 0) == ("row_wise",)
+    for _ in range(10):
+        parts = random_sharding(task, ("row_wise", "table_wise", "column_wise"), rng)
+        check_sharding(task, parts)
+
+
+def test_rows_and_columns_are_cut_as_torchrec_does() -> None:
+    """Blocks of rows of ceil(10 / 4); 5 times 4 columns in 2, 3 or 4 parts, the wider ones first."""
+    task = ShardingTask((table("t", 10, 20),), TWO_NODES, (10**9,) * 4, 64)
+    rng, cuts = np.random.default_rng(0), set()
+    for _ in range(30):
+        parts = random_sharding(task, ("row_wise",), rng)
+        assert [part.rows for part in parts] == [Span(0, 3), Span(3, 6), Span(6, 9), Span(9, 10)]
+        cuts.add(tuple(part.columns.size for part in random_sharding(task, ("column_wise",), rng)))
+    assert cuts == {(12, 8), (8, 8, 4), (8, 4, 4, 4)}
 
 
 def test_what_never_fits_is_said() -> None:

@@ -268,9 +268,10 @@ def _read_profile(path: Path) -> None:
 
 
 def _read_link(path: Path) -> None:
+    from evenshard.measure.collectives import all_to_all_ms
     from evenshard.measure.link import link
 
-    link(str(path)).all_to_all_ms([3, 1], 1000)
+    all_to_all_ms(link(str(path)), [3, 1], 1000)
 
 
 def _read_cluster(path: Path) -> None:

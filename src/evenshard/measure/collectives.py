@@ -25,7 +25,14 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 from evenshard.measure.kernel_calls import kernel_call
-from evenshard.measure.link_model import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, Link
+from evenshard.measure.link_model import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BYTES_PER_VALUE,
+    REDUCE_SCATTER,
+    Link,
+)
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import INDEX_BYTES, LENGTH_BYTES, LOOKUP_WEIGHT_BYTES
 from evenshard.placement.parts import TablePart, deduplicated_table, lookup_share
@@ -301,6 +308,25 @@ def exchange_times(task: ShardingTask, volumes: Volumes, links: Links) -> Exchan
         latencies.forward + forward_ms,
         latencies.backward + backward_ms,
     )
+
+
+def all_to_all_ms(link: Link, dims: FloatArray | Sequence[float], batch_size: int) -> FloatArray:
+    """[..., D] backward all-to-all of whole tables between devices that one link connects, ms.
+
+    A device pools its tables for the whole global batch and sends every other device that one's part of the samples;
+    its own part stays.
+
+    Args:
+        link: between all devices.
+        dims: [..., D] values that each device makes for a sample.
+        batch_size: global batch, samples.
+    """
+    own = np.asarray(dims, dtype=np.float64)
+    machine = Machine.one_node(own.shape[-1])
+    if machine.num_devices == 1:
+        return np.zeros_like(own)
+    moved = all_to_all_bytes(machine, own) * (batch_size / machine.num_devices * BYTES_PER_VALUE)
+    return link.latency_ms(machine.num_devices) + moved_ms(machine, moved, Links(link))
 
 
 def _inputs_ms(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray:

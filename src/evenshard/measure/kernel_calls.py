@@ -118,14 +118,20 @@ def replica_lookups(table: Table, task: ShardingTask) -> tuple[Lookup, ...]:
 
 def lookups_of(table: Table, batch_size: int, optimizer: str = SGD, is_cached: bool = False) -> tuple[Lookup, ...]:
     """A table, or a part of one, as tables of one feature; a sequence as one, in which features share distinct rows."""
-    plain, features = _plain(table), table.num_features
-    if features == 1:
-        return (Lookup(plain, batch_size, optimizer, is_cached),)
-    if table.is_sequence:
-        mean = replace(plain, pooling_factor=table.pooling_factor / features)
+    features = table.num_features
+    if table.is_sequence and features > 1:
+        mean = replace(_plain(table), pooling_factor=table.pooling_factor / features)
         return (Lookup(mean, batch_size * features, optimizer, is_cached),)
+    return tuple(Lookup(one, batch_size, optimizer, is_cached) for one in feature_tables(table))
+
+
+def feature_tables(table: Table) -> tuple[Table, ...]:
+    """A table as tables of one feature each, called after it where there are several: lookups are drawn by the name."""
+    plain = _plain(table)
+    if table.num_features == 1:
+        return (plain,)
     return tuple(
-        Lookup(replace(plain, name=f"{table.name}#{number}", pooling_factor=one), batch_size, optimizer, is_cached)
+        replace(plain, name=f"{table.name}#{number}", pooling_factor=one)
         for number, one in enumerate(table.feature_lookups)
     )
 

@@ -1,21 +1,15 @@
-"""The links by their names, and who waits for whom before an exchange.
-
-One process that measures the devices in turn cannot exchange anything for real, so the times of exchanges are modelled
-(``measure.link_model``), and every row says so.
-"""
+"""The links by their names: fitted ones, those of rules and data sheets, and stated bandwidths."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.costs import OK, DeviceCost, PlacementCost
 from evenshard.measure.evidence import Evidence
 from evenshard.measure.hardware import AUTO
 from evenshard.measure.link_model import BANDWIDTHS as BANDWIDTHS
@@ -180,42 +174,6 @@ def beyond_span(name: str, num_devices: int) -> str | None:
         f"GB/s a direction, but {name} connects {found.spans:g}. Across nodes the exchange is slower, and the order of "
         f"placements may change."
     )
-
-
-def start_skew_ms(fwd_compute_ms: Sequence[float]) -> tuple[float, ...]:
-    """How long each device waits, after its own forward, until the slowest device can join the exchange, ms.
-
-    All of it counts. On 4 x RTX 2080 Ti an exchange ends only 0.91 to 0.98 ms later for each ms of it: devices that
-    are ready exchange what they have.
-
-    A device that ran out of memory (infinite time) never joins: the others do not wait for it, and it does not wait.
-    """
-    last = max((own for own in fwd_compute_ms if math.isfinite(own)), default=0.0)
-    return tuple(last - own if math.isfinite(own) else 0.0 for own in fwd_compute_ms)
-
-
-def with_modelled_exchanges(
-    computes: Sequence[DeviceCost],
-    forward_ms: Sequence[float],
-    backward_ms: Sequence[float],
-    input_dist_ms: Sequence[float] | None = None,
-) -> PlacementCost:
-    """The cost of a placement whose devices exchanged nothing: modelled exchanges, and the waits before them.
-
-    Args:
-        computes: costs of the devices without any exchange; those that are out of memory stay so.
-        forward_ms, backward_ms: exchange of each device.
-        input_dist_ms: exchange of indices of each device; None where it is left out.
-    """
-    waits_ms = start_skew_ms([compute.split_ms[0] for compute in computes])
-    inputs_ms = [0.0] * len(computes) if input_dist_ms is None else input_dist_ms
-    devices = (
-        replace(compute, fwd_all_to_all_ms=out, bwd_all_to_all_ms=back, fwd_wait_ms=wait, input_dist_ms=inputs)
-        if compute.status == OK
-        else compute
-        for compute, out, back, wait, inputs in zip(computes, forward_ms, backward_ms, waits_ms, inputs_ms, strict=True)
-    )
-    return PlacementCost(tuple(devices), all_to_all="modelled")
 
 
 def link_of(config: MeasureConfig, own: str = DEFAULT_LINK) -> str:

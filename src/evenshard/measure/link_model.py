@@ -211,43 +211,6 @@ class Link:
         curve = self.curve(collective, num_devices)
         return self.latency_us / 1e3 if curve is None else curve.latency_ms
 
-    def all_to_all_ms(self, device_dims: Sequence[int], batch_size: int) -> tuple[float, ...]:
-        """Duration of the backward all-to-all on each device, ms.
-
-        With table-wise sharding, a device pools its tables for the whole global batch and sends every other device that
-        one's part of the samples; its own part stays. The busier of its two directions counts.
-
-        Args:
-            device_dims: sum of the embedding dims of each device's tables.
-            batch_size: global batch, samples.
-        """
-        own_D = np.array(device_dims, dtype=np.float64)
-        total = float(own_D.sum())
-        return tuple(self.exchange_ms(own_D, total, len(device_dims), batch_size, own_D.max(initial=0.0)).tolist())
-
-    def exchange_ms(
-        self,
-        own_dims: FloatArray,
-        total_dims: float,
-        num_devices: int,
-        batch_size: int,
-        most_dims: FloatArray | None = None,
-    ) -> FloatArray:
-        """``all_to_all_ms`` of devices that hold ``own_dims``, [any shape], of the placement's ``total_dims``.
-
-        Args:
-            most_dims: dims of the device that holds most, which broadcasts; None takes each device for that one.
-        """
-        if num_devices == 1:
-            return np.zeros_like(own_dims)
-        peers = num_devices - 1
-        own = np.maximum(own_dims * peers, total_dims - own_dims)
-        slowest = (own_dims if most_dims is None else most_dims) * peers  # no device receives more than this one sends
-        bytes_per_dim = (batch_size / num_devices) * BYTES_PER_VALUE
-        shared = total_dims * peers
-        moved_ms = self.bytes_ms(own * bytes_per_dim, slowest * bytes_per_dim, shared * bytes_per_dim, num_devices)
-        return np.asarray(self.latency_ms(num_devices) + moved_ms)
-
     def bytes_ms(
         self,
         own: FloatArray | float,

@@ -16,7 +16,8 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import DeviceCost, PlacementCost, interquartile_range
 from evenshard.measure.fbgemm import OutOfDeviceMemory, ShardKernels, kernel_provenance
 from evenshard.measure.hardware import TimeShare
-from evenshard.measure.link import link, link_of, with_modelled_exchanges
+from evenshard.measure.in_turn import whole_tables_in_turn
+from evenshard.measure.link import link, link_of
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
@@ -43,9 +44,7 @@ class OneDeviceInTurn:
         """Measures each device's shard; the all-to-all times come from the link model."""
         shards = [[task.tables[position] for position in shard] for shard in placement.shards()]
         computes = [self._shard_cost(shard, task.batch_size) for shard in shards]
-        dims = [sum(table.embedding_dim for table in shard) for shard in shards]
-        backward_ms = self._link.all_to_all_ms(dims, task.batch_size)
-        return with_modelled_exchanges(computes, [self._link.forward_share * ms for ms in backward_ms], backward_ms)
+        return whole_tables_in_turn(task, placement, computes, self._link)
 
     def close(self) -> None:
         """Frees the device."""

@@ -167,6 +167,12 @@ def row_spans(table: Table, devices: int) -> list[Span]:
     return [Span(start, min(start + block, table.num_rows)) for start in starts]
 
 
+def even_widths(columns: int, parts: int) -> tuple[int, ...]:
+    """Widths of so many parts of columns, as even as multiples of ``COLUMN_STEP`` can be, the wider ones first."""
+    each, more = divmod(columns // COLUMN_STEP, parts)
+    return (COLUMN_STEP * (each + 1),) * more + (COLUMN_STEP * each,) * (parts - more)
+
+
 def replica_table(table: Table, num_devices: int) -> Table:
     """A replicated table as one device sees it, which looks it up for its own samples only."""
     if table.reuse_bins is None or num_devices == 1:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES
+from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES
 from evenshard.placement.task import ruled_out
 from evenshard.planner.request import PlacementRequest
 from evenshard.utils.messages import counted, cut, printable
 
-OTHER_TYPES = tuple(one for one in SHARDING_TYPES if one != DATA_PARALLEL)
+OTHER_TYPES = tuple(one for one in SHARDING_TYPES if one not in REPLICATED)
 # Why a dense optimizer may not do the same as these fused ones.
 NOT_IN_TORCH = {
     "rowwise_adagrad": "torch.optim has no row-wise Adagrad (torchrec.optim.RowWiseAdagrad is one)",
@@ -69,7 +69,7 @@ def tables_without_replicas(request: PlacementRequest) -> tuple[str, ...]:
         for position, table in enumerate(request.tables)
         if request.leaves_optimizer(table.name)
         and table.name not in request.rules.table_types
-        and DATA_PARALLEL not in ruled_out(task, position)
+        and not {*REPLICATED} <= ruled_out(task, position).keys()
     )
 
 

@@ -12,7 +12,7 @@ from evenshard.placement.memory import SampleMemory, sample_memory
 from evenshard.placement.optimizer_state import SGD, optimizer_problem
 from evenshard.placement.parts import TablePart
 from evenshard.placement.pipeline import PIPELINES
-from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES, Communication
+from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES, TABLE_WISE, Communication
 from evenshard.placement.storage import COMPUTE_KERNELS, HOST_KERNELS, KEY_VALUE, USUAL_KERNELS
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.planner.device_memory import reserves_of
@@ -157,6 +157,11 @@ class PlacementRequest:
         """The ways in which tables may be sharded."""
         return self.sharding_types or SHARDING_TYPES
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all tables stay whole, each on one device."""
+        return set(self.types) == {TABLE_WISE}
+
     def optimizer_of(self, name: str) -> str:
         """The optimizer of a table."""
         return self.table_optimizers.get(name, self.optimizer)
@@ -172,14 +177,14 @@ class PlacementRequest:
 
     def names_replicas_of(self, name: str) -> bool:
         """Whether replicas of a table are asked for by name."""
-        return DATA_PARALLEL in self.rules.table_types.get(name, self.sharding_types)
+        return not {*REPLICATED}.isdisjoint(self.rules.table_types.get(name, self.sharding_types))
 
     def limits_of(self, name: str) -> TableLimits:
         """The rules of a table. Where a replica would leave its optimizer, there is none, unless one is asked for."""
         limits = self.rules.limits(name, self.nodes, self.types)
         if not self.leaves_optimizer(name) or self.names_replicas_of(name):
             return limits
-        return replace(limits, types=limits.types - {DATA_PARALLEL})
+        return replace(limits, types=limits.types - {*REPLICATED})
 
     @property
     def nodes(self) -> Machine:

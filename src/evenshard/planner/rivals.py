@@ -20,7 +20,7 @@ from evenshard.measure.hardware import AUTO
 from evenshard.measure.price.step import PartCosts
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import broken_rule, parts_by_table
-from evenshard.placement.sharding import ROWS_OF_ALL, TABLE_WISE
+from evenshard.placement.sharding import ROWS_OF_ALL
 from evenshard.placement.task import TASK_ID
 from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Rival, Saving
 from evenshard.planner.pricing import PartsMeasurer
@@ -136,7 +136,7 @@ def _candidates(request: PlacementRequest, costs: PartCosts, names: Sequence[str
 
 def asked_full_space(request: PlacementRequest) -> bool:
     """Whether TorchRec's planner and rules of thumb can be asked for more than whole tables."""
-    return set(request.types) != {TABLE_WISE} and len(request.tables) * request.num_devices <= MOST_SHARDS
+    return not request.is_whole and len(request.tables) * request.num_devices <= MOST_SHARDS
 
 
 def _best_rule(costs: PartCosts) -> Candidate:

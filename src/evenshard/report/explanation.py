@@ -17,7 +17,7 @@ from evenshard.compare.explain.explanation import Explanation, Move, PartExplana
 from evenshard.compare.explain.overview import Overview
 from evenshard.compare.explain.storage_options import KeptOption
 from evenshard.measure.price.device_price import ROUNDING
-from evenshard.placement.sharding import DATA_PARALLEL
+from evenshard.placement.sharding import TYPES
 from evenshard.utils.console import plain_console, plain_grid
 from evenshard.utils.messages import names_text, printable
 from evenshard.utils.units import bytes_to_gb, decimals, ms_text, pct_text, size_text
@@ -60,7 +60,7 @@ def print_explanation(explanation: Explanation, file: TextIO | None = None) -> N
 def _facts(explanation: Explanation) -> Iterator[str]:
     parts = explanation.parts
     devices = [device for part in parts for device in part.devices]
-    if explanation.sharding_type == DATA_PARALLEL:
+    if TYPES[explanation.sharding_type].is_replicated:
         where = f"A replica of it is on each of the {len(devices)} devices"
     elif len(parts) == 1:
         where = f"{printable(parts[0].name)} is on device {devices[0]}"
@@ -125,7 +125,7 @@ def _add_option(grid: Grid, cells: Sequence[str], now: str, illegal: Sequence[st
 
 def _where(way: WayOption) -> str:
     widths = f"{len(way.widths)} x {_range([str(min(way.widths)), str(max(way.widths))])} columns, "
-    cut = widths if len(way.widths) > 1 else "a replica on " if way.sharding_type == DATA_PARALLEL else ""
+    cut = widths if len(way.widths) > 1 else "a replica on " if TYPES[way.sharding_type].is_replicated else ""
     if way.nodes:
         return f"{cut}node{'s' if len(way.nodes) > 1 else ''} {ranges_text(way.nodes)}"
     return f"{cut}{devices_text(way.devices)}"

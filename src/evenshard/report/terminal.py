@@ -37,7 +37,6 @@ from evenshard.report.facts.setting import (
     assumed_groups,
     assumed_lookups_texts,
     device_error_text,
-    may_cut,
     setting_text,
     tables_and_machine,
     timing_word,
@@ -246,7 +245,7 @@ def _sharding(answer: PlacementAnswer) -> Iterator[Line]:
         yield "near", text, "green"
     if answer.num_devices == 1:
         return
-    if may_cut(answer.request):
+    if not answer.request.is_whole:
         for way, text in sharding_texts(answer):
             yield "sharded", f"{way}: {text}", "cyan"
     yield "bound", bound_text(answer), "dim"

@@ -1,6 +1,6 @@
 """The features of a table for a network: 21 numbers (DreamShard, section 3.1), normalised over the training pool.
 
-Legend: T tables, F = 21 features.
+Legend: T tables, P distinct tables, F = 21 features.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import distinct_tables
 from evenshard.tables.reuse import DLRM_2021_REUSE, NUM_REUSE_BINS, tilt_to_feasible
 from evenshard.tables.table import Table
 
@@ -82,3 +84,10 @@ class FeatureNormalizer:
         """Normalised features, [T, F] float32."""
         features_TF = (raw_features_TF(tables, batch_size) - np.array(self.mean)) / np.array(self.scale)
         return torch.from_numpy(features_TF.astype(np.float32))
+
+    def of_tasks(self, tasks: Sequence[ShardingTask]) -> tuple[dict[Table, int], torch.Tensor]:
+        """The numbers of the distinct tables of tasks that share one batch size, and their features, [P, F] float32."""
+        batch_sizes = {task.batch_size for task in tasks}
+        assert len(batch_sizes) == 1, "the placements of one cost dataset share the batch size"
+        distinct = {table: at for at, table in enumerate(distinct_tables(tasks))}
+        return distinct, self(list(distinct), batch_sizes.pop())

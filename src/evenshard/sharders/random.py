@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
 from evenshard.placement.items import Items
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, column_parts, even_widths, row_spans, whole_part
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.refusal import no_room, require_room
 from evenshard.placement.sharding import TABLE_WISE, TYPES
-from evenshard.placement.task import ShardingTask, may_be_cut_by_columns, ruled_out
+from evenshard.placement.task import ShardingTask, may_be_cut_by_columns
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
 
@@ -88,13 +89,12 @@ def random_sharding(task: ShardingTask, types: Sequence[str], rng: np.random.Gen
 
 
 def possible_types(task: ShardingTask, position: int) -> tuple[str, ...]:
-    """The sharding types that a table can legally have on the machine, each of them a type of its own there."""
+    """The sharding types that a table may have on the machine, each of them a type of its own there."""
     table, limits, machine = task.tables[position], task.limits_of(position), task.machine
-    never = ruled_out(task, position)
     return tuple(
         name
         for name, of in TYPES.items()
-        if name not in never
+        if name in task.types[position]
         and of.is_distinct_on(machine)
         and (not of.cuts_columns or may_be_cut_by_columns(table, limits))
         and (not of.cuts_rows or table.num_rows >= len(of.row_devices(machine, 0)))
@@ -103,11 +103,10 @@ def possible_types(task: ShardingTask, position: int) -> tuple[str, ...]:
 
 def _parts(table: Table, way: str, machine: Machine, rng: np.random.Generator) -> list[TablePart]:
     rows, columns = Span(0, table.num_rows), Span(0, table.embedding_dim)
-    everyone = list(range(machine.num_devices))
     nodes = rng.permutation(machine.num_nodes).tolist()
     of = TYPES[way]
     if of.is_replicated:
-        return [TablePart(table.name, rows, columns, tuple(everyone))]
+        return [whole_part(table, tuple(range(machine.num_devices)))]
     if of.cuts_rows:
         places = of.places(machine)
         order = nodes if len(places) == len(nodes) else rng.permutation(len(places)).tolist()
@@ -121,20 +120,13 @@ def _parts(table: Table, way: str, machine: Machine, rng: np.random.Generator) -
 
 
 def _by_rows(table: Table, columns: Span, devices: Sequence[int]) -> list[TablePart]:
-    """Parts of a table that is cut by rows, as evenly as possible."""
-    edges = [table.num_rows * at // len(devices) for at in range(len(devices) + 1)]
-    return [
-        TablePart(table.name, Span(edges[at], edges[at + 1]), columns, (device,)) for at, device in enumerate(devices)
-    ]
-
-
-def _widths(table: Table) -> int:
-    """Parts that its columns can be cut into at most; 1 where they cannot be cut."""
-    return 1 if table.embedding_dim % COLUMN_STEP else table.embedding_dim // COLUMN_STEP
+    """Blocks of rows as TorchRec cuts them; the last devices may have none."""
+    cut = zip(row_spans(table, len(devices)), devices, strict=False)
+    return [TablePart(table.name, rows, columns, (device,)) for rows, device in cut]
 
 
 def _cut(table: Table, most: int, rng: np.random.Generator) -> list[Span]:
     """Its columns in 2 to ``most`` parts, as even as can be."""
-    count = int(rng.integers(2, min(most, _widths(table)) + 1))
-    edges = [_widths(table) * at // count * COLUMN_STEP for at in range(count + 1)]
-    return [Span(edges[at], edges[at + 1]) for at in range(count)]
+    count = int(rng.integers(2, min(most, table.embedding_dim // COLUMN_STEP) + 1))
+    cuts = accumulate(even_widths(table.embedding_dim, count)[:-1])
+    return [part.columns for part in column_parts(table, cuts)]

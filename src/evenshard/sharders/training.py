@@ -1,4 +1,4 @@
-"""What the trainings of the learned sharders have in common: how a cost network is fitted, and what comes of it.
+"""What the trainings of the learned sharders have in common: how a network is fitted, and what comes of it.
 
 Legend: N examples, M examples of a minibatch.
 """
@@ -70,6 +70,11 @@ def fit_minibatches(
         descend(optimizer, loss)
         losses.append(loss.item())
     return losses
+
+
+def entropy(log_probs: torch.Tensor) -> torch.Tensor:
+    """Entropy over the last dimension, [...]; choices without a probability, whose logarithm is -inf, add nothing."""
+    return -(log_probs.exp() * log_probs.masked_fill(log_probs.isneginf(), 0.0)).sum(dim=-1)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:

@@ -21,6 +21,7 @@ from evenshard.measure.calibrate.link import (
     peers_of,
     save_link,
 )
+from evenshard.measure.collectives import all_to_all_ms
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.distributed.jobs import BETWEEN_NODES, EVERYONE, IN_NODE
 from evenshard.measure.link import BANDWIDTHS, Link, link
@@ -66,7 +67,7 @@ def test_own_slowest_and_shared_bytes_are_told_apart(terms: tuple[float, float, 
     for dims in ((4, 4, 4, 4), (1, 2, 3, 4), (8, 1, 1, 1)):
         for batch in [1024 << doubling for doubling in range(10)]:
             sent = [dims_of * batch * 3 for dims_of in dims]  # 4 bytes a value, a quarter of the samples to each
-            times = known.all_to_all_ms(dims, batch)
+            times = all_to_all_ms(known, dims, batch).tolist()
             points += [
                 ExchangePoint(max(own, (sum(sent) - own) // 3), max(sent), sum(sent), ms)
                 for own, ms in zip(sent, times, strict=True)

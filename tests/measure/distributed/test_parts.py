@@ -25,9 +25,10 @@ from evenshard.measure.distributed.collective import CollectiveHardware
 from evenshard.measure.distributed.exchange import Worker
 from evenshard.measure.distributed.jobs import JOBS, MeasurePlacement, decode_job, encode_job
 from evenshard.measure.distributed.part_inputs import lookup_weights
-from evenshard.measure.distributed.part_layout import ColumnBlock, exchange_groups, feature_tables, is_replicated
+from evenshard.measure.distributed.part_layout import ColumnBlock, exchange_groups, is_replicated
 from evenshard.measure.distributed.part_step import LoadedGroup, LoadedParts
 from evenshard.measure.fbgemm import LEARNING_RATE, ShardKernels
+from evenshard.measure.kernel_calls import feature_tables
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.sharding import (

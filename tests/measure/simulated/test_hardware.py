@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
+from evenshard.measure.collectives import all_to_all_ms
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost, interquartile_range
 from evenshard.measure.evidence import EXTRAPOLATED_PERCENT, DeviceError
@@ -72,7 +73,7 @@ def test_an_empty_device_takes_no_time_but_waits_and_receives() -> None:
     assert (empty.fwd_compute_ms, empty.bwd_compute_ms, empty.fwd_compute_spread_ms) == (0, 0, 0)
     assert empty.fwd_wait_ms == max(busy.fwd_compute_ms, other.fwd_compute_ms)
     dims = [a.embedding_dim, 0, b.embedding_dim]
-    assert [one.fwd_all_to_all_ms for one in cost.devices] == list(LINKS["nvlink_a100"].all_to_all_ms(dims, BATCH))
+    assert [one.fwd_all_to_all_ms for one in cost.devices] == list(all_to_all_ms(LINKS["nvlink_a100"], dims, BATCH))
     assert all(one.bwd_all_to_all_ms == one.fwd_all_to_all_ms for one in cost.devices)
     assert cost.all_to_all == "modelled"
 

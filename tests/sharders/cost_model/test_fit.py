@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from evenshard.measure.collectives import all_to_all_ms
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.measure.link import Link
@@ -60,7 +61,7 @@ class AdditiveLimits:
 
     def measure(self, of_task: ShardingTask, placement: Placement, seed: int = 0) -> MeasuredPlacement:
         shards = [[of_task.tables[position] for position in shard] for shard in placement.shards()]
-        exchange = LINK.all_to_all_ms([sum(t.embedding_dim for t in shard) for shard in shards], BATCH_SIZE)
+        exchange = all_to_all_ms(LINK, [sum(t.embedding_dim for t in shard) for shard in shards], BATCH_SIZE)
         factors = np.exp(np.random.default_rng(seed).normal(0, self.noise, (len(shards), 2)))
         devices = tuple(
             DeviceCost(forward * fwd, moving, moving, backward * bwd)

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from evenshard.measure.distributed.part_layout import ExchangeGroup, feature_tables
+from evenshard.measure.distributed.part_layout import ExchangeGroup
 from evenshard.measure.distributed.ranks import Ranks, Splits
 from evenshard.measure.fbgemm import ShardKernels
+from evenshard.measure.kernel_calls import feature_tables
 from evenshard.placement.machine import Machine
 
 

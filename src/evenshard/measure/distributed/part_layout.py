@@ -7,7 +7,7 @@ block: columns of a table with all of its rows, on one device or cut by rows ove
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from evenshard.measure.kernel_calls import KernelCall, kernel_call
 from evenshard.placement.machine import Machine
@@ -148,17 +148,6 @@ def _features(block: ColumnBlock) -> range:
 def kernel_pooling(call: KernelCall) -> str:
     """What a kernel does with a bag: of a mean over rows on several devices, each has a part of the sum."""
     return SUM if call.pooling == MEAN and TYPES[call.sharding_type].cuts_rows else call.pooling
-
-
-def feature_tables(table: Table) -> tuple[Table, ...]:
-    """A table as tables with one pooled feature each: what their lookups are drawn for."""
-    plain = replace(table, feature_pooling_factors=(), pooling=SUM, row_shares=None, miss_ratios=None)
-    if table.num_features == 1:
-        return (plain,)
-    return tuple(
-        replace(plain, name=f"{table.name}#{number}", pooling_factor=one)
-        for number, one in enumerate(table.feature_lookups)
-    )
 
 
 def is_replicated(group: ExchangeGroup) -> bool:

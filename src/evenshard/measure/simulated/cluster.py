@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evenshard.measure.collectives import Links
+from evenshard.measure.collectives import ExchangeTimes, Links
 from evenshard.measure.costs import DeviceCost, PlacementCost
-from evenshard.measure.link import with_modelled_exchanges
+from evenshard.measure.in_turn import in_turn
 from evenshard.measure.offload import host_link
-from evenshard.measure.price.step import DeviceKind, PartCosts
+from evenshard.measure.price.step import DeviceKind, PartCosts, predicted_phases
 from evenshard.measure.simulated.gpu_profile import GpuProfile
 from evenshard.measure.simulated.price import DeviceModelPrice
 from evenshard.placement.machine import Machine
@@ -42,11 +42,10 @@ class SimulatedCluster:
             BadConfig: if the parts are not those of the task's tables.
         """
         devices = PartCosts(task, self._kinds, self._kind_of_D, self.links).predict(parts).devices
-        return with_modelled_exchanges(
+        phases = predicted_phases(devices)
+        return in_turn(
             [DeviceCost(one.predicted_fwd_compute_ms, 0.0, 0.0, one.predicted_bwd_compute_ms) for one in devices],
-            [one.predicted_fwd_all_to_all_ms for one in devices],
-            [one.predicted_bwd_all_to_all_ms for one in devices],
-            [one.predicted_input_dist_ms for one in devices],
+            ExchangeTimes(phases.input_dist, phases.forward_exchange, phases.backward_exchange),
         )
 
 

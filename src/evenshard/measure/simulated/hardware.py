@@ -19,7 +19,8 @@ import numpy as np
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import DeviceCost, PlacementCost, Provenance
 from evenshard.measure.hardware import TimeShare
-from evenshard.measure.link import Link, link, link_of, start_skew_ms
+from evenshard.measure.in_turn import whole_tables_in_turn
+from evenshard.measure.link import Link, link, link_of
 from evenshard.measure.simulated.device_model import backward_ms, forward_ms
 from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
 from evenshard.measure.simulated.shard_work import ShardWork, WorkCounter
@@ -134,18 +135,11 @@ class SimulatedHardware:
         fits: Sequence[bool],
         spread: float,
     ) -> PlacementCost:
-        dims = [0] * placement.num_devices
-        for table, device in zip(task.tables, placement.device_of_table, strict=True):
-            dims[device] += table.embedding_dim
-        exchanges_ms = self.link.all_to_all_ms(dims, task.batch_size)
-        waits_ms = start_skew_ms([fwd if fit else math.inf for (fwd, _), fit in zip(times, fits, strict=True)])
-        devices = tuple(
-            DeviceCost(fwd, self.link.forward_share * exchange, exchange, bwd, fwd * spread, bwd * spread, wait)
-            if fit
-            else DeviceCost.out_of_memory()
-            for (fwd, bwd), fit, exchange, wait in zip(times, fits, exchanges_ms, waits_ms, strict=True)
-        )
-        return PlacementCost(devices, "modelled")
+        computes = [
+            DeviceCost(fwd, 0.0, 0.0, bwd, fwd * spread, bwd * spread) if fit else DeviceCost.out_of_memory()
+            for (fwd, bwd), fit in zip(times, fits, strict=True)
+        ]
+        return whole_tables_in_turn(task, placement, computes, self.link)
 
     def _noise(self, task: ShardingTask, placement: Placement) -> FloatArray:
         """[D, 2] factors on the forward and backward times of each device."""

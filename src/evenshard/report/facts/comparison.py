@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from evenshard.planner.answer import BY_RATING, PLAIN_PLAN, PlacementAnswer, Rival, Saving
 from evenshard.planner.rivals import CUTTING, FULL_SPACE, MOST_SHARDS, asked_full_space, rival_label
-from evenshard.report.facts.setting import may_cut
 from evenshard.report.facts.step import AS_FAST_PCT
 from evenshard.utils.messages import printable, tables_text
 from evenshard.utils.units import ms_text, pct_text, size_text
@@ -108,12 +107,12 @@ def ends_text(low_pct: float, high_pct: float, below: str, above: str) -> str:
 
 def _no_rival_cuts(answer: PlacementAnswer) -> bool:
     """Whether the answer might cut tables, and none of the others might."""
-    return may_cut(answer.request) and all(rival.sharder not in CUTTING for rival in answer.comparison)
+    return not answer.request.is_whole and all(rival.sharder not in CUTTING for rival in answer.comparison)
 
 
 def whole_tables_text(answer: PlacementAnswer, rival: Rival) -> str:
     """What to add to a rival's name where the answer might cut tables and it might not."""
-    return ", whole tables" if may_cut(answer.request) and rival.sharder not in CUTTING else ""
+    return ", whole tables" if not answer.request.is_whole and rival.sharder not in CUTTING else ""
 
 
 def not_compared_text(answer: PlacementAnswer, reason: str = "") -> str | None:
@@ -123,7 +122,7 @@ def not_compared_text(answer: PlacementAnswer, reason: str = "") -> str | None:
         reason: why it is missing; empty where it was not asked for.
     """
     who = "TorchRec's planner"
-    if may_cut(answer.request) and all(rival.sharder != FULL_SPACE for rival in answer.comparison):
+    if not answer.request.is_whole and all(rival.sharder != FULL_SPACE for rival in answer.comparison):
         who += ", which shards tables in every way too,"
         if not asked_full_space(answer.request):
             reason = f"it takes minutes for more than {MOST_SHARDS:,} tables times devices"

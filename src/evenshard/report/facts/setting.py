@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from evenshard.measure.evidence import device_text
 from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.link import is_modelled
-from evenshard.placement.sharding import TABLE_WISE, Communication
+from evenshard.placement.sharding import Communication
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.assumptions import Assumption
@@ -145,8 +145,3 @@ def timing_word(answer: PlacementAnswer) -> str:
 def device_error_text(answer: PlacementAnswer) -> str:
     """What stands behind the times of a simulated device and of modelled links; empty where all is real."""
     return device_text(answer.request.hardware, answer.device_error, answer.link_error)
-
-
-def may_cut(request: PlacementRequest) -> bool:
-    """Whether tables may be cut or replicated."""
-    return set(request.types) != {TABLE_WISE}

@@ -7,7 +7,7 @@ from statistics import fmean
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.planner.answer import PlacementAnswer, slowest_device
 from evenshard.report.facts.placed import PlacedPart, placed_parts
-from evenshard.report.facts.setting import may_cut, timing_word
+from evenshard.report.facts.setting import timing_word
 from evenshard.utils.units import ms_text, pct_text
 
 # Differences below are rounding.
@@ -91,7 +91,7 @@ def _about_decisive(answer: PlacementAnswer, top: PlacedPart, mean_ms: float) ->
     )
     if any(top.part.table in group for group in answer.request.rules.together):
         return f"{head} A rule keeps it together with others, so it cannot be cut."
-    if not may_cut(answer.request):
+    if answer.request.is_whole:
         return f"{head} Other sharding types may help (leave --sharding-types out)."
     what = "Other ways to shard it were" if top.way == TABLE_WISE else "Cutting it further was"
     return f"{head} {what} found not to pay."

@@ -143,7 +143,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "rival_measured": any(rival.measured_ms is not None for rival in answer.comparison),
         "on_slowest": placed.costliest([one for one in parts if slowest in one.part.devices], _NUM_SLOWEST),
         "costliest": placed.costliest(parts, NUM_COSTLIEST),
-        "may_cut": setting.may_cut(answer.request),
+        "may_cut": not answer.request.is_whole,
         "near": list(comparison.near_texts(answer)),
         "cut": cut[:MAX_CUT_ROWS],
         "num_cut": len(cut),

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from evenshard.measure.costs import OK, MeasuredPlacement
-from evenshard.placement.tasks import distinct_tables
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.checkpoint import Checkpoint, Round
 from evenshard.sharders.features import FeatureNormalizer
@@ -70,9 +69,7 @@ class ShardTensors:
 
         Left out are devices without tables, which cost nothing, and those that ran out of memory, which tell no time.
         """
-        batch_sizes = {one.task.batch_size for one in measured}
-        assert len(batch_sizes) == 1, "the placements of one cost dataset share the batch size"
-        distinct = {table: at for at, table in enumerate(distinct_tables([one.task for one in measured]))}
+        distinct, features_PF = normalizer.of_tasks([one.task for one in measured])
         shards = [
             ([distinct[one.task.tables[position]] for position in positions], cost.compute_ms)
             for one in measured
@@ -84,7 +81,7 @@ class ShardTensors:
         for row, (tables, _) in enumerate(shards):
             holds_SP[row, torch.tensor(tables)] = 1.0
         return ShardTensors(
-            features_PF=normalizer(list(distinct), batch_sizes.pop()),
+            features_PF=features_PF,
             holds_SP=holds_SP,
             cost_S=torch.tensor([cost_ms for _, cost_ms in shards]),
         )

@@ -23,7 +23,7 @@ from evenshard.sharders.autoshard.env import BalanceEnv, Observation
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy, Judgement, Memory, is_feasible
 from evenshard.sharders.checkpoint import Checkpoint, Round
 from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_sampled
-from evenshard.sharders.training import Track, descend, set_learning_rate
+from evenshard.sharders.training import Track, descend, entropy, set_learning_rate
 from evenshard.utils.errors import InfeasibleTask
 
 
@@ -190,10 +190,9 @@ def impala_loss(policy: AutoShardPolicy, unroll: Unroll, config: ImpalaConfig) -
         bootstrap_B=judgement.value_UB[-1],
     )
     log_probs_UBD = judgement.logits_UBD[:-1].log_softmax(dim=-1)
-    entropy = -(log_probs_UBD.exp() * log_probs_UBD.masked_fill(log_probs_UBD.isneginf(), 0.0)).sum()
     gain = (traced.advantage_UB * log_prob_UB).sum()
     value_error = 0.5 * (traced.target_UB - value_UB).square().sum()
-    return config.baseline_weight * value_error - gain - config.entropy_weight * entropy
+    return config.baseline_weight * value_error - gain - config.entropy_weight * entropy(log_probs_UBD).sum()
 
 
 def policy_round(

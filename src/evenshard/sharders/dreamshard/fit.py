@@ -12,7 +12,6 @@ from statistics import fmean
 import torch
 
 from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement
-from evenshard.placement.tasks import distinct_tables
 from evenshard.sharders.checkpoint import Checkpoint, Round
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.features import FeatureNormalizer
@@ -80,9 +79,7 @@ class CostTensors:
     @staticmethod
     def of(measured: Sequence[MeasuredPlacement], normalizer: FeatureNormalizer) -> CostTensors:
         """Tensors of measured placements that share one batch size."""
-        batch_sizes = {one.task.batch_size for one in measured}
-        assert len(batch_sizes) == 1, "the placements of one cost dataset share the batch size"
-        distinct = {table: at for at, table in enumerate(distinct_tables([one.task for one in measured]))}
+        distinct, features_PF = normalizer.of_tasks([one.task for one in measured])
         num_devices = max(one.task.num_devices for one in measured)
         holds_NDP = torch.zeros(len(measured), num_devices, len(distinct))
         costs_NDC, compute_ND = torch.zeros(len(measured), num_devices, 3), torch.zeros(len(measured), num_devices)
@@ -96,7 +93,7 @@ class CostTensors:
                 compute_ND[row, device] = cost.compute_ms
                 device_mask_ND[row, device] = True
         return CostTensors(
-            features_PF=normalizer(list(distinct), batch_sizes.pop()),
+            features_PF=features_PF,
             holds_NDP=holds_NDP,
             device_mask_ND=device_mask_ND,
             costs_NDC=costs_NDC,

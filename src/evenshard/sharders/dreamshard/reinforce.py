@@ -24,7 +24,7 @@ from evenshard.sharders.dreamshard.env import (
 )
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, lean_cost_net, lean_policy
 from evenshard.sharders.reward import negative_predicted_cost_B, standardised_B
-from evenshard.sharders.training import Track, descend, set_learning_rate
+from evenshard.sharders.training import Track, descend, entropy, set_learning_rate
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,5 @@ def reinforce_loss(batch: EpisodeBatch, episodes: Episodes, policy: Policy, entr
     advantage_B = torch.zeros_like(episodes.predicted_ms_B)
     advantage_B[finished_B] = standardised_B(negative_predicted_cost_B(episodes.predicted_ms_B[finished_B]))
     counts_BT = episodes.taken_BT & finished_B[:, None]
-    entropy_BT = -(log_probs_BTD.exp() * log_probs_BTD.masked_fill(log_probs_BTD.isneginf(), 0.0)).sum(dim=-1)
-    gain_BT = advantage_B[:, None] * chosen_BT + entropy_weight * entropy_BT
+    gain_BT = advantage_B[:, None] * chosen_BT + entropy_weight * entropy(log_probs_BTD)
     return -torch.where(counts_BT, gain_BT, 0.0).sum() / counts_BT.sum()

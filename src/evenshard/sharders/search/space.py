@@ -20,7 +20,16 @@ from evenshard.measure.kernel_calls import KernelCall, Lookup, kernel_call, part
 from evenshard.measure.price.loads import LookupColumns
 from evenshard.measure.price.step import PartCosts
 from evenshard.placement.items import allowed_together, joined_groups
-from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, lookup_share, row_spans, whole_part, whole_tables
+from evenshard.placement.parts import (
+    COLUMN_STEP,
+    Span,
+    TablePart,
+    even_widths,
+    lookup_share,
+    row_spans,
+    whole_part,
+    whole_tables,
+)
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     COLUMNS_ALONE,
@@ -325,10 +334,10 @@ def column_cuts(columns: int, most: int, least_width: int) -> Iterator[tuple[int
     for parts in _COUNTS:
         if parts > min(most, steps):
             return
-        each, more = divmod(steps, parts)
-        if each * COLUMN_STEP < least_width:
+        widths = even_widths(columns, parts)
+        if widths[-1] < least_width:
             return
-        yield (COLUMN_STEP * (each + 1),) * more + (COLUMN_STEP * each,) * (parts - more)
+        yield widths
 
 
 _COUNTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64, 96, MAX_CUTS)

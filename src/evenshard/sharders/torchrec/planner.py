@@ -20,7 +20,7 @@ from evenshard.measure.link import link, link_of
 from evenshard.measure.simulated.gpu_profile import profile_of
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart, whole_part
-from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES, tiling_problem
+from evenshard.placement.sharding import SHARDING_TYPES, TYPES, tiling_problem
 from evenshard.placement.storage import (
     CACHED_KERNELS,
     FUSED,
@@ -166,7 +166,7 @@ def parts_of_parameter(table: Table, entry: ParameterSharding) -> tuple[TablePar
             f"table {brief(table.name)} is sharded {brief(entry.sharding_type)}; evenshard knows "
             f"{', '.join(SHARDING_TYPES)}. Constrain TorchRec's planner to these."
         )
-    if entry.sharding_type == DATA_PARALLEL:
+    if TYPES[entry.sharding_type].is_replicated:
         if not entry.ranks:
             raise BadConfig(f"the plan does not list the ranks of table {brief(table.name)}. Give a complete plan.")
         return (replica(table, entry.ranks),)

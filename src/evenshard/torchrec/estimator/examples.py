@@ -20,8 +20,7 @@ from evenshard.measure.collectives import Links
 from evenshard.measure.hardware import HardwareName
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
-from evenshard.placement.plan import check_sharding
-from evenshard.placement.sharding import DATA_PARALLEL, SHARDING_TYPES
+from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.model import model_of, named_with_hardware
 from evenshard.planner.pricing import links_of_request, part_costs
@@ -169,15 +168,13 @@ def random_parts(task: ShardingTask, rng: np.random.Generator) -> tuple[TablePar
     Raises:
         InfeasibleTask: if memory is so tight that random placements do not fit.
     """
-    small = [table for table in task.tables if table.size_bytes <= LARGEST_REPLICA_BYTES]
-    large = [table for table in task.tables if table.size_bytes > LARGEST_REPLICA_BYTES]
-    divided = tuple(way for way in SHARDING_TYPES if way != DATA_PARALLEL)
-    parts: list[TablePart] = []
-    for tables, types in ((small, SHARDING_TYPES), (large, divided)):
-        if tables:
-            parts += random_sharding(replace(task, tables=tuple(tables)), types, rng)
-    check_sharding(task, parts)
-    return tuple(parts)
+    large = [table.size_bytes > LARGEST_REPLICA_BYTES for table in task.tables]
+    limits = [task.limits_of(position) for position in range(len(task.tables))]
+    narrowed = (
+        replace(own, types=own.types - {*REPLICATED}) if is_large else own
+        for own, is_large in zip(limits, large, strict=True)
+    )
+    return random_sharding(replace(task, limits=tuple(narrowed)), SHARDING_TYPES, rng)
 
 
 # Tables ---------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import DATA_PARALLEL
+from evenshard.placement.sharding import REPLICATED
 from evenshard.sharders.model import Model
 from evenshard.sharders.torchrec.compat import pod_size_of
 from evenshard.sharders.torchrec.planner import merged, parts_of_shards, replica, storage_of
@@ -94,7 +94,7 @@ class EvenshardPerfModel:
 
     def _parts(self, option: ShardingOption) -> Sequence[TablePart]:
         table = self._tables[option.path, option.name]
-        if option.sharding_type == DATA_PARALLEL:
+        if option.sharding_type in REPLICATED:
             return (replica(table, range(self._world_size)),)
         load_factor = None if option.cache_params is None else option.cache_params.load_factor
         shards = [(one.rank, one.offset, one.size) for one in option.shards]

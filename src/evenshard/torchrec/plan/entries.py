@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.pipeline import PREFETCH
-from evenshard.placement.sharding import DATA_PARALLEL, TYPES, sharding_type
+from evenshard.placement.sharding import REPLICATED, TYPES, sharding_type
 from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, ON_DEVICE, Storage
 from evenshard.sharders.torchrec.planner import DENSE_KERNEL, parts_of_shards, storage_of
 from evenshard.tables.table import Table
@@ -144,7 +144,7 @@ def parts_of_entry(name: str, entry: TableEntry) -> tuple[TablePart, ...]:
         strict=True,
     )
     parts = parts_of_shards(name, shards, storage_of(name, entry.compute_kernel, load_factor))
-    if parts and entry.sharding_type == DATA_PARALLEL:
+    if parts and entry.sharding_type in REPLICATED:
         return (replace(parts[0], devices=tuple(sorted(entry.ranks))),)
     return tuple(parts)
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import DATA_PARALLEL, TABLE_COLUMN_WISE
+from evenshard.placement.sharding import REPLICATED, TABLE_COLUMN_WISE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import read_json, validate_record
 from evenshard.tables.table import Table
@@ -118,7 +118,7 @@ def plan_text(answer: PlacementAnswer, local_world_size: int | None = None, comp
             "replicas_by_name": [
                 table.name
                 for table in answer.request.tables
-                if table.name in allowed.by_name and entries[table.name].sharding_type == DATA_PARALLEL
+                if table.name in allowed.by_name and entries[table.name].sharding_type in REPLICATED
             ],
         }
     )

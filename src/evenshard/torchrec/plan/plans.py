@@ -14,7 +14,7 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import grouped_parts, parts_by_table
-from evenshard.placement.sharding import DATA_PARALLEL, tiling_problem
+from evenshard.placement.sharding import REPLICATED, tiling_problem
 from evenshard.placement.storage import KEY_VALUE
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer
@@ -201,7 +201,7 @@ def parameter_sharding(entry: TableEntry, data_type: Any) -> ParameterSharding:
         sharding_type=entry.sharding_type,
         compute_kernel=entry.compute_kernel,
         ranks=list(entry.ranks),
-        sharding_spec=None if entry.sharding_type == DATA_PARALLEL else EnumerableShardingSpec(shards),
+        sharding_spec=None if entry.sharding_type in REPLICATED else EnumerableShardingSpec(shards),
         cache_params=_cache_params(entry),
         key_value_params=_key_value_params(entry, data_type) if entry.compute_kernel == KEY_VALUE else None,
     )

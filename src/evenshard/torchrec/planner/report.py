@@ -24,7 +24,7 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ModuleSharder, ParameterSharding, ShardingPlan
 
-from evenshard.placement.sharding import DATA_PARALLEL
+from evenshard.placement.sharding import REPLICATED
 from evenshard.report.answer import PlacementAnswer
 from evenshard.sharders.torchrec.compat import check_ranks, debug_statistics, known_arguments
 from evenshard.torchrec.planner.arguments import PlannerArguments, heuristical
@@ -212,7 +212,7 @@ class PlanReport:
 
 def _shards(entry: ParameterSharding, shape: Sequence[int], world_size: int) -> list[Shard]:
     """The shards of a table; a replica is a whole one on each rank."""
-    if entry.sharding_type == DATA_PARALLEL:
+    if entry.sharding_type in REPLICATED:
         return [Shard(size=list(shape), offset=[0] * len(shape), rank=rank) for rank in range(world_size)]
     return [
         Shard(size=list(one.shard_sizes), offset=list(one.shard_offsets), rank=one.placement.rank())

@@ -21,7 +21,7 @@ from evenshard.compare.diff import diff
 from evenshard.placement.machine import Machine
 from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import DATA_PARALLEL, TYPES
+from evenshard.placement.sharding import TYPES
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import read_json, validate_record
 from evenshard.planner.request import kept_optimizers
@@ -195,7 +195,7 @@ def read_delta(path: str | Path) -> DeltaFile:
 
 def _not_live(old: PlacementAnswer, new: PlacementAnswer, name: str) -> str | None:
     """Why a table cannot be moved in a running job; None if it can."""
-    if DATA_PARALLEL in (old.type_of_table[name], new.type_of_table[name]):
+    if any(TYPES[one.type_of_table[name]].is_replicated for one in (old, new)):
         return "replicated before or after, and the training's own optimizer updates replicas"
     was, now = old.storage_of_table[name], new.storage_of_table[name]
     if not (was.is_on_device and now.is_on_device):
