@@ -26,6 +26,7 @@ from evenshard.measure.costs import MeasuredPlacement
 from evenshard.placement.tasks import distinct_tables
 from evenshard.sharders.checkpoint import Round, new_checkpoint
 from evenshard.sharders.cost_model.fit import CostModelFitConfig, fit_cost_model
+from evenshard.sharders.cost_model.price import predict_whole
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.fit import CostTensors, cost_net_round, predict
 from evenshard.sharders.features import FeatureNormalizer
@@ -69,12 +70,8 @@ def evenshard(shards: Shards, num_updates: int, seed: int) -> Callable[[Shards],
     model, _ = fit_cost_model(shards, CostModelFitConfig(num_updates=num_updates, seed=seed))
 
     def times_ms(others: Shards) -> FloatArray:
-        tables = distinct_tables([one.task for one in others])
-        number_of = {table: number for number, table in enumerate(tables)}
-        table_TH = model.represent(tables, BATCH_SIZE)
-        sums_NH = torch.stack([table_TH[[number_of[table] for table in one.task.tables]].sum(dim=0) for one in others])
-        times_N: FloatArray = model.device_ms(sums_NH, sums_NH[:, 0], 1, BATCH_SIZE).double().numpy()
-        return times_N
+        predicted = predict_whole(model, [(one.task, one.placement) for one in others])
+        return np.array([one.predicted_ms for one in predicted])
 
     return times_ms
 

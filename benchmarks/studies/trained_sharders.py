@@ -20,6 +20,7 @@ from evenshard.sharders.base import TrainedSharder
 from evenshard.sharders.catalog import Resources, sharder
 from evenshard.sharders.checkpoint import new_checkpoint, save_checkpoint
 from evenshard.sharders.cost_model.cost_model import CostModel
+from evenshard.sharders.cost_model.price import predict_whole
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig, SearchResult
 from evenshard.sharders.learned import load_sharder
 
@@ -169,10 +170,10 @@ def _predictions(
     placements: list[Placement] = [placement for placement in found if placement is not None]
     if not placements:
         return {"dreamshard": [], "convex": [], "convex_low": [], "convex_high": []}
-    mean_N, low_N, high_N = model.placement_ms(task, placements)
+    predicted = predict_whole(model, [(task, placement) for placement in placements])
     return {
         "dreamshard": [dreamshard.predicted_ms(task, placement) for placement in placements],
-        "convex": mean_N.tolist(),
-        "convex_low": low_N.tolist(),
-        "convex_high": high_N.tolist(),
+        "convex": [one.predicted_ms for one in predicted],
+        "convex_low": [one.low_ms for one in predicted],
+        "convex_high": [one.high_ms for one in predicted],
     }

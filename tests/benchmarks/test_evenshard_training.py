@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from evenshard.sharders.cost_model.fit import CostModelFitConfig
 from evenshard.sharders.cost_model.sharder import SearchConfig
 from evenshard.sharders.random import random_placement
 from support.builders import BATCH_SIZE, PROVENANCE, FakeHardware, capped, some_tables, task
+from support.convex_builders import bound_ms, predicted
 
 pytestmark = pytest.mark.full_search
 
@@ -66,7 +68,7 @@ def test_random_shards_and_own_placements_of_different_train_tasks_are_measured(
 def test_each_part_can_be_left_out_and_each_changes_the_model(without: str) -> None:
     part = trained(replace(QUICK, **{without: 0}))
     assert len(part.measured) == 16 - getattr(QUICK, without)
-    assert part.model.lower_bound_ms(TASKS[0]) != trained().model.lower_bound_ms(TASKS[0])
+    assert bound_ms(part.model, TASKS[0]) != bound_ms(trained().model, TASKS[0])
 
 
 @pytest.mark.slow
@@ -74,7 +76,7 @@ def test_a_second_round_of_its_own_placements_comes_from_a_better_model() -> Non
     one, two = trained(), trained(replace(QUICK, own_rounds=2))
     assert two.measured[: len(one.measured)] == one.measured
     assert [who.proposed_by for who in two.measured[len(one.measured) :]] == ["evenshard"] * 4
-    assert two.model.lower_bound_ms(TASKS[0]) != one.model.lower_bound_ms(TASKS[0])
+    assert bound_ms(two.model, TASKS[0]) != bound_ms(one.model, TASKS[0])
 
 
 def test_a_model_is_judged_by_choices_it_had_not_seen_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +106,7 @@ def test_shards_keep_to_the_batch_size_of_their_tables() -> None:
 def test_the_same_seed_gives_the_same_model() -> None:
     one, same, other = trained(), trained(), trained(seed=1)
     assert one.measured == same.measured != other.measured
-    assert one.model.lower_bound_ms(TASKS[0]) == same.model.lower_bound_ms(TASKS[0])
+    assert bound_ms(one.model, TASKS[0]) == bound_ms(same.model, TASKS[0])
 
 
 def test_fewer_tasks_than_placements_and_tasks_without_room_are_no_trouble() -> None:
@@ -134,8 +136,7 @@ def test_intervals_widen_to_what_the_models_own_choices_cost() -> None:
     well, badly = (
         train_evenshard(TASKS, known(), how, PROVENANCE, config, 0).model for how in (measure, disappointing)
     )
-    placements = [random_placement(TASKS[0], np.random.default_rng(1))]
-    mean, low, high = badly.placement_ms(TASKS[0], placements)
-    assert float((high / mean).log()) > 0.3 and float((mean / low).log()) > 0.3
-    mean, low, high = well.placement_ms(TASKS[0], placements)
-    assert float((high / mean).log()) < 0.3
+    placement = random_placement(TASKS[0], np.random.default_rng(1))
+    unsure, sure = (predicted(model, TASKS[0], placement) for model in (badly, well))
+    assert min(unsure.high_ms / unsure.predicted_ms, unsure.predicted_ms / unsure.low_ms) > math.exp(0.3)
+    assert sure.high_ms / sure.predicted_ms < math.exp(0.3)

@@ -24,6 +24,7 @@ from evenshard.sharders.models import load_model
 from evenshard.tables.files import load_tables
 from evenshard.tracking import StageRun
 from evenshard.utils.errors import MeasurementFailed
+from support.convex_builders import predicted_ms
 from support.tracking_builders import empty_file
 
 POOL = ["--tables", "t.parquet", "--tasks", "tasks.json"]
@@ -101,8 +102,7 @@ def test_the_whole_loop(workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
                  if not one.is_control]  # fmt: skip
     model = load_model("r2", "cpu")  # a round leaves what `evenshard place` takes
     errors = [
-        abs(float(model.cost_model.overall_ms(one.task, [one.placement])[0]) / one.cost.max_device_ms - 1)
-        for one in evaluated
+        abs(predicted_ms(model.cost_model, one.task, one.placement) / one.cost.max_device_ms - 1) for one in evaluated
     ]
     assert metrics["cost_model"]["median_abs_pct_error"] == pytest.approx(100 * median(errors), abs=1e-3)
     assert metrics["cost_model"] != metrics["cost_network"]

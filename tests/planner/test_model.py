@@ -12,7 +12,7 @@ from evenshard.sharders.trained_on import TrainedOn
 from evenshard.tracking import download_model, model_version
 from evenshard.utils.errors import BadConfig, TrackingFailed
 from support.builders import cost, cost_net, measured, policy, table, task
-from support.convex_builders import NORMALIZER, random_model
+from support.convex_builders import NORMALIZER, bound_ms, random_model
 from support.model_builders import save_model
 from support.tracking_builders import empty_mlflow
 
@@ -46,7 +46,7 @@ def test_an_alias_or_a_version_is_the_folder_that_was_registered(registered: Pat
         fetched = load_model(downloaded)
     assert fetched.digest == load_model(registered / folder).digest
     assert fetched.policy is not None
-    assert fetched.cost_model.lower_bound_ms(task([table()], 2)) > 0
+    assert bound_ms(fetched.cost_model, task([table()], 2)) > 0
     assert dict(os.environ) == before
 
 

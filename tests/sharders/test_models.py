@@ -26,7 +26,7 @@ from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.outputs import MODEL_PARTS
 from support.builders import BATCH_SIZE, PROVENANCE, cost, cost_net, measured, policy, some_tables, table, task
-from support.convex_builders import NORMALIZER, random_model
+from support.convex_builders import NORMALIZER, bound_ms, random_model
 from support.model_builders import save_model
 
 SMALL, LARGE = (
@@ -242,7 +242,7 @@ def of_task() -> ShardingTask:
 def test_a_model_comes_back_and_places(folder: Path) -> None:
     model = load_model(folder)
     assert model.trained_on == TRAINED_ON and model.source == str(folder)
-    assert model.cost_model.lower_bound_ms(of_task()) == random_model().lower_bound_ms(of_task())
+    assert bound_ms(model.cost_model, of_task()) == bound_ms(random_model(), of_task())
     placement = EvenshardSharder(model.cost_model, model.policy).place(of_task())
     check_placement(of_task(), placement)
     assert model.policy is not None

@@ -13,7 +13,6 @@ from evenshard.measure.collectives import Links
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.link import LINKS
 from evenshard.measure.simulated.gpu_profile import gpu_profile
-from evenshard.placement.items import Items
 from evenshard.placement.machine import Machine
 from evenshard.placement.plan import check_placement
 from evenshard.sharders.torchrec.planner import Bandwidths, bandwidths_of, machine_bandwidths
@@ -22,7 +21,7 @@ from evenshard.sharders.torchrec.settings import PlannerSetting
 from evenshard.utils.errors import BadConfig, InfeasibleTask, MissingPackage
 from evenshard.utils.units import BYTES_PER_GB
 from support.builders import capped, sized, some_tables, split_by, table, task
-from support.constraint_builders import limited, only
+from support.constraint_builders import is_legal, limited, only
 
 SHARDER = TorchRecSharder()
 
@@ -185,4 +184,4 @@ def test_each_devices_cap_and_optimizer_state_are_kept_and_no_other_constraint_i
     tight = limited(task(tables, 2), room_bytes=(2 * 96, 3 * (96 + 24)), optimizer="rowwise_adagrad")
     assert sorted(SHARDER.place(tight).device_of_table) == [0, 1, 1, 1]
     pinned = limited(task(tables, 2), allowed=(only(0),) * 4)
-    assert not Items.of(pinned).is_legal(SHARDER.place(pinned))
+    assert not is_legal(pinned, SHARDER.place(pinned))

@@ -18,6 +18,7 @@ from evenshard.tables.files import load_tables
 from evenshard.tables.table import Table
 from evenshard.tracking import StageRun
 from evenshard.utils.errors import BadConfig, BadFile
+from support.convex_builders import predicted_ms
 from support.documented import command, snippet
 from support.truth import truth_file
 
@@ -217,7 +218,7 @@ def test_the_cost_model_learns_what_strangers_measured() -> None:
     known = [one for one, side in zip(shards, sides, strict=True) if side == {0}][:200]
     unseen = [one for one, side in zip(shards, sides, strict=True) if side == {1}][:200]
     model, _ = fit_cost_model(known, CostModelFitConfig(num_updates=300))
-    predicted = np.array([float(model.placement_ms(one.task, [one.placement])[0]) for one in unseen])
+    predicted = np.array([predicted_ms(model, one.task, one.placement) for one in unseen])
     actual = np.array([one.cost.max_device_ms for one in unseen])
     assert np.median(np.abs(predicted / actual - 1)) < 0.12
     ranks = (values.argsort().argsort() for values in (predicted, actual))

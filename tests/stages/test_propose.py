@@ -24,7 +24,7 @@ from evenshard.stages.propose import (
 )
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from support.builders import FakeHardware, cost_net, policy, some_tables, table, task
-from support.convex_builders import NORMALIZER, random_model
+from support.convex_builders import NORMALIZER, predicted_ms, random_model
 
 POOL = some_tables(100)
 TASKS = [task(POOL[10 * n : 10 * n + 10], devices=2, task_id=f"train-{n:03d}") for n in range(5)]
@@ -131,7 +131,7 @@ def test_the_share_holds_for_any_beginning_of_a_round(share: float) -> None:
 def test_a_task_that_is_searched_again_gives_its_next_best_candidate() -> None:
     jobs = placement_jobs(TASKS[:1], 4, 2, seed=0, proposers=Proposers(None, MODEL, 1.0))
     assert len({job.placement for job in jobs}) == 4
-    predicted = [float(MODEL.overall_ms(job.task, [job.placement])[0]) for job in jobs]
+    predicted = [predicted_ms(MODEL, job.task, job.placement) for job in jobs]
     assert predicted == sorted(predicted)
 
 

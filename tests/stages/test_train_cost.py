@@ -27,7 +27,7 @@ from evenshard.tables.files import save_tables
 from evenshard.utils.errors import BadFile, BadInput, TrainingFailed
 from evenshard.utils.provenance import Lineage
 from support.builders import PROVENANCE, FakeHardware, measured, some_tables, task
-from support.convex_builders import TABLES, random_model
+from support.convex_builders import TABLES, predicted, predicted_ms, random_model
 
 POOL = some_tables(12)
 TASKS = tuple(task([POOL[(n * 5 + i) % 12] for i in range(6)], task_id=f"train-{n:03d}") for n in range(5))
@@ -155,7 +155,7 @@ def test_each_of_the_two_has_its_own_number_of_updates(stage: Stage) -> None:
     assert stage.same("plain", "longer_net", "cost_model") and not stage.same("plain", "longer_net", "cost_net")
     model, _ = fit_cost_model(placements(), CostModelFitConfig(num_updates=3))
     task_1, placement = TASKS[0], Placement((0, 1, 0, 1, 0, 1), 2)
-    assert stage.model("plain").overall_ms(task_1, [placement])[0] == model.overall_ms(task_1, [placement])[0]
+    assert predicted(stage.model("plain"), task_1, placement) == predicted(model, task_1, placement)
 
 
 def test_all_rounds_teach_and_the_model_says_what_it_was_trained_on(stage: Stage) -> None:
@@ -207,16 +207,17 @@ def test_the_widening_by_hand() -> None:
     model.calibration = Calibration(factor=1.0, floor=0.1)
     of_task = task(TABLES[:6])
     placement = Placement((0, 1, 0, 1, 0, 1), 2)
-    predicted = float(first.overall_ms(of_task, [placement])[0])
-    device = DeviceCost(predicted * math.exp(3.0), 0.0, 0.0, 0.0)
+    expected_ms = predicted_ms(first, of_task, placement)
+    device = DeviceCost(expected_ms * math.exp(3.0), 0.0, 0.0, 0.0)
     own = measured(of_task, placement.device_of_table, PlacementCost((device, DeviceCost(0.0, 0.0, 0.0, 0.0)), ""))
-    deviation = float(model.calibration.deviation_N(log_spread_N(model.overall_ms(of_task, [placement])[1])))
+    members_K1 = torch.tensor(predicted(model, of_task, placement).members_ms)[:, None]
+    deviation = float(model.calibration.deviation_N(log_spread_N(members_K1)))
     calibrate_for_chosen(model, first, [])
     assert model.calibration == Calibration(factor=1.0, floor=0.1)
     calibrate_for_chosen(model, first, [own])
     assert model.calibration.factor == pytest.approx(3.0 / deviation, rel=1e-4) and model.calibration.floor == 0.1
     wide = model.calibration
-    device = replace(device, fwd_compute_ms=predicted)
+    device = replace(device, fwd_compute_ms=expected_ms)
     right = replace(own, cost=PlacementCost((device, DeviceCost(0.0, 0.0, 0.0, 0.0)), ""))
     calibrate_for_chosen(model, first, [right])
     assert model.calibration == wide  # never narrower

@@ -1,14 +1,20 @@
-"""An untrained cost model, for the tests of what stands on it."""
+"""An untrained cost model, for the tests of what stands on it, and what any model says of whole tables."""
 
 from __future__ import annotations
 
 import torch
 
+from evenshard.measure.price.step import PredictedParts
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.cost_model.additive import additive_work_TA
 from evenshard.sharders.cost_model.cost_model import CostModel, ExchangeTime
 from evenshard.sharders.cost_model.network import EnsembleSizes
+from evenshard.sharders.cost_model.price import whole_costs
 from evenshard.sharders.features import FeatureNormalizer
-from support.builders import BATCH_SIZE, some_tables
+from evenshard.sharders.search.bounds import lower_bound_ms
+from evenshard.sharders.search.space import SearchSpace
+from support.builders import BATCH_SIZE, every_placement, some_tables
 
 TABLES = some_tables(12)
 NORMALIZER = FeatureNormalizer.fit(TABLES, BATCH_SIZE)
@@ -23,3 +29,22 @@ def random_model(seed: int = 0, exchange: ExchangeTime = EXCHANGE) -> CostModel:
     model.net.time_scale_ms.copy_(torch.tensor([2.0, 5.0]))
     model.exchange = exchange
     return model
+
+
+def predicted(model: CostModel, of_task: ShardingTask, placement: Placement) -> PredictedParts:
+    """What a model says of a placement."""
+    return whole_costs(model, of_task).predict(placement.parts(of_task.tables))
+
+
+def predicted_ms(model: CostModel, of_task: ShardingTask, placement: Placement) -> float:
+    return predicted(model, of_task, placement).predicted_ms
+
+
+def best_ms(model: CostModel, of_task: ShardingTask) -> float:
+    """The least that any placement of a small task is predicted to take."""
+    return min(one.predicted_ms for one in whole_costs(model, of_task).predict_whole(every_placement(of_task)))
+
+
+def bound_ms(model: CostModel, of_task: ShardingTask) -> float:
+    """What the model says that no placement takes less than."""
+    return lower_bound_ms(SearchSpace(whole_costs(model, of_task)))

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from evenshard.measure.kernel_calls import kernel_call
 from evenshard.measure.link_model import (
@@ -39,6 +40,7 @@ from evenshard.placement.parts import TablePart, deduplicated_table, lookup_shar
 from evenshard.placement.sharding import (
     EVERYWHERE,
     NODE,
+    TABLE_WISE,
     TYPES,
     Communication,
     sharding_type,
@@ -147,6 +149,22 @@ def volumes_of(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) 
             one = part_volume(table, way, part.columns.size, lookup_share(table, part.rows), task.num_devices)
             for name in VOLUMES:
                 getattr(found, name)[part.device] += getattr(one, name)
+    return found
+
+
+def whole_volumes(task: ShardingTask, device_NT: npt.NDArray[np.int64]) -> Volumes:
+    """The volumes of placements of whole tables, [N, D] each.
+
+    Args:
+        device_NT: the device of each table in each placement.
+    """
+    found = Volumes.of(np.zeros((len(VOLUMES), len(device_NT), task.num_devices)), 0.0)
+    rows_N = np.arange(len(device_NT))
+    for table, device_N in zip(task.tables, device_NT.T, strict=True):
+        found.collectives.add(kernel_call(table, TABLE_WISE)[:2])
+        one = part_volume(table, TABLE_WISE, table.embedding_dim, 1.0, task.num_devices)
+        for name in VOLUMES:
+            getattr(found, name)[rows_N, device_N] += getattr(one, name)
     return found
 
 
@@ -261,6 +279,10 @@ class ExchangeTimes:
     input_dist: FloatArray
     forward: FloatArray
     backward: FloatArray
+
+    def select(self, number: int) -> ExchangeTimes:
+        """Those of one of many placements."""
+        return ExchangeTimes(self.input_dist[number], self.forward[number], self.backward[number])
 
 
 @dataclass(frozen=True)

@@ -112,15 +112,6 @@ class Items:
                 legal_D = legal_D & legal_mask(used_DR[:, kind], need, self.room_DR[:, kind])
         return legal_D
 
-    def is_legal(self, placement: Placement) -> bool:
-        """Whether a placement keeps to memory and rules."""
-        device_T, device_I = np.array(placement.device_of_table), np.array(self.devices(placement))
-        used_DR = np.zeros_like(self.room_DR)
-        np.add.at(used_DR, device_I, self.needs_IR)
-        together = (device_T == device_I[self.item_of_T]).all()
-        allowed = self.allowed_ID[np.arange(len(device_I)), device_I].all()
-        return bool(together and allowed and legal_mask(0, used_DR, self.room_DR).all())
-
     def placement(self, device_of_item: Sequence[int]) -> Placement:
         """The placement that puts each item on its device."""
         device_of_T = np.asarray(device_of_item)[self.item_of_T]

@@ -1,7 +1,7 @@
 """Plain reasons why a task has no placement, with numbers and what to do. Nothing is searched here.
 
 Not every impossible task has a plain reason: tables may fit by the numbers and not in pieces. Sharders that meet a dead
-end say so with the other errors below, and ``sharders/room`` finds out whether there is a way around it.
+end say so with the other errors below, and ``sharders/packing`` finds out whether there is a way around it.
 
 Legend: T tables, I items, D devices.
 """

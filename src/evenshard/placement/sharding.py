@@ -229,6 +229,8 @@ def sharding_type(parts: Sequence[TablePart], table: Table, machine: Machine) ->
 
 def sharding_problem(parts: Sequence[TablePart], table: Table, machine: Machine) -> str | None:
     """Says in one sentence, that the name of a table begins, why its parts make none of the types; None if they do."""
+    if _is_whole_on_one_device(parts, table):  # by far the most, and asked very often
+        return None
     if problem := tiling_problem(parts, table):
         return problem
     rows_of = _by_columns(parts)
@@ -270,6 +272,12 @@ def sharding_problem(parts: Sequence[TablePart], table: Table, machine: Machine)
             everywhere = "" if len(spans) > 1 else f"all {machine.num_devices} devices, or "
             return f"is cut by rows over the devices {where}. Use {everywhere}all devices of one node."
     return None
+
+
+def _is_whole_on_one_device(parts: Sequence[TablePart], table: Table) -> bool:
+    if len(parts) != 1 or len(parts[0].devices) != 1:
+        return False
+    return parts[0].rows == (0, table.num_rows) and parts[0].columns == (0, table.embedding_dim)
 
 
 def _fills(parts: Sequence[TablePart], table: Table, num_devices: int) -> bool:

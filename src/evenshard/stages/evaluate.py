@@ -25,6 +25,7 @@ from evenshard.placement.tasks import load_tasks, single_table_task
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.catalog import HEURISTICS, SHARDERS, Resources
 from evenshard.sharders.cost_model.cost_model import CostModel
+from evenshard.sharders.cost_model.price import predict_whole
 from evenshard.sharders.cost_model.sharder import SearchConfig
 from evenshard.sharders.learned import load_sharder
 from evenshard.stages import report
@@ -164,7 +165,8 @@ def _predicted_by(model: CostModel, results: Sequence[Result]) -> list[Result]:
     """The results with the cost model's predictions in the place of the cost network's."""
 
     def predicted_ms(task: ShardingTask, placement: Placement) -> float:
-        return float(model.overall_ms(task, [placement])[0])
+        (predicted,) = predict_whole(model, [(task, placement)])
+        return predicted.predicted_ms
 
     return [replace(one, answer=_predicted(one.answer, predicted_ms)) for one in results]
 

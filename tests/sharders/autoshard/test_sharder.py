@@ -19,7 +19,7 @@ from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.env import BalanceEnv, Observation
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder
 from evenshard.sharders.checkpoint import load_checkpoint, new_checkpoint, save_checkpoint
-from evenshard.sharders.dreamshard.env import EpisodeBatch
+from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_best
 from evenshard.utils.errors import BadFile, InfeasibleTask
 from support.autoshard_builders import (
     MIXED,
@@ -45,6 +45,11 @@ ALL_BYTES = sum(table.size_bytes for table in TABLES)
 
 def sharder(seed: int = 0) -> AutoShardSharder:
     return AutoShardSharder(shard_net(), balance_policy(seed), NORMALIZER)
+
+
+def best_of(one: AutoShardSharder, tasks: Sequence[ShardingTask]) -> list[Placement | None]:
+    """The placements of the most probable devices, played side by side."""
+    return one._played(tasks, choose_best)
 
 
 def env_of(tasks: Sequence[ShardingTask], mask_illegal: bool = True) -> BalanceEnv:
@@ -295,14 +300,14 @@ def test_a_tight_memory_is_met_like_in_the_slow_reference(seed: int) -> None:
         expected: Placement | None = place_slowly(TIGHT, seed)
     except InfeasibleTask:
         expected = None
-    assert splits(sharder(seed).place_many([TIGHT])) == splits([expected])
+    assert splits(best_of(sharder(seed), [TIGHT])) == splits([expected])
 
 
 def test_side_by_side_or_alone_the_placements_are_the_same() -> None:
     """MIXED has tight and roomy tasks of 1 to 9 tables on 3 to 5 devices."""
     one = sharder()
-    alone = [one.place_many([of_task])[0] for of_task in MIXED]
-    assert splits(one.place_many(MIXED)) == splits(alone) and one.place_many([]) == []
+    alone = [best_of(one, [of_task])[0] for of_task in MIXED]
+    assert splits(best_of(one, MIXED)) == splits(alone) and best_of(one, []) == []
     assert splits([one.place(MIXED[0])]) == splits(alone[:1])
 
 
@@ -334,14 +339,14 @@ def test_a_dead_end_names_the_table_and_the_room() -> None:
     of_task = task(sized(3, 3, 3), cap=4 * 5, task_id="stuck")  # 9 of 10, but no two of them on a device
     with pytest.raises(InfeasibleTask, match=r"stuck: table s\d needs .* the freest device has .* Raise"):
         sharder().place(of_task)
-    assert splits(sharder().place_many([of_task, MIXED[0]])) == splits([None, sharder().place(MIXED[0])])
+    assert splits(best_of(sharder(), [of_task, MIXED[0]])) == splits([None, sharder().place(MIXED[0])])
 
 
 def test_a_task_that_plainly_does_not_fit_is_refused_before_playing() -> None:
     of_task = task(sized(9), cap=4 * 8)
     with pytest.raises(InfeasibleTask, match="more than a whole device"):
         sharder().place(of_task)
-    assert sharder().place_many([of_task]) == [None]
+    assert best_of(sharder(), [of_task]) == [None]
 
 
 def test_one_device_takes_all_and_more_devices_than_tables_are_no_trouble() -> None:
@@ -361,11 +366,11 @@ def test_both_networks_come_back_from_their_folders_as_they_were(tmp_path: Path)
     kept = load_checkpoint(tmp_path / "policy", AutoShardPolicy)
     assert float(loaded.net.cost_scale_ms) == 17.0 and float(kept.net.cost_scale_ms) == 42.0
     again = AutoShardSharder(loaded.net, kept.net, kept.normalizer)
-    assert again.place_many(MIXED) == AutoShardSharder(net, policy, NORMALIZER).place_many(MIXED)
+    assert best_of(again, MIXED) == best_of(AutoShardSharder(net, policy, NORMALIZER), MIXED)
     with pytest.raises(BadFile, match="holds a autoshard_policy"):
         load_checkpoint(tmp_path / "policy", AutoShardCostNet)
 
 
 def test_features_hold_for_the_batch_size_so_tasks_of_two_cannot_share_a_batch() -> None:
     with pytest.raises(AssertionError, match="batch size"):
-        sharder().place_many([MIXED[0], replace(MIXED[0], batch_size=2 * BATCH_SIZE)])
+        best_of(sharder(), [MIXED[0], replace(MIXED[0], batch_size=2 * BATCH_SIZE)])

@@ -36,6 +36,7 @@ from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.process import one_thread
 from support.builders import BATCH_SIZE, PROVENANCE, cost, measured, some_tables, table, task
+from support.convex_builders import bound_ms, predicted, predicted_ms
 from support.dvc_store import stored
 
 TRAIN_TABLES, TEST_TABLES = some_tables(60, seed=1), some_tables(60, seed=2)
@@ -108,7 +109,7 @@ def fitted() -> tuple[CostModel, CostModelFitMetrics]:
 
 
 def errors_of(model: CostModel, test: Sequence[MeasuredPlacement]) -> list[float]:
-    return [float(model.placement_ms(m.task, [m.placement])[0]) / m.cost.max_device_ms - 1 for m in test]
+    return [predicted_ms(model, one.task, one.placement) / one.cost.max_device_ms - 1 for one in test]
 
 
 # The fit -------------------------------------------------------------------------------------------------------------
@@ -136,14 +137,11 @@ def test_it_holds_for_other_numbers_of_tables_and_devices() -> None:
 def test_the_parts_are_foretold_one_by_one() -> None:
     model, _ = fitted()
     (one,) = placements(TEST_TABLES, 1)
-    represented = model.represent(one.task.tables, BATCH_SIZE)
-    sums = torch.stack([represented[list(shard)].sum(0) for shard in one.placement.shards()])
-    context = (float(represented[:, 0].sum()), one.task.num_devices, BATCH_SIZE, sums[:, 0].max())
-    parts = model.parts_ms(sums, *context)
-    for found, device in zip(parts.tolist(), one.cost.devices, strict=True):
-        actual = [device.fwd_compute_ms, device.fwd_all_to_all_ms, device.bwd_all_to_all_ms, device.bwd_compute_ms]
-        assert found == pytest.approx(actual, rel=0.08)
-        assert found[1:3] == pytest.approx(actual[1:3], rel=1e-4)
+    for found, device in zip(predicted(model, one.task, one.placement).devices, one.cost.devices, strict=True):
+        assert found.predicted_fwd_compute_ms == pytest.approx(device.fwd_compute_ms, rel=0.08)
+        assert found.predicted_bwd_compute_ms == pytest.approx(device.bwd_compute_ms, rel=0.08)
+        assert found.predicted_fwd_all_to_all_ms == pytest.approx(device.fwd_all_to_all_ms, rel=1e-4)
+        assert found.predicted_bwd_all_to_all_ms == pytest.approx(device.bwd_all_to_all_ms, rel=1e-4)
 
 
 @pytest.mark.slow
@@ -216,8 +214,8 @@ def test_the_bound_holds_across_batches_too() -> None:
     for size in (100, 3000):
         of_task = task(TEST_TABLES[:12], 3, batch_size=size)
         found = [random_placement(of_task, np.random.default_rng(seed)) for seed in range(50)]
-        predicted = fitted_across().overall_ms(of_task, found)[0]
-        assert fitted_across().lower_bound_ms(of_task) <= float(predicted.min())
+        best = min(predicted_ms(fitted_across(), of_task, one) for one in found)
+        assert bound_ms(fitted_across(), of_task) <= best
 
 
 def test_a_table_at_two_batch_sizes_is_two_tables() -> None:
@@ -260,7 +258,7 @@ def test_several_batch_sizes_must_be_asked_for() -> None:
 def test_across_batches_comes_back_from_a_file(tmp_path: Path) -> None:
     fitted_across().save(tmp_path / "model")
     again, of_task = CostModel.load(tmp_path / "model"), task(TEST_TABLES[:6], 2, batch_size=999)
-    assert again.lower_bound_ms(of_task) == fitted_across().lower_bound_ms(of_task)
+    assert bound_ms(again, of_task) == bound_ms(fitted_across(), of_task)
 
 
 # What it learns from -------------------------------------------------------------------------------------------------
@@ -287,8 +285,7 @@ def timed_as_a_whole(one: MeasuredPlacement) -> MeasuredPlacement:
 def test_the_sum_of_forward_and_backward_is_enough_to_learn_it() -> None:
     known, unseen = shards(TRAIN_TABLES, 150), shards(TEST_TABLES, 40)
     model, metrics = fit_cost_model([timed_as_a_whole(one) for one in known], CONFIG)
-    errors = [float(model.placement_ms(one.task, [one.placement])[0]) / one.cost.max_device_ms - 1 for one in unseen]
-    assert metrics.held_out_pct_error < 6 and np.median(np.abs(errors)) < 0.06
+    assert metrics.held_out_pct_error < 6 and np.median(np.abs(errors_of(model, unseen))) < 0.06
 
 
 @pytest.mark.slow
@@ -298,10 +295,7 @@ def test_a_sum_counts_beside_parts_and_leaves_the_parts_to_those_who_know_them()
     assert rows.times_R3.isnan().tolist() == [[True, True, False], [False] * 3]
     mixed = [timed_as_a_whole(one) if n % 2 else one for n, one in enumerate(known)]
     model, _ = fit_cost_model(mixed, CONFIG)
-    forwards = [
-        float(model.parts_ms(model.represent(one.task.tables, BATCH_SIZE).sum(dim=0), 0.0, 1, BATCH_SIZE)[0])
-        for one in known
-    ]
+    forwards = [predicted(model, one.task, one.placement).devices[0].predicted_fwd_compute_ms for one in known]
     errors = [forward / one.cost.devices[0].split_ms[0] - 1 for forward, one in zip(forwards, known, strict=True)]
     assert np.median(np.abs(errors)) < 0.06
 
@@ -325,7 +319,7 @@ def test_tables_that_are_never_read_do_not_break_the_fit() -> None:
     data = [measured(task(idle, 2), (0, 1, 1, 0), cost(0.0, 4.0)) for _ in range(6)]
     model, metrics = fit_cost_model(data, CostModelFitConfig(num_updates=20))
     assert all(math.isfinite(loss) for loss in metrics.losses)
-    assert math.isfinite(float(model.placement_ms(data[0].task, [data[0].placement])[0]))
+    assert math.isfinite(predicted_ms(model, data[0].task, data[0].placement))
 
 
 @pytest.mark.parametrize(
@@ -418,9 +412,10 @@ def test_no_member_learns_from_what_it_is_held_out_of() -> None:
     nonsense = [replace(one, cost=_swapped(one.cost)) if n == spoiled else one for n, one in enumerate(data)]
     test = placements(TEST_TABLES, 1)[0]
     before, after = (
-        fit_cost_model(seen, config)[0].overall_ms(test.task, [test.placement])[1][:, 0] for seen in (data, nonsense)
+        np.array(predicted(fit_cost_model(seen, config)[0], test.task, test.placement).members_ms)
+        for seen in (data, nonsense)
     )
-    changed = (before / after - 1).abs()
+    changed = np.abs(before / after - 1)
     assert changed[0] < 1e-4
     assert (changed[1:] > 3e-4).all()
 
@@ -443,8 +438,8 @@ def test_intervals_cover_nine_tenths_of_noisy_placements_of_unseen_tables() -> N
     test = placements(TEST_TABLES, 200, noise=0.05)
     covered = []
     for one in test:
-        _, low, high = model.placement_ms(one.task, [one.placement])
-        covered.append(float(low) <= one.cost.max_device_ms <= float(high))
+        found = predicted(model, one.task, one.placement)
+        covered.append(found.low_ms <= one.cost.max_device_ms <= found.high_ms)
     assert 0.82 <= np.mean(covered) <= 0.97
 
 
@@ -488,8 +483,8 @@ def test_the_members_disagree_more_far_outside_of_what_they_saw() -> None:
     far = placements(far_tables, 30)
 
     def spread(test: Sequence[MeasuredPlacement]) -> float:
-        members = torch.cat([model.overall_ms(m.task, [m.placement])[1] for m in test], dim=1)
-        return float(log_spread_N(members).median())
+        members_NK = [predicted(model, one.task, one.placement).members_ms for one in test]
+        return float(log_spread_N(torch.tensor(members_NK).T).median())
 
     assert spread(far) > 3 * spread(near)
 

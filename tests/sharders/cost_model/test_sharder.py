@@ -11,14 +11,13 @@ from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.cost_model.prediction import PredictedPlacement
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig, distinct
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from support import builders
-from support.builders import ROOMY, cost, every_placement, some_tables, table, task
-from support.convex_builders import NORMALIZER, random_model
+from support.builders import ROOMY, cost, some_tables, table, task
+from support.convex_builders import NORMALIZER, best_ms, bound_ms, predicted, predicted_ms, random_model
 
 pytestmark = pytest.mark.full_search
 
@@ -28,10 +27,6 @@ MODEL = random_model()
 
 def policy() -> DreamShardSharder:
     return DreamShardSharder(builders.cost_net(), builders.policy(), NORMALIZER)
-
-
-def predicted_ms(of_task: ShardingTask, placement: Placement) -> float:
-    return float(MODEL.overall_ms(of_task, [placement])[0])
 
 
 class Bench:
@@ -60,7 +55,7 @@ def test_never_predicted_worse_than_any_expert_and_legal(seed: int, with_policy:
     check_placement(of_task, placement)
     for expert in expert_sharders():
         try:
-            assert predicted_ms(of_task, placement) <= predicted_ms(of_task, expert.place(of_task))
+            assert predicted_ms(MODEL, of_task, placement) <= predicted_ms(MODEL, of_task, expert.place(of_task))
         except InfeasibleTask:
             continue
 
@@ -68,18 +63,17 @@ def test_never_predicted_worse_than_any_expert_and_legal(seed: int, with_policy:
 def test_even_without_any_search_the_best_expert_is_the_answer() -> None:
     of_task = task(some_tables(14, 1), 3)
     nothing = replace(QUICK, num_rollouts=0, scores_per_table=0, time_limit_s=0.0)
-    experts = [predicted_ms(of_task, expert.place(of_task)) for expert in expert_sharders()]
+    experts = [predicted_ms(MODEL, of_task, expert.place(of_task)) for expert in expert_sharders()]
     found = EvenshardSharder(MODEL, None, nothing).search(of_task)
     assert found.best.predicted_ms <= min(experts) * (1 + 1e-6)
-    assert found.expert is not None and predicted_ms(of_task, found.expert) <= min(experts) * (1 + 1e-6)
+    assert found.expert is not None and predicted_ms(MODEL, of_task, found.expert) <= min(experts) * (1 + 1e-6)
 
 
 def test_small_tasks_are_solved_and_the_bound_holds() -> None:
     of_task = task(some_tables(6, 2), 3)
-    best = float(MODEL.overall_ms(of_task, every_placement(of_task))[0].min())
-    answer = EvenshardSharder(MODEL, None, QUICK).search(of_task).best
+    answer, best = EvenshardSharder(MODEL, None, QUICK).search(of_task).best, best_ms(MODEL, of_task)
     assert answer.predicted_ms == pytest.approx(best, rel=1e-5)
-    assert answer.lower_bound_ms <= best
+    assert answer.lower_bound_ms == pytest.approx(bound_ms(MODEL, of_task)) and answer.lower_bound_ms <= best
 
 
 def test_candidates_are_distinct_and_ordered_by_prediction() -> None:
@@ -89,7 +83,7 @@ def test_candidates_are_distinct_and_ordered_by_prediction() -> None:
     assert list(found.predicted_ms) == sorted(found.predicted_ms)
     assert found.candidates[0] == found.best.placement
     for placement, ms in zip(found.candidates, found.predicted_ms, strict=True):
-        assert predicted_ms(of_task, placement) == pytest.approx(ms, rel=1e-5)
+        assert predicted_ms(MODEL, of_task, placement) == pytest.approx(ms, rel=1e-5)
 
 
 def test_the_same_task_gets_the_same_placement() -> None:
@@ -101,12 +95,11 @@ def test_the_same_task_gets_the_same_placement() -> None:
 
 def test_the_answer_carries_what_the_model_says() -> None:
     of_task = task(some_tables(5), 3)
-    placement = Placement((2, 0, 0, 2, 0), 3)
-    answer = PredictedPlacement.of(MODEL, of_task, placement)
-    assert [device.predicted_total_ms > 0 for device in answer.devices] == [True, False, True]
+    answer = EvenshardSharder(MODEL, None, QUICK).search(of_task).best
+    expected = predicted(MODEL, of_task, answer.placement)
     assert max(device.predicted_total_ms for device in answer.devices) == pytest.approx(answer.predicted_ms, rel=1e-5)
-    mean, low, high = (float(column) for column in MODEL.placement_ms(of_task, [placement]))
-    assert (answer.predicted_ms, answer.low_ms, answer.high_ms) == pytest.approx((mean, low, high))
+    for name in ("predicted_ms", "low_ms", "high_ms"):
+        assert getattr(answer, name) == pytest.approx(getattr(expected, name), rel=1e-5)
 
 
 # Measuring -----------------------------------------------------------------------------------------------------------
@@ -119,7 +112,7 @@ def test_the_best_measured_candidate_wins_whatever_was_predicted() -> None:
     bench = Bench({third.device_of_table: 1.0})
     answer, measured = sharder.place_measured(of_task, bench, num_measured=5)
     assert answer.placement == third and measured.max_device_ms == 1.0
-    assert answer.predicted_ms == pytest.approx(predicted_ms(of_task, third), rel=1e-5)
+    assert answer.predicted_ms == pytest.approx(predicted_ms(MODEL, of_task, third), rel=1e-5)
     assert len(bench.asked) == len(distinct(bench.asked)) == 5
 
 

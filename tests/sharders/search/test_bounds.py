@@ -8,10 +8,11 @@ from itertools import islice, permutations, product
 
 import numpy as np
 import pytest
+import torch
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import LINKS
-from evenshard.measure.price.step import PartCosts
+from evenshard.measure.price.step import DeviceKind, PartCosts
 from evenshard.measure.simulated.cluster import simulated_kind
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.step_time import LARGEST_SUM
@@ -27,6 +28,7 @@ from evenshard.placement.sharding import (
     TYPES,
 )
 from evenshard.placement.task import ShardingTask, TableLimits
+from evenshard.sharders.cost_model.price import LearnedPrice
 from evenshard.sharders.search.bounds import lower_bound_ms
 from evenshard.sharders.search.cut_bounds import CutBounds, least_sums
 from evenshard.sharders.search.sharding_option import TableGroup
@@ -34,6 +36,7 @@ from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.state import Choice, State
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
+from support.convex_builders import random_model
 
 MACHINES = (Machine.one_node(2), Machine.one_node(3), Machine(4, 2, inter="infiniband_ndr"))
 COLUMNS_ONLY = (TableLimits(frozenset({COLUMN_WISE})),)
@@ -67,6 +70,15 @@ def tiny_costs(rng: np.random.Generator) -> PartCosts:
     links = Links(LINKS[str(rng.choice(["nvlink_h200", "ethernet_25g", "pcie3_host"]))], inter)
     rule = LARGEST_SUM if rng.random() < 0.2 else None
     return PartCosts(task, [kind], [0] * machine.num_devices, links, rule)
+
+
+def with_learned_price(costs: PartCosts, seed: int) -> PartCosts:
+    """The same tables on devices that a cost model prices, whose passes of the sort take most of the time."""
+    model = random_model(seed)
+    with torch.no_grad():
+        model.net.pass_weight.fill_(1.0)
+    kind = DeviceKind(LearnedPrice(model), 100.0)
+    return PartCosts(costs.task, [kind], [0] * costs.task.num_devices, costs.links, costs.pipeline)
 
 
 def choices_of_group(group: TableGroup, devices: int) -> Iterator[Choice]:
@@ -106,6 +118,18 @@ def test_no_placement_of_a_tiny_task_is_below_the_bound(seed: int) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(25):
         space = SearchSpace(tiny_costs(rng))
+        bound_ms = lower_bound_ms(space)
+        cut_unevenly(space, rng)
+        assert 0 < bound_ms <= float(costs_ms(space, rng).min())
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 30))])
+def test_no_placement_of_a_tiny_task_is_below_the_bound_of_a_cost_model(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for number in range(10):
+        costs = with_learned_price(tiny_costs(rng), number)
+        small = tuple(replace(one, num_rows=min(one.num_rows, 200)) for one in costs.task.tables)
+        space = SearchSpace(costs.of_task(replace(costs.task, tables=small)) if number % 2 else costs)
         bound_ms = lower_bound_ms(space)
         cut_unevenly(space, rng)
         assert 0 < bound_ms <= float(costs_ms(space, rng).min())

@@ -45,6 +45,24 @@ class TangentLine:
         return np.asarray(self.slopes_2H @ columns_PH.T)
 
 
+class SharedSteps:
+    """Work of tables for steps that devices take because of all the rows that they hold, as far as none can be saved.
+
+    Together, tables need such steps which none of them needs alone (``DevicePrice.own_steps_ms``). Of a price that has
+    none, there is no such work.
+
+    Attributes:
+        at_0_2: forward and backward work of a mean device that holds no table; below 0, for what devices may save.
+    """
+
+    def __init__(self) -> None:
+        self.at_0_2: FloatArray = np.zeros(2)
+
+    def works(self, columns_PH: Columns) -> FloatArray:
+        """[2, P] work of tables, ms."""
+        return np.zeros((2, len(columns_PH)))
+
+
 class DevicePrice(Protocol):
     """Compute times of one kind of device, ms.
 
@@ -98,6 +116,16 @@ class DevicePrice(Protocol):
     def own_steps_ms(self, columns_PH: Columns) -> FloatArray:
         """[2, P] time above every such line that each table takes wherever it is: steps that its own rows need."""
         ...
+
+    def shared_steps(self, columns_PH: Columns, num_devices: int, total_rows: int) -> SharedSteps:
+        """Steps above every line, besides those of ``own_steps_ms``, that alike devices take for all of their rows.
+
+        Args:
+            columns_PH: tables for which the work is as large as can be; it is right for any others, too.
+            num_devices: of the machine.
+            total_rows: rows that all devices hold together at least.
+        """
+        return SharedSteps()
 
     def least_ms(self, columns_PH: Columns) -> FloatArray:
         """[P] what a device that holds each table takes at least, forward and backward, whatever else it holds."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -24,6 +24,7 @@ from evenshard.measure.collectives import (
     exchange_times,
     part_volume,
     volumes_of,
+    whole_volumes,
 )
 from evenshard.measure.kernel_calls import EVERY_DEVICE, HeldPart, held_parts
 from evenshard.measure.offload import HostLink, part_offload_times
@@ -31,7 +32,8 @@ from evenshard.measure.price.device_price import DevicePrice, alone_ms
 from evenshard.measure.price.loads import CellChanges, Loads, LookupColumns
 from evenshard.measure.step_time import Phases, device_ms, hidden_ms, hides_inputs, kernels_ms, step_ms
 from evenshard.placement.optimizer_state import NUMBERS
-from evenshard.placement.parts import TablePart, lookup_share
+from evenshard.placement.parts import TablePart, lookup_share, whole_part
+from evenshard.placement.placement import Placement
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import sharding_type
 from evenshard.placement.task import ShardingTask
@@ -41,6 +43,8 @@ from evenshard.tables.table import Table
 NS_PER_MS = 1e6
 # Times that a dense gradient's values move: zeroed, then read with the weights, which are written.
 DENSE_PASSES = 4
+# Tables and devices of all whole placements that are predicted at once: their numbers take some 50 MB.
+MOST_AT_ONCE = 2**16
 
 
 Numbers = TypeVar("Numbers", float, FloatArray)
@@ -69,7 +73,7 @@ class DeviceKind:
 
 @dataclass(frozen=True)
 class PredictedDevice:
-    """Predicted times of one device in one training step, ms; zero where it holds no table.
+    """Predicted times of one device in one training step, ms; one that holds no table has exchanges alone.
 
     Attributes:
         predicted_hidden_ms: what of the exchange of indices runs beside the step before, and takes no time of its own.
@@ -139,6 +143,7 @@ class PredictedParts:
         devices: predicted times, by device id.
         predicted_ms: predicted time of the step.
         low_ms, high_ms: the 90 % interval of that by the models alone; device models have none.
+        members_ms: the time of the step by each member of the models' ensembles.
     """
 
     parts: tuple[TablePart, ...]
@@ -146,6 +151,7 @@ class PredictedParts:
     predicted_ms: float
     low_ms: float
     high_ms: float
+    members_ms: tuple[float, ...]
 
 
 class PartCosts:
@@ -189,7 +195,37 @@ class PartCosts:
         """
         by_table = parts_by_table(self.task, parts)
         exchanges = exchange_times(self.task, volumes_of(self.task, by_table), self.links)
-        compute_DM2 = self._compute_ms(by_table) + self._offload_D12(by_table)
+        (compute_DM2,) = self._compute_ms(list(held_parts(self.task, by_table)), replicated_values(by_table))
+        return self._predicted(parts, compute_DM2 + self._offload_D12(by_table), exchanges)
+
+    def predict_whole(self, placements: Sequence[Placement]) -> list[PredictedParts]:
+        """What ``predict`` says of each of many placements of whole tables, faster: what they share is told once."""
+        at_once = max(1, MOST_AT_ONCE // (len(self.task.tables) + self.task.num_devices))
+        firsts = range(0, len(placements), at_once)
+        return [one for first in firsts for one in self._predict_side_by_side(placements[first : first + at_once])]
+
+    def _predict_side_by_side(self, placements: Sequence[Placement]) -> list[PredictedParts]:
+        """The same of placements whose devices compute as if they were those of one machine, N times as large."""
+        tables, devices = self.task.tables, self.task.num_devices
+        device_NT = np.array([one.device_of_table for one in placements])
+        exchanges = exchange_times(self.task, whole_volumes(self.task, device_NT), self.links)
+        whole = list(held_parts(self.task, {table.name: (whole_part(table, (0,)),) for table in tables}))
+        number_NT = device_NT + devices * np.arange(len(placements))[:, None]
+        held = [
+            replace(one, device=number)
+            for number_T in number_NT.tolist()
+            for one, number in zip(whole, number_T, strict=True)
+        ]
+        compute_NDM2 = self._compute_ms(held, copies=len(placements))
+        return [
+            self._predicted(placement.parts(tables), compute_DM2, exchanges.select(number))
+            for number, (placement, compute_DM2) in enumerate(zip(placements, compute_NDM2, strict=True))
+        ]
+
+    def _predicted(
+        self, parts: Sequence[TablePart], compute_DM2: FloatArray, exchanges: ExchangeTimes
+    ) -> PredictedParts:
+        """The prediction of a placement whose devices take these times."""
         members_M = step_ms(_phases(compute_DM2.T, exchanges), self.pipeline)
         mean = _phases(compute_DM2.mean(axis=1).T, exchanges)
         predicted_ms = float(step_ms(mean, self.pipeline))
@@ -200,7 +236,7 @@ class PartCosts:
         )
         half = max(price.interval(members_M) for price in self.prices)
         low_ms, high_ms = predicted_ms * float(np.exp(-half)), predicted_ms * float(np.exp(half))
-        return PredictedParts(tuple(parts), devices, predicted_ms, low_ms, high_ms)
+        return PredictedParts(tuple(parts), devices, predicted_ms, low_ms, high_ms, tuple(members_M.tolist()))
 
     def part_ms(self, parts: Sequence[TablePart]) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Times of each part, ms: alone on its device, and what the device would save without it.
@@ -304,18 +340,23 @@ class PartCosts:
         found = exchange_times(self.task, volumes, self.links.floor)
         return [float(found.input_dist[0]), float(found.forward[0]), float(found.backward[0])]
 
-    def _compute_ms(self, by_table: Mapping[str, Sequence[TablePart]]) -> FloatArray:
-        """[D, M, 2] compute times, forward and backward, by each member of the ensembles."""
-        devices = self.task.num_devices
-        held: list[HeldPart] = list(held_parts(self.task, by_table))
+    def _compute_ms(self, held: Sequence[HeldPart], dense_values: float = 0.0, copies: int = 1) -> FloatArray:
+        """[N, D, M, 2] compute times, forward and backward, by each member of the ensembles.
+
+        Args:
+            held: what the devices hold.
+            dense_values: weights of all replicated tables.
+            copies: N; the devices are those of so many machines, one after the other.
+        """
+        devices = copies * self.task.num_devices
         found = [kind.price.held_ms(held, devices) for kind in self.kinds]
-        values = replicated_values(by_table)
         total = np.zeros((devices, max(times.shape[1] for times in found), 2))
+        kind_of_D = np.tile(self.kind_of_D, copies)
         for number, (kind, times) in enumerate(zip(self.kinds, found, strict=True)):
-            own_D = self.kind_of_D == number
+            own_D = kind_of_D == number
             total[own_D] = times[own_D]
-            total[own_D, :, 1] += dense_ms(values, kind.bytes_per_ns, self.task.optimizer)
-        return total
+            total[own_D, :, 1] += dense_ms(dense_values, kind.bytes_per_ns, self.task.optimizer)
+        return total.reshape(copies, self.task.num_devices, *total.shape[1:])
 
 
 def _phases(compute: FloatArray, exchanges: ExchangeTimes) -> Phases:

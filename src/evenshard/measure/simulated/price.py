@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.measure.kernel_calls import EVERY_DEVICE, HeldPart, Lookup
-from evenshard.measure.price.device_price import TangentLine
+from evenshard.measure.price.device_price import SharedSteps, TangentLine
 from evenshard.measure.simulated.device_model import (
     NS_PER_MS,
     NS_PER_US,
@@ -198,6 +198,10 @@ class DeviceModelPrice:
         passes_P = sort_passes(columns_PH[:, ROWS])
         found_2P[1] = columns_PH[:, LOOKUPS] * passes_P / self._profile.sort_pairs_per_ns / NS_PER_MS
         return found_2P
+
+    def shared_steps(self, columns_PH: FloatArray, num_devices: int, total_rows: int) -> SharedSteps:
+        """None: each call sorts what it looks up by itself, and how many calls share the rows is not known."""
+        return SharedSteps()
 
     def least_ms(self, columns_PH: FloatArray) -> FloatArray:
         """[P] times alone, but for what may be less beside others: the longest bag, and what is beside the kernels."""

@@ -125,10 +125,6 @@ class AutoShardSharder:
             raise answer
         return answer
 
-    def place_many(self, tasks: Sequence[ShardingTask]) -> list[Placement | None]:
-        """The placements of tasks that share a batch size, played side by side; None where a table finds no room."""
-        return self._played(tasks, choose_best)
-
     def sample(self, tasks: Sequence[ShardingTask], generator: torch.Generator) -> list[Placement | None]:
         """One sampled placement per task, for exploring; None where a table finds no room."""
         return self._played(tasks, choose_sampled(generator))

@@ -16,7 +16,9 @@ from dataclasses import replace
 import torch
 
 from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement
+from evenshard.measure.price.step import PredictedParts
 from evenshard.sharders.cost_model.cost_model import Calibration, CostModel, log_spread_N
+from evenshard.sharders.cost_model.price import predict_whole
 
 COVERAGE = 0.9
 LEAST_FLOOR = 1e-3  # a model that fits its data exactly is still not sure
@@ -34,8 +36,7 @@ def calibrate(
     chosen = [number for number in ran if measured[number].proposed_by != RANDOM_SHARD] or ran
     if not chosen:
         return Calibration(), math.nan
-    overall = [model.overall_ms(measured[n].task, [measured[n].placement])[1][:, 0] for n in chosen]
-    members_KN = torch.stack(overall, dim=1)
+    members_KN = _members_KN(_predicted(model, [measured[n] for n in chosen]))
     actual_N = torch.tensor([measured[n].cost.max_device_ms for n in chosen])
     held_out_N = members_KN.gather(0, held_out_by_N[chosen][None])[0]
     errors_N = (held_out_N / actual_N).log().abs()
@@ -54,11 +55,20 @@ def calibrate_for_chosen(model: CostModel, first: CostModel, own: Sequence[Measu
     """
     if not own:
         return
-    predicted_N = torch.cat([first.overall_ms(one.task, [one.placement])[0] for one in own])
-    members_KN = torch.cat([model.overall_ms(one.task, [one.placement])[1] for one in own], dim=1)
+    predicted_N = torch.tensor([one.predicted_ms for one in _predicted(first, own)])
+    members_KN = _members_KN(_predicted(model, own))
     errors_N = (torch.tensor([one.cost.max_device_ms for one in own]) / predicted_N).log().abs()
     factor = conformal_factor(errors_N, model.calibration.deviation_N(log_spread_N(members_KN)))
     model.calibration = replace(model.calibration, factor=max(model.calibration.factor, factor))
+
+
+def _predicted(model: CostModel, measured: Sequence[MeasuredPlacement]) -> list[PredictedParts]:
+    return predict_whole(model, [(one.task, one.placement) for one in measured])
+
+
+def _members_KN(predicted: Sequence[PredictedParts]) -> torch.Tensor:
+    """[K, N] what each member predicts of each placement, ms."""
+    return torch.tensor([one.members_ms for one in predicted]).T
 
 
 def conformal_factor(errors_N: torch.Tensor, deviations_N: torch.Tensor) -> float:

@@ -1,30 +1,21 @@
 """The cost model of evenshard's search: convex in a device's load, for more tables and devices than it was trained on.
 
-Being convex, it gives lower bounds.
+Being convex, it gives lower bounds (``search/bounds.py``).
 
 A device's compute time is ``g(sum of its tables' representations) + lookups * p(rows) + work * l(widest table)``.
 Representations are non-negative; ``g`` is convex and never falls (non-negative weights, ReLU), as kernels are: they
 take the longest of several additive limits, plus fixed overheads. ``p``, what the passes of the sort take, and ``l``,
-what lanes take that the widest table asks for, jump up and never down. Hence,
-for tables with the sum S on D devices, whatever the placement (``lower_bound_ms``):
+what lanes take that the widest table asks for, jump up and never down. The mean over the ensemble has this form as its
+members have. The network itself stands in ``network.py``.
 
-- the slowest device takes at least ``g(S / D)`` (Jensen's inequality), and an equal share of the passes that cannot be
-  saved (a knapsack) and of the lanes that tables ask for themselves;
-- the device that holds table t takes at least what t takes on its own.
+All-to-all times need no network: a latency and three counts of bytes over bandwidths, with four fitted numbers.
 
-The mean over the ensemble has this form as its members have. The network itself stands in ``network.py``.
-
-The bounds hold for the model's own predictions. They say nothing sure about hardware where the model is wrong.
-
-All-to-all times need no network: a latency and three counts of bytes over bandwidths, with four fitted numbers. The
-bytes of the device that moves most are the only time that a device's own tables do not tell: all wait for it. Where the
-other devices are not known, a device is taken for that one, which never makes the slowest device of a placement slower
-than it is: the bounds hold.
+What placements cost by the model is told by ``price.py``.
 
 Ours; DreamShard's network (``dreamshard/cost_net.py``) is neither convex nor bounded.
 
 Legend: T tables, K members, H representation size (column 0: dims; ``JUMPS``: sums that decide about jumps;
-``INPUTS``: inputs of the heads), N placements, D devices.
+``INPUTS``: inputs of the heads), N placements.
 """
 
 from __future__ import annotations
@@ -35,23 +26,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
 
-from evenshard.measure.link import BYTES_PER_VALUE, Link
-from evenshard.measure.price.device_price import ROUNDING
-from evenshard.placement.placement import Placement
-from evenshard.placement.task import ShardingTask
-from evenshard.sharders.cost_model.network import (
-    LANE_WORK,
-    LOOKUPS,
-    NUM_JUMP_SUMS,
-    PASS_ROWS,
-    ConvexNet,
-    EnsembleSizes,
-    jump_sums_TJ,
-)
+from evenshard.measure.link import Link
+from evenshard.sharders.cost_model.network import NUM_JUMP_SUMS, ConvexNet, EnsembleSizes, jump_sums_TJ
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.tables.table import Table
 from evenshard.utils.atomic import atomic_path
@@ -63,14 +42,12 @@ from evenshard.utils.records import record_of
 from evenshard.utils.saved import reading_saved
 from evenshard.utils.weights import load_weights, save_weights
 
-_Number = float | torch.Tensor
 KIND = "convex_cost_model"
 
 # Columns of a representation, after its dims.
-ROWS, JUMPS, INPUTS = 1, slice(1, 1 + NUM_JUMP_SUMS), slice(1 + NUM_JUMP_SUMS, None)
+JUMPS, INPUTS = slice(1, 1 + NUM_JUMP_SUMS), slice(1 + NUM_JUMP_SUMS, None)
 # Weights that files of earlier versions lack.
 ADDED_WEIGHTS = ("net.lane_weight",)
-CHUNK_ENTRIES = 2**24  # of the table-to-device matrices of ``placement_ms``: 64 MB at a time
 LEAST_HALF_WIDTH = 0.005  # held-out placements of known tables say too little about unseen tables
 
 
@@ -112,39 +89,6 @@ class ExchangeTime:
         fine = all(0 <= number < math.inf for number in astuple(self))
         return None if fine else f"an exchange takes {', '.join(f'{k} {v:g}' for k, v in asdict(self).items())}"
 
-    def ms(
-        self,
-        own_dims: _Number,
-        total_dims: _Number,
-        num_devices: _Number,
-        batch_size: int,
-        most_dims: _Number | None = None,
-    ) -> torch.Tensor:
-        """One all-to-all of a device that holds ``own_dims`` of ``total_dims``, ms; 0 where there is one device.
-
-        Args:
-            most_dims: dims of the device that holds most; None takes each device for that one.
-        """
-        own, devices = torch.as_tensor(own_dims), torch.as_tensor(num_devices)
-        own_bytes, slowest_bytes, total_bytes = exchanged_bytes(own, total_dims, devices, batch_size, most_dims)
-        fixed_ms = self.latency_ms + total_bytes * self.total_ms_per_byte
-        ms = own_bytes * self.ms_per_byte + slowest_bytes * self.slowest_ms_per_byte + fixed_ms
-        return torch.where(devices > 1, ms, 0.0)
-
-
-def exchanged_bytes(
-    own_dims: torch.Tensor,
-    total_dims: _Number,
-    num_devices: _Number,
-    batch_size: int,
-    most_dims: _Number | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, _Number]:
-    """Bytes of the busier direction of a device, and of the one that moves most, both convex; and what all send."""
-    peers, bytes_per_dim = num_devices - 1, (batch_size / num_devices) * BYTES_PER_VALUE
-    own = torch.maximum(own_dims * peers, total_dims - own_dims)
-    slowest = (own_dims if most_dims is None else torch.as_tensor(most_dims, dtype=own_dims.dtype)) * peers
-    return own * bytes_per_dim, slowest * bytes_per_dim, total_dims * (peers * bytes_per_dim)
-
 
 @dataclass(frozen=True)
 class Calibration:
@@ -175,7 +119,7 @@ class Calibration:
 
 
 class CostModel(nn.Module):
-    """Predicts what devices and placements cost, in ms, how sure that is, and what no placement can do better than.
+    """What is known of devices' times: the network of their compute, their exchanges, and how sure both are.
 
     Args:
         sizes: sizes of the ensemble.
@@ -201,142 +145,6 @@ class CostModel(nn.Module):
         dims_T1 = torch.tensor([[float(table.embedding_dim)] for table in tables])
         inputs_TI = self.net.encode(*self.net.table_inputs(tables, batch_size))
         return torch.cat([dims_T1, jump_sums_TJ(tables), inputs_TI], dim=1)
-
-    # Devices ---------------------------------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def device_ms(
-        self,
-        sums: torch.Tensor,
-        total_dims: _Number,
-        num_devices: _Number,
-        batch_size: int,
-        most_dims: _Number | None = None,
-    ) -> torch.Tensor:
-        """Predicted total time of devices, [...] ms from sums of representations [..., H]: the members' mean.
-
-        0 where a device is empty: all it does is receive, which takes no longer than what some other device sends.
-        Of millions of devices, some ten thousand at a time are fastest.
-
-        Args:
-            total_dims: dims of all the task's tables; a number, or a tensor that broadcasts with [...].
-            num_devices: number of devices of the task; likewise.
-            batch_size: global batch, samples.
-            most_dims: dims of the device of the placement that holds most; None takes each device for that one.
-        """
-        mix_O1 = self.net.sum_of_parts_OK().mean(dim=1, keepdim=True)
-        compute = self.net.mixed_ms(sums[..., INPUTS], sums[..., JUMPS], mix_O1).squeeze(-1)
-        exchange = 2 * self.exchange.ms(sums[..., 0], total_dims, num_devices, batch_size, most_dims)
-        return torch.where(sums[..., 0] > 0, compute + exchange, 0.0)
-
-    @torch.no_grad()
-    def member_device_ms(
-        self,
-        sums: torch.Tensor,
-        total_dims: _Number,
-        num_devices: _Number,
-        batch_size: int,
-        most_dims: _Number | None = None,
-    ) -> torch.Tensor:
-        """Each member's ``device_ms``, [K, ...]."""
-        compute = self.net.mixed_ms(sums[..., INPUTS], sums[..., JUMPS], self.net.sum_of_parts_OK()).movedim(-1, 0)
-        exchange = 2 * self.exchange.ms(sums[..., 0], total_dims, num_devices, batch_size, most_dims)
-        return torch.where(sums[..., 0] > 0, compute + exchange, 0.0)
-
-    @torch.no_grad()
-    def parts_ms(
-        self,
-        sums: torch.Tensor,
-        total_dims: _Number,
-        num_devices: _Number,
-        batch_size: int,
-        most_dims: _Number | None = None,
-    ) -> torch.Tensor:
-        """The four times of devices, [..., 4] ms: forward compute, forward and backward all-to-all, backward compute.
-
-        They add up to ``device_ms``.
-        """
-        forward, backward = self.net.member_ms(sums[..., INPUTS], sums[..., JUMPS]).mean(dim=-2).unbind(-1)
-        exchange = self.exchange.ms(sums[..., 0], total_dims, num_devices, batch_size, most_dims).expand_as(forward)
-        parts = torch.stack([forward, exchange, exchange, backward], dim=-1)
-        return torch.where(sums[..., :1] > 0, parts, 0.0)
-
-    def wait_ms(self, most_dims: torch.Tensor, num_devices: int, batch_size: int) -> torch.Tensor:
-        """What every device of a placement waits, in both exchanges, for the bytes of the one that holds most, ms."""
-        wait = ExchangeTime(slowest_ms_per_byte=self.exchange.slowest_ms_per_byte)
-        return 2 * wait.ms(most_dims, 0.0, num_devices, batch_size)
-
-    # Placements ------------------------------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def placement_ms(
-        self, task: ShardingTask, placements: Sequence[Placement]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Predicted overall costs of placements of one task, and their 90 % intervals: mean, low and high, [N] ms."""
-        mean_N, members_KN = self.overall_ms(task, placements)
-        half_N = self.calibration.half_width_N(log_spread_N(members_KN))
-        return mean_N, mean_N * torch.exp(-half_N), mean_N * torch.exp(half_N)
-
-    @torch.no_grad()
-    def overall_ms(self, task: ShardingTask, placements: Sequence[Placement]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Slowest device of placements of one task: by the mean of the members [N], and by each of them [K, N]; ms."""
-        table_TH = self.represent(task.tables, task.batch_size)
-        total_dims = float(table_TH[:, 0].sum())
-        chunk = max(1, CHUNK_ENTRIES // (task.num_devices * len(task.tables)))
-        means_N, members_KN = [torch.zeros(0)], [torch.zeros(self.net.sizes.num_members, 0)]
-        for first in range(0, len(placements), chunk):
-            where_NT = torch.tensor([one.device_of_table for one in placements[first : first + chunk]])
-            holds_NDT = (where_NT[:, None, :] == torch.arange(task.num_devices)[:, None]).float()
-            sums_NDH = holds_NDT @ table_TH
-            most_N1 = sums_NDH[..., 0].amax(dim=1, keepdim=True)
-            context = (sums_NDH, total_dims, task.num_devices, task.batch_size, most_N1)
-            means_N.append(self.device_ms(*context).amax(dim=-1))
-            members_KN.append(self.member_device_ms(*context).amax(dim=-1))
-        return torch.cat(means_N), torch.cat(members_KN, dim=1)
-
-    @torch.no_grad()
-    def lower_bound_ms(self, task: ShardingTask) -> float:
-        """What ``placement_ms`` predicts at least, as its mean, for every placement of the task; memory ignored.
-
-        The larger of the even split and the costliest table on its own. An exchange is shortest at the even share of
-        the dims, where sending and receiving balance; a table with fewer dims shares its device with others or waits
-        for what it receives. Lowered by what float32 may round.
-        """
-        table_TH = self.represent(task.tables, task.batch_size)
-        even_1H = table_TH.sum(dim=0, keepdim=True) / task.num_devices
-        total_dims = float(table_TH[:, 0].sum())
-        candidates = torch.cat([even_1H, table_TH])
-        candidates[0, JUMPS] = 0.0  # what a device needs does not follow from the sum
-        candidates[:, 0].clamp_(min=float(even_1H[0, 0]))
-        bounds = self.device_ms(candidates, total_dims, task.num_devices, task.batch_size)
-        least_ms = self._least_pass_ms(table_TH, task.num_devices) + self._own_lanes_ms(table_TH)
-        bounds[0] += least_ms / task.num_devices
-        return float(bounds.max()) * (1 - ROUNDING)
-
-    def _own_lanes_ms(self, table_TH: torch.Tensor) -> float:
-        """What lanes of all devices take at least: those that each table asks for itself."""
-        mix_O1 = self.net.sum_of_parts_OK().mean(dim=1, keepdim=True)
-        inputs_TI = table_TH[:, INPUTS]
-        return float(self.net.lane_ms(inputs_TI[:, LANE_WORK], table_TH[:, JUMPS], mix_O1).sum())
-
-    def _least_pass_ms(self, table_TH: torch.Tensor, num_devices: int) -> float:
-        """What the passes of all devices take together, at least.
-
-        A pass is saved on the devices with less than so many rows. Together these have room for that many rows each
-        (all but one of them, if the tables have too many rows for all). The most lookups that fit in there are those
-        of the tables with the most lookups per row, the last one cut (the knapsack's relaxation).
-        """
-        num_rows_T, lookups_T = table_TH[:, ROWS].double().numpy(), table_TH[:, INPUTS][:, LOOKUPS].double().numpy()
-        densest_T = np.argsort(-lookups_T / num_rows_T)
-        mix_O1 = self.net.sum_of_parts_OK().mean(dim=1, keepdim=True)
-        total_ms = 0.0
-        for limit, weight_ms in zip(PASS_ROWS, (self.net.pass_weight @ mix_O1).flatten().tolist(), strict=True):
-            room = limit * (num_devices - (num_rows_T.sum() >= num_devices * limit))
-            small_T = densest_T[num_rows_T[densest_T] < limit]
-            rows = np.concatenate([[0.0], num_rows_T[small_T].cumsum()])
-            saved = np.interp(room, rows, np.concatenate([[0.0], lookups_T[small_T].cumsum()]))
-            total_ms += weight_ms * float(lookups_T.sum() - saved)
-        return total_ms
 
     # Files -----------------------------------------------------------------------------------------------------------
 

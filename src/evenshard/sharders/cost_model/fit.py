@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from evenshard.measure.costs import OK, DeviceCost, MeasuredPlacement
+from evenshard.measure.link import BYTES_PER_VALUE
 from evenshard.sharders.cost_model.calibration import calibrate, calibrate_for_chosen
-from evenshard.sharders.cost_model.cost_model import CostModel, ExchangeTime, exchanged_bytes
+from evenshard.sharders.cost_model.cost_model import CostModel, ExchangeTime
 from evenshard.sharders.cost_model.network import ConvexNet, EnsembleSizes, jump_sums_TJ
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.tables.table import Table
@@ -323,11 +324,12 @@ def fit_exchange(measured: Sequence[MeasuredPlacement]) -> tuple[ExchangeTime, f
 
 
 def _device_bytes(one: MeasuredPlacement) -> list[tuple[float, ...]]:
-    """The three counts of bytes of each device, as ``exchanged_bytes`` has them."""
+    """Bytes of the busier direction of each device, of the one that moves most, and of all that they send."""
     dims = [float(sum(one.task.tables[p].embedding_dim for p in shard)) for shard in one.placement.shards()]
-    own_D = torch.tensor(dims, dtype=torch.float64)
-    own, slowest, total = exchanged_bytes(own_D, sum(dims), one.task.num_devices, one.task.batch_size, max(dims))
-    return [(num_bytes, float(slowest), float(total)) for num_bytes in own.tolist()]
+    peers = one.task.num_devices - 1
+    bytes_per_dim = one.task.batch_size / one.task.num_devices * BYTES_PER_VALUE
+    slowest, total = max(dims) * peers * bytes_per_dim, sum(dims) * peers * bytes_per_dim
+    return [(max(own * peers, sum(dims) - own) * bytes_per_dim, slowest, total) for own in dims]
 
 
 def _exchange_times(one: MeasuredPlacement, cost: DeviceCost) -> list[float]:

@@ -236,10 +236,6 @@ class ConvexNet(nn.Module):
         passes = (num_rows[..., None] >= num_rows.new_tensor(PASS_ROWS)).float()
         return passes @ (self.pass_weight @ mix_OX)
 
-    def sum_of_parts_OK(self) -> torch.Tensor:
-        """[O, K] for ``mixed_ms``: each member's forward and backward time together."""
-        return torch.kron(torch.eye(self.sizes.num_members), self.time_scale_ms[:, None])
-
 
 def jump_sums_TJ(tables: Sequence[Table]) -> torch.Tensor:
     """[T, J] what adds up to say where jumps are: rows, and 1 for each limit that a table is wider than."""

@@ -8,14 +8,19 @@ Legend: P tables looked up, N devices, D devices, H columns, M members of the en
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from evenshard.measure.collectives import Links
 from evenshard.measure.kernel_calls import EVERY_DEVICE, HeldPart, Lookup
-from evenshard.measure.price.device_price import Columns, DevicePrice, TangentLine
+from evenshard.measure.price.device_price import Columns, DevicePrice, SharedSteps, TangentLine
+from evenshard.measure.price.step import DeviceKind, PartCosts, PredictedParts
+from evenshard.measure.step_time import LARGEST_SUM
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import ShardingTask
 from evenshard.sharders.cost_model.cost_model import INPUTS, JUMPS, CostModel, log_spread_N
 from evenshard.sharders.cost_model.network import LANE_WORK, LOOKUPS, NUM_JUMP_SUMS, PASS_ROWS
 from evenshard.tables.reuse import FloatArray
@@ -60,15 +65,19 @@ class LearnedPrice(DevicePrice):
         """[P, H] of tables: what decides about jumps and what jumps, the linear part, and what the bent units see."""
         lookups = [one.pooled for one in lookups]
         found = np.zeros((len(lookups), self._width), dtype=np.float32)
+        for some, represented in self._represented(lookups):
+            jumps_TJ, inputs_TI = represented[:, JUMPS], represented[:, INPUTS]
+            work_TW, linear_T2 = inputs_TI[:, LANE_WORK], inputs_TI @ self._linear_I2
+            pieces_TH = inputs_TI @ self._model.net.piece_weight
+            found[some] = torch.cat([jumps_TJ, work_TW, linear_T2, pieces_TH], dim=1).numpy()
+        return found
+
+    def _represented(self, lookups: Sequence[Lookup]) -> Iterator[tuple[list[int], torch.Tensor]]:
+        """The numbers of some of these lookups, and what the model sees of their tables, until it has seen all."""
         for bags, numbers in _by_bags(lookups).items():
             for first in range(0, len(numbers), MAX_REPRESENTED):
                 some = numbers[first : first + MAX_REPRESENTED]
-                represented = self._model.represent([lookups[number].table for number in some], bags)
-                jumps_TJ, inputs_TI = represented[:, JUMPS], represented[:, INPUTS]
-                work_TW, linear_T2 = inputs_TI[:, LANE_WORK], inputs_TI @ self._linear_I2
-                pieces_TH = inputs_TI @ self._model.net.piece_weight
-                found[some] = torch.cat([jumps_TJ, work_TW, linear_T2, pieces_TH], dim=1).numpy()
-        return found
+                yield some, self._model.represent([lookups[number].table for number in some], bags)
 
     def call_ms(self, sums_NH: Columns) -> FloatArray:
         """[N, 2] forward and backward time of single calls with these tables."""
@@ -99,19 +108,18 @@ class LearnedPrice(DevicePrice):
             calls_D[slice(None) if device == EVERY_DEVICE else device] += 1
         if not lookups:
             return np.zeros((num_devices, net.sizes.num_members, 2))
-        device_of_P = torch.tensor([one.device for one in held for _ in one.lookups])
-        sums: torch.Tensor | None = None
-        for bags, numbers in _by_bags(lookups).items():
-            represented = self._model.represent([lookups[number].table for number in numbers], bags)
-            if sums is None:
-                sums = represented.new_zeros(num_devices, represented.shape[1])
-            where = device_of_P[numbers]
-            single = where != EVERY_DEVICE
-            sums.index_add_(0, where[single], represented[single])
-            sums += represented[~single].sum(dim=0)
-        assert sums is not None
+        rows: dict[Lookup, int] = {}
+        row_P = torch.tensor([rows.setdefault(lookup, len(rows)) for lookup in lookups])
+        device_P = torch.tensor([one.device for one in held for _ in one.lookups])
+        found_RH = torch.zeros(len(rows), INPUTS.start + len(net.piece_weight))
+        for some, represented in self._represented(list(rows)):
+            found_RH[some] = represented
+        held_PH, is_single_P = found_RH[row_P], device_P != EVERY_DEVICE
+        sums_DH = torch.zeros(num_devices, found_RH.shape[1])
+        sums_DH.index_add_(0, device_P[is_single_P], held_PH[is_single_P])
+        sums_DH += held_PH[~is_single_P].sum(dim=0)
         calls_D11 = torch.from_numpy(calls_D)[:, None, None]
-        inputs_DI, jumps_DJ = sums[:, INPUTS], sums[:, JUMPS]
+        inputs_DI, jumps_DJ = sums_DH[:, INPUTS], sums_DH[:, JUMPS]
         empty_M2 = net.member_ms(torch.zeros_like(inputs_DI[:1]), torch.zeros_like(jumps_DJ[:1]))
         times = torch.maximum(net.member_ms(inputs_DI, jumps_DJ), calls_D11 * empty_M2)
         return np.asarray(torch.where(calls_D11 > 0, times, torch.zeros(())).numpy(), dtype=np.float64)
@@ -136,9 +144,54 @@ class LearnedPrice(DevicePrice):
         """[2, P] time of the radix passes that a table's own rows need, and of lanes that its own columns do."""
         return np.asarray(self._jumps_ms(columns_PH).T)
 
+    def shared_steps(self, columns_PH: Columns, num_devices: int, total_rows: int) -> SharedSteps:
+        """The passes of the sort that no placement saves, though few tables need them by themselves."""
+        return SharedPasses(self._pass_ms_2.astype(np.float64), columns_PH, num_devices, total_rows)
+
     def launched_ms_2(self, calls: int) -> FloatArray:
         """[2] what so many empty calls take."""
         return np.asarray(calls * self._empty_ms_2)
+
+
+class SharedPasses(SharedSteps):
+    """What the passes of the sort take on all devices together at least, as work of tables.
+
+    A pass is saved on the devices with less than so many rows. Together these have room for that many rows each (all
+    but one of them, if the tables have too many rows for all). The most lookups that fit in there are a knapsack. It
+    holds no more than what room is worth at any price, in lookups for a row, and what tables that fit have of lookups
+    beyond the price of their rows. The price that says most is the density of the table that fills the room.
+
+    Legend: L passes, P tables looked up.
+
+    Args:
+        pass_ms_L2: forward and backward time of each pass, for a mean device's lookups.
+        columns_PH, num_devices, total_rows: see ``DevicePrice.shared_steps``.
+    """
+
+    def __init__(self, pass_ms_L2: FloatArray, columns_PH: Columns, num_devices: int, total_rows: int) -> None:
+        rows_P, lookups_P = columns_PH[:, [ROWS, LOOKED_UP]].astype(np.float64).T
+        limits_L = np.array(PASS_ROWS)
+        room_L = limits_L * (num_devices - (total_rows >= num_devices * limits_L))
+        prices = [
+            _least_density(rows_P[own_P], lookups_P[own_P], room)
+            for own_P, room in zip(rows_P < limits_L[:, None], room_L.tolist(), strict=True)
+        ]
+        self._pass_ms_L2, self._lookups_per_row_L = pass_ms_L2, np.array(prices)
+        self.at_0_2 = -(self._lookups_per_row_L * room_L / num_devices) @ pass_ms_L2
+
+    def works(self, columns_PH: Columns) -> FloatArray:
+        """[2, P] time of the passes, of tables that need none by themselves: at most that of all their lookups."""
+        rows_P1, lookups_P1 = columns_PH[:, [ROWS, LOOKED_UP]].astype(np.float64).T[..., None]
+        paid_PL = np.minimum(lookups_P1, rows_P1 * self._lookups_per_row_L) * (rows_P1 < np.array(PASS_ROWS))
+        return np.asarray((paid_PL @ self._pass_ms_L2).T)
+
+
+def _least_density(rows_P: FloatArray, lookups_P: FloatArray, room: float) -> float:
+    """Lookups for a row of the table that fills the room, the densest ones first; 0 if there is room for all."""
+    densities_P = lookups_P / rows_P
+    order_P = np.argsort(-densities_P)
+    inside = int(np.searchsorted(rows_P[order_P].cumsum(), room))
+    return float(densities_P[order_P[inside]]) if inside < len(order_P) else 0.0
 
 
 def _by_bags(lookups: Sequence[Lookup]) -> dict[int, list[int]]:
@@ -146,3 +199,32 @@ def _by_bags(lookups: Sequence[Lookup]) -> dict[int, list[int]]:
     for number, one in enumerate(lookups):
         found.setdefault(one.bags, []).append(number)
     return found
+
+
+# Whole tables ---------------------------------------------------------------------------------------------------------
+
+
+def whole_costs(model: CostModel, task: ShardingTask, price: LearnedPrice | None = None) -> PartCosts:
+    """What placements of whole tables cost by the model, as the costs that it learned from count: the largest sum.
+
+    Its own exchanges are included; these have none of indices.
+
+    Args:
+        price: the model's; made where left out.
+    """
+    exchange = model.exchange.link("fitted to the exchanges of the training data")
+    kind = DeviceKind(price or LearnedPrice(model), float("inf"))
+    return PartCosts(task, [kind], [0] * task.num_devices, Links(exchange, counts_inputs=False), LARGEST_SUM)
+
+
+def predict_whole(model: CostModel, placed: Iterable[tuple[ShardingTask, Placement]]) -> list[PredictedParts]:
+    """What the model predicts of placements of whole tables, in their order; those of a task are predicted at once."""
+    price, jobs = LearnedPrice(model), list(placed)
+    numbers_of: dict[ShardingTask, list[int]] = {}
+    for number, (task, _) in enumerate(jobs):
+        numbers_of.setdefault(task, []).append(number)
+    found: dict[int, PredictedParts] = {}
+    for task, numbers in numbers_of.items():
+        predicted = whole_costs(model, task, price).predict_whole([jobs[number][1] for number in numbers])
+        found.update(zip(numbers, predicted, strict=True))
+    return [found[number] for number in range(len(jobs))]

@@ -1,8 +1,8 @@
 """evenshard's own sharder of whole tables: other sharders propose, the cost model predicts, the search improves.
 
 Proposals are the greedy experts and rollouts of a trained policy where there is one. They are among the starts of the
-search (``plan_search``), and stay in the race, so the answer is never predicted worse than any of them. With a budget
-for measuring, the best few are measured, and the measured best wins.
+search (``search.PlanSearch``), and stay in the race, so the answer is never predicted worse than any of them. With a
+budget for measuring, the best few are measured, and the measured best wins.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from evenshard.measure.collectives import Links
 from evenshard.measure.costs import PlacementCost
 from evenshard.measure.hardware import Measure
-from evenshard.measure.price.step import DeviceKind, PartCosts
-from evenshard.measure.step_time import LARGEST_SUM
-from evenshard.placement.items import Items, canonical_devices
+from evenshard.measure.price.step import PartCosts, PredictedDevice, PredictedParts
+from evenshard.placement.items import canonical_devices
 from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.plan import check_placement
 from evenshard.placement.refusal import require_room
@@ -25,11 +23,11 @@ from evenshard.placement.renaming import device_kinds
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.base import TrainedSharder
 from evenshard.sharders.cost_model.cost_model import CostModel
-from evenshard.sharders.cost_model.prediction import PredictedPlacement
-from evenshard.sharders.cost_model.price import LearnedPrice
+from evenshard.sharders.cost_model.price import predict_whole, whole_costs
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.sharders.learned import MOST_PROPOSALS, rollouts
 from evenshard.sharders.packing.legal_parts import any_placement
+from evenshard.sharders.search.bounds import lower_bound_ms
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 
@@ -57,6 +55,37 @@ class SearchConfig:
     seed: int = 0
     time_limit_s: float | None = None
     packing_time_limit_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class PredictedPlacement:
+    """A placement and what the cost model says about it.
+
+    Attributes:
+        placement: the placement of the tables.
+        devices: predicted times, by device id.
+        predicted_ms: predicted time of the slowest device.
+        low_ms, high_ms: the 90 % interval of that by the cost model alone; a simulated device has an error of its own.
+        lower_bound_ms: no placement that the task allows is predicted to cost less.
+    """
+
+    placement: Placement
+    devices: tuple[PredictedDevice, ...]
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
+    lower_bound_ms: float
+
+    @staticmethod
+    def of(placement: Placement, predicted: PredictedParts, bound_ms: float) -> PredictedPlacement:
+        """The record of a prediction.
+
+        Args:
+            bound_ms: the task's lower bound.
+        """
+        return PredictedPlacement(
+            placement, predicted.devices, predicted.predicted_ms, predicted.low_ms, predicted.high_ms, bound_ms
+        )
 
 
 @dataclass(frozen=True)
@@ -113,36 +142,34 @@ class EvenshardSharder:
             InfeasibleTask: as ``place``.
         """
         require_room(task)
+        costs, kinds = whole_costs(self.model, task), device_kinds(task)
         generator = torch.Generator().manual_seed(self._config.seed)
-        experts, kinds = _experts(task), device_kinds(task)
+        experts = _experts(task)
         starts = distinct([*known, *experts, *self._rollouts(task, generator)], kinds)
-        start_ms = self.model.overall_ms(task, starts)[0] if starts else torch.zeros(0)
-        found = self._searched(task, [starts[n] for n in start_ms.argsort(stable=True)[:MOST_STARTS].tolist()])
+        predicted = _predicted(costs, [*starts, *experts])
+        best_starts = sorted(starts, key=lambda one: predicted[one].predicted_ms)[:MOST_STARTS]
+        search = self._plan_search(costs)
+        found = _found(search, best_starts)
         if not found:
             found = [any_placement(task, self._config.seed, self._config.packing_time_limit_s)]
         candidates = distinct([*found, *starts], kinds)
-        predicted_ms = self.model.overall_ms(task, candidates)[0]
-        order = predicted_ms.argsort(stable=True).tolist()
-        best = candidates[order[0]]
+        predicted |= _predicted(costs, [one for one in candidates if one not in predicted])
+        candidates.sort(key=lambda one: predicted[one].predicted_ms)
+        best = candidates[0]
         check_placement(task, best)
-        expert_ms = self.model.overall_ms(task, experts)[0]
+        bound_ms = min(lower_bound_ms(search.space), predicted[best].predicted_ms)
         return SearchResult(
-            best=PredictedPlacement.of(self.model, task, best),
-            candidates=tuple(candidates[n] for n in order),
-            predicted_ms=tuple(predicted_ms[order].tolist()),
-            expert=experts[int(expert_ms.argmin())] if experts else None,
+            best=PredictedPlacement.of(best, predicted[best], bound_ms),
+            candidates=tuple(candidates),
+            predicted_ms=tuple(predicted[one].predicted_ms for one in candidates),
+            expert=min(experts, key=lambda one: predicted[one].predicted_ms, default=None),
         )
 
-    def _searched(self, task: ShardingTask, starts: Sequence[Placement]) -> list[Placement]:
-        """What the search among whole tables found, from these starts and its own; nothing where nothing has room."""
-        costs = whole_costs(self.model, task)
-        changes = self._config.scores_per_table * len(task.tables) // SCORES_PER_CHANGE
+    def _plan_search(self, costs: PartCosts) -> PlanSearch:
+        """The search among whole tables."""
+        changes = self._config.scores_per_table * len(costs.task.tables) // SCORES_PER_CHANGE
         effort = PlanSearchEffort(changes, time_limit_s=self._config.time_limit_s)
-        try:
-            result = PlanSearch(costs, effort, self._config.seed).run([one.parts(task.tables) for one in starts])
-        except InfeasibleTask:
-            return []
-        return [placement_of_whole(task, parts) for parts in result.candidates]
+        return PlanSearch(costs, effort, self._config.seed)
 
     def place_measured(
         self, task: ShardingTask, measure: Measure, num_measured: int, found: SearchResult | None = None
@@ -173,24 +200,38 @@ class EvenshardSharder:
                 f"{task.task_id}: all {len(candidates)} candidates ran out of memory. Lower memory_cap_gb, "
                 f"so that what a device cannot hold is not tried, or raise num_devices."
             )
-        return PredictedPlacement.of(self.model, task, placement), cost
+        (predicted,) = predict_whole(self.model, [(task, placement)])
+        return PredictedPlacement.of(placement, predicted, found.best.lower_bound_ms), cost
 
     def _rollouts(self, task: ShardingTask, generator: torch.Generator) -> list[Placement]:
+        """Legal placements of the policy, which knows memory, and no other rule."""
         if self._policy is None:
             return []
-        items = Items.of(task)  # the policy knows memory, and no other rule
         sampled = rollouts(self._policy, task, generator, self._config.num_rollouts)
-        return [one for one in sampled if items.is_legal(one)]
+        return [one for one in sampled if _is_legal(task, one)]
 
 
-def whole_costs(model: CostModel, task: ShardingTask) -> PartCosts:
-    """What placements of whole tables cost by the model, as the costs that it learned from count: the largest sum.
+def _is_legal(task: ShardingTask, placement: Placement) -> bool:
+    try:
+        check_placement(task, placement)
+    except InfeasibleTask:
+        return False
+    return True
 
-    Its own exchanges are included; these have none of indices.
-    """
-    exchange = model.exchange.link("fitted to the exchanges of the training data")
-    kind = DeviceKind(LearnedPrice(model), float("inf"))
-    return PartCosts(task, [kind], [0] * task.num_devices, Links(exchange, counts_inputs=False), LARGEST_SUM)
+
+def _predicted(costs: PartCosts, placements: Sequence[Placement]) -> dict[Placement, PredictedParts]:
+    """What is predicted of each placement."""
+    return dict(zip(placements, costs.predict_whole(placements), strict=True))
+
+
+def _found(search: PlanSearch, starts: Sequence[Placement]) -> list[Placement]:
+    """What the search found, from these starts and its own; nothing where nothing has room."""
+    task = search.costs.task
+    try:
+        result = search.run([one.parts(task.tables) for one in starts])
+    except InfeasibleTask:
+        return []
+    return [placement_of_whole(task, parts) for parts in result.candidates]
 
 
 def _experts(task: ShardingTask) -> list[Placement]:

@@ -9,11 +9,13 @@ convex, so that a straight line below them holds for any sum of pieces; along su
 number for each of its options, however fine it is cut: cutting columns repeats lookups, cutting rows repeats bags,
 replicas repeat rows. Each table takes the option with the least work whose pieces, alone on their device, are below the
 time in question; the least time for which this fits into all devices is the bound. All wait for the slowest forward
-exchange, which is a window of its own: its mean over the devices comes on top of such a piece. Memory counts with a
-price (Lagrange) that the bound is largest for. Lines touch the kernel times where the tables' choice puts the mean
-device. A pass takes no less than its launches either, whatever its kernels take.
+exchange, which is a window of its own: its mean over the devices comes on top of such a piece. Where a step is the
+largest sum, a device that sends little receives the more, so that its exchanges take as long as even ones. Memory
+counts with a price (Lagrange) that the bound is largest for. Lines touch the kernel times where the tables' choice puts
+the mean device. A pass takes no less than its launches either, whatever its kernels take.
 
-The bound counts the steps of time that a table's own rows need, and cuts by columns however uneven (``cut_bounds``; of
+The bound counts the steps of time that a table's own rows need, those that all rows need together on devices that are
+alike, and cuts by columns however uneven (``cut_bounds``; of
 many tables, those of the ones that are looked up most, and even cuts of the others). It leaves out what whole parts
 cannot share out evenly.
 
@@ -30,7 +32,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.price.device_price import Columns, DevicePrice
+from evenshard.measure.price.device_price import Columns, DevicePrice, SharedSteps
 from evenshard.measure.price.step import dense_ms
 from evenshard.measure.step_time import LARGEST_SUM, hides_inputs
 from evenshard.placement.sharding import TYPES
@@ -90,20 +92,39 @@ class _Bounds:
         self._bytes_GW = flat.padded(offload.bytes_W)
         # Work besides kernels.
         self._beside_W = (flat.volume_WV @ slopes_V + replicas_W + offload.offload_W) * flat.copies_W
+        self._shared = self._shared_steps()
         self._steps_2W = np.min(
-            [self._summed(price.own_steps_ms(columns_PH)) for price, columns_PH in self._kinds], axis=0
+            [
+                self._summed(price.own_steps_ms(columns_PH) + self._shared.works(columns_PH))
+                for price, columns_PH in self._kinds
+            ],
+            axis=0,
         )
         longest_W = flat.longest(_least_alone_ms(self._kinds)) + replicas_W + offload.longest_W
         # Alone on its device, a piece may be all that is exchanged.
-        self._cuts, own_V = CutBounds(space), costs.own_slopes_V
+        self._cuts, own_V = CutBounds(space, self._shared), costs.own_slopes_V
         self._alone_W = longest_W + flat.longest_WV @ own_V
         self._alone_W[self._cuts.options] = self._cuts.alone_ms(own_V)
-        # What a piece waits for besides, if all devices' forward exchanges are a window: their mean beyond its own.
-        is_window = costs.pipeline != LARGEST_SUM
-        even_D = np.ones(self._devices)
-        self._forward_W = flat.volume_WV @ costs.slopes_V3(even_D)[:, 1] * flat.copies_W / self._devices * is_window
-        self._own_forward_W = flat.longest_WV @ costs.slopes_V3(np.eye(1, self._devices)[0])[:, 1]
+        # What a piece waits for besides, beyond its own exchange: if all devices' forward exchanges are a window, their
+        # mean. Without windows its device waits for none, but on one node no exchange is shorter than an even one.
+        is_sum = costs.pipeline == LARGEST_SUM
+        exchanges, waits = (slice(None), task.machine.num_nodes == 1) if is_sum else (slice(1, 2), True)
+        all_D, first_D = np.ones(self._devices), np.eye(1, self._devices)[0]
+        even_V, alone_V = (costs.slopes_V3(held_D)[:, exchanges].sum(axis=1) for held_D in (all_D, first_D))
+        self._mean_exchange_W = flat.volume_WV @ even_V * flat.copies_W / self._devices * waits
+        self._own_exchange_W = flat.longest_WV @ alone_V
+        if is_sum:  # the widest part of an uneven cut may exchange more than that of an even one
+            self._own_exchange_W[self._cuts.options] = np.inf
         self._divide_into_classes()
+
+    def _shared_steps(self) -> SharedSteps:
+        """Of devices of one kind, chosen for the first option of each group: where whole tables are allowed, those."""
+        if len(self._kinds) > 1:
+            return SharedSteps()
+        flat, task, ((price, columns_PH),) = self._flat, self._space.task, self._kinds
+        first_C = flat.number_W[flat.option_C] == 0
+        rows = sum(table.num_rows for table in task.tables)
+        return price.shared_steps(columns_PH[flat.row_C[first_C]], self._devices, rows)
 
     def _divide_into_classes(self) -> None:
         """Classes of options: those whose kernel calls are launched, and their outputs exchanged, together."""
@@ -145,9 +166,9 @@ class _Bounds:
         """A bound of placements that use all of these classes and no other; any one that is large enough will do."""
         flat, is_own_W = self._flat, classes[self._class_W]
         alone_W = self._alone_W + self._latency_Y[classes].sum()
-        if self._forward_W.any():
-            least_ms = flat.padded(np.where(is_own_W, self._forward_W, np.inf)).min(axis=1).sum()
-            alone_W = alone_W + np.maximum(least_ms - self._own_forward_W, 0.0)
+        if self._mean_exchange_W.any():
+            least_ms = flat.padded(np.where(is_own_W, self._mean_exchange_W, np.inf)).min(axis=1).sum()
+            alone_W = alone_W + np.maximum(least_ms - self._own_exchange_W, 0.0)
         alone_GW = flat.padded(np.where(is_own_W, alone_W, np.inf))
         best, chosen_G = 0.0, None
         for _ in range(LINES):
@@ -183,7 +204,8 @@ class _Bounds:
     def _lines(self, chosen_G: npt.NDArray[np.int64] | None) -> _Lines:
         """Lines that touch the kernel times of a mean device of the chosen options; where left out, of whole tables."""
         found = [self._lines_of(kind, chosen_G) for kind in range(len(self._kinds))]
-        return _Lines(np.min([one.at_0_2 for one in found], axis=0), np.min([one.works_2W for one in found], axis=0))
+        at_0_2 = np.min([one.at_0_2 for one in found], axis=0) + self._shared.at_0_2
+        return _Lines(at_0_2, np.min([one.works_2W for one in found], axis=0))
 
     def _lines_of(self, kind: int, chosen_G: npt.NDArray[np.int64] | None) -> _Lines:
         flat, (price, columns_PH) = self._flat, self._kinds[kind]

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from evenshard.measure.collectives import part_volume
 from evenshard.measure.kernel_calls import Lookup, part_lookups
-from evenshard.measure.price.device_price import TangentLine
+from evenshard.measure.price.device_price import SharedSteps, TangentLine
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
 from evenshard.placement.sharding import TABLE_WISE, TYPES
 from evenshard.sharders.search.space import SearchSpace
@@ -62,10 +62,11 @@ class CutBounds:
 
     Args:
         space: groups and options.
+        shared: steps that all parts need together.
     """
 
-    def __init__(self, space: SearchSpace) -> None:
-        self._space = space
+    def __init__(self, space: SearchSpace, shared: SharedSteps | None = None) -> None:
+        self._space, self._shared = space, shared or SharedSteps()
         self._cuts, left = list[_Cut](), MOST_WIDTHS
         for cut in sorted(self._all_cuts(), key=lambda one: -space.task.tables[one.position].pooling_factor):
             left -= cut.blocks
@@ -151,7 +152,8 @@ class CutBounds:
         columns_PH = self._kinds[kind][1]
         line_P = line_W[[cut.options[0] for cut in self._cuts]][self._cut_E[self._width_P]]
         works_2P = np.array([line.works(columns_PH) for line in lines])[line_P, :, np.arange(len(line_P))].T
-        works_2P = works_2P + np.min([price.own_steps_ms(own_PH) for price, own_PH in self._kinds], axis=0)
+        own_steps = (price.own_steps_ms(own_PH) + self._shared.works(own_PH) for price, own_PH in self._kinds)
+        works_2P = works_2P + np.min(list(own_steps), axis=0)
         count = len(self._cut_E)
         works_2E = np.array([np.bincount(self._width_P, works_P, count) for works_P in works_2P], dtype=np.float64)
         works_2FU = np.stack([self._by_blocks(works_E) for works_E in works_2E])

@@ -1,0 +1,289 @@
+"""What the cost model says of whole tables: its times, its intervals, and its lower bounds against all placements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from evenshard.measure.link import Link
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import ShardingTask
+from evenshard.sharders.cost_model.cost_model import INPUTS, JUMPS, Calibration, CostModel, ExchangeTime
+from evenshard.sharders.cost_model.price import LOOKED_UP, ROWS, SharedPasses, predict_whole, whole_costs
+from evenshard.sharders.random import random_placement
+from evenshard.sharders.search.space import SearchSpace
+from evenshard.sharders.search.state import Choice, State
+from evenshard.tables.reuse import FloatArray
+from evenshard.utils.process import one_thread
+from support.builders import BATCH_SIZE, every_placement, some_tables, table, task
+from support.convex_builders import EXCHANGE, TABLES, best_ms, bound_ms, predicted, predicted_ms, random_model
+
+SEEDS = range(5)
+
+
+@pytest.fixture(autouse=True)
+def on_one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def by_hand(model: CostModel, of_task: ShardingTask, placement: Placement) -> tuple[FloatArray, FloatArray]:
+    """[K, D, 2] forward and backward compute of devices by each member, and [D] each of their two exchanges, ms."""
+    represented = model.represent(of_task.tables, of_task.batch_size)
+    sums = torch.stack([represented[list(shard)].sum(dim=0) for shard in placement.shards()])
+    with torch.no_grad():
+        compute = model.net.member_ms(sums[:, INPUTS], sums[:, JUMPS]).permute(1, 0, 2).double().numpy()
+    dims = [sum(of_task.tables[at].embedding_dim for at in shard) for shard in placement.shards()]
+    compute[:, [not shard for shard in placement.shards()]] = 0.0
+    exchange = model.exchange
+    own, slowest, total = (
+        1e-6 / one for one in (exchange.ms_per_byte, exchange.slowest_ms_per_byte, exchange.total_ms_per_byte)
+    )
+    link = Link(exchange.latency_ms * 1e3, "by hand", own, slowest, total)
+    return compute, np.array(link.all_to_all_ms(dims, of_task.batch_size))
+
+
+# Devices -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 5])
+def test_devices_take_what_the_network_and_the_link_say(devices: int) -> None:
+    model, of_task = random_model(), task(TABLES[:9], devices)
+    placement = random_placement(of_task, np.random.default_rng(devices))
+    compute_KD2, exchange_D = by_hand(model, of_task, placement)
+    found = predicted(model, of_task, placement)
+    assert [one.predicted_fwd_compute_ms for one in found.devices] == pytest.approx(compute_KD2[..., 0].mean(axis=0))
+    assert [one.predicted_bwd_compute_ms for one in found.devices] == pytest.approx(compute_KD2[..., 1].mean(axis=0))
+    for name in ("predicted_fwd_all_to_all_ms", "predicted_bwd_all_to_all_ms"):
+        assert [getattr(one, name) for one in found.devices] == pytest.approx(exchange_D)
+    members_KD = compute_KD2.sum(axis=2) + 2 * exchange_D
+    assert found.members_ms == pytest.approx(members_KD.max(axis=1))
+    assert found.predicted_ms == pytest.approx(members_KD.mean(axis=0).max())
+
+
+def test_an_empty_device_computes_nothing_and_is_never_the_slowest() -> None:
+    model, of_task = random_model(), task(TABLES[:5], devices=3)
+    found = predicted(model, of_task, Placement((2, 0, 0, 2, 0), 3))
+    empty = found.devices[1]
+    assert empty.predicted_fwd_compute_ms == empty.predicted_bwd_compute_ms == 0
+    assert empty.predicted_total_ms < found.predicted_ms
+
+
+def test_one_device_exchanges_nothing() -> None:
+    (device,) = predicted(random_model(), task(TABLES[:3], 1), Placement((0, 0, 0), 1)).devices
+    assert device.predicted_fwd_all_to_all_ms == device.predicted_bwd_all_to_all_ms == 0
+    assert device.predicted_total_ms == device.predicted_fwd_compute_ms + device.predicted_bwd_compute_ms > 0
+
+
+# Placements ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_slowest_device_waits_for_the_one_that_exchanges_most() -> None:
+    """Two devices: the one with the most lookups is the slowest, the one with the most dims sends the most."""
+    tables = [replace(TABLES[0], embedding_dim=4, pooling_factor=500.0), replace(TABLES[1], embedding_dim=64)]
+    tables[1] = replace(tables[1], pooling_factor=0.1)
+    of_task, placement = task(tables, devices=2), Placement((0, 1), 2)
+    model = random_model(exchange=EXCHANGE)
+    of_most = predicted(random_model(exchange=replace(EXCHANGE, slowest_ms_per_byte=0.0)), of_task, placement)
+    first, second = of_most.devices
+    assert first.predicted_total_ms > second.predicted_total_ms
+    late_ms = 2 * 64 * BATCH_SIZE / 2 * 4 * EXCHANGE.slowest_ms_per_byte
+    assert predicted_ms(model, of_task, placement) == pytest.approx(first.predicted_total_ms + late_ms, rel=1e-5)
+
+
+def test_neither_the_order_of_tables_nor_that_of_devices_matters() -> None:
+    model, of_task = random_model(), task(TABLES[:6], devices=3)
+    device_of_table, order, renamed = [0, 1, 2, 0, 1, 1], [3, 1, 5, 0, 2, 4], [2, 0, 1]
+    shuffled = task([TABLES[n] for n in order], devices=3)
+    one = predicted(model, of_task, Placement(tuple(device_of_table), 3))
+    other = predicted(model, shuffled, Placement(tuple(renamed[device_of_table[n]] for n in order), 3))
+    for name in ("predicted_ms", "low_ms", "high_ms", "members_ms"):
+        assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-5)
+    assert bound_ms(model, of_task) == pytest.approx(bound_ms(model, shuffled))
+
+
+def test_placements_are_predicted_at_once_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also tables of several features and outputs, in two kernel calls, and in pieces of three placements."""
+    tables = (
+        replace(TABLES[0], feature_names=("a", "b"), feature_pooling_factors=(2.0, 3.0), pooling_factor=5.0),
+        replace(TABLES[1], pooling="none"),
+        replace(TABLES[2], weight_bits=16),
+        replace(TABLES[3], is_weighted=True),
+    )
+    model, of_task = random_model(), task(tables, devices=2)
+    costs, placements = whole_costs(model, of_task), every_placement(of_task)
+    alone = [costs.predict(one.parts(tables)) for one in placements]
+    for at_once in (2**16, 3 * (4 + 2)):
+        monkeypatch.setattr("evenshard.measure.price.step.MOST_AT_ONCE", at_once)
+        for one, other in zip(alone, costs.predict_whole(placements), strict=True):
+            assert one.parts == other.parts and len(one.devices) == len(other.devices) == 2
+            for name in ("predicted_ms", "low_ms", "high_ms", "members_ms"):
+                assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-5)
+    assert costs.predict_whole([]) == []
+
+
+def test_tasks_of_several_sizes_are_predicted_at_once_as_alone() -> None:
+    model = random_model()
+    tasks = [task(TABLES[:4], 2), task(TABLES[4:], 4), task(TABLES[:4], 2, batch_size=8 * BATCH_SIZE)]
+    rng = np.random.default_rng(0)
+    placed = [(tasks[n], random_placement(tasks[n], rng)) for n in (0, 1, 2, 0, 1)]
+    for (of_task, placement), found in zip(placed, predict_whole(model, placed), strict=True):
+        assert found.parts == placement.parts(of_task.tables)
+        assert found.predicted_ms == pytest.approx(predicted_ms(model, of_task, placement), rel=1e-5)
+    assert predict_whole(model, []) == []
+
+
+@pytest.mark.parametrize("exchange", [EXCHANGE, ExchangeTime(0.3, 1e-5)])
+def test_a_search_scores_placements_as_the_model_does(exchange: ExchangeTime) -> None:
+    """From columns that only add up, also where a table brings another pass or lanes, and with an empty device."""
+    model = random_model(exchange=exchange)
+    with torch.no_grad():
+        model.net.lane_weight.fill_(0.3)
+    wide = {3: 48, 7: 128, 8: 200}
+    tables = tuple(
+        replace(one, num_rows=one.num_rows * 40, embedding_dim=wide.get(at, one.embedding_dim))
+        for at, one in enumerate(TABLES)
+    )
+    of_task, rng = task(tables, devices=3), np.random.default_rng(1)
+    space = SearchSpace(whole_costs(model, of_task))
+    for devices in (*rng.integers(3, size=(20, len(tables))), np.arange(len(tables)) % 2):
+        state = State(space, [Choice(0, (int(device),)) for device in devices])
+        mean_ms = predicted_ms(model, of_task, Placement(tuple(devices.tolist()), 3))
+        assert state.cost_ms == pytest.approx(mean_ms, rel=1e-5)
+
+
+# Intervals -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_interval_is_the_spread_of_the_members_and_the_floor_together() -> None:
+    model, of_task = random_model(), task(TABLES[:4], devices=2)
+    model.calibration = Calibration(factor=2.0, floor=0.1)
+    found = predicted(model, of_task, Placement((0, 1, 0, 1), 2))
+    half = 2.0 * math.hypot(np.log(found.members_ms).std(ddof=1), 0.1)
+    assert found.low_ms == pytest.approx(found.predicted_ms * math.exp(-half), rel=1e-5)
+    assert found.high_ms == pytest.approx(found.predicted_ms * math.exp(half), rel=1e-5)
+
+
+def test_a_wider_calibration_gives_wider_intervals() -> None:
+    model, of_task = random_model(), task(TABLES[:4], devices=2)
+    placement = Placement((0, 1, 0, 1), 2)
+    model.calibration = Calibration(factor=2.0, floor=0.1)
+    narrow = predicted(model, of_task, placement)
+    model.calibration = Calibration(factor=3.0, floor=0.1)
+    wide = predicted(model, of_task, placement)
+    assert wide.low_ms < narrow.low_ms < narrow.high_ms < wide.high_ms
+    assert wide.predicted_ms == narrow.predicted_ms
+    assert math.log(narrow.high_ms / narrow.predicted_ms) >= 0.2
+
+
+def test_no_interval_is_narrower_than_half_a_per_cent_to_either_side() -> None:
+    model, of_task = random_model(), task(TABLES[:4], devices=2)
+    model.calibration = Calibration(factor=1e-9, floor=1e-9)
+    found = predicted(model, of_task, Placement((0, 1, 0, 1), 2))
+    assert math.log(found.high_ms / found.predicted_ms) == pytest.approx(0.005, rel=1e-3)
+    assert math.log(found.predicted_ms / found.low_ms) == pytest.approx(0.005, rel=1e-3)
+
+
+# Lower bounds --------------------------------------------------------------------------------------------------------
+
+EXCHANGES = (ExchangeTime(), EXCHANGE, ExchangeTime(0.0, 1e-3), ExchangeTime(0.0, 0.0, 1e-3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=["none", "short", "dominant", "all of the slowest"])
+@pytest.mark.parametrize(("num_tables", "devices"), [(6, 2), (6, 3), (5, 4), (3, 5), (1, 2), (4, 1)])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_placement_is_below_the_bound(seed: int, num_tables: int, devices: int, exchange: ExchangeTime) -> None:
+    model = random_model(seed, exchange)
+    of_task = task(some_tables(num_tables, seed), devices)
+    best, bound = best_ms(model, of_task), bound_ms(model, of_task)
+    assert 0 < bound <= best
+    if devices == 1:
+        assert bound == pytest.approx(best, rel=2e-4)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_placement_is_below_the_bound_where_passes_cost_most(seed: int) -> None:
+    """Tables of 100 to 200 rows each: two share a device for one pass, or none needs any."""
+    model = random_model(seed)
+    with torch.no_grad():
+        model.net.pass_weight.fill_(1.0)
+    of_task = task([replace(one, num_rows=100 + 20 * n) for n, one in enumerate(some_tables(6, seed))], 3)
+    best = best_ms(model, of_task)
+    assert 0.3 * best < bound_ms(model, of_task) <= best
+
+
+def test_the_bound_counts_the_passes_that_tables_need_on_their_own() -> None:
+    model = random_model()
+    tables = [replace(TABLES[0], name=f"t{n}", num_rows=70_000) for n in range(6)]
+    with torch.no_grad():
+        model.net.pass_weight.fill_(1.0)
+    of_task = task(tables, devices=3)
+    assert bound_ms(model, of_task) == pytest.approx(best_ms(model, of_task), rel=2e-4)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_placement_is_below_the_bound_where_lanes_cost_most(seed: int) -> None:
+    """Three wide tables and three narrow ones, which take fewer lanes where no wide one is beside them."""
+    model = random_model(seed)
+    with torch.no_grad():
+        model.net.lane_weight.fill_(1.0)
+    of_task = task([replace(one, embedding_dim=16 + n % 2 * 112) for n, one in enumerate(some_tables(6, seed))], 3)
+    best = best_ms(model, of_task)
+    assert 0.3 * best < bound_ms(model, of_task) <= best
+
+
+def test_the_bound_counts_the_lanes_that_tables_ask_for_themselves() -> None:
+    model = random_model()
+    tables = [replace(TABLES[0], name=f"t{n}", num_rows=100, embedding_dim=128) for n in range(6)]
+    with torch.no_grad():
+        model.net.lane_weight.fill_(1.0)
+    of_task = task(tables, devices=3)
+    assert bound_ms(model, of_task) == pytest.approx(best_ms(model, of_task), rel=2e-4)
+
+
+def test_equal_tables_that_divide_evenly_meet_the_bound() -> None:
+    tables = [replace(TABLES[0], name=f"t{n}", num_rows=100) for n in range(6)]
+    model, of_task = random_model(), task(tables, devices=3)
+    assert bound_ms(model, of_task) == pytest.approx(best_ms(model, of_task), rel=2e-4)
+
+
+def test_one_huge_table_among_tiny_ones_is_the_bound() -> None:
+    tables = [table("huge", rows=10_000, dim=64, pooling=200.0), *(table(f"t{n}", 10, 4, 0.1) for n in range(4))]
+    model, of_task = random_model(), task(tables, devices=4)
+    best = best_ms(model, of_task)
+    assert 0.9 * best < bound_ms(model, of_task) <= best
+
+
+def test_the_bound_counts_what_a_device_receives_that_sends_little() -> None:
+    """The slowest device holds 4 of 196 dims; its exchanges take as long as those of an even share, 49 on each of 4."""
+    narrow = replace(TABLES[0], name="narrow", embedding_dim=4, pooling_factor=900.0)
+    wide = [replace(TABLES[1], name=f"wide{n}", embedding_dim=64, pooling_factor=0.1) for n in range(3)]
+    model, of_task = random_model(exchange=ExchangeTime(0.0, 1e-3)), task([narrow, *wide], devices=4)
+    first = predicted(model, of_task, Placement((0, 1, 2, 3), 4)).devices[0]
+    compute_ms = first.predicted_fwd_compute_ms + first.predicted_bwd_compute_ms
+    even_ms = 2 * 49 * 3 * BATCH_SIZE / 4 * 4 * 1e-3
+    assert bound_ms(model, of_task) == pytest.approx(compute_ms + even_ms, rel=2e-4)
+
+
+def test_passes_that_no_placement_saves_by_hand() -> None:
+    """Tables of 100, 100, 100 and 300 rows on two devices, one of which has 256 or more: 44 lookups are left.
+
+    There is room for the table of 500 lookups, for one of those with 100, and for 56 rows of the other one. The table
+    of 300 rows needs the pass by itself.
+    """
+    columns_PH = np.zeros((4, LOOKED_UP + 1), dtype=np.float32)
+    columns_PH[:, ROWS] = 100, 100, 100, 300
+    columns_PH[:, LOOKED_UP] = 100, 500, 100, 300
+    pass_ms_L2 = np.zeros((4, 2))
+    pass_ms_L2[0] = 1, 2
+    shared = SharedPasses(pass_ms_L2, columns_PH, 2, 600)
+    assert shared.works(columns_PH).tolist() == [[100, 100, 100, 0], [200, 200, 200, 0]]
+    assert (2 * shared.at_0_2 + shared.works(columns_PH).sum(axis=1)).tolist() == [44, 88]
+    roomy = SharedPasses(pass_ms_L2, columns_PH[:3], 4, 300)
+    assert not roomy.works(columns_PH[:3]).any() and not roomy.at_0_2.any()
