@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from evenshard.measure.collectives import all_to_all_ms
 from evenshard.measure.link import Link
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
@@ -45,7 +46,7 @@ def by_hand(model: CostModel, of_task: ShardingTask, placement: Placement) -> tu
         1e-6 / one for one in (exchange.ms_per_byte, exchange.slowest_ms_per_byte, exchange.total_ms_per_byte)
     )
     link = Link(exchange.latency_ms * 1e3, "by hand", own, slowest, total)
-    return compute, np.array(link.all_to_all_ms(dims, of_task.batch_size))
+    return compute, all_to_all_ms(link, dims, of_task.batch_size)
 
 
 # Devices -------------------------------------------------------------------------------------------------------------
