@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,7 +21,7 @@ from evenshard.measure.cost_rows import read_lineage
 from evenshard.measure.here import MACHINE
 from evenshard.utils.provenance import RESULT
 from support.dataset_builders import dvc, git, own_name
-from support.loops import params_with
+from support.loops import TINY, params_with
 from support.repository import ROOT
 
 sys.path.insert(0, str(ROOT / "pipelines"))
@@ -66,13 +67,8 @@ def test_the_result_in_git_names_no_folder_of_the_machine_that_measured(fresh: P
         assert not re.search(r"(^|[\s\"'])(/|~|[A-Z]:\\)", (fresh / path).read_text(), flags=re.MULTILINE), path
 
 
-def test_the_same_machine_is_up_to_date_and_another_one_measures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measure = {"hardware": "cpu", "num_batches": 1, "warmup": 0, "repeats": 1, "visits": 1, "controls": 0}
-    tables = {"batch_size": 16, "max_rows": 100, "num_tables": 16, "tables_per_task": 4, "num_devices": 2}
-    params = params_with({"measure": measure, "benchmark": {"placements_per_round": 2}, "generate_tables": tables})
-    folder = tmp_path / "loop"
+def loop_of(folder: Path, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repository with the loop of these settings and nothing run."""
     (folder / ".dvc").mkdir(parents=True)
     for name in (".dvc/config", ".dvc/.gitignore", ".gitignore"):
         shutil.copyfile(ROOT / name, folder / name)
@@ -81,8 +77,49 @@ def test_the_same_machine_is_up_to_date_and_another_one_measures(
     git(folder, "init", "--quiet")
     own_name(folder)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder.parent}/mlflow.db")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_experiments_are_shown_compared_and_brought_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "loop"
+    loop_of(folder, params_with(TINY), monkeypatch)
+    dvc(folder, "repro", "--quiet")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "--message", "The result")
+    before = json.loads((folder / "reports/summary.json").read_text())
+    dvc(folder, "exp", "run", "--quiet", "-n", "longer", "-S", "train_cost.num_updates=40")
+    after = json.loads((folder / "reports/summary.json").read_text())
+    assert after["dreamshard_ms"] != before["dreamshard_ms"]
+    git(folder, "checkout", "--quiet", ".")
+    dvc(folder, "checkout", "--quiet")
+
+    assert "longer" in dvc(folder, "exp", "show", "--csv")
+    difference = json.loads(dvc(folder, "exp", "diff", "HEAD", "longer", "--json"))
+    assert difference["params"]["params.yaml"]["train_cost.num_updates"]["new"] == 40
+    (metrics,) = difference["metrics"].values()
+    assert metrics["dreamshard_ms"]["new"] == after["dreamshard_ms"]
+
+    dvc(folder, "exp", "apply", "longer")
+    assert json.loads((folder / "reports/summary.json").read_text()) == after
+    assert (folder / "work/round_1/policy").is_dir()
+    assert json.loads(dvc(folder, "status", "--json")) == {"hardware": ["always changed"]}
+    changed = {line[3:] for line in git(folder, "status", "--porcelain").splitlines()}
+    assert {"dvc.lock", "params.yaml", "reports/summary.json"} <= changed
+    (of_file,) = json.loads(dvc(folder, "metrics", "diff", "--json")).values()
+    assert of_file["dreamshard_ms"]["old"] == before["dreamshard_ms"]
+    page = dvc(folder, "plots", "diff", "HEAD", "workspace").strip().removeprefix("file://")
+    assert "vega" in Path(page).read_text()
+
+
+def test_the_same_machine_is_up_to_date_and_another_one_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = {"hardware": "cpu", "num_batches": 1, "warmup": 0, "repeats": 1, "visits": 1, "controls": 0}
+    tables = {"batch_size": 16, "max_rows": 100, "num_tables": 16, "tables_per_task": 4, "num_devices": 2}
+    folder = tmp_path / "loop"
+    changes = {"measure": measure, "benchmark": {"placements_per_round": 2}, "generate_tables": tables}
+    loop_of(folder, params_with(changes), monkeypatch)
 
     def measured(machine: str) -> bool:
         monkeypatch.setenv(MACHINE, machine)

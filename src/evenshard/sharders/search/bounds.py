@@ -118,7 +118,7 @@ class _Bounds:
         self._divide_into_classes()
 
     def _shared_steps(self) -> SharedSteps:
-        """Of devices of one kind, chosen for the first option of each group: where whole tables are allowed, those."""
+        """Passes for devices of one kind, chosen for the first option of each group: where whole tables are allowed, those."""
         if len(self._kinds) > 1:
             return SharedSteps()
         flat, task, ((price, columns_PH),) = self._flat, self._space.task, self._kinds
