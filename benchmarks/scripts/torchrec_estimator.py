@@ -40,7 +40,7 @@ from evenshard.sharders.torchrec.planner import machine_bandwidths, table_name
 from evenshard.sharders.torchrec.rival import TorchRecPlan, TorchRecPlanner
 from evenshard.sharders.torchrec.settings import PlannerSetting, free_hands
 from evenshard.torchrec.estimator import EvenshardPerfModel
-from evenshard.torchrec.estimator.examples import FittedMachine, TimesOfParts, random_parts
+from evenshard.torchrec.estimator.examples import FittedMachine, random_parts
 from evenshard.torchrec.estimator.perf_config import FittedEstimator, FittedPerfModel, fitted_estimator
 from evenshard.utils.errors import InfeasibleTask
 
@@ -69,7 +69,7 @@ class Case:
         machine = FittedMachine(HARDWARE)
         self.request = machine.request(tables_called(tables), devices // DEVICES_PER_NODE, ROOM_BYTES)
         self.task: ShardingTask = self.request.task()
-        self._times_of: TimesOfParts = machine.times(self.request)
+        self._costs = machine.costs(self.request)
         bandwidths = machine_bandwidths(HARDWARE, self.task.machine, machine.links())
 
         def estimator_of(topology: object, constraints: object) -> FittedEstimator:
@@ -96,8 +96,8 @@ class Case:
         }
 
     def true_ms(self, parts: Sequence[TablePart]) -> float:
-        """Of the slowest device."""
-        return float(self._times_of(parts).sum(axis=1).max())
+        """The time of a step."""
+        return self._costs.predict(parts).predicted_ms
 
     def correlations(self, placements: int) -> Iterator[float]:
         """Of the default estimator, of the exported one, and of it with its performance model."""

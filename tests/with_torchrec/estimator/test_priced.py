@@ -63,8 +63,7 @@ def known_tables() -> tuple[Table, ...]:
 def true_ms(plan: Any, machine: FittedMachine, tables: Sequence[Table] | None = None) -> float:
     """What evenshard says of the finished plan, which it reads back."""
     tables = tables or known_tables()
-    times = machine.times(machine.request(tables, 2))
-    return float(times(shards_of(plan, tables)).sum(axis=1).max())
+    return machine.costs(machine.request(tables, 2)).predict(shards_of(plan, tables)).predicted_ms
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +105,18 @@ def test_the_predictions_of_a_model(documented: dict[str, Any]) -> None:
     planner, plan = documented["planner"], documented["plan"]
     rates = EvenshardPerfModel(topology(), "simulated:h100", model=model)
     assert rates.rate(planner._best_plan) == pytest.approx(true_ms(plan, machine), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_step_has_waits_and_hides_what_the_pipeline_hides(documented: dict[str, Any]) -> None:
+    options = documented["planner"]._best_plan
+    usual, exposed = (
+        EvenshardPerfModel(topology(), "simulated:h100", training_pipeline=one) for one in ("sparse_dist", "base")
+    )
+    assert usual.rate(options) > max(usual.times(options))  # ranks wait for each other
+    assert exposed.rate(options) > usual.rate(options)
+    with pytest.raises(BadConfig, match="training_pipeline is 'fast'"):
+        EvenshardPerfModel(topology(), "simulated:h100", training_pipeline="fast").rate(options)
 
 
 @pytest.mark.slow

@@ -118,7 +118,7 @@ class _Bounds:
         self._divide_into_classes()
 
     def _shared_steps(self) -> SharedSteps:
-        """Passes for devices of one kind, chosen for the first option of each group: where whole tables are allowed, those."""
+        """Passes that tables share on devices of one kind, for the first option of each group: whole, where allowed."""
         if len(self._kinds) > 1:
             return SharedSteps()
         flat, task, ((price, columns_PH),) = self._flat, self._space.task, self._kinds

@@ -18,6 +18,7 @@ import numpy as np
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.hardware import HardwareName
+from evenshard.measure.price.step import PartCosts
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES
@@ -91,9 +92,13 @@ class FittedMachine:
     def _known_model(self) -> Model:
         return self.model or model_of(None, self.hardware)
 
-    def times(self, request: PlacementRequest) -> TimesOfParts:
+    def costs(self, request: PlacementRequest) -> PartCosts:
         """What placements of a request cost."""
-        costs = part_costs(request, self._known_model)
+        return part_costs(request, self._known_model)
+
+    def times(self, request: PlacementRequest) -> TimesOfParts:
+        """Times of each device with a placement of a request, whatever it waits for."""
+        costs = self.costs(request)
 
         def predicted(parts: Sequence[TablePart]) -> FloatArray:
             return np.array(

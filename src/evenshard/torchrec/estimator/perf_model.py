@@ -7,13 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evenshard.measure.price.step import PartCosts, PredictedParts
 from evenshard.placement.parts import TablePart
+from evenshard.placement.pipeline import USUAL_PIPELINE
 from evenshard.placement.sharding import REPLICATED
 from evenshard.sharders.model import Model
 from evenshard.sharders.torchrec.compat import pod_size_of
 from evenshard.sharders.torchrec.planner import merged, parts_of_shards, replica, storage_of
 from evenshard.tables.table import Table
-from evenshard.torchrec.estimator.examples import TimesOfParts, machine_to_fit
+from evenshard.torchrec.estimator.examples import machine_to_fit
 from evenshard.torchrec.model.modules import is_placed, located_tables
 from evenshard.torchrec.model.tables import tables_of
 from evenshard.utils.errors import BadConfig
@@ -28,7 +30,7 @@ _Key = tuple[str, str]
 
 
 class EvenshardPerfModel:
-    """A ``PerfModel`` of TorchRec's that rates a plan by what evenshard says of the whole of it, in milliseconds.
+    """A ``PerfModel`` of TorchRec's that rates a plan by the step that evenshard predicts for it, in milliseconds.
 
     Of tables it knows what TorchRec's planner does: sizes, data types, pooling factors; no ``num_poolings``. What was
     counted in traffic besides has to be given. A plan takes some milliseconds to rate.
@@ -40,6 +42,7 @@ class EvenshardPerfModel:
         intra: link within a node; that of the hardware where left out.
         inter: link between nodes.
         optimizer: one of those of ``evenshard.place``.
+        training_pipeline: of those of ``evenshard.place``, which decide what of a step hides the exchange of indices.
         tables: as ``evenshard.place`` reads them, by the planner's names, for their ``reuse_bins``, ``row_shares`` and
             ``miss_ratios``; all else is the planner's.
 
@@ -56,6 +59,7 @@ class EvenshardPerfModel:
         intra: str = "",
         inter: str = "infiniband_ndr",
         optimizer: str = "sgd",
+        training_pipeline: str = USUAL_PIPELINE,
         tables: Sequence[Table] = (),
     ) -> None:
         node = topology.local_world_size
@@ -69,28 +73,31 @@ class EvenshardPerfModel:
         self._counted = {table.name: table for table in tables}
         self._of: tuple[object, ...] = ()
         self._tables: dict[_Key, Table] = {}
-        self._price: TimesOfParts | None = None
+        self._pipeline = training_pipeline
+        self._costs: PartCosts | None = None
 
     def rate(self, plan: list[ShardingOption]) -> float:
-        """The time of the slowest rank, ms.
+        """The time of a step, ms, waits included.
 
         Raises:
             BadConfig: if a table is in a module that evenshard does not know.
         """
-        return max(self.times(plan))
+        return self._predict(plan).predicted_ms
 
     def times(self, plan: list[ShardingOption]) -> list[float]:
-        """Times of each rank, ms: compute and exchanges."""
+        """What each rank does in a step, ms: compute and exchanges as far as they count; the rest of it, it waits."""
+        return [one.predicted_total_ms for one in self._predict(plan).devices]
+
+    def _predict(self, plan: list[ShardingOption]) -> PredictedParts:
         described = tuple((one.path, one.name, tuple(one.input_lengths), one.batch_size) for one in plan)
-        if self._price is None or described != self._of:
+        if self._costs is None or described != self._of:
             self._of, self._tables = described, _tables_of_options(plan, self._counted)
             batch_size = plan[0].batch_size * self._world_size
             machine = replace(self._machine, batch_size=batch_size)
-            nodes = self._world_size // machine.devices_per_node
-            self._price = machine.times(machine.request(tuple(self._tables.values()), nodes))
-        parts = [part for option in plan for part in self._parts(option)]
+            request = machine.request(tuple(self._tables.values()), self._world_size // machine.devices_per_node)
+            self._costs = machine.costs(replace(request, training_pipeline=self._pipeline))
         with one_thread():
-            return [float(one) for one in self._price(parts).sum(axis=1)]
+            return self._costs.predict([part for option in plan for part in self._parts(option)])
 
     def _parts(self, option: ShardingOption) -> Sequence[TablePart]:
         table = self._tables[option.path, option.name]
