@@ -113,7 +113,6 @@ def test_ctrl_c_ends_the_run_as_killed(client: Any) -> None:
     assert runs_of(client)["benchmark_1"].info.status == "KILLED"
 
 
-@pytest.mark.slow
 @pytest.mark.tracked
 def test_a_server_has_it_too(
     client: Any, mlflow_server: servers.MLflow, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
