@@ -24,7 +24,7 @@ from evenshard.planner.knobs import (
 )
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.params import check_ranges
-from evenshard.utils.signature import checked
+from evenshard.utils.signature import check_arguments
 from evenshard.utils.units import gb_to_bytes
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 VISITS = 3
 
 
-@checked((*place_knobs(), *group_knobs(place_knobs())), Model="evenshard.sharders.model")
+@check_arguments((*place_knobs(), *group_knobs(place_knobs())), Model="evenshard.sharders.model")
 def place(
     tables: "str | Path | Sequence[Table] | Sequence[Mapping[str, Any]] | Collections | Any",
     num_devices: int | None = None,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from evenshard.cli.arguments import OUTPUT, PATH, Commands, at_least
 from evenshard.utils.console import plain_console
 from evenshard.utils.errors import BadConfig, BadInput, TrackingFailed
-from evenshard.utils.messages import counted, cut
+from evenshard.utils.messages import count_text, cut
 from evenshard.utils.units import size_text
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: Placemen
     save_delta(delta, args.out)
     console = plain_console(None)
     weights, state = size_text(delta.weight_bytes), size_text(delta.state_bytes)
-    count = counted(len(delta.tables), "table")
+    count = count_text(len(delta.tables), "table")
     console.print(f"{args.out}: {count} to move, {weights} of weights and {state} of optimizer state", soft_wrap=True)
     inexact = [name for name, one in delta.tables.items() if not one.state_is_exact]
     if inexact:

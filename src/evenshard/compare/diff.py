@@ -39,12 +39,12 @@ from evenshard.planner.request import kept_optimizers
 from evenshard.sharders.model import Model
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import counted
-from evenshard.utils.signature import checked
+from evenshard.utils.messages import count_text
+from evenshard.utils.signature import check_arguments
 from evenshard.utils.units import gb_to_bytes
 
 
-@checked()
+@check_arguments()
 def diff(
     old: PlacementAnswer, new: PlacementAnswer, model: Model | None = None, link_gb_s: float | None = None
 ) -> Difference:
@@ -71,7 +71,7 @@ def diff(
     times, notes = step_times(old, new, model if same_tables else None)
     if other := [table.name for table in movable if table.name not in optimizer_of]:
         before, now = old.request.optimizer_of(other[0]), new.request.optimizer_of(other[0])
-        of = "" if len(other) == len(movable) else f" of {counted(len(other), 'table')}"
+        of = "" if len(other) == len(movable) else f" of {count_text(len(other), 'table')}"
         notes = (*notes, f"{before} became {now}: no optimizer state{of} is counted")
     return Difference(
         equal=same_tables and old.request.nodes == new.request.nodes and set(old.parts) == set(new.parts),

@@ -15,7 +15,7 @@ from evenshard.sharders.model import Model
 from evenshard.sharders.search.bounds import lower_bound_ms
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.utils.errors import InfeasibleTask
-from evenshard.utils.messages import counted
+from evenshard.utils.messages import count_text
 from evenshard.utils.process import one_thread
 
 OWN_FIGURES = "the files' own figures"
@@ -119,7 +119,7 @@ def _other_loads(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
     now = {table.name: (table.pooling_factor, table.reuse_bins) for table in new.request.tables}
     count = sum(before[name] != now[name] for name in before.keys() & now.keys())
     if count:
-        found.append(f"{counted(count, 'table')} changed pooling factors or histograms")
+        found.append(f"{count_text(count, 'table')} changed pooling factors or histograms")
     return found
 
 

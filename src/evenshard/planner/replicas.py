@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES
 from evenshard.placement.task import ruled_out
 from evenshard.planner.request import PlacementRequest
-from evenshard.utils.messages import counted, cut, printable
+from evenshard.utils.messages import count_text, cut, printable
 
 OTHER_TYPES = tuple(one for one in SHARDING_TYPES if one not in REPLICATED)
 # Why a dense optimizer may not do the same as these fused ones.
@@ -90,7 +90,7 @@ def left_out_note(optimizers: Mapping[str, str]) -> str:
 
 def _tables(names: Sequence[str]) -> str:
     """The number of tables, and the first names."""
-    return f"{counted(len(names), 'table')} ({printable(cut(', '.join(names), 60))})"
+    return f"{count_text(len(names), 'table')} ({printable(cut(', '.join(names), 60))})"
 
 
 def _named(names: Sequence[str]) -> str:

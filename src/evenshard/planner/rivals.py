@@ -42,7 +42,7 @@ from evenshard.sharders.torchrec.settings import (
     offload_settings,
 )
 from evenshard.utils.errors import BadConfig, InfeasibleTask
-from evenshard.utils.messages import brief, counted
+from evenshard.utils.messages import brief, count_text
 
 if TYPE_CHECKING:
     from evenshard.sharders.torchrec.rival import TorchRecPlan, TorchRecPlanner
@@ -184,7 +184,7 @@ def _full_space(request: PlacementRequest, costs: PartCosts) -> Iterator[Candida
     rated = min(plans, key=lambda one: raters.rating_ms(one.parts) if on_device else one.rating_ms)
     yield Rival(FULL_SPACE, None, setting=str(rated.setting), chosen=BY_RATING), rated.parts
     best = min(plans, key=lambda one: (bool(_broken(costs, one.parts)), costs.predict(one.parts).predicted_ms))
-    asked = f"of {counted(len(plans), 'plan')}: {hands_text([one.setting for one in plans])}"
+    asked = f"of {count_text(len(plans), 'plan')}: {hands_text([one.setting for one in plans])}"
     yield Rival(FULL_SPACE, None, setting=f"{best.setting}; {asked}", chosen=BY_MODEL), best.parts
 
 

@@ -13,7 +13,7 @@ from evenshard.compare.payback import Payback
 from evenshard.measure.price.device_price import ROUNDING
 from evenshard.report.facts.comparison import ends_text
 from evenshard.utils.console import plain_console, plain_grid
-from evenshard.utils.messages import counted, printable, tables_text
+from evenshard.utils.messages import count_text, printable, tables_text
 from evenshard.utils.units import bytes_to_gb, decimals, ms_text, pct_text, size_text
 
 _NARROWEST = 80
@@ -112,7 +112,7 @@ def payback_lines(paid: Payback) -> Iterator[str]:
 
 
 def _steps(count: float) -> str:
-    return counted(_whole(count), "step")
+    return count_text(_whole(count), "step")
 
 
 def _whole(count: float) -> int:

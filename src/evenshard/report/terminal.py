@@ -43,7 +43,7 @@ from evenshard.report.facts.setting import (
 )
 from evenshard.report.facts.step import advice, bound_text, step_headline, timed_text
 from evenshard.utils.console import plain_console, plain_grid, print_whole
-from evenshard.utils.messages import counted, names_text, printable
+from evenshard.utils.messages import count_text, names_text, printable
 from evenshard.utils.units import BYTES_PER_GB, decimals, ms_text, size_text
 
 _Number = TypeVar("_Number", int, float)
@@ -280,7 +280,7 @@ def _troubles(answer: PlacementAnswer) -> Iterator[Line]:
     for one in badly_served(answer)[:_MAX_BADLY_SERVED]:
         yield "note", badly_served_text(answer, one), "green"
     for group in (one for one in assumed_groups(answer) if one.column != LOOKUPS):
-        count, names = counted(len(group.tables), "table"), names_text(group.tables)
+        count, names = count_text(len(group.tables), "table"), names_text(group.tables)
         yield "assumed", f"{group.column} of {count}: {group.text} ({names})", "dim"
 
 
@@ -321,7 +321,7 @@ def _lines(answer: PlacementAnswer) -> Iterator[tuple[str, str]]:
         yield "others", f"the best of them, {rival_label(rival)}: {ms_text(rival.predicted_ms)} ms"
     warnings = [*assumed_lookups_texts(answer), *answer.memory_warnings, *answer.warnings]
     counts = {"note": len(answer.notes), "assumption": len(assumed_groups(answer)), "warning": len(warnings)}
-    said = ", ".join(counted(count, word) for word, count in counts.items() if count)
+    said = ", ".join(count_text(count, word) for word, count in counts.items() if count)
     yield "more", f".summary(), .to_frame(), .save_report(path){f'; {said}' if said else ''}"
     if warnings:
         more = f" ({len(warnings) - 1} more)" if len(warnings) > 1 else ""

@@ -30,14 +30,14 @@ from evenshard.sharders.search.state import Choice
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut
 from evenshard.utils.process import one_thread
-from evenshard.utils.signature import checked
+from evenshard.utils.signature import check_arguments
 
 # Parts elsewhere that a part may change places with: those after which the two devices promise most are priced.
 PRICED_SWAPS = 64
 
 
 @one_thread()
-@checked()
+@check_arguments()
 def explain(answer: PlacementAnswer, model: Model, table: str) -> Explanation:
     """What a table costs as it is sharded, and what it would elsewhere and otherwise.
 

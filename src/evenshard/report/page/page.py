@@ -27,7 +27,7 @@ from evenshard.report.page.charts import MEMORY_KINDS, device_bars, device_text,
 from evenshard.report.terminal import shown_devices
 from evenshard.sharders.catalog import label_of
 from evenshard.utils.atomic import atomic_path
-from evenshard.utils.messages import counted, printable
+from evenshard.utils.messages import count_text, printable
 from evenshard.utils.units import decimals, ms_text, pct_text, size_text
 from evenshard.version import __version__
 
@@ -119,7 +119,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "device_text": device_text,
         "timed": setting.timing_word(answer),
         "predicted_by": _predicted_by(answer),
-        "title": f"{counted(len(answer.request.tables), 'table')} on {counted(answer.num_devices, 'device')}",
+        "title": f"{count_text(len(answer.request.tables), 'table')} on {count_text(answer.num_devices, 'device')}",
         "best": comparison.best_rival(answer),
         "advice": [*step.advice(answer), *(memory.badly_served_text(answer, one) for one in badly_served)],
         "axis": axis,
@@ -282,7 +282,7 @@ def card(answer: PlacementAnswer) -> str:
         bars.append((device, answer.devices[device].predicted_total_ms, list(zip(widths, COLOURS, strict=True))))
     return rendered(
         "card.html.j2",
-        title=counted(len(answer.request.tables), "table"),
+        title=count_text(len(answer.request.tables), "table"),
         setting=setting.setting_text(answer),
         headline=step.step_headline(answer),
         worth=[step.timed_text(answer), *comparison.worth_texts(answer)],
