@@ -230,7 +230,7 @@ def _is_of_torchrec(tables: Any) -> bool:
 
 def _tables(tables: Any, batch_size: int, sources: TableSources) -> "TableSet":
     from evenshard.tables.assumptions import TableSet
-    from evenshard.tables.sources import completed, tables_from, tables_in_python
+    from evenshard.tables.sources import complete_tables, tables_from, tables_in_python
     from evenshard.tables.table import Table
     from evenshard.utils.s3 import is_address, local
 
@@ -252,4 +252,4 @@ def _tables(tables: Any, batch_size: int, sources: TableSources) -> "TableSet":
         known = table_set_of(tables, default_pooling_factor=default_pooling_factor)
     else:
         known = TableSet.of(tables)
-    return completed(replace(known, missed=tuple(columns or ())), batch_size, traffic, weight_bits, columns)
+    return complete_tables(replace(known, missed=tuple(columns or ())), batch_size, traffic, weight_bits, columns)
