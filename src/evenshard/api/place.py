@@ -104,7 +104,7 @@ def _answer(tables: Any, asked: Knobs, progress: Callable[[float], None] | None)
     from evenshard.planner.pricing import measured_parts
     from evenshard.planner.request import PlacementRequest, kept_knobs
     from evenshard.planner.rules import Rules
-    from evenshard.report.answer import shown
+    from evenshard.report.answer import make_displayable
     from evenshard.sharders.search.search import effort_called
     from evenshard.tables.named_lookups import with_pooling_factors
 
@@ -148,7 +148,7 @@ def _answer(tables: Any, asked: Knobs, progress: Callable[[float], None] | None)
     origin = str(tables) if isinstance(tables, str | Path) else None
     with measured_parts(request, loaded, VISITS) if search.num_measured else nullcontext() as measure:
         answer = place_request(request, loaded, config, measure, origin, progress, close_to)
-    return shown(replace(answer, notes=(*answer.notes, *devices.notes, *known.notes)))
+    return make_displayable(replace(answer, notes=(*answer.notes, *devices.notes, *known.notes)))
 
 
 def _constrained(

@@ -95,13 +95,13 @@ def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
 
 def _write_renamed(args: argparse.Namespace, new: PlacementAnswer, difference: Difference, model: Model | None) -> None:
     """The new placement with its devices renamed as the difference proposes; as it is where nothing is proposed."""
-    from evenshard.compare.diff import renamed
+    from evenshard.compare.diff import rename_devices
     from evenshard.planner.file import save_answer
 
     if difference.renaming is not None:
         if model is None:
             raise BadConfig("--renamed needs a model, to predict the renamed placement. Name one: --model.")
-        new = renamed(new, difference.renaming.new_names, model)
+        new = rename_devices(new, difference.renaming.new_names, model)
     save_answer(new, args.renamed)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from evenshard.measure.evidence import DeviceError, device_text
 from evenshard.placement.plan import check_sharding
 from evenshard.planner.answer import PlacementAnswer, Saving, model_lineage
-from evenshard.planner.pricing import Priced, link_error, part_costs, priced
+from evenshard.planner.pricing import Priced, link_error, part_costs, price_parts
 from evenshard.planner.rules import Rules
 from evenshard.planner.saving import saving, shared_work
 from evenshard.sharders.model import Model
@@ -62,8 +62,8 @@ def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) 
     # Memory, rules and links of the new machine say nothing about the old one.
     of_old = replace(new.request, caps_bytes=old.request.caps_bytes, machine=old.request.machine, rules=Rules())
     costs_of_old = costs if same_machine else part_costs(of_old, model)
-    before, _ = priced(of_old, model, costs_of_old, costs_of_old.predict(old.parts))
-    after, _ = priced(new.request, model, costs, costs.predict(new.parts))
+    before, _ = price_parts(of_old, model, costs_of_old, costs_of_old.predict(old.parts))
+    after, _ = price_parts(new.request, model, costs, costs.predict(new.parts))
     bound_ms = min(lower_bound_ms(SearchSpace(costs)), after.predicted_ms)
     notes = [f"{one}; both are judged by the new one" for one in _other_loads(old, new)]
     if same_machine:

@@ -139,10 +139,12 @@ def _devices(answer: PlacementAnswer, console: Console) -> Grid:
     heads += [] if answer.measured is None else [timing_word(answer)]
     lines = {device: _cells(answer, device) for device in (*slowest, *fullest)}
     for column in (WAITS, FULLNESS):
-        if _left(console.width, heads, lines.values()) < LEAST_BAR or (column == WAITS and answer.num_devices == 1):
+        if _bar_width(console.width, heads, lines.values()) < LEAST_BAR or (
+            column == WAITS and answer.num_devices == 1
+        ):
             for line in (heads, *lines.values()):
                 del line[column]
-    left = max(_left(console.width, heads, lines.values()), 0)
+    left = max(_bar_width(console.width, heads, lines.values()), 0)
     bars = _bars(answer, list(lines), min(left, MOST_BAR), console.options.ascii_only)
     grid = plain_grid(*heads)
     grid.add_column(LEGEND if left + len(SLOWEST) >= len(LEGEND) and answer.num_devices > 1 else "", no_wrap=True)
@@ -175,7 +177,7 @@ def _shares_ms(device: PredictedDevice) -> tuple[float, float, float]:
     return forward_ms, device.predicted_total_ms - (forward_ms + backward_ms), backward_ms
 
 
-def _left(width: int, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> int:
+def _bar_width(width: int, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> int:
     """Characters that a line leaves for the bar."""
     columns = zip(heads, *lines, strict=True)
     return width - sum(max(len(cell) for cell in column) + 2 for column in columns) - len(SLOWEST)

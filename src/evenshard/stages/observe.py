@@ -22,7 +22,7 @@ from evenshard.planner.answer import model_lineage
 from evenshard.planner.file import load_answer, read_json
 from evenshard.planner.model import model_of
 from evenshard.planner.place import place_request
-from evenshard.planner.pricing import link_error, part_costs, priced
+from evenshard.planner.pricing import link_error, part_costs, price_parts
 from evenshard.planner.request import PlacementRequest
 from evenshard.report.facts.setting import device_error_text
 from evenshard.sharders.model import Model
@@ -157,7 +157,7 @@ def _placed(source: Path, inputs: ObserveInputs, observation: ObservedTraining) 
     known = bool(parts)
     costs = part_costs(request, model)
     prediction = costs.predict(parts or place_request(request, model).parts)
-    answered, _ = priced(request, model, costs, prediction)
+    answered, _ = price_parts(request, model, costs, prediction)
     ends = (answered.model_low_ms, answered.model_high_ms)
     low_ms, high_ms = with_device_error(
         model.device_error,

@@ -45,10 +45,10 @@ def kept_texts(answer: PlacementAnswer) -> list[tuple[str, str]]:
     tables: dict[str, list[str]] = {}
     for name, kept in answer.storage_of_table.items():
         tables.setdefault(kept.kernel, []).append(name)
-    return [(kernel, _kept(answer, kernel, tables[kernel])) for kernel in COMPUTE_KERNELS if kernel in tables]
+    return [(kernel, _kernel_text(answer, kernel, tables[kernel])) for kernel in COMPUTE_KERNELS if kernel in tables]
 
 
-def _kept(answer: PlacementAnswer, kernel: str, names: Sequence[str]) -> str:
+def _kernel_text(answer: PlacementAnswer, kernel: str, names: Sequence[str]) -> str:
     held, cached = 0, 0
     for part, size in zip(answer.parts, answer.part_memory, strict=True):
         if part.storage.kernel != kernel:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
-from evenshard.compare.diff import diff, renamed
+from evenshard.compare.diff import diff, rename_devices
 from evenshard.compare.difference import Difference
 from evenshard.compare.payback import Payback, payback
 from evenshard.measure.traces.ranks import ObservedTraining
@@ -126,7 +126,7 @@ def watch(
     new = replan(old, today, model, old.request.batch_size, search)
     difference = diff(old, new, model, config.link_gb_s)
     if difference.renaming is not None:
-        new = renamed(new, difference.renaming.new_names, model)
+        new = rename_devices(new, difference.renaming.new_names, model)
         difference = diff(old, new, model, config.link_gb_s)
     difference = _scaled(difference, scale)
     paid = payback(difference, new, config.steps, model, config.link_gb_s, config.restart_minutes)

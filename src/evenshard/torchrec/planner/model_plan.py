@@ -19,7 +19,7 @@ from evenshard.placement.task import part_bytes, used_bytes, used_host_bytes
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import MOST_SHARDS
-from evenshard.report.answer import shown
+from evenshard.report.answer import make_displayable
 from evenshard.report.facts.setting import assumed_lookups_texts
 from evenshard.report.facts.step import EMBEDDING_WORK
 from evenshard.sharders.base import Sharder
@@ -164,7 +164,7 @@ class ModelPlanner:
             left_s = max(limit_s - (time.monotonic() - started), 0.0)
             config = replace(config, effort=replace(config.effort, time_limit_s=left_s))
         request = replace(request, hardware=hardware)
-        answer = shown(place_request(request, model, config, progress=count, known=theirs))
+        answer = make_displayable(place_request(request, model, config, progress=count, known=theirs))
         assumed = self.machine.assumed.notes(answer.parts)
         result.answer = replace(answer, warnings=(*assumed, *answer.warnings))
         for line in (*assumed, *assumed_lookups_texts(answer), *answer.notes, *answer.warnings):
