@@ -95,7 +95,7 @@ class FittedMachine:
         """What placements of a request cost."""
         costs = part_costs(request, self._known_model)
 
-        def predicted(parts: Sequence[TablePart]) -> FloatArray:
+        def predict_times(parts: Sequence[TablePart]) -> FloatArray:
             return np.array(
                 [
                     [
@@ -107,7 +107,7 @@ class FittedMachine:
                 ]
             )
 
-        return predicted
+        return predict_times
 
 
 def machine_to_fit(
