@@ -14,7 +14,7 @@ from evenshard.api.serving import served_code
 from evenshard.cli import main
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.noise import Noise
-from evenshard.stages.decisions.model_comparison import Contest, contest
+from evenshard.stages.decisions.model_comparison import ModelComparison, compare_models
 from evenshard.stages.decisions.promotion import Decision, PairedTask, Verdict, decide
 from evenshard.stages.sharder_comparison import QUIET
 from evenshard.tables.files import load_tables
@@ -274,12 +274,12 @@ def test_whose_alias_was_moved_in_the_meantime_is_left_alone(place: Path, monkey
         assert register_folder(folder, served_code())[0].version == str(number + 1)
     tracking.set_champion(tracking.REGISTERED_COST, "1")
 
-    def then_another_candidate_wins(*args: Any, **kwargs: Any) -> Contest:
-        found = contest(*args, **kwargs)
+    def then_another_candidate_wins(*args: Any, **kwargs: Any) -> ModelComparison:
+        found = compare_models(*args, **kwargs)
         tracking.set_champion(tracking.REGISTERED_COST, "2")
         return found
 
-    monkeypatch.setattr("evenshard.stages.decisions.promote.contest", then_another_candidate_wins)
+    monkeypatch.setattr("evenshard.stages.decisions.promote.compare_models", then_another_candidate_wins)
     assert main(["promote", "--candidate", str(good_model(place / "good"))]) == 1
     assert champion() == "models:/evenshard-cost/2"
     assert "became models:/evenshard-cost/2 in the meantime" in str(report()["reason"])
