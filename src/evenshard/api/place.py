@@ -141,7 +141,7 @@ def _answer(tables: Any, asked: Knobs, progress: Callable[[float], None] | None)
         **kept_knobs(asked),
     )
     if asked.sharding.constraints is not None:
-        request, unused = _constrained(request, tables, asked.sharding.constraints)
+        request, unused = _apply_constraints(request, tables, asked.sharding.constraints)
         known = replace(known, notes=(*known.notes, *unused))
     config = PlaceConfig(effort_called(search.effort), search.seed, tuple(search.compare), search.num_measured)
     close_to = _near(asked.in_use)
@@ -151,7 +151,7 @@ def _answer(tables: Any, asked: Knobs, progress: Callable[[float], None] | None)
     return make_displayable(replace(answer, notes=(*answer.notes, *devices.notes, *known.notes)))
 
 
-def _constrained(
+def _apply_constraints(
     request: "PlacementRequest", tables: Any, constraints: "Mapping[str, ParameterConstraints]"
 ) -> "tuple[PlacementRequest, tuple[str, ...]]":
     """The request under TorchRec's constraints, and what of these changes nothing."""

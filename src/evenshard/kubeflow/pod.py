@@ -125,7 +125,7 @@ def path_or_address(artifact: Any, address: str) -> str | None:
     return address or None
 
 
-def required(name: str, artifact: Any, address: str) -> str:
+def require_address(name: str, artifact: Any, address: str) -> str:
     """What a task cannot do without, as ``path_or_address`` finds it.
 
     Raises:
