@@ -199,7 +199,7 @@ def readme_of(name: str) -> str:
             "<!-- Written by components/generate.py from component.py; do not edit by hand. -->",
             f"# {name}",
             "",
-            "\n\n".join(_wrapped(_plain(one)) for one in paragraphs if one),
+            "\n\n".join(_wrap(_plain(one)) for one in paragraphs if one),
             "",
             "## Inputs",
             "",
@@ -228,7 +228,7 @@ def _filled(text: str, indent: int, then: int | None = None) -> str:
     )
 
 
-def _wrapped(paragraph: str) -> str:
+def _wrap(paragraph: str) -> str:
     """Lines as wide as those of the docs."""
     return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
 

@@ -9,9 +9,9 @@ import pytest
 import evenshard
 from evenshard.planner.pricing import part_costs, price_parts, reprice_answer
 from evenshard.tables.table import Table
-from support.learned import learned
+from support.learned import learned_model
 
-MODEL = learned()
+MODEL = learned_model()
 NEAR = Table("near", 1000, 64, 2.0)
 FAR = Table("far", 1000, 2048, 3000.0)
 
