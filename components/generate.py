@@ -30,7 +30,7 @@ from evenshard.kubeflow.component import (
 )
 from evenshard.stages.loop import STAGES
 from evenshard.stages.rounds import WRITERS
-from evenshard.stages.stage import DATASET, Flag, LoopSetting, Reads, Stage, Writes, declared
+from evenshard.stages.stage import DATASET, Flag, LoopSetting, Reads, Stage, Writes, declarations_of
 
 HERE = Path(__file__).parent
 MARK = "Written by components/generate.py from src/evenshard/stages/loop.py; do not edit by hand."
@@ -118,11 +118,11 @@ def parameters(stage: Stage) -> list[Parameter]:
     """All arguments of a stage's component: artifacts and required values first, as Python wants it."""
     default_of = {one.name: one.default for one in fields(stage.inputs)}
     found = []
-    for name, read in declared(stage.inputs, Reads).items():
-        kind = declared(WRITERS[name].outputs, Writes)[name].artifact
+    for name, read in declarations_of(stage.inputs, Reads).items():
+        kind = declarations_of(WRITERS[name].outputs, Writes)[name].artifact
         default = None if default_of[name] is MISSING else "None"
         found.append(Parameter(input_name(stage, name), "Input", kind, _about(name, read.help), default))
-    for name, written in declared(stage.outputs, Writes).items():
+    for name, written in declarations_of(stage.outputs, Writes).items():
         if written.artifact:
             found.append(Parameter(name, "Output", written.artifact, _about(name, written.help)))
             if accumulates(name):
@@ -134,12 +134,12 @@ def parameters(stage: Stage) -> list[Parameter]:
         found.append(
             Parameter("measure" if number else "config", "", "dict[str, Any]", f"section ``{section}`` of params.yaml")
         )
-    for name, option in declared(stage.inputs, Flag).items():
+    for name, option in declarations_of(stage.inputs, Flag).items():
         if option.parameter:
             default = None if name == "round" else repr(default_of[name])
             about = option.help.partition(" (default")[0]
             found.append(Parameter(option.parameter, "", option.kind.__name__, about, default))
-    for name, setting in declared(stage.inputs, LoopSetting).items():
+    for name, setting in declarations_of(stage.inputs, LoopSetting).items():
         found.append(Parameter(name, "", "int", setting.help))
     if stage.measures:
         text = "GPUs of this pod. 2 or more must be the devices of the tasks; torchrun then measures on all at once"
@@ -199,7 +199,7 @@ def readme_of(name: str) -> str:
             "<!-- Written by components/generate.py from component.py; do not edit by hand. -->",
             f"# {name}",
             "",
-            "\n\n".join(_wrapped(_plain(one)) for one in paragraphs if one),
+            "\n\n".join(_wrap(_plain(one)) for one in paragraphs if one),
             "",
             "## Inputs",
             "",
@@ -228,7 +228,7 @@ def _filled(text: str, indent: int, then: int | None = None) -> str:
     )
 
 
-def _wrapped(paragraph: str) -> str:
+def _wrap(paragraph: str) -> str:
     """Lines as wide as those of the docs."""
     return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
 

@@ -16,7 +16,7 @@ import yaml
 from evenshard.measure.config import MeasureConfig
 from evenshard.stages.loop import OF_ROUND, GenerateTablesConfig, LoopConfig
 from evenshard.stages.rounds import Artifact, LoopStep, steps
-from evenshard.stages.stage import Flag, LoopSetting, Writes, declared, flags, set_by
+from evenshard.stages.stage import Flag, LoopSetting, Writes, declarations_of, flags, set_by
 from evenshard.tables.formats import TABLE_SUFFIXES
 from evenshard.tables.sources import BATCH_SUFFIXES
 from evenshard.utils.outputs import HARDWARE_FILE, REPORTS, FilesInside
@@ -97,7 +97,7 @@ def unrolled(params: dict[str, Any]) -> dict[str, Any]:
 def _stage(
     step: LoopStep, is_first_reader: bool, files_of: dict[str, list[str]], params: dict[str, Any]
 ) -> dict[str, Any]:
-    sections = [*reversed(step.stage.sections), *(["loop"] if declared(step.stage.inputs, LoopSetting) else [])]
+    sections = [*reversed(step.stage.sections), *(["loop"] if declarations_of(step.stage.inputs, LoopSetting) else [])]
     deps = []
     for artifacts in step.reads.values():
         for artifact in artifacts[-1:]:
@@ -107,7 +107,7 @@ def _stage(
                 sections += artifact.writer.sections
     sections = [name for name in dict.fromkeys(sections) if name in params]
     own_files = [path for name in sections for path in files_of.get(name, [])]
-    others = declared(step.stage.inputs, Flag)
+    others = declarations_of(step.stage.inputs, Flag)
     sections += [f"{others[name].section}.{name}" for name in set_by(params, step.stage.inputs)]
     hardware = [HARDWARE_FILE] if step.stage.measures and is_first_reader else []
     found = {"cmd": _command(step), "deps": [*own_files, *hardware, *deps], "params": sections, **_written(step)}
@@ -135,7 +135,7 @@ def _metrics_path(step: LoopStep) -> str:
 def _written(step: LoopStep) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {"outs": [], "metrics": []}
     for one in step.writes:
-        output = declared(one.writer.outputs, Writes)[one.name].output
+        output = declarations_of(one.writer.outputs, Writes)[one.name].output
         for path in filter(None, _paths(one)):
             name = Path(path).name
             in_git = isinstance(output, FilesInside) and name in output.in_git
@@ -147,7 +147,7 @@ def _written(step: LoopStep) -> dict[str, list[Any]]:
 
 def _paths(artifact: Artifact) -> list[str]:
     """The files of a folder whose files are known; else the file, or the folder as a whole."""
-    output = declared(artifact.writer.outputs, Writes)[artifact.name].output
+    output = declarations_of(artifact.writer.outputs, Writes)[artifact.name].output
     return (
         [str(path) for path in output.paths(Path(artifact.path))]
         if isinstance(output, FilesInside)

@@ -16,7 +16,7 @@ from evenshard.kubeflow.component import EARLIER, NUM_GPUS, accumulates, input_n
 from evenshard.kubeflow.pod_spec import on_cluster
 from evenshard.stages.loop import LOOP_SECTIONS, STAGES, BenchmarkConfig, GenerateTablesConfig, LoopConfig
 from evenshard.stages.rounds import Artifact, LoopStep, steps
-from evenshard.stages.stage import Flag, LoopSetting, declared, set_by
+from evenshard.stages.stage import Flag, LoopSetting, declarations_of, set_by
 from evenshard.tracking import MUST_REGISTER, RETRIES
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
@@ -88,7 +88,7 @@ def learn(
     for step in steps(num_rounds):
         stage = step.stage
         given = {"config": sections[stage.name]}
-        given |= {name: num_rounds for name in declared(stage.inputs, LoopSetting)}
+        given |= {name: num_rounds for name in declarations_of(stage.inputs, LoopSetting)}
         given |= {input_name(stage, name): value for name, value in set_by(params, stage.inputs).items()}
         if stage.per_round:
             given[input_name(stage, "round")] = step.round
@@ -115,7 +115,7 @@ def _added(step: LoopStep, given: dict[str, Any], made: dict[Artifact, Any], clu
     component = getattr(import_module(f"evenshard_components.{name}.component"), name)
     collected = next((one.name for one in step.writes if accumulates(one.name)), "")
     before = {EARLIER: made[Artifact(collected, step.round - 1)]} if collected and step.round > 1 else {}
-    if cluster.num_parts == 1 or "num_parts" not in declared(step.stage.inputs, Flag):
+    if cluster.num_parts == 1 or "num_parts" not in declarations_of(step.stage.inputs, Flag):
         return _named(on_cluster(component(**given, **before), name, cluster), step)
     with dsl.ParallelFor(items=[*range(1, cluster.num_parts + 1)], name=f"parts_{step.round}") as part:
         task = component(**given, part=part, num_parts=cluster.num_parts)

@@ -30,7 +30,7 @@ from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, GpuProfile, 
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.planner.place import PlaceConfig, place_request
-from evenshard.planner.pricing import PricedParts, link_error, part_costs, priced
+from evenshard.planner.pricing import PricedParts, link_error, part_costs, price_parts
 from evenshard.planner.request import PlacementRequest, caps_of
 from evenshard.planner.saving import saving, shared_work
 from evenshard.sharders.catalog import HEURISTICS, Resources, sharder
@@ -167,7 +167,7 @@ class Study:
             request,
             model,
             costs,
-            {name: priced(request, model, costs, costs.predict(parts))[0] for name, parts in found.items()},
+            {name: price_parts(request, model, costs, costs.predict(parts))[0] for name, parts in found.items()},
         )
 
     @property

@@ -247,7 +247,7 @@ class Bench:
 
     def shard(self, shard: Shard) -> None:
         """A fused call: its times, its kernels and its memory."""
-        with self._kernels[shard.optimizer].working(shard.tables):
+        with self._kernels[shard.optimizer].watch_failures(shard.tables):
             self._reset_peak()
             before = self._allocated()
             loaded = self.load(shard)
@@ -278,7 +278,7 @@ class Bench:
 
     def calls(self, shards: Sequence[Shard]) -> None:
         """Several fused calls in a row, all forward, then all backward."""
-        with self._kernels[shards[0].optimizer].working([table for one in shards for table in one.tables]):
+        with self._kernels[shards[0].optimizer].watch_failures([table for one in shards for table in one.tables]):
             loaded = [self.load(one) for one in shards]
             together = self._timed(loaded)
             alone = [self._timed([one]) for one in loaded]

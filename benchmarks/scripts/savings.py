@@ -24,7 +24,7 @@ from evenshard.placement.plan import check_sharding
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.near import Near
 from evenshard.planner.place import PlaceConfig, place_request
-from evenshard.planner.pricing import PricedParts, measured_parts, part_costs, priced
+from evenshard.planner.pricing import PricedParts, measured_parts, part_costs, price_parts
 from evenshard.planner.request import PlacementRequest, caps_of
 from evenshard.planner.saving import difference_error, error_correlation, shared_work
 from evenshard.sharders.models import PlacementModel, load_model
@@ -93,7 +93,7 @@ def pairs(model: PlacementModel, number: int) -> Iterator[Pair]:
     with measured_parts(today, model, visits=1) as measure:
         simulated = measure(costs.task, list(found.values()))
     ms = {name: cost.step_ms(costs.task.pipeline) for name, cost in zip(found, simulated, strict=True)}
-    predicted = {name: priced(today, model, costs, costs.predict(parts))[0] for name, parts in found.items()}
+    predicted = {name: price_parts(today, model, costs, costs.predict(parts))[0] for name, parts in found.items()}
     names = [table.name for table in today.tables]
     for name in found:
         for base in ("old", "free") if name.startswith("free,") else ("old",):

@@ -76,7 +76,7 @@ class Meter:
         if isinstance(self._hardware, SimulatedHardware):
             return self._hardware.measure_many(jobs)
         numbered = self._numbered(jobs)
-        return [one.cost for one in self._measured(numbered, measure)]
+        return [one.cost for one in self._measure_jobs(numbered, measure)]
 
     def costs_and_noise(
         self, jobs: Jobs, train_tasks: Sequence[ShardingTask]
@@ -85,7 +85,7 @@ class Meter:
         if isinstance(self._hardware, SimulatedHardware):
             return self._hardware.measure_many(jobs), None
         numbered = self._numbered(jobs)
-        measured = self._measured(among_controls(numbered, train_tasks, self._measure), self._measure)
+        measured = self._measure_jobs(among_controls(numbered, train_tasks, self._measure), self._measure)
         by_id = {one.measurement_id: one.cost for one in measured}
         return [by_id[job.measurement_id] for job in numbered], noise_of([controls_of(measured)])
 
@@ -97,7 +97,7 @@ class Meter:
             for number, (task, placement) in enumerate(jobs)
         ]
 
-    def _measured(self, jobs: Sequence[Job], measure: MeasureConfig) -> list[MeasuredPlacement]:
+    def _measure_jobs(self, jobs: Sequence[Job], measure: MeasureConfig) -> list[MeasuredPlacement]:
         assert self._journal is not None
         track = partial(progress, description=self._description)
         return measure_jobs(self._hardware, jobs, measure, self._journal, track=track)

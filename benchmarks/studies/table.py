@@ -40,8 +40,8 @@ def markdown(study: Mapping[str, Any], command: str) -> str:
     settings, privileged = study["settings"], _privileged_note(study).replace("*", "\\*")
     parts = [
         f"# {_headline(study)}",
-        _wrapped(f"Command: `{command}`, commit {study['commit'][:12]}."),
-        _wrapped(
+        _wrap(f"Command: `{command}`, commit {study['commit'][:12]}."),
+        _wrap(
             f"Mean {measured_or_simulated(study['hardware'])} ms of a step over the tasks that all rows could place, "
             f"with its 95 % interval; in parentheses the speedup over random. {privileged}."
         ),
@@ -53,20 +53,20 @@ def markdown(study: Mapping[str, Any], command: str) -> str:
             ],
         ),
     ]
-    parts.append(_wrapped(f"Below: {'; '.join(LEGEND)}."))
+    parts.append(_wrap(f"Below: {'; '.join(LEGEND)}."))
     for name, setting in settings.items():
         columns = _columns(setting)
-        parts += [f"## {name}", _wrapped(f"{_tasks(setting)}.".capitalize())]
+        parts += [f"## {name}", _wrap(f"{_tasks(setting)}.".capitalize())]
         cells = [[cell(row) for _, cell in columns] for row in _rows(setting)]
         parts.append(_markdown_table([title for title, _ in columns], cells))
-        parts += map(_wrapped, [*_networks(setting), _seconds(setting)])
+        parts += map(_wrap, [*_networks(setting), _seconds(setting)])
     if study["left_out"]:
         left_out = "; ".join(f"{name} ({why})" for name, why in study["left_out"].items())
-        parts.append(_wrapped(f"Left out: {left_out}."))
+        parts.append(_wrap(f"Left out: {left_out}."))
     return "\n\n".join(parts) + "\n"
 
 
-def _wrapped(paragraph: str) -> str:
+def _wrap(paragraph: str) -> str:
     """Lines as wide as those of the docs."""
     return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
 

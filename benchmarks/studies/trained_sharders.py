@@ -126,7 +126,7 @@ class PlaceLearned(Unit):
                 asked = sharder(name.removesuffix("_argmax"), resources)
                 answers[name + self.suffix], seconds[name + self.suffix] = answers_of(asked, tasks)
         if any(name.startswith("evenshard") for name in self.sharders):
-            searched = self._searched(store, model, dreamshard_of(0), tasks)
+            searched = self._search_measured(store, model, dreamshard_of(0), tasks)
             answers |= {name + self.suffix: one for name, (one, _) in searched.items()}
             seconds |= {name + self.suffix: one for name, (_, one) in searched.items()}
         predictions = [
@@ -135,7 +135,7 @@ class PlaceLearned(Unit):
         ]
         return {"answers": answers, "seconds": seconds, "predictions": predictions}
 
-    def _searched(
+    def _search_measured(
         self, store: Store, model: CostModel, dreamshard: TrainedSharder, tasks: tuple[ShardingTask, ...]
     ) -> dict[str, tuple[list[Answer], float]]:
         """The answers of evenshard without and with measuring, and the seconds per task."""

@@ -274,7 +274,7 @@ def train_evenshard(
         sharder = EvenshardSharder(model, policy, replace(config.search, seed=seed))
         chosen = rng.choice(len(tasks), size=min(config.own_placements, len(tasks)), replace=False)
         before = len(added)
-        add(_placed(sharder, [tasks[int(number)] for number in chosen]), sharder.name)
+        add(_place(sharder, [tasks[int(number)] for number in chosen]), sharder.name)
         model, metrics = cost_model_round([*known, *added], fit, model, added[before:])
     return TrainedEvenshard(model, metrics, tuple(added))
 
@@ -293,7 +293,7 @@ def _sample_shards(tasks: Sequence[ShardingTask], count: int, rng: np.random.Gen
     return shards
 
 
-def _placed(sharder: EvenshardSharder, tasks: Sequence[ShardingTask]) -> list[tuple[ShardingTask, Placement]]:
+def _place(sharder: EvenshardSharder, tasks: Sequence[ShardingTask]) -> list[tuple[ShardingTask, Placement]]:
     jobs = []
     for task in tasks:
         try:

@@ -32,10 +32,10 @@ def drift(
     """
     from pathlib import Path
 
-    from evenshard.kubeflow.pod import log_metrics, required
+    from evenshard.kubeflow.pod import log_metrics, require_address
     from evenshard.kubeflow.requests import drift_since
 
-    found, text = drift_since(required("tables", tables, tables_address), model_uri, request)
+    found, text = drift_since(require_address("tables", tables, tables_address), model_uri, request)
     Path(summary.path).write_text(text)
     log_metrics(metrics, {"outside_load_pct": found.outside_load_pct, "rare_pct": found.rare_pct})
     return found.retrain_due

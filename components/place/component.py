@@ -46,11 +46,11 @@ def place(
     """
     from pathlib import Path
 
-    from evenshard.kubeflow.pod import log_metrics, path_or_address, required
+    from evenshard.kubeflow.pod import log_metrics, path_or_address, require_address
     from evenshard.kubeflow.requests import place_tables, save_placement
 
     answer, text = place_tables(
-        required("tables", tables, tables_address),
+        require_address("tables", tables, tables_address),
         path_or_address(model, model_address) or model_uri or None,
         request,
         path_or_address(in_use, in_use_address),

@@ -49,12 +49,12 @@ def watch(
     """
     from pathlib import Path
 
-    from evenshard.kubeflow.pod import log_metrics, path_or_address, required
+    from evenshard.kubeflow.pod import log_metrics, path_or_address, require_address
     from evenshard.kubeflow.requests import save_placement, watch_training, watched_metrics
 
     found, text = watch_training(
-        required("traces", traces, traces_address),
-        required("in_use", in_use, in_use_address),
+        require_address("traces", traces, traces_address),
+        require_address("in_use", in_use, in_use_address),
         path_or_address(tables, tables_address),
         model_uri,
         request,

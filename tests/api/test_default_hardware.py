@@ -20,7 +20,7 @@ from evenshard.sharders.models import load_model
 from evenshard.torchrec.plan.compare import chosen_model
 from evenshard.utils.errors import BadConfig, BadFile
 from support.documented import command
-from support.learned import learned
+from support.learned import learned_model
 from support.model_builders import save_model
 
 TABLES = [{"name": name, "num_rows": 10_000, "embedding_dim": 16, "pooling_factor": 3} for name in "abcd"]
@@ -29,7 +29,7 @@ TABLES = [{"name": name, "num_rows": 10_000, "embedding_dim": 16, "pooling_facto
 @pytest.fixture
 def cpu_model(tmp_path: Path) -> Path:
     """A model of this machine's CPU, as `make run` leaves one in work/round_3."""
-    model = learned()
+    model = learned_model()
     seen = replace(model.trained_on, hardware="cpu: AMD EPYC (1 thread)", device_error=None, link="ethernet_25g")
     folder = tmp_path / "work" / "round_3"
     folder.parent.mkdir()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evenshard.cli import main
-from evenshard.compare.diff import diff, renamed
+from evenshard.compare.diff import diff, rename_devices
 from evenshard.compare.difference import Difference
 from evenshard.compare.payback import Payback, payback
 from evenshard.measure.evidence import DeviceError
@@ -158,7 +158,7 @@ def test_a_renamed_answer_has_the_same_times_elsewhere_and_rows_in_order() -> No
     rows = [TablePart("c", Span(5 * n, 5 * n + 5), Span(0, 8), (n,)) for n in range(2)]
     whole = [TablePart(name, Span(0, 10), Span(0, 8), (home,)) for name, home in (("a", 0), ("b", 1))]
     answer = answered(asked(THREE, 2), (), parts=[*whole, *rows])
-    found = renamed(answer, (1, 0), additive())
+    found = rename_devices(answer, (1, 0), additive())
     assert found.parts_of_table["a"][0].devices == (1,) and found.parts_of_table["b"][0].devices == (0,)
     assert found.parts_of_table["c"] == answer.parts_of_table["c"]
     assert found.predicted_ms == answer.predicted_ms
@@ -166,7 +166,7 @@ def test_a_renamed_answer_has_the_same_times_elsewhere_and_rows_in_order() -> No
         one.predicted_total_ms for one in reversed(answer.devices)
     ]
     with pytest.raises(BadConfig, match="names of the old one's"):
-        renamed(answer, (2, 0), additive())
+        rename_devices(answer, (2, 0), additive())
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from benchmarks.scripts.savings import pairs
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.saving import MOST_ALIKE, difference_error, error_correlation, shared_work
 from support.explain_builders import answered, asked
-from support.learned import learned
+from support.learned import learned_model
 
 FOUR = {"a": 6.0, "b": 2.0, "c": 3.0, "d": 1.0}
 
@@ -52,7 +52,7 @@ def test_the_rule_has_about_as_many_savings_in_narrower_intervals_than_independe
     Its errors here reach 5 % where it tells of 1.5 %: by no rule are nine in ten savings inside. Independent errors
     have 19 of 32, the rule 17; of models that know their kernels it has 5 % fewer (benchmarks/savings_202611.md).
     """
-    found = [pair for number in (300, 302) for pair in pairs(learned(), number)]
+    found = [pair for number in (300, 302) for pair in pairs(learned_model(), number)]
     ruled = [pair.interval(error_correlation(pair.shared)) for pair in found]
     independent = [pair.interval(0.0) for pair in found]
     fewer = sum(inside for inside, _ in independent) - sum(inside for inside, _ in ruled)

@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def packages(folder: Path) -> dict[str, Path]:
-    cluster = default_cluster().measuring(gpus=2)
+    cluster = default_cluster().with_measure_settings(gpus=2)
     return {name: compiled(name, folder / "params.yaml", folder / f"{name}.yaml", cluster) for name in PIPELINES}
 
 
@@ -226,7 +226,7 @@ def test_nothing_is_measured_from_memory_unless_asked(folder: Path, packages: di
         "evaluate",
         "record-outcome",
     }
-    asked = default_cluster().measuring(cache=True)
+    asked = default_cluster().with_measure_settings(cache=True)
     again = cached(compiled("train", folder / "params.yaml", folder / "again.yaml", asked))
     assert {name for name, yes in again.items() if not yes} == {"record-outcome"}
     assert "cacheKey" not in packages["train"].read_text()
@@ -375,7 +375,9 @@ def test_what_could_not_run_is_not_compiled(folder: Path) -> None:
     assert "at most 4" in refused(folder, replace(default_cluster(), num_parts=5))
     assert "num_rounds is 0" in refused(folder, loop={"num_rounds": 0})
     assert "drift: unknown key 'device'" in refused(folder, name="retrain", drift={"device": 4})
-    assert "gets 3 GPUs, but generate_tables.num_devices is 2" in refused(folder, default_cluster().measuring(gpus=3))
+    assert "gets 3 GPUs, but generate_tables.num_devices is 2" in refused(
+        folder, default_cluster().with_measure_settings(gpus=3)
+    )
 
 
 def test_the_command_writes_package_and_platform_in_one_file(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:

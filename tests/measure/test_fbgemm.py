@@ -51,7 +51,7 @@ def kernels(config: MeasureConfig = CONFIG) -> ShardKernels:
 
 @contextmanager
 def loaded(*shard: Table) -> Iterator[LoadedShard]:
-    with kernels().loaded(shard, BATCH_SIZE) as on_device:
+    with kernels().load_shard(shard, BATCH_SIZE) as on_device:
         yield on_device
 
 
@@ -136,7 +136,7 @@ def test_the_weights_of_two_shards_are_right_though_they_share_memory() -> None:
     """A larger shard makes the arena grow; rows of one shard never overlap."""
     shared = kernels()
     for tables in (SHARD[:1], SHARD, [table("wide", rows=3000, dim=64)], SHARD[1:]):
-        with shared.loaded(tables, BATCH_SIZE) as shard:
+        with shared.load_shard(tables, BATCH_SIZE) as shard:
             for number, weights in enumerate(weights_of(shard)):
                 weights.fill_(float(number))
             for number, weights in enumerate(weights_of(shard)):
@@ -173,9 +173,9 @@ def test_a_fraction_of_a_lookup_reaches_the_kernel_as_such() -> None:
 
 def test_tables_of_one_name_but_different_rows_are_not_mixed_up() -> None:
     shared = kernels()
-    with shared.loaded([table("ads", rows=1000, pooling=5.0)], BATCH_SIZE):
+    with shared.load_shard([table("ads", rows=1000, pooling=5.0)], BATCH_SIZE):
         pass
-    with shared.loaded([table("ads", rows=10, pooling=0.3)], BATCH_SIZE) as shard:
+    with shared.load_shard([table("ads", rows=10, pooling=0.3)], BATCH_SIZE) as shard:
         for indices, _ in shard.batches:
             assert int(indices.max()) < 10 and len(indices) == 10
 
@@ -230,14 +230,14 @@ def test_drawn_lookups_are_drawn_once_and_again_after_all_is_freed(monkeypatch: 
     monkeypatch.setattr(fbgemm, "draw_lookups", draw)
     shared = kernels(replace(CONFIG, num_batches=1))
     for tables in (SHARD, SHARD[:2], SHARD[1:]):
-        with shared.loaded(tables, BATCH_SIZE):
+        with shared.load_shard(tables, BATCH_SIZE):
             pass
     assert drawn == ["ads", "users", "clicks"]
-    with shared.loaded(SHARD[:1], 2 * BATCH_SIZE):
+    with shared.load_shard(SHARD[:1], 2 * BATCH_SIZE):
         pass
     assert drawn[3:] == ["ads"]
     shared.free()
-    with shared.loaded(SHARD[:1], BATCH_SIZE):
+    with shared.load_shard(SHARD[:1], BATCH_SIZE):
         pass
     assert drawn[4:] == ["ads"]
 
@@ -249,7 +249,7 @@ def test_the_arena_is_small_numbers_and_freed_on_demand() -> None:
     single = arena.borrow(5000, torch.float32)
     assert single.shape == (5000,) and (single > torch.finfo(torch.float32).tiny).all() and (single < 1e-10).all()
     shared = kernels()
-    with shared.loaded(SHARD, BATCH_SIZE):
+    with shared.load_shard(SHARD, BATCH_SIZE):
         pass
     assert shared._weights._block.numel() == BYTES_PER_GB
     shared.free()
@@ -309,9 +309,9 @@ def test_a_table_larger_than_the_memory_is_out_of_memory_and_leaves_the_next_sha
     """2e9 rows of 256 values are 2 TB."""
     shared = kernels()
     giant = table("giant", rows=2_000_000_000, dim=256)
-    with pytest.raises(OutOfDeviceMemory), shared.loaded([SHARD[0], giant], BATCH_SIZE):
+    with pytest.raises(OutOfDeviceMemory), shared.load_shard([SHARD[0], giant], BATCH_SIZE):
         pass
-    with shared.loaded(SHARD, BATCH_SIZE) as shard:
+    with shared.load_shard(SHARD, BATCH_SIZE) as shard:
         assert shard.forward(0).shape == (BATCH_SIZE, 24)
 
 
@@ -368,7 +368,7 @@ def test_a_recorded_batch_reaches_the_kernel(tmp_path: Path) -> None:
     recorded = (torch.tensor([7, 7, 2, 1]), torch.tensor([0, 2, 3, 3, 4]), torch.tensor([[2, 1, 0, 1]]))
     torch.save(recorded, tmp_path / "batch.pt")
     replaying = kernels(replace(CONFIG, recorded_batch=str(tmp_path / "batch.pt")))
-    with replaying.loaded([Table("t000", 10, 4, 1.0, READ_ONCE)], 2) as shard:
+    with replaying.load_shard([Table("t000", 10, 4, 1.0, READ_ONCE)], 2) as shard:
         found = [(indices.tolist(), offsets.tolist()) for indices, offsets in shard.batches]
     assert found == [([7, 7, 2], [0, 2, 3]), ([1], [0, 0, 1])]
 
@@ -416,7 +416,7 @@ def test_the_backward_pass_takes_a_step_of_the_optimizer(optimizer: str) -> None
     """The first step by hand, from weights of 0 and so large enough to be seen."""
     one = SHARD[0]
     gradient = torch.randn(BATCH_SIZE, one.embedding_dim, generator=torch.Generator().manual_seed(0))
-    with kernels(replace(CONFIG, optimizer=optimizer)).loaded([one], BATCH_SIZE) as shard:
+    with kernels(replace(CONFIG, optimizer=optimizer)).load_shard([one], BATCH_SIZE) as shard:
         (weights,) = weights_of(shard)
         weights.zero_()
         replace(shard, gradient=gradient).backward(shard.forward(0))
@@ -435,12 +435,12 @@ def test_an_optimizer_that_the_cpu_lacks_is_refused_before_anything_is_measured(
 
 def test_the_state_must_fit_into_the_memory_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     borrowed = kernels(replace(CONFIG, optimizer="adagrad"))
-    with borrowed.loaded(SHARD, BATCH_SIZE):
+    with borrowed.load_shard(SHARD, BATCH_SIZE):
         pass
     size = sum(one.size_bytes for one in SHARD)  # of FP32 weights, and of what adagrad keeps
     for free, optimizer, fits in ((size, "adagrad", True), (size - 1, "adagrad", False), (size - 1, "sgd", True)):
         monkeypatch.setattr(fbgemm, "_free_host_memory", lambda free=free: free)
         measuring = kernels(replace(CONFIG, optimizer=optimizer))
         measuring._weights = borrowed._weights  # its pages are touched already
-        with nullcontext() if fits else pytest.raises(OutOfDeviceMemory), measuring.loaded(SHARD, BATCH_SIZE):
+        with nullcontext() if fits else pytest.raises(OutOfDeviceMemory), measuring.load_shard(SHARD, BATCH_SIZE):
             pass

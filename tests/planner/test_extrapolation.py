@@ -13,10 +13,10 @@ from evenshard.planner.pricing import interval_factors, widening_note
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.trained_on import MOST_FACTOR, TrainedOn
 from evenshard.tables.table import Table
-from support.learned import learned
+from support.learned import learned_model
 
 # Rows to 499,675,273, dims 4 to 512, lookups 0.01 to 300, batches 1,038 to 245,267, 64 devices, 8 to 32 bits.
-LEARNED = learned().trained_on
+LEARNED = learned_model().trained_on
 NEAR = Table("near", 1000, 64, 2.0)
 WIDE = replace(NEAR, name="wide", embedding_dim=2048)
 
@@ -92,7 +92,7 @@ def test_a_batch_concerns_all_tables_and_devices_the_exchange() -> None:
 @pytest.mark.slow
 def test_an_answer_far_outside_says_so_and_is_less_sure() -> None:
     def half_widths(*tables: Table) -> tuple[float, float]:
-        answer = evenshard.place(tables, 2, 1000.0, model=learned(), batch_size=4096)
+        answer = evenshard.place(tables, 2, 1000.0, model=learned_model(), batch_size=4096)
         assert any("wider" in note for note in answer.notes) == bool(answer.warnings)
         return answer.predicted_ms / answer.model_low_ms, answer.model_high_ms / answer.predicted_ms
 

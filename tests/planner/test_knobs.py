@@ -27,7 +27,7 @@ from evenshard.torchrec.planner.arguments import planner_knobs
 from evenshard.utils.errors import BadConfig, BadInput
 from evenshard.utils.knobs import knob, knobs_of
 from evenshard.utils.limits import Range
-from evenshard.utils.signature import checked
+from evenshard.utils.signature import check_arguments
 from support.builders import table
 
 TABLES = [table("a", 1000, 16, 2.0), table("b", 500, 16, 1.0)]
@@ -52,7 +52,7 @@ def received(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     received: dict[str, Any] = {}
     monkeypatch.setattr(knobs, "Knobs", MoreKnobs)
 
-    @checked((*place_knobs(), *group_knobs(place_knobs())))
+    @check_arguments((*place_knobs(), *group_knobs(place_knobs())))
     def place(
         tables: Any,
         num_devices: int | None = None,

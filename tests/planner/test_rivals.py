@@ -19,7 +19,7 @@ from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE
 from evenshard.placement.task import ShardingTask
 from evenshard.planner import rivals as module
 from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Rival
-from evenshard.planner.pricing import PartsMeasurer, part_costs, priced
+from evenshard.planner.pricing import PartsMeasurer, part_costs, price_parts
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import FULL_SPACE, MOST_SHARDS, RULE, TORCHREC, rival_placements, rivals
 from evenshard.planner.rules import Rules
@@ -81,7 +81,7 @@ def test_torchrecs_plan_as_it_comes_its_best_by_rating_and_the_best_by_the_model
     costs, widths = part_costs(request, untrained()), [PlannerSetting(width) for width in (64, 32, 16)]
     few(monkeypatch, *widths)
     answer = costs.predict([whole_part(one, (at,)) for at, one in enumerate(COSTLY)])
-    saves = saving_against(request, untrained(), costs, priced(request, untrained(), costs, answer)[0])
+    saves = saving_against(request, untrained(), costs, price_parts(request, untrained(), costs, answer)[0])
     plain, rated, best = rivals(rival_placements(request, costs, [FULL_SPACE]), costs, saves=saves)
     assert [one.chosen for one in (plain, rated, best)] == [PLAIN_PLAN, BY_RATING, BY_MODEL]
     planner = TorchRecPlanner(request.task(), machine_bandwidths(request.hardware, request.nodes, costs.links))

@@ -14,7 +14,7 @@ from evenshard.compare.diff import diff
 from evenshard.planner.answer import PLAIN_PLAN, PlacementAnswer, Rival, Saving
 from evenshard.planner.file import save_answer
 from evenshard.planner.rivals import FULL_SPACE
-from evenshard.report.difference_markdown import difference_markdown, escaped, marker
+from evenshard.report.difference_markdown import difference_markdown, escape_markdown, marker
 from support import documented
 from support.explain_builders import additive, answered, asked
 
@@ -103,7 +103,7 @@ def test_marks_differ_where_titles_do() -> None:
 
 
 def test_names_and_sentences_are_no_markdown() -> None:
-    assert escaped("@all <b> `x`") == "&#64;&#8203;all &#60;b&#62; &#96;x&#96;"
+    assert escape_markdown("@all <b> `x`") == "&#64;&#8203;all &#60;b&#62; &#96;x&#96;"
     old, new = answered(asked({"a|`@x`": 5.0}, 2), (0,)), answered(asked({"a|`@x`": 5.0}, 2), (1,))
     assert "| <code>&#97;&#124;&#96;&#64;&#120;&#96;</code> | 0:10 |" in shown(old, new)
 

@@ -17,7 +17,7 @@ from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import DATA_PARALLEL, GRID_SHARD, IN_ROWS, TABLE_WISE, sharding_type
 from evenshard.placement.task import ShardingTask, TableLimits
-from evenshard.sharders.torchrec.planner import Bandwidths, machine_bandwidths, merged
+from evenshard.sharders.torchrec.planner import Bandwidths, machine_bandwidths, merge_parts
 from evenshard.sharders.torchrec.rival import TorchRecPlanner
 from evenshard.sharders.torchrec.settings import PLAIN, PlannerSetting, free_hands
 from evenshard.tables.catalog import load_catalog
@@ -222,13 +222,13 @@ def test_replicas_are_rated_on_every_device() -> None:
 def test_parts_on_one_device_become_one_wider_part() -> None:
     rows, upper, lower = Span(0, 8), Span(0, 4), Span(4, 8)
     of_columns = [TablePart("t", rows, Span(4 * n, 4 * n + 4), (device,)) for n, device in enumerate((0, 1, 0))]
-    assert merged(of_columns) == (TablePart("t", rows, Span(0, 8), (0,)), TablePart("t", rows, Span(8, 12), (1,)))
+    assert merge_parts(of_columns) == (TablePart("t", rows, Span(0, 8), (0,)), TablePart("t", rows, Span(8, 12), (1,)))
     grid = [
         TablePart("t", half, Span(start, start + 4), (device,))
         for start in (0, 4)
         for half, device in ((upper, 0), (lower, 1))
     ]
-    assert merged(grid) == (TablePart("t", upper, Span(0, 8), (0,)), TablePart("t", lower, Span(0, 8), (1,)))
+    assert merge_parts(grid) == (TablePart("t", upper, Span(0, 8), (0,)), TablePart("t", lower, Span(0, 8), (1,)))
 
 
 def test_bandwidths_of_a_machine_are_those_of_its_links_and_devices() -> None:

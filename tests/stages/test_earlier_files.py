@@ -16,7 +16,7 @@ from evenshard.measure.cost_dataset import load_costs
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.planner.file import load_answer
 from evenshard.planner.model import model_of
-from evenshard.planner.pricing import repriced
+from evenshard.planner.pricing import reprice_answer
 from evenshard.tables.files import load_tables
 from support.learned import LEARNED_DEVICE
 
@@ -56,7 +56,7 @@ def test_the_kernels_of_its_placement_take_what_they_did_by_its_model(folder: Pa
     """Exchanges are those of today's links, and a step waits and hides as it does today."""
     answer, model = load_answer(folder / "placement.json"), model_of(folder)
     assert model.policy is not None and answer.lineage["model"]["sha256"] != model.digest  # without optimizers' states
-    again = repriced(answer, answer.parts, model)
+    again = reprice_answer(answer, answer.parts, model)
     for before, after in zip(answer.devices, again.devices, strict=True):
         assert after.predicted_fwd_compute_ms == pytest.approx(before.predicted_fwd_compute_ms, rel=1e-5)
         assert after.predicted_bwd_compute_ms == pytest.approx(before.predicted_bwd_compute_ms, rel=1e-5)

@@ -18,7 +18,7 @@ from evenshard.planner.file import load_answer
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy
 from evenshard.sharders.checkpoint import kind_in, load_checkpoint
-from evenshard.sharders.learned import LEARNED, learned, learned_in, load_sharder
+from evenshard.sharders.learned import LEARNED, learned_in, load_learned_sharder, load_sharder
 from evenshard.sharders.models import load_model
 from evenshard.tables.files import save_tables
 from evenshard.tracking import StageRun
@@ -123,15 +123,15 @@ def test_the_command_says_which_cost_network_is_fitted(loop: Path, monkeypatch: 
 def test_settings_of_a_method_win_and_unknown_ones_are_refused() -> None:
     from evenshard.stages.loop import TrainPolicyConfig
 
-    found = learned("autoshard").settings_of(TrainPolicyConfig(num_updates=7, settings={"num_slots": 3}))
+    found = load_learned_sharder("autoshard").settings_of(TrainPolicyConfig(num_updates=7, settings={"num_slots": 3}))
     assert (found.num_updates, found.num_slots, found.unroll_length) == (7, 3, 100)
-    found = learned("autoshard").settings_of(TrainPolicyConfig(num_updates=7, settings={"num_updates": 9}))
+    found = load_learned_sharder("autoshard").settings_of(TrainPolicyConfig(num_updates=7, settings={"num_updates": 9}))
     assert found.num_updates == 9
-    assert learned("dreamshard").settings_of(TrainPolicyConfig(num_episodes=4)).num_episodes == 4
+    assert load_learned_sharder("dreamshard").settings_of(TrainPolicyConfig(num_episodes=4)).num_episodes == 4
     with pytest.raises(BadConfig, match=r"train_policy.settings: unknown key 'num_slots'"):
-        learned("dreamshard").settings_of(TrainPolicyConfig(settings={"num_slots": 3}))
+        load_learned_sharder("dreamshard").settings_of(TrainPolicyConfig(settings={"num_slots": 3}))
     with pytest.raises(BadConfig, match=r"train_policy.method is 'other', which is none of dreamshard, autoshard"):
-        learned("other")
+        load_learned_sharder("other")
 
 
 def test_a_folder_of_before_there_was_a_choice_is_dreamshards(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from evenshard.placement.tasks import TaskSampling, sample_tasks, save_tasks
 from evenshard.tables.files import save_tables
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from support.convex_builders import random_model
-from support.learned import LEARNED_DEVICE, learned
+from support.learned import LEARNED_DEVICE, learned_model
 from support.model_builders import save_model
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -27,7 +27,7 @@ BATCH = 65_536
 def write_inputs(
     folder: Path, num_test_tasks: int = 8, memory_cap_gb: float = 4.0, tables_per_task: int = 12, **measure: Any
 ) -> None:
-    """params.yaml, work/tables.parquet and work/tasks.json, for the simulated device that ``learned`` knows."""
+    """params.yaml, work/tables.parquet and work/tasks.json, for the simulated device that ``learned_model`` knows."""
     settings: Mapping[str, Any] = {**SETTINGS, "measure": {**SETTINGS["measure"], **measure}}
     (folder / "params.yaml").write_text(yaml.safe_dump(settings))
     (folder / "work").mkdir(exist_ok=True)
@@ -39,7 +39,7 @@ def write_inputs(
 
 def good_model(folder: Path, num_measured: int = 1000) -> Path:
     """What comes with evenshard, as if it had learned from so many measurements: intervals differ, and no time."""
-    model = learned()
+    model = learned_model()
     cost_model = deepcopy(model.cost_model)
     cost_model.calibration = replace(cost_model.calibration, floor=0.05 + 1 / num_measured)
     save_model(folder, cost_model, replace(model.trained_on, num_measured=num_measured))
@@ -48,6 +48,6 @@ def good_model(folder: Path, num_measured: int = 1000) -> Path:
 
 def bad_model(folder: Path, num_measured: int = 1000, seed: int = 0) -> Path:
     """One that knows nothing and says the opposite of nothing."""
-    model = learned()
+    model = learned_model()
     save_model(folder, random_model(seed), replace(model.trained_on, num_measured=num_measured))
     return folder

@@ -10,7 +10,7 @@ import torch
 
 from evenshard.placement.parts import TablePart
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.pricing import part_costs, priced
+from evenshard.planner.pricing import part_costs, price_parts
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.network import LOOKUPS, EnsembleSizes
@@ -62,7 +62,7 @@ def answered(
     if parts is None:
         parts = [replace(part, devices=home) for part, home in zip(parts_of(request.tables, cuts), homes, strict=True)]
     costs = part_costs(request, model)
-    now, _ = priced(request, model, costs, costs.predict(parts))
+    now, _ = price_parts(request, model, costs, costs.predict(parts))
     return PlacementAnswer(
         request=request,
         **vars(now),

@@ -16,6 +16,6 @@ LEARNED_DEVICE = DATA / "devices/h200.yaml"
 
 
 @cache
-def learned() -> PlacementModel:
+def learned_model() -> PlacementModel:
     """The model."""
     return load_model(LEARNED)

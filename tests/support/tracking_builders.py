@@ -59,7 +59,7 @@ def register_model(
     """Makes a model's folder a new version, where others have its weights too."""
     with short_timeouts():
         client = client or connect()
-        logged = registry._uploaded(client, name, folder, code, tags, metrics or {}, run_id)
+        logged = registry._upload_model(client, name, folder, code, tags, metrics or {}, run_id)
         return registry._ensured_version(client, logged, run_id)
 
 

@@ -9,7 +9,7 @@ import evenshard
 from evenshard.placement.parts import whole_tables
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import save_answer
-from evenshard.planner.pricing import repriced
+from evenshard.planner.pricing import reprice_answer
 from evenshard.sharders.model import DeviceModel
 from evenshard.tables.table import Table
 from support.trace_builders import TraceBuilder, step
@@ -30,7 +30,7 @@ def traced_job(folder: Path) -> PlacementAnswer:
     """
     best = evenshard.place(TABLES, 2, 64.0, model=MODEL, batch_size=BATCH, optimizer="rowwise_adagrad")
     parts = [replace(part, devices=(n // 2,)) for n, part in enumerate(whole_tables(TABLES))]
-    answer = repriced(best, parts, DeviceModel(MODEL))
+    answer = reprice_answer(best, parts, DeviceModel(MODEL))
     for name in ("in_use", "traces"):
         (folder / name).mkdir()
     save_answer(answer, folder / "in_use/placement.json")

@@ -19,7 +19,7 @@ import torch
 from evenshard.tables.assumptions import Assumption, TableSet, assumed_reuse_bins, assumed_weight_bits
 from evenshard.tables.catalog import catalog_names, load_catalog
 from evenshard.tables.files import save_tables
-from evenshard.tables.sources import SourceKind, completed, kind_of_source, tables_from, with_weight_bits
+from evenshard.tables.sources import SourceKind, complete_tables, kind_of_source, tables_from, with_weight_bits
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadFile, BadInput
 from support.traffic_builders import (
@@ -269,7 +269,7 @@ def test_fewer_samples_than_a_batch_are_said_to_be_assumed(tmp_path: Path) -> No
 
 def test_traffic_for_tables_made_in_python(tmp_path: Path) -> None:
     ads, item = Table("ads", 8, 4, 9.0), Table("item", 8, 4, 3.0)
-    found = completed(TableSet.of([ads, item]), 2, write_parquet(tmp_path, TRAFFIC))
+    found = complete_tables(TableSet.of([ads, item]), 2, write_parquet(tmp_path, TRAFFIC))
     assert found.tables == (Table("ads", 8, 4, 1.5, bins(0.8, 0.2), row_shares=ADS_ROWS, miss_ratios=ADS_MISSES), item)
     assert found.assumptions == (Assumption("item", "pooling_factor", AS_GIVEN), assumed_reuse_bins("item"))
 

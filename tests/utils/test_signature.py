@@ -13,10 +13,10 @@ import pytest
 
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.knobs import Knob
-from evenshard.utils.signature import checked
+from evenshard.utils.signature import check_arguments
 
 
-@checked(Fraction="fractions")
+@check_arguments(Fraction="fractions")
 def asked(
     source: "str | Path | Unknown",  # noqa: F821, UP037  # type: ignore[name-defined]
     path: str | Path = "",
@@ -115,7 +115,7 @@ KNOBS = (
 )
 
 
-@checked(KNOBS, Fraction="fractions")
+@check_arguments(KNOBS, Fraction="fractions")
 def with_knobs(count: int = 0, *, last: int = 0, **knobs: Any) -> dict[str, Any]:
     """What it was given.
 

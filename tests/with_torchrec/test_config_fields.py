@@ -17,7 +17,7 @@ from torchrec.modules.embedding_configs import (
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from evenshard.tables.sources import completed, with_weight_bits
+from evenshard.tables.sources import complete_tables, with_weight_bits
 from evenshard.tables.torchrec_configs import UNUSED_FIELDS
 from evenshard.torchrec import tables_of
 from evenshard.torchrec.model.tables import USED_FIELDS, changed_fields, table_set_of
@@ -113,6 +113,6 @@ def test_what_is_timed_as_something_else_is_named() -> None:
 def test_settings_stay_named_where_traffic_is_counted(tmp_path: Any) -> None:
     known = table_set_of([replace(USER[1], input_dim=1000, data_type=DataType.BF16)])
     traffic = write_parquet(tmp_path, {"clicks": [[1, 2], [3]]})
-    counted = completed(known, 2, traffic)
+    counted = complete_tables(known, 2, traffic)
     assert [one.column for one in counted.assumptions] == ["data_type", "input_dim"]
     assert [one.column for one in with_weight_bits(counted, 32).assumptions] == ["input_dim"]

@@ -13,7 +13,7 @@ from evenshard.cli import main
 from evenshard.placement.parts import Span
 from evenshard.planner.file import save_answer
 from evenshard.torchrec.running.delta_file import read_delta, reshard_delta
-from evenshard.torchrec.running.reshard import Rectangle, add_piece, pieces_of, taken
+from evenshard.torchrec.running.reshard import Rectangle, add_piece, pieces_of, slice_block
 from evenshard.utils.errors import BadConfig, BadFile
 from support.documented import command
 from support.explain_builders import answered, asked
@@ -123,7 +123,7 @@ def test_weights_of_new_parts_are_those_of_the_old_ones() -> None:
     new = Rectangle(Span(1, 2), Span(2, 10))
     target = torch.zeros(1, 8)
     for source, piece in pieces_of(new, OLD):
-        add_piece(target, new, piece, taken(old[source], OLD[source], piece))
+        add_piece(target, new, piece, slice_block(old[source], OLD[source], piece))
     assert target.equal(table[1:, 2:10])
 
 
@@ -133,7 +133,7 @@ def test_a_part_of_several_has_the_mean_of_their_row_states() -> None:
     new = Rectangle(Span(0, 2), Span(0, 16))
     target = torch.zeros(2)
     for source, piece in pieces_of(new, OLD):
-        add_piece(target, new, piece, taken(old[source], OLD[source], piece))
+        add_piece(target, new, piece, slice_block(old[source], OLD[source], piece))
     assert target.tolist() == [5.0, 12.0]
 
 
@@ -141,5 +141,5 @@ def test_parts_of_one_each_have_its_row_states() -> None:
     target = torch.zeros(2)
     new = Rectangle(Span(0, 2), Span(8, 12))
     ((source, piece),) = pieces_of(new, OLD)
-    add_piece(target, new, piece, taken(torch.tensor([4.0, 16.0]), OLD[1], piece))
+    add_piece(target, new, piece, slice_block(torch.tensor([4.0, 16.0]), OLD[1], piece))
     assert source == 1 and target.tolist() == [4.0, 16.0]

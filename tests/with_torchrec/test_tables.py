@@ -24,7 +24,7 @@ from torchrec.modules.mc_modules import (
 )
 
 from evenshard.tables.assumptions import Assumption
-from evenshard.tables.sources import completed
+from evenshard.tables.sources import complete_tables
 from evenshard.tables.table import Table
 from evenshard.torchrec import EvenshardPlanner, tables_of
 from evenshard.torchrec.model.modules import collections_in, other_modules_in
@@ -232,7 +232,7 @@ def test_modules_of_other_kinds_are_left_to_torchrec(tmp_path: Path) -> None:
         "collisions.users": "ManagedCollisionEmbeddingCollection, which is left to TorchRec",
         "virtual.v": "EmbeddingCollection, which is left to TorchRec",
     }
-    counted = completed(known, 1, write_parquet(tmp_path, {"wide": [[1]]}))
+    counted = complete_tables(known, 1, write_parquet(tmp_path, {"wide": [[1]]}))
     assert [one for one in counted.assumptions if one.column == "module"] == list(known.assumptions[-3:])
 
 

@@ -12,11 +12,11 @@ from kfp import dsl
 
 from evenshard.utils.errors import BadConfig
 from evenshard_components.drift.component import drift
-from support.learned import LEARNED, learned
+from support.learned import LEARNED, learned_model
 
 Artifacts = Callable[..., dict[str, Any]]
 H200 = str(LEARNED)
-BATCH_SIZE = int(learned().trained_on.batch_size[1])
+BATCH_SIZE = int(learned_model().trained_on.batch_size[1])
 
 
 def tables(folder: Path, **changes: Any) -> Any:

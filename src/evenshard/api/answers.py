@@ -6,7 +6,7 @@ from pathlib import Path
 
 from evenshard.planner import file
 from evenshard.planner.file import save_answer
-from evenshard.report.answer import PlacementAnswer, shown
+from evenshard.report.answer import PlacementAnswer, make_displayable
 
 __all__ = ["load_answer", "save_answer"]
 
@@ -17,4 +17,4 @@ def load_answer(path: str | Path) -> PlacementAnswer:
     Raises:
         BadFile: if it cannot be used; the message says what to do.
     """
-    return shown(file.load_answer(path))
+    return make_displayable(file.load_answer(path))

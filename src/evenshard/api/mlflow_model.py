@@ -53,10 +53,10 @@ class ServedModel(PythonModel):
         """
         tables = tables_from_rows(model_input)
         arguments = {**served_parameters(), **(params or {})}
-        parts = self._searched(tables, arguments) if self._model else self._rolled_out(tables, **arguments)
+        parts = self._search(tables, arguments) if self._model else self._rolled_out(tables, **arguments)
         return pd.DataFrame(row for part in parts for row in output_rows(part))
 
-    def _searched(self, tables: tuple[Table, ...], arguments: dict[str, Any]) -> tuple[TablePart, ...]:
+    def _search(self, tables: tuple[Table, ...], arguments: dict[str, Any]) -> tuple[TablePart, ...]:
         assert self._model is not None
         return place(tables, model=self._model, **arguments).parts
 

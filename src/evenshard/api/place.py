@@ -24,7 +24,7 @@ from evenshard.planner.knobs import (
 )
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.params import check_ranges
-from evenshard.utils.signature import checked
+from evenshard.utils.signature import check_arguments
 from evenshard.utils.units import gb_to_bytes
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 VISITS = 3
 
 
-@checked((*place_knobs(), *group_knobs(place_knobs())), Model="evenshard.sharders.model")
+@check_arguments((*place_knobs(), *group_knobs(place_knobs())), Model="evenshard.sharders.model")
 def place(
     tables: "str | Path | Sequence[Table] | Sequence[Mapping[str, Any]] | Collections | Any",
     num_devices: int | None = None,
@@ -104,7 +104,7 @@ def _answer(tables: Any, asked: Knobs, progress: Callable[[float], None] | None)
     from evenshard.planner.pricing import measured_parts
     from evenshard.planner.request import PlacementRequest, kept_knobs
     from evenshard.planner.rules import Rules
-    from evenshard.report.answer import shown
+    from evenshard.report.answer import make_displayable
     from evenshard.sharders.search.search import effort_called
     from evenshard.tables.named_lookups import with_pooling_factors
 
@@ -141,17 +141,17 @@ def _answer(tables: Any, asked: Knobs, progress: Callable[[float], None] | None)
         **kept_knobs(asked),
     )
     if asked.sharding.constraints is not None:
-        request, unused = _constrained(request, tables, asked.sharding.constraints)
+        request, unused = _apply_constraints(request, tables, asked.sharding.constraints)
         known = replace(known, notes=(*known.notes, *unused))
     config = PlaceConfig(effort_called(search.effort), search.seed, tuple(search.compare), search.num_measured)
     close_to = _near(asked.in_use)
     origin = str(tables) if isinstance(tables, str | Path) else None
     with measured_parts(request, loaded, VISITS) if search.num_measured else nullcontext() as measure:
         answer = place_request(request, loaded, config, measure, origin, progress, close_to)
-    return shown(replace(answer, notes=(*answer.notes, *devices.notes, *known.notes)))
+    return make_displayable(replace(answer, notes=(*answer.notes, *devices.notes, *known.notes)))
 
 
-def _constrained(
+def _apply_constraints(
     request: "PlacementRequest", tables: Any, constraints: "Mapping[str, ParameterConstraints]"
 ) -> "tuple[PlacementRequest, tuple[str, ...]]":
     """The request under TorchRec's constraints, and what of these changes nothing."""
@@ -230,7 +230,7 @@ def _is_of_torchrec(tables: Any) -> bool:
 
 def _tables(tables: Any, batch_size: int, sources: TableSources) -> "TableSet":
     from evenshard.tables.assumptions import TableSet
-    from evenshard.tables.sources import completed, tables_from, tables_in_python
+    from evenshard.tables.sources import complete_tables, tables_from, tables_in_python
     from evenshard.tables.table import Table
     from evenshard.utils.s3 import is_address, local
 
@@ -252,4 +252,4 @@ def _tables(tables: Any, batch_size: int, sources: TableSources) -> "TableSet":
         known = table_set_of(tables, default_pooling_factor=default_pooling_factor)
     else:
         known = TableSet.of(tables)
-    return completed(replace(known, missed=tuple(columns or ())), batch_size, traffic, weight_bits, columns)
+    return complete_tables(replace(known, missed=tuple(columns or ())), batch_size, traffic, weight_bits, columns)

@@ -12,7 +12,7 @@ from evenshard.planner.knobs import Knobs, Training, group_knobs, groups, place_
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.knobs import Knob, chosen_in, knob, knobs_of
 from evenshard.utils.params import check_ranges
-from evenshard.utils.signature import checked
+from evenshard.utils.signature import check_arguments
 from evenshard.utils.units import bytes_to_gb
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def shared_knobs() -> tuple[Knob, ...]:
     return tuple(one for one in place_knobs() if one.name not in _OF_ONE_MACHINE and one.name not in own)
 
 
-@checked((*knobs_of(WhatIf), *shared_knobs(), *group_knobs(shared_knobs())))
+@check_arguments((*knobs_of(WhatIf), *shared_knobs(), *group_knobs(shared_knobs())))
 def what_if(
     tables: Any,
     hardware: Sequence[str] = WhatIf.hardware,

@@ -106,7 +106,7 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {text}{'' if text.endswith(('.', '?')) else '.'} Try {self.prog} --help.\n")
 
 
-def _checked(
+def _check_and_call(
     call: Callable[[argparse.Namespace], Any], actions: Iterable[argparse.Action], args: argparse.Namespace
 ) -> Any:
     require_writable(actions, args)
@@ -132,7 +132,7 @@ class Commands:
         sub = self._subparsers.add_parser(name, help=what, description=f"{what} {more}")
 
         if call is not None:
-            sub.set_defaults(call=partial(_checked, call, sub._actions))  # argparse has no public name for them
+            sub.set_defaults(call=partial(_check_and_call, call, sub._actions))  # argparse has no public name for them
         return sub
 
 

@@ -53,7 +53,7 @@ LEFT_BEHIND = {
 def _compile(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.kubeflow.package import compile_to
 
-    pipeline, values = _built(args, _cluster(args))
+    pipeline, values = _build_pipeline(args, _cluster(args))
     compile_to(pipeline, args.out, values)
     print(f"saved: {args.out}")
     return {}
@@ -62,7 +62,7 @@ def _compile(args: argparse.Namespace) -> Mapping[str, Any]:
 def _run(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.kubeflow.local import local_file, run_here
 
-    pipeline, values = _built(args, _cluster(args), local=True)
+    pipeline, values = _build_pipeline(args, _cluster(args), local=True)
     for name in ("tables", "model", "source", "model_uri", "in_use", "traces"):
         if values.get(name) and not str(values[name]).startswith(("models:", "simulated:")):
             values[name] = local_file(values[name])
@@ -151,10 +151,10 @@ def _cluster(args: argparse.Namespace) -> Cluster:
 
     small = str(args.cluster) == "small"
     cluster = load_cluster(args.cluster) if args.cluster and not small else default_cluster(small)
-    return cluster.measuring(cache=True) if args.cache_measurements else cluster
+    return cluster.with_measure_settings(cache=True) if args.cache_measurements else cluster
 
 
-def _built(args: argparse.Namespace, cluster: Cluster, local: bool = False) -> tuple[Any, dict[str, Any]]:
+def _build_pipeline(args: argparse.Namespace, cluster: Cluster, local: bool = False) -> tuple[Any, dict[str, Any]]:
     from evenshard_pipelines.build import build
 
     params = args.params
@@ -165,7 +165,7 @@ def _built(args: argparse.Namespace, cluster: Cluster, local: bool = False) -> t
     if args.num_parts is not None:
         cluster = replace(cluster, num_parts=args.num_parts)
     if args.gpus is not None:
-        cluster = cluster.measuring(gpus=args.gpus)
+        cluster = cluster.with_measure_settings(gpus=args.gpus)
     built = build(args.pipeline, params, cluster, dict(args.set), runs_now=args.call is _submit)
     if not local and image().startswith("localhost/"):
         log.warning("%s: a cluster cannot pull this image. Push one, and name it in EVENSHARD_IMAGE.", image())
@@ -182,7 +182,7 @@ def _package(args: argparse.Namespace, cluster: Cluster) -> Iterator[tuple[Path,
         require_fits(args.package, values)
         yield args.package, values
         return
-    pipeline, values = _built(args, cluster)
+    pipeline, values = _build_pipeline(args, cluster)
     with scratch_folder() as folder:
         package = folder / "pipeline.yaml"
         compile_to(pipeline, package, {})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from evenshard.cli.arguments import OUTPUT, PATH, Commands, at_least
 from evenshard.utils.console import plain_console
 from evenshard.utils.errors import BadConfig, BadInput, TrackingFailed
-from evenshard.utils.messages import counted, cut
+from evenshard.utils.messages import count_text, cut
 from evenshard.utils.units import size_text
 
 if TYPE_CHECKING:
@@ -95,13 +95,13 @@ def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
 
 def _write_renamed(args: argparse.Namespace, new: PlacementAnswer, difference: Difference, model: Model | None) -> None:
     """The new placement with its devices renamed as the difference proposes; as it is where nothing is proposed."""
-    from evenshard.compare.diff import renamed
+    from evenshard.compare.diff import rename_devices
     from evenshard.planner.file import save_answer
 
     if difference.renaming is not None:
         if model is None:
             raise BadConfig("--renamed needs a model, to predict the renamed placement. Name one: --model.")
-        new = renamed(new, difference.renaming.new_names, model)
+        new = rename_devices(new, difference.renaming.new_names, model)
     save_answer(new, args.renamed)
 
 
@@ -114,7 +114,7 @@ def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: Placemen
     save_delta(delta, args.out)
     console = plain_console(None)
     weights, state = size_text(delta.weight_bytes), size_text(delta.state_bytes)
-    count = counted(len(delta.tables), "table")
+    count = count_text(len(delta.tables), "table")
     console.print(f"{args.out}: {count} to move, {weights} of weights and {state} of optimizer state", soft_wrap=True)
     inexact = [name for name, one in delta.tables.items() if not one.state_is_exact]
     if inexact:

@@ -21,7 +21,7 @@ from evenshard.cli.arguments import (
     params_flag,
 )
 from evenshard.stages.loop import STAGES, LoopConfig
-from evenshard.stages.stage import Flag, LoopSetting, Reads, Stage, Writes, declared, flags, set_by
+from evenshard.stages.stage import Flag, LoopSetting, Reads, Stage, Writes, declarations_of, flags, set_by
 from evenshard.utils.params import load_params, section
 
 
@@ -30,23 +30,23 @@ def _run(stage: Stage, args: argparse.Namespace) -> Mapping[str, Any]:
 
     missing = args.params == PARAMS and not args.params.exists()
     params = {} if missing and not stage.needs_params else load_params(args.params)
-    overrides = {stage.name: _given(args, stage.config)}
+    overrides = {stage.name: _field_values(args, stage.config)}
     if stage.measures:
         overrides["measure"] = measure_overrides(args)
     settings = stage.settings(params, overrides)
     of_loop = {}
-    if (names := declared(stage.inputs, LoopSetting)) and (params or stage.needs_params):
+    if (names := declarations_of(stage.inputs, LoopSetting)) and (params or stage.needs_params):
         loop = section(params, "loop", LoopConfig)
         of_loop = {name: max(getattr(loop, name), args.round) for name in names}
-    given = {name: value for name, value in _given(args, stage.inputs).items() if value is not None}
+    given = {name: value for name, value in _field_values(args, stage.inputs).items() if value is not None}
     inputs = stage.inputs(**{**set_by(params, stage.inputs), **given, **of_loop})
-    outcome = run_stage(stage, settings, inputs, stage.outputs(**_given(args, stage.outputs)), params)
+    outcome = run_stage(stage, settings, inputs, stage.outputs(**_field_values(args, stage.outputs)), params)
     if outcome.text:
         print(outcome.text)
     return outcome.metrics
 
 
-def _given(args: argparse.Namespace, of: type) -> dict[str, Any]:
+def _field_values(args: argparse.Namespace, of: type) -> dict[str, Any]:
     """The values of the flags of a dataclass's fields, by the names of the fields."""
     values = {name: getattr(args, flag.lstrip("-").replace("-", "_")) for name, flag in flags(of).items()}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
@@ -73,7 +73,7 @@ def _add_flags(sub: argparse.ArgumentParser, of: type, overrides: bool = False) 
         overrides: whether the fields have their values from params.yaml where the flags are not given.
     """
     hints, of_fields, default_of = get_type_hints(of), flags(of), {one.name: one.default for one in fields(of)}
-    declarations: Mapping[str, Any] = declared(of, object)
+    declarations: Mapping[str, Any] = declarations_of(of, object)
     for name, declaration in declarations.items():
         if name not in of_fields:
             continue

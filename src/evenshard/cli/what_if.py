@@ -73,7 +73,7 @@ def _what_if(args: argparse.Namespace) -> Mapping[str, Any]:
     if args.plot is not None:
         require_plot(args.plot)
     own = {one.name: getattr(args, one.name) for one in knobs_of(WhatIf)}
-    found = what_if(args.tables, **own, **_shared(args), progress=partial(progress, description="machines"))
+    found = what_if(args.tables, **own, **_shared_values(args), progress=partial(progress, description="machines"))
     if args.out is not None:
         save_what_if(found, args.out)
     if args.plot is not None:
@@ -85,7 +85,7 @@ def _what_if(args: argparse.Namespace) -> Mapping[str, Any]:
     return {}
 
 
-def _shared(args: argparse.Namespace) -> Mapping[str, Any]:
+def _shared_values(args: argparse.Namespace) -> Mapping[str, Any]:
     """The knobs of every placement; rules of tables may be given several times."""
     from evenshard.planner.rules import RULES
 

@@ -34,17 +34,17 @@ from evenshard.placement.renaming import best_names, device_kinds
 from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.near import pieces_of_both
-from evenshard.planner.pricing import repriced
+from evenshard.planner.pricing import reprice_answer
 from evenshard.planner.request import kept_optimizers
 from evenshard.sharders.model import Model
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import counted
-from evenshard.utils.signature import checked
+from evenshard.utils.messages import count_text
+from evenshard.utils.signature import check_arguments
 from evenshard.utils.units import gb_to_bytes
 
 
-@checked()
+@check_arguments()
 def diff(
     old: PlacementAnswer, new: PlacementAnswer, model: Model | None = None, link_gb_s: float | None = None
 ) -> Difference:
@@ -71,7 +71,7 @@ def diff(
     times, notes = step_times(old, new, model if same_tables else None)
     if other := [table.name for table in movable if table.name not in optimizer_of]:
         before, now = old.request.optimizer_of(other[0]), new.request.optimizer_of(other[0])
-        of = "" if len(other) == len(movable) else f" of {counted(len(other), 'table')}"
+        of = "" if len(other) == len(movable) else f" of {count_text(len(other), 'table')}"
         notes = (*notes, f"{before} became {now}: no optimizer state{of} is counted")
     return Difference(
         equal=same_tables and old.request.nodes == new.request.nodes and set(old.parts) == set(new.parts),
@@ -80,7 +80,7 @@ def diff(
         moves=moves,
         kept_bytes=kept_bytes,
         traffic=_traffic(moves, link_gb_s),
-        renaming=_renaming(pieces, old, new, link_gb_s),
+        renaming=_best_renaming(pieces, old, new, link_gb_s),
         added=tuple(name for name in of_new if name not in of_old),
         removed=tuple(name for name in of_old if name not in of_new),
         changed=changed,
@@ -179,7 +179,7 @@ def _traffic(moves: Sequence[PartMove], link_gb_s: float | None) -> Traffic:
     )
 
 
-def _renaming(
+def _best_renaming(
     pieces: Sequence[SharedPiece], old: PlacementAnswer, new: PlacementAnswer, link_gb_s: float | None
 ) -> Renaming | None:
     """The names that keep the most bytes where they are; None where those of now do."""
@@ -194,7 +194,7 @@ def _renaming(
     return Renaming(new_names, _traffic(_moves(pieces, new_names), link_gb_s))
 
 
-def renamed(answer: PlacementAnswer, names: Sequence[int], model: Model) -> PlacementAnswer:
+def rename_devices(answer: PlacementAnswer, names: Sequence[int], model: Model) -> PlacementAnswer:
     """The answer on renamed devices, with the times that it has there.
 
     Tables that are cut by rows keep the order of their rows over devices, as TorchRec needs it.
@@ -212,15 +212,15 @@ def renamed(answer: PlacementAnswer, names: Sequence[int], model: Model) -> Plac
             f"the names {', '.join(map(str, names))} are not those of the {answer.num_devices} devices of the new "
             f"placement: they are names of the old one's. Map the ranks when the job starts."
         )
-    parts = tuple(part for of_table in answer.parts_of_table.values() for part in _renamed(of_table, names))
+    parts = tuple(part for of_table in answer.parts_of_table.values() for part in _rename_parts(of_table, names))
     old_names = sorted(range(len(names)), key=lambda device: names[device])
     measured = answer.measured
     if measured is not None:
         measured = replace(measured, devices=tuple(measured.devices[device] for device in old_names))
-    return replace(repriced(answer, parts, model), measured=measured, measured_ms=answer.measured_ms)
+    return replace(reprice_answer(answer, parts, model), measured=measured, measured_ms=answer.measured_ms)
 
 
-def _renamed(parts: Sequence[TablePart], names: Sequence[int]) -> Iterator[TablePart]:
+def _rename_parts(parts: Sequence[TablePart], names: Sequence[int]) -> Iterator[TablePart]:
     """The parts of one table."""
     by_columns: dict[Span, list[TablePart]] = {}
     for part in parts:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from evenshard.compare.times import StepTimes
 from evenshard.placement.parts import Span
-from evenshard.utils.messages import counted
+from evenshard.utils.messages import count_text
 from evenshard.utils.units import size_text
 
 
@@ -178,7 +178,7 @@ class Difference:
     def moved_text(self) -> str:
         """What moves, such as 2 GB of 3 tables."""
         tables = len({move.table for move in self.moves})
-        return f"{size_text(self.traffic.moved_bytes)} of {counted(tables, 'table')}"
+        return f"{size_text(self.traffic.moved_bytes)} of {count_text(tables, 'table')}"
 
     @property
     def only_in_one(self) -> tuple[tuple[str, tuple[str, ...]], ...]:

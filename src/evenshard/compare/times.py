@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from evenshard.measure.evidence import DeviceError, device_text
 from evenshard.placement.plan import check_sharding
 from evenshard.planner.answer import PlacementAnswer, Saving, model_lineage
-from evenshard.planner.pricing import Priced, link_error, part_costs, priced
+from evenshard.planner.pricing import Priced, link_error, part_costs, price_parts
 from evenshard.planner.rules import Rules
 from evenshard.planner.saving import saving, shared_work
 from evenshard.sharders.model import Model
 from evenshard.sharders.search.bounds import lower_bound_ms
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.utils.errors import InfeasibleTask
-from evenshard.utils.messages import counted
+from evenshard.utils.messages import count_text
 from evenshard.utils.process import one_thread
 
 OWN_FIGURES = "the files' own figures"
@@ -62,8 +62,8 @@ def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) 
     # Memory, rules and links of the new machine say nothing about the old one.
     of_old = replace(new.request, caps_bytes=old.request.caps_bytes, machine=old.request.machine, rules=Rules())
     costs_of_old = costs if same_machine else part_costs(of_old, model)
-    before, _ = priced(of_old, model, costs_of_old, costs_of_old.predict(old.parts))
-    after, _ = priced(new.request, model, costs, costs.predict(new.parts))
+    before, _ = price_parts(of_old, model, costs_of_old, costs_of_old.predict(old.parts))
+    after, _ = price_parts(new.request, model, costs, costs.predict(new.parts))
     bound_ms = min(lower_bound_ms(SearchSpace(costs)), after.predicted_ms)
     notes = [f"{one}; both are judged by the new one" for one in _other_loads(old, new)]
     if same_machine:
@@ -119,7 +119,7 @@ def _other_loads(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
     now = {table.name: (table.pooling_factor, table.reuse_bins) for table in new.request.tables}
     count = sum(before[name] != now[name] for name in before.keys() & now.keys())
     if count:
-        found.append(f"{counted(count, 'table')} changed pooling factors or histograms")
+        found.append(f"{count_text(count, 'table')} changed pooling factors or histograms")
     return found
 
 

@@ -28,7 +28,7 @@ def error_of(error: Exception, what: str, url: str, namespace: str, token_file: 
     from urllib3.exceptions import HTTPError, NewConnectionError, TimeoutError
 
     if isinstance(error, ApiException):
-        return _of_answer(error.status or 0, _said(error), what, url, namespace, token_file)
+        return _of_answer(error.status or 0, _server_message(error), what, url, namespace, token_file)
     wrapped = getattr(error, "reason", None) or error  # urllib3 wraps what happened
     if isinstance(wrapped, NewConnectionError):
         said = str(wrapped).rsplit(": ", 1)[-1]
@@ -65,7 +65,7 @@ def _of_answer(status: int, said: str, what: str, url: str, namespace: str, toke
     return BadConfig(f"{what}: {url} refuses it ({status}): {said}. Correct what it names.")
 
 
-def _said(error: Exception) -> str:
+def _server_message(error: Exception) -> str:
     """The server's own words, which the API puts under "message", "error" or "error_message"."""
     body = getattr(error, "body", None) or getattr(error, "reason", None) or ""
     try:

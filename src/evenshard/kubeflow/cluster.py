@@ -169,7 +169,7 @@ class Cluster:
     secrets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     volume: Volume | None = None
 
-    def measuring(self, **settings: Any) -> Cluster:
+    def with_measure_settings(self, **settings: Any) -> Cluster:
         """The cluster with other settings of the stages that measure, such as ``gpus=2``."""
         measuring = {name: replace(self.stages[name], **settings) for name in MEASURING}
         return replace(self, stages={**self.stages, **measuring})
@@ -202,7 +202,7 @@ def load_cluster(path: Path) -> Cluster:
         require(isinstance(block, dict), f"{path}: stages.{name} is {brief(block)}. Write `key: value` lines under it.")
     default = by_stage.get("default", {})
     stages = {name: _resources(path, name, {**default, **by_stage.get(name, {})}) for name in COMPONENTS}
-    cluster = _checked(str(path), {**content, "stages": {}}, Cluster)
+    cluster = _read_settings(str(path), {**content, "stages": {}}, Cluster)
     require(cluster.num_parts >= 1, f"{path}: num_parts is {cluster.num_parts}. Make it at least 1.")
     if cluster.volume is not None and (problem := cluster.volume.problem()):
         raise BadConfig(f"{path}: volume.{problem}. Correct it.")
@@ -212,7 +212,7 @@ def load_cluster(path: Path) -> Cluster:
 def _resources(path: Path, name: str, values: dict[str, Any]) -> StageResources:
     where = f"{path}: stages.{name}"
     as_text = {key: str(value) if key in ("cpu", "memory") else value for key, value in values.items()}
-    found = _checked(where, as_text, StageResources)
+    found = _read_settings(where, as_text, StageResources)
     for key, (form, remedy) in _FORMS.items():
         value = getattr(found, key)
         require(value is None or bool(form.fullmatch(value)), f"{where}.{key} is {brief(value)}. {remedy}.")
@@ -222,7 +222,7 @@ def _resources(path: Path, name: str, values: dict[str, Any]) -> StageResources:
     return found
 
 
-def _checked(where: str, values: dict[str, Any], kind: type[_Settings]) -> _Settings:
+def _read_settings(where: str, values: dict[str, Any], kind: type[_Settings]) -> _Settings:
     """Settings as their dataclass; what is wrong is said of ``where``, which is no section of params.yaml."""
     try:
         return section({"": values}, "", kind)

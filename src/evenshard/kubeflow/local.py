@@ -40,7 +40,7 @@ def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, e
     before = set(out.glob("*"))
     with (
         scratch_folder() as scratch,
-        _logged(scratch / LOG, lambda: _made(out, before)) as run_log,
+        _redirect_log(scratch / LOG, lambda: _find_run_folder(out, before)) as run_log,
         _one_loop(),
         containers_as_here(shown=[Path(value) for value in values.values() if _is_file(value)]),
     ):
@@ -52,8 +52,8 @@ def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, e
         except Exception as error:  # kfp.local raises bare RuntimeErrors
             said = " ".join(TERMINAL_COLOURS.sub("", str(error)).split())
             print(run_log.last_lines(), file=sys.stderr)
-            raise PipelineFailed(f"{said} {_where_it_says_why(_made(out, before))}") from None
-        made = _made(out, before)
+            raise PipelineFailed(f"{said} {_where_it_says_why(_find_run_folder(out, before))}") from None
+        made = _find_run_folder(out, before)
         if made is None or not any(made.glob(expected)):
             print(run_log.last_lines(), file=sys.stderr)
             lacks = f"{made or out} lacks {expected}: a task has failed."
@@ -61,7 +61,7 @@ def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, e
     return made
 
 
-def _made(out: Path, before: Collection[Path]) -> Path | None:
+def _find_run_folder(out: Path, before: Collection[Path]) -> Path | None:
     """The folder of the run, once there is one."""
     made = sorted(set(out.glob("*")) - set(before))
     return made[-1] if made else None
@@ -103,7 +103,7 @@ def _one_loop() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _logged(path: Path, folder: Callable[[], Path | None]) -> Iterator[RunLog]:
+def _redirect_log(path: Path, folder: Callable[[], Path | None]) -> Iterator[RunLog]:
     """Keeps kfp's log out of stdout, which belongs to results: it goes into a file, which ends in the run's folder.
 
     Its warnings are for its own authors. It replaces ``print`` by one that indents, and under ParallelFor, whose

@@ -60,8 +60,8 @@ def look(run_id: str, pauses_s: Sequence[float] = PAUSES_S) -> Seen:
 def _look(run_id: str) -> Seen:
     address = os.environ.get(API) or DEFAULT_API
     try:
-        run = _asked(Request(f"{address.rstrip('/')}/apis/v2beta1/runs/{run_id}", headers=_bearer(_token())))
-        return _seen(run)
+        run = _ask(Request(f"{address.rstrip('/')}/apis/v2beta1/runs/{run_id}", headers=_bearer(_token())))
+        return _summarize_run(run)
     except HTTPError as error:
         said = f"{error.code} {error.reason}"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # away, or no such API
@@ -69,7 +69,7 @@ def _look(run_id: str) -> Seen:
     return Seen(problem=f"{address} could not be asked for the run: {said}")
 
 
-def _seen(run: Mapping[str, Any]) -> Seen:
+def _summarize_run(run: Mapping[str, Any]) -> Seen:
     details = [_node(one) for one in (run.get("run_details") or {}).get("task_details") or ()]
     tasks = [one for one in tasks_of(details) if not one.name.startswith(_HANDLER) and not one.prepares_a_group]
     ended = [one.state for one in details if _HANDLED.fullmatch(one.display_name or "")]
@@ -116,7 +116,7 @@ def _token() -> str | None:
             {**_bearer(own), "Content-Type": "application/json"},
         )
         trusted = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
-        return str(_asked(request, trusted)["status"]["token"])
+        return str(_ask(request, trusted)["status"]["token"])
     return None
 
 
@@ -124,7 +124,7 @@ def _bearer(token: str | None) -> dict[str, str]:
     return {} if token is None else {"Authorization": f"Bearer {token}"}
 
 
-def _asked(request: Request, trusted: ssl.SSLContext | None = None) -> dict[str, Any]:
+def _ask(request: Request, trusted: ssl.SSLContext | None = None) -> dict[str, Any]:
     opener = build_opener(ProxyHandler({}), HTTPSHandler(context=trusted))  # both are inside of the cluster
     with opener.open(request, timeout=TIMEOUT_S) as answer:
         found = json.load(answer)

@@ -79,7 +79,7 @@ def require_fits(package: Path, values: Mapping[str, Any]) -> None:
         section({"drift": values["drift_request"]}, "drift", DriftRequest)
     if "watch_request" in values:
         section({"watch": values["watch_request"]}, "watch", WatchConfig)
-    imported = _imported(spec)
+    imported = _importer_parameters(spec)
     for key in ADDRESSES & values.keys():
         if key not in imported:
             require_readable(str(values[key]))
@@ -118,7 +118,7 @@ def data_hash(source: str, runs_now: bool = True) -> str:
     return f"sha256:{sha256_of(path)}" if path.is_file() else ""
 
 
-def _imported(spec: Mapping[str, Any]) -> set[str]:
+def _importer_parameters(spec: Mapping[str, Any]) -> set[str]:
     """The parameters of a compiled pipeline whose values are addresses for Kubeflow's importer."""
     components, executors = spec["components"], spec["deploymentSpec"]["executors"]
     importers = [name for name, one in components.items() if "importer" in executors.get(one.get("executorLabel"), {})]

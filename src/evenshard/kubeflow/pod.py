@@ -23,7 +23,7 @@ from evenshard.kubeflow.remote import ENDPOINT, run_page
 from evenshard.kubeflow.retry import with_retries
 from evenshard.stages.loop import STAGES
 from evenshard.stages.record_outcome import Seen
-from evenshard.stages.stage import Flag, LoopSetting, Reads, Stage, Writes, declared
+from evenshard.stages.stage import Flag, LoopSetting, Reads, Stage, Writes, declarations_of
 from evenshard.utils.console import log_to_stderr
 from evenshard.utils.errors import BadConfig
 
@@ -61,11 +61,11 @@ def run_in_pod(name: str, **arguments: Any) -> None:
 
 
 def _inputs(stage: Stage, arguments: Mapping[str, Any]) -> Any:
-    values = {name: arguments[name] for name in declared(stage.inputs, LoopSetting)}
-    for name, option in declared(stage.inputs, Flag).items():
+    values = {name: arguments[name] for name in declarations_of(stage.inputs, LoopSetting)}
+    for name, option in declarations_of(stage.inputs, Flag).items():
         if option.parameter:
             values[name] = arguments[option.parameter]
-    for name in declared(stage.inputs, Reads):
+    for name in declarations_of(stage.inputs, Reads):
         path = path_of(arguments[input_name(stage, name)])
         if path is not None:
             values[name] = round_costs(path) if accumulates(name) else _file_in(path, name)
@@ -78,14 +78,14 @@ def _with_journal(stage: Stage, inputs: Any, arguments: Mapping[str, Any]) -> It
     if not stage.measures:
         yield inputs
         return
-    output = next(name for name, one in declared(stage.outputs, Writes).items() if one.artifact)
+    output = next(name for name, one in declarations_of(stage.outputs, Writes).items() if one.artifact)
     with kept_journal(stage.run_name(inputs), str(arguments[output].uri)) as journal:
         yield replace(inputs, journal=journal)
 
 
 def _outputs(stage: Stage, arguments: Mapping[str, Any]) -> Any:
     values = {}
-    for name, one in declared(stage.outputs, Writes).items():
+    for name, one in declarations_of(stage.outputs, Writes).items():
         if not one.artifact:
             continue
         path = Path(arguments[name].path)
@@ -98,8 +98,8 @@ def _outputs(stage: Stage, arguments: Mapping[str, Any]) -> Any:
 
 def _artifacts(stage: Stage, arguments: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
     """The artifacts that a stage reads and writes. Of parts that run side by side, the first has them all to itself."""
-    read = [path_of(arguments[input_name(stage, name)]) for name in declared(stage.inputs, Reads)]
-    written = [arguments[name].path for name, one in declared(stage.outputs, Writes).items() if one.artifact]
+    read = [path_of(arguments[input_name(stage, name)]) for name in declarations_of(stage.inputs, Reads)]
+    written = [arguments[name].path for name, one in declarations_of(stage.outputs, Writes).items() if one.artifact]
     is_first = arguments.get("part", 1) == 1
     return [path for path in read if path is not None and is_first], [Path(path) for path in written]
 
@@ -125,7 +125,7 @@ def path_or_address(artifact: Any, address: str) -> str | None:
     return address or None
 
 
-def required(name: str, artifact: Any, address: str) -> str:
+def require_address(name: str, artifact: Any, address: str) -> str:
     """What a task cannot do without, as ``path_or_address`` finds it.
 
     Raises:

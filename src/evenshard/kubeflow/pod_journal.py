@@ -68,7 +68,7 @@ def _on_volume(folder: Path, scratch: Path) -> Iterator[Path | None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         earlier = [Path(shutil.copy(path, scratch)) for path in sorted(folder.glob("*.jsonl"))]
-        journal: Path | None = _continued(folder / f"{_name_of_try()}.jsonl", earlier)
+        journal: Path | None = _continue_journal(folder / f"{_name_of_try()}.jsonl", earlier)
     except OSError as error:
         log.warning("%s: no journal can be kept there (%s); if this pod is lost, all is measured again", folder, error)
         journal = None
@@ -80,8 +80,8 @@ def _on_volume(folder: Path, scratch: Path) -> Iterator[Path | None]:
 @contextmanager
 def _on_s3(address: str, scratch: Path) -> Iterator[Path]:
     """What was measured within a minute is there at its end."""
-    journal = _continued(scratch / "journal.jsonl", _earlier_on_s3(address, scratch))
-    with _uploaded(journal, f"{address}/{_name_of_try()}"):
+    journal = _continue_journal(scratch / "journal.jsonl", _earlier_on_s3(address, scratch))
+    with _keep_uploading(journal, f"{address}/{_name_of_try()}"):
         yield journal
     try:
         remove(address)
@@ -94,7 +94,7 @@ def _name_of_try() -> str:
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
 
 
-def _continued(journal: Path, earlier: Sequence[Path]) -> Path:
+def _continue_journal(journal: Path, earlier: Sequence[Path]) -> Path:
     """The journal, with all that earlier ones hold."""
     with Journal(journal) as mine:
         for path in earlier:
@@ -115,10 +115,10 @@ def _earlier_on_s3(address: str, scratch: Path) -> list[Path]:
     except EvenshardError as error:
         log.warning("%s What earlier tries of this task have measured is measured again.", error)
         return []
-    return [_joined(one) for one in sorted(folder.iterdir()) if one.is_dir()]
+    return [_join_parts(one) for one in sorted(folder.iterdir()) if one.is_dir()]
 
 
-def _joined(parts: Path) -> Path:
+def _join_parts(parts: Path) -> Path:
     """One journal of its parts, up to the first that is missing."""
     journal = parts.with_suffix(".jsonl")
     with journal.open("wb") as file:
@@ -134,7 +134,7 @@ def _name_of_part(first_byte: int) -> str:
 
 
 @contextmanager
-def _uploaded(journal: Path, address: str) -> Iterator[None]:
+def _keep_uploading(journal: Path, address: str) -> Iterator[None]:
     """Uploads what the block appends to a journal, once a minute and at its end, however it ends."""
     sent, ends, part = 0, threading.Event(), journal.with_suffix(".part")
 

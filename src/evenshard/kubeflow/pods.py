@@ -54,7 +54,7 @@ def pods_of(namespace: str, workflow: str) -> dict[str, Pod]:
         return {}
     named = ((str(one.metadata.name), one.status) for one in found.items)
     return {
-        name.rpartition("-")[2]: Pod(name, str(status.phase), _reason(status), _evicted(status))
+        name.rpartition("-")[2]: Pod(name, str(status.phase), _reason(status), _is_evicted(status))
         for name, status in named
     }
 
@@ -72,26 +72,26 @@ def _api() -> Any:
     return client.CoreV1Api(client.ApiClient(settings))
 
 
-def _evicted(status: Any) -> bool:
+def _is_evicted(status: Any) -> bool:
     """Kubernetes says it by a condition, whether the node ran out of something, was shut down or went away."""
     disrupted = any(one.type == "DisruptionTarget" and one.status == "True" for one in status.conditions or ())
     return bool(status.phase == "Failed" and (disrupted or status.reason == "Evicted"))
 
 
 def _reason(status: Any) -> str:
-    said = [_said(status.reason, status.message)]  # such as Evicted, DeadlineExceeded
+    said = [_reason_text(status.reason, status.message)]  # such as Evicted, DeadlineExceeded
     said += [
-        _said(one.reason, one.message)  # such as Unschedulable
+        _reason_text(one.reason, one.message)  # such as Unschedulable
         for one in status.conditions or ()
         if one.type == "PodScheduled" and one.status == "False"
     ]
     for one in (*(status.init_container_statuses or ()), *(status.container_statuses or ())):
         if one.state.waiting and one.state.waiting.reason not in STARTING:
-            said.append(_said(one.state.waiting.reason, one.state.waiting.message))  # such as ImagePullBackOff
+            said.append(_reason_text(one.state.waiting.reason, one.state.waiting.message))  # such as ImagePullBackOff
         if one.state.terminated and one.state.terminated.exit_code:
             said.append(f"{one.state.terminated.reason}, exit code {one.state.terminated.exit_code}")  # OOMKilled
     return next((cut(one_line(one), _MAX_REASON).rstrip(".") for one in said if one), "")
 
 
-def _said(reason: str | None, message: str | None) -> str:
+def _reason_text(reason: str | None, message: str | None) -> str:
     return ": ".join(one for one in (reason, message) if one)

@@ -210,7 +210,7 @@ class Remote:
         by_name = partial(
             self._client._experiment_api.experiment_service_list_experiments,
             namespace=self._endpoint.namespace,
-            filter=_named(experiment),
+            filter=_name_filter(experiment),
         )
         found, page = [], ""
         for one in self._call(by_name, f"experiment {experiment}").experiments or ():
@@ -334,7 +334,7 @@ class Remote:
             id_name: id that the answer must have, if any: the SDK turns a login page into an empty object.
         """
         try:
-            with contextlib.redirect_stdout(io.StringIO()), _unlogged():  # the SDK prints links, and logs
+            with contextlib.redirect_stdout(io.StringIO()), _mute_logging():  # the SDK prints links, and logs
                 answer = call()
             if id_name and not getattr(answer, id_name, None):
                 raise ValueError(f"no {id_name} in the answer")
@@ -347,7 +347,7 @@ def _details(run: Any) -> Any:
     return getattr(run.run_details, "task_details", None) or []
 
 
-def _named(name: str) -> str:
+def _name_filter(name: str) -> str:
     """The filter of Kubeflow's lists for what has this name."""
     return json.dumps({"predicates": [{"operation": "EQUALS", "key": "display_name", "stringValue": name}]})
 
@@ -383,7 +383,7 @@ def run_page(endpoint: str, run_id: str) -> str:
 
 
 @contextlib.contextmanager
-def _unlogged() -> Iterator[None]:
+def _mute_logging() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(max(before, logging.INFO))
     try:

@@ -43,7 +43,7 @@ def notes_on(status: RunStatus) -> Iterator[str]:
 def failure_of(status: RunStatus) -> str:
     """Why a run has failed, as far as it is known, and the commands that show the logs."""
     failed = {task.name: task for task in status.tasks if task.state == FAILED}
-    logs = [_failed(task, status.namespace) for task in failed.values()]
+    logs = [_failure_text(task, status.namespace) for task in failed.values()]
     more = f" And {len(logs) - MOST} more." if len(logs) > MOST else ""
     tasks = "".join(f" {one}." for one in (logs or [*notes_on(status)])[:MOST])
     return f"run {status.run_id} ended as {status.state}.{tasks}{more} See {status.url}"
@@ -59,7 +59,7 @@ def _waits(task: TaskStatus, namespace: str) -> str:
     )
 
 
-def _failed(task: TaskStatus, namespace: str) -> str:
+def _failure_text(task: TaskStatus, namespace: str) -> str:
     reason = f" ({task.reason})" if task.reason else ""
     if task.pod:
         return f"{task.name} failed in pod {task.pod}{reason}: `kubectl -n {namespace} logs {task.pod} -c main`"

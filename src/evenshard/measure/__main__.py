@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         budget_s = None if args.budget_minutes is None else 60 * args.budget_minutes
         with closing(open_hardware(config)) as hardware, Journal(args.journal) as journal:
             log.info("%d jobs on %s (%s)", len(jobs), hardware.provenance.hardware, hardware.provenance.versions)
-            measured = measure_jobs(hardware, jobs, config, journal, budget_s, _logged)
+            measured = measure_jobs(hardware, jobs, config, journal, budget_s, _log_progress)
             share = hardware.time_share
         log.info("%d of %d jobs measured; %.0f %% of %.0f s went into kernels",
                  len(measured), len(jobs), 100 * share.kernel_share, share.wall_s)  # fmt: skip
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _logged(steps: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _log_progress(steps: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     last = time.monotonic()
     for number, step in enumerate(steps):
         if time.monotonic() - last > _LOG_EVERY_S:

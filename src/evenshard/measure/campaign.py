@@ -80,9 +80,9 @@ class Job:
         """One visit."""
         if self.task.is_whole:
             return hardware.measure(self.task, self.placement)
-        return self.exchanging(hardware).measure_parts(self.task, self.parts)
+        return self.require_exchange(hardware).measure_parts(self.task, self.parts)
 
-    def exchanging(self, hardware: Hardware) -> ExchangingHardware:
+    def require_exchange(self, hardware: Hardware) -> ExchangingHardware:
         """The hardware, whose devices exchange for real.
 
         Raises:
@@ -174,11 +174,11 @@ def from_journal(
                 remedy = f"Remove its line: {job.measurement_id} has {job.task.num_devices}."
                 raise BadFile(journal.path, problem, remedy)
         if visits:
-            measured.append(_measured(job, visits))
+            measured.append(_combine_visits(job, visits))
     return measured
 
 
-def _measured(job: Job, visits: Sequence[Visit]) -> MeasuredPlacement:
+def _combine_visits(job: Job, visits: Sequence[Visit]) -> MeasuredPlacement:
     provenance: Provenance = visits[0].origin.provenance
     return MeasuredPlacement(
         job.measurement_id,

@@ -190,7 +190,7 @@ class TierBytes:
     inter_sent: FloatArray
 
     @staticmethod
-    def reduced(collective: str, near: int, intra: FloatArray, inter: FloatArray) -> TierBytes:
+    def of_reduction(collective: str, near: int, intra: FloatArray, inter: FloatArray) -> TierBytes:
         """Bytes of a collective in which each device receives as much as it sends."""
         return TierBytes(collective, near, intra, inter, intra, inter)
 
@@ -237,7 +237,7 @@ def reduced_bytes(machine: Machine, buffers: FloatArray) -> TierBytes:
     size, domains = machine.domain_size, machine.num_domains
     longest = np.broadcast_to(buffers.max(axis=-1, keepdims=True), buffers.shape)
     within, between = longest * ((size - 1) / size), longest * ((domains - 1) / domains / size)
-    return TierBytes.reduced(REDUCE_SCATTER, size, within, between)
+    return TierBytes.of_reduction(REDUCE_SCATTER, size, within, between)
 
 
 def all_reduced_bytes(machine: Machine, buffers: FloatArray) -> TierBytes:
@@ -252,7 +252,7 @@ def node_reduced_bytes(machine: Machine, buffers: FloatArray) -> tuple[TierBytes
     """
     size = machine.devices_per_node
     longest = _of_each(buffers, size, np.maximum)
-    in_node = TierBytes.reduced(REDUCE_SCATTER, size, longest * ((size - 1) / size), np.zeros_like(buffers))
+    in_node = TierBytes.of_reduction(REDUCE_SCATTER, size, longest * ((size - 1) / size), np.zeros_like(buffers))
     return in_node, _between_nodes(machine, longest / machine.num_devices)
 
 

@@ -102,7 +102,7 @@ def load_shardings(path: Path, pool: Sequence[Table]) -> tuple[MeasuredPlacement
 
 def _load(path: Path, pool: Sequence[Table]) -> Iterator[MeasuredPlacement]:
     by_name = {table.name: table for table in pool}
-    return (_measured(path, rows, by_name) for rows in _by_measurement(path, by_name))
+    return (_read_placement(path, rows, by_name) for rows in _by_measurement(path, by_name))
 
 
 def _shards_alone(measured: MeasuredPlacement) -> Iterator[MeasuredPlacement]:
@@ -175,7 +175,7 @@ _OF_THE_PLACEMENT = (
 )  # fmt: skip
 
 
-def _measured(path: Path, numbered: _Numbered, by_name: Mapping[str, Table]) -> MeasuredPlacement:
+def _read_placement(path: Path, numbered: _Numbered, by_name: Mapping[str, Table]) -> MeasuredPlacement:
     rows = _checked_rows(path, numbered)
     first = rows[0]
     devices_of: dict[TablePart, list[int]] = {}

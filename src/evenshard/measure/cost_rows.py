@@ -139,7 +139,7 @@ def read_rows(path: Path) -> CostRows:
         BadFile: if the file is missing, torn, of another schema, or a row holds an impossible value; the message names
             row (from 1) and column.
     """
-    with _reading(path), _opened(path) as file:
+    with _explain_read_errors(path), _open_parquet(path) as file:
         schema = file.schema_arrow
         _check_schema(path, schema, file.metadata.num_rows)
         table = file.read()
@@ -164,18 +164,18 @@ def read_lineage(path: Path) -> dict[str, Any]:
     Raises:
         BadFile: if the file is missing or torn.
     """
-    with _reading(path), _opened(path) as file:
+    with _explain_read_errors(path), _open_parquet(path) as file:
         return _lineage(path, file.schema_arrow)
 
 
-def _opened(path: Path) -> Any:
+def _open_parquet(path: Path) -> Any:
     import pyarrow.parquet as pq
 
     return pq.ParquetFile(path)
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _explain_read_errors(path: Path) -> Iterator[None]:
     require_package("pyarrow")
     import pyarrow as pa
 

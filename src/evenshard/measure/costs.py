@@ -78,7 +78,7 @@ class DeviceCost:
         never = math.inf
         return DeviceCost(never, never, never, never, status=OUT_OF_MEMORY)
 
-    def exchanging(self, out_ms: float, back_ms: float, wait_ms: float, inputs_ms: float) -> DeviceCost:
+    def with_exchange(self, out_ms: float, back_ms: float, wait_ms: float, inputs_ms: float) -> DeviceCost:
         """The same compute times beside these of exchanges; a plain call, as ``replace`` takes ten times as long."""
         return DeviceCost(
             self.fwd_compute_ms,

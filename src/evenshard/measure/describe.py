@@ -123,20 +123,20 @@ def _dataset_lines(one: Mapping[str, Any]) -> list[str]:
     def counts(name: str) -> str:
         return ", ".join(f"{count} x {value}" for value, count in one[name].items()) or "none"
 
-    def listed(name: str) -> str:
+    def list_values(name: str) -> str:
         return ", ".join(one.get(name, [])) or "unknown"
 
     controls = one["controls"]
     when = f"{one['measured_from']} to {one['measured_to']}" if one["measured_from"] else "at an unknown time"
     return [
         one["file"],
-        f"  hardware       {listed('hardware')}",
+        f"  hardware       {list_values('hardware')}",
         *(f"                 {text}" for text in one["device_error"]),
-        f"  driver         {listed('driver')}",
-        f"  versions       {listed('versions')}",
+        f"  driver         {list_values('driver')}",
+        f"  versions       {list_values('versions')}",
         f"  git commit     {one.get('git_commit', 'unknown')}",
         f"  params hash    {one.get('params_hash', 'unknown')}",
-        f"  {measured_or_simulated(listed('hardware')):<15}{when}",
+        f"  {measured_or_simulated(list_values('hardware')):<15}{when}",
         f"  timings        {one['measurements']} ({one['rows']} rows, one per device): {counts('proposed_by')}",
         f"  devices        {counts('num_devices')}",
         f"  batch size     {counts('batch_size')}",

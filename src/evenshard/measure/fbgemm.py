@@ -95,7 +95,7 @@ class ShardKernels:
         self._weights = _WeightArena()
 
     @contextmanager
-    def loaded(self, shard: Sequence[Table], batch_size: int) -> Iterator[LoadedShard]:
+    def load_shard(self, shard: Sequence[Table], batch_size: int) -> Iterator[LoadedShard]:
         """The shard on the device, freed at the end of the block.
 
         Raises:
@@ -103,7 +103,7 @@ class ShardKernels:
             BadInput: if one fused call cannot take these tables.
             MeasurementFailed: if a kernel fails inside the block.
         """
-        with self.working(shard):
+        with self.watch_failures(shard):
             yield self._load(shard, batch_size)
 
     def free(self) -> None:
@@ -114,8 +114,8 @@ class ShardKernels:
             torch.cuda.empty_cache()
 
     @contextmanager
-    def working(self, tables: Sequence[Table]) -> Iterator[None]:
-        """A block in which what runs out of memory or fails is said of these tables; see ``loaded``."""
+    def watch_failures(self, tables: Sequence[Table]) -> Iterator[None]:
+        """A block in which what runs out of memory or fails is said of these tables; see ``load_shard``."""
         with one_thread() if self.device.type == "cpu" else nullcontext(), _named_failures(tables):
             yield
 
@@ -392,7 +392,7 @@ def driver_version(device: torch.device) -> str:
 def library_versions(device: torch.device) -> str:
     """The libraries whose kernels ran."""
 
-    def installed(*names: str) -> str:
+    def find_version(*names: str) -> str:
         for name in names:
             try:
                 return version(name)
@@ -400,7 +400,7 @@ def library_versions(device: torch.device) -> str:
                 continue
         return str(getattr(import_module("fbgemm_gpu"), "__version__", "unpackaged"))  # unpacked, not installed
 
-    parts = [f"torch {torch.__version__}", f"fbgemm_gpu {installed('fbgemm-gpu-cpu', 'fbgemm-gpu')}"]
+    parts = [f"torch {torch.__version__}", f"fbgemm_gpu {find_version('fbgemm-gpu-cpu', 'fbgemm-gpu')}"]
     if device.type == "cuda":
         parts.append(f"CUDA {torch.version.cuda}")
     return ", ".join(parts)

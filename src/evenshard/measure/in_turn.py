@@ -37,7 +37,7 @@ def in_turn(computes: Sequence[DeviceCost], exchanges: ExchangeTimes) -> Placeme
     waits_ms = start_skew_ms([compute.split_ms[0] for compute in computes])
     times = (one.tolist() for one in (exchanges.input_dist, exchanges.forward, exchanges.backward))
     devices = (
-        compute.exchanging(out, back, wait, inputs) if compute.status == OK else compute
+        compute.with_exchange(out, back, wait, inputs) if compute.status == OK else compute
         for compute, wait, inputs, out, back in zip(computes, waits_ms, *times, strict=True)
     )
     return PlacementCost(tuple(devices), all_to_all="modelled")

@@ -59,7 +59,7 @@ class _Links(Mapping[str, Link]):
         return len(self._links)
 
 
-def _fitted(name: str) -> Callable[[], Link]:
+def _profile_loader(name: str) -> Callable[[], Link]:
     return lambda: _of_file(link_profile_path(name))
 
 
@@ -135,11 +135,11 @@ LINKS: Mapping[str, Link] = _Links(
             spans=4,
             evidence=(Evidence("exchanges of 4 x V100, 32 KB to 2 GB", _PARAM, 8, 7, 1.9, 4.1),),
         ),
-        "nvlink_a100": _fitted("nvlink_a100"),
-        "nvlink_h100": _fitted("nvlink_h100"),
-        "nvlink_h200": _fitted("nvlink_h200"),
-        "nvlink_b200": _fitted("nvlink_b200"),
-        "nvlink_gb200": _fitted("nvlink_gb200"),
+        "nvlink_a100": _profile_loader("nvlink_a100"),
+        "nvlink_h100": _profile_loader("nvlink_h100"),
+        "nvlink_h200": _profile_loader("nvlink_h200"),
+        "nvlink_b200": _profile_loader("nvlink_b200"),
+        "nvlink_gb200": _profile_loader("nvlink_gb200"),
         "nvlink_b300": _nvlink(900.0, GPUS_OF_A_NODE),
         "nvlink_gb300": _nvlink(900.0, 72),
         "infinity_fabric_mi300x": _infinity_fabric(448.0),

@@ -81,7 +81,7 @@ class OneDeviceInTurn:
     def _time_shard(self, shard: Sequence[Table], batch_size: int) -> list[tuple[float, float]]:
         """(forward ms, backward ms) of every timed repeat."""
         times: list[tuple[float, float]] = []
-        with self._kernels.loaded(shard, batch_size) as loaded:
+        with self._kernels.load_shard(shard, batch_size) as loaded:
             for number in range(self._config.warmup + self._config.repeats):
                 self._flush()
                 watch = stopwatch(self._kernels.device)

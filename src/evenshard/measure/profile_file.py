@@ -175,7 +175,7 @@ def _by_rules(content: dict[str, Any], path: Path) -> dict[str, Any]:
         if not isinstance(words, str) or not words.strip():
             raise BadFile(path, f"{name} is {brief(words)}, not a name", _SHEET_REMEDY)
     sheet = {name: stated[name]["value"] for name in gpu_rules.SHEET}
-    constants, scaled = gpu_rules.constants_by_rules(sheet, _fitted())
+    constants, scaled = gpu_rules.constants_by_rules(sheet, _rule_constants())
     found: dict[str, Any] = {"link": link}
     for name, entry in stated.items():
         if name not in ("vendor", "link", "pcie_gb_s"):
@@ -190,7 +190,7 @@ def _by_rules(content: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 @cache
-def _fitted() -> dict[str, dict[str, float]]:
+def _rule_constants() -> dict[str, dict[str, float]]:
     """All constants of the profiles that rules are learned on."""
     return {
         name: {one: entry["value"] for one, entry in _load(profile_path(name)).items() if isinstance(entry, dict)}

@@ -124,7 +124,7 @@ def part_memory(
         pipeline: one of ``PIPELINES``; empty to count weights and states alone.
     """
     own, is_replica = part_table(part, table), len(part.devices) > 1
-    kept = _kept(own, part, optimizer)
+    kept = _storage_memory(own, part, optimizer)
     if not pipeline:
         return kept
     samples, batches = batch_size / num_devices if is_replica else batch_size, PIPELINES[pipeline].batches
@@ -147,7 +147,7 @@ def part_memory(
     )
 
 
-def _kept(own: Table, part: TablePart, optimizer: str) -> PartMemory:
+def _storage_memory(own: Table, part: TablePart, optimizer: str) -> PartMemory:
     """Weights, states and cache."""
     storage = part.storage
     per_row, per_weight = NUMBERS[optimizer]
@@ -216,7 +216,7 @@ def sample_memory(
     """
     if not pipeline:
         return SampleMemory()
-    samples, columns, in_place = batch_size / num_devices, _column_parts(parts), _gathered(tables, parts)
+    samples, columns, in_place = batch_size / num_devices, _column_parts(parts), _names_to_gather(tables, parts)
     own = [(one.name, _input_bytes(one, samples)) for one in tables]
     leaving = sum(columns.get(name, 1) * size for name, size in own) if num_devices > 1 else 0.0
     way = PIPELINES[pipeline]
@@ -236,7 +236,7 @@ def _column_parts(parts: Sequence[TablePart]) -> dict[str, int]:
     return {name: len(spans) for name, spans in columns.items()}
 
 
-def _gathered(tables: Sequence[Table], parts: Sequence[TablePart]) -> set[str]:
+def _names_to_gather(tables: Sequence[Table], parts: Sequence[TablePart]) -> set[str]:
     """The pooled tables that are replicated or cut by rows."""
     rows = {table.name: table.num_rows for table in tables if not table.is_sequence}
     return {

@@ -172,7 +172,7 @@ def _contradictions(task: WholeTables, items: Items) -> Iterator[Reason]:
                 f"tables {tables_text(task.tables, both)} must stay both together and apart.",
                 "Drop one of the two rules.",
             )
-        for allowed_D, inside in _confined(items, np.flatnonzero(items.needs_IR[:, kind])):
+        for allowed_D, inside in _confinements(items, np.flatnonzero(items.needs_IR[:, kind])):
             if len(inside) > allowed_D.sum():
                 tables = [position for position in group if items.item_of_T[position] in inside]
                 room, remedy = f"there are {devices} devices", f"Raise num_devices to at least {len(inside)}"
@@ -209,7 +209,7 @@ def _too_large(task: WholeTables, items: Items, cut: Collection[int]) -> Iterato
 
 def _overfull(task: WholeTables, items: Items, cut: Collection[int]) -> Iterator[Reason]:
     needs_I, caps_D = items.needs_IR[:, 0], items.room_DR[:, 0]
-    for allowed_D, inside in _confined(items, np.arange(len(needs_I))):
+    for allowed_D, inside in _confinements(items, np.arange(len(needs_I))):
         need, room = int(needs_I[inside].sum()), int(caps_D[allowed_D].sum())
         if legal_mask(0, need, room):
             continue
@@ -231,7 +231,7 @@ def _overfull(task: WholeTables, items: Items, cut: Collection[int]) -> Iterator
             )
 
 
-def _confined(
+def _confinements(
     items: Items, among: npt.NDArray[np.int64]
 ) -> Iterator[tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]]:
     """[D] sets of devices, the smallest first, and which of some items may live nowhere else; all devices last."""

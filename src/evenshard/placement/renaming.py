@@ -56,11 +56,11 @@ def best_names(held_NO: Bytes, kinds: Sequence[int], machine: Machine) -> Names:
     all_kinds = np.array([*kinds, *[kinds[0] if len(set(kinds)) == 1 else -1] * (most - len(kinds))])
     worth_NO = held_NO.astype(np.float64) * (most + 1) + np.eye(most)
     worth_NO[all_kinds[:, None] != all_kinds] = -1.0 - worth_NO.sum()
-    _, names = _assigned(worth_NO, (machine.domain_size, machine.devices_per_node, 1))
+    _, names = _assign_names(worth_NO, (machine.domain_size, machine.devices_per_node, 1))
     return names
 
 
-def _assigned(worth_NO: Worth, sizes: Sequence[int]) -> tuple[float, Names]:
+def _assign_names(worth_NO: Worth, sizes: Sequence[int]) -> tuple[float, Names]:
     """The worth of the best names, and the names (Hungarian algorithm, blocks of the first size before those inside).
 
     Args:
@@ -72,12 +72,12 @@ def _assigned(worth_NO: Worth, sizes: Sequence[int]) -> tuple[float, Names]:
     size, *smaller = sizes
     blocks = len(worth_NO) // size
     if blocks == 1 and smaller:
-        return _assigned(worth_NO, smaller)
+        return _assign_names(worth_NO, smaller)
     if not smaller:
         new, old = linear_sum_assignment(worth_NO, maximize=True)
         return float(worth_NO[new, old].sum()), np.asarray(old)
     inside = {
-        (new, old): _assigned(worth_NO[new * size : (new + 1) * size, old * size : (old + 1) * size], smaller)
+        (new, old): _assign_names(worth_NO[new * size : (new + 1) * size, old * size : (old + 1) * size], smaller)
         for new in range(blocks)
         for old in range(blocks)
     }

@@ -235,17 +235,17 @@ def part_bytes(task: ShardingTask, table: Table, part: TablePart) -> int:
 
 def used_bytes(task: ShardingTask, parts: Sequence[TablePart]) -> list[int]:
     """What the parts take of each device."""
-    return _summed(task, parts, "device_bytes")
+    return _sum_memory(task, parts, "device_bytes")
 
 
 def used_host_bytes(task: ShardingTask, parts: Sequence[TablePart]) -> list[int]:
     """What the parts take of each host's memory."""
-    return _of_nodes(task, _summed(task, parts, "host_bytes"))
+    return _of_nodes(task, _sum_memory(task, parts, "host_bytes"))
 
 
 def used_ssd_bytes(task: ShardingTask, parts: Sequence[TablePart]) -> list[int]:
     """What the parts take of each host's SSDs."""
-    return _of_nodes(task, _summed(task, parts, "ssd_weights"))
+    return _of_nodes(task, _sum_memory(task, parts, "ssd_weights"))
 
 
 def _of_nodes(task: ShardingTask, of_devices: Sequence[int]) -> list[int]:
@@ -253,7 +253,7 @@ def _of_nodes(task: ShardingTask, of_devices: Sequence[int]) -> list[int]:
     return [sum(of_devices[first : first + size]) for first in range(0, len(of_devices), size)]
 
 
-def _summed(task: ShardingTask, parts: Sequence[TablePart], what: str) -> list[int]:
+def _sum_memory(task: ShardingTask, parts: Sequence[TablePart], what: str) -> list[int]:
     """One kind of memory of each device."""
     by_name = {table.name: table for table in task.tables}
     used, of_every_device = [0] * task.num_devices, 0

@@ -186,8 +186,8 @@ def _larger_machines(request: PlacementRequest, enough: int) -> Iterator[Machine
             devices_per_node=size,
             nodes_per_domain=per_domain,
             inter=(machine.inter or ANY_LINK) if nodes > per_domain else "",
-            host_bytes=_grown(machine.host_bytes, nodes),
-            ssd_bytes=_grown(machine.ssd_bytes, nodes),
+            host_bytes=_grow(machine.host_bytes, nodes),
+            ssd_bytes=_grow(machine.ssd_bytes, nodes),
         )
 
 
@@ -209,7 +209,7 @@ def _shape_text(machine: Machine, larger: Machine) -> str:
     return f" ({larger.num_domains} domains of {larger.nodes_per_domain} nodes{linked})"
 
 
-def _grown(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
+def _grow(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
     """The sizes of a larger machine: the new ones are as large as the largest. Empty if there were none."""
     return sizes and sizes + (max(sizes),) * (count - len(sizes))
 

@@ -186,7 +186,7 @@ def _devices_of_file(
         groups if len(set(kinds)) > 1 else (),
     )
     of_devices = [group.hardware for group in groups for _ in range(group.num_devices)]
-    return _with_memory(host.on(_checked(machine), cluster), caps, of_devices)
+    return _with_memory(host.on(_check_machine(machine), cluster), caps, of_devices)
 
 
 def _machine_of_flags(
@@ -221,7 +221,7 @@ def _machine_of_flags(
                 f"--inter infiniband_ndr (`evenshard hardware` lists the links)."
             )
         devices_per_node = int(min(num_devices, spans))
-    return _checked(Machine(num_devices, devices_per_node, nodes_per_domain, intra, inter))
+    return _check_machine(Machine(num_devices, devices_per_node, nodes_per_domain, intra, inter))
 
 
 def _spans(hardware: str, intra: str) -> float:
@@ -238,7 +238,7 @@ def own_link(hardware: str) -> str:
     return "" if profile is None else profile.link
 
 
-def _checked(machine: Machine) -> Machine:
+def _check_machine(machine: Machine) -> Machine:
     """The machine without a link between domains where there is one domain.
 
     Raises:

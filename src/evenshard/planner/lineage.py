@@ -77,7 +77,7 @@ def lineage_of(answer: PlacementAnswer, data: Path) -> list[LineageLink]:
     links += of_costs
     links += _tables(answer, tags, data, files)
     links.append(_settings(tags, origins))
-    commits = {"model": trained_on.get("git_commit", UNKNOWN), "costs": _joined(origins, "git_commit")}
+    commits = {"model": trained_on.get("git_commit", UNKNOWN), "costs": _join_values(origins, "git_commit")}
     if COMMIT in tags:
         commits = {"evaluation": tags[COMMIT], **commits}
     links += [_commit(of, commit) for of, some in commits.items() for commit in str(some).split("; ") if commit]
@@ -122,16 +122,16 @@ def _in_mlflow(model: Mapping[str, Any]) -> tuple[list[LineageLink], Mapping[str
     if "mlflow" not in model:
         return [], {}
     named = model["mlflow"]
-    version, tags = _registered("MLflow model", named, str(model.get("sha256")))
+    version, tags = _link_to_version("MLflow model", named, str(model.get("sha256")))
     links, away = [version], version.note if version.state == UNCHECKED else ""
     if run_id := named.get("run_id"):  # which may outlive the version
         links.append(LineageLink("MLflow run", run_id, UNCHECKED, away) if away else _run(run_id))
     if "policy" in named:
-        links.append(_registered("MLflow policy", named["policy"], None, away)[0])
+        links.append(_link_to_version("MLflow policy", named["policy"], None, away)[0])
     return links, tags
 
 
-def _registered(
+def _link_to_version(
     what: str, named: Mapping[str, str], digest: str | None, away: str = ""
 ) -> tuple[LineageLink, Mapping[str, str]]:
     """The version in MLflow, and its tags.
@@ -223,7 +223,7 @@ def _tables(
 
 def _settings(tags: Mapping[str, str], origins: list[dict[str, Any]]) -> LineageLink:
     """The hash of params.yaml, beside the one here."""
-    recorded = tags.get(PARAMS_HASH) or _joined(origins, "params_hash") or UNKNOWN
+    recorded = tags.get(PARAMS_HASH) or _join_values(origins, "params_hash") or UNKNOWN
     value = "; ".join(f"sha256 {one[:12]}" if one != UNKNOWN else one for one in recorded.split("; "))
     if recorded == UNKNOWN:
         return LineageLink("settings", value, UNCHECKED, "nothing here names them")
@@ -254,5 +254,5 @@ def _commit(of: str, commit: str) -> LineageLink:
     return LineageLink(what, commit, BROKEN, "git does not know it. Try `git fetch`")
 
 
-def _joined(origins: list[dict[str, Any]], name: str) -> str:
+def _join_values(origins: list[dict[str, Any]], name: str) -> str:
     return "; ".join(sorted({str(one[name]) for one in origins if one.get(name)}))

@@ -121,12 +121,12 @@ def search_means(costs: PartCosts, first: Searched | None, kept: Collections, ma
     if free_ms < now_ms * (1 - LEAST_SAVING) or kept:
         for collections in _sets(wanted & able, kept & able):
             narrowed = costs.of_task(cut_by_rows(task, collections))
-            searched = _searched(narrowed, collections, now_ms, make, always=bool(kept))
+            searched = _search_rows(narrowed, collections, now_ms, make, always=bool(kept))
             found += [] if searched is None else [searched]
     return MeansSearched(tuple(found), bound_ms, free_ms, of)
 
 
-def _searched(
+def _search_rows(
     costs: PartCosts, collections: Collections, now_ms: float, make: Make, *, always: bool
 ) -> Searched | None:
     """What a search among rows finds, where it may be faster than now; with all effort where it nearly is."""

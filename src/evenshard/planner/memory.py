@@ -221,21 +221,21 @@ def _brim_warnings(devices: Sequence[DeviceMemory], hosts: Sequence[NodeMemory])
     brimful = [one for one in devices if one.is_brimful]
     if with_reserve := {one.device: one.full for one in brimful if one.reserved}:
         yield (
-            f"{_filled('device', with_reserve)} of what the reserve leaves. A batch with more lookups than usual may "
+            f"{_fullness('device', with_reserve)} of what the reserve leaves. A batch with more lookups than usual may "
             f"not fit: give more memory or devices."
         )
     if without := {one.device: one.full for one in brimful if not one.reserved}:
         yield (
-            f"{_filled('device', without)}, and nothing is reserved for what is not counted: training may run out of "
+            f"{_fullness('device', without)}, and nothing is reserved for what is not counted: training may run out of "
             f"memory. Reserve some, or give more memory or devices."
         )
     if full_hosts := {one.node: one.full for one in hosts if one.full > BRIM}:
-        yield f"{_filled('host', full_hosts)} of the memory that tables may take of it: give more."
+        yield f"{_fullness('host', full_hosts)} of the memory that tables may take of it: give more."
     if full_ssds := {one.node: one.ssd_full for one in hosts if one.ssd_full > BRIM}:
-        yield f"{_filled('host', full_ssds, 'SSDs')} of what tables may take of them: give more."
+        yield f"{_fullness('host', full_ssds, 'SSDs')} of what tables may take of them: give more."
 
 
-def _filled(what: str, full: dict[int, float], of_it: str = "") -> str:
+def _fullness(what: str, full: dict[int, float], of_it: str = "") -> str:
     """The one that is, or how many and which most; and how full."""
     most = max(full, key=lambda number: full[number])
     share = f"{100 * full[most]:.0f} %"

@@ -23,7 +23,7 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.capacity import refusal
 from evenshard.planner.means_by_rows import Collections, MeansSearched, Searched, means_notes, search_means
 from evenshard.planner.near import Near, with_nearness
-from evenshard.planner.pricing import PartsMeasurer, link_error, part_costs, priced
+from evenshard.planner.pricing import PartsMeasurer, link_error, part_costs, price_parts
 from evenshard.planner.replicas import replica_notes
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import Candidate, rival_label, rival_placements, rivals
@@ -140,7 +140,7 @@ def place_request(
         number = min(range(len(measured)), key=lambda one: measured[one].step_ms(costs.pipeline))
         best, cost = costs.predict(candidates[number]), measured[number]
     check_sharding(task, best.parts)
-    answered, widened = priced(request, model, costs, best)
+    answered, widened = price_parts(request, model, costs, best)
     saves = saving_against(request, model, costs, answered)
     lineage: dict[str, Any] = {
         "evenshard_version": __version__,
@@ -245,14 +245,14 @@ def _starts(request: PlacementRequest, model: Model, seed: int, known: Sequence[
     """
 
     @cache
-    def proposed() -> tuple[tuple[TablePart, ...], ...]:
+    def propose() -> tuple[tuple[TablePart, ...], ...]:
         placements = () if model.policy is None else proposals(model.policy, request.task(), seed)
         return tuple(one.parts(request.tables) for one in placements)
 
     def starts(task: ShardingTask, limit_s: float | None) -> Sequence[Sequence[TablePart]]:
         on_device = (FUSED in task.kernels_of(at) for at in range(len(task.tables)))
         are_whole = all(TABLE_WISE in types for types in task.types) and all(on_device)
-        return [parts for parts in (*known, *(proposed() if are_whole else ())) if not _is_illegal(task, parts)]
+        return [parts for parts in (*known, *(propose() if are_whole else ())) if not _is_illegal(task, parts)]
 
     return starts
 

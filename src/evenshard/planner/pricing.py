@@ -148,7 +148,7 @@ class PricedParts:
 Priced = PlacementAnswer | PricedParts
 
 
-def priced(
+def price_parts(
     request: PlacementRequest, model: Model, costs: PartCosts, found: PredictedParts
 ) -> tuple[PricedParts, str | None]:
     """A prediction as an answer has it, and a sentence about its interval where that is wider than the model's own.
@@ -176,14 +176,14 @@ def priced(
 
 
 @one_thread()
-def repriced(answer: PlacementAnswer, parts: Sequence[TablePart], model: Model) -> PlacementAnswer:
+def reprice_answer(answer: PlacementAnswer, parts: Sequence[TablePart], model: Model) -> PlacementAnswer:
     """The answer with other parts of the same tables, and what these are predicted to cost.
 
     Raises:
         BadConfig: if the parts are not those of the answer's tables.
     """
     costs = part_costs(answer.request, model)
-    now, _ = priced(answer.request, model, costs, costs.predict(parts))
+    now, _ = price_parts(answer.request, model, costs, costs.predict(parts))
     return replace(
         answer,
         **vars(now),

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES
 from evenshard.placement.task import ruled_out
 from evenshard.planner.request import PlacementRequest
-from evenshard.utils.messages import counted, cut, printable
+from evenshard.utils.messages import count_text, cut, printable
 
 OTHER_TYPES = tuple(one for one in SHARDING_TYPES if one not in REPLICATED)
 # Why a dense optimizer may not do the same as these fused ones.
@@ -34,8 +34,9 @@ def replica_notes(request: PlacementRequest, replicated: Sequence[str]) -> Itera
     staying = [name for name in replicated if name not in leaving]
     if leaving:
         yield (
-            f"{_named(leaving)} replicated (data_parallel), as it is allowed by name: the job's dense optimizer trains "
-            f"replicas, not the table's own fused one ({_optimizers(request.optimizer_of(name) for name in leaving)})."
+            f"{_subject(leaving)} replicated (data_parallel), as it is allowed by name: the job's dense optimizer "
+            f"trains replicas, not the table's own fused one "
+            f"({_optimizers(request.optimizer_of(name) for name in leaving)})."
         )
     if staying:
         yield _of_same_optimizer(request, staying)
@@ -45,7 +46,7 @@ def replica_notes(request: PlacementRequest, replicated: Sequence[str]) -> Itera
 
 def _of_same_optimizer(request: PlacementRequest, names: Sequence[str]) -> str:
     """The note on replicas whose optimizer is, or has to be, that of the other tables."""
-    found = f"{_named(names)} replicated (data_parallel): the job's dense optimizer trains replicas"
+    found = f"{_subject(names)} replicated (data_parallel): the job's dense optimizer trains replicas"
     if request.dense_optimizer:
         return (
             f"{found}. It is {request.dense_optimizer} too, as dense_optimizer says; its learning rate and other "
@@ -90,10 +91,10 @@ def left_out_note(optimizers: Mapping[str, str]) -> str:
 
 def _tables(names: Sequence[str]) -> str:
     """The number of tables, and the first names."""
-    return f"{counted(len(names), 'table')} ({printable(cut(', '.join(names), 60))})"
+    return f"{count_text(len(names), 'table')} ({printable(cut(', '.join(names), 60))})"
 
 
-def _named(names: Sequence[str]) -> str:
+def _subject(names: Sequence[str]) -> str:
     return f"{_tables(names)} {'are' if len(names) > 1 else 'is'}"
 
 

@@ -42,7 +42,7 @@ from evenshard.sharders.torchrec.settings import (
     offload_settings,
 )
 from evenshard.utils.errors import BadConfig, InfeasibleTask
-from evenshard.utils.messages import brief, counted
+from evenshard.utils.messages import brief, count_text
 
 if TYPE_CHECKING:
     from evenshard.sharders.torchrec.rival import TorchRecPlan, TorchRecPlanner
@@ -109,7 +109,7 @@ def rivals(
             rival,
             predicted_ms=costs.predict(parts).predicted_ms,
             measured_ms=None if measure is None else measure(costs.task, [parts])[0].step_ms(costs.pipeline),
-            note=_broken(costs, parts),
+            note=_rule_broken_by(costs, parts),
             saves=saves(parts) if saves is not None and rival.sharder in (*TORCHREC, FULL_SPACE) else None,
         )
         for rival, parts in found
@@ -183,8 +183,8 @@ def _full_space(request: PlacementRequest, costs: PartCosts) -> Iterator[Candida
     on_device = all(part.storage.is_on_device for plan in plans for part in plan.parts)
     rated = min(plans, key=lambda one: raters.rating_ms(one.parts) if on_device else one.rating_ms)
     yield Rival(FULL_SPACE, None, setting=str(rated.setting), chosen=BY_RATING), rated.parts
-    best = min(plans, key=lambda one: (bool(_broken(costs, one.parts)), costs.predict(one.parts).predicted_ms))
-    asked = f"of {counted(len(plans), 'plan')}: {hands_text([one.setting for one in plans])}"
+    best = min(plans, key=lambda one: (bool(_rule_broken_by(costs, one.parts)), costs.predict(one.parts).predicted_ms))
+    asked = f"of {count_text(len(plans), 'plan')}: {hands_text([one.setting for one in plans])}"
     yield Rival(FULL_SPACE, None, setting=f"{best.setting}; {asked}", chosen=BY_MODEL), best.parts
 
 
@@ -198,6 +198,6 @@ def _swept(
             yield from planner(timeout_s).plans([setting])
 
 
-def _broken(costs: PartCosts, parts: Sequence[TablePart]) -> str:
+def _rule_broken_by(costs: PartCosts, parts: Sequence[TablePart]) -> str:
     """The rule that a placement breaks; empty for none."""
     return broken_rule(costs.task, parts_by_table(costs.task, parts)) or ""

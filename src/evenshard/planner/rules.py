@@ -81,7 +81,7 @@ class Rules:
                     f"table {brief(name)} is pinned twice, to different devices. Say it once: --pin {name}=DEVICE, or "
                     f"--pin {name}={','.join(map(str, sorted(one | two)))} for any of them."
                 )
-        return Rules(**{name: _joined(name, getattr(self, name), getattr(other, name)) for name in RULES})
+        return Rules(**{name: _join_rules(name, getattr(self, name), getattr(other, name)) for name in RULES})
 
     def of_tables(self, names: Collection[str]) -> Rules:
         """The rules of these tables only."""
@@ -183,7 +183,7 @@ def load_rules(path: Path) -> Rules:
         raise BadFile(path, str(error).rstrip("."), remedy) from None
 
 
-def _joined(key: str, one: Any, two: Any) -> Any:
+def _join_rules(key: str, one: Any, two: Any) -> Any:
     """Rules of one kind from two places, which do not contradict each other."""
     if not isinstance(one, Mapping):
         return (*one, *two)

@@ -18,7 +18,7 @@ from evenshard.measure.evidence import DeviceError
 from evenshard.measure.price.step import PartCosts, step_shares_ms
 from evenshard.placement.parts import TablePart
 from evenshard.planner.answer import Saving, slowest_device
-from evenshard.planner.pricing import Priced, link_error, priced
+from evenshard.planner.pricing import Priced, link_error, price_parts
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.model import Model
 
@@ -74,7 +74,7 @@ def saving_against(
     def saves(parts: Sequence[TablePart]) -> Saving:
         if set(parts) == set(new.parts):
             return Saving(0.0, 0.0, 0.0)
-        old, _ = priced(request, model, costs, costs.predict(parts))
+        old, _ = price_parts(request, model, costs, costs.predict(parts))
         return saving(old, new, (costs.pipeline,) * 2, shared_work(old, new, names), errors)
 
     return saves

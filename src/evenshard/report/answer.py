@@ -87,7 +87,7 @@ class PlacementAnswer(answer.PlacementAnswer):
         save_page(self, Path(path))
 
 
-def shown(found: answer.PlacementAnswer) -> PlacementAnswer:
+def make_displayable(found: answer.PlacementAnswer) -> PlacementAnswer:
     """The answer as one that shows itself; what was derived from it is kept."""
     own = object.__new__(PlacementAnswer)
     vars(own).update(vars(found))

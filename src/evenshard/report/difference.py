@@ -13,7 +13,7 @@ from evenshard.compare.payback import Payback
 from evenshard.measure.price.device_price import ROUNDING
 from evenshard.report.facts.comparison import ends_text
 from evenshard.utils.console import plain_console, plain_grid
-from evenshard.utils.messages import counted, printable, tables_text
+from evenshard.utils.messages import count_text, printable, tables_text
 from evenshard.utils.units import bytes_to_gb, decimals, ms_text, pct_text, size_text
 
 _NARROWEST = 80
@@ -88,7 +88,7 @@ def _seconds(traffic: Traffic) -> str:
 
 def payback_lines(paid: Payback) -> Iterator[str]:
     """When a move pays back, in sentences; the second is of the steps that were asked for."""
-    saves = f"{_signed(paid.saves_ms, ms_text)} ms (90 %: {_ends(paid.saves_low_ms, paid.saves_high_ms, ms_text)})"
+    saves = f"{_with_sign(paid.saves_ms, ms_text)} ms (90 %: {_ends(paid.saves_low_ms, paid.saves_high_ms, ms_text)})"
     once = duration_text(paid.transfer_seconds + paid.restart_seconds)
     restart = f", {duration_text(paid.restart_seconds)} of it a restart" if paid.restart_seconds else ""
     if paid.break_even_steps is None:
@@ -112,7 +112,7 @@ def payback_lines(paid: Payback) -> Iterator[str]:
 
 
 def _steps(count: float) -> str:
-    return counted(_whole(count), "step")
+    return count_text(_whole(count), "step")
 
 
 def _whole(count: float) -> int:
@@ -120,12 +120,12 @@ def _whole(count: float) -> int:
     return round(count) or math.ceil(count)
 
 
-def _signed(value: float, text: Callable[[float], str]) -> str:
+def _with_sign(value: float, text: Callable[[float], str]) -> str:
     return f"{'-' * (value < 0)}{text(abs(value))}"
 
 
 def _ends(low: float, high: float, text: Callable[[float], str]) -> str:
-    return f"{_signed(low, text)} to {_signed(high, text)}"
+    return f"{_with_sign(low, text)} to {_with_sign(high, text)}"
 
 
 def duration_text(seconds: float) -> str:
@@ -139,20 +139,20 @@ def duration_text(seconds: float) -> str:
 def _remarks(difference: Difference) -> Iterator[tuple[str, str]]:
     """A style and a line each."""
     if difference.renaming is not None:
-        yield "bold yellow", _renaming(difference.renaming, difference.traffic)
+        yield "bold yellow", _renaming_text(difference.renaming, difference.traffic)
     for word, names in difference.only_in_one:
         yield "cyan", f"{word}: {tables_text(names)}."
     if difference.changed:
         shown = "; ".join(f"{printable(one.table)}: {one.what}" for one in difference.changed[:_MAX_LINES])
         more = len(difference.changed) - _MAX_LINES
         yield "cyan", f"Changed, and so not movable: {shown}{f'; {more:,} more' if more > 0 else ''}."
-    for line in (*_resharded(difference), *_rekept(difference)):
+    for line in (*_resharding_lines(difference), *_rekept(difference)):
         yield "cyan", line
     for note in difference.notes:
         yield "dim", f"Note: {printable(note).rstrip('.')}."
 
 
-def _resharded(difference: Difference) -> Iterator[str]:
+def _resharding_lines(difference: Difference) -> Iterator[str]:
     """A line for each change of the way, with the tables that change so."""
     for (old_type, new_type), tables in difference.resharded_by_type.items():
         yield f"From {old_type} to {new_type}: {tables_text(tables)}."
@@ -170,7 +170,7 @@ def _rekept(difference: Difference) -> Iterator[str]:
         yield (f"Kept as {new_storage}, before {old_storage}: {names}{crossing}. Checkpoints stay as they are.")
 
 
-def _renaming(renaming: Renaming, traffic: Traffic) -> str:
+def _renaming_text(renaming: Renaming, traffic: Traffic) -> str:
     names = ", ".join(f"{new} -> {name}" for new, name in enumerate(renaming.new_names) if new != name)
     left = size_text(renaming.traffic.moved_bytes) if renaming.traffic.moved_bytes else "nothing"
     return (

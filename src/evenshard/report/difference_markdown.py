@@ -46,24 +46,24 @@ def difference_markdown(
     """
     title = title or str(new.lineage.get("tables") or "placement")
     lines = [marker(title), f"### evenshard: {code(title)}", "", _headline(old, new), ""]
-    lines += [f"{escaped(line)}.  " for line in worth_texts(new)]
+    lines += [f"{escape_markdown(line)}.  " for line in worth_texts(new)]
     lines += [""] * (lines[-1] != "")
     lines += _figures(difference, old, new)
     warnings = [*new.memory_warnings, *new.warnings]
     if warnings:
-        lines += ["", "> [!WARNING]", *(f"> {escaped(one)}  " for one in warnings)]
+        lines += ["", "> [!WARNING]", *(f"> {escape_markdown(one)}  " for one in warnings)]
     if difference.equal:
         lines += ["", EQUAL]
     elif paid is not None:
-        lines += ["", *(escaped(line) for line in payback_lines(paid))]
+        lines += ["", *(escape_markdown(line) for line in payback_lines(paid))]
     tables = list(_tables(difference))
     if tables:
         lines += ["", *tables]
     if difference.moves:
-        lines += ["", *_folded("What moves", list(_moves(difference.largest_moves)))]
-    notes = [f"- {escaped(note.rstrip('.'))}." for note in difference.notes]
+        lines += ["", *_fold("What moves", list(_moves(difference.largest_moves)))]
+    notes = [f"- {escape_markdown(note.rstrip('.'))}." for note in difference.notes]
     if notes:
-        lines += ["", *_folded("How far to trust it", notes)]
+        lines += ["", *_fold("How far to trust it", notes)]
     return "\n".join(lines) + "\n"
 
 
@@ -127,7 +127,7 @@ def _moves(moves: Sequence[PartMove]) -> Iterator[str]:
         yield f"\n{len(moves) - _MAX_LINES:,} smaller ones are left out here."
 
 
-def _folded(title: str, lines: Sequence[str]) -> list[str]:
+def _fold(title: str, lines: Sequence[str]) -> list[str]:
     return [f"<details><summary>{title}</summary>", "", *lines, "", "</details>"]
 
 
@@ -143,7 +143,7 @@ def code(text: str) -> str:
     return f"<code>{_entities(shown)}</code>"  # what would end a code span or a cell
 
 
-def escaped(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """A sentence in which nothing is Markdown or HTML, nor a mention of somebody or of an issue."""
     return "".join(
         _entities(sign) + _NOTHING * (sign in "@#") if sign in "\\`*_<>|[]@#&" else sign for sign in printable(text)

@@ -41,7 +41,7 @@ def print_explanation(explanation: Explanation, file: TextIO | None = None) -> N
     console.print(_other_way(explanation))
     if explanation.kept:
         console.print()
-        console.print(_kept(explanation))
+        console.print(_storage_grid(explanation))
         console.print(_other_place(explanation))
     movable = [part for part in explanation.parts if part.options]
     if not movable:
@@ -146,7 +146,7 @@ def _other_way(explanation: Explanation) -> str:
 # Places of weights ---------------------------------------------------------------------------------------------------
 
 
-def _kept(explanation: Explanation) -> Grid:
+def _storage_grid(explanation: Explanation) -> Grid:
     grid = plain_grid("ms", "change", "devices, GB", "hosts, GB", "misses", texts=["kept", ""])
     for one in explanation.kept:
         sizes = (f"{bytes_to_gb(size):.2f}" for size in (one.device_bytes, one.host_bytes))

@@ -7,7 +7,7 @@ from typing import TextIO
 
 from evenshard.compare.more_memory import MemoryOption, MoreMemory
 from evenshard.utils.console import plain_console, plain_grid, print_whole
-from evenshard.utils.messages import counted
+from evenshard.utils.messages import count_text
 from evenshard.utils.units import decimals, ms_text, size_text
 
 
@@ -33,7 +33,7 @@ def _cells(one: MemoryOption, now: MemoryOption, digits: int) -> Sequence[str]:
     change = "" if one is now else f"{one.predicted_ms - (now.predicted_ms or 0.0):+.{digits}f}"
     outside = "nothing"
     if one.offloaded_tables:
-        outside = f"{size_text(one.offloaded_bytes)} of {counted(one.offloaded_tables, 'table')}"
+        outside = f"{size_text(one.offloaded_bytes)} of {count_text(one.offloaded_tables, 'table')}"
     return size_text(one.cap_bytes), times, f"{one.predicted_ms:.{digits}f}", change, outside
 
 

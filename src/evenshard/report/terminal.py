@@ -43,7 +43,7 @@ from evenshard.report.facts.setting import (
 )
 from evenshard.report.facts.step import advice, bound_text, step_headline, timed_text
 from evenshard.utils.console import plain_console, plain_grid, print_whole
-from evenshard.utils.messages import counted, names_text, printable
+from evenshard.utils.messages import count_text, names_text, printable
 from evenshard.utils.units import BYTES_PER_GB, decimals, ms_text, size_text
 
 _Number = TypeVar("_Number", int, float)
@@ -139,10 +139,12 @@ def _devices(answer: PlacementAnswer, console: Console) -> Grid:
     heads += [] if answer.measured is None else [timing_word(answer)]
     lines = {device: _cells(answer, device) for device in (*slowest, *fullest)}
     for column in (WAITS, FULLNESS):
-        if _left(console.width, heads, lines.values()) < LEAST_BAR or (column == WAITS and answer.num_devices == 1):
+        if _bar_width(console.width, heads, lines.values()) < LEAST_BAR or (
+            column == WAITS and answer.num_devices == 1
+        ):
             for line in (heads, *lines.values()):
                 del line[column]
-    left = max(_left(console.width, heads, lines.values()), 0)
+    left = max(_bar_width(console.width, heads, lines.values()), 0)
     bars = _bars(answer, list(lines), min(left, MOST_BAR), console.options.ascii_only)
     grid = plain_grid(*heads)
     grid.add_column(LEGEND if left + len(SLOWEST) >= len(LEGEND) and answer.num_devices > 1 else "", no_wrap=True)
@@ -175,7 +177,7 @@ def _shares_ms(device: PredictedDevice) -> tuple[float, float, float]:
     return forward_ms, device.predicted_total_ms - (forward_ms + backward_ms), backward_ms
 
 
-def _left(width: int, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> int:
+def _bar_width(width: int, heads: Sequence[str], lines: Iterable[Sequence[str]]) -> int:
     """Characters that a line leaves for the bar."""
     columns = zip(heads, *lines, strict=True)
     return width - sum(max(len(cell) for cell in column) + 2 for column in columns) - len(SLOWEST)
@@ -280,7 +282,7 @@ def _troubles(answer: PlacementAnswer) -> Iterator[Line]:
     for one in badly_served(answer)[:_MAX_BADLY_SERVED]:
         yield "note", badly_served_text(answer, one), "green"
     for group in (one for one in assumed_groups(answer) if one.column != LOOKUPS):
-        count, names = counted(len(group.tables), "table"), names_text(group.tables)
+        count, names = count_text(len(group.tables), "table"), names_text(group.tables)
         yield "assumed", f"{group.column} of {count}: {group.text} ({names})", "dim"
 
 
@@ -321,7 +323,7 @@ def _lines(answer: PlacementAnswer) -> Iterator[tuple[str, str]]:
         yield "others", f"the best of them, {rival_label(rival)}: {ms_text(rival.predicted_ms)} ms"
     warnings = [*assumed_lookups_texts(answer), *answer.memory_warnings, *answer.warnings]
     counts = {"note": len(answer.notes), "assumption": len(assumed_groups(answer)), "warning": len(warnings)}
-    said = ", ".join(counted(count, word) for word, count in counts.items() if count)
+    said = ", ".join(count_text(count, word) for word, count in counts.items() if count)
     yield "more", f".summary(), .to_frame(), .save_report(path){f'; {said}' if said else ''}"
     if warnings:
         more = f" ({len(warnings) - 1} more)" if len(warnings) > 1 else ""

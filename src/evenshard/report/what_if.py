@@ -13,7 +13,7 @@ from evenshard.measure.hardware import is_simulated
 from evenshard.planner.answer import fullest_device
 from evenshard.report.facts.setting import assumed_groups, device_error_text
 from evenshard.utils.console import plain_console, plain_grid, print_whole
-from evenshard.utils.messages import counted, printable
+from evenshard.utils.messages import count_text, printable
 from evenshard.utils.units import decimals, ms_text, pct_text, size_text
 
 # The change that groups make to training, whatever they save.
@@ -166,7 +166,7 @@ def _reuse_note(found: WhatIfAnswer) -> Iterator[str]:
     own = sum(table.name not in assumed for table in answers[0].request.tables)
     if own:
         yield (
-            f"reuse_bins of {counted(own, 'table')} are those of the file, whatever the batch that tables are "
+            f"reuse_bins of {count_text(own, 'table')} are those of the file, whatever the batch that tables are "
             f"looked up for: {min(batches):,} to {max(batches):,} samples."
         )
 

@@ -107,7 +107,7 @@ def load_checkpoint(folder: Path, kind: type[Net]) -> Checkpoint[Net]:
     Raises:
         BadFile: if the folder is missing, torn, or holds another kind of network.
     """
-    with _reading(folder):
+    with _explain_read_errors(folder):
         net, normalizer, round_number = _read_network(folder, kind)
         checkpoint = new_checkpoint(net, normalizer)
         load_adam(checkpoint.optimizer, folder / "optimizer.pt")
@@ -120,7 +120,7 @@ def load_network(folder: Path, kind: type[Net]) -> tuple[Net, FeatureNormalizer]
     Raises:
         BadFile: if the folder is missing, torn, or holds another kind of network.
     """
-    with _reading(folder):
+    with _explain_read_errors(folder):
         return _read_network(folder, kind)[:2]
 
 
@@ -130,11 +130,11 @@ def kind_in(folder: Path) -> str:
     Raises:
         BadFile: if the folder is missing or torn.
     """
-    with _reading(folder):
+    with _explain_read_errors(folder):
         return record_of(_Config, load_json((folder / "config.json").read_bytes())).kind
 
 
-def _reading(folder: Path) -> AbstractContextManager[None]:
+def _explain_read_errors(folder: Path) -> AbstractContextManager[None]:
     return reading_saved(folder, "network", "Train it again with `evenshard train-cost` or `evenshard train-policy`.")
 
 

@@ -78,7 +78,7 @@ class LearnedSharder:
         return section({where: {**values, **config.settings}}, where, self.settings)
 
 
-def learned(name: str) -> LearnedSharder:
+def load_learned_sharder(name: str) -> LearnedSharder:
     """The learned sharder of a name.
 
     Raises:
@@ -99,7 +99,7 @@ def learned_in(policy: Path) -> LearnedSharder:
     from evenshard.sharders.checkpoint import kind_in
 
     kind = kind_in(policy)
-    found = next((one for one in map(learned, LEARNED) if kind == one.policy.kind), None)
+    found = next((one for one in map(load_learned_sharder, LEARNED) if kind == one.policy.kind), None)
     if found is None:
         raise BadFile(policy, f"holds a {brief(kind)}, not the policy of a sharder", "Name the other folder.")
     return found

@@ -109,9 +109,9 @@ class TrainedOn:
             if shard
         ]
         return TrainedOn(
-            hardware=_joined(one.provenance.hardware for one in measured),
-            link=_joined(one.provenance.link for one in measured),
-            versions=_joined(one.provenance.versions for one in measured),
+            hardware=_join_values(one.provenance.hardware for one in measured),
+            link=_join_values(one.provenance.link for one in measured),
+            versions=_join_values(one.provenance.versions for one in measured),
             num_measured=len(measured),
             batch_size=_range(one.task.batch_size for one in measured),
             num_rows=_range(table.num_rows for table in tables),
@@ -159,7 +159,7 @@ class TrainedOn:
             *self.batch_outside(task.batch_size),
             *self.tables_outside(task.tables),
             *self.devices_outside(task.tables, task.num_devices),
-            *self.unmeasured(task.num_devices),
+            *self.missing_measurements(task.num_devices),
         )
 
     def batch_outside(self, batch_size: int) -> list[str]:
@@ -193,7 +193,7 @@ class TrainedOn:
         """The part of ``outside`` that the devices decide."""
         mean_tables, mean_dims = _loads(tables, num_devices)
         found = []
-        slack_of_devices = math.inf if self.num_devices == (1, 1) else TABLE_SLACK  # ``unmeasured`` says that
+        slack_of_devices = math.inf if self.num_devices == (1, 1) else TABLE_SLACK  # ``missing_measurements`` says that
         for value, (_, high), slack, what in (
             (float(num_devices), self.num_devices, slack_of_devices, "{0:,.0f} devices are more"),
             (mean_tables, self.tables_per_device, DEVICE_SLACK, "{0:,.0f} tables on a mean device are far more"),
@@ -226,7 +226,7 @@ class TrainedOn:
         """How many times beyond the training data the number of devices is, which is all that concerns exchanges."""
         return max(1.0, num_devices / self.num_devices[1]) if num_devices > self.num_devices[1] * TABLE_SLACK else 1.0
 
-    def unmeasured(self, num_devices: int) -> list[str]:
+    def missing_measurements(self, num_devices: int) -> list[str]:
         """The part of ``outside`` that nothing was measured of: the parts of a sum, and exchanges."""
         found = []
         if not self.timed_apart:
@@ -329,5 +329,5 @@ def _range(values: Iterable[float]) -> SeenRange:
     return min(listed), max(listed)
 
 
-def _joined(values: Iterable[str]) -> str:
+def _join_values(values: Iterable[str]) -> str:
     return "; ".join(sorted(set(values)))

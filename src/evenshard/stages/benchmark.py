@@ -119,7 +119,7 @@ def _measure(
     with closing(open_hardware(measure)) as hardware:
         for job in jobs:
             if not job.task.is_whole:
-                job.exchanging(hardware)  # before anything else is measured
+                job.require_exchange(hardware)  # before anything else is measured
         log.info("round %d: timing %d placements on %s", inputs.round, len(jobs), hardware.provenance.hardware)
         if len(journal):
             log.info("%s: %d timings of an earlier run are on record", journal.path, len(journal))

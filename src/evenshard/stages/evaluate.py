@@ -91,7 +91,7 @@ def run(
         sharders: list[Sharder] = [one.build(resources) for one in takes_part]
         with one_thread():
             answers = [
-                _predicted(ask(sharder, task), policy.predicted_ms) for task in split.test for sharder in sharders
+                _add_prediction(ask(sharder, task), policy.predicted_ms) for task in split.test for sharder in sharders
             ]
         for answer in answers:
             if answer.placement is None:
@@ -154,7 +154,7 @@ def _single_costs(
     return {name: one.cost.max_device_ms for name, one in zip(tables, measured, strict=True)}
 
 
-def _predicted(answer: Answer, predicted_ms: Callable[[ShardingTask, Placement], float]) -> Answer:
+def _add_prediction(answer: Answer, predicted_ms: Callable[[ShardingTask, Placement], float]) -> Answer:
     """The answer with a network's opinion of its placement."""
     if answer.placement is None:
         return answer
@@ -168,7 +168,7 @@ def _predicted_by(model: CostModel, results: Sequence[Result]) -> list[Result]:
         (predicted,) = predict_whole(model, [(task, placement)])
         return predicted.predicted_ms
 
-    return [replace(one, answer=_predicted(one.answer, predicted_ms)) for one in results]
+    return [replace(one, answer=_add_prediction(one.answer, predicted_ms)) for one in results]
 
 
 def _origin(hardware: Hardware, measured: Sequence[MeasuredPlacement]) -> dict[str, Any]:

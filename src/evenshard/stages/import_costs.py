@@ -106,12 +106,12 @@ def read_shards(
     if_none = f"Its columns are {_COLUMNS}, one shard per line."
     records = records_in(path, read_csv, "shard", if_none, "Import it in parts.")
     of_shards, of_tables = _split(columns or {}, records[0])
-    records = [_renamed(record, of_shards) for record in records]
+    records = [_rename_columns(record, of_shards) for record in records]
     _check_columns(path, records[0])
     numbered = load_numbered_tables(tables, _DIMS in records[0], of_tables or None)
     pool = [replace(table, weight_bits=config.weight_bits) for table in numbered]
     return tuple(
-        _measured(path, number, _shard(path, number, record, pool), record[_TIME], config)
+        _measurement_of(path, number, _shard(path, number, record, pool), record[_TIME], config)
         for number, record in enumerate(records, start=1)
     )
 
@@ -127,7 +127,7 @@ def _split(columns: Mapping[str, str], record: Mapping[str, str]) -> tuple[dict[
     return of_shards, {theirs: ours for theirs, ours in columns.items() if theirs not in of_shards}
 
 
-def _renamed(record: Mapping[str, str], columns: Mapping[str, str]) -> dict[str, str]:
+def _rename_columns(record: Mapping[str, str], columns: Mapping[str, str]) -> dict[str, str]:
     return {columns.get(name, name): value for name, value in record.items() if columns.get(name, name)}
 
 
@@ -173,7 +173,7 @@ def _shard(path: Path, number: int, record: dict[str, str], pool: Sequence[Table
     return tuple(tables)
 
 
-def _measured(
+def _measurement_of(
     path: Path, number: int, tables: tuple[Table, ...], time: str, config: ImportCostsConfig
 ) -> MeasuredPlacement:
     try:

@@ -22,7 +22,7 @@ from evenshard.planner.answer import model_lineage
 from evenshard.planner.file import load_answer, read_json
 from evenshard.planner.model import model_of
 from evenshard.planner.place import place_request
-from evenshard.planner.pricing import link_error, part_costs, priced
+from evenshard.planner.pricing import link_error, part_costs, price_parts
 from evenshard.planner.request import PlacementRequest
 from evenshard.report.facts.setting import device_error_text
 from evenshard.sharders.model import Model
@@ -121,9 +121,9 @@ def run(
         if costs is not None:
             raise BadConfig("a trace does not say which rank holds which tables. Name the file that does: --placement.")
         return observation, None
-    placed = _placed(source, inputs, observation)
+    placed = _read_placement(source, inputs, observation)
     if costs is not None:
-        measured = _measured(source, placed, observation)
+        measured = _measurement_of(source, placed, observation)
         save_costs([measured], costs, Lineage.here({}))
         if tables is not None:
             save_tables(measured.task.tables, tables)
@@ -133,7 +133,7 @@ def run(
 # The placement -------------------------------------------------------------------------------------------------------
 
 
-def _placed(source: Path, inputs: ObserveInputs, observation: ObservedTraining) -> _Placed:
+def _read_placement(source: Path, inputs: ObserveInputs, observation: ObservedTraining) -> _Placed:
     keys = _keys_of(source)
     if "request" in keys:
         return _of_answer(source, observation)
@@ -157,7 +157,7 @@ def _placed(source: Path, inputs: ObserveInputs, observation: ObservedTraining) 
     known = bool(parts)
     costs = part_costs(request, model)
     prediction = costs.predict(parts or place_request(request, model).parts)
-    answered, _ = priced(request, model, costs, prediction)
+    answered, _ = price_parts(request, model, costs, prediction)
     ends = (answered.model_low_ms, answered.model_high_ms)
     low_ms, high_ms = with_device_error(
         model.device_error,
@@ -276,7 +276,7 @@ def _differences(
     return found
 
 
-def _measured(source: Path, placed: _Placed, observation: ObservedTraining) -> MeasuredPlacement:
+def _measurement_of(source: Path, placed: _Placed, observation: ObservedTraining) -> MeasuredPlacement:
     """The observation as one measured placement.
 
     Raises:

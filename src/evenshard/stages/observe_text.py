@@ -25,7 +25,7 @@ def observation_text(observation: ObservedTraining, comparison: ObservedAndPredi
         )
     lines += [f"Note: {note}" for note in observation.notes]
     if comparison is not None:
-        lines += _compared(observation, comparison)
+        lines += _comparison_lines(observation, comparison)
     return "\n".join(printable(line) for line in "\n".join(lines).splitlines())  # names come from files
 
 
@@ -85,7 +85,7 @@ def _waits(observation: ObservedTraining) -> list[str]:
     ]
 
 
-def _compared(observation: ObservedTraining, comparison: ObservedAndPredicted) -> list[str]:
+def _comparison_lines(observation: ObservedTraining, comparison: ObservedAndPredicted) -> list[str]:
     observed, predicted = comparison.observed_ms, comparison.predicted_ms
     interval = f"90 %: {comparison.low_ms:.3f} to {comparison.high_ms:.3f}"
     of_device = [f"{comparison.device}."] if comparison.device else []

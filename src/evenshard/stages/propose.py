@@ -103,7 +103,7 @@ def placement_jobs(
         sampled = proposers.policy.sample(chosen, torch.Generator().manual_seed(seed * 1000 + round_number))
         proposed = [(placement, proposers.policy.name) for placement in sampled]
     proposed = _with_searched(chosen, proposed, proposers, seed * 1000 + round_number)
-    proposals = list(_filled(chosen, proposed, rng))
+    proposals = list(_fill_with_random(chosen, proposed, rng))
     if not proposals:
         raise InfeasibleTask("No train task fits its devices. Raise memory_cap_gb or num_devices.")
     return [
@@ -150,7 +150,7 @@ def _candidates(sharder: EvenshardSharder, task: ShardingTask) -> Sequence[Place
         return ()
 
 
-def _filled(
+def _fill_with_random(
     tasks: Sequence[ShardingTask], proposed: Sequence[tuple[Placement | None, str]], rng: np.random.Generator
 ) -> Iterator[tuple[ShardingTask, Placement, str]]:
     for task, (placement, who) in zip(tasks, proposed, strict=True):

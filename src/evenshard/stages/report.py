@@ -100,9 +100,9 @@ def write_plot_data(
         [
             {
                 "sharder": one.sharder,
-                "mean_measured_ms": _rounded(one.measured_ms.mean),
-                "ci95_low_ms": _rounded(one.measured_ms.low),
-                "ci95_high_ms": _rounded(one.measured_ms.high),
+                "mean_measured_ms": _round(one.measured_ms.mean),
+                "ci95_low_ms": _round(one.measured_ms.low),
+                "ci95_high_ms": _round(one.measured_ms.high),
             }
             for one in standings
         ],
@@ -113,8 +113,8 @@ def write_plot_data(
             {
                 "task_id": one.answer.task.task_id,
                 "sharder": one.answer.sharder,
-                "predicted_ms": _rounded(one.answer.predicted_ms),
-                "max_device_ms": _rounded(one.measured_ms),
+                "predicted_ms": _round(one.answer.predicted_ms),
+                "max_device_ms": _round(one.measured_ms),
             }
             for one in results
             if math.isfinite(one.measured_ms)
@@ -126,7 +126,7 @@ def write_plot_data(
         {
             "round": number,
             **{
-                name: _rounded(fmean(by_proposer[label].get(number, [math.nan])))
+                name: _round(fmean(by_proposer[label].get(number, [math.nan])))
                 for label, name in ((_POLICY, "policy_ms"), (_SEARCH, "search_ms"))
             },
         }
@@ -183,15 +183,15 @@ def metrics(
     noise_floor = noise.difference_pct(num_tasks - num_infeasible)
     return {
         **origin,
-        "noise": {**asdict(noise), "equal_below_pct": _rounded(noise_floor)},
+        "noise": {**asdict(noise), "equal_below_pct": _round(noise_floor)},
         "num_test_tasks": num_tasks,
         "num_infeasible": num_infeasible,
         "sharders": {
             one.sharder: {
-                "mean_measured_ms": _rounded(one.measured_ms.mean),
-                "ci95_ms": [_rounded(one.measured_ms.low), _rounded(one.measured_ms.high)],
-                "difference_to_best_heuristic_pct": _rounded(one.against_best_pct.mean),
-                "difference_ci95_pct": [_rounded(one.against_best_pct.low), _rounded(one.against_best_pct.high)],
+                "mean_measured_ms": _round(one.measured_ms.mean),
+                "ci95_ms": [_round(one.measured_ms.low), _round(one.measured_ms.high)],
+                "difference_to_best_heuristic_pct": _round(one.against_best_pct.mean),
+                "difference_ci95_pct": [_round(one.against_best_pct.low), _round(one.against_best_pct.high)],
                 "num_infeasible": one.num_infeasible,
                 "privileged": one.privileged,
                 "verdict": one.verdict,
@@ -199,7 +199,7 @@ def metrics(
             for one in standings
         },
         **{
-            name: {key: _rounded(value) for key, value in asdict(one).items()}
+            name: {key: _round(value) for key, value in asdict(one).items()}
             for name, one in (("cost_network", accuracy), ("cost_model", model_accuracy))
             if one is not None
         },
@@ -209,14 +209,14 @@ def metrics(
 def summary(standings: Sequence[Standing]) -> dict[str, float | None]:
     """The contents of ``summary.json``: the few figures by which one tells one loop from another."""
     means = {
-        f"{'heuristic' if one.is_best_heuristic else one.sharder}_ms": _rounded(one.measured_ms.mean)
+        f"{'heuristic' if one.is_best_heuristic else one.sharder}_ms": _round(one.measured_ms.mean)
         for one in standings
         if one.is_best_heuristic or one.sharder in ("evenshard", *LEARNED)
     }
-    return {**means, "noise_pct": _rounded(max(one.noise_pct for one in standings))}
+    return {**means, "noise_pct": _round(max(one.noise_pct for one in standings))}
 
 
-def _rounded(value: float) -> float | None:
+def _round(value: float) -> float | None:
     """A number as JSON has it; None for what is none."""
     return round(value, 4) if math.isfinite(value) else None
 
@@ -360,11 +360,11 @@ def _proposed_costs(measured: Sequence[MeasuredPlacement]) -> dict[str, dict[int
     found: dict[str, dict[int, list[float]]] = {label: {} for label in PROPOSED}
     for one in measured:
         if one.cost.fits and one.proposed_by not in (CONTROL, RANDOM_SHARD):
-            found[_proposed(one)].setdefault(one.round, []).append(one.cost.max_device_ms)
+            found[_proposer_of(one)].setdefault(one.round, []).append(one.cost.max_device_ms)
     return found
 
 
-def _proposed(one: MeasuredPlacement) -> str:
+def _proposer_of(one: MeasuredPlacement) -> str:
     return _SEARCH if one.proposed_by == "evenshard" else _POLICY
 
 
@@ -381,7 +381,7 @@ def save_report_page(folder: Path, table: str, metrics: Mapping[str, Any], page:
     timed = measured_or_simulated(metrics["hardware"])
     titles = {name: html.escape(title.format(timed=timed)) for name, title in PICTURES.items()}
     pictures = "".join(
-        f'<h2>{title}</h2><img alt="{title}" src="{_inlined(folder / name)}">' for name, title in titles.items()
+        f'<h2>{title}</h2><img alt="{title}" src="{_inline_picture(folder / name)}">' for name, title in titles.items()
     )
     body = f"<h1>Evaluation</h1><p>{html.escape(_facts(metrics))}</p><pre>{html.escape(table)}</pre>{pictures}"
     head = f'<meta charset="utf-8"><title>Evaluation</title><style>{_STYLE}</style>'
@@ -397,5 +397,5 @@ def _facts(metrics: Mapping[str, Any]) -> str:
     )
 
 
-def _inlined(picture: Path) -> str:
+def _inline_picture(picture: Path) -> str:
     return "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()

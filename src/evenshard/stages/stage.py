@@ -106,7 +106,7 @@ class LoopSetting:
     help: str
 
 
-def declared(of: type, kind: type[Declaration]) -> Mapping[str, Declaration]:
+def declarations_of(of: type, kind: type[Declaration]) -> Mapping[str, Declaration]:
     """The fields of a dataclass that are declared as ``kind``, by name; as ``object``, all that are declared."""
     hints = get_type_hints(of, include_extras=True)
     return {
@@ -121,7 +121,7 @@ def flags(of: type) -> dict[str, str]:
     """The flags of a dataclass's fields, by the names of the fields."""
     return {
         name: getattr(one, "flag", "") or f"--{name.replace('_', '-')}"
-        for name, one in declared(of, object).items()
+        for name, one in declarations_of(of, object).items()
         if not isinstance(one, LoopSetting)
     }
 
@@ -129,7 +129,7 @@ def flags(of: type) -> dict[str, str]:
 def set_by(params: Mapping[str, Any], inputs: type) -> dict[str, Any]:
     """The inputs of a stage that sections of params.yaml set beside its own, by name; a default is left out."""
     found = {}
-    for name, one in declared(inputs, Flag).items():
+    for name, one in declarations_of(inputs, Flag).items():
         of_section = params.get(one.section) if one.section else None
         if isinstance(of_section, Mapping) and name in of_section:
             found[name] = of_section[name]
@@ -212,7 +212,7 @@ class Stage:
     @property
     def per_round(self) -> bool:
         """Whether it runs once per round."""
-        return "round" in declared(self.inputs, Flag)
+        return "round" in declarations_of(self.inputs, Flag)
 
     @property
     def sections(self) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.fit import CostModelFitConfig, cost_model_round
 from evenshard.sharders.cost_model.sharder import EvenshardSharder
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.learned import LearnedSharder, learned
+from evenshard.sharders.learned import LearnedSharder, load_learned_sharder
 from evenshard.sharders.models import save_cost_model
 from evenshard.sharders.trained_on import TrainedOn
 from evenshard.sharders.training import FitConfig
@@ -55,7 +55,7 @@ def run(
         raise BadConfig(
             "the cost network needs tasks. Give --tasks, or leave --out out and train the cost model alone."
         )
-    method, pool = learned(inputs.method), load_tables(inputs.tables)
+    method, pool = load_learned_sharder(inputs.method), load_tables(inputs.tables)
     ran = [one for path in inputs.costs for one in load_costs(path, pool) if one.cost.fits]
     optimizer_of(ran)  # refuses several, before a training
     lineage, outcome = lineage or Lineage(), Outcome({})

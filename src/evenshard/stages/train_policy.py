@@ -11,7 +11,7 @@ import torch
 
 from evenshard.placement.tasks import load_tasks
 from evenshard.sharders.checkpoint import Round, kind_in, load_checkpoint, new_checkpoint, save_checkpoint
-from evenshard.sharders.learned import learned
+from evenshard.sharders.learned import load_learned_sharder
 from evenshard.stages.loop import TrainPolicyConfig, TrainPolicyInputs, TrainPolicyOutputs
 from evenshard.stages.stage import Outcome
 from evenshard.tables.files import load_tables
@@ -33,7 +33,7 @@ def run(config: TrainPolicyConfig, inputs: TrainPolicyInputs, outputs: TrainPoli
     for name in ("num_updates", "num_episodes", "learning_rate"):
         require(getattr(config, name) > 0, f"train_policy.{name} is {getattr(config, name)}. Make it above 0.")
     tasks = load_tasks(inputs.tasks, load_tables(inputs.tables)).train
-    method = learned(config.method)
+    method = load_learned_sharder(config.method)
     if (kind := kind_in(inputs.cost_net)) != method.cost_net.kind:
         raise BadConfig(
             f"train_policy.method is {method.name}, but {inputs.cost_net} holds a {brief(kind)}. Fit the cost "

@@ -127,7 +127,7 @@ def _rows_by_bin(table: Table, batch_size: int) -> FloatArray:
     return np.asarray(rows_TK[0])
 
 
-def _touching() -> tuple[FloatArray, FloatArray]:
+def _tangent_bound() -> tuple[FloatArray, FloatArray]:
     """[X] b and [X] g of the bound by rows seen more than once; see the top."""
     points = np.geomspace(0.25, 8, 21)
     values, slopes = 1 - np.exp(-points), np.exp(-points)
@@ -138,7 +138,7 @@ def _touching() -> tuple[FloatArray, FloatArray]:
     return squares_X, cubes_X
 
 
-_SQUARES_X, _CUBES_X = _touching()
+_SQUARES_X, _CUBES_X = _tangent_bound()
 
 
 def _sizes_of_sets(count: int = 16) -> FloatArray:

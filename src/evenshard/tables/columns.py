@@ -77,13 +77,13 @@ class ColumnNames:
         """Our column; None for one that is extra or left out."""
         if name in self.given:
             self.found.add(name)
-            return _known(name, self.given[name])
+            return _resolve_target(name, self.given[name])
         if name == "pooling" and _is_number(value):
             return "pooling_factor"
         name = COLUMN_ALIASES.get(name, name)
         return name if name in KNOWN_COLUMNS else None
 
-    def missed(self) -> tuple[str, ...]:
+    def absent_columns(self) -> tuple[str, ...]:
         """Columns of the mapping that no record has."""
         return tuple(name for name in self.given if name not in self.found)
 
@@ -110,7 +110,7 @@ def close_column(name: str, known: Collection[str]) -> str | None:
     return plain[found[0]] if found else None
 
 
-def _known(name: str, target: str) -> str | None:
+def _resolve_target(name: str, target: str) -> str | None:
     """The column that the user means. Raises BadConfig where there is none."""
     if not target:
         return None

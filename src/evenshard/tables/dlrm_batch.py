@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.utils.errors import BadFile
 from evenshard.utils.messages import brief, reason_of
-from evenshard.utils.packed_files import is_gzipped, unpacked
+from evenshard.utils.packed_files import is_gzipped, unpack_file
 from evenshard.utils.tensor_files import load_tensors, not_integers
 
 if TYPE_CHECKING:  # torch takes a second to import
@@ -90,7 +90,7 @@ def read_dlrm_batch(path: str | PathLike[str]) -> DlrmBatch:
         raise BadFile(path, "is not a file" if path.exists() else "no such file", "Check the path.")
     try:
         # torch seeks back and forth, and each step back in a gzip stream starts over at the first byte.
-        with unpacked(path, is_gzipped(path)) as file:
+        with unpack_file(path, is_gzipped(path)) as file:
             batch = mapped_batch(path, file)
     except OSError as error:
         raise BadFile(path, f"cannot be read ({reason_of(error)})", _REMEDY) from None

@@ -66,7 +66,7 @@ def load_tables(path: str | PathLike[str], columns: Mapping[str, str] | None = N
 
 def _all_said(path: Path, names: ColumnNames, tables: tuple[Table, ...]) -> tuple[Table, ...]:
     """The tables; raises BadConfig for mapped columns that are not there, and logs what is not used."""
-    if missed := names.missed():
+    if missed := names.absent_columns():
         raise no_column(str(path), missed)
     if note := names.note(str(path)):
         log.warning(note)
@@ -117,8 +117,8 @@ def tables_of_records(
     path, names = Path(path), ColumnNames(columns or {})
     tables = _tables(path, records, names, float(default_pooling_factor))
     pairs = zip(records, tables, strict=True)
-    assumptions = tuple(chain.from_iterable(_assumed(record, names, table) for record, table in pairs))
-    return TableSet(tables, assumptions, tuple(filter(None, [names.note(str(path))])), names.missed())
+    assumptions = tuple(chain.from_iterable(_list_assumptions(record, names, table) for record, table in pairs))
+    return TableSet(tables, assumptions, tuple(filter(None, [names.note(str(path))])), names.absent_columns())
 
 
 def _check_default(default_pooling_factor: float) -> None:
@@ -145,11 +145,11 @@ def load_numbered_tables(
     """
     path, names = Path(path), ColumnNames(columns or {})
     defaults = {"embedding_dim": 1} if dims_known else {}
-    records = [_named(number, record, defaults, names.given) for number, record in enumerate(_records(path))]
+    records = [_add_defaults(number, record, defaults, names.given) for number, record in enumerate(_records(path))]
     return _all_said(path, names, _tables(path, records, names))
 
 
-def _named(number: int, record: Any, defaults: RawTable, given: Mapping[str, str]) -> Any:
+def _add_defaults(number: int, record: Any, defaults: RawTable, given: Mapping[str, str]) -> Any:
     """A record with the number as its name, and with defaults, where it has no columns for these, however called."""
     if not isinstance(record, dict):
         return record
@@ -228,7 +228,9 @@ def _tables(
         wrong[f"several tables are called {brief(name)}", "Give each its own name."] = numbers
     found = [(_where(records, numbers, names), *problem) for problem, numbers in wrong.items()]
     if any("is missing" in problem for problem, _ in wrong):
-        found += [("columns", f"no record has a column {brief(name)}", "Correct the name.") for name in names.missed()]
+        found += [
+            ("columns", f"no record has a column {brief(name)}", "Correct the name.") for name in names.absent_columns()
+        ]
     if len(found) == 1:
         ((where, what, remedy),) = found
         raise BadFile(path, what, remedy, where)
@@ -265,7 +267,7 @@ def _where(records: Sequence[Any], numbers: Sequence[int], names: ColumnNames) -
     return f"record {numbers[0]}" + ("" if is_blank(name) else f" (table {brief(name)})")
 
 
-def _assumed(record: RawTable, names: ColumnNames, table: Table) -> Iterator[Assumption]:
+def _list_assumptions(record: RawTable, names: ColumnNames, table: Table) -> Iterator[Assumption]:
     """What the record does not give."""
     ours = names.ours(record)
     lacks = {column for column in TABLE_COLUMNS if is_blank(ours.get(column))}

@@ -32,7 +32,7 @@ def with_pooling_factors(known: TableSet, given: Mapping[str, float | Sequence[f
     """
     if given is None:
         return known
-    numbers = _checked(given)
+    numbers = _read_numbers(given)
     names = {table.name for table in known.tables}
     features = {feature for table in known.tables for feature in _features(table)}
     unknown = next((name for name in numbers if name not in names and name not in features), None)
@@ -40,10 +40,10 @@ def with_pooling_factors(known: TableSet, given: Mapping[str, float | Sequence[f
         raise BadConfig(
             f"pooling_factors names {brief(unknown)}, which is neither a table nor a feature. Correct its name."
         )
-    named = {table.name: _named(table, numbers, names) for table in known.tables}
+    named = {table.name: _find_numbers(table, numbers, names) for table in known.tables}
     tables = tuple(_with_lookups(table, named[table.name]) for table in known.tables)
     even = {one.name for one in known.tables if one.num_features > 1 and isinstance(named[one.name], float)}
-    assumptions = [one for old in known.assumptions for one in _left(old, named[old.table], old.table in even)]
+    assumptions = [one for old in known.assumptions for one in _drop_if_named(old, named[old.table], old.table in even)]
     said = {one.table for one in assumptions if one.column == "feature_pooling_factors"}
     more = (table for table in tables if table.name in even - said)
     assumptions += [assumed_even_lookups(table.name, table.num_features) for table in more]
@@ -59,7 +59,7 @@ def _features(table: Table) -> tuple[str, ...]:
     return table.feature_names or ((table.name,) if table.num_features == 1 else ())
 
 
-def _checked(given: Any) -> dict[str, float | tuple[float, ...]]:
+def _read_numbers(given: Any) -> dict[str, float | tuple[float, ...]]:
     if not isinstance(given, Mapping):
         raise BadConfig(
             f"pooling_factors is {brief(given)}, not a mapping of tables or features to numbers. "
@@ -79,7 +79,7 @@ def _number_or_list(name: str, value: Any) -> float | tuple[float, ...]:
     return float(value) if isinstance(value, Real) else tuple(map(float, values))
 
 
-def _named(table: Table, numbers: Numbers, tables: set[str]) -> Named:
+def _find_numbers(table: Table, numbers: Numbers, tables: set[str]) -> Named:
     """What is named of a table."""
     features = _features(table)
     if table.name in numbers and not (table.name in features and (set(features) - {table.name}) & numbers.keys()):
@@ -129,7 +129,7 @@ def _with_lookups(table: Table, named: Named) -> Table:
     return changed
 
 
-def _left(one: Assumption, named: Named, is_even: bool) -> Iterator[Assumption]:
+def _drop_if_named(one: Assumption, named: Named, is_even: bool) -> Iterator[Assumption]:
     """What of an assumption about a table is left once something of it is named."""
     is_partial = named is None or (isinstance(named, tuple) and None in named)
     if one.column not in _LOOKUPS or is_partial or (is_even and one.column == _LOOKUPS[1]):

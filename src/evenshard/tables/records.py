@@ -117,7 +117,7 @@ def table_of(record: RawTable, default_pooling_factor: float | None = None, extr
     names = read(lambda: _feature_names(record), no_names)
     own = read(lambda: _feature_lookups(record), None) or ()
     may_lack = {"pooling_factor"} if own or default_pooling_factor is not None else set()
-    for problem, remedy in _missing(record, may_lack, extra):
+    for problem, remedy in _list_missing(record, may_lack, extra):
         problems.add(problem, remedy)
     if not is_blank(record.get("pooling_factor")):
         pooling = read(lambda: _number(record["pooling_factor"], "pooling_factor"), sum(own))
@@ -125,24 +125,24 @@ def table_of(record: RawTable, default_pooling_factor: float | None = None, extr
         pooling = sum(own) if own else (default_pooling_factor or 0.0) * max(len(names), 1)
     if not own and len(names) > 1:
         own = (pooling / len(names),) * len(names)
-    data_type = read(lambda: _given(record, "data_type", _data_type, ""), "")
+    data_type = read(lambda: _read_optional(record, "data_type", _data_type, ""), "")
     usual_bits = DATA_TYPES.get(data_type, Table.weight_bits)
     table = Table(
         name=read(lambda: _name(record["name"]), "?") if not is_blank(record.get("name")) else "?",
-        num_rows=read(lambda: _required(record, "num_rows", MAX_ROW_SHARES), MAX_ROW_SHARES),
-        embedding_dim=read(lambda: _required(record, "embedding_dim", 1), 1),
+        num_rows=read(lambda: _read_required(record, "num_rows", MAX_ROW_SHARES), MAX_ROW_SHARES),
+        embedding_dim=read(lambda: _read_required(record, "embedding_dim", 1), 1),
         pooling_factor=pooling,
         reuse_bins=read(lambda: _reuse_bins(record), None),
-        weight_bits=read(lambda: _given(record, "weight_bits", _whole, usual_bits), usual_bits),
+        weight_bits=read(lambda: _read_optional(record, "weight_bits", _whole, usual_bits), usual_bits),
         data_type=data_type,
-        pooling=read(lambda: _given(record, "pooling", _word, Table.pooling), Table.pooling),
-        is_weighted=read(lambda: _given(record, "is_weighted", _flag, Table.is_weighted), Table.is_weighted),
+        pooling=read(lambda: _read_optional(record, "pooling", _word, Table.pooling), Table.pooling),
+        is_weighted=read(lambda: _read_optional(record, "is_weighted", _flag, Table.is_weighted), Table.is_weighted),
         feature_names=names,
         feature_pooling_factors=own,
         is_deduplicated=read(
-            lambda: _given(record, "is_deduplicated", _flag, Table.is_deduplicated), Table.is_deduplicated
+            lambda: _read_optional(record, "is_deduplicated", _flag, Table.is_deduplicated), Table.is_deduplicated
         ),
-        module=read(lambda: _given(record, "module", _text, Table.module), Table.module),
+        module=read(lambda: _read_optional(record, "module", _text, Table.module), Table.module),
         row_shares=read(lambda: _numbers(record, "row_shares", "a share", "Give shares or leave it out."), None),
         miss_ratios=read(lambda: _miss_ratios(record), None),
     )
@@ -162,7 +162,7 @@ def _says_nothing(value: Any) -> bool:
     return is_blank(value) or (isinstance(value, float) and math.isnan(value))
 
 
-def _missing(record: RawTable, optional: Collection[str], extra: Collection[str]) -> Iterator[tuple[str, str]]:
+def _list_missing(record: RawTable, optional: Collection[str], extra: Collection[str]) -> Iterator[tuple[str, str]]:
     """What is not there, and what to do about it."""
     for column in REQUIRED_COLUMNS:
         if column in optional:
@@ -189,7 +189,7 @@ def _hint(column: str, extra: Sequence[str]) -> str:
 # Values --------------------------------------------------------------------------------------------------------------
 
 
-def _given(record: RawTable, column: str, read: Callable[[Any, str], Value], default: Value) -> Value:
+def _read_optional(record: RawTable, column: str, read: Callable[[Any, str], Value], default: Value) -> Value:
     """The value of a column that may be left out."""
     value = record.get(column)
     return default if _says_nothing(value) else read(value, column)
@@ -228,7 +228,7 @@ def _flag(value: Any, column: str) -> bool:
     return value
 
 
-def _required(record: RawTable, column: str, instead: int) -> int:
+def _read_required(record: RawTable, column: str, instead: int) -> int:
     """A whole number; where it is missing, which is said elsewhere, ``instead``."""
     return instead if is_blank(record.get(column)) else _whole(record[column], column)
 

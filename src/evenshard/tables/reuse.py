@@ -47,7 +47,7 @@ BIN_MEAN_COUNTS = _mean_counts()
 BIN_MEAN_COUNTS.setflags(write=False)
 
 
-def _published(uniques: tuple[float, ...], accesses: tuple[float, ...], lookups_per_unique: float) -> ReuseBins:
+def _complete_shares(uniques: tuple[float, ...], accesses: tuple[float, ...], lookups_per_unique: float) -> ReuseBins:
     """Completes shares of unique indices that were printed with three decimals.
 
     Where the print shows too few digits to tell, the access share does: a bin's share of the unique indices is its
@@ -60,12 +60,12 @@ def _published(uniques: tuple[float, ...], accesses: tuple[float, ...], lookups_
 
 # facebookresearch/dlrm_datasets, the analysis printed with the 2021 and the 2022 data: shares of unique indices, shares
 # of accesses, and total lookups / total unique indices.
-DLRM_2021_REUSE: ReuseBins = _published(
+DLRM_2021_REUSE: ReuseBins = _complete_shares(
     (0.473, 0.152, 0.139, 0.112, 0.072, 0.032, 0.011),
     (.069, .044, .068, .101, .121, .104, .073, .058, .052, .050, .049, .048, .048, .043, .031, .023, .019),
     887_017_990 / 128_435_723,
 )  # fmt: skip
-DLRM_2022_REUSE: ReuseBins = _published(
+DLRM_2022_REUSE: ReuseBins = _complete_shares(
     (0.342, 0.144, 0.149, 0.138, 0.112, 0.068, 0.029, 0.010),
     (.027, .023, .040, .068, .105, .120, .099, .070, .059, .054, .040, .072, .064, .047, .021, .017, .076),
     1.405e9 / 110.26e6,
@@ -169,7 +169,7 @@ def _tilt_up(shares_TK: FloatArray, means_TK: FloatArray, needed_T: FloatArray, 
     with np.errstate(divide="ignore"):
         logs_TK = np.log(shares_TK)
 
-    def tilted(tilt_T: FloatArray) -> FloatArray:
+    def tilt_bins(tilt_T: FloatArray) -> FloatArray:
         exponents_TK = logs_TK + tilt_T[:, None] * np.arange(NUM_REUSE_BINS)
         weights_TK = np.exp(exponents_TK - exponents_TK.max(axis=1, keepdims=True))
         return np.asarray(weights_TK / weights_TK.sum(axis=1, keepdims=True))
@@ -177,9 +177,9 @@ def _tilt_up(shares_TK: FloatArray, means_TK: FloatArray, needed_T: FloatArray, 
     low_T, high_T = np.zeros_like(needed_T), np.full_like(needed_T, 64.0)  # at 64 the top bin holds all but 1e-20
     for _ in range(40):
         middle_T = (low_T + high_T) / 2
-        enough_T = (tilted(middle_T) * means_TK).sum(axis=1) >= needed_T
+        enough_T = (tilt_bins(middle_T) * means_TK).sum(axis=1) >= needed_T
         low_T, high_T = np.where(enough_T, low_T, middle_T), np.where(enough_T, middle_T, high_T)
-    result_TK = tilted(high_T)
+    result_TK = tilt_bins(high_T)
     beyond_T = (result_TK * means_TK).sum(axis=1) < needed_T
     result_TK[beyond_T] = np.eye(NUM_REUSE_BINS)[top_T[beyond_T]]
     return result_TK
@@ -234,12 +234,12 @@ def thinned_reuse_bins(bins: ReuseBins, share: float) -> ReuseBins:
     """
     if share >= 1:
         return bins
-    uniques_K = np.asarray(bins) @ _thinning(share)
+    uniques_K = np.asarray(bins) @ _thinning_matrix(share)
     return tuple((uniques_K / uniques_K.sum()).tolist())
 
 
 @lru_cache(maxsize=64)
-def _thinning(share: float) -> FloatArray:
+def _thinning_matrix(share: float) -> FloatArray:
     """[K, K] probability that an index of a bin is in each bin of a random part of the lookups; the rest is in none.
 
     An index with count c has a binomial count there. Inside a bin, frequencies fall with the square of the count.

@@ -108,8 +108,8 @@ def tables_from(
                 raise BadConfig(f"{source} is a sample of traffic itself. Leave traffic ({traffic}) out.")
             table_set = _of_traffic(Path(source), batch_size, embedding_dim, columns)
         case None:
-            raise _unknown(source)
-    return completed(table_set, batch_size, traffic, weight_bits, columns, str(source))
+            raise _no_such_source(source)
+    return complete_tables(table_set, batch_size, traffic, weight_bits, columns, str(source))
 
 
 def tables_in_python(
@@ -129,7 +129,7 @@ def tables_in_python(
     if records is None:
         return None
     table_set = tables_of_records(records, default_pooling_factor, columns)
-    return completed(table_set, batch_size, traffic, weight_bits, columns)
+    return complete_tables(table_set, batch_size, traffic, weight_bits, columns)
 
 
 def _records_of(tables: Any) -> list[Any] | None:
@@ -147,7 +147,7 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def completed(
+def complete_tables(
     table_set: TableSet,
     batch_size: int,
     traffic: str | PathLike[str] | None,
@@ -167,14 +167,14 @@ def completed(
         BadFile: the sample cannot be read, contradicts the tables, or holds none of them.
     """
     if traffic is not None:
-        table_set = _counted(table_set, traffic, batch_size, columns)
+        table_set = _count_lookups(table_set, traffic, batch_size, columns)
         source = f"{source} or {traffic}"
     if table_set.missed:
         raise no_column(source, table_set.missed)
     return table_set if weight_bits is None else with_weight_bits(table_set, weight_bits)
 
 
-def _counted(
+def _count_lookups(
     table_set: TableSet, traffic: str | PathLike[str], batch_size: int, columns: Mapping[str, str] | None
 ) -> TableSet:
     found = tables_from_traffic(traffic, batch_size, table_set.tables, columns=columns)
@@ -252,7 +252,7 @@ def _of_traffic(path: Path, batch_size: int, embedding_dim: int | None, columns:
     return tables_from_traffic(path, batch_size, embedding_dim=embedding_dim, columns=columns)
 
 
-def _unknown(source: str | PathLike[str]) -> BadConfig:
+def _no_such_source(source: str | PathLike[str]) -> BadConfig:
     known = catalog_names()
     meant = did_you_mean(str(source), known)
     kinds = f"a table file ({', '.join(TABLE_SUFFIXES)}), a DLRM batch file ({', '.join(BATCH_SUFFIXES)})"

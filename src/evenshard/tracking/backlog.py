@@ -103,8 +103,8 @@ def log_backlog(code: Callable[[], ServedCode]) -> int:
     done = 0
     for folder in _folders():
         try:
-            with _locked(folder):
-                done += _logged(folder, code)
+            with _lock_folder(folder):
+                done += _log_kept_run(folder, code)
         except (BlockingIOError, FileNotFoundError):  # another process logs it, or has done so
             continue
         except (KeyError, TypeError, ValueError) as error:
@@ -124,7 +124,7 @@ def _folders() -> list[Path]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Raises BlockingIOError if another process has the lock. A volume may know no locks."""
     with (folder / _RUN).open() as run:
         try:
@@ -136,7 +136,7 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _logged(folder: Path, code: Callable[[], ServedCode]) -> bool:
+def _log_kept_run(folder: Path, code: Callable[[], ServedCode]) -> bool:
     """Logs a run and removes its folder; False if it is meant for another MLflow."""
     told: dict[str, Any] = json.loads((folder / _RUN).read_text())
     if told["uri"] != address():

@@ -253,7 +253,7 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def asking(server: str, problem: str, remedy: str, about: str = "") -> Iterator[None]:
+def ask_mlflow(server: str, problem: str, remedy: str, about: str = "") -> Iterator[None]:
     """Short timeouts for a question to MLflow, and one line about what went wrong.
 
     Args:

@@ -70,7 +70,7 @@ def parent_of(params: Mapping[str, Any], new_loop: bool) -> Parent:
     else:
         of_code = origin_tags(params)
         identity = {"uri": address(), "params": params_hash(params)}
-        known = _remembered()
+        known = _read_parents()
         if new_loop or not known.get("key") or {key: known.get(key) for key in identity} != identity:
             with atomic_path(PARENT_FILE) as draft:
                 draft.write_text(json.dumps({**identity, "key": secrets.token_hex(8)}) + "\n")
@@ -85,7 +85,7 @@ def current_parent() -> Parent | None:
         return Parent(injected)
     if loop_id := os.environ.get(LOOP_ID):
         return Parent("", LOOP_TAG, loop_id, f"loop-{loop_id}")
-    known = _remembered()
+    known = _read_parents()
     if not known.get("key"):
         return None
     # The hash of its settings, and what tells it from others with the same.
@@ -223,7 +223,7 @@ def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _remembered() -> dict[str, str]:
+def _read_parents() -> dict[str, str]:
     try:
         content = json.loads(PARENT_FILE.read_text())
     except (OSError, ValueError):

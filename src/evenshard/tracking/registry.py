@@ -16,7 +16,7 @@ from typing import Any
 
 from evenshard.sharders.model import digest_of
 from evenshard.tracking.client import (
-    asking,
+    ask_mlflow,
     connect,
     make_once,
     registry_uri,
@@ -104,9 +104,9 @@ def ensure_models(
     names = [name for name, part in PARTS.items() if (folder / part).is_dir()]
     with short_timeouts():
         client = client or connect()
-        known = {name: _known(client, name, folder, run_id) for name in names}
+        known = {name: _find_version(client, name, folder, run_id) for name in names}
         ready = [
-            _uploaded(client, name, folder, code, tags, metrics or {}, run_id)
+            _upload_model(client, name, folder, code, tags, metrics or {}, run_id)
             for name in reversed(names)  # evenshard-cost is what others look for: it comes last
             if known[name] is None
         ]
@@ -114,7 +114,7 @@ def ensure_models(
     return tuple(known[name] or made[name] for name in names)
 
 
-def _known(client: Any, name: str, folder: Path, run_id: str) -> ModelVersion | None:
+def _find_version(client: Any, name: str, folder: Path, run_id: str) -> ModelVersion | None:
     """The version with the weights of a model's folder, which the run has as an output, too."""
     known = _with_files(client, name, folder, run_id)
     if known is None:
@@ -127,7 +127,7 @@ def _known(client: Any, name: str, folder: Path, run_id: str) -> ModelVersion | 
     return known
 
 
-def _uploaded(
+def _upload_model(
     client: Any,
     name: str,
     folder: Path,
@@ -210,8 +210,8 @@ def model_version(uri: str) -> ModelVersion:
         BadConfig: if there is no such model, alias or version.
         TrackingFailed: if MLflow cannot be reached.
     """
-    name, alias, version = _parsed(uri)
-    with _explained(uri):
+    name, alias, version = _parse_uri(uri)
+    with _ask_for_model(uri):
         client = connect()
         if alias:
             version = str(client.get_model_version_by_alias(name, alias).version)
@@ -224,7 +224,7 @@ def champion(name: str = REGISTERED_COST) -> ModelVersion | None:
     Raises:
         TrackingFailed: if MLflow cannot be reached.
     """
-    with _explained(f"models:/{name}@{CHAMPION}"):
+    with _ask_for_model(f"models:/{name}@{CHAMPION}"):
         client = connect()
         known = [one for one in client.search_registered_models(f"name = '{name}'") if one.name == name]
         version = known[0].aliases.get(CHAMPION) if known else None
@@ -238,7 +238,7 @@ def set_champion(name: str, version: str) -> None:
         BadConfig: if there is no such version.
         TrackingFailed: if MLflow cannot be reached.
     """
-    with _explained(f"models:/{name}/{version}"):
+    with _ask_for_model(f"models:/{name}/{version}"):
         client = connect()
         client.get_model_version(name, version)  # an alias may name a version that is not there
         client.set_registered_model_alias(name, CHAMPION, version)
@@ -250,7 +250,7 @@ def newest_version(name: str = REGISTERED_COST) -> ModelVersion | None:
     Raises:
         TrackingFailed: if MLflow cannot be reached.
     """
-    with _told(name):
+    with _ask_for_versions(name):
         return _last(connect(), f"name = '{name}'")
 
 
@@ -263,7 +263,7 @@ def version_of_files(name: str, folder: Path, run_id: str = "") -> ModelVersion 
     Raises:
         TrackingFailed: if MLflow cannot be reached.
     """
-    with _told(name):
+    with _ask_for_versions(name):
         return _with_files(connect(), name, folder, run_id)
 
 
@@ -294,7 +294,7 @@ def register_folder(folder: Path, code: ServedCode) -> tuple[ModelVersion, Model
 
     seen = load_model(folder).trained_on
     tags = {COMMIT: seen.git_commit, VERSION: seen.evenshard_version, **model_tags(folder)}
-    with asking(registry_uri(), "did not take this model", "Name another folder.", str(folder)):
+    with ask_mlflow(registry_uri(), "did not take this model", "Name another folder.", str(folder)):
         version, *policy = ensure_models(folder, code, tags)
     return version, policy[0] if policy else None
 
@@ -312,7 +312,7 @@ def download_model(uri: str) -> Iterator[Path]:
     """
     of_version = model_version(uri).uri  # says at once what is wrong, where a download would try for minutes
     with scratch_folder() as folder:
-        with _explained(uri):
+        with _ask_for_model(uri):
             from mlflow.artifacts import download_artifacts
 
             where = {"tracking_uri": tracking_uri(), "registry_uri": registry_uri(), "dst_path": str(folder)}
@@ -321,10 +321,10 @@ def download_model(uri: str) -> Iterator[Path]:
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
+def _ask_for_versions(name: str) -> Iterator[None]:
     """Explains that MLflow does not tell the versions of a registered model."""
     require_mlflow(name, _OR_A_FOLDER)
-    with asking(registry_uri(), f"did not tell the versions of {name}", "Set MLFLOW_TRACKING_URI."):
+    with ask_mlflow(registry_uri(), f"did not tell the versions of {name}", "Set MLFLOW_TRACKING_URI."):
         yield
 
 
@@ -339,10 +339,10 @@ def _last(client: Any, wanted: str, run_id: str = "") -> ModelVersion | None:
 
 
 @contextmanager
-def _explained(uri: str) -> Iterator[None]:
+def _ask_for_model(uri: str) -> Iterator[None]:
     """Explains that MLflow does not give a registered model."""
     require_mlflow(uri, _OR_A_FOLDER)
-    with asking(registry_uri(), "did not give this model", _remedy(uri), uri):
+    with ask_mlflow(registry_uri(), "did not give this model", _remedy(uri), uri):
         yield
 
 
@@ -355,7 +355,7 @@ def _remedy(uri: str) -> str:
     return "Name a model, alias or version that is registered there, or a model's folder."
 
 
-def _parsed(uri: str) -> tuple[str, str, str]:
+def _parse_uri(uri: str) -> tuple[str, str, str]:
     """Name, alias and version; one of the last two is empty."""
     rest = uri.removeprefix("models:/")
     name, at, alias = rest.partition("@")

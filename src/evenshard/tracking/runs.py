@@ -204,7 +204,7 @@ class StageRun:
         """Logs the last entry, and lets the next stage have what is kept."""
         self._log(entry)
         if self._kept is not None:
-            with self._keeping():
+            with self._survive_full_disk():
                 self._kept.close()
                 kept_in = str(backlog_folder())
                 _say(f"What MLflow misses is kept in {kept_in}: the next stage that reaches it logs it", kept_in)
@@ -238,12 +238,12 @@ class StageRun:
             except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
                 why = first_line(error)
                 _say(f"MLflow stopped answering at {address()} ({why}). The stage goes on", tracking_uri())
-        with self._keeping():
+        with self._survive_full_disk():
             self._kept = self._kept or KeptRun(self._record)
             self._kept.add(entry)
 
     @contextmanager
-    def _keeping(self) -> Iterator[None]:
+    def _survive_full_disk(self) -> Iterator[None]:
         """A full disk ends no stage."""
         try:
             yield
@@ -268,7 +268,7 @@ def stage_run(
         about: what it does, in a sentence, for MLflow's pages.
         is_last: whether it ends the loop.
     """
-    with _ended(_open(stage, params, settings, about, is_last)) as run:
+    with _start_and_end(_open(stage, params, settings, about, is_last)) as run:
         yield run
 
 
@@ -280,7 +280,7 @@ def study_run(study: str, settings: Mapping[str, Any]) -> Iterator[StageRun]:
         study: run name, such as ``bench_mixed``.
         settings: logged as the run's parameters.
     """
-    with _ended(_open(study, None, settings)) as run:
+    with _start_and_end(_open(study, None, settings)) as run:
         yield run
 
 
@@ -321,7 +321,7 @@ def end_loop(state: str, page: str, tasks: Mapping[str, Sequence[str]] | None = 
 
 
 @contextmanager
-def _ended(run: StageRun) -> Iterator[StageRun]:
+def _start_and_end(run: StageRun) -> Iterator[StageRun]:
     try:
         run.start()
         yield run

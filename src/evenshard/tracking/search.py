@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.tracking.client import (
-    asking,
+    ask_mlflow,
     connect,
     experiment_name,
     first_line,
@@ -63,14 +63,14 @@ def find_runs(names: Sequence[str] = ()) -> list[FoundRun]:
         TrackingFailed: if MLflow cannot be reached.
     """
     require_mlflow(", ".join(names) or "runs")
-    with asking(tracking_uri(), *_NO_ANSWER):
+    with ask_mlflow(tracking_uri(), *_NO_ANSWER):
         runs = _all_runs(connect())
     by_parent: dict[str, list[FoundRun]] = {}
     for run in sorted(runs, key=lambda one: one.start_ms):
         by_parent.setdefault(run.parent_id, []).append(run)
     loops = [_with_children(run, by_parent) for run in reversed(by_parent.get("", []))]
     stages = [run for parent, some in by_parent.items() if parent for run in reversed(some)]
-    return [_named(name, [*loops, *stages]) for name in names] if names else loops
+    return [_find_run(name, [*loops, *stages]) for name in names] if names else loops
 
 
 def find_run(run_id: str) -> FoundRun | None:
@@ -82,7 +82,7 @@ def find_run(run_id: str) -> FoundRun | None:
     from mlflow.exceptions import MlflowException
 
     require_mlflow(run_id)
-    with asking(tracking_uri(), *_NO_ANSWER):
+    with ask_mlflow(tracking_uri(), *_NO_ANSWER):
         try:
             found = connect().get_run(run_id)
         except MlflowException as error:
@@ -99,7 +99,7 @@ def run_artifact(run_id: str, path: str, folder: Path) -> Path:
         BadConfig: if it is not there.
         TrackingFailed: if MLflow does not answer.
     """
-    with asking(tracking_uri(), *_NO_ANSWER):
+    with ask_mlflow(tracking_uri(), *_NO_ANSWER):
         try:
             return Path(connect().download_artifacts(run_id, path, str(folder)))
         except Exception as error:
@@ -140,7 +140,7 @@ def _with_children(run: FoundRun, by_parent: Mapping[str, Sequence[FoundRun]]) -
     return FoundRun(**{**vars(run), "children": tuple(by_parent.get(run.run_id, ()))})
 
 
-def _named(name: str, runs: Sequence[FoundRun]) -> FoundRun:
+def _find_run(name: str, runs: Sequence[FoundRun]) -> FoundRun:
     for run in runs:
         if run.name == name or run.run_id == name or (len(name) >= 6 and run.run_id.startswith(name)):
             return run

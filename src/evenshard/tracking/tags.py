@@ -54,8 +54,8 @@ def costs_tags(paths: Sequence[Path]) -> dict[str, str]:
     return {
         COSTS_SHA256: ",".join(map(sha256_of, paths)),
         COSTS_DVC_MD5: ",".join(map(_md5_of, paths)),
-        HARDWARE: _joined(one.get("hardware", ()) for one in origins),
-        VERSIONS: _joined(one.get("versions", ()) for one in origins),
+        HARDWARE: _join_values(one.get("hardware", ()) for one in origins),
+        VERSIONS: _join_values(one.get("versions", ()) for one in origins),
     }
 
 
@@ -117,5 +117,5 @@ def _source() -> dict[str, str]:
     return tags
 
 
-def _joined(values: Any) -> str:
+def _join_values(values: Any) -> str:
     return "; ".join(sorted({one for some in values for one in some}))

@@ -82,7 +82,7 @@ def progress(items: Collection[Item], description: str) -> Iterator[Item]:
 
     console = Console(stderr=True)
     if not console.is_terminal or _QUIET.get():
-        yield from _logged(items, description)
+        yield from _log_progress(items, description)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -120,7 +120,7 @@ def best_so_far() -> Iterator[Callable[[float], None] | None]:
         yield lambda ms: status.update(f"best so far {ms_text(ms)} ms of embedding work per step (Ctrl-C takes it)")
 
 
-def _logged(items: Collection[Item], description: str) -> Iterator[Item]:
+def _log_progress(items: Collection[Item], description: str) -> Iterator[Item]:
     last = time.monotonic()
     for number, item in enumerate(items):
         if time.monotonic() - last > LOG_EVERY_S:

@@ -64,14 +64,14 @@ def names_text(names: Sequence[Any], most: int = MAX_NAMES, write: Callable[[Any
     return f"{shown} and {more:,} more" if more > 0 else shown
 
 
-def counted(count: int, what: str) -> str:
+def count_text(count: int, what: str) -> str:
     """A number of things: 1 table, 2 tables."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def tables_text(names: Sequence[str]) -> str:
     """The first three of some tables, and how many they are."""
-    return f"{names_text(names)} ({counted(len(names), 'table')})"
+    return f"{names_text(names)} ({count_text(len(names), 'table')})"
 
 
 def without_credentials(text: str) -> str:

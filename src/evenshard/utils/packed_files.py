@@ -82,7 +82,7 @@ def begins_gzipped(content: bytes) -> bool:
 
 
 @contextmanager
-def unpacked(path: Path, is_packed: bool = True) -> Iterator[Path]:
+def unpack_file(path: Path, is_packed: bool = True) -> Iterator[Path]:
     """A file with the content of a gzipped one, which is removed when the block ends; the file itself if it is none.
 
     Raises:

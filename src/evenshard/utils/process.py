@@ -36,7 +36,7 @@ def one_thread() -> Iterator[None]:
 @contextmanager
 def on_sigterm(do: Callable[[], None]) -> Iterator[None]:
     """Makes SIGTERM call ``do``, which may raise, within the block; outside of the main thread signals are not ours."""
-    with _handled(signal.SIGTERM, do):
+    with _handle_signal(signal.SIGTERM, do):
         yield
 
 
@@ -64,12 +64,12 @@ def on_interrupt(do: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         do()
 
-    with _handled(signal.SIGINT, once):
+    with _handle_signal(signal.SIGINT, once):
         yield
 
 
 @contextmanager
-def _handled(number: signal.Signals, do: Callable[[], None]) -> Iterator[None]:
+def _handle_signal(number: signal.Signals, do: Callable[[], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return

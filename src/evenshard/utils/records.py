@@ -27,7 +27,7 @@ def record_of(kind: type[_Record], content: Any) -> _Record:
     """
     if not isinstance(content, dict):
         raise ValueError(f"{brief(content)} is not an object with fields")
-    stated = _stated(kind)  # type: ignore[arg-type]  # mypy: a type variable of types is not hashable
+    stated = _field_types(kind)  # type: ignore[arg-type]  # mypy: a type variable of types is not hashable
     unknown = next((name for name in content if name not in stated), None)
     if unknown is not None:
         raise ValueError(f"{brief(unknown)} is unknown")
@@ -46,19 +46,19 @@ def as_type(value: Any, kind: Any, name: str) -> Any:
     Raises:
         ValueError: if it has another type; one line.
     """
-    found = _typed(value, kind, name)
+    found = _convert(value, kind, name)
     if found is _OTHER:
         raise ValueError(f"{name} is {brief(value)}, not {_in_words(kind)}")
     return found
 
 
-def _typed(value: Any, kind: Any, name: str) -> Any:
+def _convert(value: Any, kind: Any, name: str) -> Any:
     """The value, or ``_OTHER``."""
     origin, parts = get_origin(kind), get_args(kind)
     if kind is Any:
         return value
     if origin is types.UnionType:
-        return next((found for part in parts if (found := _typed(value, part, name)) is not _OTHER), _OTHER)
+        return next((found for part in parts if (found := _convert(value, part, name)) is not _OTHER), _OTHER)
     if origin is tuple and isinstance(value, list):
         inner = parts[:1] * len(value) if parts[1:] == (...,) else parts
         if len(inner) != len(value):
@@ -67,7 +67,7 @@ def _typed(value: Any, kind: Any, name: str) -> Any:
             as_type(one, part, f"{name}[{at}]") for at, (one, part) in enumerate(zip(value, inner, strict=True))
         )
     if isinstance(kind, type) and issubclass(kind, tuple) and isinstance(value, list):  # a NamedTuple
-        plain = _typed(value, tuple[tuple(get_type_hints(kind).values())], name)  # type: ignore[misc]
+        plain = _convert(value, tuple[tuple(get_type_hints(kind).values())], name)  # type: ignore[misc]
         return _OTHER if plain is _OTHER else kind(*plain)
     if origin is dict and isinstance(value, dict):
         return {key: as_type(one, parts[1], f"{name}.{key}") for key, one in value.items()}
@@ -88,11 +88,11 @@ def _in_words(kind: Any) -> str:
 
 
 @cache
-def _stated(kind: type) -> dict[str, tuple[Any, bool]]:
+def _field_types(kind: type) -> dict[str, tuple[Any, bool]]:
     """The type of each field, and whether a record must have it."""
     hints = get_type_hints(kind)
-    return {field.name: (hints[field.name], _required(field)) for field in fields(kind)}
+    return {field.name: (hints[field.name], _is_required(field)) for field in fields(kind)}
 
 
-def _required(field: Field[Any]) -> bool:
+def _is_required(field: Field[Any]) -> bool:
     return field.default is MISSING and field.default_factory is MISSING

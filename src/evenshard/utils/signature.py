@@ -37,7 +37,7 @@ _WORDS = {
 }
 
 
-def checked(knobs: Sequence[Knob] = (), **homes: str) -> Callable[[_Function], _Function]:
+def check_arguments(knobs: Sequence[Knob] = (), **homes: str) -> Callable[[_Function], _Function]:
     """A decorator: the function gets values of the types that its signature states, or its caller a ``BadConfig``.
 
     Args:
@@ -57,15 +57,15 @@ def checked(knobs: Sequence[Knob] = (), **homes: str) -> Callable[[_Function], _
             if one is not None:
                 return _type_of_knob(one, homes)
             stated = signature.parameters[name].annotation if name in signature.parameters else Any
-            return Any if stated is inspect.Parameter.empty else _evaluated(stated, function.__globals__, homes)
+            return Any if stated is inspect.Parameter.empty else _evaluate(stated, function.__globals__, homes)
 
         def value_of(name: str, value: Any) -> Any:
-            found = _checked(name, value, type_of(name))
+            found = _check_value(name, value, type_of(name))
             if not (inner := knobs_of(type(found))):
                 return found
             values = {one.name: getattr(found, one.name) for one in inner}
             kinds = {one.name: _type_of_knob(one, homes) for one in inner}
-            return replace(found, **{name: _checked(name, own, kinds[name]) for name, own in values.items()})
+            return replace(found, **{name: _check_value(name, own, kinds[name]) for name, own in values.items()})
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -105,10 +105,10 @@ def _with_knobs(signature: inspect.Signature, knobs: Sequence[Knob]) -> inspect.
 
 
 def _type_of_knob(knob: Knob, homes: Mapping[str, str]) -> Any:
-    return _evaluated(knob.type, vars(sys.modules[knob.module]), homes)
+    return _evaluate(knob.type, vars(sys.modules[knob.module]), homes)
 
 
-def _evaluated(kind: Any, names: Mapping[str, Any], homes: Mapping[str, str]) -> Any:
+def _evaluate(kind: Any, names: Mapping[str, Any], homes: Mapping[str, str]) -> Any:
     """A type as it stands among the names of a module; what is quoted is evaluated."""
 
     class Names(dict[str, Any]):
@@ -122,37 +122,37 @@ def _evaluated(kind: Any, names: Mapping[str, Any], homes: Mapping[str, str]) ->
     return kind
 
 
-def _checked(name: str, value: Any, kind: Any) -> Any:
+def _check_value(name: str, value: Any, kind: Any) -> Any:
     """A value as the type that is stated for its name."""
     for text in value.values() if isinstance(value, Mapping) else [value]:
         if isinstance(text, str | Path):
             _check_text(name, str(text))
             if Path in get_args(kind):
                 _check_path(name, text)
-    found = _typed(value, kind)
+    found = _convert(value, kind)
     if found is _OTHER:
-        in_brackets = isinstance(value, str) and _typed([value], kind) is not _OTHER
+        in_brackets = isinstance(value, str) and _convert([value], kind) is not _OTHER
         remedy = f"Put it in brackets: [{brief(value)}]." if in_brackets else "Correct it."
         raise BadConfig(f"{name} is {brief(value)}, not {_in_words(kind)}. {remedy}")
     return found
 
 
-def _typed(value: Any, kind: Any) -> Any:
+def _convert(value: Any, kind: Any) -> Any:
     """The value, or ``_OTHER``. Numbers of other libraries become Python's, and ranges and the like tuples."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return next((found for part in parts if (found := _typed(value, part)) is not _OTHER), _OTHER)
+        return next((found for part in parts if (found := _convert(value, part)) is not _OTHER), _OTHER)
     if origin is Sequence:
         if not isinstance(value, Sequence) or isinstance(value, str | bytes):
             return _OTHER
-        found = [_typed(one, parts[0]) for one in value]
+        found = [_convert(one, parts[0]) for one in value]
         if any(one is _OTHER for one in found):
             return _OTHER
         return found if isinstance(value, list) else tuple(found)
     if origin is Mapping:
         if not isinstance(value, Mapping):
             return _OTHER
-        pairs = [(_typed(key, parts[0]), _typed(one, parts[1])) for key, one in value.items()]
+        pairs = [(_convert(key, parts[0]), _convert(one, parts[1])) for key, one in value.items()]
         return _OTHER if any(_OTHER is one for pair in pairs for one in pair) else dict(pairs)
     if kind is int or kind is float:
         return _number(value, kind)

@@ -22,7 +22,7 @@ def text_table(rows: Sequence[Sequence[str]], sides: str, indent: str = "", widt
     if width is not None:
         others = sum(max(map(len, column)) + 2 for column in [*zip(*rows, strict=True)][:-1])
         left = max(width - len(indent) - others, _LEAST)
-        rows = [line for row in rows for line in _wrapped(row, left)]
+        rows = [line for row in rows for line in _wrap(row, left)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligned = sides + sides[-1] * (len(widths) - len(sides))
     return "\n".join(
@@ -32,7 +32,7 @@ def text_table(rows: Sequence[Sequence[str]], sides: str, indent: str = "", widt
     )
 
 
-def _wrapped(row: Sequence[str], width: int) -> Iterator[Sequence[str]]:
+def _wrap(row: Sequence[str], width: int) -> Iterator[Sequence[str]]:
     """The row, and rows for what of its last cell finds no room in it."""
     cells = list(row)
     for text in textwrap.wrap(cells[-1], width) or [""]:

@@ -136,14 +136,14 @@ def _loader() -> Any:
     def number(construct: Any) -> Any:
         """A whole number of a million digits takes minutes, and nothing can be done with it."""
 
-        def constructed(loader: Any, node: Any) -> Any:
+        def construct_number(loader: Any, node: Any) -> Any:
             if isinstance(node, yaml.ScalarNode) and len(node.value) > MAX_DIGITS:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"{brief(node.value)} is not a valid number", node.start_mark
                 )
             return construct(loader, node)
 
-        return constructed
+        return construct_number
 
     Loader.add_constructor("tag:yaml.org,2002:int", number(base.construct_yaml_int))
     Loader.add_constructor("tag:yaml.org,2002:float", number(base.construct_yaml_float))

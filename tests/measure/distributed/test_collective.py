@@ -83,7 +83,7 @@ class FakeKernels:
     failure: str = ""
 
     @contextmanager
-    def loaded(self, shard: Sequence[Table], batch_size: int) -> Iterator[FakeShard]:
+    def load_shard(self, shard: Sequence[Table], batch_size: int) -> Iterator[FakeShard]:
         self.maybe_fail("load", 0)
         yield FakeShard(self, torch.zeros(batch_size, sum(one.embedding_dim for one in shard)))
 

@@ -223,7 +223,7 @@ class CheckParts:
         self.job.check(num_ranks)
 
     def run(self, worker: Worker) -> dict[str, list[float]]:
-        with worker.kernels.working(self.job.tables):
+        with worker.kernels.watch_failures(self.job.tables):
             return self.errors(worker)
 
     def errors(self, worker: Worker) -> dict[str, list[float]]:

@@ -98,7 +98,7 @@ def recorded(folder: Path, shapes: bool = True) -> list[FusedCall]:
     config = MeasureConfig(hardware="cpu", num_batches=3, seed=5)
     shard = (table("ads", rows=50, dim=4, pooling=2.5), table("users", rows=200, dim=12, pooling=1.5))
     with (
-        ShardKernels(config, torch.device("cpu")).loaded(shard, 16) as loaded,
+        ShardKernels(config, torch.device("cpu")).load_shard(shard, 16) as loaded,
         profile(
             activities=[ProfilerActivity.CPU],
             schedule=schedule(wait=0, warmup=1, active=3, repeat=1),

@@ -49,7 +49,7 @@ def sharder(seed: int = 0) -> AutoShardSharder:
 
 def best_of(one: AutoShardSharder, tasks: Sequence[ShardingTask]) -> list[Placement | None]:
     """The placements of the most probable devices, played side by side."""
-    return one._played(tasks, choose_best)
+    return one._play_feasible(tasks, choose_best)
 
 
 def env_of(tasks: Sequence[ShardingTask], mask_illegal: bool = True) -> BalanceEnv:

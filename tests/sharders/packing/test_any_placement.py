@@ -13,7 +13,7 @@ from evenshard.placement.task import ShardingTask
 from evenshard.sharders.packing import legal_parts as packing
 from evenshard.sharders.packing.items import PackedItems
 from evenshard.sharders.packing.legal_parts import any_placement
-from evenshard.sharders.packing.program import solved
+from evenshard.sharders.packing.program import solve_program
 from evenshard.utils.errors import InfeasibleTask
 from support.builders import capped, sized, split_by, table, task
 from support.constraint_builders import gb_task, legal_placements, limited, limited_tasks
@@ -33,7 +33,7 @@ def test_a_full_memory_is_packed() -> None:
 def test_the_solver_finds_what_no_order_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve tables of three sizes that fill three unlike devices to the last byte."""
     of_task = limited(task(sized(*[7] * 4, *[5] * 4, *[3] * 4), 3), room_bytes=(4 * 25, 4 * 20, 4 * 15))
-    monkeypatch.setattr(packing, "packed", lambda items, way: None)
+    monkeypatch.setattr(packing, "pack_in_order", lambda items, way: None)
     check_placement(of_task, any_placement(of_task))
 
 
@@ -43,7 +43,7 @@ def test_the_solver_alone_knows_exactly_what_is_possible(of_task: ShardingTask) 
     items = PackedItems.of(of_task.as_whole)
     assume(all(item.allowed_D.any() for item in items.items))
     assume(Items.of(of_task).needs_IR[:, 1:].max(initial=0) < 2)  # together and apart: a plain reason
-    ended = solved(items, 0, 10.0)
+    ended = solve_program(items, 0, 10.0)
     if legal := legal_placements(of_task):
         assert ended.parts is not None and not ended.impossible
         device_of = {part.table: part.device for part in ended.parts}

@@ -191,7 +191,7 @@ def test_even_cuts_of_whole_lanes_are_the_least_on_all_devices_together(types: s
     (price,), (columns_PH,), flat, cuts = space.costs.prices, space.lookups.columns_KPH, space.flat, CutBounds(space)
     line = price.line_at(columns_PH.sum(axis=0))
     works_2P = line.works(columns_PH) + price.own_steps_ms(columns_PH)
-    even_2W = np.array([flat.summed(works_P) * flat.copies_W for works_P in works_2P])
+    even_2W = np.array([flat.sum_by_option(works_P) * flat.copies_W for works_P in works_2P])
     least_2W = cuts.works_2(0, [line], np.zeros(len(flat.group_W), dtype=np.int64))
     parts = [len(space.groups[0].options[int(flat.number_W[at])].pieces) for at in cuts.options]
     lanes = [number for number, count in enumerate(parts) if count in (2, 4)]

@@ -231,7 +231,7 @@ def test_of_what_goes_home_that_goes_first_which_costs_least_for_its_bytes() -> 
     """The device where all were is busy: the busy table may stay away, and the idle one goes home."""
     tables = [Table("idle", 10**6, 64, 1.0), Table("busy", 10**6, 64, 40.0), Table("other", 10**6, 64, 40.0)]
     search, bound = PlanSearch(costs_of(tables, 2, WHOLE), SHORT), tables[0].size_bytes
-    one_home = NearSearch(search, earlier(placed(tables, (0, 0, 0)), 2))._returned(
+    one_home = NearSearch(search, earlier(placed(tables, (0, 0, 0)), 2))._return_home(
         [Choice(0, (device,)) for device in (1, 1, 0)], [bound]
     )
     assert one_home == {bound: [Choice(0, (device,)) for device in (0, 1, 0)]}

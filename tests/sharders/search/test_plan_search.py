@@ -34,7 +34,7 @@ from evenshard.sharders.search.construction import Construction, Works
 from evenshard.sharders.search.neighbours import MOST_COUNTED
 from evenshard.sharders.search.search import EFFORTS, LONG, PlanSearch, PlanSearchEffort
 from evenshard.sharders.search.space import SearchSpace, column_cuts
-from evenshard.sharders.search.starts import constructed
+from evenshard.sharders.search.starts import construct_starts
 from evenshard.sharders.search.state import Choice, State, choices_of
 from evenshard.sharders.search.usual_cuts import MOST_SLOWER
 from evenshard.tables.table import Table
@@ -120,7 +120,7 @@ def test_changes_leave_the_sums_that_a_new_state_has() -> None:
 
 def test_the_answer_is_legal_and_better_than_its_starts() -> None:
     search = PlanSearch(costs_of(some_tables()), SHORT)
-    starts = constructed(search.construction)
+    starts = construct_starts(search.construction)
     found = search.run()
     check_sharding(search.costs.task, found.best.parts)
     assert found.best.predicted_ms <= min(start.cost_ms for start in starts) * (1 + MOST_SLOWER)
@@ -130,7 +130,7 @@ def test_the_answer_is_legal_and_better_than_its_starts() -> None:
 
 def test_changes_that_are_tried_at_once_count_up_to_a_limit() -> None:
     search = PlanSearch(costs_of(some_tables()), SHORT)
-    state = State(search.space, constructed(search.construction)[0].choices)
+    state = State(search.space, construct_starts(search.construction)[0].choices)
     for count, counted in ((3, 3), (MOST_COUNTED, MOST_COUNTED), (MOST_COUNTED + 1, MOST_COUNTED)):
         before = search.neighbours.tried
         search.neighbours.scores(state, [[(0, state.choices[0])]] * count)
@@ -143,7 +143,9 @@ def test_of_many_swaps_the_most_promising_are_tried(monkeypatch: pytest.MonkeyPa
     search = PlanSearch(costs_of(tables, Machine.one_node(2)), SHORT)
     state = State(search.space, [Choice(0, (int(at >= 7),)) for at in range(12)])
     slow = state.slow_devices[0]
-    own, theirs = (search.neighbours._held(state, [(one, at) for at in sorted(state.on_device[one])]) for one in (0, 1))
+    own, theirs = (
+        search.neighbours._find_pieces(state, [(one, at) for at in sorted(state.on_device[one])]) for one in (0, 1)
+    )
     own, theirs = (own, theirs) if slow == 0 else (theirs, own)
     may_go = np.ones((len(own.groups), 2), dtype=bool)
     promised: list[float] = []

@@ -26,7 +26,7 @@ from evenshard.sharders.search import starts
 from evenshard.sharders.search.construction import Construction
 from evenshard.sharders.search.rules_of_thumb import RuleOfThumb, rules_of_thumb
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
-from evenshard.sharders.search.starts import constructed
+from evenshard.sharders.search.starts import construct_starts
 from evenshard.sharders.search.state import State
 from evenshard.sharders.search.usual_cuts import MOST_SLOWER
 from evenshard.tables.table import Table
@@ -119,9 +119,9 @@ def test_a_large_task_skips_hopeless_rules_and_a_small_one_none(monkeypatch: pyt
 
     monkeypatch.setattr(starts, "rules_of_thumb", spy)
     construction = search_of(3).construction
-    begun = starts.constructed(construction)
+    begun = starts.construct_starts(construction)
     monkeypatch.setattr(starts, "EVERY_RULE", 0)
-    starts.constructed(construction)
+    starts.construct_starts(construction)
     assert limits[0] == np.inf and min(one.cost_ms for one in begun) <= limits[1] / starts.HOPELESS
 
 
@@ -135,7 +135,7 @@ def test_a_table_that_fits_nowhere_whole_is_cut_and_the_others_are_whole() -> No
     assert all(types_of(tight, rule)[largest] not in (TABLE_WISE, DATA_PARALLEL) for rule in rules)
     whole = types_of(tight, next(rule for rule in rules if rule.name == "whole"))
     assert {one for name, one in whole.items() if name != largest} == {TABLE_WISE}
-    assert constructed(tight.construction)
+    assert construct_starts(tight.construction)
 
 
 def test_each_rule_cuts_as_many_tables_as_it_says_beside_those_that_are_never_whole() -> None:

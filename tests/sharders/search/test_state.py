@@ -15,7 +15,7 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.search.neighbours import LEAST_STEP
 from evenshard.sharders.search.search import PlanSearch
-from evenshard.sharders.search.starts import constructed
+from evenshard.sharders.search.starts import construct_starts
 from evenshard.sharders.search.state import Change, Choice, State
 from evenshard.tables.table import Table
 
@@ -40,7 +40,7 @@ def random_changes(search: PlanSearch, state: State, rng: np.random.Generator) -
         for group in rng.permutation(len(search.space.groups))[: 1 + rng.integers(3)].tolist():
             options = search.space.groups[group].options
             number = int(rng.integers(len(options)))
-            choices = search.pieces.placed(state, group, [number], rng.random(state.task.num_devices))
+            choices = search.pieces.place_options(state, group, [number], rng.random(state.task.num_devices))
             if options[number].span == 1:  # memory left aside
                 places = rng.permutation(state.task.num_devices)[: len(options[number].pieces)]
                 choices = [Choice(number, tuple(places.tolist()))]
@@ -60,7 +60,7 @@ def test_changes_that_are_tried_out_take_what_they_take_when_made(
 ) -> None:
     """Several units each, of all types, also where devices are of two kinds: times, memory, and the state after."""
     search, rng = search_of(nodes, profiles, pipeline), np.random.default_rng(nodes)
-    starts, fit = constructed(search.construction), []
+    starts, fit = construct_starts(search.construction), []
     for start in starts[:2] + starts[-2:]:
         state = State(search.space, start.choices)
         for _ in range(3):
@@ -80,7 +80,7 @@ def test_changes_that_are_tried_out_take_what_they_take_when_made(
 
 def test_a_copy_changes_by_itself() -> None:
     search, rng = search_of(1, ("h200",)), np.random.default_rng(0)
-    state = State(search.space, constructed(search.construction)[0].choices)
+    state = State(search.space, construct_starts(search.construction)[0].choices)
     copied, before = state.copy(), state.device_ms_D.copy()
     for change in random_changes(search, state, rng):
         copied.replace_all(change)
@@ -91,7 +91,7 @@ def test_a_copy_changes_by_itself() -> None:
 
 def test_a_step_makes_the_score_better_and_the_best_change_is_taken() -> None:
     search, rng = search_of(1, ("h200",)), np.random.default_rng(0)
-    state = State(search.space, constructed(search.construction)[-1].choices)
+    state = State(search.space, construct_starts(search.construction)[-1].choices)
     changes = random_changes(search, state, rng)
     scores = [
         State(search.space, [dict(change).get(group, one) for group, one in enumerate(state.choices)]).score

@@ -14,7 +14,7 @@ from evenshard.api.serving import served_code
 from evenshard.cli import main
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.noise import Noise
-from evenshard.stages.decisions.model_comparison import Contest, contest
+from evenshard.stages.decisions.model_comparison import ModelComparison, compare_models
 from evenshard.stages.decisions.promotion import Decision, PairedTask, Verdict, decide
 from evenshard.stages.sharder_comparison import QUIET
 from evenshard.tables.files import load_tables
@@ -23,7 +23,7 @@ from evenshard.utils.errors import BadConfig, MeasurementFailed
 from support.builders import FakeHardware, cost_net, policy
 from support.convex_builders import NORMALIZER
 from support.decision_builders import bad_model, good_model, write_inputs
-from support.learned import learned
+from support.learned import learned_model
 from support.model_builders import save_model
 from support.tracking_builders import empty_file, register_model
 
@@ -215,7 +215,7 @@ def test_as_good_with_less_measuring_wins_and_the_way_back_is_refused(place: Pat
 
 @pytest.mark.slow
 def test_the_policy_of_the_same_run_becomes_champion_too(place: Path) -> None:
-    model = learned()
+    model = learned_model()
     save_model(place / "both", model.cost_model, model.trained_on, (cost_net(), policy(), NORMALIZER))
     assert main(["promote", "--candidate", str(place / "both")]) == 0
     crowned = tracking.champion(tracking.REGISTERED_POLICY)
@@ -228,7 +228,7 @@ def test_a_version_brings_the_policy_of_its_own_run(place: Path) -> None:
 
     client = MlflowClient()
     experiment = client.create_experiment("evenshard")
-    model = learned()
+    model = learned_model()
     for seed in range(2):
         folder, run_id = place / f"both_{seed}", client.create_run(experiment).info.run_id
         save_model(folder, model.cost_model, model.trained_on, (cost_net(seed), policy(), NORMALIZER))
@@ -245,7 +245,7 @@ def test_a_folder_that_a_run_has_registered_is_no_new_version(place: Path) -> No
 
     client = MlflowClient()
     run_id = client.create_run(client.create_experiment("evenshard")).info.run_id
-    model = learned()
+    model = learned_model()
     save_model(place / "both", model.cost_model, model.trained_on, (cost_net(), policy(), NORMALIZER))
     for name in (tracking.REGISTERED_COST, tracking.REGISTERED_POLICY):
         register_model(place / "both", served_code(), {}, run_id=run_id, name=name)
@@ -258,7 +258,7 @@ def test_a_folder_that_a_run_has_registered_is_no_new_version(place: Path) -> No
 
 @pytest.mark.slow
 def test_a_version_without_a_run_brings_its_policy_too(place: Path) -> None:
-    model = learned()
+    model = learned_model()
     save_model(place / "both", model.cost_model, model.trained_on, (cost_net(), policy(), NORMALIZER))
     register_folder(place / "both", served_code())
     assert tracking.champion(tracking.REGISTERED_POLICY) is None
@@ -274,12 +274,12 @@ def test_whose_alias_was_moved_in_the_meantime_is_left_alone(place: Path, monkey
         assert register_folder(folder, served_code())[0].version == str(number + 1)
     tracking.set_champion(tracking.REGISTERED_COST, "1")
 
-    def then_another_candidate_wins(*args: Any, **kwargs: Any) -> Contest:
-        found = contest(*args, **kwargs)
+    def then_another_candidate_wins(*args: Any, **kwargs: Any) -> ModelComparison:
+        found = compare_models(*args, **kwargs)
         tracking.set_champion(tracking.REGISTERED_COST, "2")
         return found
 
-    monkeypatch.setattr("evenshard.stages.decisions.promote.contest", then_another_candidate_wins)
+    monkeypatch.setattr("evenshard.stages.decisions.promote.compare_models", then_another_candidate_wins)
     assert main(["promote", "--candidate", str(good_model(place / "good"))]) == 1
     assert champion() == "models:/evenshard-cost/2"
     assert "became models:/evenshard-cost/2 in the meantime" in str(report()["reason"])

@@ -14,9 +14,9 @@ from evenshard.torchrec.estimator.fit import constants_of, rated_ms, shards_of_d
 from evenshard.torchrec.estimator.formula import (
     FittedShard,
     Rates,
+    cache_miss_bytes,
     exchanged_ms,
     host_work_of,
-    missed,
     touched_bytes,
     work_of,
 )
@@ -80,8 +80,8 @@ def test_work_by_hand() -> None:
 def test_memory_by_hand() -> None:
     assert touched_bytes(32, 32) == 32
     assert touched_bytes(48, 32) == 64  # every other row begins in the middle of a sector
-    assert missed(100.0, 40.0, 50.0) == 40.0
-    assert missed(100.0, 40.0, 10.0) == 40.0 + 60.0 * 0.75
+    assert cache_miss_bytes(100.0, 40.0, 50.0) == 40.0
+    assert cache_miss_bytes(100.0, 40.0, 10.0) == 40.0 + 60.0 * 0.75
 
 
 def test_misses_go_from_all_to_none() -> None:

@@ -30,14 +30,14 @@ from evenshard.sharders.search.state import Choice
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut
 from evenshard.utils.process import one_thread
-from evenshard.utils.signature import checked
+from evenshard.utils.signature import check_arguments
 
 # Parts elsewhere that a part may change places with: those after which the two devices promise most are priced.
 PRICED_SWAPS = 64
 
 
 @one_thread()
-@checked()
+@check_arguments()
 def explain(answer: PlacementAnswer, model: Model, table: str) -> Explanation:
     """What a table costs as it is sharded, and what it would elsewhere and otherwise.
 
@@ -124,7 +124,7 @@ class PartMoves:
             best=self.best(number) if movable else None,
         )
 
-    def _moved(self, number: int, device: int) -> Changes:
+    def _move(self, number: int, device: int) -> Changes:
         """A part on another device, with all that must stay with it."""
         position = self._position[self._answer.parts[number].table]
         home = self._answer.parts[number].device
@@ -137,7 +137,7 @@ class PartMoves:
     def _options(self, number: int) -> Iterator[DeviceOption]:
         what_if, home = self._what_if, self._answer.parts[number].device
         for device in range(self._answer.num_devices):
-            changes = self._moved(number, device)
+            changes = self._move(number, device)
             outcome = what_if.now if device == home else what_if.after(changes)
             yield DeviceOption(
                 device=device,
@@ -155,13 +155,13 @@ class PartMoves:
         tried: list[tuple[int, int | None]] = [
             (device, None) for device in range(self._answer.num_devices) if device != home
         ]
-        tried += [(self._answer.parts[other].device, other) for other in self._promising(number)]
+        tried += [(self._answer.parts[other].device, other) for other in self._swap_candidates(number)]
         grain_ms = ROUNDING * what_if.now.step_ms
         best: tuple[tuple[int, int], Move] | None = None
         for device, other in tried:
-            changes = self._moved(number, device)
+            changes = self._move(number, device)
             if other is not None:
-                changes = {**changes, **self._moved(other, home)}
+                changes = {**changes, **self._move(other, home)}
             outcome = what_if.after(changes)
             if _same(outcome, what_if.now) or what_if.illegal(changes, outcome):
                 continue
@@ -173,7 +173,7 @@ class PartMoves:
                 best = key, Move(device, back, from_ms, to_ms, outcome.step_ms, change_ms, change_ms < -grain_ms)
         return None if best is None else best[1]
 
-    def _promising(self, number: int) -> list[int]:
+    def _swap_candidates(self, number: int) -> list[int]:
         """Parts elsewhere, those first that make the slower one of the two devices fastest, by what each part adds."""
         own, ms_D = self._answer.parts[number], self._what_if.now.ms_D
 

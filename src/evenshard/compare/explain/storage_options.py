@@ -100,11 +100,11 @@ def _option(what_if: WhatIf, position: int, storage: Storage) -> KeptOption:
         miss_source=miss_source(table) if misses else "",
         step_ms=step_ms,
         change_ms=step_ms - what_if.now.step_ms,
-        illegal=() if is_now else tuple(_missing(what_if, parts)),
+        illegal=() if is_now else tuple(_memory_shortages(what_if, parts)),
     )
 
 
-def _missing(what_if: WhatIf, parts: Sequence[TablePart]) -> Iterator[str]:
+def _memory_shortages(what_if: WhatIf, parts: Sequence[TablePart]) -> Iterator[str]:
     """Memory that is missing, and was not missing as much before."""
     task, machine, before = what_if.task, what_if.task.machine, what_if.answer.parts
     for count, room, where in (

@@ -102,19 +102,19 @@ class WhatIfOption:
     @property
     def device_factor(self) -> float:
         """Nine of ten times on the device are within this factor of the real one's; 1 for real hardware."""
-        error = self._placed.device_error
+        error = self._fitting_answer.device_error
         return error.factor if error is not None else 1.0
 
     @property
     def link_factor(self) -> float:
         """Nine of ten exchanges are within this factor of real ones; the device's if nothing is known of links."""
-        error = self._placed.link_error
+        error = self._fitting_answer.link_error
         return error.factor if error is not None else self.device_factor
 
     @property
     def embeddings_ms(self) -> PredictedInterval:
         """Time of the embeddings in a step, without ``sync``."""
-        placed = self._placed
+        placed = self._fitting_answer
         return PredictedInterval(placed.predicted_ms, placed.low_ms, placed.high_ms).times(self._replicas_factor)
 
     @property
@@ -128,7 +128,7 @@ class WhatIfOption:
     @property
     def model_ms(self) -> PredictedInterval:
         """``step_ms`` with the interval of the cost model alone, to compare with others on the same hardware."""
-        placed, more, sync = self._placed, self._replicas_factor, self.sync_ms
+        placed, more, sync = self._fitting_answer, self._replicas_factor, self.sync_ms
         ends = (placed.predicted_ms, placed.model_low_ms, placed.model_high_ms)
         return PredictedInterval(*(self._with_dense(more * end) + sync for end in ends))
 
@@ -139,8 +139,8 @@ class WhatIfOption:
 
     def step_if_ms(self, kernels: float, links: float) -> float:
         """Time of a step if kernels, or exchanges, take so many times as long as predicted."""
-        compute_ms, _ = step_shares_ms(self._placed.devices, self._placed.request.training_pipeline)
-        exchange_ms = self._placed.predicted_ms - compute_ms + self.replicas_ms
+        compute_ms, _ = step_shares_ms(self._fitting_answer.devices, self._fitting_answer.request.training_pipeline)
+        exchange_ms = self._fitting_answer.predicted_ms - compute_ms + self.replicas_ms
         return self._with_dense(kernels * compute_ms + links * exchange_ms) + links * self.sync_ms
 
     @property
@@ -162,13 +162,13 @@ class WhatIfOption:
         return None if self.cost_per_ms is None else self.step_ms.times(self.cost_per_ms)
 
     @property
-    def _placed(self) -> PlacementAnswer:
+    def _fitting_answer(self) -> PlacementAnswer:
         assert self.answer is not None, "there are times of tables that fit"
         return self.answer
 
     @property
     def _replicas_factor(self) -> float:
-        return 1 + self.replicas_ms / self._placed.predicted_ms
+        return 1 + self.replicas_ms / self._fitting_answer.predicted_ms
 
     def _with_dense(self, embeddings_ms: float) -> float:
         return embeddings_ms + self.dense_ms - self.overlap * min(embeddings_ms, self.dense_ms)

@@ -78,7 +78,7 @@ class Question:
             price_per_hour=None if price is None else price.per_hour(machine.num_devices, machine.num_nodes),
         )
         try:
-            answer = self._placed(option, group)
+            answer = self._place_on(option, group)
         except InfeasibleTask as error:
             return replace(option, problem=str(error))
         if not layout:
@@ -88,7 +88,7 @@ class Question:
         if first.sync_ms < WORTH_EVENING * first.step_ms.value or max(held) < UNEVEN_GROUP * sum(held) / len(held):
             return first
         try:
-            even = self._with_groups(option, self._placed(option, group, _even_caps(answer), answer))
+            even = self._with_groups(option, self._place_on(option, group, _even_caps(answer), answer))
         except InfeasibleTask:
             return first
         return min(first, even, key=lambda one: one.step_ms.value)
@@ -101,7 +101,7 @@ class Question:
             replicas_ms=replicas_ms(answer, option.machine),
         )
 
-    def _placed(
+    def _place_on(
         self,
         option: WhatIfOption,
         group: Machine,

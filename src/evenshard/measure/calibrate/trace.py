@@ -98,7 +98,7 @@ def fit_to_calls(profile: GpuProfile, shards: Sequence[TracedShard], seed: int =
     fitted = [shards[number] for number in order[num_held_out:]]
     launched = [name for name in KERNELS if any(shard.call.class_us(name) > 0 for shard in fitted)]
     free = tuple(dict.fromkeys(name for kernel in launched for name in CONSTANTS_OF_KERNEL[kernel]))
-    result, at_bound = fit_constants(profile, _measured(profile, fitted), free)
+    result, at_bound = fit_constants(profile, _group_by_optimizer(profile, fitted), free)
     result = replace(result, fwd_host_us=_host_us("fwd_host_us", fitted), bwd_host_us=_host_us("bwd_host_us", fitted))
     judges = held_out or fitted
     return Calibration(
@@ -121,7 +121,7 @@ def _host_us(name: str, shards: Sequence[TracedShard]) -> float:
     return min(max(median(times), low), high)
 
 
-def _measured(profile: GpuProfile, shards: Sequence[TracedShard]) -> list[MeasuredShards]:
+def _group_by_optimizer(profile: GpuProfile, shards: Sequence[TracedShard]) -> list[MeasuredShards]:
     """The shards by their optimizer, with the times of their kernels."""
     counter = WorkCounter(profile)
     result = []
@@ -135,5 +135,5 @@ def _measured(profile: GpuProfile, shards: Sequence[TracedShard]) -> list[Measur
 
 def _errors(profile: GpuProfile, shards: Sequence[TracedShard]) -> dict[str, Errors]:
     """Errors of each kernel. If there are several optimizers, those of the one with the most shards."""
-    most = max(_measured(profile, shards), key=len)
+    most = max(_group_by_optimizer(profile, shards), key=len)
     return prediction_errors(profile, most, KERNELS)

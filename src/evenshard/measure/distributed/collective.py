@@ -353,7 +353,7 @@ def serve(config: MeasureConfig, kinds: Kinds = JOBS) -> None:
             return
         worker = Worker(config, Ranks(store, rank, size, device, config.timeout_s))
         number = 0
-        while (job := _decoded(_read(store, f"job/{number}"), number, kinds, rank, size)) is not None:
+        while (job := _decode(_read(store, f"job/{number}"), number, kinds, rank, size)) is not None:
             with on_sigterm(_stop):  # while it waits for a job, it may simply be ended
                 worker.ranks.gather(encode_answer(job.run(worker)))
             number += 1
@@ -379,7 +379,7 @@ def _read(store: Store, key: str) -> bytes:
         raise PeerLost(f"the store of torchrun is gone: {reason_of(error)}") from error
 
 
-def _decoded(content: bytes, number: int, kinds: Kinds, rank: int, size: int) -> RankJob | None:
+def _decode(content: bytes, number: int, kinds: Kinds, rank: int, size: int) -> RankJob | None:
     try:
         return decode_job(content, kinds, size)
     except ValueError as error:

@@ -174,7 +174,7 @@ def attempt(run: Callable[[], tuple[Step, ...]]) -> Finding:
 def _steps(worker: Worker, task: ShardingTask, placement: Placement, together: bool) -> tuple[Step, ...]:
     shards = [[task.tables[position] for position in shard] for shard in placement.shards()]
     ranks, own = worker.ranks, shards[worker.ranks.rank]
-    with _loaded(worker, own, task.batch_size) as loaded:
+    with _load_shard(worker, own, task.batch_size) as loaded:
         exchange = None
         if together:
             dims = [sum(table.embedding_dim for table in shard) for shard in shards]
@@ -187,9 +187,9 @@ def _steps(worker: Worker, task: ShardingTask, placement: Placement, together: b
         return steps
 
 
-def _loaded(worker: Worker, shard: Sequence[Any], batch_size: int) -> AbstractContextManager[LoadedShard | None]:
+def _load_shard(worker: Worker, shard: Sequence[Any], batch_size: int) -> AbstractContextManager[LoadedShard | None]:
     """The shard on its device; None for a rank that holds no table."""
-    return worker.kernels.loaded(shard, batch_size) if shard else nullcontext()
+    return worker.kernels.load_shard(shard, batch_size) if shard else nullcontext()
 
 
 def _step(worker: Worker, loaded: LoadedShard | None, exchange: Exchange | None, number: int) -> Step:
@@ -201,7 +201,7 @@ def _step(worker: Worker, loaded: LoadedShard | None, exchange: Exchange | None,
         ranks.go_on_together()
     if loaded is not None:
         gradient_BD = loaded.gradient
-        pooled_BD, fwd_ms = timed(device, lambda: loaded.forward(number))
+        pooled_BD, fwd_ms = time_work(device, lambda: loaded.forward(number))
     if exchange is not None:
         wait_ms = ranks.go_on_together()
         fwd_exchange_ms = ranks.timed_ms(lambda: exchange.send(pooled_BD))
@@ -209,11 +209,11 @@ def _step(worker: Worker, loaded: LoadedShard | None, exchange: Exchange | None,
         bwd_exchange_ms = ranks.timed_ms(lambda: exchange.send_back(gradient_BD))
         ranks.go_on_together()
     if loaded is not None:
-        _, bwd_ms = timed(device, lambda: loaded.backward(pooled_BD))
+        _, bwd_ms = time_work(device, lambda: loaded.backward(pooled_BD))
     return Step(fwd_ms, wait_ms, fwd_exchange_ms, bwd_exchange_ms, bwd_ms)
 
 
-def timed(device: torch.device, work: Callable[[], _Result]) -> tuple[_Result, float]:
+def time_work(device: torch.device, work: Callable[[], _Result]) -> tuple[_Result, float]:
     """What the work returns, and how long the device took for it, ms."""
     watch = stopwatch(device)
     watch.mark()

@@ -38,7 +38,7 @@ class Bags:
     indices: torch.Tensor
     weights: torch.Tensor | None = None
 
-    def permuted(self, order: torch.Tensor) -> Bags:
+    def permute(self, order: torch.Tensor) -> Bags:
         """Its features in another order, in which some may come again and some not at all."""
         found = torch.ops.fbgemm.permute_2D_sparse_data(order, self.lengths, self.indices, self.weights)
         return Bags(*found)
@@ -119,7 +119,7 @@ class InputExchange:
     def __call__(self, own: Bags) -> Distribution:
         """Sends this rank's lookups and receives this device's."""
         bags = self._distinct(own) if any(self._is_deduplicated) else own
-        sent = (self._bucketized(bags) if self._group.is_in_rows else bags).permuted(self._send_order)
+        sent = (self._bucketize(bags) if self._group.is_in_rows else bags).permute(self._send_order)
         size, count = self._ranks.size, self._num_features[self._ranks.rank]
         lengths = torch.empty(size * count * self._own, dtype=torch.int32, device=self._ranks.device)
         splits = Splits(tuple(each * self._own for each in self._num_features), (count * self._own,) * size)
@@ -129,7 +129,7 @@ class InputExchange:
         weights = None if sent.weights is None else self._sent_around(sent.weights, of_lookups)
         received = Bags(lengths.view(size * count, self._own), indices, weights)
         if count:
-            received = received.permuted(self._order)
+            received = received.permute(self._order)
         looked_up = Bags(received.lengths.view(count, size * self._own), received.indices, received.weights)
         return Distribution(own, sent.lengths.sum(dim=1), looked_up)
 
@@ -150,9 +150,9 @@ class InputExchange:
         self._ranks.all_to_all(received, sent, splits)
         return received
 
-    def _bucketized(self, bags: Bags) -> Bags:
+    def _bucketize(self, bags: Bags) -> Bags:
         """Bucket after bucket, each with all features; indices count from the first row of their part."""
-        bags = bags.permuted(self._expand)
+        bags = bags.permute(self._expand)
         width = len(self._edges[0]) - 1
         lengths, indices, weights, *_ = torch.ops.fbgemm.block_bucketize_sparse_features(
             bags.lengths.reshape(-1),

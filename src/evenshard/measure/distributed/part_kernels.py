@@ -80,14 +80,15 @@ def load_calls(
     """
     of_groups = [group.calls_on(device) for group in groups]
     sizes = [
-        [0 if call.is_dense else _weight_bytes(_held(blocks, device)) for call, blocks in calls] for calls in of_groups
+        [0 if call.is_dense else _weight_bytes(_tables_on_device(blocks, device)) for call, blocks in calls]
+        for calls in of_groups
     ]
     kernels.reserve(sum(map(sum, sizes)))
     loaded, first_byte = [], 0
     for group, calls, of_group in zip(groups, of_groups, sizes, strict=True):
         found, feature = [], 0
         for (call, blocks), num_bytes in zip(calls, of_group, strict=True):
-            held = _held(blocks, device)
+            held = _tables_on_device(blocks, device)
             features = [at for at, block in enumerate(blocks) for _ in range(block.table.num_features)]
             if is_replicated(group):
                 operator = _dense_operator(kernels, held, call.pooling, features)
@@ -106,7 +107,7 @@ def dense_optimizer(name: str, calls: Sequence[LoadedCall]) -> torch.optim.Optim
     return _DENSE_OPTIMIZERS[name](weights, lr=LEARNING_RATE) if weights else None
 
 
-def _held(blocks: Sequence[ColumnBlock], device: int) -> list[Table]:
+def _tables_on_device(blocks: Sequence[ColumnBlock], device: int) -> list[Table]:
     """What the device has of each block; a table has at least one row."""
     return [
         replace(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from evenshard.measure.costs import OUT_OF_MEMORY
-from evenshard.measure.distributed.exchange import GRADIENT, Finding, Step, Worker, run_together, timed
+from evenshard.measure.distributed.exchange import GRADIENT, Finding, Step, Worker, run_together, time_work
 from evenshard.measure.distributed.part_inputs import Bags, Distribution, InputExchange, own_bags
 from evenshard.measure.distributed.part_kernels import LoadedCall, dense_optimizer, load_calls
 from evenshard.measure.distributed.part_layout import ExchangeGroup, exchange_groups, is_replicated
@@ -141,7 +141,7 @@ def measure_own_parts(worker: Worker, task: ShardingTask, parts: Sequence[TableP
 
 
 def _steps(worker: Worker, task: ShardingTask, parts: Sequence[TablePart]) -> tuple[Step, ...]:
-    with worker.kernels.working(task.tables):
+    with worker.kernels.watch_failures(task.tables):
         loaded = LoadedParts(worker, task, parts)
         worker.ranks.go_on_together()
         steps = tuple(_step(worker, loaded, number) for number in range(worker.config.warmup + worker.config.repeats))
@@ -159,13 +159,13 @@ def _step(worker: Worker, loaded: LoadedParts, number: int) -> Step:
     worker.flush()
     inputs_ms = exchanged_ms(lambda: loaded.distribute(number))
     ranks.go_on_together()
-    _, forward_ms = timed(device, loaded.forward)
+    _, forward_ms = time_work(device, loaded.forward)
     wait_ms = ranks.go_on_together()
     out_ms = ranks.timed_ms(loaded.exchange)
     back_ms = exchanged_ms(loaded.exchange_back)
     ranks.go_on_together()
-    _, backward_ms = timed(device, loaded.backward)
+    _, backward_ms = time_work(device, loaded.backward)
     reduce_ms = exchanged_ms(loaded.reduce_replicas)
     ranks.go_on_together()
-    _, update_ms = timed(device, loaded.update_replicas)
+    _, update_ms = time_work(device, loaded.update_replicas)
     return Step(forward_ms, wait_ms, out_ms, back_ms + reduce_ms, backward_ms + update_ms, inputs_ms)

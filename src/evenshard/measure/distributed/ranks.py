@@ -126,7 +126,7 @@ class Ranks:
         # NCCL's watchdog must not take this process down before it has said which rank is lost.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
         with nccl_log() as log:
-            with self._answered():
+            with self._detect_lost_peer():
                 dist.init_process_group(
                     "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
                     store=store,
@@ -149,7 +149,7 @@ class Ranks:
         if problem == FINE and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the host's barrier says nothing about work that is only queued
         worst = torch.tensor([PROBLEMS.index(problem)])
-        with self._answered():
+        with self._detect_lost_peer():
             dist.all_reduce(worst, dist.ReduceOp.MAX)
         return PROBLEMS[int(worst)]
 
@@ -169,7 +169,7 @@ class Ranks:
     def timed_ms(self, exchanges: Callable[[], None]) -> float:
         """Duration of collectives, one after the other, on this rank, ms."""
         watch = stopwatch(self.device)
-        with self._answered():
+        with self._detect_lost_peer():
             watch.mark()
             exchanges()
             watch.mark()
@@ -216,7 +216,7 @@ class Ranks:
             nodes = [range(first, first + devices_per_node) for first in range(0, self.size, devices_per_node)]
             across = [range(local, self.size, devices_per_node) for local in range(devices_per_node)]
             own: list[dist.ProcessGroup] = []
-            with self._answered():
+            with self._detect_lost_peer():
                 for members in (*nodes, *across):  # every rank takes part in making every group
                     group = dist.new_group(list(members), timeout=timedelta(seconds=self._timeout_s))
                     if self.rank in members:
@@ -226,7 +226,7 @@ class Ranks:
 
     def gather(self, own: bytes) -> list[bytes]:
         """The ``own`` of each rank, on rank 0; an empty list elsewhere. Bytes, as objects would come as pickles."""
-        with self._answered():
+        with self._detect_lost_peer():
             length = torch.tensor([len(own)])
             lengths = [torch.zeros_like(length) for _ in range(self.size)]
             dist.all_gather(lengths, length)
@@ -250,7 +250,7 @@ class Ranks:
                 raise RuntimeError(f"{self.backend} did not end an exchange within {self._timeout_s:g} s")
 
     @contextmanager
-    def _answered(self) -> Iterator[None]:
+    def _detect_lost_peer(self) -> Iterator[None]:
         began = time.monotonic()
         try:
             yield

@@ -50,13 +50,13 @@ class LookupColumns:
         if not new:
             return
         flat = [one for lookups in new for one in lookups]
-        found = [_joined(price, price.columns(flat), new) for price in self._prices]
+        found = [_join_columns(price, price.columns(flat), new) for price in self._prices]
         self.columns_KPH = (
             [np.concatenate(pair) for pair in zip(self.columns_KPH, found, strict=True)] if known else found
         )
 
 
-def _joined(price: DevicePrice, columns_PH: Columns, groups: Sequence[tuple[Lookup, ...]]) -> Columns:
+def _join_columns(price: DevicePrice, columns_PH: Columns, groups: Sequence[tuple[Lookup, ...]]) -> Columns:
     """[groups, H] the columns of tables that are looked up together."""
     sizes = np.array([len(group) for group in groups])
     if (sizes == 1).all():

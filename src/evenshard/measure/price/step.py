@@ -196,7 +196,7 @@ class PartCosts:
         by_table = parts_by_table(self.task, parts)
         exchanges = exchange_times(self.task, volumes_of(self.task, by_table), self.links)
         (compute_DM2,) = self._compute_ms(list(held_parts(self.task, by_table)), replicated_values(by_table))
-        return self._predicted(parts, compute_DM2 + self._offload_D12(by_table), exchanges)
+        return self._prediction(parts, compute_DM2 + self._offload_D12(by_table), exchanges)
 
     def predict_whole(self, placements: Sequence[Placement]) -> list[PredictedParts]:
         """What ``predict`` says of each of many placements of whole tables, faster: what they share is told once."""
@@ -218,11 +218,11 @@ class PartCosts:
         ]
         compute_NDM2 = self._compute_ms(held, copies=len(placements))
         return [
-            self._predicted(placement.parts(tables), compute_DM2, exchanges.select(number))
+            self._prediction(placement.parts(tables), compute_DM2, exchanges.select(number))
             for number, (placement, compute_DM2) in enumerate(zip(placements, compute_NDM2, strict=True))
         ]
 
-    def _predicted(
+    def _prediction(
         self, parts: Sequence[TablePart], compute_DM2: FloatArray, exchanges: ExchangeTimes
     ) -> PredictedParts:
         """The prediction of a placement whose devices take these times."""
@@ -316,14 +316,14 @@ class PartCosts:
         """
         volumes = Volumes.empty(self.task.num_devices)
         volumes.replicated_values = 1.0
-        return self._counted(self.slopes_V3(np.ones(self.task.num_devices))), sum(self._floors_ms(volumes))
+        return self._sum_slopes(self.slopes_V3(np.ones(self.task.num_devices))), sum(self._floors_ms(volumes))
 
     @property
     def own_slopes_V(self) -> FloatArray:
         """[V] time of exchanges for each of the volumes, if one device alone has any."""
-        return self._counted(self.slopes_V3(np.eye(1, self.task.num_devices)[0]))
+        return self._sum_slopes(self.slopes_V3(np.eye(1, self.task.num_devices)[0]))
 
-    def _counted(self, slopes_V3: FloatArray) -> FloatArray:
+    def _sum_slopes(self, slopes_V3: FloatArray) -> FloatArray:
         return np.asarray(slopes_V3[:, 1 if hides_inputs(self.pipeline) else 0 :].sum(axis=1))
 
     def slopes_V3(self, held_D: FloatArray) -> FloatArray:

@@ -227,7 +227,7 @@ def _of_events(source: str, document: Mapping[str, Any], events: list[dict[str, 
             on_gpu.append(event)
         elif kind in _LAUNCHES and "correlation" in event.get("args", {}):
             launches[event["args"]["correlation"]] = event
-    threads = {thread: _nested(thread, ops) for thread, ops in on_cpu.items()}
+    threads = {thread: _nest_ops(thread, ops) for thread, ops in on_cpu.items()}
     starts = {thread: [op.start_us for op in ops] for thread, ops in threads.items()}
     by_external_id = {
         event["args"]["External id"]: op
@@ -299,7 +299,7 @@ def _gpu(
     return {}
 
 
-def _nested(thread: object, events: list[dict[str, Any]]) -> list[Op]:
+def _nest_ops(thread: object, events: list[dict[str, Any]]) -> list[Op]:
     """Operators of one thread in the order of their start; sorts the events by it, too."""
     events.sort(key=lambda event: (_time(event, "ts"), -_time(event, "dur")))
     ops: list[Op] = []

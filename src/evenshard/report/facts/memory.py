@@ -9,7 +9,7 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.device_memory import RESERVED_SHARE
 from evenshard.planner.memory import NodeMemory, OffloadedPart
 from evenshard.planner.request import PlacementRequest
-from evenshard.utils.messages import counted, names_text, printable
+from evenshard.utils.messages import count_text, names_text, printable
 from evenshard.utils.units import ms_text, pct_text, size_text
 
 UNCOUNTED = "CUDA context, NCCL, fragmentation"
@@ -45,10 +45,10 @@ def kept_texts(answer: PlacementAnswer) -> list[tuple[str, str]]:
     tables: dict[str, list[str]] = {}
     for name, kept in answer.storage_of_table.items():
         tables.setdefault(kept.kernel, []).append(name)
-    return [(kernel, _kept(answer, kernel, tables[kernel])) for kernel in COMPUTE_KERNELS if kernel in tables]
+    return [(kernel, _kernel_text(answer, kernel, tables[kernel])) for kernel in COMPUTE_KERNELS if kernel in tables]
 
 
-def _kept(answer: PlacementAnswer, kernel: str, names: Sequence[str]) -> str:
+def _kernel_text(answer: PlacementAnswer, kernel: str, names: Sequence[str]) -> str:
     held, cached = 0, 0
     for part, size in zip(answer.parts, answer.part_memory, strict=True):
         if part.storage.kernel != kernel:
@@ -56,7 +56,7 @@ def _kept(answer: PlacementAnswer, kernel: str, names: Sequence[str]) -> str:
         outside = size.host_bytes + size.ssd_weights
         held += outside or len(part.devices) * (size.weights + size.optimizer_state)
         cached += (size.weights + size.cache_state) if part.storage.is_cached else 0
-    count = f"{counted(len(names), 'table')}, {size_text(held)}"
+    count = f"{count_text(len(names), 'table')}, {size_text(held)}"
     if kernel == FUSED:
         return f"{count} in device memory"
     text = f"{count} {'on SSDs' if kernel == KEY_VALUE else 'in host memory'}"

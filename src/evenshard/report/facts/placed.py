@@ -16,7 +16,7 @@ from evenshard.placement.sharding import (
 )
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.tables.table import Table
-from evenshard.utils.messages import counted, names_text, printable
+from evenshard.utils.messages import count_text, names_text, printable
 from evenshard.utils.units import size_text
 
 
@@ -112,10 +112,10 @@ def sharding_texts(answer: PlacementAnswer) -> list[tuple[str, str]]:
     for table in sharded_tables(answer):
         cut.setdefault(table.way, []).append(table)
     whole = sum(way == TABLE_WISE for way in answer.type_of_table.values())
-    found = [(TABLE_WISE, f"{counted(whole, 'table')}, each on one device")] if whole else []
+    found = [(TABLE_WISE, f"{count_text(whole, 'table')}, each on one device")] if whole else []
     for way in SHARDING_TYPES:
         if tables := cut.get(way):
-            found.append((way, f"{counted(len(tables), 'table')}{_which(answer, way, tables)}"))
+            found.append((way, f"{count_text(len(tables), 'table')}{_which(answer, way, tables)}"))
     return found
 
 

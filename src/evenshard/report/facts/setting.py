@@ -14,7 +14,7 @@ from evenshard.placement.sharding import Communication
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.assumptions import Assumption
-from evenshard.utils.messages import counted, names_text, printable
+from evenshard.utils.messages import count_text, names_text, printable
 
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w])")
 
@@ -55,7 +55,7 @@ def assumed_lookups_texts(answer: PlacementAnswer) -> list[str]:
     tables = tuple(name for group in groups for name in group.tables)
     if not tables:
         return []
-    which = f"{counted(len(tables), 'table')} ({names_text(tables)})"
+    which = f"{count_text(len(tables), 'table')} ({names_text(tables)})"
     said, name = "; ".join(dict.fromkeys(group.text for group in groups)), printable(tables[0])
     return [
         f"The lookups per sample of {which} are assumed: {said}. Times and memory grow with them: give "
@@ -77,7 +77,7 @@ def _with_ranges(texts: Sequence[str]) -> str:
 
 def tables_and_machine(request: PlacementRequest) -> str:
     """How many tables are placed on what."""
-    return f"{counted(len(request.tables), 'table')} on {machine_text(request)}"
+    return f"{count_text(len(request.tables), 'table')} on {machine_text(request)}"
 
 
 def machine_text(request: PlacementRequest) -> str:
@@ -127,7 +127,7 @@ def optimizer_text(request: PlacementRequest) -> str:
     counts = Counter(request.optimizer_of(table.name) for table in request.tables).most_common()
     if len(counts) == 1:
         return counts[0][0]
-    return " + ".join(f"{name} ({counted(count, 'table')})" for name, count in counts)
+    return " + ".join(f"{name} ({count_text(count, 'table')})" for name, count in counts)
 
 
 def _communication_text(way: Communication) -> str:

@@ -27,7 +27,7 @@ from evenshard.report.page.charts import MEMORY_KINDS, device_bars, device_text,
 from evenshard.report.terminal import shown_devices
 from evenshard.sharders.catalog import label_of
 from evenshard.utils.atomic import atomic_path
-from evenshard.utils.messages import counted, printable
+from evenshard.utils.messages import count_text, printable
 from evenshard.utils.units import decimals, ms_text, pct_text, size_text
 from evenshard.version import __version__
 
@@ -64,10 +64,10 @@ def page(answer: PlacementAnswer, missing: str = "") -> str:
         missing: why TorchRec's planner is not among the others, where it was asked for.
     """
     not_compared = comparison.not_compared_text(answer, missing)
-    return rendered("page.html.j2", not_compared=not_compared, **_view(answer))
+    return render_template("page.html.j2", not_compared=not_compared, **_view(answer))
 
 
-def rendered(name: str, **view: Any) -> str:
+def render_template(name: str, **view: Any) -> str:
     """A template of this package with what stands in it; names are escaped.
 
     Args:
@@ -119,7 +119,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "device_text": device_text,
         "timed": setting.timing_word(answer),
         "predicted_by": _predicted_by(answer),
-        "title": f"{counted(len(answer.request.tables), 'table')} on {counted(answer.num_devices, 'device')}",
+        "title": f"{count_text(len(answer.request.tables), 'table')} on {count_text(answer.num_devices, 'device')}",
         "best": comparison.best_rival(answer),
         "advice": [*step.advice(answer), *(memory.badly_served_text(answer, one) for one in badly_served)],
         "axis": axis,
@@ -152,7 +152,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "open_list": len(parts) <= MAX_OPEN,
         "notes": (*setting.assumed_lookups_texts(answer), *answer.notes),
         "listed": _LISTED,
-        "asked": _asked(answer),
+        "asked": _request_rows(answer),
         "made_by": _made_by(answer),
         "ranges": _ranges(answer),
         "lineage": json.dumps(dict(answer.lineage), indent=1),
@@ -162,7 +162,7 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
 # Request and lineage --------------------------------------------------------------------------------------------------
 
 
-def _asked(answer: PlacementAnswer) -> list[tuple[str, str]]:
+def _request_rows(answer: PlacementAnswer) -> list[tuple[str, str]]:
     request, rules = answer.request, answer.request.rules
     caps = sorted(set(request.caps_bytes))
     cap = f"{size_text(caps[0])} each" if len(caps) == 1 else f"{size_text(caps[0])} to {size_text(caps[-1])}"
@@ -182,10 +182,10 @@ def _asked(answer: PlacementAnswer) -> list[tuple[str, str]]:
         ("Sharding types", ", ".join(request.types)),
         ("Communication", f"{request.communication.forward} forward, {request.communication.backward} backward"),
     ]
-    asked += [("Pinned", f"{name} to device {_listed(where)}") for name, where in rules.pinned.items()]
-    asked += [("Forbidden", f"{name} on device {_listed(where)}") for name, where in rules.forbidden.items()]
+    asked += [("Pinned", f"{name} to device {_join_devices(where)}") for name, where in rules.pinned.items()]
+    asked += [("Forbidden", f"{name} on device {_join_devices(where)}") for name, where in rules.forbidden.items()]
     if rules.forbidden_devices:
-        asked.append(("Forbidden devices", _listed(rules.forbidden_devices)))
+        asked.append(("Forbidden devices", _join_devices(rules.forbidden_devices)))
     asked += [("Kept as", f"{name}: {', '.join(kernels)}") for name, kernels in rules.table_kernels.items()]
     asked += [("Together", ", ".join(group)) for group in rules.together]
     asked += [("Apart", ", ".join(group)) for group in rules.apart]
@@ -207,7 +207,7 @@ def _hosts(request: PlacementRequest) -> str:
     return ", ".join(found)
 
 
-def _listed(devices: Iterable[int]) -> str:
+def _join_devices(devices: Iterable[int]) -> str:
     return ", ".join(str(device) for device in devices)
 
 
@@ -280,9 +280,9 @@ def card(answer: PlacementAnswer) -> str:
         times = predicted_step_times(answer.devices[device])
         widths = [100 * time_ms / longest_ms for time_ms in times]
         bars.append((device, answer.devices[device].predicted_total_ms, list(zip(widths, COLOURS, strict=True))))
-    return rendered(
+    return render_template(
         "card.html.j2",
-        title=counted(len(answer.request.tables), "table"),
+        title=count_text(len(answer.request.tables), "table"),
         setting=setting.setting_text(answer),
         headline=step.step_headline(answer),
         worth=[step.timed_text(answer), *comparison.worth_texts(answer)],

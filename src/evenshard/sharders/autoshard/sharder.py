@@ -127,11 +127,11 @@ class AutoShardSharder:
 
     def sample(self, tasks: Sequence[ShardingTask], generator: torch.Generator) -> list[Placement | None]:
         """One sampled placement per task, for exploring; None where a table finds no room."""
-        return self._played(tasks, choose_sampled(generator))
+        return self._play_feasible(tasks, choose_sampled(generator))
 
     def sample_one(self, task: ShardingTask, count: int, generator: torch.Generator) -> list[Placement | None]:
         """Sampled placements of one task, which keep to the memory; None where a table finds no room."""
-        return self._played([task] * count, choose_sampled(generator))
+        return self._play_feasible([task] * count, choose_sampled(generator))
 
     def predicted_ms(self, task: ShardingTask, placement: Placement) -> float:
         """Predicted compute of the slowest device of any placement, ms; its exchanges are not predicted."""
@@ -140,7 +140,7 @@ class AutoShardSharder:
             sums = [of_tables[list(positions)].sum(dim=0) for positions in placement.shards() if positions]
             return float(self.cost_net.shard_cost(torch.stack(sums)).max())
 
-    def _played(self, tasks: Sequence[ShardingTask], choose: Choose) -> list[Placement | None]:
+    def _play_feasible(self, tasks: Sequence[ShardingTask], choose: Choose) -> list[Placement | None]:
         feasible = [number for number, task in enumerate(tasks) if is_feasible(task)]
         placements: list[Placement | None] = [None] * len(tasks)
         for number, answer in zip(feasible, self._play([tasks[number] for number in feasible], choose), strict=True):

@@ -36,7 +36,7 @@ def calibrate(
     chosen = [number for number in ran if measured[number].proposed_by != RANDOM_SHARD] or ran
     if not chosen:
         return Calibration(), math.nan
-    members_KN = _members_KN(_predicted(model, [measured[n] for n in chosen]))
+    members_KN = _members_KN(_predict_measured(model, [measured[n] for n in chosen]))
     actual_N = torch.tensor([measured[n].cost.max_device_ms for n in chosen])
     held_out_N = members_KN.gather(0, held_out_by_N[chosen][None])[0]
     errors_N = (held_out_N / actual_N).log().abs()
@@ -55,14 +55,14 @@ def calibrate_for_chosen(model: CostModel, first: CostModel, own: Sequence[Measu
     """
     if not own:
         return
-    predicted_N = torch.tensor([one.predicted_ms for one in _predicted(first, own)])
-    members_KN = _members_KN(_predicted(model, own))
+    predicted_N = torch.tensor([one.predicted_ms for one in _predict_measured(first, own)])
+    members_KN = _members_KN(_predict_measured(model, own))
     errors_N = (torch.tensor([one.cost.max_device_ms for one in own]) / predicted_N).log().abs()
     factor = conformal_factor(errors_N, model.calibration.deviation_N(log_spread_N(members_KN)))
     model.calibration = replace(model.calibration, factor=max(model.calibration.factor, factor))
 
 
-def _predicted(model: CostModel, measured: Sequence[MeasuredPlacement]) -> list[PredictedParts]:
+def _predict_measured(model: CostModel, measured: Sequence[MeasuredPlacement]) -> list[PredictedParts]:
     return predict_whole(model, [(one.task, one.placement) for one in measured])
 
 

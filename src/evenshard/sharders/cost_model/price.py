@@ -65,14 +65,14 @@ class LearnedPrice(DevicePrice):
         """[P, H] of tables: what decides about jumps and what jumps, the linear part, and what the bent units see."""
         lookups = [one.pooled for one in lookups]
         found = np.zeros((len(lookups), self._width), dtype=np.float32)
-        for some, represented in self._represented(lookups):
+        for some, represented in self._represent(lookups):
             jumps_TJ, inputs_TI = represented[:, JUMPS], represented[:, INPUTS]
             work_TW, linear_T2 = inputs_TI[:, LANE_WORK], inputs_TI @ self._linear_I2
             pieces_TH = inputs_TI @ self._model.net.piece_weight
             found[some] = torch.cat([jumps_TJ, work_TW, linear_T2, pieces_TH], dim=1).numpy()
         return found
 
-    def _represented(self, lookups: Sequence[Lookup]) -> Iterator[tuple[list[int], torch.Tensor]]:
+    def _represent(self, lookups: Sequence[Lookup]) -> Iterator[tuple[list[int], torch.Tensor]]:
         """The numbers of some of these lookups, and what the model sees of their tables, until it has seen all."""
         for bags, numbers in _by_bags(lookups).items():
             for first in range(0, len(numbers), MAX_REPRESENTED):
@@ -112,7 +112,7 @@ class LearnedPrice(DevicePrice):
         row_P = torch.tensor([rows.setdefault(lookup, len(rows)) for lookup in lookups])
         device_P = torch.tensor([one.device for one in held for _ in one.lookups])
         found_RH = torch.zeros(len(rows), INPUTS.start + len(net.piece_weight))
-        for some, represented in self._represented(list(rows)):
+        for some, represented in self._represent(list(rows)):
             found_RH[some] = represented
         held_PH, is_single_P = found_RH[row_P], device_P != EVERY_DEVICE
         sums_DH = torch.zeros(num_devices, found_RH.shape[1])

@@ -146,14 +146,14 @@ class EvenshardSharder:
         generator = torch.Generator().manual_seed(self._config.seed)
         experts = _experts(task)
         starts = distinct([*known, *experts, *self._rollouts(task, generator)], kinds)
-        predicted = _predicted(costs, [*starts, *experts])
+        predicted = _predict_placements(costs, [*starts, *experts])
         best_starts = sorted(starts, key=lambda one: predicted[one].predicted_ms)[:MOST_STARTS]
         search = self._plan_search(costs)
-        found = _found(search, best_starts)
+        found = _run_search(search, best_starts)
         if not found:
             found = [any_placement(task, self._config.seed, self._config.packing_time_limit_s)]
         candidates = distinct([*found, *starts], kinds)
-        predicted |= _predicted(costs, [one for one in candidates if one not in predicted])
+        predicted |= _predict_placements(costs, [one for one in candidates if one not in predicted])
         candidates.sort(key=lambda one: predicted[one].predicted_ms)
         best = candidates[0]
         check_placement(task, best)
@@ -219,12 +219,12 @@ def _is_legal(task: ShardingTask, placement: Placement) -> bool:
     return True
 
 
-def _predicted(costs: PartCosts, placements: Sequence[Placement]) -> dict[Placement, PredictedParts]:
+def _predict_placements(costs: PartCosts, placements: Sequence[Placement]) -> dict[Placement, PredictedParts]:
     """What is predicted of each placement."""
     return dict(zip(placements, costs.predict_whole(placements), strict=True))
 
 
-def _found(search: PlanSearch, starts: Sequence[Placement]) -> list[Placement]:
+def _run_search(search: PlanSearch, starts: Sequence[Placement]) -> list[Placement]:
     """What the search found, from these starts and its own; nothing where nothing has room."""
     task = search.costs.task
     try:

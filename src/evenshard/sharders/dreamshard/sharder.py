@@ -143,13 +143,13 @@ class DreamShardSharder:
 
     def sample(self, tasks: Sequence[ShardingTask], generator: torch.Generator) -> list[Placement | None]:
         """One sampled placement per task, for exploring; None where the rollout found no room."""
-        return self._sampled(EpisodeBatch.of(tasks, self._normalizer), tasks, generator)
+        return self._sample(EpisodeBatch.of(tasks, self._normalizer), tasks, generator)
 
     def sample_one(self, task: ShardingTask, count: int, generator: torch.Generator) -> list[Placement | None]:
         """Sampled placements of one task, which keep to the memory; None where the rollout found no room."""
-        return self._sampled(EpisodeBatch.of([task], self._normalizer).repeat(count), [task] * count, generator)
+        return self._sample(EpisodeBatch.of([task], self._normalizer).repeat(count), [task] * count, generator)
 
-    def _sampled(
+    def _sample(
         self, batch: EpisodeBatch, tasks: Sequence[ShardingTask], generator: torch.Generator
     ) -> list[Placement | None]:
         cost_net, policy = lean_cost_net(self._cost_net), lean_policy(self._policy)

@@ -73,7 +73,7 @@ def _freedom(item: PackedItem) -> int:
     return 2 if item.grid is not None or any(cut.in_rows for cut in item.cuts) else bool(item.cuts)
 
 
-def packed(items: PackedItems, way: PackingOrder) -> list[TablePart] | None:
+def pack_in_order(items: PackedItems, way: PackingOrder) -> list[TablePart] | None:
     """Parts of all items on their devices; None at a dead end."""
     left_D = items.room_D.copy()
     taken_D: dict[int, npt.NDArray[np.bool_]] = {}
@@ -87,7 +87,7 @@ def packed(items: PackedItems, way: PackingOrder) -> list[TablePart] | None:
         if used is None:
             return None
         parts, bytes_of = used
-        found += item.kept(parts)
+        found += item.with_storage(parts)
         for device, size in bytes_of.items():
             left_D[device] -= size
         for group in item.apart:

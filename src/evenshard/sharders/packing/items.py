@@ -99,7 +99,7 @@ class PackedItem:
         """Its tables on a device."""
         return [whole_part(table, (device,)) for table in self.tables]
 
-    def kept(self, parts: Iterable[TablePart]) -> list[TablePart]:
+    def with_storage(self, parts: Iterable[TablePart]) -> list[TablePart]:
         """Its parts, where they are kept."""
         return [replace(part, storage=self.storage) for part in parts]
 
@@ -193,7 +193,7 @@ def _items(
 
 def _item(task: ShardingTask, positions: Sequence[int], storage: Storage) -> PackedItem:
     tables = tuple(task.tables[position] for position in positions)
-    wholes = [_taken(task, table, storage=storage) for table in tables]
+    wholes = [_memory_taken(task, table, storage=storage) for table in tables]
     allowed_D = allowed_together(task, positions)
     whole = PackedItem(
         tuple(positions),
@@ -211,7 +211,7 @@ def _item(task: ShardingTask, positions: Sequence[int], storage: Storage) -> Pac
     types = task.types[positions[0]]
     cuts = _cuts(task, positions[0], storage)
     grid = next((_grid(task, positions[0], one, storage) for one in types & {*GRIDS}), None)
-    known = tuple(_known(task, positions[0], storage))
+    known = tuple(_known_parts(task, positions[0], storage))
     in_rows = grid is not None or any(cut.in_rows for cut in cuts)
     least = whole.size_bytes - (_rounded_bytes(task, tables[0], task.num_devices) if in_rows else 0)
     return replace(
@@ -272,7 +272,7 @@ def _grid(task: ShardingTask, position: int, name: str, storage: Storage) -> Gri
     )
 
 
-def _known(task: ShardingTask, position: int, storage: Storage) -> Iterator[KnownParts]:
+def _known_parts(task: ShardingTask, position: int, storage: Storage) -> Iterator[KnownParts]:
     """Replicas; and even rows where what they take is not a line."""
     table, allowed = task.tables[position], task.limits_of(position).devices
     if task.types[position] & {*REPLICATED} and storage == ON_DEVICE:
@@ -285,11 +285,11 @@ def _known(task: ShardingTask, position: int, storage: Storage) -> Iterator[Know
             continue
         cut = zip(row_spans(table, len(devices)), devices, strict=False)
         parts = tuple(_part(table, rows=rows, devices=(device,)) for rows, device in cut)
-        yield KnownParts(parts, {part.device: _taken(task, table, part.rows, None, storage) for part in parts})
+        yield KnownParts(parts, {part.device: _memory_taken(task, table, part.rows, None, storage) for part in parts})
 
 
 def _replica(task: ShardingTask, table: Table) -> Taken:
-    return _taken(task, table, devices=tuple(range(task.num_devices)))
+    return _memory_taken(task, table, devices=tuple(range(task.num_devices)))
 
 
 def _least_fours(limits: TableLimits) -> int:
@@ -299,7 +299,9 @@ def _least_fours(limits: TableLimits) -> int:
 
 def _columns(task: ShardingTask, table: Table, storage: Storage, rows: Span | None = None) -> Line:
     """Four columns more take as much again, whatever the storage: memory is linear in columns."""
-    narrow, wide = (_taken(task, table, rows, Span(0, columns), storage) for columns in (COLUMN_STEP, 2 * COLUMN_STEP))
+    narrow, wide = (
+        _memory_taken(task, table, rows, Span(0, columns), storage) for columns in (COLUMN_STEP, 2 * COLUMN_STEP)
+    )
     block = wide.less(narrow)
     return Line(narrow.less(block), block)
 
@@ -311,8 +313,8 @@ def _rows(task: ShardingTask, table: Table, storage: Storage) -> Line:
     """
     if _has_even_lookups(task, table):
         few, many = 1, max(table.num_rows - 1, 1)  # a part with every row is sent as one
-        first = _taken(task, table, Span(0, few), None, storage)
-        last = _taken(task, table, Span(0, many), None, storage)
+        first = _memory_taken(task, table, Span(0, few), None, storage)
+        last = _memory_taken(task, table, Span(0, many), None, storage)
         block = Taken(*(-(-more // max(many - few, 1)) for more in last.less(first)))
         rounded = _rounded_bytes(task, table, 1) if task.pipeline else 0
         if storage.is_cached:  # a cache holds whole rows
@@ -340,7 +342,7 @@ def _rounded_bytes(task: ShardingTask, table: Table, parts: int) -> int:
     return of_rows + parts * (2 + 2 * table.embedding_dim) if task.pipeline else of_rows
 
 
-def _taken(
+def _memory_taken(
     task: ShardingTask,
     table: Table,
     rows: Span | None = None,

@@ -13,9 +13,9 @@ from evenshard.placement.plan import check_sharding
 from evenshard.placement.refusal import MORE_ROOM, require_types
 from evenshard.placement.storage import FUSED, ON_DEVICE, Storage
 from evenshard.placement.task import ShardingTask, part_bytes
-from evenshard.sharders.packing.fill import more_ways, packed, quick_ways
+from evenshard.sharders.packing.fill import more_ways, pack_in_order, quick_ways
 from evenshard.sharders.packing.items import KnownItems, PackedItems, least_outside
-from evenshard.sharders.packing.program import solved
+from evenshard.sharders.packing.program import solve_program
 from evenshard.sharders.packing.reasons import require_sharding_room, sharding_needs_and_room
 from evenshard.utils.errors import InfeasibleTask, MissingPackage
 from evenshard.utils.extras import require_package
@@ -53,7 +53,7 @@ def legal_parts(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LI
     pairs = (len(items.items) + sum(map(len, items.others))) * task.num_devices
     if pairs <= MAX_TRIED_PAIRS and not task.may_offload:
         for way in more_ways(items, seed):
-            if (found := _checked(task, packed(items, way))) is not None:
+            if (found := _sort_if_legal(task, pack_in_order(items, way))) is not None:
                 return found
     if pairs > MAX_PAIRS:
         raise _none(task, items, "no placement was found by packing (the task is too large to solve exactly)")
@@ -61,10 +61,10 @@ def legal_parts(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LI
         require_package("ortools")
     except MissingPackage as error:
         raise _none(task, items, f"no placement was found by packing ({error})") from None
-    ended = solved(items, seed, time_limit_s)
+    ended = solve_program(items, seed, time_limit_s)
     if ended.impossible and not _is_rounded(task, items):
         raise _none(task, items, "no placement fits")
-    if (found := _checked(task, ended.parts)) is not None:
+    if (found := _sort_if_legal(task, ended.parts)) is not None:
         return found
     raise _none(task, items, f"no placement was found in {time_limit_s:g} s of the solver")
 
@@ -122,7 +122,7 @@ def _offloaded_parts(task: ShardingTask, seed: int, known: KnownItems) -> tuple[
         items = PackedItems.of(task, storages, known)
         ways = chain(quick_ways(items), islice(more_ways(items, seed), MOST_MORE_WAYS))
         for way in ways:
-            if (found := _checked(task, packed(items, way))) is not None:
+            if (found := _sort_if_legal(task, pack_in_order(items, way))) is not None:
                 return found
     return None
 
@@ -149,10 +149,13 @@ def first_fit(task: ShardingTask, items: PackedItems | None = None) -> tuple[Tab
     too_much = sum(item.least_bytes for item in items.items) > int(items.room_D.sum())
     if too_much or items.room_D.min() < 0:
         return None
-    return next((found for way in quick_ways(items) if (found := _checked(task, packed(items, way))) is not None), None)
+    return next(
+        (found for way in quick_ways(items) if (found := _sort_if_legal(task, pack_in_order(items, way))) is not None),
+        None,
+    )
 
 
-def _checked(task: ShardingTask, parts: list[TablePart] | None) -> tuple[TablePart, ...] | None:
+def _sort_if_legal(task: ShardingTask, parts: list[TablePart] | None) -> tuple[TablePart, ...] | None:
     """The parts in the order of their tables, if they are legal."""
     if parts is None:
         return None

@@ -101,7 +101,7 @@ class _Model:
             self.model.add(sum(present) <= 1)
 
 
-def solved(items: PackedItems, seed: int, time_limit_s: float) -> Solved:
+def solve_program(items: PackedItems, seed: int, time_limit_s: float) -> Solved:
     """What the solver finds. Grids are much for it: whether there is another way, it finds out with them aside.
 
     Args:
@@ -109,25 +109,27 @@ def solved(items: PackedItems, seed: int, time_limit_s: float) -> Solved:
         seed: seed of the solver.
         time_limit_s: the solver's own seconds, which count its steps; each is one to three seconds of one core.
     """
-    found = _solved(items, seed, time_limit_s, NO_GRIDS)
-    if found.impossible and any(one.grid is not None for own in _stored(items) for one in own):
-        found = _solved(items, seed, time_limit_s, EVEN_GRIDS)
+    found = _solve(items, seed, time_limit_s, NO_GRIDS)
+    if found.impossible and any(one.grid is not None for own in _storage_variants(items) for one in own):
+        found = _solve(items, seed, time_limit_s, EVEN_GRIDS)
         if found.impossible:
-            return _solved(items, seed, time_limit_s, ANY_GRIDS)
+            return _solve(items, seed, time_limit_s, ANY_GRIDS)
     return found
 
 
-def _stored(items: PackedItems) -> Sequence[tuple[PackedItem, ...]]:
+def _storage_variants(items: PackedItems) -> Sequence[tuple[PackedItem, ...]]:
     """Each item, wherever it may be kept."""
     others = items.others or ((),) * len(items.items)
     return [(item, *more) for item, more in zip(items.items, others, strict=True)]
 
 
-def _solved(items: PackedItems, seed: int, time_limit_s: float, grids: str) -> Solved:
+def _solve(items: PackedItems, seed: int, time_limit_s: float, grids: str) -> Solved:
     from ortools.sat.python import cp_model
 
     program = _Model(cp_model.CpModel(), items.machine)
-    order = sorted(_stored(items), key=lambda own: (bool(own[0].cuts), -len(own[0].apart), -own[0].size_bytes))
+    order = sorted(
+        _storage_variants(items), key=lambda own: (bool(own[0].cuts), -len(own[0].apart), -own[0].size_bytes)
+    )
     named = not any(one.is_free for own in order for one in own)
     kinds = _device_kinds(items, grids)
     rank_D = [kinds[:device].count(kind) if named else 0 for device, kind in enumerate(kinds)]
@@ -241,7 +243,7 @@ def _add_filled(model: Any, cut: Cut, own: list[tuple[Any, Any]], chosen: Any) -
 
 def _device_kinds(items: PackedItems, grids: str) -> list[int]:
     """A number for each device; those that share one can swap names."""
-    every = [item for own in _stored(items) for item in own]
+    every = [item for own in _storage_variants(items) for item in own]
     uneven = any(len(set(known.taken.values())) > 1 for item in every for known in item.known)
     if uneven or (grids == EVEN_GRIDS and any(item.grid is not None for item in every)):
         return list(range(len(items.room_D)))
@@ -282,12 +284,18 @@ def _parts(solver: Any, choice: _Choice) -> list[TablePart]:
     item = choice.item
     for device, variable in choice.whole.items():
         if solver.boolean_value(variable):
-            return item.kept(item.whole(device))
+            return item.with_storage(item.whole(device))
     for variable, known in zip(choice.known, item.known, strict=True):
         if solver.boolean_value(variable):
-            return item.kept(known.parts)
+            return item.with_storage(known.parts)
     for cut, held in zip(item.cuts, choice.blocks, strict=True):
         counts = {device: solver.value(count) for device, count in held.items()}
         if any(counts.values()):
-            return item.kept(cut.parts(item.tables[0], {device: count for device, count in counts.items() if count}))
-    return item.kept(item.grid.even_parts(item.tables[0], list(map(solver.value, choice.grid)))) if item.grid else []
+            return item.with_storage(
+                cut.parts(item.tables[0], {device: count for device, count in counts.items() if count})
+            )
+    return (
+        item.with_storage(item.grid.even_parts(item.tables[0], list(map(solver.value, choice.grid))))
+        if item.grid
+        else []
+    )

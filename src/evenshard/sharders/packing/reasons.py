@@ -47,7 +47,7 @@ def _reason(task: ShardingTask, items: PackedItems) -> Reason | None:
             f"every device; device {device} has {gb_text(room)}.",
             f"{MORE_MEMORY}, or allow them another type.",
         )
-    relaxed, cut = _relaxed(task, items)
+    relaxed, cut = _relax_items(task, items)
     if relaxed is None:
         return None
     if (found := refusal.reason(relaxed, cut)) is not None:
@@ -84,12 +84,12 @@ def _most_together(cut: Cut, room_D: npt.NDArray[np.int64]) -> int:
 
 def sharding_needs_and_room(task: ShardingTask, items: PackedItems) -> str:
     """What the tables need, and what the devices have, as a clause."""
-    relaxed, cut = _relaxed(task, items)
+    relaxed, cut = _relax_items(task, items)
     assert relaxed is not None, "replicas alone fit or do not"
     return refusal.needs_and_room(relaxed, cut)
 
 
-def _relaxed(task: ShardingTask, items: PackedItems) -> tuple[WholeTables | None, frozenset[int]]:
+def _relax_items(task: ShardingTask, items: PackedItems) -> tuple[WholeTables | None, frozenset[int]]:
     """The items as tables that take the least memory they can, on the same devices, and which of them may be cut."""
     if not items.items:
         return None, frozenset()

@@ -101,7 +101,7 @@ class FlatOptions:
             type_W,
         )
 
-    def summed(self, values_P: FloatArray) -> FloatArray:
+    def sum_by_option(self, values_P: FloatArray) -> FloatArray:
         """[W] sums over the looked-up rows of each option."""
         return np.asarray(
             np.bincount(self.option_C, weights=values_P[self.row_C], minlength=len(self.group_W)), dtype=np.float64
@@ -113,7 +113,7 @@ class FlatOptions:
         np.maximum.at(found, self.option_C, values_P[self.row_C])
         return found
 
-    def padded(self, values_W: FloatArray) -> FloatArray:
+    def pad_by_group(self, values_W: FloatArray) -> FloatArray:
         """[G, options of a group] infinite where there is no such option."""
         found = np.full((int(self.group_W.max()) + 1, int(self.number_W.max()) + 1), np.inf)
         found[self.group_W, self.number_W] = values_W
@@ -183,7 +183,7 @@ class PieceArrays:
 
     def on_each_device(self, changes: PieceChanges) -> PieceChanges:
         """The changes of each device by itself."""
-        from_F, offset_F = _repeated(self.span_P[changes.piece_E])
+        from_F, offset_F = _repeat_numbers(self.span_P[changes.piece_E])
         return PieceChanges(
             changes.change_E[from_F],
             changes.piece_E[from_F],
@@ -193,7 +193,7 @@ class PieceArrays:
 
     def cells(self, on_each: PieceChanges) -> CellChanges:
         """What changes of single devices look up."""
-        from_C, offset_C = _repeated(self.cells_P[on_each.piece_E])
+        from_C, offset_C = _repeat_numbers(self.cells_P[on_each.piece_E])
         cell_C = self.first_P[on_each.piece_E[from_C]] + offset_C
         return CellChanges(
             on_each.change_E[from_C],
@@ -212,7 +212,7 @@ class PieceArrays:
         )
 
 
-def _repeated(counts_E: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _repeat_numbers(counts_E: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Each number so many times, and which time it is."""
     from_F = np.repeat(np.arange(len(counts_E)), counts_E)
     starts_E = np.cumsum(counts_E) - counts_E

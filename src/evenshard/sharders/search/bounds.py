@@ -89,13 +89,13 @@ class _Bounds:
         slopes_V, replica_ms = costs.exchange_slopes
         replica_ms += min(dense_ms(1.0, kind.bytes_per_ns, task.optimizer) for kind in costs.kinds)
         replicas_W = flat.values_W * replica_ms
-        self._bytes_GW = flat.padded(offload.bytes_W)
+        self._bytes_GW = flat.pad_by_group(offload.bytes_W)
         # Work besides kernels.
         self._beside_W = (flat.volume_WV @ slopes_V + replicas_W + offload.offload_W) * flat.copies_W
         self._shared = self._shared_steps()
         self._steps_2W = np.min(
             [
-                self._summed(price.own_steps_ms(columns_PH) + self._shared.works(columns_PH))
+                self._sum_copies(price.own_steps_ms(columns_PH) + self._shared.works(columns_PH))
                 for price, columns_PH in self._kinds
             ],
             axis=0,
@@ -153,7 +153,7 @@ class _Bounds:
         count = len(self._latency_Y)
         sets_SY = np.array(list(product((False, True), repeat=count)), dtype=bool)[1:]
         least_YG = np.array(
-            [flat.padded(np.where(self._class_W == one, works_W, np.inf)).min(axis=1) for one in range(count)]
+            [flat.pad_by_group(np.where(self._class_W == one, works_W, np.inf)).min(axis=1) for one in range(count)]
         )
         least_SG = np.where(sets_SY[..., None], least_YG[None], np.inf).min(axis=1)
         found = []
@@ -167,15 +167,15 @@ class _Bounds:
         flat, is_own_W = self._flat, classes[self._class_W]
         alone_W = self._alone_W + self._latency_Y[classes].sum()
         if self._mean_exchange_W.any():
-            least_ms = flat.padded(np.where(is_own_W, self._mean_exchange_W, np.inf)).min(axis=1).sum()
+            least_ms = flat.pad_by_group(np.where(is_own_W, self._mean_exchange_W, np.inf)).min(axis=1).sum()
             alone_W = alone_W + np.maximum(least_ms - self._own_exchange_W, 0.0)
-        alone_GW = flat.padded(np.where(is_own_W, alone_W, np.inf))
+        alone_GW = flat.pad_by_group(np.where(is_own_W, alone_W, np.inf))
         best, chosen_G = 0.0, None
         for _ in range(LINES):
             lines = self._lines(chosen_G)
             for counted in product((True, False), repeat=2):  # of each pass the kernels, or the launches
                 works_W = np.array(counted) @ lines.works_2W + self._beside_W
-                options = _Options(flat.padded(np.where(is_own_W, works_W, np.inf)), alone_GW, self._bytes_GW)
+                options = _Options(flat.pad_by_group(np.where(is_own_W, works_W, np.inf)), alone_GW, self._bytes_GW)
                 found, ending_G = _bound(
                     options, self._offset_ms(classes, lines.at_0_2, counted), self._room, self._devices
                 )
@@ -222,13 +222,13 @@ class _Bounds:
                 sums_H = weight_W[flat.option_C] @ columns_CH
             lines.append(line := price.line_at(sums_H))
             is_own_W = self._class_W == own
-            works_2W[:, is_own_W] += self._summed(line.works(columns_PH))[:, is_own_W]
+            works_2W[:, is_own_W] += self._sum_copies(line.works(columns_PH))[:, is_own_W]
         works_2W[:, self._cuts.options] = self._cuts.works_2(kind, lines, self._class_W)
         return _Lines(np.min([line.at_0_2 for line in lines], axis=0), works_2W)
 
-    def _summed(self, works_2P: FloatArray) -> FloatArray:
+    def _sum_copies(self, works_2P: FloatArray) -> FloatArray:
         """[2, W] work of all copies of each option."""
-        return np.array([self._flat.summed(works_P) for works_P in works_2P]) * self._flat.copies_W
+        return np.array([self._flat.sum_by_option(works_P) for works_P in works_2P]) * self._flat.copies_W
 
 
 def _least_alone_ms(kinds: list[tuple[DevicePrice, Columns]]) -> FloatArray:
@@ -299,7 +299,7 @@ def _bound(options: _Options, offset: float, room: float, devices: int) -> tuple
     low, high = 0.0, float(options.total_GW.min(axis=1).sum()) / devices + max(offset, 0.0) + float(alone_G.max())
     while high - low > CLOSE * high:
         middle = (low + high) / 2
-        found_G = _fitting(options, middle, offset, room, devices)
+        found_G = _fit_options(options, middle, offset, room, devices)
         if found_G is None:
             low = middle
         else:
@@ -307,7 +307,7 @@ def _bound(options: _Options, offset: float, room: float, devices: int) -> tuple
     return low, chosen_G
 
 
-def _fitting(
+def _fit_options(
     options: _Options, time_ms: float, offset: float, room: float, devices: int
 ) -> npt.NDArray[np.int64] | None:
     """[G] options that fit into a time, as far as a price of memory tells; None where none can."""

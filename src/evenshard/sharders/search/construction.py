@@ -68,15 +68,17 @@ class Works:
         replica_ms += max(dense_ms(1.0, kind.bytes_per_ns, space.task.optimizer) for kind in costs.kinds)
         replicas_W = flat.values_W * replica_ms
         # Tables that stay together are one piece with several rows.
-        whole_W = flat.summed(added_P) + flat.volume_WV @ slopes_V + replicas_W + flat.offload_W
+        whole_W = flat.sum_by_option(added_P) + flat.volume_WV @ slopes_V + replicas_W + flat.offload_W
         longest_W = flat.longest(added_P) + flat.longest_WV @ slopes_V + replicas_W + flat.longest_offload_W
         return Works(
-            piece_GW=flat.padded(longest_W),
-            total_GW=flat.padded(whole_W * flat.copies_W),
-            largest_GW=flat.padded(flat.largest_bytes_W),
-            bytes_GW=flat.padded(flat.bytes_W),
-            host_GW=flat.padded(flat.host_W),
-            types_GW=np.where(np.isfinite(typed := flat.padded(flat.type_W.astype(np.float64))), typed, -1).astype(int),
+            piece_GW=flat.pad_by_group(longest_W),
+            total_GW=flat.pad_by_group(whole_W * flat.copies_W),
+            largest_GW=flat.pad_by_group(flat.largest_bytes_W),
+            bytes_GW=flat.pad_by_group(flat.bytes_W),
+            host_GW=flat.pad_by_group(flat.host_W),
+            types_GW=np.where(
+                np.isfinite(typed := flat.pad_by_group(flat.type_W.astype(np.float64))), typed, -1
+            ).astype(int),
             names=flat.names,
         )
 

@@ -40,7 +40,7 @@ class Kicks:
             ]
             number = numbers[int(self._rng.integers(len(numbers)))]
             order_D = self._rng.random(state.task.num_devices)
-            choice = next(iter(self._pieces.placed(state, group, [number], order_D)), None)
+            choice = next(iter(self._pieces.place_options(state, group, [number], order_D)), None)
             if state.moves is not None:
                 group, choice = self._kicked_near(state, state.moves, group, choice)
             if choice is None or choice == state.choices[group]:

@@ -47,7 +47,7 @@ def least_moves(space: SearchSpace, construction: Construction, moves: Moves) ->
     values: list[float] = []
     apart: dict[tuple[int, int], int] = {}
     for number, (group, choice) in enumerate(candidates):
-        for row, value in rooms.taken(group, choice):
+        for row, value in rooms.shares_of(group, choice):
             rows.append(row)
             columns.append(number)
             values.append(value)
@@ -112,7 +112,7 @@ class _Rooms:
         self._rooms = np.maximum(np.array([*space.task.room_bytes, *hosts, *ssds], dtype=np.float64), 1.0)
         self.count = len(self._rooms)
 
-    def taken(self, group: int, choice: Choice) -> Iterator[tuple[int, float]]:
+    def shares_of(self, group: int, choice: Choice) -> Iterator[tuple[int, float]]:
         """Rows, and what of each a choice takes."""
         machine = self._space.task.machine
         option = self._space.groups[group].options[choice.option]

@@ -91,10 +91,10 @@ class Moves:
         """What moves of a group; nothing of a table that has no weights yet."""
         key = (group, choice)
         if key not in self._known:
-            self._known[key] = self._counted(group, choice)
+            self._known[key] = self._count_bytes(group, choice)
         return self._known[key]
 
-    def _counted(self, group: int, choice: Choice) -> int:
+    def _count_bytes(self, group: int, choice: Choice) -> int:
         of_tables = parts_of_group(self.space, group, choice)
         return sum(self._bytes_of_table(position, after) for position, after in of_tables.items())
 
@@ -153,7 +153,7 @@ class Moves:
         count = self.space.task.num_devices // option.span
         if option.span > 1 and count == 1:
             return Choice(number)
-        held_P = self._held(group, count, option.span)
+        held_P = self._sizes_before(group, count, option.span)
         if held_P is None or len(option.pieces) > count:
             return None
         order = [int(one) for one in np.argsort(-held_P, kind="stable")[: len(option.pieces)]]
@@ -161,7 +161,7 @@ class Moves:
         choice = Choice(number, tuple(places))
         return choice if self.is_allowed(group, choice) else None
 
-    def _held(self, group: int, count: int, span: int) -> np.ndarray | None:
+    def _sizes_before(self, group: int, count: int, span: int) -> np.ndarray | None:
         """[count] columns and rows of a group on each place of so many devices, before."""
         held = np.zeros(count)
         tables = self.space.task.tables
@@ -178,7 +178,7 @@ class Moves:
         of_place = [part.columns.start for part in before for device in part.devices if device // span == place]
         return min(of_place, default=2**31)
 
-    def renamed(self, choices: Sequence[Choice]) -> list[Choice]:
+    def rename_devices(self, choices: Sequence[Choice]) -> list[Choice]:
         """The placement with its devices renamed so that the least moves."""
         task, machine = self.space.task, self.space.task.machine
         held_NO = np.zeros((task.num_devices, task.num_devices), dtype=np.int64)
@@ -194,8 +194,8 @@ class Moves:
                     old = [device for device in piece.reach if device < task.num_devices]
                     held_NO[np.ix_(piece.new_devices, old)] += piece.num_bytes
         names = best_names(held_NO, device_kinds(task), machine)
-        return [self._named(group, choice, names) for group, choice in enumerate(choices)]
+        return [self._rename_choice(group, choice, names) for group, choice in enumerate(choices)]
 
-    def _named(self, group: int, choice: Choice, names: np.ndarray) -> Choice:
+    def _rename_choice(self, group: int, choice: Choice, names: np.ndarray) -> Choice:
         span = self.space.groups[group].options[choice.option].span
         return Choice(choice.option, tuple(int(names[place * span]) // span for place in choice.places))

@@ -97,10 +97,10 @@ class NearSearch:
             BadConfig: if more has to move; the message says how much, and which tables.
         """
         moves, space = self._moves, self._search.space
-        renamed = [moves.renamed(choices) for choices in self._freed(free)]
-        free_bytes = self._moved(renamed[0]) if renamed else moves.parts_bytes(free.best.parts)
+        renamed = [moves.rename_devices(choices) for choices in self._choices_without_bound(free)]
+        free_bytes = self._moved_bytes(renamed[0]) if renamed else moves.parts_bytes(free.best.parts)
         found = list(self._as_they_are(free))
-        begun = self._begun()
+        begun = self._start_choices()
         if self._lacks(begun):
             if not found:
                 raise self._nothing_near(begun)
@@ -115,17 +115,17 @@ class NearSearch:
         if most <= least:
             renamed = []  # back at home is where the search began
         returned = [
-            self._returned(choices, bounds[1:] if number == 0 and space.is_small else bounds[-1:])
+            self._return_home(choices, bounds[1:] if number == 0 and space.is_small else bounds[-1:])
             for number, choices in enumerate(renamed[: None if space.is_small else 1])
         ]
         for bound in bounds:
             moves.most_bytes = bound
             states = [state, *(State(space, one[bound], moves) for one in returned if bound in one)]
-            found += [self._found(one) for one in states[1:]]
+            found += [self._result_of(one) for one in states[1:]]
             self._descend(state)
             for number, one in enumerate(states):
                 self._improve(one, RUNG_SHARE if bound < most else LAST_SHARE / len(states) if number else LAST_SHARE)
-            found += [self._found(one) for one in states]
+            found += [self._result_of(one) for one in states]
             state = min(states, key=lambda one: one.score)
             if bound == bounds[0]:
                 stay = found[-len(states)]
@@ -154,12 +154,12 @@ class NearSearch:
             is_interrupted=free.is_interrupted or self._search.is_interrupted,
         )
 
-    def _found(self, state: State) -> _Found:
+    def _result_of(self, state: State) -> _Found:
         return _Found(state.parts(), state.moved_bytes)
 
     # Rows that are cut unevenly ---------------------------------------------------------------------------------------
 
-    def _freed(self, free: PlanSearchResult) -> list[list[Choice]]:
+    def _choices_without_bound(self, free: PlanSearchResult) -> list[list[Choice]]:
         """The first placements without a bound, as choices that fit: even rows may not fit where uneven ones do."""
         space = self._search.space
         known = (choices_of(space, parts) for parts in free.candidates[:RETURNING])
@@ -177,18 +177,18 @@ class NearSearch:
 
     # Staying ----------------------------------------------------------------------------------------------------------
 
-    def _begun(self) -> list[Choice] | None:
+    def _start_choices(self) -> list[Choice] | None:
         """Every group at home, the others where least is to do; with the least moves where that does not go."""
-        greedy = self._stayed()
-        moved = float("inf") if greedy is None else self._moved(greedy)
+        greedy = self._stay_home()
+        moved = float("inf") if greedy is None else self._moved_bytes(greedy)
         if moved == 0:
             return greedy
         fewer = least_moves(self._search.space, self._search.construction, self._moves)
-        return fewer if fewer is not None and self._moved(fewer) < moved else greedy
+        return fewer if fewer is not None and self._moved_bytes(fewer) < moved else greedy
 
     def _lacks(self, begun: Sequence[Choice] | None) -> bool:
         """Whether there is nothing to begin with within the bound."""
-        return begun is None or self._moved(begun) > self._most_bytes
+        return begun is None or self._moved_bytes(begun) > self._most_bytes
 
     def _nothing_near(self, begun: Sequence[Choice] | None) -> BadConfig:
         """The error that nothing was found near the earlier placement."""
@@ -198,16 +198,16 @@ class NearSearch:
         away = [group for group, choice in enumerate(begun) if self._moves.bytes_of(group, choice)]
         names = [tables[groups[group].tables[0]].name for group in away]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        need = f"{np.ceil(bytes_to_gb(self._moved(begun)) * 1e4) / 1e4:.10g}"
+        need = f"{np.ceil(bytes_to_gb(self._moved_bytes(begun)) * 1e4) / 1e4:.10g}"
         return BadConfig(
             f"max_move_gb is {bytes_to_gb(self._most_bytes):.4g}, but the earlier placement is not legal where it "
             f"is: {', '.join(map(brief, names[:3]))}{more} must move. Raise max_move_gb to {need}."
         )
 
-    def _moved(self, choices: Sequence[Choice]) -> int:
+    def _moved_bytes(self, choices: Sequence[Choice]) -> int:
         return sum(self._moves.bytes_of(group, choice) for group, choice in enumerate(choices))
 
-    def _stayed(self) -> list[Choice] | None:
+    def _stay_home(self) -> list[Choice] | None:
         """Every group at home that has one, and the others where least is to do; None where that is not legal."""
         moves, search = self._moves, self._search
         homeless = [group for group, home in enumerate(moves.homes) if home is None]
@@ -236,7 +236,7 @@ class NearSearch:
 
     # Returning --------------------------------------------------------------------------------------------------------
 
-    def _returned(self, choices: Sequence[Choice], bounds: Sequence[float]) -> dict[float, list[Choice]]:
+    def _return_home(self, choices: Sequence[Choice], bounds: Sequence[float]) -> dict[float, list[Choice]]:
         """A placement with groups sent home until it is within each bound, as far as memory and rules let them."""
         moves, search = self._moves, self._search
         moves.most_bytes, moves.price = float("inf"), 0.0

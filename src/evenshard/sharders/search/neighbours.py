@@ -113,14 +113,14 @@ class Neighbours:
         may_GD = self._may_go(state, own_groups, targets)
         own_M, to_M = np.nonzero(may_GD[:, targets])
         to_M = np.array(targets, dtype=np.int64)[to_M]
-        own = self._held(state, [(slow, group) for group in own_groups])
-        theirs = self._held(
+        own = self._find_pieces(state, [(slow, group) for group in own_groups])
+        theirs = self._find_pieces(
             state, [(device, group) for device in partners for group in sorted(state.on_device[device])]
         )
         own_S, other_S = self._swaps(state, slow, own, theirs, may_GD)
         if not len(own_M) + len(own_S):
             return None
-        pieces = _exchanged(
+        pieces = _exchange_pieces(
             slow, own.piece_H[own_M], to_M, own.piece_H[own_S], theirs.piece_H[other_S], theirs.device_H[other_S]
         )
         scores_N = self._scores(state, pieces, len(own_M) + len(own_S))
@@ -128,12 +128,12 @@ class Neighbours:
         def change(number: int) -> Change:
             if number < len(own_M):
                 group = own_groups[own_M[number]]
-                return [(group, _moved(state.choices[group], slow, int(to_M[number])))]
+                return [(group, _move(state.choices[group], slow, int(to_M[number])))]
             at = other_S[number - len(own_M)]
             group, other, device = own_groups[own_S[number - len(own_M)]], theirs.groups[at], int(theirs.device_H[at])
             return [
-                (group, _moved(state.choices[group], slow, device)),
-                (other, _moved(state.choices[other], device, slow)),
+                (group, _move(state.choices[group], slow, device)),
+                (other, _move(state.choices[other], device, slow)),
             ]
 
         if state.moves is not None:
@@ -150,7 +150,7 @@ class Neighbours:
                 may_GD[number, devices] = [self.pieces.may_go(state, group, device) for device in devices]
         return may_GD
 
-    def _held(self, state: State, held: Sequence[tuple[int, int]]) -> _Held:
+    def _find_pieces(self, state: State, held: Sequence[tuple[int, int]]) -> _Held:
         """Groups, each with a piece on its device."""
         pieces = [self.pieces.number_on(state, group, device) for device, group in held]
         device_H = np.array([device for device, _ in held], dtype=np.int64)
@@ -232,12 +232,12 @@ class Neighbours:
             for place in places:
                 if place in state.choices[group].places or not self.pieces.place_may(group, place, span):
                     continue
-                yield [(group, _moved(state.choices[group], home, place))]
+                yield [(group, _move(state.choices[group], home, place))]
                 for other in sorted(groups_at[place] - groups_at[home])[:TRIED_ON_PLACE]:
                     if self.pieces.place_may(other, home, span):
                         yield [
-                            (group, _moved(state.choices[group], home, place)),
-                            (other, _moved(state.choices[other], place, home)),
+                            (group, _move(state.choices[group], home, place)),
+                            (other, _move(state.choices[other], place, home)),
                         ]
 
     def _other_options(self, state: State, groups: Sequence[int]) -> Iterator[Change]:
@@ -276,7 +276,7 @@ class Neighbours:
         Args:
             without_D: times of devices without the group.
         """
-        choices = dict.fromkeys(self.pieces.placed(state, group, numbers, without_D))
+        choices = dict.fromkeys(self.pieces.place_options(state, group, numbers, without_D))
         if state.moves is not None:
             near = (state.moves.nearest(group, number) for number in numbers)
             choices |= dict.fromkeys(one for one in near if one is not None)
@@ -292,11 +292,11 @@ class Neighbours:
         )
 
 
-def _moved(choice: Choice, old: int, new: int) -> Choice:
+def _move(choice: Choice, old: int, new: int) -> Choice:
     return Choice(choice.option, tuple(new if place == old else place for place in choice.places))
 
 
-def _exchanged(
+def _exchange_pieces(
     slow: int,
     moved_M: np.ndarray,
     to_M: np.ndarray,

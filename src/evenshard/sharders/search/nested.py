@@ -78,11 +78,11 @@ def search_with_fewer_types(
         if costs.task.may_offload and not search.space.offloads:  # it only seemed that all of them fit
             search = PlanSearch(costs, left, seed, progress, offloads=True)
         result = search.run(legal)
-    result = search.with_known(result, _packed(costs.task), float("inf"))
+    result = search.with_known(result, _pack_by_columns(costs.task), float("inf"))
     return search, search.with_known(result, known)
 
 
-def _packed(task: ShardingTask) -> Sequence[Sequence[TablePart]]:
+def _pack_by_columns(task: ShardingTask) -> Sequence[Sequence[TablePart]]:
     """A placement by columns in memory that hardly holds all tables, whatever there is, if one is found at once."""
     if any(types - FEWER_TYPES[0] for types in task.types) or len(task.tables) * task.num_devices > SMALL:
         return ()

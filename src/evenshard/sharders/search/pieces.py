@@ -84,7 +84,7 @@ class Pieces:
         """The number, among all pieces of the space, of the piece of a group on a device."""
         return state.option(group).pieces[state.choices[group].places.index(device)].number
 
-    def placed(self, state: State, group: int, numbers: Sequence[int], order_D: FloatArray) -> list[Choice]:
+    def place_options(self, state: State, group: int, numbers: Sequence[int], order_D: FloatArray) -> list[Choice]:
         """A group with each of some options, on the first devices with memory for it; none for those without a place.
 
         Args:
@@ -102,7 +102,7 @@ class Pieces:
             option = options[number]
             simple = option.storage.is_on_device and not rules and option.home_span == len(free_D)
             if not simple or 1 < option.span < len(free_D):
-                choice = self._taken(state, group, number, order_D, free_D, -free_3D[1:])
+                choice = self._place_option(state, group, number, order_D, free_D, -free_3D[1:])
             elif option.span == 1:
                 fits_D = free_D >= max(piece.size_bytes for piece in option.pieces)
                 fits_D = fits_D if allowed_D is None else fits_D & allowed_D
@@ -114,7 +114,7 @@ class Pieces:
                 found.append(choice)
         return found
 
-    def _taken(
+    def _place_option(
         self, state: State, group: int, number: int, order_D: FloatArray, free_D: Indices, used_2D: Indices
     ) -> Choice | None:
         """A group with one option, by the rules of a construction.

@@ -62,7 +62,7 @@ def rules_of_thumb(construction: Construction, most_ms: float = np.inf) -> list[
     uncut: list[tuple[float, int]] = []
     for most in MOST_REPLICATED:
         options_G = _with_replicas(construction, numbers_of, weights_G, most)
-        made = _made(construction, found, _name(most), options_G, most_ms)
+        made = _make_once(construction, found, _name(most), options_G, most_ms)
         if made is not None:
             uncut.append((made.cost_ms, most))
     cuts = [way for way in numbers_of if way not in (WHOLE, REPLICATED)]
@@ -74,7 +74,7 @@ def rules_of_thumb(construction: Construction, most_ms: float = np.inf) -> list[
         works_G = construction.total_ms(options_G)
         chosen = [group for group in np.argsort(-works_G, kind="stable").tolist() if may_G[group]][:number]
         options_G[chosen] = numbers_of[way][chosen]
-        _made(construction, found, f"{_name(most)}, {number} {way}", options_G, most_ms)
+        _make_once(construction, found, f"{_name(most)}, {number} {way}", options_G, most_ms)
     return sorted(filter(None, found.values()), key=lambda one: one.cost_ms)
 
 
@@ -82,7 +82,7 @@ def _name(most: int) -> str:
     return f"replicated below {most:,} weights" if most else "whole"
 
 
-def _made(
+def _make_once(
     construction: Construction,
     found: dict[tuple[int, ...], RuleOfThumb | None],
     name: str,

@@ -24,7 +24,7 @@ from evenshard.sharders.search.moves import Moves
 from evenshard.sharders.search.neighbours import LEAST_STEP, Neighbours
 from evenshard.sharders.search.pieces import Pieces
 from evenshard.sharders.search.space import SearchSpace
-from evenshard.sharders.search.starts import Start, constructed
+from evenshard.sharders.search.starts import Start, construct_starts
 from evenshard.sharders.search.state import Choice, State, choices_of, scores_of
 from evenshard.sharders.search.usual_cuts import MOST_SLOWER, UsualCuts, num_odd_cuts
 from evenshard.utils.errors import BadConfig, InfeasibleTask
@@ -135,7 +135,7 @@ class PlanSearch:
         self.pieces, rng = Pieces(self.construction), np.random.default_rng(seed)
         self.neighbours = Neighbours(self.pieces, rng)
         self._kicks = Kicks(self.neighbours, rng, self.effort.kicked)
-        self._tries = self._scaled(self.effort.changes)
+        self._tries = self._scale_changes(self.effort.changes)
         self._last_change: float = self._tries
         self._progress = progress
         limit_s = self.effort.time_limit_s
@@ -152,7 +152,7 @@ class PlanSearch:
         Raises:
             InfeasibleTask: if none was found.
         """
-        starts = [*constructed(self.construction, self._deadline), *self._starts_at(known)]
+        starts = [*construct_starts(self.construction, self._deadline), *self._starts_at(known)]
         if not starts and known:  # its rows are uneven, as its memory is
             return PlanSearchResult(self.costs.predict(known[0]), tuple(map(tuple, known)))
         if not starts:
@@ -174,7 +174,7 @@ class PlanSearch:
             starts = sorted(starts, key=lambda one: one.cost_ms)[:MOST_CANDIDATES]
             states = [State(self.space, start.choices) for start in starts]
             found = {state.parts(): state for state in reversed(states)}
-            ended = self._predicted(found)
+            ended = self._predict_cheapest(found)
             best = self._with_usual_cuts(ended)
         others = (*(one.parts for one, _ in ended), *reversed(found))
         candidates = dict.fromkeys((best.parts, *(parts for parts in others if parts != ended[0][0].parts)))
@@ -187,7 +187,7 @@ class PlanSearch:
         if left > 0:
             yield from ((left / 2, kept, LONG_IDLE) for kept in LONG_KEPT)
 
-    def _predicted(self, found: Mapping[tuple[TablePart, ...], State]) -> list[tuple[PredictedParts, State]]:
+    def _predict_cheapest(self, found: Mapping[tuple[TablePart, ...], State]) -> list[tuple[PredictedParts, State]]:
         """The cheapest of these placements and those that cost hardly more, the best prediction first."""
         costs_ms = sorted(state.cost_ms for state in found.values())
         most_ms = max(costs_ms[0] * ALIKE, *costs_ms[:MOST_FOR_CUTS])
@@ -208,13 +208,13 @@ class PlanSearch:
             begun = self.costs.predict(parts)
             if begun.predicted_ms >= nearly * result.best.predicted_ms:
                 continue
-            ended = [result.best, *self._improved(begun)]
+            ended = [result.best, *self._improve_start(begun)]
             ended.sort(key=lambda one: one.predicted_ms)
             candidates = dict.fromkeys((*(one.parts for one in ended), *result.candidates))
             result = PlanSearchResult(ended[0], tuple(candidates)[:MOST_CANDIDATES])
         return replace(result, is_interrupted=self._is_interrupted)
 
-    def _improved(self, begun: PredictedParts) -> Iterator[PredictedParts]:
+    def _improve_start(self, begun: PredictedParts) -> Iterator[PredictedParts]:
         """A placement as it is, unless it has odd cuts, and after some changes."""
         state = self._state_of(begun.parts)
         if state is None or not num_odd_cuts(state):
@@ -251,7 +251,7 @@ class PlanSearch:
         state = None if choices is None else State(self.space, choices)
         return state if state is not None and state.fits() else None
 
-    def _scaled(self, changes: int) -> int:
+    def _scale_changes(self, changes: int) -> int:
         """More changes for more devices, and where tables may leave device memory; of a large task each takes long."""
         devices = min(self.costs.task.num_devices, MOST_COUNTED_DEVICES)
         changes *= OFFLOAD_CHANGES if self.space.offloads else 1

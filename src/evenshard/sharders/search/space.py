@@ -172,7 +172,10 @@ class SearchSpace:
         kernels = common_kernels(self.task, members)
         is_large = any(self._is_large(position) for position in members)
         elsewhere = [one for one in kernels if one != FUSED and ((self.offloads and is_large) or FUSED not in kernels)]
-        return [*([ON_DEVICE] if FUSED in kernels else []), *(one for kernel in elsewhere for one in _tried(kernel))]
+        return [
+            *([ON_DEVICE] if FUSED in kernels else []),
+            *(one for kernel in elsewhere for one in _storages_to_try(kernel)),
+        ]
 
     def _shapes(self, position: int, on_device: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Types of a table with the widths of its parts; outside of device memory no replicas, and fewer cuts."""
@@ -313,7 +316,7 @@ def is_short_of_memory(task: ShardingTask) -> bool:
     )
 
 
-def _tried(kernel: str) -> tuple[Storage, ...]:
+def _storages_to_try(kernel: str) -> tuple[Storage, ...]:
     """The storages that are tried of a kernel."""
     if kernel in CACHED_KERNELS:
         return tuple(Storage(kernel, load_factor) for load_factor in CACHE_LOAD_FACTORS)

@@ -45,7 +45,7 @@ class Start:
     cost_ms: float = float("inf")
 
 
-def constructed(construction: Construction, deadline: float = float("inf")) -> list[Start]:
+def construct_starts(construction: Construction, deadline: float = float("inf")) -> list[Start]:
     """The best construction of each set of types, by the work of pieces alone and beside the widest table; each once.
 
     Args:

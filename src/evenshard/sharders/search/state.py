@@ -260,24 +260,24 @@ class State:
         on_each = arrays.on_each_device(pieces)
         piece_F, at_F = on_each.piece_E, on_each.change_E * devices + on_each.device_E
 
-        def summed(values_F: npt.NDArray[Any]) -> FloatArray:
+        def sum_by_device(values_F: npt.NDArray[Any]) -> FloatArray:
             weights = on_each.sign_E * values_F
             return np.asarray(np.bincount(at_F, weights, count * devices), dtype=np.float64).reshape(count, devices)
 
         volumes_VND = np.repeat(self.volumes_VD[:, None], count, axis=1)
         for at in np.flatnonzero(arrays.volume_PV.any(axis=0)).tolist():
-            volumes_VND[at] += summed(arrays.volume_PV[piece_F, at])
+            volumes_VND[at] += sum_by_device(arrays.volume_PV[piece_F, at])
         used_3ND = np.repeat(self.used_3D[:, None], count, axis=1)
-        used_3ND[0] += summed(arrays.size_P[piece_F]).astype(np.int64)
+        used_3ND[0] += sum_by_device(arrays.size_P[piece_F]).astype(np.int64)
         values_N = np.full(count, self.replicated_values)
         if arrays.values_P.any():
             values_N += np.bincount(pieces.change_E, pieces.sign_E * arrays.values_P[pieces.piece_E], count)
         compute_2ND = self.loads.changed_ms(arrays.cells(on_each), count) + self.offload_2D[:, None]
         if arrays.offload_PK2.any():
             for own_ND, more_F in zip(compute_2ND, self._offload_2F(on_each), strict=True):
-                own_ND += summed(more_F)
+                own_ND += sum_by_device(more_F)
             for at, sizes_P in enumerate((arrays.host_P, arrays.ssd_P), 1):
-                used_3ND[at] += summed(sizes_P[piece_F]).astype(np.int64)
+                used_3ND[at] += sum_by_device(sizes_P[piece_F]).astype(np.int64)
         more_NC = arrays.users(pieces, count, len(self.users_C))
         return self._windows(compute_2ND, volumes_VND, values_N, self.users_C + more_NC), self._fits(used_3ND)
 

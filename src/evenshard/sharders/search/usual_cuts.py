@@ -33,16 +33,16 @@ class UsualCuts:
         self._changes.usual_cuts_only = True
         try:
             odd = _odd_groups(state)
-            if not self._kept(state, odd, most_ms) and len(odd) > 1:
+            if not self._try_usual_cuts(state, odd, most_ms) and len(odd) > 1:
                 for group in odd:
-                    self._kept(state, [group], most_ms)
+                    self._try_usual_cuts(state, [group], most_ms)
         finally:
             self._changes.usual_cuts_only = False
 
-    def _kept(self, state: State, groups: Sequence[int], most_ms: float) -> bool:
+    def _try_usual_cuts(self, state: State, groups: Sequence[int], most_ms: float) -> bool:
         """Whether these groups could be cut as usual at this cost; where not, the state is as before."""
         trial = state.copy()
-        if not all([self._replaced(trial, group) for group in groups]):
+        if not all([self._cut_as_usual(trial, group) for group in groups]):
             return False
         if trial.cost_ms > most_ms:
             self._improve(trial)
@@ -51,7 +51,7 @@ class UsualCuts:
         state.become(trial)
         return True
 
-    def _replaced(self, state: State, group: int) -> bool:
+    def _cut_as_usual(self, state: State, group: int) -> bool:
         """Cuts a group as usual, with the option that costs least; False where no such option has a place."""
         choices = list(self._choices(state, group))
         if not choices:

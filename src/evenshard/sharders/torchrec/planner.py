@@ -186,7 +186,7 @@ def parts_of_parameter(table: Table, entry: ParameterSharding) -> tuple[TablePar
     )
     if problem := tiling_problem(parts, table):
         raise BadConfig(f"table {brief(table.name)} {problem}")
-    return merged(parts)
+    return merge_parts(parts)
 
 
 def replica(table: Table, ranks: Sequence[int]) -> TablePart:
@@ -194,7 +194,7 @@ def replica(table: Table, ranks: Sequence[int]) -> TablePart:
     return whole_part(table, tuple(sorted(ranks)))
 
 
-def merged(parts: Sequence[TablePart]) -> tuple[TablePart, ...]:
+def merge_parts(parts: Sequence[TablePart]) -> tuple[TablePart, ...]:
     """Parts of one table, with those of the same rows and device as one part each; columns are laid out again."""
     widths: dict[tuple[Span, int], int] = defaultdict(int)
     for part in sorted(parts, key=lambda one: (one.columns, one.rows)):

@@ -106,7 +106,7 @@ def drift_of(
     """
     loads = np.array([table.pooling_factor * table.embedding_dim for table in tables])
     loads /= max(loads.sum(), 1e-300)
-    checked = [_checked(name, seen, tables, batch_size, loads) for name in QUANTITIES]
+    checked = [_check_figure(name, seen, tables, batch_size, loads) for name in QUANTITIES]
     other_bits = np.array([table.weight_bits not in seen.weight_bits for table in tables])
     outside = np.any([other_bits, *(one.outside for one in checked)], axis=0)
     outside_load_pct = 100 * float(loads[outside].sum())
@@ -158,7 +158,7 @@ class _Checked:
     rare: np.ndarray | None
 
 
-def _checked(name: str, seen: TrainedOn, tables: Sequence[Table], batch_size: int, loads: np.ndarray) -> _Checked:
+def _check_figure(name: str, seen: TrainedOn, tables: Sequence[Table], batch_size: int, loads: np.ndarray) -> _Checked:
     values = [_value(name, table, batch_size) for table in tables]
     known = [value for value in values if value is not None]
     quantiles: tuple[float, ...] = getattr(seen, f"{name}_quantiles")

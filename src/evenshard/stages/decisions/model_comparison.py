@@ -1,4 +1,4 @@
-"""A contest of two models: both place the same tasks, and one run measures all of it."""
+"""A comparison of two models: both place the same tasks, and one run measures all of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CANDIDATE, _CHAMPION = "candidate", "champion"
 
 
 @dataclass(frozen=True)
-class Contest:
+class ModelComparison:
     """What was measured.
 
     Attributes:
@@ -40,7 +40,7 @@ class Contest:
     measured: tuple[MeasuredPlacement, ...]
 
 
-def contest(
+def compare_models(
     candidate: PlacementModel,
     champion: PlacementModel,
     split: TaskSplit,
@@ -49,12 +49,12 @@ def contest(
     measure: MeasureConfig,
     journal: Journal,
     earlier: Sequence[Sequence[MeasuredPlacement]] = (),
-) -> Contest:
+) -> ModelComparison:
     """Places and measures the test tasks with both models.
 
     Args:
         split: the train tasks give the controls.
-        journal: keeps every measurement at once; started again with it, the contest goes on.
+        journal: keeps every measurement at once; started again with it, the comparison goes on.
         earlier: runs whose controls tell the noise between runs.
 
     Raises:
@@ -76,7 +76,7 @@ def contest(
         PairedTask(one.task.task_id, cost_ms.get(first, math.inf), cost_ms.get(second, math.inf), first == second)
         for one, (first, second) in zip(ours, ids, strict=True)
     )
-    return Contest(tasks, noise_of([controls_of(run) for run in (*earlier, measured)]), tuple(measured))
+    return ModelComparison(tasks, noise_of([controls_of(run) for run in (*earlier, measured)]), tuple(measured))
 
 
 def _answers(who: str, model: PlacementModel, tasks: Sequence[ShardingTask], search: SearchConfig) -> list[Answer]:

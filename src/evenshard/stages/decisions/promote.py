@@ -1,6 +1,6 @@
-"""Promotion: a contest on held-out tasks decides whether the alias ``champion`` moves to a candidate.
+"""Promotion: a comparison on held-out tasks decides whether the alias ``champion`` moves to a candidate.
 
-The first champion needs no contest. If the alias is moved by another process while the contest is measured, it stays
+The first champion needs no comparison. If the alias is moved by another process while models are compared, it stays
 where it was put: the decision was about the champion before.
 """
 
@@ -23,7 +23,7 @@ from evenshard.placement.tasks import load_tasks
 from evenshard.planner.model import REGISTERED, learned_model_of
 from evenshard.sharders.cost_model.sharder import SearchConfig
 from evenshard.sharders.models import PlacementModel
-from evenshard.stages.decisions.model_comparison import Contest, contest
+from evenshard.stages.decisions.model_comparison import ModelComparison, compare_models
 from evenshard.stages.decisions.promotion import Decision, decide
 from evenshard.tables.files import load_tables
 from evenshard.tracking.registry import (
@@ -96,7 +96,7 @@ class Promotion:
         champion: models:/name/version that it met; empty where there was none.
         champion_now: models:/name/version that is champion afterwards; empty where there is none.
         decision: None where nothing was measured.
-        contest: None where nothing was measured.
+        comparison: None where nothing was measured.
     """
 
     outcome: PromotionOutcome
@@ -105,7 +105,7 @@ class Promotion:
     champion: str
     champion_now: str
     decision: Decision | None = None
-    contest: Contest | None = None
+    comparison: ModelComparison | None = None
 
 
 def promote(
@@ -134,7 +134,7 @@ def promote(
     known = "" if before is None else before.uri
     done = Promotion(PromotionOutcome.REFUSED, "", where, known, known)
     if before is None:
-        done = _crowned(done, "there was no champion", version)
+        done = _make_champion(done, "there was no champion", version)
     elif version is not None and version.version == before.version:
         done = replace(done, outcome=PromotionOutcome.ALREADY, reason="there is no other model to compare it with")
     else:
@@ -142,13 +142,15 @@ def promote(
         if held.digest == model.digest:
             done = replace(done, reason="its files are the champion's")
         else:
-            found = _contested(inputs, report, model, held, measure, search, lineage)
+            found = _compare_with_champion(inputs, report, model, held, measure, search, lineage)
             num_measured = (model.trained_on.num_measured, held.trained_on.num_measured)
             decision = decide(found.tasks, found.noise, *num_measured, tolerance_pct)
-            done = _decided(replace(done, reason=decision.reason, decision=decision, contest=found), before, version)
+            done = _apply_decision(
+                replace(done, reason=decision.reason, decision=decision, comparison=found), before, version
+            )
     with atomic_path(report / PROMOTION_REPORT) as draft:
         draft.write_text(json.dumps(as_json(done), indent=1, allow_nan=False) + "\n")
-    if done.contest is not None:  # not before: MLflow may be away when the alias is to move
+    if done.comparison is not None:  # not before: MLflow may be away when the alias is to move
         (report / JOURNAL).unlink()
     return done
 
@@ -170,7 +172,7 @@ def _candidate_version(candidate: str | None) -> ModelVersion | None:
     return version
 
 
-def _contested(
+def _compare_with_champion(
     inputs: PromoteInputs,
     report: Path,
     model: PlacementModel,
@@ -178,8 +180,8 @@ def _contested(
     measure: MeasureConfig,
     search: SearchConfig,
     lineage: Lineage,
-) -> Contest:
-    """The contest of the candidate with the champion, whose costs are saved."""
+) -> ModelComparison:
+    """The comparison of the candidate with the champion, whose costs are saved."""
     pool = load_tables(inputs.tables)
     split = load_tasks(inputs.tasks, pool)
     if not split.test:
@@ -195,12 +197,12 @@ def _contested(
                 timed.hardware,
                 timed.optimizer,
             )
-        found = contest(model, held, split, search, hardware, measure, journal, earlier)
+        found = compare_models(model, held, split, search, hardware, measure, journal, earlier)
     save_costs(found.measured, report / COSTS, lineage)
     return found
 
 
-def _decided(done: Promotion, before: ModelVersion, version: ModelVersion | None) -> Promotion:
+def _apply_decision(done: Promotion, before: ModelVersion, version: ModelVersion | None) -> Promotion:
     """The promotion as its decision says, unless the alias has been moved meanwhile."""
     if done.decision is None or not done.decision.promote:
         return done
@@ -209,10 +211,10 @@ def _decided(done: Promotion, before: ModelVersion, version: ModelVersion | None
         change = "was removed" if now is None else f"became {now.uri}"
         reason = f"the champion {change} in the meantime. Promote again"
         return replace(done, reason=reason, champion_now="" if now is None else now.uri)
-    return _crowned(done, done.reason, version)
+    return _make_champion(done, done.reason, version)
 
 
-def _crowned(done: Promotion, reason: str, version: ModelVersion | None) -> Promotion:
+def _make_champion(done: Promotion, reason: str, version: ModelVersion | None) -> Promotion:
     """Moves the alias, and that of the version that is its policy; a folder is registered first."""
     if version is None:
         version, policy = register_folder(Path(done.candidate), served_code())
@@ -227,7 +229,7 @@ def _crowned(done: Promotion, reason: str, version: ModelVersion | None) -> Prom
 
 def as_json(promotion: Promotion) -> dict[str, Any]:
     """What promotion.json holds; numbers that are none are null."""
-    contested = promotion.contest
+    comparison = promotion.comparison
     content = {
         "outcome": promotion.outcome.value,
         "reason": promotion.reason,
@@ -235,9 +237,9 @@ def as_json(promotion: Promotion) -> dict[str, Any]:
         "champion": promotion.champion,
         "champion_now": promotion.champion_now,
         "decision": None if promotion.decision is None else asdict(promotion.decision),
-        "noise": None if contested is None else asdict(contested.noise),
-        "hardware": None if contested is None else contested.measured[0].provenance.hardware,
-        "tasks": [] if contested is None else [asdict(one) for one in contested.tasks],
+        "noise": None if comparison is None else asdict(comparison.noise),
+        "hardware": None if comparison is None else comparison.measured[0].provenance.hardware,
+        "tasks": [] if comparison is None else [asdict(one) for one in comparison.tasks],
     }
     cleaned: dict[str, Any] = finite(content)
     return cleaned
@@ -252,7 +254,7 @@ def print_promotion(promotion: Promotion, file: TextIO | None = None) -> None:
     console = plain_console(file, _WIDTH)
     line = f"{printable(promotion.candidate)} is {promotion.outcome.value}: {printable(promotion.reason)}."
     console.print(line, style=_STYLES[promotion.outcome], soft_wrap=True)
-    decision, found = promotion.decision, promotion.contest
+    decision, found = promotion.decision, promotion.comparison
     if decision is not None and found is not None:
         difference = decision.difference_pct
         grid = plain_grid()

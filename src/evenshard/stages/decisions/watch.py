@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
-from evenshard.compare.diff import diff, renamed
+from evenshard.compare.diff import diff, rename_devices
 from evenshard.compare.difference import Difference
 from evenshard.compare.payback import Payback, payback
 from evenshard.measure.traces.ranks import ObservedTraining
@@ -115,7 +115,7 @@ def watch(
         InfeasibleTask: if today's tables do not fit on the old devices.
     """
     old = load_answer(in_use)
-    observation, comparison, problem = _observed(traces, in_use, costs)
+    observation, comparison, problem = _observe(traces, in_use, costs)
     if observation.unseen:
         raise BadConfig(
             f"the traces do not show {', '.join(observation.unseen)}, so that what a move would save cannot be scaled "
@@ -126,9 +126,9 @@ def watch(
     new = replan(old, today, model, old.request.batch_size, search)
     difference = diff(old, new, model, config.link_gb_s)
     if difference.renaming is not None:
-        new = renamed(new, difference.renaming.new_names, model)
+        new = rename_devices(new, difference.renaming.new_names, model)
         difference = diff(old, new, model, config.link_gb_s)
-    difference = _scaled(difference, scale)
+    difference = _scale_times(difference, scale)
     paid = payback(difference, new, config.steps, model, config.link_gb_s, config.restart_minutes)
     pays = paid is not None and (paid.gained_low_seconds if config.surely else paid.gained_seconds) > 0
     pays = pays and bool(difference.moves)
@@ -149,7 +149,7 @@ def traces_in(path: Path) -> tuple[Path, ...]:
     return found
 
 
-def _observed(
+def _observe(
     traces: Sequence[Path], in_use: Path, costs: Path | None
 ) -> tuple[ObservedTraining, ObservedAndPredicted, str]:
     """What the traces show, and why they are no cost dataset."""
@@ -165,7 +165,7 @@ def _observed(
     return observation, comparison, problem
 
 
-def _scaled(difference: Difference, scale: float) -> Difference:
+def _scale_times(difference: Difference, scale: float) -> Difference:
     """The difference with the times of a step as long as observed."""
     times = difference.times
     names = ("old_ms", "new_ms", "saves_ms", "saves_low_ms", "saves_high_ms", "lower_bound_ms")

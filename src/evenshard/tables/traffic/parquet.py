@@ -45,7 +45,7 @@ class ParquetSample:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = tuple(paths)
-        with _opened(self._paths[0]) as file:
+        with _open_parquet(self._paths[0]) as file:
             self.names = _names(self._paths[0], file)
             self.unlike_features = _unlike_features(self.names, file)
 
@@ -54,7 +54,7 @@ class ParquetSample:
         parts: list[Part] = []
         num_samples, num_lookups = 0, dict.fromkeys(names, 0)
         for path in self._paths:
-            with _opened(path) as file:
+            with _open_parquet(path) as file:
                 check_same_tables(path, _names(path, file), self.names, self._paths[0])
                 for name in names:
                     _check_type(path, name, file.schema_arrow.field(name).type)
@@ -68,25 +68,25 @@ class ParquetSample:
 
     def blocks(self, part: Part, names: Sequence[str], max_samples: int) -> Iterator[Block]:
         """See ``Sample.blocks``."""
-        with _opened(part.path) as file:
+        with _open_parquet(part.path) as file:
             try:
                 for batch in file.iter_batches(max_samples, row_groups=[part.row_group], columns=list(names)):
                     yield Block(batch.num_rows, {name: _lookups(part.path, name, batch.column(name)) for name in names})
             except (pa.ArrowException, OSError) as error:
-                raise _torn(part.path, error) from error
+                raise _read_error(part.path, error) from error
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open_parquet(path: Path) -> Iterator[Any]:
     try:
         file = pq.ParquetFile(path, buffer_size=READ_BUFFER_BYTES, pre_buffer=False)
     except (pa.ArrowException, OSError) as error:
-        raise _torn(path, error) from error
+        raise _read_error(path, error) from error
     with file:
         yield file
 
 
-def _torn(path: Path, error: Exception) -> BadFile:
+def _read_error(path: Path, error: Exception) -> BadFile:
     return BadFile(path, f"cannot be read as Parquet ({reason_of(error)})", "Write or fetch the file again.")
 
 

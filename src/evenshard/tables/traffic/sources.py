@@ -10,7 +10,7 @@ from evenshard.tables.traffic.sample import Sample
 from evenshard.tables.traffic.torch_batches import TorchSample
 from evenshard.utils.errors import BadFile
 from evenshard.utils.extras import require_package
-from evenshard.utils.packed_files import unpacked
+from evenshard.utils.packed_files import unpack_file
 
 _KINDS = "Give a folder of .parquet files or of .pt files, or one .parquet, .pt or .pt.gz file."
 
@@ -26,7 +26,7 @@ def opened_sample(source: Path) -> Iterator[Sample]:
         BadFile: nothing there, or anything but Parquet files alone or ``.pt`` files alone.
     """
     if source.is_file() and source.name.endswith(".pt.gz"):
-        with unpacked(source) as file:
+        with unpack_file(source) as file:
             yield TorchSample([source], file)
         return
     if source.is_file():

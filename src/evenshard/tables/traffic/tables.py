@@ -71,7 +71,7 @@ def tables_from_traffic(
         raise BadConfig(f"Several tables are called {brief(name)}. Give each its own name.")
     with opened_sample(source) as files:
         sample = features_of(source, files, columns or {}, _features(tables))
-        counts = _wanted(source, sample, tables)
+        counts = _tables_to_count(source, sample, tables)
         survey = sample.survey(list(dict.fromkeys(column for one in counts.values() for column in one.columns)))
         if survey.num_samples == 0:
             raise BadFile(source, "holds no sample", "Give at least one batch.")
@@ -87,7 +87,7 @@ def tables_from_traffic(
                 Assumption(table.name, "num_rows", text),
                 assumed_weight_bits(table.name, table.weight_bits),
             ]
-    filled = [_filled(one, counts.get(one.name), survey.num_samples, batch_size, assumptions) for one in tables]
+    filled = [_fill_figures(one, counts.get(one.name), survey.num_samples, batch_size, assumptions) for one in tables]
     position = {table.name: number for number, table in enumerate(filled)}
     assumptions.sort(key=lambda assumption: position[assumption.table])
     notes = (*sample.notes(source), *_not_read(source, sample, counts.values()))
@@ -108,7 +108,7 @@ def _not_read(source: Path, sample: Sample, counts: Iterable[TableCounts]) -> It
         yield f"{source}: no table has {_some('feature', unread)}: not read."
 
 
-def _wanted(source: Path, sample: Sample, tables: Sequence[Table] | None) -> dict[str, TableCounts]:
+def _tables_to_count(source: Path, sample: Sample, tables: Sequence[Table] | None) -> dict[str, TableCounts]:
     """The tables to count, by name. Raises BadFile if the sample holds none of them."""
     if tables is None:
         features: dict[str, tuple[str, ...]] = {name: (name,) for name in sample.names}
@@ -167,7 +167,7 @@ def _groups(survey: Survey, tables: Iterable[TableCounts], batch_size: int) -> l
 # From counts to tables ------------------------------------------------------------------------------------------------
 
 
-def _filled(
+def _fill_figures(
     table: Table, counts: TableCounts | None, num_samples: int, batch_size: int, assumptions: list[Assumption]
 ) -> Table:
     """The table with the figures of the sample; what they do not tell is added to ``assumptions``."""

@@ -100,7 +100,7 @@ class FittedMachine:
         """Times of each device with a placement of a request, whatever it waits for."""
         costs = self.costs(request)
 
-        def predicted(parts: Sequence[TablePart]) -> FloatArray:
+        def predict_times(parts: Sequence[TablePart]) -> FloatArray:
             return np.array(
                 [
                     [
@@ -112,7 +112,7 @@ class FittedMachine:
                 ]
             )
 
-        return predicted
+        return predict_times
 
 
 def machine_to_fit(

@@ -152,7 +152,7 @@ def constants_of(machine: FittedMachine, tables: Sequence[Table]) -> dict[str, A
         "new_share": float(np.median([one[1] for one in known])),
         "l2_bytes": L2_BYTES if profile is None else profile.l2_bytes,
         "host_gb_s": HOST_GB_S if profile is None else profile.host_gb_s,
-        "dense_ms": _rounded(dense_ms(1e6 / FP32_BYTES, bytes_per_ns, machine.optimizer)),
+        "dense_ms": _round(dense_ms(1e6 / FP32_BYTES, bytes_per_ns, machine.optimizer)),
         "intra": _link(links.intra),
         "inter": _link(links.inter),
         "exchange": {
@@ -211,7 +211,7 @@ def _compute(examples: Sequence[Example], fit: Mapping[str, Any]) -> dict[str, A
     found: dict[str, Any] = {kind: {} for kind in FITTED_TYPES}
     for which, values in _passes(work_NC, times_N2, np.array(weights)):
         for kind, of_kind in zip(FITTED_TYPES, values.reshape(len(FITTED_TYPES), -1).tolist(), strict=True):
-            found[kind][which] = {name: _rounded(one) for name, one in zip(names, of_kind, strict=True) if one > 0}
+            found[kind][which] = {name: _round(one) for name, one in zip(names, of_kind, strict=True) if one > 0}
     found[DATA_PARALLEL]["backward"]["dense_bytes"] = fit["dense_ms"]
     return found
 
@@ -242,7 +242,7 @@ def _kernels(examples: Sequence[Example], fit: Mapping[str, Any], machine: Fitte
         work_NC = np.array([[one[name] for name in names] for one in work])
         weights = 1 / np.maximum(times_N2.sum(axis=1), 1e-3)
         found[kernel] = {
-            which: {name: _rounded(one) for name, one in zip(names, values, strict=True) if one > 0}
+            which: {name: _round(one) for name, one in zip(names, values, strict=True) if one > 0}
             for which, values in _passes(work_NC, times_N2, weights)
         }
     return found
@@ -266,7 +266,7 @@ def _not_negative(work_NC: FloatArray, times_N: FloatArray, weights_N: FloatArra
     return np.asarray((values / scale_C)[:-1])
 
 
-def _rounded(value: float) -> float:
+def _round(value: float) -> float:
     return float(f"{value:.5g}")
 
 

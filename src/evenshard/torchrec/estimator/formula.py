@@ -149,10 +149,10 @@ def work_of(shard: FittedShard, size: WorldSize, distinct_share: float, l2_bytes
         "repeated": lookups / max(distinct, 1.0) / 1e6,
         "row_bytes": lookups * row_bytes / 1e6,
         "distinct_bytes": distinct * row_bytes / 1e6,
-        "missed_bytes": missed(lookups * row_bytes, distinct * row_bytes, l2_bytes) / 1e6,
+        "missed_bytes": cache_miss_bytes(lookups * row_bytes, distinct * row_bytes, l2_bytes) / 1e6,
         "output_bytes": bags * shard.columns * FP32_BYTES / 1e6,
         "gradient_bytes": lookups * gradient_bytes / 1e6,
-        "missed_gradient_bytes": missed(lookups * gradient_bytes, read * gradient_bytes, l2_bytes) / 1e6,
+        "missed_gradient_bytes": cache_miss_bytes(lookups * gradient_bytes, read * gradient_bytes, l2_bytes) / 1e6,
         "dense_bytes": shard.rows * shard.columns * FP32_BYTES / 1e6 if samples < 1 else 0.0,
     }
 
@@ -194,7 +194,7 @@ def touched_bytes(row_bytes: float, line: int) -> float:
     return ((row_bytes - aligned) / line + 1) * line
 
 
-def missed(read_bytes: float, distinct_bytes: float, cache_bytes: float) -> float:
+def cache_miss_bytes(read_bytes: float, distinct_bytes: float, cache_bytes: float) -> float:
     """Bytes that a cache does not have: each distinct one once, and more the less of them it holds."""
     forgotten = max(1 - cache_bytes / max(distinct_bytes, 1.0), 0.0)
     return distinct_bytes + max(read_bytes - distinct_bytes, 0.0) * forgotten
@@ -275,16 +275,16 @@ def shard_times(shard: FittedShard, size: WorldSize, rates: Rates, fit: Mapping[
         return ShardTimes()
     work = work_of(shard, size, fit["distinct_share"], fit["l2_bytes"])
     of_type = fit["compute"][FIT_OF_TYPE[shard.sharding_type]]
-    forward, backward, fetch = weighed(of_type["forward"], work), weighed(of_type["backward"], work), 0.0
+    forward, backward, fetch = weighted_sum(of_type["forward"], work), weighted_sum(of_type["backward"], work), 0.0
     if shard.compute_kernel in fit["kernels"]:
         outside, of_host = fit["kernels"][shard.compute_kernel], host_work_of(shard, fit, rates.host)
         fetch = outside["forward"].get("missed_ms", 0.0) * of_host["missed_ms"]
-        forward += weighed(outside["forward"], of_host) - fetch
-        backward += weighed(outside["backward"], of_host)
+        forward += weighted_sum(outside["forward"], of_host) - fetch
+        backward += weighted_sum(outside["backward"], of_host)
     inputs, out, back = exchanged_ms(shard, size, rates, fit)
     return ShardTimes(forward, backward, out, back, inputs, fetch)
 
 
-def weighed(coefficients: dict[str, float], work: dict[str, float]) -> float:
+def weighted_sum(coefficients: dict[str, float], work: dict[str, float]) -> float:
     """The sum of coefficients times what they are for."""
     return sum(value * work[name] for name, value in coefficients.items())

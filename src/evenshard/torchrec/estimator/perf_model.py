@@ -13,7 +13,7 @@ from evenshard.placement.pipeline import USUAL_PIPELINE
 from evenshard.placement.sharding import REPLICATED
 from evenshard.sharders.model import Model
 from evenshard.sharders.torchrec.compat import pod_size_of
-from evenshard.sharders.torchrec.planner import merged, parts_of_shards, replica, storage_of
+from evenshard.sharders.torchrec.planner import merge_parts, parts_of_shards, replica, storage_of
 from evenshard.tables.table import Table
 from evenshard.torchrec.estimator.examples import machine_to_fit
 from evenshard.torchrec.model.modules import is_placed, located_tables
@@ -105,7 +105,9 @@ class EvenshardPerfModel:
             return (replica(table, range(self._world_size)),)
         load_factor = None if option.cache_params is None else option.cache_params.load_factor
         shards = [(one.rank, one.offset, one.size) for one in option.shards]
-        return merged(parts_of_shards(table.name, shards, storage_of(table.name, option.compute_kernel, load_factor)))
+        return merge_parts(
+            parts_of_shards(table.name, shards, storage_of(table.name, option.compute_kernel, load_factor))
+        )
 
 
 def _tables_of_options(plan: Sequence[ShardingOption], counted: Mapping[str, Table]) -> dict[_Key, Table]:

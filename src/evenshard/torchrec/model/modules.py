@@ -197,7 +197,7 @@ def sharded_collections(model: DistributedModelParallel) -> dict[str, Any]:
     return {path: module for path, module in model.module.named_modules() if type(module) in kinds}
 
 
-def unsharded(module: Any) -> Collection:
+def original_collection(module: Any) -> Collection:
     """The collection that a sharded one is of, without weights."""
     import torch
     from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection

@@ -152,7 +152,7 @@ def load_plan(
     local_world_size = record.local_world_size if local_world_size is None else local_world_size
     machine = Machine(record.world_size, checked_local_world_size(local_world_size, record.world_size, compute_device))
     replicas = AllowedReplicas(record.dense_optimizer, frozenset(record.replicas_by_name))
-    types, prefetched = _allowed(record), _prefetched(record.tables)
+    types, prefetched = _type_limits(record), _prefetches(record.tables)
     return plan_of_parts(parts, tables, modules, machine, compute_device, types, prefetched, replicas)
 
 
@@ -185,7 +185,7 @@ def contents_of(
     """
     tables: list[Table] = []
     found: list[TablePart] = []
-    prefetched = _prefetched(entries)
+    prefetched = _prefetches(entries)
     for name, entry in entries.items():
         parts = parts_of_entry(name, entry)
         table = table_of_parts(name, parts)
@@ -200,7 +200,7 @@ def contents_of(
     return tuple(tables), tuple(found)
 
 
-def _allowed(record: PlanFile) -> dict[str, frozenset[str]]:
+def _type_limits(record: PlanFile) -> dict[str, frozenset[str]]:
     """The types that a table may be written as, where it is not all of them."""
     return {
         name: frozenset({TABLE_COLUMN_WISE})
@@ -209,7 +209,7 @@ def _allowed(record: PlanFile) -> dict[str, frozenset[str]]:
     }
 
 
-def _prefetched(entries: Mapping[str, TableEntry]) -> bool | None:
+def _prefetches(entries: Mapping[str, TableEntry]) -> bool | None:
     """Whether rows of caches are prefetched; all entries say the same."""
     caches = (entry.cache_params for entry in entries.values())
     return next((one.prefetch_pipeline for one in caches if one is not None), None)

@@ -19,7 +19,7 @@ from evenshard.placement.task import part_bytes, used_bytes, used_host_bytes
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import MOST_SHARDS
-from evenshard.report.answer import shown
+from evenshard.report.answer import make_displayable
 from evenshard.report.facts.setting import assumed_lookups_texts
 from evenshard.report.facts.step import EMBEDDING_WORK
 from evenshard.sharders.base import Sharder
@@ -87,7 +87,7 @@ class ModelPlanner:
             _check_dense(machine, dense)
             asked = request_of(module, sharders, machine, dense, constraints, self.settings, given.enumerator)
             result.lookups = asked.lookups
-            request, parts = self._placed(asked.request, (*asked.notes, *given.notes), result)
+            request, parts = self._place(asked.request, (*asked.notes, *given.notes), result)
             result.plan = sharding_plan(
                 parts if result.answer is None else result.answer,
                 request.tables,
@@ -115,7 +115,7 @@ class ModelPlanner:
             self._say_changed(result)
         return result
 
-    def _placed(
+    def _place(
         self, request: PlacementRequest, notes: Sequence[str], result: ModelPlan
     ) -> tuple[PlacementRequest, Sequence[TablePart]]:
         """Where the columns live, by ``evenshard.place`` or the sharder, and the request with what is kept after all.
@@ -141,7 +141,7 @@ class ModelPlanner:
 
     def _parts(self, request: PlacementRequest, result: ModelPlan) -> Sequence[TablePart]:
         sharder = self.settings.sharder
-        return self._answered(request, result) if sharder is None else _sharded(sharder, request)
+        return self._place_by_evenshard(request, result) if sharder is None else _place_by_sharder(sharder, request)
 
     def _parts_if_they_fit(self, request: PlacementRequest, result: ModelPlan) -> Sequence[TablePart] | None:
         try:
@@ -149,7 +149,7 @@ class ModelPlanner:
         except InfeasibleTask:
             return None
 
-    def _answered(self, request: PlacementRequest, result: ModelPlan) -> Sequence[TablePart]:
+    def _place_by_evenshard(self, request: PlacementRequest, result: ModelPlan) -> Sequence[TablePart]:
         """Where the columns live, as ``evenshard.place`` says."""
         on, limit_s, started = self.machine.compute_device, self.arguments.timeout_seconds, time.monotonic()
         knobs = self.settings.knobs
@@ -164,7 +164,7 @@ class ModelPlanner:
             left_s = max(limit_s - (time.monotonic() - started), 0.0)
             config = replace(config, effort=replace(config.effort, time_limit_s=left_s))
         request = replace(request, hardware=hardware)
-        answer = shown(place_request(request, model, config, progress=count, known=theirs))
+        answer = make_displayable(place_request(request, model, config, progress=count, known=theirs))
         assumed = self.machine.assumed.notes(answer.parts)
         result.answer = replace(answer, warnings=(*assumed, *answer.warnings))
         for line in (*assumed, *assumed_lookups_texts(answer), *answer.notes, *answer.warnings):
@@ -268,7 +268,7 @@ def _less(rooms: Sequence[int], used: Sequence[int]) -> list[int]:
     return [room - taken for room, taken in zip(rooms, used, strict=True)]
 
 
-def _sharded(sharder: Sharder, request: PlacementRequest) -> Sequence[TablePart]:
+def _place_by_sharder(sharder: Sharder, request: PlacementRequest) -> Sequence[TablePart]:
     """Where the columns live, as a sharder says."""
     task = replace(request.task(), task_id="the model")
     placement = sharder.place(task)

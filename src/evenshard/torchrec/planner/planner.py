@@ -36,7 +36,7 @@ from evenshard.utils.errors import BadConfig, EvenshardError
 from evenshard.utils.knobs import chosen_in
 from evenshard.utils.messages import one_line
 from evenshard.utils.params import check_ranges
-from evenshard.utils.signature import checked
+from evenshard.utils.signature import check_arguments
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -75,7 +75,7 @@ class EvenshardPlanner:
         notes: what there is to say about the last plan beside the answer, a line each; all is logged, too.
     """
 
-    @checked((*planner_knobs(), *group_knobs(planner_knobs())), Model="evenshard.sharders.model")
+    @check_arguments((*planner_knobs(), *group_knobs(planner_knobs())), Model="evenshard.sharders.model")
     def __init__(
         self,
         topology: Topology | None = None,

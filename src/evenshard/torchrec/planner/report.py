@@ -100,7 +100,7 @@ class PlanReport:
         given, plan = self.arguments, result.plan
         options, enumerator = self._options(result), None
         try:
-            enumerator = self._estimated(options)
+            enumerator = self._fill_estimates(options)
         except Exception as error:  # of an estimate that only statistics need
             if given.enumerator is not None or given.performance_model is not None:
                 raise
@@ -196,7 +196,7 @@ class PlanReport:
                 )
         return found
 
-    def _estimated(self, options: list[ShardingOption]) -> Enumerator:
+    def _fill_estimates(self, options: list[ShardingOption]) -> Enumerator:
         """Fills in times and memory as TorchRec estimates them, and returns the enumerator that did.
 
         One that was given has enumerated the model for these sharders already.

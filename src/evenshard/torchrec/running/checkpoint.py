@@ -149,7 +149,7 @@ class _Work:
         dense_state: Key | None,
     ) -> None:
         self.files, self.old, self.new = files, old, new
-        self.located = _located(files, old)
+        self.located = _locate_tables(files, old)
         self.converted: list[str] = []
         self.inexact: list[str] = []
         self.begun_anew: list[str] = []
@@ -356,7 +356,7 @@ def _shape_of(parts: Sequence[TablePart]) -> tuple[int, int]:
     return max(part.rows.stop for part in parts), max(part.columns.stop for part in parts)
 
 
-def _located(files: CheckpointFiles, tables: Mapping[str, tuple[TablePart, ...]]) -> dict[str, str]:
+def _locate_tables(files: CheckpointFiles, tables: Mapping[str, tuple[TablePart, ...]]) -> dict[str, str]:
     """The full name of each table's weights in the model.
 
     Raises:

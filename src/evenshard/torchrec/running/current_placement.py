@@ -6,7 +6,7 @@ from pathlib import Path
 
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import load_answer, read_json
-from evenshard.planner.pricing import repriced
+from evenshard.planner.pricing import reprice_answer
 from evenshard.sharders.model import Model
 from evenshard.torchrec.plan.file import load_plan_parts
 from evenshard.utils.errors import BadConfig, BadFile
@@ -46,7 +46,7 @@ def placement_in_use(path: Path, new: PlacementAnswer, model: Model) -> Placemen
         problem = f"is a plan of {world_size} ranks, and the new placement has {new.num_devices}"
         raise BadFile(path, problem, "Name the placement.json that the plan was made with.")
     try:
-        return repriced(new, parts, model)
+        return reprice_answer(new, parts, model)
     except BadConfig as error:
         problem = f"is a plan of other tables ({str(error).rstrip('.')})"
         raise BadFile(path, problem, "Name the placement.json that it was made with.") from None

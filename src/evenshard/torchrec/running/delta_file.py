@@ -27,7 +27,7 @@ from evenshard.planner.file import read_json, validate_record
 from evenshard.planner.request import kept_optimizers
 from evenshard.sharders.torchrec.compat import require_torchrec
 from evenshard.tables.table import SEQUENCE, Table
-from evenshard.torchrec.model.modules import LocatedTable, located_tables, sharded_collections, unsharded
+from evenshard.torchrec.model.modules import LocatedTable, located_tables, original_collection, sharded_collections
 from evenshard.torchrec.model.trainable import ShardedTable, check_trainable, sharded_table, written_type
 from evenshard.torchrec.plan.entries import TableEntry, parts_of_entry, table_entry, table_of_parts, type_among
 from evenshard.torchrec.plan.file import contents_of
@@ -235,7 +235,7 @@ def load_delta(path: str | Path | DeltaFile, model: DistributedModelParallel) ->
         )
     machine = Machine(delta.world_size, delta.local_world_size)
     modules = sharded_collections(model)
-    located = located_tables({path: unsharded(module) for path, module in modules.items()})
+    located = located_tables({path: original_collection(module) for path, module in modules.items()})
     if missing := set(delta.tables) - {one.name for one in located}:
         raise BadConfig(
             f"the model has no table {cut(', '.join(map(brief, sorted(missing))))}. Place the model's tables."
@@ -246,8 +246,8 @@ def load_delta(path: str | Path | DeltaFile, model: DistributedModelParallel) ->
         moving = {one.name: delta.tables[one.name] for one in of_module if one.name in delta.tables}
         if not moving:
             continue
-        running = _running(module, at, of_module)
-        together = {one.name: _sharded(one, running, moving, machine) for one in of_module}
+        running = _parts_now(module, at, of_module)
+        together = {one.name: _table_after(one, running, moving, machine) for one in of_module}
         check_trainable(list(together.values()), machine, model.device.type)
         entries = EmbeddingModuleShardingPlan()
         for one in of_module:
@@ -262,7 +262,7 @@ def load_delta(path: str | Path | DeltaFile, model: DistributedModelParallel) ->
     return result
 
 
-def _running(module: Any, path: str, located: Sequence[LocatedTable]) -> Mapping[str, tuple[TablePart, ...]]:
+def _parts_now(module: Any, path: str, located: Sequence[LocatedTable]) -> Mapping[str, tuple[TablePart, ...]]:
     """The parts of each table of a collection as they run."""
     from torchrec.distributed.types import ShardingPlan
 
@@ -271,7 +271,7 @@ def _running(module: Any, path: str, located: Sequence[LocatedTable]) -> Mapping
     return {table.name: tuple(part for part in parts if part.table == table.name) for table in tables}
 
 
-def _sharded(
+def _table_after(
     located: LocatedTable,
     running: Mapping[str, tuple[TablePart, ...]],
     moving: Mapping[str, TableDelta],

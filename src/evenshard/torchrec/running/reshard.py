@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evenshard.placement.parts import Span
-from evenshard.torchrec.model.modules import sharded_collections, unsharded
+from evenshard.torchrec.model.modules import original_collection, sharded_collections
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
@@ -65,7 +65,7 @@ def _rebuilt(model: DistributedModelParallel, path: str, old: Any, changed: Embe
 
     plan = {**old.module_sharding_plan, **changed}
     rates, step = _progress(old, model._env)
-    whole = unsharded(old)
+    whole = original_collection(old)
     sharder = model._sharder_map[type(whole)]
     _give_optimizers(whole, old, rates)
     devices = [model.device.index] if model.device.type == "cuda" else []
@@ -73,7 +73,7 @@ def _rebuilt(model: DistributedModelParallel, path: str, old: Any, changed: Embe
         new = sharder.shard(whole, plan, model._env, model.device, path)
     new.train(old.training)
     _keep_replicas(old, new)
-    before, after = _held(old), _held(new)
+    before, after = _tables_held(old), _tables_held(new)
     for name, entry in plan.items():
         if entry.sharding_spec is not None:
             _move(before[name], after[name], old.module_sharding_plan[name], entry, model._env, model.device)
@@ -125,7 +125,7 @@ class _Held:
     values: Mapping[str, list[torch.Tensor]]
 
 
-def _held(module: Any) -> dict[str, _Held]:
+def _tables_held(module: Any) -> dict[str, _Held]:
     """What a collection keeps on this rank, by table."""
     states = module.fused_optimizer.state_dict()["state"]
     result = {}
@@ -182,7 +182,7 @@ def _move(
             for at, piece in pieces_of(block, old_blocks):
                 number += 1
                 source, from_block = old_ranks[at], old_blocks[at]
-                values = taken(_tensor(before, key, from_block), from_block, piece) if source == rank else None
+                values = slice_block(_tensor(before, key, from_block), from_block, piece) if source == rank else None
                 filled = _tensor(after, key, block) if owner == rank else None
                 if values is not None and filled is not None:
                     add_piece(filled, block, piece, values)
@@ -190,7 +190,7 @@ def _move(
                     peer = dist.get_global_rank(group, owner)
                     messages.append(dist.P2POp(dist.isend, values.contiguous(), peer, group, number))
                 elif filled is not None:
-                    shape = taken(filled, block, piece).shape
+                    shape = slice_block(filled, block, piece).shape
                     buffer = torch.empty(shape, dtype=filled.dtype, device=device)
                     peer = dist.get_global_rank(group, source)
                     messages.append(dist.P2POp(dist.irecv, buffer, peer, group, number))
@@ -275,7 +275,7 @@ def pieces_of(new: Rectangle, old: Sequence[Rectangle]) -> Iterator[tuple[int, R
             yield number, Rectangle(rows, columns)
 
 
-def taken(values: torch.Tensor, block: Rectangle, piece: Rectangle) -> torch.Tensor:
+def slice_block(values: torch.Tensor, block: Rectangle, piece: Rectangle) -> torch.Tensor:
     """The piece's part of a block's weights or state, without a copy: [rows, columns], or [rows]."""
     rows = slice(piece.rows.start - block.rows.start, piece.rows.stop - block.rows.start)
     if values.dim() == 1:
@@ -286,7 +286,7 @@ def taken(values: torch.Tensor, block: Rectangle, piece: Rectangle) -> torch.Ten
 def add_piece(target: torch.Tensor, block: Rectangle, piece: Rectangle, values: torch.Tensor) -> None:
     """Adds a piece to the weights or state of the block that it belongs to, which begin as zeros."""
     share = 1.0 if target.dim() > 1 else piece.columns.size / block.columns.size
-    where = taken(target, block, piece)
+    where = slice_block(target, block, piece)
     if share == 1.0:
         where.copy_(values)
     else:
