@@ -332,23 +332,34 @@ def exchange_times(task: ShardingTask, volumes: Volumes, links: Links) -> Exchan
     )
 
 
-def all_to_all_ms(link: Link, dims: FloatArray | Sequence[float], batch_size: int) -> FloatArray:
-    """[..., D] backward all-to-all of whole tables between devices that one link connects, ms.
+def whole_table_bytes(dims: FloatArray | Sequence[float], batch_size: int) -> TierBytes:
+    """Bytes of an all-to-all of whole tables between the devices of one node.
 
     A device pools its tables for the whole global batch and sends every other device that one's part of the samples;
     its own part stays.
 
     Args:
-        link: between all devices.
         dims: [..., D] values that each device makes for a sample.
         batch_size: global batch, samples.
     """
-    own = np.asarray(dims, dtype=np.float64)
-    machine = Machine.one_node(own.shape[-1])
-    if machine.num_devices == 1:
-        return np.zeros_like(own)
-    moved = all_to_all_bytes(machine, own) * (batch_size / machine.num_devices * BYTES_PER_VALUE)
-    return link.latency_ms(machine.num_devices) + moved_ms(machine, moved, Links(link))
+    own: FloatArray = np.asarray(dims, dtype=np.float64)
+    devices = own.shape[-1]
+    bytes_per_dim = batch_size / devices * BYTES_PER_VALUE
+    return all_to_all_bytes(Machine.one_node(devices), own * bytes_per_dim)
+
+
+def all_to_all_ms(link: Link, dims: FloatArray | Sequence[float], batch_size: int) -> FloatArray:
+    """[..., D] backward all-to-all of whole tables between devices that one link connects, ms.
+
+    Args:
+        link: between all devices.
+        dims, batch_size: see ``whole_table_bytes``.
+    """
+    moved = whole_table_bytes(dims, batch_size)
+    devices = moved.intra.shape[-1]
+    if devices == 1:
+        return np.zeros_like(moved.intra)
+    return link.latency_ms(devices) + moved_ms(Machine.one_node(devices), moved, Links(link))
 
 
 def _inputs_ms(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from evenshard.measure.collectives import whole_table_bytes
 from evenshard.measure.costs import OK, DeviceCost, MeasuredPlacement
-from evenshard.measure.link import BYTES_PER_VALUE
 from evenshard.sharders.cost_model.calibration import calibrate, calibrate_for_chosen
 from evenshard.sharders.cost_model.cost_model import CostModel, ExchangeTime
 from evenshard.sharders.cost_model.network import ConvexNet, EnsembleSizes, jump_sums_TJ
@@ -128,7 +128,8 @@ class DeviceRows:
                     times.append((*cost.split_ms, cost.compute_ms))
                     placements.append(number)
         tables, batch_sizes = tuple(table for table, _ in pairs), tuple(size for _, size in pairs)
-        return DeviceRows(tables, batch_sizes, torch.tensor(held), torch.tensor(times), torch.tensor(placements))
+        times_R3 = torch.tensor(times, dtype=torch.float32)  # whoever measured, as the network
+        return DeviceRows(tables, batch_sizes, torch.tensor(held), times_R3, torch.tensor(placements))
 
     @property
     def holds_RP(self) -> torch.Tensor:
@@ -326,10 +327,9 @@ def fit_exchange(measured: Sequence[MeasuredPlacement]) -> tuple[ExchangeTime, f
 def _device_bytes(one: MeasuredPlacement) -> list[tuple[float, ...]]:
     """Bytes of the busier direction of each device, of the one that moves most, and of all that they send."""
     dims = [float(sum(one.task.tables[p].embedding_dim for p in shard)) for shard in one.placement.shards()]
-    peers = one.task.num_devices - 1
-    bytes_per_dim = one.task.batch_size / one.task.num_devices * BYTES_PER_VALUE
-    slowest, total = max(dims) * peers * bytes_per_dim, sum(dims) * peers * bytes_per_dim
-    return [(max(own * peers, sum(dims) - own) * bytes_per_dim, slowest, total) for own in dims]
+    moved = whole_table_bytes(dims, one.task.batch_size)
+    slowest, total = float(moved.intra_sent.max()), float(moved.intra_sent.sum())
+    return [(own, slowest, total) for own in moved.intra.tolist()]
 
 
 def _exchange_times(one: MeasuredPlacement, cost: DeviceCost) -> list[float]:
