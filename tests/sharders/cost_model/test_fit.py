@@ -24,6 +24,7 @@ from evenshard.sharders.cost_model.fit import (
     CostModelFitConfig,
     CostModelFitMetrics,
     DeviceRows,
+    _device_bytes,
     _Minibatches,
     calibrate,
     fit_cost_model,
@@ -275,6 +276,20 @@ def test_rows_are_the_devices_that_held_tables_and_ran() -> None:
     assert rows.holds_RP.tolist() == [[True, False, True], [False, False, True], [False, True, False]]
     assert rows.times_R3.tolist() == [[1.0, 2.0, 3.0], [1.0, 1.0, 2.0], [2.0, 2.0, 4.0]]
     assert rows.placement_R.tolist() == [0, 1, 1]
+
+
+def test_times_are_as_precise_as_the_network_whoever_measured_them() -> None:
+    in_numpy = PlacementCost((DeviceCost(np.float64(1.0), 0.0, 0.0, np.float64(2.0)),), "modelled")
+    assert DeviceRows.of([measured(task(TRAIN_TABLES[:1], 1), (0,), in_numpy)]).times_R3.dtype == torch.float32
+
+
+def test_bytes_of_an_exchange_by_hand() -> None:
+    """Three devices with 4, 32 and no dims: each sends two of the others a third of the batch, or receives more."""
+    tables = [replace(TRAIN_TABLES[0], name="a", embedding_dim=4), replace(TRAIN_TABLES[0], name="b", embedding_dim=32)]
+    of_dim = BATCH_SIZE / 3 * 4
+    found = _device_bytes(measured(task(tables, 3), (0, 1), cost(1.0, 1.0, 1.0)))
+    for of_device, busier in zip(found, (32, 64, 36), strict=True):
+        assert of_device == pytest.approx((busier * of_dim, 64 * of_dim, 72 * of_dim))
 
 
 def timed_as_a_whole(one: MeasuredPlacement) -> MeasuredPlacement:
