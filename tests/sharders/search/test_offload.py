@@ -112,6 +112,20 @@ def test_rows_of_all_devices_are_placed_only_where_hosts_have_memory_for_them(ho
     assert (choices is not None) == fits
 
 
+@pytest.mark.parametrize("host_gb", [1.1, 2.2])
+def test_a_host_that_one_table_fills_gets_no_other(host_gb: float) -> None:
+    """Two hosts of one device each: the device with less to do is on the host whose memory the first table took."""
+    space = SearchSpace(costs_of((HOT, replace(COLD, name="a"), replace(COLD, name="b")), 2, 1.2, host_gb, nodes=2))
+    outside = [
+        next(at for at, one in enumerate(group.options) if one.span == 1 and one.storage.kernel == FUSED_UVM)
+        for group in space.groups[1:]
+    ]
+    choices = Construction(space, Works.of(space)).place(np.array([0, *outside]))
+    assert choices is not None
+    (hot,), *cold = (one.places for one in choices)
+    assert cold == ([(1 - hot,), (hot,)] if host_gb < 2 else [(1 - hot,), (1 - hot,)])
+
+
 def test_rules_of_a_table_say_where_it_is_kept() -> None:
     only = TableLimits(kernels=frozenset({FUSED_UVM}))
     cached = TableLimits(kernels=frozenset({FUSED_UVM_CACHING}))
