@@ -36,8 +36,8 @@ from evenshard.utils.text_table import text_table
 
 BATCH_SIZE = 65_536
 DIMS = (4, 8, 16, 32, 64, 128, 256)
-# Tables and devices.
-TASKS = ((20, 2), (40, 4), (26, 8), (40, 8))
+# Tables, on as many devices as the loop's tasks have by default: of others its model has seen little, and says so.
+TASKS, NUM_DEVICES = (20, 30, 40), 4
 # Tables that move at random.
 MOVED = (1, 2, 4, 8, 40)
 EFFORT = PlaceConfig(effort=PlanSearchEffort(changes=60, idle_kicks=3))
@@ -79,7 +79,7 @@ class Pair:
 def pairs(model: PlacementModel, number: int) -> Iterator[Pair]:
     """Those of one random task."""
     rng = np.random.default_rng(number)
-    before, today = (_request(model, tables, TASKS[number % 4][1]) for tables in _tables(number, rng))
+    before, today = (_request(model, tables) for tables in _tables(number, rng))
     old = place_request(before, model, EFFORT)
     tenth = sum(table.size_bytes for table in before.tables) // 10
     found = {"old": old.parts}
@@ -104,9 +104,9 @@ def pairs(model: PlacementModel, number: int) -> Iterator[Pair]:
 
 def _tables(number: int, rng: np.random.Generator) -> Iterator[tuple[Table, ...]]:
     """A task's tables, and the same with other lookups."""
-    made = generate_tables(GeneratorConfig(2000, DIMS, weight_bits=(16, 32)[number % 2]), BATCH_SIZE, seed=5)
+    made = generate_tables(GeneratorConfig(2000, DIMS), BATCH_SIZE, seed=5)
     pool = [table for table in made if table.pooling_factor <= table.num_rows]  # of others no model has seen any
-    drawn = rng.choice(len(pool), TASKS[number % 4][0], replace=False).tolist()
+    drawn = rng.choice(len(pool), TASKS[number % len(TASKS)], replace=False).tolist()
     tables = tuple(replace(pool[one], name=f"t{position}") for position, one in enumerate(drawn))
     yield tables
     yield tuple(
@@ -115,9 +115,9 @@ def _tables(number: int, rng: np.random.Generator) -> Iterator[tuple[Table, ...]
     )
 
 
-def _request(model: PlacementModel, tables: tuple[Table, ...], devices: int) -> PlacementRequest:
+def _request(model: PlacementModel, tables: tuple[Table, ...]) -> PlacementRequest:
     hardware = model.trained_on.hardware.replace(" ", "")
-    return PlacementRequest(tables, caps_of(80.0, devices), BATCH_SIZE, hardware=hardware)
+    return PlacementRequest(tables, caps_of(80.0, NUM_DEVICES), BATCH_SIZE, hardware=hardware)
 
 
 def moved(
