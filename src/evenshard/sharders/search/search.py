@@ -43,7 +43,7 @@ LONG_KEPT, LONG_IDLE = (4, 1), 2_000
 MOST_COUNTED_DEVICES = 128
 # Factor on the changes where every table comes again for every cache.
 OFFLOAD_CHANGES = 3
-# Placements in which usual cuts are tried, and the share of all changes that this takes: for all cuts, and for each.
+# Placements in which usual cuts are tried, and the share of all changes that this takes at most, in all of them.
 MOST_FOR_CUTS, SHARE_FOR_CUTS = 4, 0.15
 # A given placement is improved if it takes at most this many times what the search found, with this share of all
 # changes on top of them.
@@ -227,10 +227,12 @@ class PlanSearch:
         """The best of these placements, or one with usual cuts in the place of odd ones that costs hardly more."""
         best, state = ended[0]
         odd, most_ms = num_odd_cuts(state), best.predicted_ms * (1 + MOST_SLOWER)
-        changes = round(SHARE_FOR_CUTS * self._tries)
+        tried = ended[:MOST_FOR_CUTS]
+        attempts = sum(1 + num_odd_cuts(other) for _, other in tried)
+        changes = round(SHARE_FOR_CUTS * self._tries / attempts)
         cuts = UsualCuts(self.neighbours, partial(self.improve, changes=changes))
         usual = best
-        for _, other in ended[:MOST_FOR_CUTS]:
+        for _, other in tried:
             if not odd or self._is_interrupted or time.monotonic() >= self._deadline:
                 break
             cuts.apply(other, most_ms)
