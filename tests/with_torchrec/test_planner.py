@@ -119,7 +119,7 @@ def test_batches_on_the_way_take_memory() -> None:
 
 def host_memory(**kwargs: Any) -> Machine:
     """The machine that a planner asks for."""
-    planner = EvenshardPlanner(model=untrained(), **kwargs)
+    planner = EvenshardPlanner(model=untrained(), sharding_types=["table_wise"], **kwargs)
     planner.plan(Model(META))
     assert planner.answer is not None
     return planner.answer.request.nodes
