@@ -35,6 +35,7 @@ def errors_of(profile: str, calls: Sequence[Calls], kernels: Sequence[str] = KER
     return Errors.of(np.concatenate(predicted), np.concatenate(true))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["h100", "h200"])
 def test_profiles_state_their_errors_of_the_calls_that_judge(name: str) -> None:
     stated = gpu_profile(name).evidence[0]
@@ -47,6 +48,7 @@ def test_profiles_state_their_errors_of_the_calls_that_judge(name: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "median", "most"),
     [("bounds_check", 6, 18), ("lookup", 13, 33), ("index", 9, 26), ("sort", 6, 16), ("gradient", 20, 55)],
@@ -56,6 +58,7 @@ def test_another_card_takes_as_long_kernel_by_kernel(kernel: str, median: float,
     assert found.median_percent < median and found.p90_percent < most
 
 
+@pytest.mark.slow
 def test_another_card_takes_as_long_in_all() -> None:
     found = errors_of("h100", measured("h100_second"))
     assert found.median_percent < 10 and found.p90_percent < 27

@@ -67,12 +67,14 @@ def test_nobody_is_below_the_best_known_placements(mixed: dict[str, Any]) -> Non
     assert max(gaps) > 1.0
 
 
+@pytest.mark.slow
 def test_measuring_candidates_helps(mixed: dict[str, Any]) -> None:
     found = mixed["settings"]["6x2"]["sharders"]
     assert found["evenshard_measured"]["mean_ms"] <= found["evenshard"]["mean_ms"]
     assert found["random_search"]["mean_ms"] <= found["random"]["mean_ms"]
 
 
+@pytest.mark.slow
 def test_cost_networks_and_seconds_are_reported(mixed: dict[str, Any]) -> None:
     found = mixed["settings"]["6x2"]
     assert found["cost_networks"]["dreamshard"].keys() >= {"median_abs_pct_error", "kendall_tau"}
@@ -85,6 +87,7 @@ def test_cost_networks_and_seconds_are_reported(mixed: dict[str, Any]) -> None:
     assert found["seconds"]["placing_one_task"].keys() == found["sharders"].keys()
 
 
+@pytest.mark.slow
 def test_all_sharders_answer_the_same_tasks_and_equal_placements_cost_the_same(
     mixed: dict[str, Any], folder: Path
 ) -> None:
@@ -107,6 +110,7 @@ def test_all_sharders_answer_the_same_tasks_and_equal_placements_cost_the_same(
             assert cost_of.setdefault((task.task_id, placement), ms) == ms
 
 
+@pytest.mark.slow
 def test_started_again_it_does_nothing_and_says_the_same(
     mixed: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +125,7 @@ def test_started_again_it_does_nothing_and_says_the_same(
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_results_of_another_commit_are_used_and_named(
     mixed: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -131,6 +136,7 @@ def test_results_of_another_commit_are_used_and_named(
     assert "other commits" in caplog.text
 
 
+@pytest.mark.slow
 def test_other_numbers_of_test_tasks_do_not_train_again(
     mixed: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +178,7 @@ def test_generalize_compares_transferred_networks_with_those_trained_for_the_siz
     assert len(trainings) == 2
 
 
+@pytest.mark.slow
 def test_autoshard_reports_balance_and_compute_speedup(tmp_path: Path) -> None:
     result = run_study(config(tmp_path, "autoshard", settings=(Setting(6, 3),), train_tasks=2, test_tasks=2))
     found = result["settings"]["6x3"]["sharders"]

@@ -62,6 +62,7 @@ def test_the_networks_learn_what_was_measured(costs: TrueCosts) -> None:
         assert NetworkError.of(one.numpy().ravel(), measured.bwd_ms_ND.ravel()).median_pct < 8
 
 
+@pytest.mark.slow
 def test_a_device_costs_its_compute_and_both_exchanges(costs: TrueCosts) -> None:
     task = some_task()
     devices = costs.measure(task, Placement((0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2), 4)).devices
@@ -73,6 +74,7 @@ def test_a_device_costs_its_compute_and_both_exchanges(costs: TrueCosts) -> None
     assert devices[3].fwd_all_to_all_ms > 0
 
 
+@pytest.mark.slow
 def test_what_was_not_measured_is_refused(costs: TrueCosts) -> None:
     for task in (make_task(POOL[:4], 4, batch_size=512), make_task(POOL[:4], 2, batch_size=BATCH_SIZE)):
         with pytest.raises(BadConfig, match="were not measured"):
@@ -88,6 +90,7 @@ def test_the_best_placement_of_a_small_task_is_found(costs: TrueCosts) -> None:
     assert costs.measure(task, placement).max_device_ms == ms
 
 
+@pytest.mark.slow
 def test_the_best_placement_beats_its_starts_and_fits(costs: TrueCosts) -> None:
     roomy = some_task(20, 6)
     task = capped(roomy, int(0.3 * sum(roomy.table_bytes)))

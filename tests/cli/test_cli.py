@@ -281,11 +281,13 @@ def test_tables_are_not_written_over_the_source_that_the_settings_name(
 
 def test_through_a_link_its_target_is_written(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("disk").mkdir()
+    Path("own.csv").write_text("name,num_rows,embedding_dim,pooling_factor\na,1000,16,1\nb,2000,16,1\n")
+    place = ["place", "own.csv", "--devices", "2", "--sharding-types", "table_wise", "-o"]
     for link, target in (("p.json", "disk/p.json"), ("new.json", "disk/deep/new.json")):
         Path(link).symlink_to(target)
-        assert main(["place", "criteo_kaggle", "--devices", "2", "-o", link]) == 0
+        assert main([*place, link]) == 0
         assert Path(link).is_symlink() and load_answer(Path(target)).num_devices == 2
-    assert main(["place", "criteo_kaggle", "--devices", "2", "-o", "p.json"]) == 0
+    assert main([*place, "p.json"]) == 0
     assert Path("p.json").is_symlink()
 
 

@@ -19,6 +19,7 @@ from support.traffic_builders import TRAFFIC, write_parquet
 
 TABLES = "name,rows,dim,pooling\na,200000,16,3\nb,9000,8,1\nc,1000000,32,12\n"
 PLACE = ["place", "tables.csv", "--devices", "2", "--hardware", "simulated:h100"]
+WHOLE = [*PLACE, "--sharding-types", "table_wise"]
 
 
 @pytest.fixture(autouse=True)
@@ -28,28 +29,28 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_json_and_stdout_are_placement_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*PLACE, "-o", "placement.json"]) == 0
+    assert main([*WHOLE, "-o", "placement.json"]) == 0
     assert "ms of embedding work per step" in capsys.readouterr().out
     written = Path("placement.json").read_text()
     for flags in (["-o", "-"], ["--json", "--quiet"]):
-        assert main([*PLACE, *flags]) == 0
+        assert main([*WHOLE, *flags]) == 0
         assert capsys.readouterr().out == written, flags
     assert not Path("-").exists()
-    assert main([*PLACE, "--json", "-o", "again.json"]) == 0
+    assert main([*WHOLE, "--json", "-o", "again.json"]) == 0
     assert capsys.readouterr().out == Path("again.json").read_text() == written
 
 
 def test_a_plan_for_torchrec_goes_to_stdout_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*PLACE, "--format", "torchrec", "-o", "-"]) == 0
+    assert main([*WHOLE, "--format", "torchrec", "-o", "-"]) == 0
     Path("plan.json").write_text(capsys.readouterr().out)
-    assert main([*PLACE, "-o", "placement.json", "--quiet"]) == 0
+    assert main([*WHOLE, "-o", "placement.json", "--quiet"]) == 0
     parts, world_size = load_plan_parts("plan.json")
     assert world_size == 2 and {one.table for one in parts} == {"a", "b", "c"}
     assert {one.table: one.devices for one in load_answer("placement.json").parts}.keys() == {"a", "b", "c"}
 
 
 def test_quiet_writes_and_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*PLACE, "--quiet", "-o", "placement.json", "--report", "page.html"]) == 0
+    assert main([*WHOLE, "--quiet", "-o", "placement.json", "--report", "page.html"]) == 0
     assert capsys.readouterr() == ("", "")
     assert Path("placement.json").exists() and Path("page.html").exists()
     assert main([*PLACE, "--quiet", "--memory-cap-gb", "0.01"]) == 2

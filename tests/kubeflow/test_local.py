@@ -81,7 +81,8 @@ def test_the_loop_and_a_placement_with_its_model(workdir: Path, capsys: pytest.C
 @pytest.mark.slow
 def test_the_pipeline_trains_the_method_of_the_settings(workdir: Path) -> None:
     policy = {**SMALL_PARAMS["train_policy"], "method": "autoshard", "settings": {"num_slots": 4, "unroll_length": 10}}
-    Path("params.yaml").write_text(yaml.safe_dump({**SMALL_PARAMS, "train_policy": policy}))
+    one_round = {**SMALL_PARAMS, "loop": {"num_rounds": 1}, "train_policy": policy}
+    Path("params.yaml").write_text(yaml.safe_dump(one_round))
     assert main(["pipeline", "run", "--num-parts", "1"]) == 0
     folder = the_run(workdir, "train")
     assert kind_in(folder / "train-cost/cost_net") == "autoshard_cost_net"

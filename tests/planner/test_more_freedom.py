@@ -22,7 +22,8 @@ from evenshard.utils.errors import InfeasibleTask
 MORE_MEMORY = 1.5
 # What a search may miss in more memory: it knows nothing of what less of it answers.
 SEARCHED = 0.02
-SEEDS = range(10)
+# 26 tables on one node of eight devices, 18 on two nodes of two, and 17 in little memory.
+SEEDS = (0, 1, 9)
 pytestmark = [pytest.mark.slow, pytest.mark.full_search]
 
 

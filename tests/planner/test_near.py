@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,14 @@ NOW = (
 )
 
 
+@cache
+def placed() -> evenshard.PlacementAnswer:
+    return evenshard.place(OLD, 4, hardware="simulated:h100", optimizer="adam")
+
+
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    save_answer(evenshard.place(OLD, 4, hardware="simulated:h100", optimizer="adam"), tmp_path / "old.json")
+    save_answer(placed(), tmp_path / "old.json")
     return tmp_path / "old.json"
 
 

@@ -36,7 +36,7 @@ from support.request_builders import request, untrained
 
 REPRO = ROOT.parent / "shared" / "repro"
 LINK = "infiniband_ndr"
-SAMPLE, BATCHES, BATCH = 8, 6, 50
+BATCHES, BATCH = 2, 50
 
 
 def answer(asked: PlacementRequest, effort: PlanSearchEffort = LITTLE) -> PlacementAnswer:
@@ -159,11 +159,6 @@ def check_ends(seeds: range) -> None:
     ends = Counter(ended(seed) for seed in seeds)
     assert min(ends["placed"], ends["refused"]) > len(seeds) / 5, ends
     assert ends["placed"] + ends["refused"] > 0.95 * len(seeds), ends
-
-
-@pytest.mark.slow
-def test_no_request_of_a_sample_is_refused_that_has_an_answer(without_remedies: None) -> None:
-    check_ends(range(SAMPLE))
 
 
 @pytest.mark.slow

@@ -8,8 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.placement.machine import Machine
@@ -132,12 +130,14 @@ def test_torchrecs_plan_without_settings_is_never_better_than_its_answer_here(
     assert best.predicted_ms <= min(plain.predicted_ms, 1.001 * without_settings)
 
 
-@given(number=st.integers(0, 2**16))
-@settings(max_examples=6, deadline=None)
-def test_the_best_of_torchrec_is_never_worse_than_its_plan_as_it_comes(number: int) -> None:
+@pytest.mark.parametrize("number", range(3))
+def test_the_best_of_torchrec_is_never_worse_than_its_plan_as_it_comes(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few(monkeypatch, PlannerSetting(64), PlannerSetting(16))
     rng = np.random.default_rng(number)
     tables = generate_tables(GeneratorConfig(int(rng.integers(2, 6)), (16, 64, 128)), 4096, seed=number)
-    types = ((), BY_COLUMNS, ("row_wise", "data_parallel", TABLE_WISE))[number % 3]
+    types = ((), BY_COLUMNS, ("row_wise", "data_parallel", TABLE_WISE))[number]
     request = asked(tables=tables, caps_bytes=(2**36,) * 2, batch_size=4096, sharding_types=types)
     costs = part_costs(request, DeviceModel("simulated:h200"))
     plain, rated, best = rivals(rival_placements(request, costs, [FULL_SPACE]), costs)

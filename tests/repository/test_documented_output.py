@@ -21,7 +21,8 @@ QUOTING = sorted({page for rule in output.RULES["quotes"] for page, _, _ in rule
 @pytest.mark.slow
 @pytest.mark.full_search
 def test_the_answer_that_the_readme_shows() -> None:
-    page = output.Page("README.md", shown_only=True)
+    """With its times; its commands run once for this and for ``test_what_commands_print``."""
+    page = output.page("README.md")
     assert page.with_outputs() == page.text
 
 

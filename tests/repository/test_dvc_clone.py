@@ -23,6 +23,7 @@ from evenshard.utils.provenance import RESULT
 from support.dataset_builders import dvc, git, own_name
 from support.loops import TINY, params_with
 from support.repository import ROOT
+from support.tracking_builders import empty_file
 
 sys.path.insert(0, str(ROOT / "pipelines"))
 
@@ -77,7 +78,7 @@ def loop_of(folder: Path, params: dict[str, Any], monkeypatch: pytest.MonkeyPatc
     git(folder, "init", "--quiet")
     own_name(folder)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder.parent}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{empty_file(folder.parent)}")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 

@@ -19,10 +19,19 @@ EXAMPLES = ROOT / "examples"
 MAX_LINES = 60
 
 
-def printed_by(example: str, folder: Path) -> str:
+# A search that is short: for examples of which no time is looked at.
+SHORT = """
+import runpy, sys
+from support.effort import LITTLE, search_with
+search_with(LITTLE)
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+def printed_by(example: str, folder: Path, *flags: str) -> str:
     """What the example prints, run in an empty folder."""
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / example)],
+        [sys.executable, *flags, str(EXAMPLES / example)],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -35,7 +44,7 @@ def printed_by(example: str, folder: Path) -> str:
 
 @pytest.mark.slow
 def test_own_tables_live_where_the_rules_say(tmp_path: Path) -> None:
-    text = printed_by("own_tables.py", tmp_path)
+    text = printed_by("own_tables.py", tmp_path, "-c", SHORT)
     by_device = re.findall(r"device (\d): .* GB: (.*)", text)
     device_of = {name: int(device) for device, names in by_device for name in names.split(", ")}
     known = tables_from(EXAMPLES / "tables.yaml", 65_536)
@@ -65,7 +74,7 @@ def test_mlperf_beside_torchrec_says_whose_times_they_are(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_traffic_becomes_a_plan(tmp_path: Path) -> None:
-    text = printed_by("traffic_to_plan.py", tmp_path)
+    text = printed_by("traffic_to_plan.py", tmp_path, "-c", SHORT)
     tables = dict(re.findall(r"^(\w+): [\d,]+ rows, (\d+\.\d) lookups", text, re.M))
     # The sample was drawn with these pooling factors.
     assert {name: pytest.approx(float(mean), rel=0.02) for name, mean in tables.items()} == {

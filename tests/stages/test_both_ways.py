@@ -20,6 +20,7 @@ from evenshard.tracking.descriptions import NOTE
 from evenshard.utils.outputs import REPORT
 from evenshard_components.generate import component, parameters
 from support.kubeflow_builders import SMALL_PARAMS
+from support.tracking_builders import empty_file
 
 NUM_ROUNDS = 2
 # Tags that name a run or the settings of its loop, as do the files of costs (a pod knows its own sections alone), and
@@ -117,7 +118,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str, Any], M
         folder = tmp_path_factory.mktemp("way")
         params = {**SMALL_PARAMS, "loop": {"num_rounds": NUM_ROUNDS}}
         (folder / "params.yaml").write_text(yaml.safe_dump(params))
-        uri = f"sqlite:///{folder}/mlflow.db"
+        uri = f"sqlite:///{empty_file(folder)}"
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
             patch.setenv("MLFLOW_TRACKING_URI", uri)

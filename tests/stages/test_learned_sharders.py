@@ -28,6 +28,7 @@ from support.builders import cost_net, policy, some_tables
 from support.convex_builders import NORMALIZER
 from support.loops import params_with, run_loop
 from support.repository import ROOT
+from support.tracking_builders import empty_file
 
 AUTOSHARD: dict[str, dict[str, Any]] = {
     "loop": {"num_rounds": 2},
@@ -41,7 +42,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("autoshard")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{empty_file(folder)}")
         run_loop(AUTOSHARD)
     return folder
 
@@ -153,7 +154,8 @@ def test_a_folder_of_before_there_was_a_choice_is_dreamshards(tmp_path: Path) ->
 def test_a_third_one_is_its_own_files_and_a_line(tmp_path: Path) -> None:
     """It is trained, proposes, is compared and loaded, although nothing but ``LEARNED`` knows its name."""
     assert "toy" not in LEARNED
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/m.db"}
+    uri = f"sqlite:///{empty_file(tmp_path)}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "MLFLOW_TRACKING_URI": uri}
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests/support/toy_sharder.py")],
         cwd=tmp_path,

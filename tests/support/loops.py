@@ -17,6 +17,7 @@ import yaml
 
 from evenshard.cli import main
 from evenshard.tracking.parents import current_parent, find_by_tag
+from support.effort import LITTLE, search_with
 from support.repository import ROOT
 
 sys.path.insert(0, str(ROOT / "pipelines"))
@@ -127,6 +128,7 @@ def _named(name: str, place: Path, mlflow_uri: str) -> Loop:
 
 
 def _run_in(place: Path, name: str) -> None:
+    search_with(LITTLE)  # as in pytest itself
     sys.argv[0] = "evenshard"  # whose commands run here; MLflow shows the program
     place.mkdir()
     os.chdir(place)

@@ -10,7 +10,8 @@ PATIENCE_S = 600.0
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
     """Returns once the condition holds. Raises AssertionError, with ``what``, if it never does."""
-    ends = time.monotonic() + PATIENCE_S
+    ends, pause_s = time.monotonic() + PATIENCE_S, 0.02
     while not condition():
         assert time.monotonic() < ends, what
-        time.sleep(0.02)
+        time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, 0.1)  # to ask takes time from what is waited for

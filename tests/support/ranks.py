@@ -27,6 +27,7 @@ _FORKS.set_forkserver_preload(
         "torchrec.distributed.model_parallel",
         "torchrec.distributed.planner",
         "evenshard.torchrec",
+        "support.effort",
         "support.training_job",
         "support.sharding_cases",
     ]
@@ -93,6 +94,9 @@ def _rank(
     import torch
     import torch.distributed as dist
 
+    from support.effort import LITTLE, search_with
+
+    search_with(LITTLE)  # as in pytest itself: what is trained does not depend on how good a plan is
     os.environ.update(env)
     torch.set_num_threads(1)
     if join:

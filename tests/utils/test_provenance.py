@@ -112,7 +112,7 @@ values = st.recursive(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(data=st.data(), params=st.dictionaries(st.text(), values, max_size=5))
 def test_the_hash_does_not_depend_on_the_order_of_the_keys(data: st.DataObject, params: dict[str, object]) -> None:
     def shuffled(value: object) -> object:

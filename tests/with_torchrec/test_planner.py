@@ -101,15 +101,15 @@ def test_a_dense_model_is_counted_where_nothing_is_said() -> None:
     rest = dense_bytes(Model(META))
     expected = rest + 4 * 4 * (100 * 200 + 200)
     found = []
+    whole: dict[str, Any] = {"model": untrained(), "sharding_types": ["table_wise"]}
     for more in ({}, {"dense_gb": 0.25}):
-        planner = EvenshardPlanner(model=untrained(), world_size=2, compute_device="cuda", **more)
+        planner = EvenshardPlanner(world_size=2, compute_device="cuda", **whole, **more)
         planner.plan(model)
         assert planner.answer is not None
         found.append(planner.answer.request.dense_bytes)
     assert found == [expected, GB // 4]
-    placed = evenshard.place(model, 2, 1, model=untrained())
-    assert placed.request.dense_bytes == expected
-    assert evenshard.place(model, 2, 1, model=untrained(), dense_gb=0.5).request.dense_bytes == GB // 2
+    assert evenshard.place(model, 2, 1, **whole).request.dense_bytes == expected
+    assert evenshard.place(model, 2, 1, **whole, dense_gb=0.5).request.dense_bytes == GB // 2
 
 
 def test_batches_on_the_way_take_memory() -> None:
@@ -119,7 +119,7 @@ def test_batches_on_the_way_take_memory() -> None:
 
 def host_memory(**kwargs: Any) -> Machine:
     """The machine that a planner asks for."""
-    planner = EvenshardPlanner(model=untrained(), **kwargs)
+    planner = EvenshardPlanner(model=untrained(), sharding_types=["table_wise"], **kwargs)
     planner.plan(Model(META))
     assert planner.answer is not None
     return planner.answer.request.nodes

@@ -1,6 +1,7 @@
-"""Several devices at once, for real: processes of torchrun on the CPU, gloo between them.
+"""Several devices at once, for real: processes on the CPU, gloo between them.
 
-Run by pytest, this file starts torchrun on itself; run by torchrun, it is one of the processes (see ``SCENARIOS``).
+Where one of them leaves before the others, torchrun starts them, on this file: it keeps the store. Other scenarios run
+in forks that have imported torch.
 """
 
 from __future__ import annotations
@@ -49,11 +50,14 @@ from evenshard.tables.table import Table
 from evenshard.utils.errors import BadInput, EvenshardError, MeasurementFailed
 from support.builders import table, task
 from support.patience import PATIENCE_S, wait_until
+from support.ranks import run_ranks
+from support.servers import free_ports
 
 CONFIG = MeasureConfig(hardware="cpu", num_batches=2, warmup=1, repeats=3, timeout_s=PATIENCE_S, seed=5)
 IMPATIENT = replace(CONFIG, timeout_s=10.0)  # nothing that a rank does in these scenarios takes a tenth of that
 WORLD_SIZE = 4
 BATCH_SIZE = 67  # no number of ranks divides it
+SCENARIO = "scenario"
 GIANT = table("giant", rows=2_000_000_000, dim=256)
 
 # In the processes of torchrun -----------------------------------------------------------------------------------------
@@ -334,6 +338,14 @@ def process(scenario: str, out: Path, *args: str) -> int:
     return 0
 
 
+def rank_of_scenario(rank: int, out: Path) -> int:
+    """One of the processes, with what else torchrun tells it."""
+    os.environ["RANK"] = str(rank)
+    code = process((out / SCENARIO).read_text(), out)
+    sys.stderr.flush()
+    return code
+
+
 # In pytest ------------------------------------------------------------------------------------------------------------
 
 
@@ -349,15 +361,27 @@ def torchrun(num_processes: int, out: Path, *args: str) -> subprocess.CompletedP
 
 
 def said(done: subprocess.CompletedProcess[str]) -> list[str]:
-    return [line for line in done.stderr.splitlines() if line.startswith("failed: ")]
+    return failures_in(done.stderr)
+
+
+def failures_in(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("failed: ")]
+
+
+def forked(num_processes: int, out: Path, scenario: str) -> tuple[list[int], list[str]]:
+    """Runs a scenario without torchrun: the exit code of each rank, and all failures."""
+    (out / SCENARIO).write_text(scenario)
+    size, (port,) = str(num_processes), free_ports(1)
+    env = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    codes = run_ranks(rank_of_scenario, num_processes, out, join=False, **env)
+    return codes, failures_in("\n".join((out / f"said-{rank}").read_text() for rank in range(num_processes)))
 
 
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What came out of the long session."""
     out = tmp_path_factory.mktemp("ranks")
-    done = torchrun(WORLD_SIZE, out, "everything")
-    assert done.returncode == 0, done.stderr
+    assert forked(WORLD_SIZE, out, "everything") == ([0] * WORLD_SIZE, [])
     result: dict[str, Any] = pickle.loads((out / "notes.pickle").read_bytes())
     return {**result, "size": WORLD_SIZE}
 
@@ -407,10 +431,10 @@ def test_jobs_and_answers_are_plain_data(notes: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_a_pickle_in_the_store_is_not_unpickled(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(Intruder(tmp_path / "proof"))) is None and (tmp_path / "proof").is_dir()
-    done = torchrun(2, tmp_path, "intrude")
-    assert done.returncode != 0
+    codes, failures = forked(2, tmp_path, "intrude")
+    assert codes[1] == 1
     assert not (tmp_path / "intruder").exists()
-    (line,) = [line for line in said(done) if "rank 1: job 1 in the store of torchrun cannot be read" in line]
+    (line,) = [line for line in failures if "rank 1: job 1 in the store of torchrun cannot be read" in line]
     assert "it is not UTF-8" in line and "start again" in line
 
 

@@ -13,7 +13,8 @@ from evenshard.measure.price.loads import CellChanges, Loads, LookupColumns
 from evenshard.measure.simulated.device_model import backward_ms, forward_ms
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.price import DeviceModelPrice, work_columns
-from evenshard.measure.simulated.shard_work import WorkCounter
+from evenshard.measure.simulated.shard_work import WorkCounter, looked_up_rows
+from evenshard.tables.reuse import NUM_REUSE_BINS, feasible_reuse_bins, rows_and_counts
 from evenshard.tables.table import Table
 
 PROFILE = gpu_profile("h100")
@@ -132,3 +133,19 @@ def test_a_line_lies_below_all_loads_and_touches_near_its_own(seed: int) -> None
             took_2 = loaded([lookups[at] for at in some], int(rng.integers(1, 4))).compute_2D[:, 0]
             gaps.append(took_2 - line.at_0_2 - (line.works(columns_PH[some]) + steps_2P[:, some]).sum(axis=1))
     assert np.min(gaps) > -1e-9 and np.sum(gaps, axis=1).min() < 1.0
+
+
+def test_tables_without_a_histogram_have_the_default_one_each_by_itself() -> None:
+    """A table that is counted, one whose rows leave the default as it is, one with few rows, and one hardly asked."""
+    counted = tuple(float(at == 3) for at in range(NUM_REUSE_BINS))
+    tables = (
+        Table("counted", 10**6, 16, 4.0, counted),
+        Table("many", 10**8, 16, 4.0),
+        Table("few", 30, 16, 4.0),
+        Table("rare", 10**6, 16, 1e-4),
+    )
+    rows, lookups = np.array([float(one.num_rows) for one in tables]), np.array([one.pooling_factor for one in tables])
+    bins = [one.reuse_bins or feasible_reuse_bins(one.num_rows, 65_536 * one.pooling_factor) for one in tables]
+    found = looked_up_rows(tables, 65_536 * lookups)
+    for ours, expected in zip(found, rows_and_counts(np.array(bins), rows, 65_536 * lookups), strict=True):
+        np.testing.assert_array_equal(ours, expected)

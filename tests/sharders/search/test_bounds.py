@@ -113,7 +113,7 @@ def costs_ms(space: SearchSpace, rng: np.random.Generator) -> FloatArray:
     return np.asarray(windows_WND.max(axis=2).sum(axis=0))
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 80))])
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 20))])
 def test_no_placement_of_a_tiny_task_is_below_the_bound(seed: int) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(25):
@@ -123,7 +123,7 @@ def test_no_placement_of_a_tiny_task_is_below_the_bound(seed: int) -> None:
         assert 0 < bound_ms <= float(costs_ms(space, rng).min())
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 30))])
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 10))])
 def test_no_placement_of_a_tiny_task_is_below_the_bound_of_a_cost_model(seed: int) -> None:
     rng = np.random.default_rng(seed)
     for number in range(10):

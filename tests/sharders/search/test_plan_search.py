@@ -273,6 +273,24 @@ def test_a_limit_on_the_time_of_a_piece_cuts_what_is_longer() -> None:
         assert (works.piece_GW[rows, options_G] <= np.maximum(limit * construction.even_ms, least_G) * (1 + 1e-9)).all()
 
 
+def test_a_construction_uses_the_types_that_it_is_asked_for_where_a_table_may() -> None:
+    tables = some_tables()
+    limits = (TableLimits(types=frozenset({TABLE_WISE})), *(TableLimits() for _ in tables[1:]))
+    space = SearchSpace(costs_of(tables, limits=limits))
+    construction = Construction(space, Works.of(space))
+
+    def types(*asked: str, **more: float) -> set[str]:
+        options_G = construction.options(np.inf, asked, **more)
+        pairs = zip(space.groups[1:], options_G[1:], strict=True)
+        assert space.groups[0].options[options_G[0]].sharding_type == TABLE_WISE
+        return {group.options[number].sharding_type for group, number in pairs}
+
+    assert types(TABLE_WISE) == {TABLE_WISE} and types(DATA_PARALLEL) == {DATA_PARALLEL}
+    assert types(ROW_WISE) <= {ROW_WISE, TABLE_WISE} and ROW_WISE in types(ROW_WISE)  # of one row, none is cut
+    both = TABLE_WISE, DATA_PARALLEL
+    assert types(*both, replica_price=1e-6) == {DATA_PARALLEL} and types(*both, replica_price=1e6) == {TABLE_WISE}
+
+
 def test_time_of_each_part_beside_the_others() -> None:
     tables = some_tables(4)
     costs = costs_of(tables, Machine.one_node(4))
@@ -297,7 +315,8 @@ def test_rows_are_cut_only_where_every_device_gets_some() -> None:
     }
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
 def test_more_effort_never_answers_worse(seed: int) -> None:
     """The same search ends earlier or goes on: from one share of its changes to the next its answer gets no worse."""
     rng = np.random.default_rng(seed)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from evenshard.measure.simulated.gpu_profile import GpuProfile
 from evenshard.measure.simulated.l2_cache import missed_bytes
 from evenshard.placement.optimizer_state import SGD, state_bytes
-from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, ReuseBins, feasible_reuse_bins, rows_and_counts
+from evenshard.tables.reuse import DLRM_2021_REUSE, NUM_REUSE_BINS, FloatArray, rows_and_counts, tilt_to_feasible
 from evenshard.tables.table import Table
 
 SECTOR_BYTES = 32
@@ -214,10 +214,6 @@ def reuse_columns(columns_TC: FloatArray) -> tuple[FloatArray, FloatArray, Float
     return unique_bytes, row_bytes, np.where(uniques > 0, lookups / np.where(uniques > 0, uniques, 1.0), 1.0)
 
 
-def _bins(table: Table, num_lookups: float) -> ReuseBins:
-    return table.reuse_bins or feasible_reuse_bins(table.num_rows, num_lookups)
-
-
 def looked_up_rows(tables: Sequence[Table], lookups_T: FloatArray) -> tuple[FloatArray, FloatArray]:
     """[T, K] and [T, K] ``rows_and_counts`` of tables; of those without a histogram by the default one.
 
@@ -226,7 +222,10 @@ def looked_up_rows(tables: Sequence[Table], lookups_T: FloatArray) -> tuple[Floa
         lookups_T: [T] of the batch.
     """
     rows_T = np.array([table.num_rows for table in tables], dtype=np.float64)
-    bins_TK = np.array([_bins(table, lookups) for table, lookups in zip(tables, lookups_T.tolist(), strict=True)])
+    unknown = [at for at, table in enumerate(tables) if not table.reuse_bins]
+    bins_TK = np.array([table.reuse_bins or DLRM_2021_REUSE for table in tables])
+    if unknown:  # all at once: what is feasible for each is found by bisection
+        bins_TK[unknown] = tilt_to_feasible(bins_TK[unknown], rows_T[unknown], lookups_T[unknown])
     return rows_and_counts(bins_TK, rows_T, lookups_T)
 
 

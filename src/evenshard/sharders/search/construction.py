@@ -110,6 +110,7 @@ class Construction:
     def __init__(self, space: SearchSpace, works: Works) -> None:
         self._space, self._works, self._room_D = space, works, space.room_D
         self._known: dict[tuple[bytes, float], npt.NDArray[np.int64]] = {}
+        self._of_types: dict[frozenset[str], tuple[FloatArray, npt.NDArray[np.bool_]]] = {}
         task = space.task
         allowed = (group.allowed_D for group in space.groups)
         self._allowed_G = np.array([task.num_devices if one is None else int(one.sum()) for one in allowed])
@@ -140,19 +141,31 @@ class Construction:
             replica_price: factor on the work of replicas: what they spare the slowest device is more than on average.
             full_share: part of all memory that they may take.
         """
-        works = self._works
-        wanted = np.isin(works.types_GW, [number for number, name in enumerate(works.names) if name in types])
-        wanted &= self.fits_GW
-        wanted = np.where(wanted.any(axis=1, keepdims=True), wanted, self.fits_GW)
-        piece_GW = np.where(wanted, works.piece_GW, np.inf)
-        small = wanted & (piece_GW <= limit_ms)
-        allowed = np.where(small.any(axis=1, keepdims=True), small, piece_GW <= piece_GW.min(axis=1, keepdims=True))
-        is_replica = np.isin(works.types_GW, [at for at, name in enumerate(works.names) if name in REPLICATED])
-        total_GW = np.where(allowed, works.total_GW * np.where(is_replica, replica_price, 1.0), np.inf)
+        piece_GW, least_GW = self._pieces_of_types(frozenset(types))
+        small = piece_GW <= limit_ms if limit_ms < np.inf else np.isfinite(piece_GW)
+        allowed = np.where(small.any(axis=1, keepdims=True), small, least_GW)
+        total_GW = self._works.total_GW
+        if replica_price != 1.0:
+            total_GW = total_GW * np.where(self._are_of(frozenset(REPLICATED)), replica_price, 1.0)
+        total_GW = np.where(allowed, total_GW, np.inf)
         key = (total_GW.tobytes(), full_share)
         if key not in self._known:  # many limits and sets of types leave the same options
             self._known[key] = self._cheapest(total_GW, allowed, full_share)
         return self._known[key]
+
+    def _pieces_of_types(self, types: frozenset[str]) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+        """[G, W] the work of the largest pieces, where a group may use these types, and which of them is the least."""
+        if types not in self._of_types:
+            wanted = self._are_of(types) & self.fits_GW
+            wanted = np.where(wanted.any(axis=1, keepdims=True), wanted, self.fits_GW)
+            piece_GW = np.where(wanted, self._works.piece_GW, np.inf)
+            self._of_types[types] = piece_GW, piece_GW <= piece_GW.min(axis=1, keepdims=True)
+        return self._of_types[types]
+
+    def _are_of(self, types: frozenset[str]) -> npt.NDArray[np.bool_]:
+        """[G, W] whether options are of these types; those that only fill up a group are of none."""
+        known = np.array([*(name in types for name in self._works.names), False])
+        return np.asarray(known[self._works.types_GW])
 
     def _cheapest(
         self, total_GW: FloatArray, allowed: npt.NDArray[np.bool_], full_share: float
