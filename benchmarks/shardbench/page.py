@@ -18,7 +18,7 @@ OURS = "evenshard"
 # Whom evenshard is compared with: the best plan of each family, by the oracle that is asked.
 FAMILIES = {
     "TorchRec as it comes": ("torchrec_default",),
-    "TorchRec swept": ("torchrec_swept",),
+    "TorchRec swept": ("torchrec_default", "torchrec_swept"),
     "rules of thumb": ("greedy", "rule_of_thumb"),
     "learned": ("dreamshard", "autoshard"),
 }

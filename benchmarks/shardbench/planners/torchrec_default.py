@@ -12,7 +12,7 @@ from evenshard.tables.table import Table
 
 OWN_ORACLE = "torchrec"
 # TorchRec's ``timeout_seconds``: its best plan by then counts. Reached with hundreds of tables alone.
-TIMEOUT_S = 60
+TIMEOUT_S = 30
 
 
 def plan(tables: Sequence[Table], machine: BenchMachine) -> Sequence[TablePart]:
