@@ -45,8 +45,9 @@ from evenshard.tables.table import Table
 
 CONSTANTS = Path(__file__).with_name("linear.yaml")
 FITTED_TO = "rtx_2080_ti"
-# Counts of a kernel call: ``ShardWork`` says what each is; ``hottest`` is the largest of the call's tables.
-SUMS = ("num_tables", "lookups", "uniques", "row_bytes", "output_bytes")
+# Counts of a kernel call: ``ShardWork`` says what each is; ``hottest`` is the largest of the call's tables. All shards
+# have one batch size, which does not tell tables from bags; on an H100 ten tables take as long as one of as many bags.
+SUMS = ("bags", "lookups", "uniques", "row_bytes", "output_bytes")
 COUNTS = ("calls", *SUMS, "hottest")
 # Every so manieth shard is held out of the fit and judges it.
 HELD_OUT = 5

@@ -144,7 +144,7 @@ def test_the_linear_model_is_that_of_its_constants() -> None:
     table = Table("a", 10**6, 4, 1.0, reuse_bins=(1.0, *[0.0] * 16))
     ns, gpu = linear.constants()["ns"], linear.constants()["gpus"]["h100"]
     alone = BenchMachine.of("h100", 1, 1000).task([table])
-    kernels_ns = ns["calls"] + ns["num_tables"] + 1000 * (ns["lookups"] + ns["uniques"])
+    kernels_ns = ns["calls"] + 1000 * (ns["bags"] + ns["lookups"] + ns["uniques"])
     kernels_ns += 32_000 * ns["row_bytes"] + 16_000 * ns["output_bytes"] + ns["hottest"]
     kernels_ms = kernels_ns * 1e-6 * gpu["scale"]
     assert linear.LinearModel("h100").step_ms(alone, [whole_part(table, (0,))]) == pytest.approx(kernels_ms)
