@@ -12,6 +12,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[1]
 PAGES = (
     "benchmarks/*.md",
+    "benchmarks/*.svg",
     "k8s/README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",

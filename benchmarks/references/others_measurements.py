@@ -78,10 +78,10 @@ def read(folder: Path) -> Measurements:
             pooling_factor=float(row["pooling_factor"]),
             reuse_bins=_reuse_bins(row),
         )
-        for number, row in enumerate(_rows(tables_path))
+        for number, row in enumerate(read_rows(tables_path))
     )
-    shard_rows = _rows(shards_path)
-    exchange_rows = _rows(exchanges_path)
+    shard_rows = read_rows(shards_path)
+    exchange_rows = read_rows(exchanges_path)
 
     def of_devices(name: str) -> FloatArray:
         return np.array([[float(row[f"{name}_{device}"]) for device in range(NUM_DEVICES)] for row in exchange_rows])
@@ -109,6 +109,7 @@ def _reuse_bins(row: dict[str, str]) -> tuple[float, ...] | None:
     return shares if any(shares) else None
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file by their columns' names."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))

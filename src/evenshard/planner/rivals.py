@@ -125,7 +125,7 @@ def _candidates(request: PlacementRequest, costs: PartCosts, names: Sequence[str
             if name == FULL_SPACE:
                 yield from _full_space(request, costs)
             elif name == RULE:
-                yield _best_rule(costs)
+                yield best_rule(costs)
             else:
                 measured = MeasureConfig(request.hardware, request.nodes.intra or AUTO)
                 found = sharder(name, Resources(measure=measured)).place(request.task())
@@ -139,7 +139,7 @@ def asked_full_space(request: PlacementRequest) -> bool:
     return not request.is_whole and len(request.tables) * request.num_devices <= MOST_SHARDS
 
 
-def _best_rule(costs: PartCosts) -> Candidate:
+def best_rule(costs: PartCosts) -> Candidate:
     """The best of the search's rules of thumb, as they are.
 
     Raises:

@@ -1,0 +1,202 @@
+"""What is placed where: public models, simulated machines, and the cells of the grid."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+
+import numpy as np
+
+from benchmarks.references.others_measurements import default_folder, read
+from evenshard.measure.collectives import Links
+from evenshard.measure.link import link
+from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.placement.machine import Machine
+from evenshard.placement.task import ShardingTask
+from evenshard.planner.request import PlacementRequest
+from evenshard.sharders.torchrec.planner import Bandwidths, machine_bandwidths
+from evenshard.tables.catalog import load_catalog
+from evenshard.tables.generator import GeneratorConfig, generate_tables
+from evenshard.tables.table import SEQUENCE, Table
+from evenshard.utils.errors import BadFile
+
+DEVICES_PER_NODE = 8
+BATCH_SIZE = 65_536
+# The link within a node and between nodes.
+HARDWARE = {
+    "h100": ("nvlink_h100", "infiniband_ndr"),
+    "h200": ("nvlink_h200", "infiniband_ndr"),
+    "a100_80gb": ("nvlink_a100", "infiniband_hdr"),
+    "v100": ("nvlink_v100", "infiniband_hdr"),
+    "b200": ("nvlink_b200", "infiniband_ndr"),
+}
+DEVICES = (8, 16, 64, 128)
+# Part of a device's memory that tables may take; TorchRec keeps as much for all else.
+TABLES_SHARE = 0.85
+RECORDED, MIXED, RECORDED_DIMS = "recorded_", "mixed_", (4, 8, 16, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class BenchMachine:
+    """The machine that a planner is asked for.
+
+    Attributes:
+        gpu: its devices, all alike: a key of ``HARDWARE``.
+        nodes: devices, devices of a node, and the names of the links within a node and between nodes.
+        available_bytes: what weights and optimizer state may take of each device.
+        batch_size: global batch, samples.
+    """
+
+    gpu: str
+    nodes: Machine
+    available_bytes: int
+    batch_size: int
+
+    @staticmethod
+    def of(gpu: str, num_devices: int, batch_size: int) -> BenchMachine:
+        """Nodes of 8 of these devices, or one smaller node."""
+        intra, inter = HARDWARE[gpu]
+        per_node = min(num_devices, DEVICES_PER_NODE)
+        nodes = Machine(num_devices, per_node, intra=intra, inter=inter if num_devices > per_node else "")
+        return BenchMachine(gpu, nodes, int(TABLES_SHARE * gpu_profile(gpu).memory_bytes), batch_size)
+
+    @property
+    def hardware(self) -> str:
+        """Such as simulated:h100."""
+        return f"simulated:{self.gpu}"
+
+    @property
+    def links(self) -> Links:
+        """The simulated links."""
+        return Links(link(self.nodes.intra), link(self.nodes.inter) if self.nodes.inter else None)
+
+    @property
+    def bandwidths(self) -> Bandwidths:
+        """Bandwidths of device memory and of both links, 10**9 bytes per second, as TorchRec's planner takes them."""
+        return machine_bandwidths(self.hardware, self.nodes, self.links)
+
+    def request(self, tables: Sequence[Table]) -> PlacementRequest:
+        """The request of these tables: SGD, every sharding type; weights and optimizer state alone are counted."""
+        caps = (self.available_bytes,) * self.nodes.num_devices
+        return PlacementRequest(tuple(tables), caps, self.batch_size, hardware=self.hardware, machine=self.nodes)
+
+    def task(self, tables: Sequence[Table]) -> ShardingTask:
+        """The same as a task."""
+        return self.request(tables).task()
+
+
+# Models ---------------------------------------------------------------------------------------------------------------
+
+
+# Models of sequences: dim, bits of a weight, samples of a device, and rows and lookups of each feature of each table.
+# DLRMv3: meta-recsys/generative-recommenders, dlrm_v3/configs.py, streaming; 2,000 items of history, 32 candidates and
+# the batch are our choice. Primus: AMD-AGI/Primus-DLRM, OneTrans-L on Yambda-5B, three histories of 500.
+_HISTORIES = (1.0, 500.0, 500.0, 500.0)
+SEQUENCE_MODELS: dict[str, tuple[int, int, int, dict[str, tuple[int, tuple[float, ...]]]]] = {
+    "dlrm_v3": (512, 16, 64, {"item": (10**9, (2e3, 32.0)), "category": (128, (2e3, 32.0)), "user": (10**7, (1.0,))}),
+    "primus": (
+        64,
+        32,
+        1024,
+        {"item": (9_390_624, _HISTORIES), "artist": (1_293_395, _HISTORIES)}
+        | {"album": (3_367_692, _HISTORIES), "uid": (1_000_001, (1.0,))},
+    ),
+}
+NVIDIA = ("nvidia_tiny", "nvidia_small", "nvidia_medium", "nvidia_large")
+MODELS = (
+    "mlperf_dlrm_v2",
+    "criteo_1tb",
+    "criteo_kaggle",
+    *NVIDIA,
+    *SEQUENCE_MODELS,
+    f"{RECORDED}100",
+    f"{RECORDED}800",
+)
+
+
+def batch_size_of(model: str, num_devices: int) -> int:
+    """The global batch: models of sequences have so many samples a device, all others 65,536 together."""
+    return SEQUENCE_MODELS[model][2] * num_devices if model in SEQUENCE_MODELS else BATCH_SIZE
+
+
+@cache
+def tables_called(model: str, batch_size: int = BATCH_SIZE) -> tuple[Table, ...]:
+    """A public set, ``mixed_<tables>`` of the generator, or ``recorded_<tables>`` of DLRM-2021 with drawn dims.
+
+    Raises:
+        BadFile: if the recorded tables are not in the folder of other people's measurements.
+    """
+    if model in SEQUENCE_MODELS:
+        dim, bits, _, of_model = SEQUENCE_MODELS[model]
+        return tuple(_sequence(name, rows, dim, bits, lookups) for name, (rows, lookups) in of_model.items())
+    if model.startswith(MIXED):
+        return generate_tables(GeneratorConfig(int(model.removeprefix(MIXED))), batch_size, seed=0)
+    if model.startswith(RECORDED):
+        count, rng = int(model.removeprefix(RECORDED)), np.random.default_rng(0)
+        known = read(default_folder()).tables
+        chosen = rng.choice(len(known), count, replace=False).tolist()
+        return tuple(replace(known[one], embedding_dim=int(rng.choice(RECORDED_DIMS))) for one in chosen)
+    return load_catalog(model, batch_size)
+
+
+def _sequence(name: str, rows: int, dim: int, bits: int, lookups: tuple[float, ...]) -> Table:
+    several = len(lookups) > 1
+    return Table(
+        name,
+        rows,
+        dim,
+        sum(lookups),
+        weight_bits=bits,
+        pooling=SEQUENCE,
+        feature_names=tuple(f"{name}_{number}" for number in range(len(lookups))) if several else (),
+        feature_pooling_factors=lookups if several else (),
+    )
+
+
+# Cells ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A model on a machine.
+
+    Attributes:
+        model: a name that ``tables_called`` takes.
+        gpu: a key of ``HARDWARE``.
+        devices: how many.
+    """
+
+    model: str
+    gpu: str
+    devices: int
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.devices} x {self.gpu}"
+
+    @property
+    def machine(self) -> BenchMachine:
+        """The machine."""
+        return BenchMachine.of(self.gpu, self.devices, batch_size_of(self.model, self.devices))
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables."""
+        return tables_called(self.model, self.machine.batch_size)
+
+    @property
+    def fits(self) -> bool:
+        """Whether all devices together have memory for the weights; else the grid has no such cell."""
+        return sum(table.size_bytes for table in self.tables) <= self.devices * self.machine.available_bytes
+
+
+def cells(models: Sequence[str], gpus: Sequence[str], devices: Sequence[int]) -> Iterator[Cell]:
+    """All combinations that fit; those of recorded tables where these are at hand."""
+    for one in (Cell(*names) for names in product(models, gpus, devices)):
+        try:
+            if one.fits:
+                yield one
+        except BadFile as error:
+            print(f"{one} is left out: {error}", file=sys.stderr)

@@ -1,0 +1,18 @@
+"""The answer of ``evenshard place``, which searches by the device model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.shardbench.cases import BenchMachine
+from evenshard.placement.parts import TablePart
+from evenshard.planner.place import place_request
+from evenshard.sharders.model import DeviceModel
+from evenshard.tables.table import Table
+
+OWN_ORACLE = "device"
+
+
+def plan(tables: Sequence[Table], machine: BenchMachine) -> Sequence[TablePart]:
+    """Parts of every sharding type."""
+    return place_request(machine.request(tables), DeviceModel(machine.hardware)).parts

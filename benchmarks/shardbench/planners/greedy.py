@@ -1,0 +1,20 @@
+"""The four human-expert strategies of DreamShard's paper: whole tables, the heaviest first, to the lightest device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from benchmarks.shardbench.cases import BenchMachine
+from evenshard.placement.parts import TablePart
+from evenshard.sharders.greedy import expert_sharders
+from evenshard.tables.table import Table
+from evenshard.utils.errors import InfeasibleTask
+
+
+def plans(tables: Sequence[Table], machine: BenchMachine) -> Iterator[tuple[str, Sequence[TablePart]]]:
+    """A plan of each that finds room."""
+    task = machine.task(tables)
+    for expert in expert_sharders():
+        with suppress(InfeasibleTask):
+            yield expert.name, expert.place(task).parts(task.tables)

@@ -1,0 +1,21 @@
+"""The best rule of thumb by the device model: small tables replicated, the costliest ones cut, the rest dealt out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.shardbench.cases import BenchMachine
+from evenshard.placement.parts import TablePart
+from evenshard.planner.pricing import part_costs
+from evenshard.planner.rivals import best_rule
+from evenshard.sharders.model import DeviceModel
+from evenshard.tables.table import Table
+
+OWN_ORACLE = "device"
+
+
+def plans(tables: Sequence[Table], machine: BenchMachine) -> list[tuple[str, Sequence[TablePart]]]:
+    """The one plan, called as its rule."""
+    rival, parts = best_rule(part_costs(machine.request(tables), DeviceModel(machine.hardware)))
+    assert parts is not None
+    return [(rival.setting, parts)]

@@ -1,0 +1,20 @@
+"""TorchRec's planner as it comes: no pooling factors, its own bandwidths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.shardbench.cases import BenchMachine
+from evenshard.placement.parts import TablePart
+from evenshard.sharders.torchrec.rival import TorchRecPlanner
+from evenshard.sharders.torchrec.settings import AS_IT_COMES
+from evenshard.tables.table import Table
+
+OWN_ORACLE = "torchrec"
+# TorchRec's ``timeout_seconds``: its best plan by then counts. Reached with hundreds of tables alone.
+TIMEOUT_S = 30
+
+
+def plan(tables: Sequence[Table], machine: BenchMachine) -> Sequence[TablePart]:
+    """The plan that TorchRec rates best."""
+    return TorchRecPlanner(machine.task(tables), machine.bandwidths, TIMEOUT_S).plan(AS_IT_COMES).parts

@@ -1,0 +1,41 @@
+"""TorchRec's planner, told pooling factors and the machine's bandwidths, with several settings.
+
+Each oracle takes the best of its plans, in hindsight; by TorchRec's own rating that is what its user would pick.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from benchmarks.shardbench.cases import BenchMachine
+from evenshard.placement.parts import TablePart
+from evenshard.sharders.torchrec.rival import TorchRecPlanner
+from evenshard.sharders.torchrec.settings import DYNAMIC, PlannerSetting
+from evenshard.tables.table import Table
+
+OWN_ORACLE = "torchrec"
+SETTINGS = (
+    PlannerSetting(),
+    PlannerSetting(proposers=DYNAMIC),  # the quickest
+    PlannerSetting(rows=False),
+    PlannerSetting(replicas=False),
+    PlannerSetting(sort_by="perf"),
+    *(PlannerSetting(width, order) for width, order in product((64, 32, 8), ("perf", "storage"))),
+    PlannerSetting(grid_shard=True),
+)
+# TorchRec's ``timeout_seconds`` for each; and after so many seconds of all, no further setting is asked.
+TIMEOUT_S, SWEEP_S = 15, 30
+
+
+def plans(tables: Sequence[Table], machine: BenchMachine) -> Iterator[tuple[str, Sequence[TablePart]]]:
+    """The plans of all settings with which TorchRec finds one, each once."""
+    planner, began = TorchRecPlanner(machine.task(tables), machine.bandwidths, TIMEOUT_S), time.process_time()
+    seen = set()
+    for setting in SETTINGS:
+        if time.process_time() - began < SWEEP_S:
+            for found in planner.plans([setting]):
+                if found.parts not in seen:
+                    yield str(setting), found.parts
+                seen.add(found.parts)

@@ -1,0 +1,166 @@
+"""A plan with its costs by every oracle: what a line of the journal and a row of the CSV hold."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import Field, asdict, dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.shardbench.cases import Cell
+from benchmarks.shardbench.linear import LinearModel
+from benchmarks.shardbench.planners import Planner
+from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.plan import broken_rule, check_parts_memory, parts_by_table
+from evenshard.placement.task import used_bytes
+from evenshard.planner.pricing import part_costs
+from evenshard.sharders.model import DeviceModel
+from evenshard.sharders.torchrec.rival import TorchRecPlanner
+from evenshard.utils.errors import BadConfig, EvenshardError, InfeasibleTask
+
+ORACLES = {
+    "device": "the device model",
+    "linear": "the linear model of counts",
+    "torchrec": "TorchRec's own rating",
+}
+FITS, OVER_MEMORY, ILLEGAL, NO_PLAN = "fits", "over memory", "illegal", "no plan"
+
+
+def column(unit: str, meaning: str, **given: Any) -> Any:
+    """A field that is a column of the CSV, with what the schema says of it."""
+    return field(metadata={"unit": unit, "meaning": meaning}, **given)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A plan of a cell by a planner.
+
+    Attributes: the metadata of each field, which are the schema of the CSV; ``parts`` are in the journal alone:
+        [table, first row, end, first column, end, devices] of each.
+    """
+
+    model: str = column("", "the tables")
+    gpu: str = column("", "simulated device")
+    devices: int = column("devices", "8 on a node")
+    planner: str = column("", "file of benchmarks/shardbench/planners")
+    variant: str = column("", "which of the planner's plans")
+    own_oracle: str = column("", "the oracle that the planner itself plans by, or learned from; empty for none")
+    status: str = column("", f"{FITS}, {OVER_MEMORY}, {ILLEGAL} or {NO_PLAN}")
+    note: str = column("", "why it does not fit")
+    device_ms: float | None = column("ms", "a step by the device model and the simulated links", default=None)
+    linear_ms: float | None = column("ms", "a step by the linear model of counts", default=None)
+    torchrec_ms: float | None = column("ms", "TorchRec's own rating", default=None)
+    memory_share: float | None = column("1", "of what tables may take, on the fullest device", default=None)
+    parts_count: int = column("parts", "parts of tables; a replicated table is one", default=0)
+    seconds: float = column("s", "processor time of the planner, for all of its plans of the cell", default=0.0)
+    parts: tuple[tuple[Any, ...], ...] = ()
+
+    @property
+    def cell(self) -> Cell:
+        """Where it was planned for."""
+        return Cell(self.model, self.gpu, self.devices)
+
+    def ms(self, oracle: str) -> float:
+        """Its cost by an oracle; infinite where it is no plan that may be used."""
+        found = getattr(self, f"{oracle}_ms")
+        return float(found) if self.status == FITS and found is not None else float("inf")
+
+
+COLUMNS: tuple[Field[Any], ...] = tuple(one for one in fields(Result) if one.metadata)
+
+
+# Costs ----------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _raters(cell: Cell) -> tuple[Any, LinearModel, TorchRecPlanner]:
+    machine, tables = cell.machine, cell.tables
+    costs = part_costs(machine.request(tables), DeviceModel(machine.hardware))
+    return costs, LinearModel(machine.gpu), TorchRecPlanner(costs.task, machine.bandwidths)
+
+
+def with_costs(result: Result) -> Result:
+    """A plan with its costs by all oracles, and whether it is legal and fits."""
+    costs, linear, torchrec = _raters(result.cell)
+    parts, task = parts_of(result), costs.task
+    try:
+        broken = broken_rule(task, parts_by_table(task, parts))
+    except BadConfig as error:
+        broken = str(error)
+    if broken is not None:
+        return replace(result, status=ILLEGAL, note=broken)
+    try:
+        check_parts_memory(task, parts)
+        status, note = FITS, ""
+    except InfeasibleTask as error:
+        status, note = OVER_MEMORY, str(error)
+    return replace(
+        result,
+        status=status,
+        note=note,
+        device_ms=round(costs.predict(parts).predicted_ms, 4),
+        linear_ms=round(linear.step_ms(task, parts), 4),
+        torchrec_ms=round(torchrec.rating_ms(parts), 4),
+        memory_share=round(max(used_bytes(task, parts)) / result.cell.machine.available_bytes, 3),
+        parts_count=len(parts),
+    )
+
+
+def parts_of(result: Result) -> tuple[TablePart, ...]:
+    """The plan of a line."""
+    return tuple(
+        TablePart(table, Span(*span[:2]), Span(*span[2:]), tuple(devices)) for table, *span, devices in result.parts
+    )
+
+
+def results_of(cell: Cell, planner: Planner) -> list[Result]:
+    """All plans of a planner for a cell; one result that says why where there is none."""
+    began, found = time.process_time(), []
+    blank = Result(cell.model, cell.gpu, cell.devices, planner.name, "", planner.own_oracle, NO_PLAN, "")
+    try:
+        for variant, parts in planner.plans(cell.tables, cell.machine):
+            written = tuple((one.table, *one.rows, *one.columns, list(one.devices)) for one in parts)
+            found.append(replace(blank, variant=variant, parts=written))
+    except EvenshardError as error:
+        blank = replace(blank, note=str(error))
+    seconds = round(time.process_time() - began, 2)
+    return [replace(with_costs(one), seconds=seconds) for one in found] or [replace(blank, seconds=seconds)]
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+def read_journal(path: Path) -> list[Result]:
+    """What is known already."""
+    return [Result(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def append(path: Path, results: Sequence[Result]) -> None:
+    """Adds the plans of a planner for a cell in one write, so that it is there as a whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write("".join(json.dumps(asdict(one)) + "\n" for one in results))
+
+
+def write_csv(path: Path, results: Sequence[Result]) -> None:
+    """The rows, without the parts of plans, and the schema beside them."""
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow([one.name for one in COLUMNS])
+        rows.writerows([getattr(result, one.name) for one in COLUMNS] for result in results)
+    with path.with_name(f"{path.stem}_schema.csv").open("w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["column", "type", "unit", "meaning"])
+        rows.writerows([one.name, str(one.type), one.metadata["unit"], one.metadata["meaning"]] for one in COLUMNS)
+
+
+def read_csv(path: Path) -> Iterator[Result]:
+    """The rows of a CSV."""
+    kinds = {"float | None": lambda text: float(text) if text else None, "float": float, "int": int, "str": str}
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            yield Result(**{one.name: kinds[str(one.type)](row[one.name]) for one in COLUMNS})

@@ -1,0 +1,179 @@
+"""ShardBench: its journal, its oracles, planners of others, and the page that is made of its CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.shardbench import cases, linear
+from benchmarks.shardbench.__main__ import main
+from benchmarks.shardbench.cases import BenchMachine, Cell, cells, tables_called
+from benchmarks.shardbench.page import page, table
+from benchmarks.shardbench.planners import NAMES, autoshard, dreamshard, load_planner
+from benchmarks.shardbench.results import (
+    FITS,
+    ILLEGAL,
+    NO_PLAN,
+    OVER_MEMORY,
+    Result,
+    parts_of,
+    read_csv,
+    read_journal,
+    results_of,
+    write_csv,
+)
+from benchmarks.studies.trainings import AutoShardConfig, DreamShardConfig
+from evenshard.placement.parts import whole_part
+from evenshard.placement.plan import check_sharding
+from evenshard.sharders.autoshard.impala import ImpalaConfig
+from evenshard.sharders.training import FitConfig
+from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig
+from support.repository import ROOT
+from support.truth import truth_file
+
+PAGE = ROOT / "benchmarks" / "shardbench_202611.md"
+# A planner of others: every table on the device that is named first.
+FIRST_DEVICE = """
+from evenshard.placement.parts import whole_part
+
+def plan(tables, machine):
+    return [whole_part(table, (0,)) for table in tables]
+"""
+LOSES_A_TABLE = FIRST_DEVICE.replace("in tables]", "in tables[1:]]")
+GIVES_UP = """
+from evenshard.utils.errors import InfeasibleTask
+
+def plan(tables, machine):
+    raise InfeasibleTask(f"{len(tables)} tables are too many for {machine.nodes.num_devices} devices")
+"""
+
+
+@pytest.fixture
+def others(tmp_path: Path) -> Callable[[str, str], str]:
+    """Writes the file of a planner, and returns its path."""
+
+    def write(name: str, text: str) -> str:
+        (tmp_path / f"{name}.py").write_text(text)
+        return str(tmp_path / f"{name}.py")
+
+    return write
+
+
+def test_the_command_plans_what_is_missing_and_writes_all_files(
+    tmp_path: Path, others: Callable[[str, str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal, out = tmp_path / "work" / "journal.jsonl", tmp_path / "bench"
+    asked = ["--models", "mixed_3", "--hardware", "h100", "--devices", "2", "--journal", str(journal)]
+    asked += ["--out", str(out), "--planners"]
+    main([*asked, "evenshard,greedy,torchrec_default"])
+    before = read_journal(journal)
+    main([*asked, f"evenshard,greedy,torchrec_default,{others('first_device', FIRST_DEVICE)}"])
+    results = read_journal(journal)
+    assert results[:-1] == before and results[-1].planner == "first_device"
+    assert [one.planner for one in before] == ["evenshard", *["greedy"] * 4, "torchrec_default"]
+    cell = Cell("mixed_3", "h100", 2)
+    for one in results:
+        assert one.status == FITS and one.cell == cell
+        check_sharding(cell.machine.task(cell.tables), parts_of(one))
+    assert results[0].ms("device") == min(one.ms("device") for one in results) < results[-1].ms("device")
+    main([*asked, "evenshard", "--again"])
+    assert read_journal(journal) == results
+    assert [one.planner for one in read_csv(out.with_suffix(".csv"))] == ["evenshard"]
+    assert out.with_suffix(".svg").read_text().count("2 x h100") == 1
+    schema = (tmp_path / "bench_schema.csv").read_text().splitlines()
+    columns = out.with_suffix(".csv").read_text().partition("\n")[0].split(",")
+    assert [line.partition(",")[0] for line in schema] == ["column", *columns]
+    assert out.with_suffix(".md").read_text() == page(list(read_csv(out.with_suffix(".csv"))), "bench")
+    assert "mixed_3, 2 x h100: first_device, 1 plans" in capsys.readouterr().out
+
+
+def test_plans_that_may_not_be_used_are_told_and_never_the_best(
+    tmp_path: Path, others: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total = sum(table.size_bytes for table in tables_called("mixed_5"))
+    monkeypatch.setattr(cases, "TABLES_SHARE", 0.99 * total / cases.gpu_profile("h100").memory_bytes)
+    cell, rows = Cell("mixed_5", "h100", 2), []
+    for name, text in (("first_device", FIRST_DEVICE), ("loses_a_table", LOSES_A_TABLE), ("gives_up", GIVES_UP)):
+        rows += results_of(cell, load_planner(others(name, text)))
+    assert [one.status for one in rows] == [OVER_MEMORY, ILLEGAL, NO_PLAN]
+    assert "device 0 would hold" in rows[0].note and rows[0].device_ms and rows[0].memory_share == pytest.approx(1.01)
+    assert "5 tables are too many for 2 devices" in rows[2].note
+    assert all("| - | - |" in line for line in [*table(rows)][2:])
+    write_csv(tmp_path / "rows.csv", rows)
+    assert [one.ms("device") for one in read_csv(tmp_path / "rows.csv")] == [float("inf")] * 3
+
+
+def test_where_evenshard_loses_is_told_by_every_oracle() -> None:
+    def result(planner: str, status: str, *ms: float) -> Result:
+        return Result("mixed_3", "h100", 8, planner, "", "", status, "", *ms)
+
+    rows = [
+        result("evenshard", FITS, 1.0, 2.0, 3.0),
+        result("greedy", FITS, 1.5, 1.6, 3.0015),
+        result("torchrec_swept", OVER_MEMORY, 0.1, 0.1, 0.1),
+    ]
+    text = page(rows, "bench")
+    assert "By the device model: 0 of 1 cells." in text and "By TorchRec's own rating: 0 of 1 cells." in text
+    assert "By the linear model of counts: 1 of 1 cells." in text
+    assert "| mixed_3, 8 x h100 | 2.000 | 1.600 | greedy | 25.0 % |" in text
+    assert "| mixed_3 | 8 x h100 | device | 1.000 | evenshard | - | - | -33.3 % | - |" in text
+    assert "| torchrec_swept | - | 1 | 1 | 1 | 0 | 0 | 0.0 |" in text
+
+
+def test_planners_are_files() -> None:
+    assert {"autoshard", "dreamshard", "evenshard", "greedy", "torchrec_default", "torchrec_swept"} < {*NAMES}
+    with pytest.raises(BadConfig, match="there is no planner sorted"):
+        load_planner("sorted")
+
+
+def test_every_planner_finds_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dreamshard, "TRAINING", DreamShardConfig(1, 2, 2, 2, 1, 1))
+    monkeypatch.setattr(autoshard, "TRAINING", AutoShardConfig(FitConfig(1, 4, 1e-3), ImpalaConfig(1, 2, 4)))
+    monkeypatch.setattr(autoshard, "SHARDS", 8)
+    for name in NAMES:
+        if name not in ("best_known", "torchrec_swept"):  # which take a while
+            results = results_of(Cell("mixed_4", "v100", 2), load_planner(name))
+            assert {one.status for one in results} == {FITS}, name
+
+
+def test_the_linear_model_is_that_of_its_constants() -> None:
+    """1,000 lookups of as many rows of 16 bytes, each alone in a sector of 32; then two such tables on two devices."""
+    table = Table("a", 10**6, 4, 1.0, reuse_bins=(1.0, *[0.0] * 16))
+    ns, gpu = linear.constants()["ns"], linear.constants()["gpus"]["h100"]
+    alone = BenchMachine.of("h100", 1, 1000).task([table])
+    kernels_ns = ns["calls"] + 1000 * (ns["bags"] + ns["lookups"] + ns["uniques"])
+    kernels_ns += 32_000 * ns["row_bytes"] + 16_000 * ns["output_bytes"] + ns["hottest"]
+    kernels_ms = kernels_ns * 1e-6 * gpu["scale"]
+    assert linear.LinearModel("h100").step_ms(alone, [whole_part(table, (0,))]) == pytest.approx(kernels_ms)
+    both = (table, Table("b", 10**6, 4, 1.0, reuse_bins=(1.0, *[0.0] * 16)))
+    task = BenchMachine.of("h100", 2, 1000).task(both)
+    parts = [whole_part(one, (at,)) for at, one in enumerate(both)]
+    # The values of 500 samples there and back, and indices of 8 bytes with lengths of 4.
+    moved_ms = 500 * (16 + 16 + 8 + 4) / gpu["intra_gb_s"] * 1e-6
+    latency_ms = 4 * gpu["latency_us"] / 1000
+    assert linear.LinearModel("h100").step_ms(task, parts) == pytest.approx(kernels_ms + moved_ms + latency_ms)
+
+
+@pytest.mark.slow
+def test_the_linear_models_constants_are_those_of_the_measurements() -> None:
+    assert linear.fit(truth_file("rtx_2080_ti_shards.csv").parent) == linear.constants()
+
+
+def test_the_grid_leaves_out_what_fits_no_memory() -> None:
+    assert [one.devices for one in cells(["dlrm_v3"], ["h100"], [8, 16])] == [16]
+
+
+def test_recorded_tables_that_are_not_at_hand_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EVENSHARD_TRUTH", str(tmp_path))
+    assert list(cells(["recorded_7", "criteo_kaggle"], ["h100"], [8])) == [Cell("criteo_kaggle", "h100", 8)]
+    assert "recorded_7, 8 x h100 is left out" in capsys.readouterr().err
+
+
+def test_the_page_is_that_of_its_csv() -> None:
+    assert page(list(read_csv(PAGE.with_suffix(".csv"))), PAGE.stem) == PAGE.read_text()
+    assert PAGE.with_suffix(".csv").stat().st_size < 300_000
