@@ -1,4 +1,4 @@
-"""More types answer no worse, but for what usual cuts may cost; more memory hardly worse."""
+"""More types answer no worse; more memory hardly worse."""
 
 from __future__ import annotations
 
@@ -61,4 +61,4 @@ def test_more_memory_and_more_types_answer_no_worse(seed: int) -> None:
         assert step_ms(seed, types, MORE_MEMORY) <= most * (1 + SEARCHED) * step_ms(seed, types, 1.0), types
     for memory in (1.0, MORE_MEMORY):
         for fewer, more in pairwise(all_types):
-            assert step_ms(seed, more, memory) <= most * step_ms(seed, fewer, memory), (more, memory)
+            assert step_ms(seed, more, memory) <= (1 + 1e-6) * step_ms(seed, fewer, memory), (more, memory)

@@ -157,6 +157,8 @@ class PlanSearch:
             return PlanSearchResult(self.costs.predict(known[0]), tuple(map(tuple, known)))
         if not starts:
             raise InfeasibleTask("no placement was found: the tables' pieces found no room.", "Raise memory_cap_gb.")
+        starts.sort(key=lambda one: one.cost_ms)
+        begun = self._predict_cheapest(self._states(starts[:MOST_CANDIDATES]))[0]
         with on_interrupt(self.interrupt):
             # A step tries many changes at once: together, the starts' shares take more than all changes.
             last_of_all = self._tries * self.effort.share if self.effort.share < 1 else float("inf")
@@ -172,10 +174,9 @@ class PlanSearch:
                     self._improve(state, idle)
                     start.choices, start.cost_ms = list(state.choices), state.cost_ms
             starts = sorted(starts, key=lambda one: one.cost_ms)[:MOST_CANDIDATES]
-            states = [State(self.space, start.choices) for start in starts]
-            found = {state.parts(): state for state in reversed(states)}
-            ended = self._predict_cheapest(found)
-            best = self._with_usual_cuts(ended)
+            found = self._states(starts)
+            ended = sorted([*self._predict_cheapest(found), begun], key=lambda one: one[0].predicted_ms)
+            best = self._with_usual_cuts(ended, begun[0].predicted_ms)
         others = (*(one.parts for one, _ in ended), *reversed(found))
         candidates = dict.fromkeys((best.parts, *(parts for parts in others if parts != ended[0][0].parts)))
         return self.with_known(PlanSearchResult(best, tuple(candidates)), known, NEARLY)
@@ -186,6 +187,11 @@ class PlanSearch:
         left = self.effort.share - sum(share for share, _, _ in _STAGES)
         if left > 0:
             yield from ((left / 2, kept, LONG_IDLE) for kept in LONG_KEPT)
+
+    def _states(self, starts: Sequence[Start]) -> dict[tuple[TablePart, ...], State]:
+        """The state of each start, by its parts."""
+        states = [State(self.space, start.choices) for start in starts]
+        return {state.parts(): state for state in reversed(states)}
 
     def _predict_cheapest(self, found: Mapping[tuple[TablePart, ...], State]) -> list[tuple[PredictedParts, State]]:
         """The cheapest of these placements and those that cost hardly more, the best prediction first."""
@@ -215,18 +221,22 @@ class PlanSearch:
         return replace(result, is_interrupted=self._is_interrupted)
 
     def _improve_start(self, begun: PredictedParts) -> Iterator[PredictedParts]:
-        """A placement as it is, unless it has odd cuts, and after some changes."""
+        """A placement as it is, and after some changes."""
+        yield begun
         state = self._state_of(begun.parts)
-        if state is None or not num_odd_cuts(state):
-            yield begun
         if state is not None:
             self.improve(state, round(SHARE_FOR_KNOWN * self._tries))
-            yield self._with_usual_cuts([(self.costs.predict(state.parts()), state)])
+            yield self._with_usual_cuts([(self.costs.predict(state.parts()), state)], begun.predicted_ms)
 
-    def _with_usual_cuts(self, ended: Sequence[tuple[PredictedParts, State]]) -> PredictedParts:
-        """The best of these placements, or one with usual cuts in the place of odd ones that costs hardly more."""
+    def _with_usual_cuts(
+        self, ended: Sequence[tuple[PredictedParts, State]], begun_ms: float = float("inf")
+    ) -> PredictedParts:
+        """The best of these placements, or one with usual cuts in the place of odd ones that costs hardly more.
+
+        It costs no more than the best start, such as a rule of thumb: that would be the better plan.
+        """
         best, state = ended[0]
-        odd, most_ms = num_odd_cuts(state), best.predicted_ms * (1 + MOST_SLOWER)
+        odd, most_ms = num_odd_cuts(state), min(best.predicted_ms * (1 + MOST_SLOWER), begun_ms)
         tried = ended[:MOST_FOR_CUTS]
         attempts = sum(1 + num_odd_cuts(other) for _, other in tried)
         changes = round(SHARE_FOR_CUTS * self._tries / attempts)
