@@ -44,7 +44,6 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--journal", type=Path, default=Path("work/shardbench.jsonl"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/shardbench_202611"), help="without a suffix")
     args = parser.parse_args(given)
-    logging.disable(logging.WARNING)
     chosen = selection(args)
     if args.again:
         known = read_journal(args.journal)
@@ -78,4 +77,5 @@ def selection(args: argparse.Namespace) -> dict[Cell, Sequence[str]]:
 
 
 if __name__ == "__main__":
+    logging.disable(logging.WARNING)  # planners warn of every cell
     main()
