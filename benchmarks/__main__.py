@@ -1,4 +1,4 @@
-"""``python -m benchmarks study mixed --json out.json``, from a checkout: all sharders compared on many settings."""
+"""``python -m benchmarks``, from a checkout: ``study`` compares sharders of whole tables, ``shardbench`` planners."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shardbench.command import add_shardbench
 from benchmarks.studies.rows import ROWS
 from benchmarks.studies.settings import Setting
 from benchmarks.studies.study import BenchConfig, run_study
@@ -68,8 +69,10 @@ def _headline(study: Mapping[str, Any]) -> dict[str, float]:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command of ``python -m benchmarks`` and returns its exit code."""
-    parser = OneLineParser(prog="python -m benchmarks", description="Studies that compare all sharders.")
-    sub = Commands(parser).add(
+    parser = OneLineParser(prog="python -m benchmarks", description="Sharders and planners compared.")
+    commands = Commands(parser)
+    add_shardbench(commands)
+    sub = commands.add(
         "study",
         _study,
         "Train and compare all sharders on many settings.",

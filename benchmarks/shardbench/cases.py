@@ -11,6 +11,7 @@ from itertools import product
 import numpy as np
 
 from benchmarks.references.others_measurements import default_folder, read
+from evenshard.compare.what_if.machines import whole_machine
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import link
 from evenshard.measure.simulated.gpu_profile import gpu_profile
@@ -23,16 +24,8 @@ from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.table import SEQUENCE, Table
 from evenshard.utils.errors import BadFile
 
-DEVICES_PER_NODE = 8
 BATCH_SIZE = 65_536
-# The link within a node and between nodes.
-HARDWARE = {
-    "h100": ("nvlink_h100", "infiniband_ndr"),
-    "h200": ("nvlink_h200", "infiniband_ndr"),
-    "a100_80gb": ("nvlink_a100", "infiniband_hdr"),
-    "v100": ("nvlink_v100", "infiniband_hdr"),
-    "b200": ("nvlink_b200", "infiniband_ndr"),
-}
+HARDWARE = ("h100", "h200", "a100_80gb", "v100", "b200")
 DEVICES = (8, 16, 64, 128)
 # Part of a device's memory that tables may take; TorchRec keeps as much for all else.
 TABLES_SHARE = 0.85
@@ -44,7 +37,7 @@ class BenchMachine:
     """The machine that a planner is asked for.
 
     Attributes:
-        gpu: its devices, all alike: a key of ``HARDWARE``.
+        gpu: its devices, all alike: one of ``HARDWARE``.
         nodes: devices, devices of a node, and the names of the links within a node and between nodes.
         available_bytes: what weights and optimizer state may take of each device.
         batch_size: global batch, samples.
@@ -57,10 +50,12 @@ class BenchMachine:
 
     @staticmethod
     def of(gpu: str, num_devices: int, batch_size: int) -> BenchMachine:
-        """Nodes of 8 of these devices, or one smaller node."""
-        intra, inter = HARDWARE[gpu]
-        per_node = min(num_devices, DEVICES_PER_NODE)
-        nodes = Machine(num_devices, per_node, intra=intra, inter=inter if num_devices > per_node else "")
+        """Full nodes of these devices with the links that they are sold with, as ``what-if`` asks for them.
+
+        Raises:
+            BadConfig: if there is no such device, or they do not fill nodes.
+        """
+        nodes = whole_machine(f"simulated:{gpu}", num_devices)
         return BenchMachine(gpu, nodes, int(TABLES_SHARE * gpu_profile(gpu).memory_bytes), batch_size)
 
     @property
@@ -165,7 +160,7 @@ class Cell:
 
     Attributes:
         model: a name that ``tables_called`` takes.
-        gpu: a key of ``HARDWARE``.
+        gpu: one of ``HARDWARE``.
         devices: how many.
     """
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.shardbench.linear [--truth FOLDER]
 
-Fits the constants of ``linear.yaml`` anew and writes them; the measurements themselves are no part of the repository.
+Fits the constants of ``linear.yaml`` again and writes them; the measurements are not part of the repository.
 A device's kernels take a constant for each count of ``COUNTS``, fitted by non-negative least squares to shards on an
 RTX 2080 Ti. Another GPU takes ``scale`` times as long, the geometric mean over its public points. Exchanges take a
 latency for each collective, and their busiest device's bytes at one bandwidth within nodes and one between them. How
@@ -49,7 +49,7 @@ FITTED_TO = "rtx_2080_ti"
 # have one batch size, which does not tell tables from bags; on an H100 ten tables take as long as one of as many bags.
 SUMS = ("bags", "lookups", "uniques", "row_bytes", "output_bytes")
 COUNTS = ("calls", *SUMS, "hottest")
-# Every so manieth shard is held out of the fit and judges it.
+# One shard in so many is held out of the fit, to judge it.
 HELD_OUT = 5
 # Times that a weight of a replica moves through memory: its gradient is cleared, written and read, the weight updated.
 DENSE_PASSES = 4
@@ -74,7 +74,7 @@ class LinearModel:
     """Costs of plans on one kind of GPU.
 
     Args:
-        gpu: name of its profile, such as h100, of which the capacity of its memory's bandwidth is used.
+        gpu: name of its profile, such as h100, of which the memory bandwidth is used.
     """
 
     def __init__(self, gpu: str) -> None:

@@ -20,6 +20,7 @@ from evenshard.placement.task import used_bytes
 from evenshard.planner.pricing import part_costs
 from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.torchrec.rival import TorchRecPlanner
+from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, EvenshardError, InfeasibleTask
 
 ORACLES = {
@@ -139,6 +140,12 @@ def read_journal(path: Path) -> list[Result]:
     return [Result(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def write_journal(path: Path, results: Sequence[Result]) -> None:
+    """A journal of these plans in the place of the old one, which stays until all are written."""
+    with atomic_path(path) as draft:
+        append(draft, results)
+
+
 def append(path: Path, results: Sequence[Result]) -> None:
     """Adds the plans of a planner for a cell in one write, so that it is there as a whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,11 +155,12 @@ def append(path: Path, results: Sequence[Result]) -> None:
 
 def write_csv(path: Path, results: Sequence[Result]) -> None:
     """The rows, without the parts of plans, and the schema beside them."""
-    with path.open("w", newline="") as file:
+    with atomic_path(path) as draft, draft.open("w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow([one.name for one in COLUMNS])
         rows.writerows([getattr(result, one.name) for one in COLUMNS] for result in results)
-    with path.with_name(f"{path.stem}_schema.csv").open("w", newline="") as file:
+    schema = path.with_name(f"{path.stem}_schema.csv")
+    with atomic_path(schema) as draft, draft.open("w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["column", "type", "unit", "meaning"])
         rows.writerows([one.name, str(one.type), one.metadata["unit"], one.metadata["meaning"]] for one in COLUMNS)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import main
 from benchmarks.shardbench import cases, linear
-from benchmarks.shardbench.__main__ import main
 from benchmarks.shardbench.cases import BenchMachine, Cell, cells, tables_called
 from benchmarks.shardbench.page import page, table
 from benchmarks.shardbench.planners import NAMES, autoshard, dreamshard, load_planner
@@ -66,7 +67,7 @@ def test_the_command_plans_what_is_missing_and_writes_all_files(
     tmp_path: Path, others: Callable[[str, str], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal, out = tmp_path / "work" / "journal.jsonl", tmp_path / "bench"
-    asked = ["--models", "mixed_3", "--hardware", "h100", "--devices", "2", "--journal", str(journal)]
+    asked = ["shardbench", "--models", "mixed_3", "--hardware", "h100", "--devices", "2", "--journal", str(journal)]
     asked += ["--out", str(out), "--planners"]
     main([*asked, "evenshard,greedy,torchrec_default"])
     before = read_journal(journal)
@@ -88,6 +89,47 @@ def test_the_command_plans_what_is_missing_and_writes_all_files(
     assert [line.partition(",")[0] for line in schema] == ["column", *columns]
     assert out.with_suffix(".md").read_text() == page(list(read_csv(out.with_suffix(".csv"))), "bench")
     assert "mixed_3, 2 x h100: first_device, 1 plans" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("--models", "criteo_2tb", "criteo_2tb"),
+        ("--hardware", "h999", "h999"),
+        ("--devices", "12", "12"),
+        ("--devices", "eight", "eight"),
+        ("--planners", "sorted", "there is no planner sorted"),
+    ],
+)
+def test_what_there_is_not_is_refused_in_one_line(
+    flag: str, value: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {"--models": "criteo_kaggle", "--hardware": "h100", "--devices": "8", "--planners": "greedy"} | {
+        flag: value
+    }
+    out = ["--journal", str(tmp_path / "journal"), "--out", str(tmp_path / "bench")]
+    try:
+        code = main(["shardbench", *(text for pair in asked.items() for text in pair), *out])
+    except SystemExit as error:  # argparse's own
+        code = int(error.code or 0)
+    assert code == 2 and not [*tmp_path.iterdir()]
+    assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_an_interrupted_pricing_keeps_all_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = tmp_path / "journal.jsonl"
+    asked = ["shardbench", "--models", "mixed_3", "--hardware", "h100", "--devices", "2", "--planners", "greedy"]
+    asked += ["--journal", str(journal), "--out", str(tmp_path / "bench")]
+    main(asked)
+    before = journal.read_text()
+
+    def interrupt(result: Result) -> Result:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("benchmarks.shardbench.command.with_costs", interrupt)
+    with suppress(KeyboardInterrupt):
+        main([*asked, "--again"])
+    assert journal.read_text() == before
 
 
 def test_plans_that_may_not_be_used_are_told_and_never_the_best(

@@ -228,15 +228,15 @@ class PlanSearch:
             self.improve(state, round(SHARE_FOR_KNOWN * self._tries))
             yield self._with_usual_cuts([(self.costs.predict(state.parts()), state)], begun.predicted_ms)
 
-    def _with_usual_cuts(
-        self, ended: Sequence[tuple[PredictedParts, State]], begun_ms: float = float("inf")
-    ) -> PredictedParts:
+    def _with_usual_cuts(self, ended: Sequence[tuple[PredictedParts, State]], most_ms: float) -> PredictedParts:
         """The best of these placements, or one with usual cuts in the place of odd ones that costs hardly more.
 
-        It costs no more than the best start, such as a rule of thumb: that would be the better plan.
+        Args:
+            ended: placements, the best first.
+            most_ms: what the search began with, such as a rule of thumb: a dearer placement would be no better plan.
         """
         best, state = ended[0]
-        odd, most_ms = num_odd_cuts(state), min(best.predicted_ms * (1 + MOST_SLOWER), begun_ms)
+        odd, most_ms = num_odd_cuts(state), min(best.predicted_ms * (1 + MOST_SLOWER), most_ms)
         tried = ended[:MOST_FOR_CUTS]
         attempts = sum(1 + num_odd_cuts(other) for _, other in tried)
         changes = round(SHARE_FOR_CUTS * self._tries / attempts)
