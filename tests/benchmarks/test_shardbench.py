@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,13 @@ def test_the_linear_model_is_that_of_its_constants() -> None:
     moved_ms = 500 * (16 + 16 + 8 + 4) / gpu["intra_gb_s"] * 1e-6
     latency_ms = 4 * gpu["latency_us"] / 1000
     assert linear.LinearModel("h100").step_ms(task, parts) == pytest.approx(kernels_ms + moved_ms + latency_ms)
+    # A replica of as many rows again: gradients of 4,000,000 values more, through memory four times and exchanged.
+    times = []
+    for one in (table, replace(table, num_rows=2 * table.num_rows)):
+        replicated = BenchMachine.of("h100", 2, 1000).task((one,))
+        times.append(linear.LinearModel("h100").step_ms(replicated, [whole_part(one, (0, 1))]))
+    gradients_ms = 16_000_000 * (4 / cases.gpu_profile("h100").hbm_gb_s + 1 / gpu["intra_gb_s"]) * 1e-6
+    assert times[1] - times[0] == pytest.approx(gradients_ms)
 
 
 @pytest.mark.slow

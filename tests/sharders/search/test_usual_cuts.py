@@ -9,14 +9,15 @@ import pytest
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import LINKS
-from evenshard.measure.price.step import PartCosts
+from evenshard.measure.price.step import PartCosts, PredictedParts
 from evenshard.measure.simulated.cluster import simulated_kind
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart, column_parts, whole_tables
 from evenshard.placement.sharding import COLUMN_WISE, TABLE_WISE
 from evenshard.placement.task import ShardingTask, TableLimits
-from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
+from evenshard.sharders.search.search import SHARE_FOR_CUTS, PlanSearch, PlanSearchEffort, PlanSearchResult
+from evenshard.sharders.search.starts import construct_starts
 from evenshard.sharders.search.state import State, choices_of
 from evenshard.sharders.search.usual_cuts import MOST_SLOWER, UsualCuts, num_odd_cuts
 from evenshard.tables.table import Table
@@ -96,3 +97,53 @@ def test_halves_powers_of_two_and_parts_as_wide_as_one_are_usual(columns: int, p
 def test_the_search_answers_with_usual_cuts() -> None:
     found = PlanSearch(search_of(CUT, BUSY).costs, SHORT).run([in_thirds(BUSY)]).best
     assert len([part for part in found.parts if part.table == "cut"]) in (2, 4)
+
+
+# Halves of CUT beside it cost 0.6 % more than thirds.
+QUIET = replace(BUSY, pooling_factor=10.0)
+
+
+def begun_in_thirds(search: PlanSearch) -> tuple[PredictedParts, State]:
+    parts = in_thirds(QUIET)
+    choices = choices_of(search.space, parts)
+    assert choices is not None
+    return search.costs.predict(parts), State(search.space, choices)
+
+
+def test_usual_cuts_do_not_make_an_answer_slower_than_what_the_search_began_with() -> None:
+    search = search_of(CUT, QUIET)
+    thirds, state = begun_in_thirds(search)
+    assert search._with_usual_cuts([(thirds, state)], thirds.predicted_ms) == thirds
+    thirds, state = begun_in_thirds(search)
+    usual = search._with_usual_cuts([(thirds, state)], float("inf"))
+    assert thirds.predicted_ms < usual.predicted_ms <= thirds.predicted_ms * (1 + MOST_SLOWER)
+
+
+def test_a_known_placement_with_odd_cuts_is_no_better_than_the_answer() -> None:
+    search = search_of(CUT, QUIET)
+    thirds, state = begun_in_thirds(search)
+    halves = search._with_usual_cuts([(thirds, state)], float("inf"))
+    found = search.with_known(PlanSearchResult(halves, (halves.parts,)), [thirds.parts])
+    assert halves.predicted_ms > thirds.predicted_ms >= found.best.predicted_ms
+
+
+def test_an_improvement_that_fails_leaves_the_best_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of a state are rounded, so what it takes for better may be predicted to take longer."""
+    search = search_of(CUT, replace(QUIET, name="quiet"), BUSY)
+    starts = [State(search.space, start.choices) for start in construct_starts(search.construction)]
+    least_ms = min(search.costs.predict(state.parts()).predicted_ms for state in starts)
+
+    def crowd(state: State, most_idle: int) -> None:
+        for group in (1, 2):
+            state.replace(group, replace(state.choices[group], places=(0,)))
+
+    monkeypatch.setattr(search, "_improve", crowd)
+    assert search.run().best.predicted_ms == pytest.approx(least_ms, rel=1e-9)
+
+
+def test_all_attempts_at_usual_cuts_share_the_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = search_of(CUT, QUIET)
+    tried: list[int] = []
+    monkeypatch.setattr(search, "improve", lambda state, changes: tried.append(changes))
+    search._with_usual_cuts([begun_in_thirds(search) for _ in range(3)], 0.0)
+    assert len(tried) == 3 and 0 < sum(tried) <= SHARE_FOR_CUTS * search.tries
