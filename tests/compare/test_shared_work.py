@@ -47,15 +47,16 @@ def test_errors_that_are_alike_go_out_of_a_difference() -> None:
 
 @pytest.mark.slow
 def test_the_rule_has_about_as_many_savings_in_narrower_intervals_than_independent_errors() -> None:
-    """Two simulated tasks that made no rule, by a model of kernels as they were simulated earlier.
+    """Six simulated tasks that made no rule, by a model of kernels as they were simulated earlier.
 
-    Its errors here reach 5 % where it tells of 1.5 %: by no rule are nine in ten savings inside. Independent errors
-    have 19 of 32, the rule 17; of models that know their kernels it has 5 % fewer (benchmarks/savings_202611.md).
+    Its errors are far larger here than it tells, so that by no rule are nine in ten savings inside: independent errors
+    have 22 of 92, the rule 14. Of models that know their kernels they have 93 and 91 %
+    (benchmarks/savings_202611.md).
     """
-    found = [pair for number in (300, 302) for pair in pairs(learned_model(), number)]
+    found = [pair for number in range(300, 306) for pair in pairs(learned_model(), number)]
     ruled = [pair.interval(error_correlation(pair.shared)) for pair in found]
     independent = [pair.interval(0.0) for pair in found]
     fewer = sum(inside for inside, _ in independent) - sum(inside for inside, _ in ruled)
-    assert len(found) > 20 and fewer <= 0.1 * len(found)
+    assert len(found) > 80 and fewer <= 0.1 * len(found)
     narrower = sum(width for _, width in ruled) / sum(width for _, width in independent)
     assert narrower < 0.85
