@@ -180,6 +180,7 @@ def test_counts_of_a_possible_histogram(num_rows: int, num_lookups: int, tilt: f
     ("bins", "num_lookups", "num_rows"),
     [
         (READ_ONCE, 3_000_000, 2_000_000_000),
+        (READ_ONCE, 301, 300),
         (DLRM_2021_REUSE, 50_000_000, 100_000_000),
         (one_hot(1), 3_000_001, 10**9),
         (one_hot(16), 10**9, 10**6),

@@ -101,8 +101,9 @@ def _counts_U(bins: np.ndarray, num_lookups: int, num_rows: int, device: str) ->
     ends = torch.floor(torch.cumsum(counts, 0) + 0.5).to(torch.int64)
     ends[-1] = num_lookups
     counts_U = torch.diff(ends, prepend=ends.new_zeros(1))
-    # Scaled down, a row of an upper bin may be left with one lookup: it belongs with the others that are read once.
-    return counts_U.sort(descending=True).values if num_lookups < total_low else counts_U
+    # Outside the ranges, rounding may leave one lookup to a row before rows with more: it belongs with the cold ones.
+    in_ranges = total_low <= num_lookups <= total_high
+    return counts_U if in_ranges else counts_U.sort(descending=True).values
 
 
 def _largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
