@@ -32,10 +32,10 @@ class AdditivePrice(DevicePrice):
         return np.array([[self.weights[one.table.name]] for one in lookups])
 
     def call_ms(self, sums_NH: Columns) -> FloatArray:
-        return np.asarray(sums_NH)
+        return np.asarray(sums_NH.T)
 
-    def device_ms(self, times_GNQ: FloatArray, calls_N: np.ndarray) -> FloatArray:
-        return np.where(calls_N > 0, times_GNQ[0, :, 0] + 0.5, 0.0)[:, None] * FORWARD_2
+    def device_ms(self, times_QGN: FloatArray, calls_N: np.ndarray) -> FloatArray:
+        return FORWARD_2[:, None] * np.where(calls_N > 0, times_QGN[0, 0] + 0.5, 0.0)
 
     def held_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
         found = np.zeros((num_devices, 1, 2))

@@ -149,3 +149,42 @@ def test_tables_without_a_histogram_have_the_default_one_each_by_itself() -> Non
     found = looked_up_rows(tables, 65_536 * lookups)
     for ours, expected in zip(found, rows_and_counts(np.array(bins), rows, 65_536 * lookups), strict=True):
         np.testing.assert_array_equal(ours, expected)
+
+
+def test_devices_of_a_place_look_up_the_same_and_each_kind_at_its_own_speed() -> None:
+    """Calls of one device, of two and of all four, which are of two kinds: changes as if they were made one by one."""
+    lookups, prices = drawn(12), [PRICE, DeviceModelPrice(gpu_profile("a100_80gb"))]
+    spans, kind_of_D = [1, 2, 4], np.array([0, 0, 0, 1])
+    columns = LookupColumns(prices)
+    row_P = np.array([columns.row((one,)) for one in lookups])
+    columns.update()
+    loads = Loads(columns, prices, kind_of_D, spans)
+    call_P, zeros_P = row_P % 3, np.zeros(12, dtype=np.int64)
+    loads.fill(CellChanges(zeros_P, call_P, row_P, zeros_P, zeros_P + 1))
+    loads.refresh(np.arange(4), range(3))
+    one_by_one = Loads(columns, prices, kind_of_D, spans)
+    for row in row_P.tolist():
+        one_by_one.add((row % 3, row), 0, 1)
+    one_by_one.refresh(np.arange(4), range(3))
+    assert loads.compute_2D == pytest.approx(one_by_one.compute_2D, rel=1e-12)
+    to_P = np.array([3, 2, 0])[call_P]  # of all devices, a table leaves and comes again
+    goes, comes = (
+        CellChanges(row_P, call_P, row_P, zeros_P, zeros_P - 1),
+        CellChanges(row_P, call_P, row_P, to_P, zeros_P + 1),
+    )
+    both = CellChanges(*(np.concatenate(pair) for pair in zip(vars(goes).values(), vars(comes).values(), strict=True)))
+    found_2ND = loads.changed_ms(both, 12)
+    left_2ND = loads.changed_ms(goes, 12)
+    for row, to in zip(row_P.tolist(), to_P.tolist(), strict=True):
+        made = loads.copy()
+        made.add((row % 3, row), 0, -1)
+        made.refresh(np.arange(4), range(3))
+        assert left_2ND[:, row] == pytest.approx(made.compute_2D, rel=1e-9)
+        made.add((row % 3, row), to, 1)
+        made.refresh(np.arange(4), range(3))
+        assert found_2ND[:, row] == pytest.approx(made.compute_2D, rel=1e-9)
+    alone_ms_K = [alone_ms(price, price.columns(lookups[2:3])) for price in prices]
+    only = Loads(columns, prices, kind_of_D, spans)
+    only.add((2, 2), 0, 1)
+    only.refresh(np.arange(4), range(3))
+    assert only.compute_2D.sum(axis=0) == pytest.approx([*[alone_ms_K[0][0]] * 3, alone_ms_K[1][0]])

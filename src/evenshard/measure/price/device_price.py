@@ -85,14 +85,14 @@ class DevicePrice(Protocol):
         ...
 
     def call_ms(self, sums_NH: Columns) -> FloatArray:
-        """[N, Q] times of calls, from the sums of their columns; zero where nothing is looked up."""
+        """[Q, N] times of calls, from the sums of their columns; zero where nothing is looked up."""
         ...
 
-    def device_ms(self, times_GNQ: FloatArray, calls_N: npt.NDArray[np.int64]) -> FloatArray:
-        """[N, 2] forward and backward time of devices, from the times of their calls.
+    def device_ms(self, times_QGN: FloatArray, calls_N: npt.NDArray[np.int64]) -> FloatArray:
+        """[2, N] forward and backward time of devices, from the times of their calls.
 
         Args:
-            times_GNQ: of ``call_ms``.
+            times_QGN: of ``call_ms``.
             calls_N: kernel calls of each device; one without any takes no time.
         """
         ...
@@ -148,4 +148,4 @@ class DevicePrice(Protocol):
 def alone_ms(price: DevicePrice, columns_PH: Columns) -> FloatArray:
     """[P] forward and backward time of tables that have a call and a device to themselves."""
     calls_P = np.ones(len(columns_PH), dtype=np.int64)
-    return np.asarray(price.device_ms(price.call_ms(columns_PH)[None], calls_P).sum(axis=1))
+    return np.asarray(price.device_ms(price.call_ms(columns_PH)[:, None], calls_P).sum(axis=0))

@@ -100,7 +100,7 @@ class DeviceModelPrice:
         return found
 
     def call_ms(self, sums_NH: FloatArray) -> FloatArray:
-        """[N, 3] of calls: forward and backward kernels, and what a backward pass with the call takes beside them."""
+        """[3, N] of calls: forward and backward kernels, and what a backward pass with the call takes beside them."""
         profile, sums_HN = self._profile, np.maximum(sums_NH.T, 0.0)  # what is left of sums may be below 0 by rounding
         more_N = self._shared_misses(sums_HN)
         waits_WPN = np.empty((4, 2, len(sums_NH)))
@@ -122,7 +122,7 @@ class DeviceModelPrice:
         found[2] = beside_kernels_ms(profile, sums_HN[LOOKUPS])
         found[0] *= sums_HN[TABLES] > 0.5
         found[1:] *= has_lookups(sums_HN[LOOKUPS])
-        return found.T
+        return found
 
     def _shared_misses(self, sums_HN: FloatArray) -> FloatArray:
         """[N] bytes that a call misses more because its tables share the L2; see ``WorkCounter``."""
@@ -133,13 +133,13 @@ class DeviceModelPrice:
         together_N = WindowGrid.missed_bytes(sums_HN[SHARED], self._profile.l2_bytes)
         return np.asarray((tables_N > 1.5) * sharing_N * np.maximum(together_N - sums_HN[ROW_MISSES], 0.0))
 
-    def device_ms(self, times_GNQ: FloatArray, calls_N: npt.NDArray[np.int64]) -> FloatArray:
-        """[N, 2] forward and backward time of devices, from the times of their calls."""
-        calls_N2 = np.stack([calls_N, (times_GNQ[..., 1] > 0).sum(axis=0)], axis=1)
-        took_N2 = np.maximum(times_GNQ[..., :2].sum(axis=0), calls_N2 * self._launch_ms_2)
-        took_N2 += (calls_N2 > 0) * self._overhead_ms_2
-        took_N2[:, 1] += times_GNQ[..., 2].max(axis=0)
-        return np.asarray(took_N2)
+    def device_ms(self, times_QGN: FloatArray, calls_N: npt.NDArray[np.int64]) -> FloatArray:
+        """[2, N] forward and backward time of devices, from the times of their calls."""
+        calls_2N = np.stack([calls_N, (times_QGN[1] > 0).sum(axis=0, dtype=np.float64)])
+        took_2N = np.maximum(times_QGN[:2].sum(axis=1), calls_2N * self._launch_ms_2[:, None])
+        took_2N += (calls_2N > 0) * self._overhead_ms_2[:, None]
+        took_2N[1] += times_QGN[2].max(axis=0)
+        return np.asarray(took_2N)
 
     def held_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:
         """[D, 1, 2] forward and backward time of devices that hold these parts, by the device model."""
@@ -205,11 +205,11 @@ class DeviceModelPrice:
 
     def least_ms(self, columns_PH: FloatArray) -> FloatArray:
         """[P] times alone, but for what may be less beside others: the longest bag, and what is beside the kernels."""
-        times_PQ = self.call_ms(
+        times_QP = self.call_ms(
             np.where(np.arange(columns_PH.shape[1]) == columns_PH.shape[1] + LONGEST_BAG, 0.0, columns_PH)
         )
-        times_PQ[:, 2] = 0.0
-        return np.asarray(self.device_ms(times_PQ[None], np.ones(len(columns_PH), dtype=np.int64)).sum(axis=1))
+        times_QP[2] = 0.0
+        return np.asarray(self.device_ms(times_QP[:, None], np.ones(len(columns_PH), dtype=np.int64)).sum(axis=0))
 
     def always_has_backward(self, columns_PH: FloatArray) -> bool:
         """Whether there is a lookup in every call of these tables."""

@@ -58,7 +58,7 @@ class LearnedPrice(DevicePrice):
         self._lane_ms_2 = (net.lane_weight @ mix_O2).numpy().astype(np.float32)
         self._pieces = net.sizes.pieces
         self._width = FIRST_PIECE + len(self._bias_H)
-        self._empty_ms_2 = self.call_ms(np.zeros((1, self._width), dtype=np.float32))[0]
+        self._empty_ms_2 = self.call_ms(np.zeros((1, self._width), dtype=np.float32))[:, 0]
 
     @torch.no_grad()
     def columns(self, lookups: Sequence[Lookup]) -> Columns:
@@ -80,11 +80,11 @@ class LearnedPrice(DevicePrice):
                 yield some, self._model.represent([lookups[number].table for number in some], bags)
 
     def call_ms(self, sums_NH: Columns) -> FloatArray:
-        """[N, 2] forward and backward time of single calls with these tables."""
+        """[2, N] forward and backward time of single calls with these tables."""
         bent = (sums_NH[:, FIRST_PIECE:] + self._bias_H).reshape(len(sums_NH), self._pieces, len(self._output_U2))
         hidden = np.maximum(bent.max(axis=1), 0)
         smooth = self._overhead_2 + sums_NH[:, LINEAR] + hidden @ self._output_U2
-        return np.asarray(smooth + self._jumps_ms(sums_NH))
+        return np.asarray((smooth + self._jumps_ms(sums_NH)).T)
 
     def _jumps_ms(self, sums_NH: Columns) -> Columns:
         """[N, 2] what passes of the sort and lanes take."""
@@ -93,11 +93,10 @@ class LearnedPrice(DevicePrice):
         lanes_N2 = issued.reshape(len(sums_NH), -1) @ self._lane_ms_2
         return np.asarray(sums_NH[:, LOOKED_UP, None] * sorts_N2 + lanes_N2)
 
-    def device_ms(self, times_GNQ: FloatArray, calls_N: npt.NDArray[np.int64]) -> FloatArray:
-        """[N, 2] forward and backward time of devices for all their kernel calls."""
-        calls_N1 = calls_N[:, None]
-        times_N2 = np.maximum(times_GNQ[0], calls_N1 * self._empty_ms_2)
-        return np.where(calls_N1 > 0, times_N2, 0.0).astype(np.float64)
+    def device_ms(self, times_QGN: FloatArray, calls_N: npt.NDArray[np.int64]) -> FloatArray:
+        """[2, N] forward and backward time of devices for all their kernel calls."""
+        times_2N = np.maximum(times_QGN[:, 0], calls_N * self._empty_ms_2[:, None])
+        return np.where(calls_N > 0, times_2N, 0.0).astype(np.float64)
 
     @torch.no_grad()
     def held_ms(self, held: Sequence[HeldPart], num_devices: int) -> FloatArray:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.measure.collectives import VOLUMES
-from evenshard.measure.price.loads import CellChanges
+from evenshard.measure.price.loads import CellChanges, repeat_numbers
 from evenshard.sharders.search.sharding_option import Piece, TableGroup
 from evenshard.tables.reuse import FloatArray
 
@@ -183,7 +183,7 @@ class PieceArrays:
 
     def on_each_device(self, changes: PieceChanges) -> PieceChanges:
         """The changes of each device by itself."""
-        from_F, offset_F = _repeat_numbers(self.span_P[changes.piece_E])
+        from_F, offset_F = repeat_numbers(self.span_P[changes.piece_E])
         return PieceChanges(
             changes.change_E[from_F],
             changes.piece_E[from_F],
@@ -191,29 +191,22 @@ class PieceArrays:
             changes.sign_E[from_F],
         )
 
-    def cells(self, on_each: PieceChanges) -> CellChanges:
-        """What changes of single devices look up."""
-        from_C, offset_C = _repeat_numbers(self.cells_P[on_each.piece_E])
-        cell_C = self.first_P[on_each.piece_E[from_C]] + offset_C
+    def cells(self, changes: PieceChanges) -> CellChanges:
+        """What they look up."""
+        from_C, offset_C = repeat_numbers(self.cells_P[changes.piece_E])
+        cell_C = self.first_P[changes.piece_E[from_C]] + offset_C
         return CellChanges(
-            on_each.change_E[from_C],
+            changes.change_E[from_C],
             self.call_C[cell_C],
             self.row_C[cell_C],
-            on_each.device_E[from_C],
-            on_each.sign_E[from_C],
+            changes.device_E[from_C],
+            changes.sign_E[from_C],
         )
 
-    def users(self, changes: PieceChanges, count: int, num_calls: int) -> FloatArray:
+    @staticmethod
+    def users(cells: CellChanges, count: int, num_calls: int) -> FloatArray:
         """[N, C] how many more pieces use each kernel call after each of so many changes."""
-        cells = self.cells(changes)
         at_C = cells.change_E * num_calls + cells.call_E
         return np.asarray(
             np.bincount(at_C, cells.sign_E, count * num_calls).reshape(count, num_calls), dtype=np.float64
         )
-
-
-def _repeat_numbers(counts_E: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Each number so many times, and which time it is."""
-    from_F = np.repeat(np.arange(len(counts_E)), counts_E)
-    starts_E = np.cumsum(counts_E) - counts_E
-    return from_F, np.arange(len(from_F)) - starts_E[from_F]

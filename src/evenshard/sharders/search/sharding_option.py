@@ -81,6 +81,11 @@ class ShardingOption:
         return frozenset(call for piece in self.pieces for call, _ in piece.cells)
 
     @cached_property
+    def piece_numbers(self) -> tuple[int, ...]:
+        """The number of each piece among all pieces of the space."""
+        return tuple(piece.number for piece in self.pieces)
+
+    @cached_property
     def bytes_P(self) -> npt.NDArray[np.int64]:
         """[P] device memory of each piece."""
         return np.array([piece.size_bytes for piece in self.pieces], dtype=np.int64)

@@ -142,8 +142,9 @@ class State:
         pieces = PieceChanges(*np.array(rows, dtype=np.int64).reshape(-1, 4).T)
         on_each = arrays.on_each_device(pieces)
         piece_F, device_F = on_each.piece_E, on_each.device_E
-        self.loads.fill(arrays.cells(on_each))
-        self.users_C += np.bincount(arrays.cells(pieces).call_E, minlength=len(self.users_C))
+        cells = arrays.cells(pieces)
+        self.loads.fill(cells)
+        self.users_C += np.bincount(cells.call_E, minlength=len(self.users_C))
         np.add.at(self.volumes_VD.T, device_F, arrays.volume_PV[piece_F])
         for at, sizes_P in enumerate((arrays.size_P, arrays.host_P, arrays.ssd_P)):
             np.add.at(self.used_3D[at], device_F, sizes_P[piece_F])
@@ -245,19 +246,29 @@ class State:
 
     def piece_changes(self, changes: Sequence[Change]) -> PieceChanges:
         """What changes add and take away."""
-        rows: list[tuple[int, int, int, int]] = []
-        for number, change in enumerate(changes):
+        numbers: list[int] = []
+        firsts: list[int] = []
+        counts: list[int] = []
+        for change in changes:
             for group, choice in change:
-                for one, sign in ((self.choices[group], -1), (choice, 1)):
+                for one in (self.choices[group], choice):
                     option = self.space.groups[group].options[one.option]
-                    for piece, first in zip(option.pieces, firsts_of(option, one), strict=True):
-                        rows.append((number, piece.number, first, sign))
-        return PieceChanges(*np.array(rows, dtype=np.int64).reshape(-1, 4).T)
+                    numbers += option.piece_numbers
+                    firsts += firsts_of(option, one)
+                    counts.append(len(option.pieces))
+        of_change = np.repeat(np.arange(len(changes)), [2 * len(change) for change in changes])
+        signs = np.tile([-1, 1], len(counts) // 2)
+        return PieceChanges(
+            np.repeat(of_change, counts),
+            np.array(numbers, dtype=np.int64),
+            np.array(firsts, dtype=np.int64),
+            np.repeat(signs, counts),
+        )
 
     def after(self, pieces: PieceChanges, count: int) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
         """[W, N, D] times of devices after each of so many changes, by itself, and [N] whether the memory suffices."""
         arrays, devices = self.space.piece_arrays, self.task.num_devices
-        on_each = arrays.on_each_device(pieces)
+        cells, on_each = arrays.cells(pieces), arrays.on_each_device(pieces)
         piece_F, at_F = on_each.piece_E, on_each.change_E * devices + on_each.device_E
 
         def sum_by_device(values_F: npt.NDArray[Any]) -> FloatArray:
@@ -272,13 +283,13 @@ class State:
         values_N = np.full(count, self.replicated_values)
         if arrays.values_P.any():
             values_N += np.bincount(pieces.change_E, pieces.sign_E * arrays.values_P[pieces.piece_E], count)
-        compute_2ND = self.loads.changed_ms(arrays.cells(on_each), count) + self.offload_2D[:, None]
+        compute_2ND = self.loads.changed_ms(cells, count) + self.offload_2D[:, None]
         if arrays.offload_PK2.any():
             for own_ND, more_F in zip(compute_2ND, self._offload_2F(on_each), strict=True):
                 own_ND += sum_by_device(more_F)
             for at, sizes_P in enumerate((arrays.host_P, arrays.ssd_P), 1):
                 used_3ND[at] += sum_by_device(sizes_P[piece_F]).astype(np.int64)
-        more_NC = arrays.users(pieces, count, len(self.users_C))
+        more_NC = arrays.users(cells, count, len(self.users_C))
         return self._windows(compute_2ND, volumes_VND, values_N, self.users_C + more_NC), self._fits(used_3ND)
 
     def _offload_2F(self, on_each: PieceChanges) -> FloatArray:
