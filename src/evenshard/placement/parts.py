@@ -160,11 +160,15 @@ def lookup_share(table: Table, rows: Span) -> float:
     return float(stop - start)
 
 
+def row_starts(table: Table, devices: int) -> range:
+    """Where equal blocks of rows begin, as TorchRec cuts them: ceil(rows / devices) each, the last one shorter."""
+    return range(0, table.num_rows, -(-table.num_rows // devices))
+
+
 def row_spans(table: Table, devices: int) -> list[Span]:
-    """Rows in equal blocks, as TorchRec cuts them: ceil(rows / devices) each, the last one shorter, some empty."""
-    block = -(-table.num_rows // devices)
-    starts = range(0, table.num_rows, block)
-    return [Span(start, min(start + block, table.num_rows)) for start in starts]
+    """The blocks of ``row_starts``: fewer than devices where there are not enough rows."""
+    starts = row_starts(table, devices)
+    return [Span(start, min(start + starts.step, table.num_rows)) for start in starts]
 
 
 def even_widths(columns: int, parts: int) -> tuple[int, ...]:

@@ -137,7 +137,7 @@ def broken_limit(task: ShardingTask, position: int, parts: Sequence[TablePart]) 
     if kernel not in task.kernels_of(position):
         return f"table {brief(table.name)} is kept as {kernel}, allowed are {', '.join(task.kernels_of(position))}"
     allowed = range(task.num_devices) if limits.devices is None else limits.devices
-    if wrong := {device for part in parts for device in part.devices}.difference(allowed):
+    if wrong := [device for part in parts for device in part.devices if device not in allowed]:
         listed = brief(sorted(allowed)) if allowed else "none"
         return f"table {brief(table.name)} is on device {min(wrong)}, allowed are {listed}"
     narrowest = min(part.columns.size for part in parts)

@@ -158,7 +158,7 @@ class PlanSearch:
         if not starts:
             raise InfeasibleTask("no placement was found: the tables' pieces found no room.", "Raise memory_cap_gb.")
         starts.sort(key=lambda one: one.cost_ms)
-        begun = self._predict_cheapest(self._states(starts[:MOST_CANDIDATES]))[0]
+        begun = self._predict_cheapest(self._states(starts[:MOST_CANDIDATES]), 1)[0]
         with on_interrupt(self.interrupt):
             # A step tries many changes at once: together, the starts' shares take more than all changes.
             last_of_all = self._tries * self.effort.share if self.effort.share < 1 else float("inf")
@@ -175,7 +175,7 @@ class PlanSearch:
                     start.choices, start.cost_ms = list(state.choices), state.cost_ms
             starts = sorted(starts, key=lambda one: one.cost_ms)[:MOST_CANDIDATES]
             found = self._states(starts)
-            ended = sorted([*self._predict_cheapest(found), begun], key=lambda one: one[0].predicted_ms)
+            ended = sorted([*self._predict_cheapest(found, MOST_FOR_CUTS), begun], key=lambda one: one[0].predicted_ms)
             best = self._with_usual_cuts(ended, begun[0].predicted_ms)
         others = (*(one.parts for one, _ in ended), *reversed(found))
         candidates = dict.fromkeys((best.parts, *(parts for parts in others if parts != ended[0][0].parts)))
@@ -193,10 +193,12 @@ class PlanSearch:
         states = [State(self.space, start.choices) for start in starts]
         return {state.parts(): state for state in reversed(states)}
 
-    def _predict_cheapest(self, found: Mapping[tuple[TablePart, ...], State]) -> list[tuple[PredictedParts, State]]:
-        """The cheapest of these placements and those that cost hardly more, the best prediction first."""
+    def _predict_cheapest(
+        self, found: Mapping[tuple[TablePart, ...], State], least: int
+    ) -> list[tuple[PredictedParts, State]]:
+        """At least so many of the cheapest of these placements, and those that cost hardly more, the best first."""
         costs_ms = sorted(state.cost_ms for state in found.values())
-        most_ms = max(costs_ms[0] * ALIKE, *costs_ms[:MOST_FOR_CUTS])
+        most_ms = max(costs_ms[0] * ALIKE, *costs_ms[:least])
         chosen = [(self.costs.predict(parts), state) for parts, state in found.items() if state.cost_ms <= most_ms]
         return sorted(chosen, key=lambda one: one[0].predicted_ms)
 

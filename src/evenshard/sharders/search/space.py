@@ -27,6 +27,7 @@ from evenshard.placement.parts import (
     even_widths,
     lookup_share,
     row_spans,
+    row_starts,
     whole_part,
     whole_tables,
 )
@@ -234,7 +235,7 @@ class SearchSpace:
     def _has_rows_for(self, position: int, option: ShardingType) -> bool:
         """Whether every device that the rows of a table are cut over gets some."""
         devices = option.span(self.task.machine)
-        return len(row_spans(self.task.tables[position], devices)) == devices
+        return len(row_starts(self.task.tables[position], devices)) == devices
 
     def option_of(self, group: int, name: str, widths: Sequence[int], storage: Storage = ON_DEVICE) -> ShardingOption:
         """A table sharded in a type, in parts of these widths, and kept so."""
@@ -297,10 +298,9 @@ class SearchSpace:
 
     def busiest_rows(self, table: Table, rows_of: int) -> Span:
         """The rows of the device with the most lookups, where a table's rows are cut for so many devices."""
-        spans = row_spans(table, rows_of)
         if table.row_shares is None:
-            return spans[0]
-        return max(spans, key=lambda span: lookup_share(table, span))
+            return Span(0, min(row_starts(table, rows_of).step, table.num_rows))
+        return max(row_spans(table, rows_of), key=lambda span: lookup_share(table, span))
 
 
 def is_short_of_memory(task: ShardingTask) -> bool:
