@@ -118,7 +118,7 @@ class Case:
             answer = place_request(self.request, DeviceModel(HARDWARE))
             return answer.parts, answer.predicted_ms
         planner = self._planners[side.removesuffix("_swept")]
-        told = [one for one in free_hands(self.task, thorough=False) if one.lookups and not one.own_constants]
+        told = [one for one in free_hands(self.task) if one.lookups and not one.own_constants]
         plan = best_rated(planner.plans(told)) if side.endswith("_swept") else planner.plan(PlannerSetting())
         return plan.parts, plan.rating_ms
 

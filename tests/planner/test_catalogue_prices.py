@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import evenshard
 from evenshard.measure.config import MeasureConfig
+from evenshard.measure.profiles import profile_names
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement
@@ -16,6 +18,7 @@ from evenshard.planner.pricing import measured_parts, part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.random import random_sharding
 from evenshard.tables.catalog import catalog_names, load_catalog
+from evenshard.tables.table import Table
 from evenshard.utils.units import gb_to_bytes
 
 BATCH = 65_536
@@ -28,6 +31,13 @@ def request(name: str, devices: int, hardware: str) -> PlacementRequest:
     return PlacementRequest(
         tables, (gb_to_bytes(8192),) * devices, BATCH, optimizer="rowwise_adagrad", machine=machine, hardware=hardware
     )
+
+
+@pytest.mark.parametrize("profile", profile_names())
+def test_every_profile_can_be_placed_for(profile: str) -> None:
+    tables = [Table(f"t{at}", 10 ** (3 + at), 32, 5.0) for at in range(4)]
+    answer = evenshard.place(tables, 2, hardware=f"simulated:{profile}")
+    assert 0 < answer.lower_bound_ms <= answer.predicted_ms < 10
 
 
 @pytest.mark.slow

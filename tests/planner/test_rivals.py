@@ -54,7 +54,7 @@ def found(request: PlacementRequest, *names: str, measure: PartsMeasurer | None 
 
 def few(monkeypatch: pytest.MonkeyPatch, *chosen: PlannerSetting) -> None:
     """TorchRec's planner is asked as it comes, and with these settings."""
-    monkeypatch.setattr(module, "free_hands", lambda task, thorough: (*PLAIN, *chosen))
+    monkeypatch.setattr(module, "free_hands", lambda task: (*PLAIN, *chosen))
 
 
 def test_torchrec_is_asked_for_more_than_whole_tables_only_where_that_is_allowed(

@@ -145,18 +145,16 @@ def test_sequences_modules_shared_and_weighted_tables_are_taken() -> None:
 def test_free_hands_are_what_differs_for_a_task_as_it_comes_first(mlperf: tuple[Table, ...]) -> None:
     one_node, two_nodes = (sharding(mlperf, devices) for devices in (8, 16))
     for task, grids in ((one_node, {False}), (two_nodes, {False, True})):
-        for thorough in (False, True):
-            found = free_hands(task, thorough=thorough)
-            assert found[:2] == PLAIN and len(set(found)) == len({str(one) for one in found}) == len(found)
-            assert {one.grid_shard for one in found} == grids
-            assert {(one.replicas, one.rows) for one in found} == {*product((True, False), repeat=2)}
-            assert {one.min_partition for one in found} == {None, 8, 16, 32, 64}
-            assert {one.own_constants for one in found} == {one.lookups for one in found} == {False, True}
-            assert {one.sort_by for one in found} == {"storage", "perf"}
-        assert {*free_hands(task, thorough=False)} < {*free_hands(task, thorough=True)}
+        found = free_hands(task)
+        assert found[:2] == PLAIN and len(set(found)) == len({str(one) for one in found}) == len(found)
+        assert {one.grid_shard for one in found} == grids
+        assert {(one.replicas, one.rows) for one in found} == {*product((True, False), repeat=2)}
+        assert {one.min_partition for one in found} == {None, 8, 16, 32, 64}
+        assert {one.own_constants for one in found} == {one.lookups for one in found} == {False, True}
+        assert {one.sort_by for one in found} == {"storage", "perf"}
     whole = replace(one_node, limits=(TableLimits(types=frozenset({TABLE_WISE})),) * 26)
-    assert {one.min_partition for one in free_hands(whole, thorough=True)} == {None}
-    assert all(one.replicas and one.rows for one in free_hands(whole, thorough=True))
+    assert {one.min_partition for one in free_hands(whole)} == {None}
+    assert all(one.replicas and one.rows for one in free_hands(whole))
 
 
 def test_types_that_a_setting_leaves_out_are_not_used(mlperf: tuple[Table, ...]) -> None:

@@ -165,7 +165,7 @@ def _full_space(request: PlacementRequest, costs: PartCosts) -> Iterator[Candida
 
     task = request.task()
     planner = partial(TorchRecPlanner, task, machine_bandwidths(request.hardware, request.nodes, costs.links))
-    chosen = free_hands(task, thorough=False)
+    chosen = free_hands(task)
     asked_s = [(setting, None if setting in PLAIN else _TIMEOUT_S) for setting in chosen]
     plans = list(_swept(planner, asked_s))
     if not plans and task.may_offload:

@@ -47,12 +47,12 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_parts_memory, parts_by_table
 from evenshard.placement.refusal import no_placement_found, require_room
 from evenshard.placement.sharding import (
-    DATA_PARALLEL,
     GRIDS,
     IN_ROWS,
     REPLICATED,
     SHARDING_TYPES,
     TABLE_WISE,
+    TYPES,
     sharding_type,
 )
 from evenshard.placement.storage import FUSED, USUAL_KERNELS
@@ -69,11 +69,8 @@ from evenshard.sharders.torchrec.planner import (
     table_name,
 )
 from evenshard.sharders.torchrec.settings import (
-    ALL_PROPOSERS,
     DYNAMIC,
-    GREEDY,
     OUR_MEMORY,
-    UNIFORM,
     PlannerSetting,
 )
 from evenshard.tables.table import MEAN, Table
@@ -198,7 +195,7 @@ class TorchRecPlanner:
             of_table = by_table[table.name]
             option = template.__deepcopy__({})
             option.sharding_type = sharding_type(of_table, table, self._task.machine)
-            option.compute_kernel = DENSE_KERNEL if option.sharding_type == DATA_PARALLEL else FUSED
+            option.compute_kernel = DENSE_KERNEL if TYPES[option.sharding_type].is_replicated else FUSED
             option.shards = [
                 Shard([part.rows.size, part.columns.size], [part.rows.start, part.columns.start], rank=rank)
                 for part in of_table
@@ -280,20 +277,17 @@ class TorchRecPlanner:
         """None for TorchRec's default ones."""
         if not setting.proposers:
             return None if setting.load_factor is None else [proposers.EmbeddingOffloadScaleupProposer()]
-        greedy = [proposers.GreedyProposer(), proposers.GreedyProposer(use_depth=False)]
-        groups: dict[str, list[Any]] = {
-            GREEDY: greedy,
-            UNIFORM: [proposers.UniformProposer()],
-            DYNAMIC: [proposers.DynamicProgrammingProposer()],
-        }
-        groups[ALL_PROPOSERS] = [
-            *greedy,
-            *groups[UNIFORM],
+        dynamic = proposers.DynamicProgrammingProposer()
+        if setting.proposers == DYNAMIC:
+            return [dynamic]
+        return [
+            proposers.GreedyProposer(),
+            proposers.GreedyProposer(use_depth=False),
+            proposers.UniformProposer(),
             proposers.GridSearchProposer(),
             proposers.EmbeddingOffloadScaleupProposer(),
-            *groups[DYNAMIC],
+            dynamic,
         ]
-        return groups[setting.proposers]
 
     def _enumerator(self, setting: PlannerSetting, constraints: dict[str, Any]) -> _SortedEnumerator:
         topology = self.topology_of(setting)
@@ -464,7 +458,8 @@ class _OurMemory:
         """Sets the storage of every shard, as TorchRec's ``ShardEstimator`` does."""
         for option in sharding_options:
             table = self._task.tables[self._position[option.name]]
-            everywhere = tuple(range(self._task.num_devices)) if option.sharding_type == DATA_PARALLEL else (0,)
+            is_replicated = TYPES[option.sharding_type].is_replicated
+            everywhere = tuple(range(self._task.num_devices)) if is_replicated else (0,)
             cache_params = option.cache_params
             load_factor = None if cache_params is None else cache_params.load_factor
             storage = storage_of(table.name, option.compute_kernel, load_factor)

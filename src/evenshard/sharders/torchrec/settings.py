@@ -15,7 +15,7 @@ from evenshard.placement.task import ShardingTask
 
 OWN_MEMORY, OUR_MEMORY = "torchrec", "evenshard"
 # Groups of TorchRec's proposers; its default ones are greedy, uniform, and a search through all where these are few.
-SCALE_UP, ALL_PROPOSERS, GREEDY, UNIFORM, DYNAMIC = "scale-up", "all", "greedy", "uniform", "dynamic programming"
+SCALE_UP, ALL_PROPOSERS, DYNAMIC = "scale-up", "all", "dynamic programming"
 # Columns of the narrowest part, TorchRec's own, which are 128, first; the last ones seldom help.
 NARROW = (16, 8)
 MIN_PARTITIONS = (None, 64, 32, *NARROW)
@@ -75,13 +75,11 @@ AS_IT_COMES = PlannerSetting(lookups=False, own_constants=True)
 PLAIN = (AS_IT_COMES, PlannerSetting(own_constants=True))
 
 
-def free_hands(task: ShardingTask, *, thorough: bool) -> tuple[PlannerSetting, ...]:
+def free_hands(task: ShardingTask) -> tuple[PlannerSetting, ...]:
     """Settings for tables in device memory that differ for a task, as it comes first.
 
-    Args:
-        thorough: every set of types with every width, order and bandwidths, and each group of proposers alone. Else
-            each set of types with TorchRec's own width, and each width, order and bandwidths with all types; those
-            that seldom help come last.
+    Each set of types has TorchRec's own width, and each width, order and bandwidths has all types. Those that seldom
+    help come last.
     """
     types = {way for of_table in task.types for way in of_table}
     widest = max(table.embedding_dim for table in task.tables)
@@ -96,19 +94,14 @@ def free_hands(task: ShardingTask, *, thorough: bool) -> tuple[PlannerSetting, .
         for grid, replicas, rows in product(grids, choices(REPLICATED, True), choices(IN_ROWS, True))
         if rows or not grid  # a grid cuts rows
     ]
-    hands = product((False, True), ("storage", "perf"), sets if thorough else sets[:1], widths)
-    found = [
-        replace(one, min_partition=width, sort_by=order, own_constants=constants)
-        for constants, order, one, width in hands
+    quick = [replace(one, proposers=DYNAMIC) for one in sets]
+    of_types = [replace(one, own_constants=constants) for constants, one in product((False, True), sets)]
+    of_widths = [
+        replace(sets[0], min_partition=width, sort_by=order, own_constants=constants)
+        for constants, order, width in product((False, True), ("storage", "perf"), widths)
     ]
-    if thorough:
-        some = [replace(one, min_partition=width) for one, width in product(sets, widths)]
-        found += [replace(one, proposers=group) for group, one in product((GREEDY, UNIFORM, DYNAMIC), some)]
-    else:
-        few = [replace(one, proposers=DYNAMIC) for one in sets]  # which take the least time
-        few += [replace(one, own_constants=constants) for constants, one in product((False, True), sets)]
-        found = [*few, *sorted(found, key=lambda one: one.min_partition in NARROW)]
-    return tuple(dict.fromkeys((*PLAIN, *found)))
+    of_widths.sort(key=lambda one: one.min_partition in NARROW)
+    return tuple(dict.fromkeys((*PLAIN, *quick, *of_types, *of_widths)))
 
 
 def offload_settings(
