@@ -85,11 +85,22 @@ def summary(rows: Sequence[Result]) -> Iterator[str]:
     """Markdown: each oracle over all cells, and over those where TorchRec's planner tried all settings."""
     yield _row("oracle", "cells", "evenshard is the best", *(f"against {one}" for one in FAMILIES))
     yield "|---|---:|---:|" + "---:|" * len(FAMILIES)
-    swept = {one.cell for one in rows if one.planner == "torchrec_swept" and one.seconds < SWEEP_S}
+    swept = swept_in_full(rows)
     for oracle, name in ORACLES.items():
         yield _summary_row(name, oracle, rows)
         if swept:
             yield _summary_row(f"{name}, TorchRec swept in full", oracle, [one for one in rows if one.cell in swept])
+
+
+def swept_in_full(rows: Sequence[Result]) -> set[Cell]:
+    """The cells in which TorchRec's planner tried all settings."""
+    return {one.cell for one in rows if one.planner == "torchrec_swept" and one.seconds < SWEEP_S}
+
+
+def cut_off(rows: Sequence[Result]) -> Iterator[str]:
+    """Cells in which it did not, or nothing."""
+    cells = [str(cell) for cell in by_cell(rows) if cell not in swept_in_full(rows)]
+    yield f"Its sweep was cut off in: {'; '.join(cells)}." if cells else ""
 
 
 def _summary_row(name: str, oracle: str, rows: Sequence[Result]) -> str:
@@ -195,7 +206,7 @@ def page(rows: Sequence[Result], name: str) -> str:
         settings=len(SETTINGS),
         sweep=SWEEP_S,
         name=name,
-        **{part.__name__: "\n".join(part(rows)).strip() for part in (summary, planners, losses, table)},
+        **{part.__name__: "\n".join(part(rows)).strip() for part in (summary, planners, cut_off, losses, table)},
     )
     return "\n\n".join(_wrapped(block) for block in text.strip().split("\n\n")) + "\n"
 

@@ -26,7 +26,7 @@ SETTINGS = (
     PlannerSetting(grid_shard=True),
 )
 # TorchRec's ``timeout_seconds`` for each; and after so many seconds of all, no further setting is asked.
-TIMEOUT_S, SWEEP_S = 15, 30
+TIMEOUT_S, SWEEP_S = 15, 120
 
 
 def plans(tables: Sequence[Table], machine: BenchMachine) -> Iterator[tuple[str, Sequence[TablePart]]]:

@@ -223,12 +223,9 @@ class Loads:
         """The two largest of each maximum of a call on a place, and the largest among the sums."""
         for one, columns_PH in zip(self._kinds, self._lookups.columns_KPH, strict=True):
             if maxima := one.price.num_maxima:
-                columns_RM = columns_PH[rows, -maxima:]
-                if len(rows) > 2:
-                    columns_RM = np.partition(columns_RM, (-2, -1), axis=0)[-2:]
+                ordered_RM = np.sort(columns_PH[rows, -maxima:], axis=0)
                 largest_2M = np.zeros((2, maxima), columns_PH.dtype)
-                ordered_RM = np.sort(columns_RM, axis=0)[::-1]
-                largest_2M[: len(ordered_RM)] = ordered_RM
+                largest_2M[: len(rows)] = ordered_RM[:-3:-1]
                 one.largest_CD2M[call, first] = largest_2M
                 one.sums_GDH[call, first, -maxima:] = largest_2M[0]
 
@@ -344,7 +341,9 @@ class Loads:
 
 def _firsts(sorted_E: Indices) -> Indices:
     """Where each run of equal numbers begins."""
-    return np.flatnonzero(np.diff(sorted_E, prepend=-1))
+    is_first_E = np.ones(len(sorted_E), dtype=bool)  # far faster than ``np.diff`` with something before it
+    is_first_E[1:] = sorted_E[1:] != sorted_E[:-1]
+    return np.flatnonzero(is_first_E)
 
 
 def repeat_numbers(counts_E: Indices) -> tuple[Indices, Indices]:
