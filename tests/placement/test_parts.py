@@ -14,8 +14,11 @@ from evenshard.placement.parts import (
     COLUMN_STEP,
     Span,
     TablePart,
+    busiest_rows,
     column_parts,
+    cut_rows,
     deduplicated_table,
+    lay_out,
     lookup_share,
     part_table,
     replica_table,
@@ -52,6 +55,20 @@ def test_columns_that_are_cut_anywhere_are_grouped_and_tile_their_table(steps: i
     placed = tuple(replace(part, devices=(device,)) for device, part in enumerate(parts))
     assert grouped_parts([whole], len(parts), placed[::-1])["a"] == placed
     assert tiling_problem(placed, whole) is None
+
+
+def test_rows_are_cut_into_equal_blocks_of_which_the_last_devices_may_have_none() -> None:
+    one = table("a", rows=5, dim=8)
+    assert [(part.rows, part.device) for part in cut_rows(one, range(4, 8))] == [((0, 2), 4), ((2, 4), 5), ((4, 5), 6)]
+    (whole,) = cut_rows(one, [3], Span(0, 4))
+    assert (whole.rows, whole.columns) == (Span(0, 5), Span(0, 4))
+    assert busiest_rows(one, 4) == Span(0, 2)
+    assert busiest_rows(replace(one, row_shares=(0.0, 0.1, 0.1, 0.1, 0.7)), 4) == Span(4, 5)
+
+
+def test_sizes_are_laid_out_one_after_the_other() -> None:
+    assert lay_out([4, 0, 8]) == [Span(0, 4), Span(4, 4), Span(4, 12)]
+    assert lay_out([]) == []
 
 
 def test_a_placement_of_whole_tables_is_one_part_of_each() -> None:

@@ -19,6 +19,7 @@ from evenshard.placement.sharding import (
     SEQUENCE_TYPES,
     SHARDING_TYPES,
     TYPES,
+    allowed_sets,
     freest_by_columns,
     sharding_type,
     spans,
@@ -78,6 +79,13 @@ def test_where_rows_live() -> None:
     assert places["table_row_wise"] == places["grid_shard"] == [[0, 1], [2, 3]]
     assert places["row_wise"] == places["data_parallel"] == [[0, 1, 2, 3]]
     assert spans(MACHINE) == (1, 2, 4) and spans(Machine.one_node(4)) == (1, 4)
+
+
+def test_parts_by_columns_have_places_of_their_own() -> None:
+    most = {name: one.most_widths(MACHINE) for name, one in TYPES.items() if one.cuts_columns}
+    assert most == {"column_wise": 4, "table_column_wise": 2, "grid_shard": 2}
+    assert allowed_sets(MACHINE, 2, frozenset({0, 2, 3})) == (range(2, 4),)
+    assert allowed_sets(MACHINE, 2, None) == (range(0, 2), range(2, 4))
 
 
 def test_what_all_parts_of_a_table_are_among() -> None:

@@ -2,7 +2,16 @@
 
 import pytest
 
-from evenshard.placement.storage import COMPUTE_KERNELS, FUSED, FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, Storage
+from evenshard.placement.storage import (
+    COMPUTE_KERNELS,
+    FUSED,
+    FUSED_UVM,
+    FUSED_UVM_CACHING,
+    HOST,
+    KEY_VALUE,
+    Storage,
+    storages_of,
+)
 from evenshard.utils.errors import BadConfig
 
 
@@ -18,6 +27,11 @@ def test_kernels_say_where_weights_are() -> None:
 def test_a_storage_is_written_in_a_word() -> None:
     assert str(Storage()) == "fused"
     assert str(Storage(FUSED_UVM_CACHING, 0.2)) == "fused_uvm_caching 0.2"
+
+
+def test_only_caches_have_several_sizes() -> None:
+    assert [storage.load_factor for storage in storages_of(KEY_VALUE, (0.1, 0.4))] == [0.1, 0.4]
+    assert storages_of(HOST, (0.1, 0.4)) == (Storage(HOST),)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from evenshard.compare.times import step_times
 from evenshard.placement.memory import part_memory
 from evenshard.placement.moves import SHAPE, SharedPiece, larger_machine
 from evenshard.placement.optimizer_state import SGD
-from evenshard.placement.parts import Span, TablePart, column_parts
+from evenshard.placement.parts import Span, TablePart, whole_part
 from evenshard.placement.renaming import best_names, device_kinds
 from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer
@@ -105,7 +105,7 @@ def _other_shape(old: Table, new: Table) -> str:
 
 def _outside_bytes(table: Table, storage: Storage, optimizer: str) -> int:
     """What of a table is in host memory or on SSDs."""
-    whole = replace(column_parts(table)[0], storage=storage)
+    whole = whole_part(table, storage=storage)
     size = part_memory(whole, table, num_devices=1, batch_size=1, optimizer=optimizer, pipeline="")
     return size.host_bytes + size.ssd_weights
 

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -79,9 +79,9 @@ def column_parts(table: Table, cuts: Iterable[int] = ()) -> tuple[TablePart, ...
     return tuple(TablePart(table.name, Span(0, table.num_rows), Span(*columns)) for columns in pairwise(edges))
 
 
-def whole_part(table: Table, devices: tuple[int, ...] = ()) -> TablePart:
+def whole_part(table: Table, devices: tuple[int, ...] = (), storage: Storage = ON_DEVICE) -> TablePart:
     """A table as one part: on one device, or a replica on each of several."""
-    return TablePart(table.name, Span(0, table.num_rows), Span(0, table.embedding_dim), devices)
+    return TablePart(table.name, Span(0, table.num_rows), Span(0, table.embedding_dim), devices, storage)
 
 
 def whole_tables(tables: Iterable[Table]) -> tuple[TablePart, ...]:
@@ -160,15 +160,36 @@ def lookup_share(table: Table, rows: Span) -> float:
     return float(stop - start)
 
 
-def row_starts(table: Table, devices: int) -> range:
+def row_starts(num_rows: int, devices: int) -> range:
     """Where equal blocks of rows begin, as TorchRec cuts them: ceil(rows / devices) each, the last one shorter."""
-    return range(0, table.num_rows, -(-table.num_rows // devices))
+    return range(0, num_rows, -(-num_rows // devices))
 
 
 def row_spans(table: Table, devices: int) -> list[Span]:
     """The blocks of ``row_starts``: fewer than devices where there are not enough rows."""
-    starts = row_starts(table, devices)
+    starts = row_starts(table.num_rows, devices)
     return [Span(start, min(start + starts.step, table.num_rows)) for start in starts]
+
+
+def busiest_rows(table: Table, devices: int) -> Span:
+    """The block of ``row_spans`` with the most lookups."""
+    if table.row_shares is None:
+        return Span(0, row_starts(table.num_rows, devices).step)
+    return max(row_spans(table, devices), key=lambda span: lookup_share(table, span))
+
+
+def cut_rows(
+    table: Table, devices: Sequence[int], columns: Span | None = None, storage: Storage = ON_DEVICE
+) -> list[TablePart]:
+    """The blocks of ``row_spans``, of all columns or of some, on a device each; the last devices may have none."""
+    columns = columns or Span(0, table.embedding_dim)
+    cut = zip(row_spans(table, len(devices)), devices, strict=False)
+    return [TablePart(table.name, rows, columns, (device,), storage) for rows, device in cut]
+
+
+def lay_out(sizes: Iterable[int]) -> list[Span]:
+    """Spans of these sizes, one after the other."""
+    return [Span(*edges) for edges in pairwise(accumulate(sizes, initial=0))]
 
 
 def even_widths(columns: int, parts: int) -> tuple[int, ...]:

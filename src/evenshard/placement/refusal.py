@@ -77,7 +77,8 @@ def require_types(task: ShardingTask) -> None:
             f"for all of them.",
             "Allow them a common one, or drop the rule.",
         )
-    if (position := next((at for at in range(len(task.tables)) if _never_in_memory(task, at)), None)) is not None:
+    position = next((at for at in sorted(task.only_replicated) if FUSED not in task.kernels_of(at)), None)
+    if position is not None:
         raise InfeasibleTask(
             f"table {brief(task.tables[position].name)} may only be sharded {' or '.join(REPLICATED)}, and only be "
             f"kept {' or '.join(task.kernels_of(position))}: replicas live in device memory.",
@@ -94,12 +95,6 @@ def require_types(task: ShardingTask) -> None:
         f"{', and '.join(clauses)}.",
         "Allow it another type, or drop one of these rules.",
     )
-
-
-def _never_in_memory(task: ShardingTask, position: int) -> bool:
-    """Whether a table may only be replicated, and not in device memory."""
-    only_replicas = task.num_devices > 1 and bool(task.types[position]) and task.types[position] <= {*REPLICATED}
-    return only_replicas and FUSED not in task.kernels_of(position)
 
 
 def no_room(task: ShardingTask, tables: Sequence[int], used_bytes: Sequence[int]) -> InfeasibleTask:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, row_starts
 from evenshard.placement.storage import FUSED, ON_DEVICE
 from evenshard.tables.table import DATA_TYPES, Table
 from evenshard.utils.errors import BadConfig
@@ -86,6 +86,10 @@ class ShardingType:
     def homes(self, machine: Machine) -> tuple[range, ...]:
         """The sets of devices among one of which all parts of a table are."""
         return _sets(machine, self.home_span(machine))
+
+    def most_widths(self, machine: Machine) -> int:
+        """Parts by columns that a table has room for at most, each with places of its own."""
+        return self.home_span(machine) // self.span(machine)
 
     def covers(self, machine: Machine) -> bool:
         """Whether all of its placements take every device of a machine."""
@@ -284,8 +288,8 @@ def _fills(parts: Sequence[TablePart], table: Table, num_devices: int) -> bool:
     """Whether rows are on every one of so many devices; or equal blocks end before the last ones, as TorchRec's may."""
     if len(parts) == num_devices:
         return True
-    block = -(-table.num_rows // num_devices)
-    return len(parts) == -(-table.num_rows // block) and max(part.rows.size for part in parts) == block
+    blocks = row_starts(table.num_rows, num_devices)
+    return len(parts) == len(blocks) and max(part.rows.size for part in parts) == blocks.step
 
 
 def tiling_problem(parts: Sequence[TablePart], table: Table) -> str | None:
@@ -356,7 +360,6 @@ def types_on_all(machine: Machine) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4096)
-def whole_nodes(machine: Machine, devices: frozenset[int] | None) -> tuple[int, ...]:
-    """Nodes of which a table may live on every device."""
-    nodes = range(machine.num_nodes)
-    return tuple(node for node in nodes if devices is None or devices.issuperset(machine.devices_of_node(node)))
+def allowed_sets(machine: Machine, size: int, devices: frozenset[int] | None) -> tuple[range, ...]:
+    """The sets of so many devices that a table may live on every one of, if it may live on these; None for any."""
+    return tuple(own for own in _sets(machine, size) if devices is None or devices.issuperset(own))

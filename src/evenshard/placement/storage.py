@@ -13,6 +13,7 @@ All parts of a table are kept alike, as TorchRec's plans say it per table. Repli
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evenshard.utils.errors import BadConfig
@@ -72,3 +73,8 @@ class Storage:
 
 
 ON_DEVICE = Storage()
+
+
+def storages_of(kernel: str, load_factors: Sequence[float]) -> tuple[Storage, ...]:
+    """A kernel with each of these caches, or without one if it has none."""
+    return tuple(Storage(kernel, one) for one in load_factors) if kernel in CACHED_KERNELS else (Storage(kernel),)

@@ -23,8 +23,8 @@ from evenshard.placement.sharding import (
     SHARDING_TYPES,
     TABLE_WISE,
     Communication,
+    allowed_sets,
     types_on_all,
-    whole_nodes,
 )
 from evenshard.placement.storage import FUSED, HOST_KERNELS, KEY_VALUE
 from evenshard.tables.table import MEAN, Table
@@ -52,6 +52,11 @@ class TableLimits:
     devices: frozenset[int] | None = None
     min_columns: int = COLUMN_STEP
     kernels: frozenset[str] | None = None
+
+    @property
+    def least_fours(self) -> int:
+        """Fours of columns of the narrowest part of a table that is cut."""
+        return max(-(-self.min_columns // COLUMN_STEP), 1)
 
 
 NO_LIMITS, WHOLE = TableLimits(), TableLimits(frozenset({TABLE_WISE}))
@@ -164,6 +169,13 @@ class ShardingTask:
         """The ways that each table may be sharded; none where its rules contradict each other."""
         return tuple(self.limits_of(at).types - ruled_out(self, at).keys() for at in range(len(self.tables)))
 
+    @cached_property
+    def only_replicated(self) -> frozenset[int]:
+        """Tables, by position, that live on every device, as their rules leave them nothing but replicas."""
+        if self.num_devices == 1:
+            return frozenset()
+        return frozenset(at for at, types in enumerate(self.types) if types and types <= {*REPLICATED})
+
     def kernels_of(self, position: int) -> tuple[str, ...]:
         """Where a table's weights may be kept, and the machine has memory for it."""
         limits = self.limits_of(position).kernels
@@ -269,8 +281,8 @@ def _sum_memory(task: ShardingTask, parts: Sequence[TablePart], what: str) -> li
 
 def may_be_cut_by_columns(table: Table, limits: TableLimits) -> bool:
     """Whether there are two parts that are wide enough."""
-    narrowest = -(-limits.min_columns // COLUMN_STEP) * COLUMN_STEP
-    return table.embedding_dim % COLUMN_STEP == 0 and table.embedding_dim >= 2 * max(narrowest, COLUMN_STEP)
+    fours, rest = divmod(table.embedding_dim, COLUMN_STEP)
+    return not rest and fours >= 2 * limits.least_fours
 
 
 def ruled_out(task: ShardingTask, position: int) -> dict[str, str]:
@@ -304,9 +316,10 @@ def ruled_out(task: ShardingTask, position: int) -> dict[str, str]:
         rule_out(on_all, where)
         if len(limits.devices) < 2:
             rule_out(NEVER_WHOLE, where)
-        if not whole_nodes(machine, limits.devices):
+        nodes = allowed_sets(machine, machine.devices_per_node, limits.devices)
+        if not nodes:
             rule_out(NODE_ROWS, f"{where}, which are not all of a node")
-        if len(whole_nodes(machine, limits.devices)) < 2:
+        if len(nodes) < 2:
             rule_out(GRIDS, f"{where}, which are not all of two nodes")
     if machine.num_nodes == 1:
         rule_out(GRIDS, "there is one node")

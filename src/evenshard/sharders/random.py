@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from itertools import accumulate
 
 import numpy as np
 
 from evenshard.placement.items import Items
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, column_parts, even_widths, row_spans, whole_part
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, cut_rows, even_widths, lay_out, whole_part
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.refusal import no_room, require_room
@@ -91,6 +90,7 @@ def random_sharding(task: ShardingTask, types: Sequence[str], rng: np.random.Gen
 def possible_types(task: ShardingTask, position: int) -> tuple[str, ...]:
     """The sharding types that a table may have on the machine, each of them a type of its own there."""
     table, limits, machine = task.tables[position], task.limits_of(position), task.machine
+    # A search leaves out more: types whose parts another one has too, and rows that leave a device without any.
     return tuple(
         name
         for name, of in TYPES.items()
@@ -102,31 +102,24 @@ def possible_types(task: ShardingTask, position: int) -> tuple[str, ...]:
 
 
 def _parts(table: Table, way: str, machine: Machine, rng: np.random.Generator) -> list[TablePart]:
-    rows, columns = Span(0, table.num_rows), Span(0, table.embedding_dim)
     nodes = rng.permutation(machine.num_nodes).tolist()
-    of = TYPES[way]
+    of, columns = TYPES[way], [Span(0, table.embedding_dim)]
+    most = of.most_widths(machine)
     if of.is_replicated:
         return [whole_part(table, tuple(range(machine.num_devices)))]
     if of.cuts_rows:
         places = of.places(machine)
         order = nodes if len(places) == len(nodes) else rng.permutation(len(places)).tolist()
-        cut = _cut(table, len(places), rng) if of.cuts_columns else [columns]
-        return [part for span, at in zip(cut, order, strict=False) for part in _by_rows(table, span, places[at])]
+        cut = _cut(table, most, rng) if of.cuts_columns else columns
+        return [part for span, at in zip(cut, order, strict=False) for part in cut_rows(table, places[at], span)]
     sets = of.homes(machine)
     homes = sets[nodes[0] if len(sets) == len(nodes) else int(rng.integers(len(sets)))]
-    cut = _cut(table, len(homes), rng) if of.cuts_columns else [columns]
+    cut = _cut(table, most, rng) if of.cuts_columns else columns
     chosen = rng.permutation(homes)[: len(cut)].tolist()
-    return [TablePart(table.name, rows, span, (device,)) for span, device in zip(cut, chosen, strict=True)]
-
-
-def _by_rows(table: Table, columns: Span, devices: Sequence[int]) -> list[TablePart]:
-    """Blocks of rows as TorchRec cuts them; the last devices may have none."""
-    cut = zip(row_spans(table, len(devices)), devices, strict=False)
-    return [TablePart(table.name, rows, columns, (device,)) for rows, device in cut]
+    return [part for span, device in zip(cut, chosen, strict=True) for part in cut_rows(table, [device], span)]
 
 
 def _cut(table: Table, most: int, rng: np.random.Generator) -> list[Span]:
     """Its columns in 2 to ``most`` parts, as even as can be."""
     count = int(rng.integers(2, min(most, table.embedding_dim // COLUMN_STEP) + 1))
-    cuts = accumulate(even_widths(table.embedding_dim, count)[:-1])
-    return [part.columns for part in column_parts(table, cuts)]
+    return lay_out(even_widths(table.embedding_dim, count))

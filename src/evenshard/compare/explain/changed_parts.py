@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from evenshard.measure.price.step import PartCosts, predicted_phases
 from evenshard.measure.step_time import windows
+from evenshard.placement.items import device_mask, joined_groups
 from evenshard.placement.refusal import missing_text
 from evenshard.placement.sharding import (
     COLUMN_WISE,
@@ -97,8 +98,7 @@ class WhatIf:
         self._offset_WD = windows_WD - self._state.windows_WD
         self.now = ChangeOutcome(windows_WD, *self._state.used_3D[:2])
         self.room_D = np.array(self.task.room_bytes, dtype=np.int64)
-        self.together = [set(group) for group in self.task.together]
-        for group in self.together:
+        for group in self.task.together:
             self._require_together(sorted(group))
 
     @property
@@ -169,12 +169,8 @@ class WhatIf:
 
     def moves_with(self, position: int) -> tuple[int, ...]:
         """Tables that a rule keeps together with one, itself among them."""
-        found = {position}
-        while True:
-            more = found.union(*(group for group in self.together if group & found))
-            if more == found:
-                return tuple(sorted(found))
-            found = more
+        groups = joined_groups(len(self.task.tables), self.task.together)
+        return next(group for group in groups if position in group)
 
     def illegal(self, changes: Changes, outcome: ChangeOutcome) -> tuple[str, ...]:
         """Why the changes may not be, in clauses; what is broken now and stays so says nothing.
@@ -197,10 +193,7 @@ class WhatIf:
 
     def may_live(self, position: int) -> npt.NDArray[np.bool_]:
         """[D] where the rules let some of a table live; memory left aside."""
-        allowed = self.task.limits_of(position).devices
-        may_D = np.ones(self.task.num_devices, dtype=bool)
-        if allowed is not None:
-            may_D &= np.isin(np.arange(self.task.num_devices), list(allowed))
+        may_D = device_mask(self.task.num_devices, self.task.limits_of(position).devices).copy()
         for group in self.task.apart:
             if position in group:
                 may_D[[device for other in group if other != position for device in self.devices(other)]] = False

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from evenshard.compare.explain.changed_parts import WhatIf, more_missing
 from evenshard.placement.parts import TablePart, part_table
-from evenshard.placement.storage import CACHED_KERNELS, ON_DEVICE, Storage
+from evenshard.placement.storage import Storage, storages_of
 from evenshard.placement.task import memory_of_part, used_bytes, used_host_bytes, used_ssd_bytes
 from evenshard.tables.cache import miss_source, set_miss_ratio
 
@@ -56,7 +56,7 @@ def kept_options(what_if: WhatIf, position: int) -> tuple[KeptOption, ...]:
     task, table = what_if.task, what_if.task.tables[position]
     own = what_if.answer.parts_of_table[table.name]
     now, kernels = own[0].storage, task.kernels_of(position)
-    tried = [*((ON_DEVICE,) if now == ON_DEVICE or ON_DEVICE.kernel in kernels else ()), *_elsewhere(kernels)]
+    tried = [storage for kernel in kernels for storage in storages_of(kernel, LOAD_FACTORS_TRIED)]
     storages = list(dict.fromkeys((*tried, now)))
     if len(own[0].devices) > 1 or len(storages) == 1:
         return ()
@@ -68,14 +68,6 @@ def kept_options(what_if: WhatIf, position: int) -> tuple[KeptOption, ...]:
 def order_of(storage: Storage) -> tuple[bool, str, float]:
     """Device memory first; of caches, the largest."""
     return not storage.is_on_device, storage.kernel.removesuffix("_caching"), -storage.load_factor * storage.is_cached
-
-
-def _elsewhere(kernels: Sequence[str]) -> Iterator[Storage]:
-    for kernel in kernels:
-        if kernel in CACHED_KERNELS:
-            yield from (Storage(kernel, load_factor) for load_factor in LOAD_FACTORS_TRIED)
-        elif kernel != ON_DEVICE.kernel:
-            yield Storage(kernel)
 
 
 def _option(what_if: WhatIf, position: int, storage: Storage) -> KeptOption:

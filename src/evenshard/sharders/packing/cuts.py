@@ -8,13 +8,13 @@ Legend: D devices.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, cut_rows, lay_out, row_starts, whole_part
 from evenshard.tables.table import Table
 
 Devices = npt.NDArray[np.int64]
@@ -73,27 +73,17 @@ class Cut:
         return self.fills > 0
 
     @property
-    def even_rows(self) -> int:
-        """Rows of an even share, rounded up."""
-        return -(-self.blocks // self.fills)
-
-    @property
-    def even_holders(self) -> int:
-        """Devices with rows where each has an even share, as long as there are any."""
-        return -(-self.blocks // self.even_rows)
+    def even_rows(self) -> range:
+        """Where even shares of the rows begin, of as many devices as get any."""
+        return row_starts(self.blocks, self.fills)
 
     def parts(self, table: Table, blocks: Mapping[int, int]) -> list[TablePart]:
         """The table where each device holds so many blocks."""
-        rows, columns = Span(0, table.num_rows), Span(0, table.embedding_dim)
-        found, stop = [], 0
-        for device, count in blocks.items():
-            start, stop = stop, stop + count
-            if self.in_rows:
-                rows = Span(start, stop)
-            else:
-                columns = Span(COLUMN_STEP * start, COLUMN_STEP * stop)
-            found.append(TablePart(table.name, rows, columns, (device,)))
-        return found
+        held = [whole_part(table, (device,)) for device in blocks]
+        if self.in_rows:
+            return [replace(part, rows=rows) for part, rows in zip(held, lay_out(blocks.values()), strict=True)]
+        spans = lay_out(COLUMN_STEP * count for count in blocks.values())
+        return [replace(part, columns=columns) for part, columns in zip(held, spans, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -129,13 +119,8 @@ class Grid:
 
     def even_parts(self, table: Table, fours: Sequence[int]) -> list[TablePart]:
         """The table where each node holds so many fours of columns, cut by rows evenly over its devices."""
-        found, stop = [], 0
-        for node, count in zip(self.nodes, fours, strict=False):
-            start, stop = stop, stop + COLUMN_STEP * count
-            if count:
-                own = zip(self.even, node.tolist(), strict=False)
-                found += [TablePart(table.name, rows, Span(start, stop), (device,)) for (rows, _), device in own]
-        return found
+        cut = zip(self.nodes, lay_out(COLUMN_STEP * count for count in fours), strict=False)
+        return [part for node, columns in cut if columns.size for part in cut_rows(table, node.tolist(), columns)]
 
     def most_blocks(self, left_D: npt.NDArray[np.int64]) -> int:
         """The widest part that a node has room for, with so much left on its devices."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
-from evenshard.sharders.packing.cuts import Cut, Devices
+from evenshard.placement.parts import COLUMN_STEP, TablePart, lay_out
+from evenshard.sharders.packing.cuts import Cut, Devices, Grid
 from evenshard.sharders.packing.items import PackedItem, PackedItems
 
 RANDOM_ORDERS = 8
@@ -109,15 +109,19 @@ def _place(item: PackedItem, left_D: npt.NDArray[np.int64], way: PackingOrder) -
     for cut in cuts:
         for scope in _roomiest(cut, left_D):
             blocks = _in_rows(cut, left_D[scope]) if cut.in_rows else _by_columns(cut, left_D[scope], way.tightest)
-            if blocks is None:
-                continue
-            held = {int(scope[at]): int(blocks[at]) for at in np.flatnonzero(blocks)}
-            bytes_of = {device: cut.part_bytes + count * cut.block_bytes for device, count in held.items()}
-            return cut.parts(item.tables[0], held), bytes_of
+            if blocks is not None:
+                return _hold(item, cut, scope, blocks)
     if item.grid is not None and (found := _grid(item, left_D)) is not None:
         return found
     known = next((one for one in item.known if one.fit(left_D)), None)
     return None if known is None else (list(known.parts), {at: one.device for at, one in known.taken.items()})
+
+
+def _hold(item: PackedItem, cut: Cut, scope: Devices, blocks: npt.NDArray[np.int64]) -> _Placed:
+    """An item where each device of a scope holds so many blocks."""
+    held = {int(scope[at]): int(blocks[at]) for at in np.flatnonzero(blocks)}
+    bytes_of = {device: cut.part_bytes + count * cut.block_bytes for device, count in held.items()}
+    return cut.parts(item.tables[0], held), bytes_of
 
 
 def _roomiest(cut: Cut, left_D: npt.NDArray[np.int64]) -> Sequence[Devices]:
@@ -136,26 +140,34 @@ def most_blocks(cut: Cut, left_D: npt.NDArray[np.int64]) -> npt.NDArray[np.int64
 
 
 def _by_columns(cut: Cut, left_D: npt.NDArray[np.int64], tightest: bool) -> npt.NDArray[np.int64] | None:
-    """[D] blocks on the fewest devices; None if they have no room.
+    """[D] blocks on the fewest devices; None if they have no room."""
+    most_D = most_blocks(cut, left_D)
+    if (found := _in_fewest(cut, most_D, tightest)) is None:
+        return None
+    chosen, blocks = found
+    blocks_D = np.zeros_like(most_D)
+    blocks_D[chosen] = blocks
+    return blocks_D
+
+
+def _in_fewest(cut: Cut | Grid, most: npt.NDArray[np.int64], fill: bool) -> tuple[Devices, Devices] | None:
+    """The fewest places with room for all columns, two at least, and the blocks of each; None where there are none.
 
     Args:
         cut: the way to cut.
-        left_D: memory left.
-        tightest: parts fill their devices, the roomiest first; else they are as even as the room allows.
+        most: blocks that there is room for on each device or node.
+        fill: parts fill their places, the roomiest first; else they are as even as the room allows.
     """
-    most_D = most_blocks(cut, left_D)
-    roomy = (-most_D).argsort(kind="stable")
-    enough = most_D[roomy].cumsum() >= cut.blocks
+    roomy = (-most).argsort(kind="stable")
+    enough = most[roomy].cumsum() >= cut.blocks
     if not enough.any():
         return None
     count = max(int(enough.argmax()) + 1, 2)
     chosen = roomy[:count]
-    if len(chosen) < count or not most_D[chosen[-1]] or count * cut.least_blocks > cut.blocks:
-        return None
-    blocks_D = np.zeros_like(most_D)
     rest = cut.blocks - count * cut.least_blocks
-    blocks_D[chosen] = cut.least_blocks + _spread(rest, most_D[chosen] - cut.least_blocks, tightest)
-    return blocks_D
+    if len(chosen) < count or not most[chosen[-1]] or rest < 0:
+        return None
+    return chosen, cut.least_blocks + _spread(rest, most[chosen] - cut.least_blocks, fill)
 
 
 def _spread(count: int, most: npt.NDArray[np.int64], fill: bool) -> npt.NDArray[np.int64]:
@@ -177,11 +189,12 @@ def _in_rows(cut: Cut, left_D: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] |
     """
     most_D = most_blocks(cut, left_D)
     even_D = np.zeros_like(most_D)
-    in_turn = np.arange(len(most_D)) if cut.even_holders == cut.fills else (-most_D).argsort(kind="stable")
-    holders = in_turn[: cut.even_holders]
-    even_D[holders] = cut.even_rows
+    even = cut.even_rows
+    in_turn = np.arange(len(most_D)) if len(even) == cut.fills else (-most_D).argsort(kind="stable")
+    holders = in_turn[: len(even)]
+    even_D[holders] = even.step
     even_D[holders[-1]] -= int(even_D.sum()) - cut.blocks
-    if len(holders) == cut.even_holders and (even_D <= most_D).all():
+    if len(holders) == len(even) and (even_D <= most_D).all():
         return even_D
     if len(most_D) < cut.fills or cut.blocks < len(most_D) or not most_D.all():
         return None
@@ -200,31 +213,20 @@ def _in_proportion(count: int, most: npt.NDArray[np.int64]) -> npt.NDArray[np.in
 
 def _grid(item: PackedItem, left_D: npt.NDArray[np.int64]) -> _Placed | None:
     """Columns over nodes, in the fewest parts and as even as they can be; the rows of each over the node's devices."""
-    grid, table = item.grid, item.tables[0]
+    grid = item.grid
     assert grid is not None
     most = np.array([grid.most_blocks(left_D[node]) for node in grid.nodes])
-    roomy = (-most).argsort(kind="stable")
-    enough = most[roomy].cumsum() >= grid.blocks
-    if not enough.any():
+    if (found := _in_fewest(grid, most, fill=False)) is None:
         return None
-    chosen = roomy[: max(int(enough.argmax()) + 1, 2)]
-    if not most[chosen[-1]] or len(chosen) * grid.least_blocks > grid.blocks:
-        return None
-    blocks = grid.least_blocks + _spread(
-        grid.blocks - len(chosen) * grid.least_blocks, most[chosen] - grid.least_blocks, fill=False
-    )
     parts: list[TablePart] = []
     bytes_of: dict[int, int] = {}
-    stop = 0
-    for node, count in zip((grid.nodes[at] for at in chosen), blocks.tolist(), strict=True):
-        start, stop = stop, stop + count
-        rows_cut = grid.rows_cut(count, node)
+    chosen, blocks = found
+    for at, columns in zip(chosen, lay_out((COLUMN_STEP * blocks).tolist()), strict=True):
+        node = grid.nodes[at]
+        rows_cut = grid.rows_cut(columns.size // COLUMN_STEP, node)
         if (rows := _in_rows(rows_cut, left_D[node])) is None:
             return None
-        held = {int(node[at]): int(rows[at]) for at in np.flatnonzero(rows)}
-        columns = Span(COLUMN_STEP * start, COLUMN_STEP * stop)
-        parts += [replace(part, columns=columns) for part in rows_cut.parts(table, held)]
-        bytes_of.update(
-            {device: rows_cut.part_bytes + number * rows_cut.block_bytes for device, number in held.items()}
-        )
+        of_node, node_bytes = _hold(item, rows_cut, node, rows)
+        parts += [replace(part, columns=columns) for part in of_node]
+        bytes_of.update(node_bytes)
     return parts, bytes_of

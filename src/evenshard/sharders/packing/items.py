@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,7 @@ import numpy.typing as npt
 from evenshard.placement.items import allowed_together, apart_groups, device_mask, joined_groups
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import CACHE_SLOT_BYTES
-from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, row_spans, whole_part
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, cut_rows, row_spans, whole_part
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     COLUMNS_ALONE,
@@ -28,16 +27,20 @@ from evenshard.placement.sharding import (
     REPLICATED,
     ROWS_ALONE,
     TYPES,
+    allowed_sets,
     freest_by_columns,
 )
-from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, ON_DEVICE, Storage
-from evenshard.placement.task import (
-    ShardingTask,
-    TableLimits,
-    common_kernels,
-    may_be_cut_by_columns,
-    memory_of_part,
+from evenshard.placement.storage import (
+    FUSED,
+    FUSED_UVM,
+    FUSED_UVM_CACHING,
+    HOST,
+    KEY_VALUE,
+    ON_DEVICE,
+    Storage,
+    storages_of,
 )
+from evenshard.placement.task import ShardingTask, common_kernels, may_be_cut_by_columns, memory_of_part
 from evenshard.sharders.packing.cuts import Cut, Devices, Grid, KnownParts, Line, Taken
 from evenshard.tables.table import Table
 
@@ -46,6 +49,8 @@ KnownItems = dict[tuple[int, Storage], "PackedItem"]
 NOTHING = Taken(0)
 # Load factor of a cache where memory is all that counts.
 LEAST_CACHE = 0.01
+# Kernels that keep tables outside of device memory, those that take the least of it first; a processor is the last.
+OUTSIDE = (FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE, HOST)
 
 
 @dataclass(frozen=True)
@@ -153,12 +158,10 @@ class PackedItems:
 
 def least_outside(task: ShardingTask, positions: Sequence[int]) -> tuple[Storage, ...]:
     """Wherever tables on one device may be kept outside of its memory, each with the least of it."""
-    if task.num_devices > 1 and any(task.types[at] <= {*REPLICATED} for at in positions):  # replicas never leave it
+    if not task.only_replicated.isdisjoint(positions):  # replicas never leave it
         return ()
     kernels = common_kernels(task, positions)
-    found = [Storage(FUSED_UVM)] if FUSED_UVM in kernels else []
-    found += [Storage(one, LEAST_CACHE) for one in (FUSED_UVM_CACHING, KEY_VALUE) if one in kernels]
-    return (*found, Storage(HOST)) if HOST in kernels else tuple(found)
+    return tuple(storage for one in OUTSIDE if one in kernels for storage in storages_of(one, (LEAST_CACHE,)))
 
 
 def _items(
@@ -167,14 +170,11 @@ def _items(
     known: KnownItems | None = None,
 ) -> PackedItems:
     known = {} if known is None else known
-    only_replicated = {at for at, types in enumerate(task.types) if types and types <= {*REPLICATED}}
-    if task.num_devices == 1:
-        only_replicated = set()
-    replicas = tuple(task.tables[position] for position in sorted(only_replicated))
+    replicas = tuple(task.tables[position] for position in sorted(task.only_replicated))
     taken = sum(_replica(task, table).device for table in replicas)
     found: list[list[PackedItem]] = []
     for positions in joined_groups(len(task.tables), task.together):
-        if positions[0] in only_replicated:
+        if positions[0] in task.only_replicated:
             continue
         found.append([])
         for storage in storages(positions):
@@ -193,7 +193,7 @@ def _items(
 
 def _item(task: ShardingTask, positions: Sequence[int], storage: Storage) -> PackedItem:
     tables = tuple(task.tables[position] for position in positions)
-    wholes = [_memory_taken(task, table, storage=storage) for table in tables]
+    wholes = [_memory_taken(task, table, whole_part(table, storage=storage)) for table in tables]
     allowed_D = allowed_together(task, positions)
     whole = PackedItem(
         tuple(positions),
@@ -210,7 +210,7 @@ def _item(task: ShardingTask, positions: Sequence[int], storage: Storage) -> Pac
         return whole
     types = task.types[positions[0]]
     cuts = _cuts(task, positions[0], storage)
-    grid = next((_grid(task, positions[0], one, storage) for one in types & {*GRIDS}), None)
+    grid = next((_grid(task, positions[0], TYPES[one].span(task.machine), storage) for one in types & {*GRIDS}), None)
     known = tuple(_known_parts(task, positions[0], storage))
     in_rows = grid is not None or any(cut.in_rows for cut in cuts)
     least = whole.size_bytes - (_rounded_bytes(task, tables[0], task.num_devices) if in_rows else 0)
@@ -227,25 +227,25 @@ def _item(task: ShardingTask, positions: Sequence[int], storage: Storage) -> Pac
 def _cuts(task: ShardingTask, position: int, storage: Storage) -> tuple[Cut, ...]:
     table, limits, types = task.tables[position], task.limits_of(position), task.types[position]
     machine, found = task.machine, []
+    # Blocks and where they may live say more than a search's even widths: any sizes of parts that fit will do.
     if (by_columns := types & {*COLUMNS_ALONE}) and may_be_cut_by_columns(table, limits):
-        line, least = _columns(task, table, storage), _least_fours(limits)
-        homes = TYPES[freest_by_columns(by_columns, machine, COLUMN_WISE)].homes(machine)
+        homes = TYPES[freest_by_columns(by_columns, machine, COLUMN_WISE)].home_span(machine)
         scopes = _allowed_of(machine, homes, limits.devices)
-        found.append(Cut(0, table.embedding_dim // COLUMN_STEP, line, least, scopes))
-    for places in _row_cuts(task, position):
-        scopes = _allowed_of(machine, places, limits.devices)
-        found.append(Cut(len(places[0]), table.num_rows, _rows(task, table, storage), 1, scopes))
+        blocks = table.embedding_dim // COLUMN_STEP
+        found.append(Cut(0, blocks, _columns(task, table, storage), limits.least_fours, scopes))
+    for span in _row_cuts(task, position):
+        scopes = _allowed_of(machine, span, limits.devices)
+        found.append(Cut(span, table.num_rows, _rows(task, table, storage), 1, scopes))
     return tuple(found)
 
 
-def _row_cuts(task: ShardingTask, position: int) -> list[tuple[range, ...]]:
-    """The sets of devices that each type which cuts rows alone may use, the smallest sets first."""
-    own = (TYPES[one].places(task.machine) for one in ROWS_ALONE if one in task.types[position])
-    return sorted(own, key=lambda places: len(places[0]))
+def _row_cuts(task: ShardingTask, position: int) -> list[int]:
+    """How many devices each type that cuts rows alone cuts them over, the fewest first."""
+    return sorted(TYPES[one].span(task.machine) for one in ROWS_ALONE if one in task.types[position])
 
 
-def _grid(task: ShardingTask, position: int, name: str, storage: Storage) -> Grid:
-    table, limits, nodes = task.tables[position], task.limits_of(position), TYPES[name].places(task.machine)
+def _grid(task: ShardingTask, position: int, span: int, storage: Storage) -> Grid:
+    table, limits = task.tables[position], task.limits_of(position)
     narrow, wide = (
         _rows(task, replace(table, embedding_dim=columns), storage) for columns in (COLUMN_STEP, 2 * COLUMN_STEP)
     )
@@ -260,15 +260,15 @@ def _grid(task: ShardingTask, position: int, name: str, storage: Storage) -> Gri
 
     outputs_bytes, block_bytes = wide.part.device - narrow.part.device, wide.block.device - narrow.block.device
     return Grid(
-        tuple(np.array(node) for node in nodes if limits.devices is None or limits.devices.issuperset(node)),
+        tuple(map(np.array, allowed_sets(task.machine, span, limits.devices))),
         table.embedding_dim // COLUMN_STEP,
-        _least_fours(limits),
+        limits.least_fours,
         table.num_rows,
         block_bytes,
         max(narrow.block.device - block_bytes, 0),
         narrow.part.device - outputs_bytes,
         outputs_bytes,
-        tuple((rows, lines(rows)) for rows in row_spans(table, len(nodes[0]))),
+        tuple((rows, lines(rows)) for rows in row_spans(table, span)),
     )
 
 
@@ -280,27 +280,22 @@ def _known_parts(task: ShardingTask, position: int, storage: Storage) -> Iterato
         yield KnownParts((whole_part(table, everywhere),), dict.fromkeys(everywhere, _replica(task, table)))
     if _is_line(task, table):
         return
-    for devices in chain.from_iterable(reversed(_row_cuts(task, position))):
-        if allowed is not None and not allowed.issuperset(devices):
-            continue
-        cut = zip(row_spans(table, len(devices)), devices, strict=False)
-        parts = tuple(_part(table, rows=rows, devices=(device,)) for rows, device in cut)
-        yield KnownParts(parts, {part.device: _memory_taken(task, table, part.rows, None, storage) for part in parts})
+    for span in reversed(_row_cuts(task, position)):
+        for devices in allowed_sets(task.machine, span, allowed):
+            parts = cut_rows(table, devices, storage=storage)
+            yield KnownParts(tuple(parts), {part.device: _memory_taken(task, table, part) for part in parts})
 
 
 def _replica(task: ShardingTask, table: Table) -> Taken:
-    return _memory_taken(task, table, devices=tuple(range(task.num_devices)))
-
-
-def _least_fours(limits: TableLimits) -> int:
-    """Fours of columns of the narrowest part."""
-    return max(-(-limits.min_columns // COLUMN_STEP), 1)
+    return _memory_taken(task, table, whole_part(table, tuple(range(task.num_devices))))
 
 
 def _columns(task: ShardingTask, table: Table, storage: Storage, rows: Span | None = None) -> Line:
     """Four columns more take as much again, whatever the storage: memory is linear in columns."""
+    whole = whole_part(table, storage=storage)
     narrow, wide = (
-        _memory_taken(task, table, rows, Span(0, columns), storage) for columns in (COLUMN_STEP, 2 * COLUMN_STEP)
+        _memory_taken(task, table, replace(whole, rows=rows or whole.rows, columns=Span(0, columns)))
+        for columns in (COLUMN_STEP, 2 * COLUMN_STEP)
     )
     block = wide.less(narrow)
     return Line(narrow.less(block), block)
@@ -311,16 +306,16 @@ def _rows(task: ShardingTask, table: Table, storage: Storage) -> Line:
 
     Where they are counted, each part has the inputs of all of them; what even parts take is known.
     """
+    whole = whole_part(table, storage=storage)
     if _has_even_lookups(task, table):
         few, many = 1, max(table.num_rows - 1, 1)  # a part with every row is sent as one
-        first = _memory_taken(task, table, Span(0, few), None, storage)
-        last = _memory_taken(task, table, Span(0, many), None, storage)
+        first, last = (_memory_taken(task, table, replace(whole, rows=Span(0, rows))) for rows in (few, many))
         block = Taken(*(-(-more // max(many - few, 1)) for more in last.less(first)))
         rounded = _rounded_bytes(task, table, 1) if task.pipeline else 0
         if storage.is_cached:  # a cache holds whole rows
             rounded += -(-table.embedding_dim * table.weight_bits // 8) + CACHE_SLOT_BYTES
         return Line(Taken(*first.less(block))._replace(device=first.device - block.device + rounded), block)
-    memory = memory_of_part(task, table, _part(table, storage=storage))
+    memory = memory_of_part(task, table, whole)
     of_rows = memory.weights + memory.optimizer_state + memory.cache_state
     sent = 0 if table.is_sequence else memory.sent
     block = Taken(*(-(-one // table.num_rows) for one in (of_rows, memory.host_bytes, memory.ssd_weights)))
@@ -342,33 +337,14 @@ def _rounded_bytes(task: ShardingTask, table: Table, parts: int) -> int:
     return of_rows + parts * (2 + 2 * table.embedding_dim) if task.pipeline else of_rows
 
 
-def _memory_taken(
-    task: ShardingTask,
-    table: Table,
-    rows: Span | None = None,
-    columns: Span | None = None,
-    storage: Storage = ON_DEVICE,
-    devices: tuple[int, ...] = (),
-) -> Taken:
+def _memory_taken(task: ShardingTask, table: Table, part: TablePart) -> Taken:
     """What a part takes of each of its devices and hosts."""
-    memory = memory_of_part(task, table, _part(table, rows, columns, storage, devices))
+    memory = memory_of_part(task, table, part)
     return Taken(memory.device_bytes, memory.host_bytes, memory.ssd_weights)
 
 
-def _part(
-    table: Table,
-    rows: Span | None = None,
-    columns: Span | None = None,
-    storage: Storage = ON_DEVICE,
-    devices: tuple[int, ...] = (),
-) -> TablePart:
-    every_row, every_column = Span(0, table.num_rows), Span(0, table.embedding_dim)
-    return TablePart(table.name, rows or every_row, columns or every_column, devices, storage)
-
-
 @lru_cache(maxsize=4096)
-def _allowed_of(machine: Machine, places: tuple[range, ...], devices: frozenset[int] | None) -> tuple[Devices, ...]:
-    """The sets of devices, cut down to those that a table may live on; sets with none are left out."""
-    anywhere_D = device_mask(machine.num_devices, devices)
-    allowed = (np.array(place)[anywhere_D[place.start : place.stop]] for place in places)
-    return tuple(place for place in allowed if len(place))
+def _allowed_of(machine: Machine, size: int, devices: frozenset[int] | None) -> tuple[Devices, ...]:
+    """The sets of so many devices, cut down to those that a table may live on; sets with none are left out."""
+    by_set = device_mask(machine.num_devices, devices).reshape(-1, size)
+    return tuple(number * size + np.flatnonzero(own) for number, own in enumerate(by_set) if own.any())

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, islice
 
 from evenshard.placement.items import joined_groups
-from evenshard.placement.parts import TablePart, whole_tables
+from evenshard.placement.parts import TablePart, whole_part
 from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.refusal import MORE_ROOM, require_types
-from evenshard.placement.storage import FUSED, ON_DEVICE, Storage
+from evenshard.placement.storage import FUSED, Storage
 from evenshard.placement.task import ShardingTask, part_bytes
 from evenshard.sharders.packing.fill import more_ways, pack_in_order, quick_ways
 from evenshard.sharders.packing.items import KnownItems, PackedItems, least_outside
@@ -130,16 +129,15 @@ def _offloaded_parts(task: ShardingTask, seed: int, known: KnownItems) -> tuple[
 def _fewest(task: ShardingTask, outside: Mapping[int, Storage], forced: Sequence[int], chosen: Sequence[int]) -> int:
     """Tables of those chosen that leave device memory at least, for all bytes together to fit."""
 
-    def size(at: int, storage: Storage) -> int:
-        (whole,) = whole_tables([task.tables[at]])
-        return part_bytes(task, task.tables[at], replace(whole, storage=storage))
+    def size(at: int) -> int:
+        return part_bytes(task, task.tables[at], whole_part(task.tables[at], storage=outside[at]))
 
     kept = set(forced)
-    taken = sum(size(at, outside[at] if at in kept else ON_DEVICE) for at in range(len(task.tables)))
+    taken = sum(size(at) if at in kept else task.table_bytes[at] for at in range(len(task.tables)))
     for count, at in enumerate(chosen):
         if taken <= sum(task.room_bytes):
             return count
-        taken += size(at, outside[at]) - size(at, ON_DEVICE)
+        taken += size(at) - task.table_bytes[at]
     return len(chosen)
 
 
@@ -175,11 +173,10 @@ def _is_rounded(task: ShardingTask, items: PackedItems) -> bool:
 
 
 def _needs_of_all(task: ShardingTask) -> str:
-    need = sum(part_bytes(task, *one) for one in zip(task.tables, whole_tables(task.tables), strict=True))
     machine = task.machine
     rooms = {"devices": sum(task.room_bytes), "hosts": sum(machine.host_bytes), "SSDs": sum(machine.ssd_bytes)}
     have = ", ".join(f"the {what} {gb_text(room)}" for what, room in rooms.items() if room)
-    return f"the tables need {gb_text(need)}, {have or 'there is no memory for them'}"
+    return f"the tables need {gb_text(sum(task.table_bytes))}, {have or 'there is no memory for them'}"
 
 
 def _none(task: ShardingTask, items: PackedItems, why: str) -> InfeasibleTask:

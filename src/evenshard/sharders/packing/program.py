@@ -79,6 +79,14 @@ class _Model:
     def count(self, most: int) -> Any:
         return self.model.new_int_var(0, most, "")
 
+    def blocks(self, cut: Cut | Grid, way: Any) -> tuple[Any, Any]:
+        """How many blocks a place holds, and 1 where it holds any: none unless the way is taken."""
+        count, held = self.count(cut.blocks), self.bool()
+        self.model.add(count <= cut.blocks * held)
+        self.model.add(count >= cut.least_blocks * held)
+        self.model.add_implication(held, way)
+        return count, held
+
     def take(self, device: int, variable: Any, taken: Taken) -> None:
         """Takes memory of a device and of its host: this much, times the value of a variable."""
         node = self.machine.node_of(device)
@@ -154,7 +162,8 @@ def _solve(items: PackedItems, seed: int, time_limit_s: float, grids: str) -> So
         return Solved(impossible=True)
     if status == cp_model.UNKNOWN or any(one.is_grid is not None and solver.value(one.is_grid) for one in choices):
         return Solved()
-    return Solved([*items.replica_parts(), *(part for one in choices for part in _parts(solver, one))])
+    parts = (part for one in choices for part in one.item.with_storage(_parts(solver, one)))
+    return Solved([*items.replica_parts(), *parts])
 
 
 def _choice(program: _Model, item: PackedItem, may_go: list[int], grids: str, ways: list[Any]) -> _Choice:
@@ -190,10 +199,7 @@ def _even_grid(program: _Model, item: PackedItem, grid: Grid, way: Any) -> tuple
     """Fours of columns on each node, on two at least, where rows are cut evenly over the devices of a node."""
     counts, holds = [], []
     for node in grid.nodes:
-        count, held = program.count(grid.blocks), program.bool()
-        program.model.add(count <= grid.blocks * held)
-        program.model.add(count >= grid.least_blocks * held)
-        program.model.add_implication(held, way)
+        count, held = program.blocks(grid, way)
         for (_, line), device in zip(grid.even, node.tolist(), strict=False):
             program.take(device, held, line.part)
             program.take(device, count, line.block)
@@ -215,10 +221,7 @@ def _blocks(program: _Model, item: PackedItem, cut: Cut, way: Any) -> dict[int, 
         model.add(sum(scopes) == way)
     for chosen, scope in zip(scopes, cut.scopes, strict=True):
         for device in scope.tolist():
-            held[device], holds[device] = program.count(cut.blocks), program.bool()
-            model.add(held[device] <= cut.blocks * holds[device])
-            model.add(held[device] >= cut.least_blocks * holds[device])
-            model.add_implication(holds[device], chosen)
+            held[device], holds[device] = program.blocks(cut, chosen)
             program.take(device, held[device], cut.line.block)
             program.take(device, holds[device], cut.line.part)
             program.hold(item, device, holds[device])
@@ -232,13 +235,13 @@ def _blocks(program: _Model, item: PackedItem, cut: Cut, way: Any) -> dict[int, 
 
 def _add_filled(model: Any, cut: Cut, own: list[tuple[Any, Any]], chosen: Any) -> None:
     """Rows are on every device; or as many to each as an even share is, which may leave the last ones without."""
-    on_all = model.new_bool_var("")
+    on_all, even = model.new_bool_var(""), cut.even_rows
     if len(own) < cut.fills:
         model.add(on_all == 0)
     for count, holds in own:
         model.add(holds == 1).only_enforce_if(chosen, on_all)
-        model.add(count <= cut.even_rows).only_enforce_if(chosen, ~on_all)
-    model.add(sum(holds for _, holds in own) == cut.even_holders).only_enforce_if(chosen, ~on_all)
+        model.add(count <= even.step).only_enforce_if(chosen, ~on_all)
+    model.add(sum(holds for _, holds in own) == len(even)).only_enforce_if(chosen, ~on_all)
 
 
 def _device_kinds(items: PackedItems, grids: str) -> list[int]:
@@ -279,23 +282,16 @@ def _sum(terms: list[tuple[Any, int]]) -> Any:
     return cp_model.LinearExpr.weighted_sum([variable for variable, _ in terms], [weight for _, weight in terms])
 
 
-def _parts(solver: Any, choice: _Choice) -> list[TablePart]:
+def _parts(solver: Any, choice: _Choice) -> Sequence[TablePart]:
     """Where the solver puts an item; nothing where it is kept elsewhere."""
     item = choice.item
     for device, variable in choice.whole.items():
         if solver.boolean_value(variable):
-            return item.with_storage(item.whole(device))
+            return item.whole(device)
     for variable, known in zip(choice.known, item.known, strict=True):
         if solver.boolean_value(variable):
-            return item.with_storage(known.parts)
+            return known.parts
     for cut, held in zip(item.cuts, choice.blocks, strict=True):
-        counts = {device: solver.value(count) for device, count in held.items()}
-        if any(counts.values()):
-            return item.with_storage(
-                cut.parts(item.tables[0], {device: count for device, count in counts.items() if count})
-            )
-    return (
-        item.with_storage(item.grid.even_parts(item.tables[0], list(map(solver.value, choice.grid))))
-        if item.grid
-        else []
-    )
+        if counts := {device: count for device, variable in held.items() if (count := solver.value(variable))}:
+            return cut.parts(item.tables[0], counts)
+    return item.grid.even_parts(item.tables[0], list(map(solver.value, choice.grid))) if item.grid else []

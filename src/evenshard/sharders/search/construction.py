@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from evenshard.measure.price.device_price import alone_ms
 from evenshard.measure.price.step import dense_ms
-from evenshard.placement.items import apart_groups
 from evenshard.placement.sharding import REPLICATED
 from evenshard.sharders.search.sharding_option import Piece, ShardingOption
 from evenshard.sharders.search.space import FULL_SHARE, SearchSpace
@@ -114,7 +113,6 @@ class Construction:
         task = space.task
         allowed = (group.allowed_D for group in space.groups)
         self._allowed_G = np.array([task.num_devices if one is None else int(one.sum()) for one in allowed])
-        self._rules_of = [apart_groups(task, group.tables) for group in space.groups]
 
     @cached_property
     def fits_GW(self) -> npt.NDArray[np.bool_]:
@@ -238,10 +236,6 @@ class Construction:
         """Groups and options."""
         return self._space
 
-    def rules_of(self, group: int) -> tuple[int, ...]:
-        """Groups of tables that stay apart, of which the group has one."""
-        return self._rules_of[group]
-
 
 class Places:
     """The devices while pieces are placed on them: their work, and their memory.
@@ -278,7 +272,7 @@ class Places:
         if not option.storage.is_on_device:
             for piece, device in zip(option.pieces, devices, strict=True):
                 self._take_host(range(device, device + 1), piece)
-        for rule in self._construction.rules_of(group):
+        for rule in self._construction.space.groups[group].apart:
             self.apart.setdefault(rule, set()).update(devices)
         return Choice(number, tuple(devices))
 
@@ -334,10 +328,10 @@ class Places:
         fits_D = free_D >= option.largest_bytes
         if not option.storage.is_on_device:
             fits_D &= self._host_has(option)
-        allowed_D = self._construction.space.groups[group].allowed_D
-        if allowed_D is not None:
-            fits_D &= allowed_D
-        for rule in self._construction.rules_of(group):
+        own = self._construction.space.groups[group]
+        if own.allowed_D is not None:
+            fits_D &= own.allowed_D
+        for rule in own.apart:
             fits_D[list(self.apart.get(rule, ()))] = False
         if option.home_span < len(fits_D):
             fits_D = _one_home(fits_D, load_D, len(option.pieces), option.home_span)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from evenshard.measure.collectives import part_volume
 from evenshard.measure.kernel_calls import Lookup, part_lookups
 from evenshard.measure.price.device_price import SharedSteps, TangentLine
-from evenshard.placement.parts import COLUMN_STEP, Span, TablePart
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, busiest_rows
 from evenshard.placement.sharding import TABLE_WISE, TYPES
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
@@ -87,15 +87,15 @@ class CutBounds:
         for (position, name), by_parts in options_of.items():
             table, type_, counts = task.tables[position], TYPES[name], sorted(by_parts)
             blocks = table.embedding_dim // COLUMN_STEP
-            most = min(type_.home_span(task.machine) // type_.span(task.machine), blocks)
+            most = min(type_.most_widths(task.machine), blocks)
             # The option of the fewest parts stands for cuts into fewer, too; parts live on devices of their own.
             ranges = zip([2, *counts[1:]], [*(one - 1 for one in counts[1:]), most], strict=True)
             yield _Cut(
                 position,
                 tuple(at for count in counts for at in by_parts[count]),
                 tuple(own for count, own in zip(counts, ranges, strict=True) for _ in by_parts[count]),
-                self._space.busiest_rows(table, type_.span(task.machine)) if type_.cuts_rows else None,
-                -(-task.limits_of(position).min_columns // COLUMN_STEP),
+                busiest_rows(table, type_.span(task.machine)) if type_.cuts_rows else None,
+                task.limits_of(position).least_fours,
                 blocks,
             )
 
@@ -105,7 +105,7 @@ class CutBounds:
         lookups, width_of_P, width_E, volume_EV = list[Lookup](), list[int](), list[tuple[int, int]](), []
         for number, cut in enumerate(self._cuts):
             table = task.tables[cut.position]
-            for blocks in range(max(cut.least_blocks, 1), cut.blocks + 1):
+            for blocks in range(cut.least_blocks, cut.blocks + 1):
                 columns = blocks * COLUMN_STEP
                 part = TablePart(table.name, cut.rows or Span(0, table.num_rows), Span(0, columns), (0,))
                 own = part_lookups(part, table, task)

@@ -52,7 +52,7 @@ def least_moves(space: SearchSpace, construction: Construction, moves: Moves) ->
             columns.append(number)
             values.append(value)
         if space.groups[group].options[choice.option].span == 1:
-            for rule in construction.rules_of(group):
+            for rule in space.groups[group].apart:
                 for place in choice.places:
                     rows.append(rooms.count + apart.setdefault((rule, place), len(apart)))
                     columns.append(number)

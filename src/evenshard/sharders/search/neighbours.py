@@ -164,7 +164,7 @@ class Neighbours:
             if self.pieces.is_bound(state, other):
                 may_GO[:, at] &= self.pieces.may_go(state, other, slow)
         apart_G, apart_O = (
-            np.array([bool(self.pieces.construction.rules_of(one)) for one in held.groups], dtype=bool)
+            np.array([bool(self.pieces.space.groups[one].apart) for one in held.groups], dtype=bool)
             for held in (own, theirs)
         )
         for number, at in np.argwhere(apart_G[:, None] | apart_O[None]):  # one may make room for the other

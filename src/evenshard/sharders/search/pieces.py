@@ -79,9 +79,9 @@ class Pieces:
         places, home_span = state.choices[group].places, state.option(group).home_span
         if device in places or (len(places) > 1 and device // home_span != places[0] // home_span):
             return False
-        rules = set(self.construction.rules_of(group))
+        rules = set(self.space.groups[group].apart)
         return not rules or not any(
-            rules & set(self.construction.rules_of(other))
+            rules & set(self.space.groups[other].apart)
             for other in state.on_device[device]
             if other not in (group, leaves)
         )
@@ -89,7 +89,7 @@ class Pieces:
     def is_bound(self, state: State, group: int) -> bool:
         """Whether there may be devices that rules do not let a piece of a group go to."""
         limited = self.space.groups[group].allowed_D is not None or len(state.choices[group].places) > 1
-        return limited or bool(self.construction.rules_of(group))
+        return limited or bool(self.space.groups[group].apart)
 
     def place_may(self, group: int, place: int, span: int) -> bool:
         """Whether rules let rows of a group live on all of so many devices."""
@@ -103,9 +103,9 @@ class Pieces:
 
     def keeps_apart(self, state: State, group: int, choice: Choice) -> bool:
         """Whether a group may have a choice beside what has to stay apart from it."""
-        rules = set(self.construction.rules_of(group))
+        rules = set(self.space.groups[group].apart)
         return not rules or not any(
-            rules & set(self.construction.rules_of(other))
+            rules & set(self.space.groups[other].apart)
             for device in state.devices_of(self.space.groups[group].options[choice.option], choice)
             for other in state.on_device[device]
             if other != group
@@ -127,7 +127,7 @@ class Pieces:
         for where, piece in self.of_group(state, group):
             free_3D[:, where] += np.array([[piece.size_bytes], [piece.host_bytes], [piece.ssd_bytes]])
         free_D = self.room_D + free_3D[0]
-        options, rules = self.space.groups[group].options, set(self.construction.rules_of(group))
+        options, rules = self.space.groups[group].options, set(self.space.groups[group].apart)
         devices = np.argsort(order_D, kind="stable")
         allowed_D = self.space.groups[group].allowed_D
         of_span: dict[int, _SpreadPlaces] = {}
@@ -165,9 +165,9 @@ class Pieces:
         places.load_D, places.free_D = order_D.copy(), free_D.copy()
         if used_2D.any():
             places.take_hosts(*used_2D)
-        for other, choice in enumerate(state.choices if self.construction.rules_of(group) else ()):
+        for other, choice in enumerate(state.choices if self.space.groups[group].apart else ()):
             if other != group and state.option(other).span == 1:
-                for rule in self.construction.rules_of(other):
+                for rule in self.space.groups[other].apart:
                     places.apart.setdefault(rule, set()).update(choice.places)
         return places.take(group, number, 0.0)
 

@@ -110,8 +110,10 @@ class TableGroup:
         tables: positions in the task.
         options: how it may be sharded, whole first where it is allowed.
         allowed_D: devices that it may live on; None for all.
+        apart: numbers of the groups of tables that stay apart of which it has one.
     """
 
     tables: tuple[int, ...]
     options: tuple[ShardingOption, ...]
     allowed_D: npt.NDArray[np.bool_] | None
+    apart: tuple[int, ...]

@@ -19,17 +19,16 @@ from evenshard.measure.collectives import VOLUMES, latencies_ms, part_volume
 from evenshard.measure.kernel_calls import KernelCall, Lookup, kernel_call, part_lookups, replica_lookups
 from evenshard.measure.price.loads import LookupColumns
 from evenshard.measure.price.step import PartCosts
-from evenshard.placement.items import allowed_together, joined_groups
+from evenshard.placement.items import allowed_together, apart_groups, joined_groups
 from evenshard.placement.parts import (
     COLUMN_STEP,
     Span,
     TablePart,
+    busiest_rows,
     even_widths,
     lookup_share,
-    row_spans,
     row_starts,
     whole_part,
-    whole_tables,
 )
 from evenshard.placement.sharding import (
     COLUMN_WISE,
@@ -43,7 +42,7 @@ from evenshard.placement.sharding import (
     freest_by_columns,
     types_on_all,
 )
-from evenshard.placement.storage import CACHED_KERNELS, FUSED, ON_DEVICE, Storage
+from evenshard.placement.storage import FUSED, ON_DEVICE, Storage, storages_of
 from evenshard.placement.task import ShardingTask, common_kernels, memory_of_part
 from evenshard.sharders.search.arrays import FlatOptions, PieceArrays
 from evenshard.sharders.search.sharding_option import Piece, ShardingOption, TableGroup
@@ -134,7 +133,7 @@ class SearchSpace:
         """More options for a group, which ``option_of`` made."""
         old = self.groups[group]
         groups = list(self.groups)
-        groups[group] = TableGroup(old.tables, (*old.options, *options), old.allowed_D)
+        groups[group] = replace(old, options=(*old.options, *options))
         self.groups = tuple(groups)
         self.lookups.update()
 
@@ -144,7 +143,8 @@ class SearchSpace:
         groups = joined_groups(len(task.tables), task.together)
         # Single tables come first, then the groups in the order of the rules.
         for members in sorted(groups, key=lambda group: max(number_of.get(position, -1) for position in group)):
-            yield TableGroup(members, self._options(members), allowed_together(task, members))
+            options, apart = self._options(members), apart_groups(task, members)
+            yield TableGroup(members, options, allowed_together(task, members), apart)
 
     def _options(self, members: Sequence[int]) -> tuple[ShardingOption, ...]:
         if len(members) > 1:
@@ -165,7 +165,7 @@ class SearchSpace:
 
     def _together(self, members: Sequence[int], storage: Storage) -> ShardingOption:
         """Tables on one device, whole."""
-        wholes = [(at, replace(whole_part(self.task.tables[at], (0,)), storage=storage)) for at in members]
+        wholes = [(at, whole_part(self.task.tables[at], (0,), storage)) for at in members]
         return self._option_in(TABLE_WISE, (self._piece(wholes, TABLE_WISE),), storage)
 
     def _storages(self, members: Sequence[int]) -> list[Storage]:
@@ -175,11 +175,14 @@ class SearchSpace:
         elsewhere = [one for one in kernels if one != FUSED and ((self.offloads and is_large) or FUSED not in kernels)]
         return [
             *([ON_DEVICE] if FUSED in kernels else []),
-            *(one for kernel in elsewhere for one in _storages_to_try(kernel)),
+            *(one for kernel in elsewhere for one in storages_of(kernel, CACHE_LOAD_FACTORS)),
         ]
 
     def _shapes(self, position: int, on_device: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Types of a table with the widths of its parts; outside of device memory no replicas, and fewer cuts."""
+        """Types of a table with the widths of its parts; outside of device memory no replicas, and fewer cuts.
+
+        There, and in large tasks, columns are cut into powers of two alone.
+        """
         limits, machine = self.task.limits_of(position), self.task.machine
         allowed = machine.num_devices if limits.devices is None else len(limits.devices)
         whole_columns = self.task.tables[position].embedding_dim
@@ -189,10 +192,10 @@ class SearchSpace:
             if not own.cuts_columns:
                 yield own.name, (whole_columns,)
                 continue
-            most = own.home_span(machine) // own.span(machine)
-            most = most if own.cuts_rows else min(most, allowed)
-            for widths in self._cuts(whole_columns, most, limits.min_columns, few=not on_device):
-                yield own.name, widths
+            most = own.most_widths(machine) if own.cuts_rows else min(own.most_widths(machine), allowed)
+            for widths in column_cuts(whole_columns, most, limits.min_columns):
+                if (self.is_small and on_device) or len(widths).bit_count() == 1:
+                    yield own.name, widths
 
     def by_columns(self, position: int) -> str:
         """The type of a table that is cut by columns: it may leave its node only where that is allowed."""
@@ -205,11 +208,6 @@ class SearchSpace:
     def _is_large(self, position: int) -> bool:
         """Whether it is worth while to keep a table outside of device memory."""
         return self.task.tables[position].size_bytes > LEAST_OFFLOADED * max(self.task.room_bytes)
-
-    def _cuts(self, columns: int, most: int, least_width: int, few: bool) -> Iterator[tuple[int, ...]]:
-        """Even cuts; of large tasks, into powers of two alone."""
-        cuts, all_of_them = column_cuts(columns, most, least_width), self.is_small and not few
-        return (widths for widths in cuts if all_of_them or len(widths).bit_count() == 1)
 
     def _types(self, position: int) -> list[ShardingType]:
         """The types that are looked for, those of the fewest pieces first, each of which no other one has all parts of.
@@ -235,7 +233,7 @@ class SearchSpace:
     def _has_rows_for(self, position: int, option: ShardingType) -> bool:
         """Whether every device that the rows of a table are cut over gets some."""
         devices = option.span(self.task.machine)
-        return len(row_starts(self.task.tables[position], devices)) == devices
+        return len(row_starts(self.task.tables[position].num_rows, devices)) == devices
 
     def option_of(self, group: int, name: str, widths: Sequence[int], storage: Storage = ON_DEVICE) -> ShardingOption:
         """A table sharded in a type, in parts of these widths, and kept so."""
@@ -245,7 +243,7 @@ class SearchSpace:
     def _option(self, position: int, name: str, widths: tuple[int, ...], storage: Storage) -> ShardingOption:
         """A table in parts of these widths; of its rows, the part with the most lookups stands for all of them."""
         table, own, machine = self.task.tables[position], TYPES[name], self.task.machine
-        rows = self.busiest_rows(table, own.span(machine) if own.cuts_rows else 1)
+        rows = busiest_rows(table, own.span(machine) if own.cuts_rows else 1)
         devices = tuple(range(machine.num_devices if own.is_replicated else 1))
         part_of = {width: TablePart(table.name, rows, Span(0, width), devices, storage) for width in widths}
         by_width = {width: self._piece([(position, part)], name) for width, part in part_of.items()}
@@ -296,31 +294,14 @@ class SearchSpace:
             self.collective_of_call.append((call.module, call.sharding_type))
         return self.calls[call]
 
-    def busiest_rows(self, table: Table, rows_of: int) -> Span:
-        """The rows of the device with the most lookups, where a table's rows are cut for so many devices."""
-        if table.row_shares is None:
-            return Span(0, min(row_starts(table, rows_of).step, table.num_rows))
-        return max(row_spans(table, rows_of), key=lambda span: lookup_share(table, span))
-
 
 def is_short_of_memory(task: ShardingTask) -> bool:
     """Whether tables may leave device memory, and fill it as far as it is filled gladly, or one must leave it."""
     if not task.may_offload:
         return False
-    taken = sum(
-        memory_of_part(task, table, part).device_bytes
-        for table, part in zip(task.tables, whole_tables(task.tables), strict=True)
-    )
-    return taken > SHORT_SHARE * sum(task.room_bytes) or any(
+    return sum(task.table_bytes) > SHORT_SHARE * sum(task.room_bytes) or any(
         FUSED not in task.kernels_of(position) for position in range(len(task.tables))
     )
-
-
-def _storages_to_try(kernel: str) -> tuple[Storage, ...]:
-    """The storages that are tried of a kernel."""
-    if kernel in CACHED_KERNELS:
-        return tuple(Storage(kernel, load_factor) for load_factor in CACHE_LOAD_FACTORS)
-    return (Storage(kernel),)
 
 
 def column_cuts(columns: int, most: int, least_width: int) -> Iterator[tuple[int, ...]]:

@@ -21,7 +21,7 @@ from evenshard.measure.collectives import VOLUMES, Volumes, exchange_times
 from evenshard.measure.price.loads import Loads
 from evenshard.measure.price.step import PartCosts, dense_ms
 from evenshard.measure.step_time import Phases, windows
-from evenshard.placement.parts import Span, TablePart, row_spans, whole_part
+from evenshard.placement.parts import TablePart, cut_rows, lay_out, whole_part
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import TYPES, sharding_type, spans
 from evenshard.placement.storage import ON_DEVICE, Storage
@@ -333,21 +333,13 @@ def parts_of_group(space: SearchSpace, number: int, choice: Choice) -> dict[int,
     found: dict[int, list[TablePart]] = {}
     for position in group.tables:
         table = task.tables[position]
-        rows = Span(0, table.num_rows)
         own = found.setdefault(position, [])
         if TYPES[option.sharding_type].is_replicated:
             own.append(whole_part(table, tuple(range(task.num_devices))))
             continue
         widths = [piece.columns for piece in option.pieces] if len(group.tables) == 1 else [table.embedding_dim]
-        stop = 0
-        for first, width in zip(firsts_of(option, choice), widths, strict=True):
-            columns, stop = Span(stop, stop + width), stop + width
-            if option.span == 1:
-                own.append(TablePart(table.name, rows, columns, (first,), option.storage))
-                continue
-            devices = range(first, first + option.span)
-            cut = zip(row_spans(table, option.span), devices, strict=False)  # the last devices may have no rows
-            own.extend(TablePart(table.name, span, columns, (device,), option.storage) for span, device in cut)
+        for first, columns in zip(firsts_of(option, choice), lay_out(widths), strict=True):
+            own += cut_rows(table, range(first, first + option.span), columns, option.storage)
     return found
 
 

@@ -233,9 +233,7 @@ def _kernels(examples: Sequence[Example], fit: Mapping[str, Any], machine: Fitte
         ]
         times_N2 = offload_ms(lookups, storages, misses, link)
         work = [
-            host_work_of(
-                shard_work(task, table, replace(whole_part(table, (0,)), storage=storage), TABLE_WISE), fit, host
-            )
+            host_work_of(shard_work(task, table, whole_part(table, (0,), storage), TABLE_WISE), fit, host)
             for table, storage in zip(tables, storages, strict=True)
         ]
         names = [name for name in work[0] if cached or name != "missed_ms"]

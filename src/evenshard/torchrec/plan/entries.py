@@ -17,7 +17,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.parts import Span, TablePart, row_starts
 from evenshard.placement.pipeline import PREFETCH
 from evenshard.placement.sharding import REPLICATED, TYPES, sharding_type
 from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, ON_DEVICE, Storage
@@ -169,7 +169,7 @@ def _row_blocks(
     for columns, of_columns in groupby(parts, key=lambda part: part.columns):
         held = {part.device: part.rows for part in of_columns}
         ranks = TYPES[way].row_devices(machine, min(held))
-        block = -(-table.num_rows // len(ranks))
+        block = row_starts(table.num_rows, len(ranks)).step
         edges = [min(number * block, table.num_rows) for number in range(len(ranks) + 1)]
         blocks = {rank: Span(*edges[number : number + 2]) for number, rank in enumerate(ranks)}
         if held != {rank: rows for rank, rows in blocks.items() if rows.size}:
