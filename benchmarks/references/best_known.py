@@ -25,9 +25,9 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
-from evenshard.placement.refusal import require_room
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.greedy import expert_sharders
+from evenshard.sharders.packing.reasons import require_room
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.units import bytes_to_gb
 

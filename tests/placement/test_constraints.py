@@ -13,10 +13,9 @@ from hypothesis import assume, given, settings
 
 from benchmarks.references.annealing import AnnealConfig
 from benchmarks.references.best_known import BestKnownSharder
-from evenshard.placement.items import Items, WholeTables, allowed_together, apart_groups, canonical_devices
+from evenshard.placement.items import Items, allowed_together, apart_groups, canonical_devices
 from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.plan import check_placement
-from evenshard.placement.refusal import no_room, reason
 from evenshard.placement.renaming import device_kinds
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
@@ -27,6 +26,7 @@ from evenshard.sharders.dreamshard.env import EpisodeBatch, acting_mask_BTD, cho
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.greedy import GreedySharder, expert_sharders
 from evenshard.sharders.packing.legal_parts import any_placement
+from evenshard.sharders.packing.reasons import no_room, reason
 from evenshard.sharders.random import RandomSharder, random_placement
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.search.space import SearchSpace
@@ -171,7 +171,7 @@ def test_an_answer_is_legal_or_there_is_none(sharder: Sharder, of_task: Sharding
 def test_a_placement_is_found_exactly_where_there_is_one(of_task: ShardingTask) -> None:
     legal = legal_placements(of_task)
     if legal:
-        assert reason(WholeTables.of(of_task)) is None
+        assert reason(of_task.as_whole) is None
         assert any_placement(of_task) in legal
     else:
         with pytest.raises(InfeasibleTask, match="task: "):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from evenshard.placement.placement import Placement, legal_mask
 from evenshard.placement.plan import check_placement
-from evenshard.placement.refusal import no_room, require_room
+from evenshard.sharders.packing.reasons import no_room, require_room
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.units import BYTES_PER_GB
 from support.builders import capped, sized, table, task

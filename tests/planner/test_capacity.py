@@ -16,7 +16,6 @@ from ortools.sat.python import cp_model
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import check_sharding
-from evenshard.placement.refusal import MORE_ROOM
 from evenshard.placement.sharding import BY_COLUMNS, COLUMN_WISE, ROW_WISE, TABLE_WISE
 from evenshard.placement.storage import FUSED
 from evenshard.planner.capacity import refusal
@@ -24,6 +23,7 @@ from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.sharders.packing.legal_parts import legal_parts
+from evenshard.sharders.packing.reasons import MORE_ROOM
 from evenshard.tables.catalog import load_catalog
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from evenshard.placement.items import WholeTables
 from evenshard.placement.machine import Machine
 from evenshard.placement.optimizer_state import NUMBERS, state_bytes
 from evenshard.placement.sharding import SHARDING_TYPES
@@ -53,11 +52,11 @@ def test_reserved_memory_leaves_less_room_and_equal_devices_have_one_cap() -> No
 def test_rules_by_name_become_limits_and_groups_by_position() -> None:
     rules = Rules({"b": (1,)}, {"c": (0,)}, (2,), (("a", "c"),), (("b", "d"),))
     asked = request(8, 16, 8, 8, caps=(ROOM,) * 4, rules=rules, sharding_types=("table_wise", "row_wise"))
-    any_but_2, task, whole = frozenset({0, 1, 3}), asked.task(), WholeTables.of(asked.task())
+    any_but_2, task = frozenset({0, 1, 3}), asked.task()
     devices = (any_but_2, frozenset({1}), frozenset({1, 3}), any_but_2)
-    assert tuple(limits.devices for limits in task.limits) == devices == whole.allowed
+    assert tuple(limits.devices for limits in task.limits) == devices
     assert {limits.types for limits in task.limits} == {frozenset({"table_wise", "row_wise"})}
-    assert (task.together, task.apart) == (((0, 2),), ((1, 3),)) == (whole.together, whole.apart)
+    assert (task.together, task.apart) == (((0, 2),), ((1, 3),))
 
 
 def test_every_way_is_allowed_and_one_node_is_meant_unless_the_request_says_otherwise() -> None:

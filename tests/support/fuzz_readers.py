@@ -219,23 +219,21 @@ LINK = {"latency_us": {"value": 30.0, "source": "measured"}, "bandwidth_gb_s": {
 
 
 def _read_tables(path: Path) -> None:
-    from evenshard.placement.items import WholeTables
-    from evenshard.placement.refusal import reason
     from evenshard.planner.request import PlacementRequest, caps_of
+    from evenshard.sharders.packing.reasons import reason
     from evenshard.tables.sources import tables_from
 
     found = tables_from(path, 1024)
-    reason(WholeTables.of(PlacementRequest(found.tables, caps_of(64, 2), 1024, optimizer="adam").task()))
+    reason(PlacementRequest(found.tables, caps_of(64, 2), 1024, optimizer="adam").task().as_whole)
 
 
 def _read_tasks(path: Path) -> None:
-    from evenshard.placement.items import WholeTables
-    from evenshard.placement.refusal import reason
     from evenshard.placement.tasks import load_tasks
+    from evenshard.sharders.packing.reasons import reason
 
     split = load_tasks(path, POOL)
     for one in (*split.train, *split.test):
-        reason(WholeTables.of(one))
+        reason(one.as_whole)
 
 
 def _read_params(path: Path) -> None:

@@ -18,7 +18,6 @@ from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
 from torchrec.distributed.types import ShardingPlan
 
 import evenshard
-from evenshard.placement.items import WholeTables
 from evenshard.placement.machine import Machine
 from evenshard.placement.pipeline import PIPELINES
 from evenshard.placement.placement import Placement
@@ -175,10 +174,10 @@ def test_rules_and_optimizer_are_part_of_the_task() -> None:
         together=[["clicks", "tags"]],
         apart=[["user.ebc.id", "item.id"]],
     )
-    limits = WholeTables.of(task)
     assert task.table_bytes == tuple(3 * table.size_bytes for table in task.tables)
-    assert limits.allowed == (*(frozenset({0, 2}),) * 2, frozenset({2}), frozenset({0, 2}), frozenset({2}))
-    assert (limits.together, limits.apart) == (((1, 4),), ((0, 3),))
+    devices = tuple(limits.devices for limits in task.limits)
+    assert devices == (*(frozenset({0, 2}),) * 2, frozenset({2}), frozenset({0, 2}), frozenset({2}))
+    assert (task.together, task.apart) == (((1, 4),), ((0, 3),))
 
 
 def test_on_the_cpu_no_rank_is_left_without_rows() -> None:

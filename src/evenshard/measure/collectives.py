@@ -40,7 +40,6 @@ from evenshard.placement.parts import TablePart, deduplicated_table, lookup_shar
 from evenshard.placement.sharding import (
     EVERYWHERE,
     NODE,
-    TABLE_WISE,
     TYPES,
     Communication,
     sharding_type,
@@ -135,9 +134,17 @@ def distinct_share(table: Table, num_devices: int) -> float:
     return deduplicated_table(table, num_devices).pooling_factor / table.pooling_factor
 
 
-def volumes_of(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> Volumes:
-    """The volumes of a placement's parts."""
+def volumes_of(
+    task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]], device_NP: npt.NDArray[np.int64] | None = None
+) -> Volumes:
+    """The volumes of a placement's parts, [D] each; or of placements of the same parts on other devices, [N, D] each.
+
+    Args:
+        device_NP: the device of each part, table after table, in each of these placements; replicas are left out.
+    """
     found = Volumes.empty(task.num_devices)
+    homes: list[int] = []
+    numbers: list[list[float]] = []
     for table in task.tables:
         parts = by_table[table.name]
         way = sharding_type(parts, table, task.machine)
@@ -147,24 +154,14 @@ def volumes_of(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) 
             continue
         for part in parts:
             one = part_volume(table, way, part.columns.size, lookup_share(table, part.rows), task.num_devices)
-            for name in VOLUMES:
-                getattr(found, name)[part.device] += getattr(one, name)
-    return found
-
-
-def whole_volumes(task: ShardingTask, device_NT: npt.NDArray[np.int64]) -> Volumes:
-    """The volumes of placements of whole tables, [N, D] each.
-
-    Args:
-        device_NT: the device of each table in each placement.
-    """
-    found = Volumes.of(np.zeros((len(VOLUMES), len(device_NT), task.num_devices)), 0.0)
-    rows_N = np.arange(len(device_NT))
-    for table, device_N in zip(task.tables, device_NT.T, strict=True):
-        found.collectives.add(kernel_call(table, TABLE_WISE)[:2])
-        one = part_volume(table, TABLE_WISE, table.embedding_dim, 1.0, task.num_devices)
-        for name in VOLUMES:
-            getattr(found, name)[rows_N, device_N] += getattr(one, name)
+            homes.append(part.device)
+            numbers.append([getattr(one, name) for name in VOLUMES])
+    at_NP = np.array([homes], dtype=np.int64) if device_NP is None else device_NP
+    sums_NDV = np.zeros((len(at_NP), task.num_devices, len(VOLUMES)))
+    if numbers:
+        np.add.at(sums_NDV, (np.arange(len(at_NP))[:, None], at_NP), np.array(numbers))
+    for name, sums_ND in zip(VOLUMES, np.moveaxis(sums_NDV, 2, 0), strict=True):
+        setattr(found, name, sums_ND[0] if device_NP is None else sums_ND)
     return found
 
 

@@ -18,43 +18,6 @@ import numpy.typing as npt
 
 from evenshard.placement.placement import Placement, legal_mask
 from evenshard.placement.task import ShardingTask
-from evenshard.tables.table import Table
-
-
-@dataclass(frozen=True)
-class WholeTables:
-    """A task as those see it who place whole tables.
-
-    Attributes:
-        task_id: of the task.
-        tables: to place.
-        table_bytes: what each takes of a device's memory.
-        room_bytes: what each device may hold, by device id.
-        allowed: the devices that each table may live on, None for any.
-        together: groups of tables, by position, that live on one device.
-        apart: groups of tables, by position, of which a device holds one at most.
-    """
-
-    task_id: str
-    tables: tuple[Table, ...]
-    table_bytes: tuple[int, ...]
-    room_bytes: tuple[int, ...]
-    allowed: tuple[frozenset[int] | None, ...]
-    together: tuple[tuple[int, ...], ...]
-    apart: tuple[tuple[int, ...], ...]
-
-    @staticmethod
-    def of(task: ShardingTask) -> WholeTables:
-        """The tables of a task, whichever other types it allows."""
-        allowed = tuple(task.limits_of(position).devices for position in range(len(task.tables)))
-        return WholeTables(
-            task.task_id, task.tables, task.table_bytes, task.room_bytes, allowed, task.together, task.apart
-        )
-
-    @property
-    def num_devices(self) -> int:
-        """Number of devices."""
-        return len(self.room_bytes)
 
 
 @dataclass(frozen=True)
@@ -76,28 +39,26 @@ class Items:
     allowed_ID: npt.NDArray[np.bool_]
 
     @staticmethod
-    def of(task: ShardingTask | WholeTables) -> Items:
-        """The items of a task, in the order of their first tables."""
-        whole = task if isinstance(task, WholeTables) else WholeTables.of(task)
-        num_tables, devices = len(whole.tables), whole.num_devices
-        members = joined_groups(num_tables, whole.together)
+    def of(task: ShardingTask) -> Items:
+        """The items of a task whose tables stay whole, in the order of their first tables."""
+        num_tables, devices = len(task.tables), task.num_devices
+        members = joined_groups(num_tables, task.together)
         item_of_T = np.empty(num_tables, dtype=np.int64)
         item_of_T[[position for item in members for position in item]] = np.repeat(
             np.arange(len(members)), [len(item) for item in members]
         )
-        needs_TR = np.zeros((num_tables, 1 + len(whole.apart)), dtype=np.int64)
-        needs_TR[:, 0] = whole.table_bytes
+        needs_TR = np.zeros((num_tables, 1 + len(task.apart)), dtype=np.int64)
+        needs_TR[:, 0] = task.table_bytes
         # Counted, not only known as by apart_groups: an item of two that stay apart finds no room.
-        for number, group in enumerate(whole.apart, start=1):
+        for number, group in enumerate(task.apart, start=1):
             needs_TR[list(group), number] = 1
         needs_IR = np.zeros((len(members), needs_TR.shape[1]), dtype=np.int64)
         np.add.at(needs_IR, item_of_T, needs_TR)
         room_DR = np.ones((devices, needs_TR.shape[1]), dtype=np.int64)
-        room_DR[:, 0] = whole.room_bytes
+        room_DR[:, 0] = task.room_bytes
         allowed_ID = np.ones((len(members), devices), dtype=bool)
-        for position, may_go in enumerate(whole.allowed):
-            if may_go is not None:
-                allowed_ID[item_of_T[position]] &= device_mask(devices, may_go)
+        for position in range(num_tables):
+            allowed_ID[item_of_T[position]] &= device_mask(devices, task.limits_of(position).devices)
         return Items(members, item_of_T, needs_IR, room_DR, allowed_ID)
 
     @property

@@ -10,7 +10,6 @@ from evenshard.placement.parts import TablePart, whole_part
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import cut, names_text
 from evenshard.utils.units import gb_text
 
 
@@ -67,11 +66,6 @@ def legal_mask(used_bytes: Any, table_bytes: Any, memory_cap_bytes: Any) -> Any:
 def alone(task: ShardingTask) -> Placement:
     """All tables on the first device."""
     return Placement((0,) * len(task.tables), task.num_devices)
-
-
-def tables_text(tables: Sequence[Table], positions: Sequence[int]) -> str:
-    """Names of tables by position, the first three of many."""
-    return names_text([tables[position].name for position in positions], write=cut)
 
 
 def caps_text(room_bytes: Sequence[int]) -> str:

@@ -123,7 +123,8 @@ class ShardingTask:
     def as_whole(self) -> ShardingTask:
         """The task in which every table stays whole, in the memory of the devices that its rules allow."""
         limits = tuple(replace(WHOLE, devices=self.limits_of(at).devices) for at in range(len(self.tables)))
-        return replace(self, limits=limits, kernels=(FUSED,))
+        is_so = self.limits == limits and self.kernels == (FUSED,)
+        return self if is_so else replace(self, limits=limits, kernels=(FUSED,))
 
     @property
     def num_devices(self) -> int:

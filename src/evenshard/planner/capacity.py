@@ -11,7 +11,6 @@ from evenshard.measure.link import LINKS
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.plan import check_sharding
-from evenshard.placement.refusal import MORE_MEMORY, MORE_ROOM
 from evenshard.placement.sharding import BY_COLUMNS, SHARDING_TYPES, TABLE_WISE
 from evenshard.placement.storage import FUSED_UVM, Storage
 from evenshard.placement.task import TASK_ID, ShardingTask, memory_of_part, part_bytes, used_host_bytes
@@ -19,6 +18,7 @@ from evenshard.planner.cluster import own_link
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.packing.items import KnownItems
 from evenshard.sharders.packing.legal_parts import quick_parts
+from evenshard.sharders.packing.reasons import MORE_MEMORY, MORE_ROOM
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.limits import RANGES
 from evenshard.utils.units import BYTES_PER_GB, gb_text, gb_to_bytes

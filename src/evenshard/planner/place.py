@@ -15,7 +15,6 @@ from evenshard.measure.price.step import PartCosts
 from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.placement.parts import COLUMN_STEP, TablePart
 from evenshard.placement.plan import check_sharding
-from evenshard.placement.refusal import require_types
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.storage import FUSED
 from evenshard.placement.task import ShardingTask
@@ -31,7 +30,7 @@ from evenshard.planner.rules import Rules
 from evenshard.planner.saving import saving_against
 from evenshard.sharders.learned import proposals
 from evenshard.sharders.model import Model
-from evenshard.sharders.packing.reasons import require_sharding_room
+from evenshard.sharders.packing.reasons import require_sharding_room, require_types
 from evenshard.sharders.search.bounds import lower_bound_ms
 from evenshard.sharders.search.near import NearResult, NearSearch
 from evenshard.sharders.search.nested import Starts, search_with_fewer_types

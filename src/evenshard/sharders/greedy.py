@@ -13,8 +13,8 @@ import numpy as np
 
 from evenshard.placement.items import Items
 from evenshard.placement.placement import Placement
-from evenshard.placement.refusal import no_room, require_room
 from evenshard.placement.task import ShardingTask
+from evenshard.sharders.packing.reasons import no_room, require_room
 from evenshard.tables.table import Table
 
 Weight = Callable[[Table], float]

@@ -12,9 +12,9 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, cut_rows, even_widths, lay_out, whole_part
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_sharding
-from evenshard.placement.refusal import no_room, require_room
 from evenshard.placement.sharding import TABLE_WISE, TYPES
 from evenshard.placement.task import ShardingTask, may_be_cut_by_columns
+from evenshard.sharders.packing.reasons import no_room, require_room
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
 

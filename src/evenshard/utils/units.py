@@ -54,3 +54,11 @@ def size_text(num_bytes: float) -> str:
             value = num_bytes / of_unit
             return f"{value:,.{min(decimals(value), 2)}f} {unit}"
     return f"{num_bytes:.0f} byte{'' if num_bytes == 1 else 's'}"
+
+
+def missing_text(num_bytes: int) -> str:
+    """How many GB are missing, rounded up so that what is asked for is enough; below 0.01 GB in a smaller unit."""
+    if num_bytes < BYTES_PER_GB / 100:
+        size = size_text(num_bytes)
+        return f"{size} are missing" if size.endswith("bytes") else f"{size} is missing"
+    return f"{-(-num_bytes * 100 // BYTES_PER_GB) / 100:.2f} GB is missing"

@@ -17,7 +17,6 @@ import numpy.typing as npt
 from evenshard.measure.price.step import PartCosts, predicted_phases
 from evenshard.measure.step_time import windows
 from evenshard.placement.items import device_mask, joined_groups
-from evenshard.placement.refusal import missing_text
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     COLUMNS_ALONE,
@@ -38,6 +37,7 @@ from evenshard.sharders.search.state import Choice, State, choices_of, parts_of
 from evenshard.tables.table import MEAN
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import names_text
+from evenshard.utils.units import missing_text
 
 # Other choices, by the position of the table.
 Changes = Mapping[int, Choice]

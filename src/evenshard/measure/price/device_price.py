@@ -80,6 +80,16 @@ class DevicePrice(Protocol):
         """Whether each kernel call of a device is priced by itself; else all of them as one."""
         ...
 
+    @property
+    def row_limits(self) -> tuple[float, ...]:
+        """Most rows of a device that one pass sorts, two and so on; none where passes cost nothing."""
+        return ()
+
+    @property
+    def lane_limits(self) -> tuple[int, ...]:
+        """Largest dims of calls whose rows take so many lanes, the fewest first; none where lanes cost nothing."""
+        return ()
+
     def columns(self, lookups: Sequence[Lookup]) -> Columns:
         """[P, H] columns of tables."""
         ...

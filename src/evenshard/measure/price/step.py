@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
@@ -24,12 +24,11 @@ from evenshard.measure.collectives import (
     exchange_times,
     part_volume,
     volumes_of,
-    whole_volumes,
 )
 from evenshard.measure.kernel_calls import EVERY_DEVICE, HeldPart, held_parts
 from evenshard.measure.offload import HostLink, part_offload_times
 from evenshard.measure.price.device_price import DevicePrice, alone_ms
-from evenshard.measure.price.loads import CellChanges, Loads, LookupColumns
+from evenshard.measure.price.loads import CellChanges, Indices, Loads, LookupColumns
 from evenshard.measure.step_time import Phases, device_ms, hidden_ms, hides_inputs, kernels_ms, step_ms
 from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.placement.parts import TablePart, lookup_share, whole_part
@@ -194,32 +193,39 @@ class PartCosts:
             BadConfig: if the parts are not those of the task's tables.
         """
         by_table = parts_by_table(self.task, parts)
-        exchanges = exchange_times(self.task, volumes_of(self.task, by_table), self.links)
-        (compute_DM2,) = self._compute_ms(list(held_parts(self.task, by_table)), replicated_values(by_table))
-        return self._prediction(parts, compute_DM2 + self._offload_D12(by_table), exchanges)
+        device_1P = np.array(
+            [[one.device for of in by_table.values() for one in of if len(one.devices) == 1]], dtype=int
+        )
+        return self._predict_side_by_side(by_table, device_1P, [parts])[0]
 
     def predict_whole(self, placements: Sequence[Placement]) -> list[PredictedParts]:
         """What ``predict`` says of each of many placements of whole tables, faster: what they share is told once."""
-        at_once = max(1, MOST_AT_ONCE // (len(self.task.tables) + self.task.num_devices))
-        firsts = range(0, len(placements), at_once)
-        return [one for first in firsts for one in self._predict_side_by_side(placements[first : first + at_once])]
+        tables, found = self.task.tables, []
+        by_table = {table.name: (whole_part(table, (0,)),) for table in tables}
+        at_once = max(1, MOST_AT_ONCE // (len(tables) + self.task.num_devices))
+        for first in range(0, len(placements), at_once):
+            some = placements[first : first + at_once]
+            device_NT = np.array([one.device_of_table for one in some])
+            found += self._predict_side_by_side(by_table, device_NT, [one.parts(tables) for one in some])
+        return found
 
-    def _predict_side_by_side(self, placements: Sequence[Placement]) -> list[PredictedParts]:
-        """The same of placements whose devices compute as if they were those of one machine, N times as large."""
-        tables, devices = self.task.tables, self.task.num_devices
-        device_NT = np.array([one.device_of_table for one in placements])
-        exchanges = exchange_times(self.task, whole_volumes(self.task, device_NT), self.links)
-        whole = list(held_parts(self.task, {table.name: (whole_part(table, (0,)),) for table in tables}))
-        number_NT = device_NT + devices * np.arange(len(placements))[:, None]
+    def _predict_side_by_side(
+        self, by_table: Mapping[str, Sequence[TablePart]], device_NP: Indices, placed: Sequence[Sequence[TablePart]]
+    ) -> list[PredictedParts]:
+        """The same of placements that hold the same parts on other devices, as of one machine that is N times as large.
+
+        Several have no replicas and no parts outside of device memory.
+        """
+        exchanges = exchange_times(self.task, volumes_of(self.task, by_table, device_NP), self.links)
+        numbers = iter((device_NP + self.task.num_devices * np.arange(len(placed))[:, None]).ravel().tolist())
         held = [
-            replace(one, device=number)
-            for number_T in number_NT.tolist()
-            for one, number in zip(whole, number_T, strict=True)
+            one if one.device == EVERY_DEVICE else HeldPart(one.call, next(numbers), one.lookups)
+            for one in [*held_parts(self.task, by_table)] * len(placed)
         ]
-        compute_NDM2 = self._compute_ms(held, copies=len(placements))
+        compute_NDM2 = self._compute_ms(held, replicated_values(by_table), len(placed)) + self._offload_D12(by_table)
         return [
-            self._prediction(placement.parts(tables), compute_DM2, exchanges.select(number))
-            for number, (placement, compute_DM2) in enumerate(zip(placements, compute_NDM2, strict=True))
+            self._prediction(parts, compute_DM2, exchanges.select(number))
+            for number, (parts, compute_DM2) in enumerate(zip(placed, compute_NDM2, strict=True))
         ]
 
     def _prediction(

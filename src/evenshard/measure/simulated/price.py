@@ -17,8 +17,10 @@ import numpy.typing as npt
 from evenshard.measure.kernel_calls import EVERY_DEVICE, HeldPart, Lookup
 from evenshard.measure.price.device_price import SharedSteps, TangentLine
 from evenshard.measure.simulated.device_model import (
+    LANE_LIMITS,
     NS_PER_MS,
     NS_PER_US,
+    ROW_LIMITS,
     US_PER_MS,
     all_lanes_ns,
     backward_ns,
@@ -64,6 +66,7 @@ class DeviceModelPrice:
 
     num_maxima = 4
     is_by_call = True
+    row_limits, lane_limits = ROW_LIMITS, LANE_LIMITS
 
     def __init__(self, profile: GpuProfile) -> None:
         self._profile, self._counter = profile, WorkCounter(profile)

@@ -12,15 +12,14 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from evenshard.placement.items import WholeTables
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
-from evenshard.placement.refusal import no_room, reason, require_room
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.env import BalanceEnv, Observation, ShardCostNet
 from evenshard.sharders.dreamshard.env import Choose, EpisodeBatch, choose_best, choose_sampled
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.networks import REPRESENTATION_SIZE, ScaledNetwork, mlp
+from evenshard.sharders.packing.reasons import no_room, reason, require_room
 from evenshard.utils.errors import InfeasibleTask
 
 STATE_SIZE = 2 * REPRESENTATION_SIZE
@@ -141,7 +140,9 @@ class AutoShardSharder:
             return float(self.cost_net.shard_cost(torch.stack(sums)).max())
 
     def _play_feasible(self, tasks: Sequence[ShardingTask], choose: Choose) -> list[Placement | None]:
-        feasible = [number for number, task in enumerate(tasks) if is_feasible(task)]
+        distinct = {id(task): task for task in tasks}  # a task that is sampled many times is looked at once
+        possible = {number for number, task in distinct.items() if is_feasible(task)}
+        feasible = [number for number, task in enumerate(tasks) if id(task) in possible]
         placements: list[Placement | None] = [None] * len(tasks)
         for number, answer in zip(feasible, self._play([tasks[number] for number in feasible], choose), strict=True):
             placements[number] = answer if isinstance(answer, Placement) else None
@@ -165,7 +166,7 @@ class AutoShardSharder:
 
 def is_feasible(task: ShardingTask) -> bool:
     """Whether every table fits a device, and all of them together the devices."""
-    return reason(WholeTables.of(task)) is None
+    return reason(task.as_whole) is None
 
 
 def _answer(env: BalanceEnv, device_T: torch.Tensor, slot: int, task: ShardingTask) -> Placement | InfeasibleTask:

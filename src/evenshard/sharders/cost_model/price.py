@@ -18,6 +18,7 @@ from evenshard.measure.collectives import Links
 from evenshard.measure.kernel_calls import EVERY_DEVICE, HeldPart, Lookup
 from evenshard.measure.price.device_price import Columns, DevicePrice, SharedSteps, TangentLine
 from evenshard.measure.price.step import DeviceKind, PartCosts, PredictedParts
+from evenshard.measure.simulated.device_model import LANE_LIMITS
 from evenshard.measure.step_time import LARGEST_SUM
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
@@ -43,6 +44,7 @@ class LearnedPrice(DevicePrice):
 
     num_maxima = 0
     is_by_call = False
+    row_limits, lane_limits = tuple(rows - 1 for rows in PASS_ROWS), LANE_LIMITS
 
     @torch.no_grad()
     def __init__(self, model: CostModel) -> None:

@@ -18,7 +18,6 @@ from evenshard.measure.price.step import PartCosts, PredictedDevice, PredictedPa
 from evenshard.placement.items import canonical_devices
 from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.plan import check_placement
-from evenshard.placement.refusal import require_room
 from evenshard.placement.renaming import device_kinds
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.base import TrainedSharder
@@ -27,6 +26,7 @@ from evenshard.sharders.cost_model.price import predict_whole, whole_costs
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.sharders.learned import MOST_PROPOSALS, rollouts
 from evenshard.sharders.packing.legal_parts import any_placement
+from evenshard.sharders.packing.reasons import require_room
 from evenshard.sharders.search.bounds import lower_bound_ms
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.utils.errors import BadConfig, InfeasibleTask

@@ -13,7 +13,6 @@ from torch.nn.functional import linear
 
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
-from evenshard.placement.refusal import no_placement_found, require_room
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.env import (
@@ -27,6 +26,7 @@ from evenshard.sharders.dreamshard.env import (
 )
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.networks import REPRESENTATION_SIZE, TableNetwork, linear_layers, mlp
+from evenshard.sharders.packing.reasons import no_placement_found, require_room
 
 RESCUE_ROLLOUTS = 64
 

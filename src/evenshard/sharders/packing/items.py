@@ -3,7 +3,7 @@
 An item lives whole on one device, or is cut into equal blocks of which some devices hold some: a table of 64 columns is
 sixteen blocks of four, or as many blocks as it has rows. What a device holds of one item is one part.
 
-Legend: D devices.
+Legend: I items, D devices.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from evenshard.placement.sharding import (
     NEVER_WHOLE,
     REPLICATED,
     ROWS_ALONE,
+    TABLE_WISE,
     TYPES,
     allowed_sets,
     freest_by_columns,
@@ -150,6 +151,11 @@ class PackedItems:
 
         return _items(task, storages, known)
 
+    @property
+    def allowed_ID(self) -> npt.NDArray[np.bool_]:
+        """[I, D] where each item may live."""
+        return np.array([item.allowed_D for item in self.items], dtype=bool).reshape(-1, len(self.room_D))
+
     def replica_parts(self) -> list[TablePart]:
         """The replicated tables."""
         everywhere = tuple(range(len(self.room_D)))
@@ -193,7 +199,9 @@ def _items(
 
 def _item(task: ShardingTask, positions: Sequence[int], storage: Storage) -> PackedItem:
     tables = tuple(task.tables[position] for position in positions)
-    wholes = [_memory_taken(task, table, whole_part(table, storage=storage)) for table in tables]
+    wholes = [Taken(task.table_bytes[position]) for position in positions]
+    if storage != ON_DEVICE:
+        wholes = [_memory_taken(task, table, whole_part(table, storage=storage)) for table in tables]
     allowed_D = allowed_together(task, positions)
     whole = PackedItem(
         tuple(positions),
@@ -206,7 +214,7 @@ def _item(task: ShardingTask, positions: Sequence[int], storage: Storage) -> Pac
         outside=Taken(0, sum(one.host for one in wholes), sum(one.ssd for one in wholes)),
         storage=storage,
     )
-    if task.num_devices == 1 or len(positions) > 1:
+    if task.num_devices == 1 or len(positions) > 1 or task.types[positions[0]] == {TABLE_WISE}:
         return whole
     types = task.types[positions[0]]
     cuts = _cuts(task, positions[0], storage)

@@ -9,17 +9,15 @@ from evenshard.placement.items import joined_groups
 from evenshard.placement.parts import TablePart, whole_part
 from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.plan import check_sharding
-from evenshard.placement.refusal import MORE_ROOM, require_types
 from evenshard.placement.storage import FUSED, Storage
 from evenshard.placement.task import ShardingTask, part_bytes
 from evenshard.sharders.packing.fill import more_ways, pack_in_order, quick_ways
 from evenshard.sharders.packing.items import KnownItems, PackedItems, least_outside
 from evenshard.sharders.packing.program import solve_program
-from evenshard.sharders.packing.reasons import require_sharding_room, sharding_needs_and_room
+from evenshard.sharders.packing.reasons import no_parts_found, require_sharding_room, require_types
 from evenshard.utils.errors import InfeasibleTask, MissingPackage
 from evenshard.utils.extras import require_package
 from evenshard.utils.messages import cut
-from evenshard.utils.units import gb_text
 
 # Items times devices that the solver is given; it then needs about 1 GB.
 MAX_PAIRS = 150_000
@@ -55,17 +53,17 @@ def legal_parts(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LI
             if (found := _sort_if_legal(task, pack_in_order(items, way))) is not None:
                 return found
     if pairs > MAX_PAIRS:
-        raise _none(task, items, "no placement was found by packing (the task is too large to solve exactly)")
+        raise no_parts_found(task, "no placement was found by packing (the task is too large to solve exactly)", items)
     try:
         require_package("ortools")
     except MissingPackage as error:
-        raise _none(task, items, f"no placement was found by packing ({error})") from None
+        raise no_parts_found(task, f"no placement was found by packing ({error})", items) from None
     ended = solve_program(items, seed, time_limit_s)
     if ended.impossible and not _is_rounded(task, items):
-        raise _none(task, items, "no placement fits")
+        raise no_parts_found(task, "no placement fits", items)
     if (found := _sort_if_legal(task, ended.parts)) is not None:
         return found
-    raise _none(task, items, f"no placement was found in {time_limit_s:g} s of the solver")
+    raise no_parts_found(task, f"no placement was found in {time_limit_s:g} s of the solver", items)
 
 
 def any_placement(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LIMIT_S) -> Placement:
@@ -170,16 +168,3 @@ def _is_rounded(task: ShardingTask, items: PackedItems) -> bool:
     """Whether parts may take less than was counted: inputs of counted rows are those of an even share, bytes whole."""
     in_rows = (one for one in items.items if one.grid or any(cut.in_rows for cut in one.cuts))
     return any(task.pipeline or one.tables[0].embedding_dim * one.tables[0].weight_bits % 8 for one in in_rows)
-
-
-def _needs_of_all(task: ShardingTask) -> str:
-    machine = task.machine
-    rooms = {"devices": sum(task.room_bytes), "hosts": sum(machine.host_bytes), "SSDs": sum(machine.ssd_bytes)}
-    have = ", ".join(f"the {what} {gb_text(room)}" for what, room in rooms.items() if room)
-    return f"the tables need {gb_text(sum(task.table_bytes))}, {have or 'there is no memory for them'}"
-
-
-def _none(task: ShardingTask, items: PackedItems, why: str) -> InfeasibleTask:
-    if task.may_offload:
-        return InfeasibleTask(f"{why}: {_needs_of_all(task)}.", f"{MORE_ROOM}, or host_memory_gb.")
-    return InfeasibleTask(f"{why}: {sharding_needs_and_room(task, items)}.", f"{MORE_ROOM}.")

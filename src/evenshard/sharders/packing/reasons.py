@@ -1,119 +1,290 @@
-"""Plain reasons why tables cannot be sharded legally; what they say holds for every placement.
+"""Why a task has no placement: plain reasons, with numbers and what to do. Nothing is searched here.
 
-Memory is counted as if each table could be spread as its types allow: a table that may be cut takes the least that all
-its parts can take.
+What a reason says holds for every placement. Memory is counted as if each table could be spread as its types allow: a
+table that may be cut takes the least that all its parts can take. Where all tables stay whole
+(``ShardingTask.as_whole``), none may be cut.
+
+Not every impossible task has a plain reason: tables may fit by the numbers and not in pieces. Sharders that meet a dead
+end say so with the other errors below, and ``legal_parts`` finds out whether there is a way around it.
+
+Legend: I items, D devices.
 """
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.placement import refusal
-from evenshard.placement.items import WholeTables
-from evenshard.placement.parts import COLUMN_STEP
-from evenshard.placement.placement import caps_text
-from evenshard.placement.refusal import MORE_MEMORY, MORE_ROOM, Reason
+from evenshard.placement.items import Items, device_mask
+from evenshard.placement.parts import COLUMN_STEP, whole_tables
+from evenshard.placement.placement import caps_text, legal_mask
 from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES
-from evenshard.placement.task import ShardingTask
+from evenshard.placement.storage import FUSED, KEY_VALUE
+from evenshard.placement.task import ShardingTask, common_kernels, part_bytes, ruled_out
 from evenshard.sharders.packing.cuts import Cut
 from evenshard.sharders.packing.fill import most_blocks
 from evenshard.sharders.packing.items import PackedItem, PackedItems
+from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
-from evenshard.utils.messages import brief
-from evenshard.utils.units import gb_text
+from evenshard.utils.messages import brief, names_text
+from evenshard.utils.messages import cut as shortened
+from evenshard.utils.units import gb_text, missing_text
+
+MORE_MEMORY = "Raise memory_cap_gb"
+# The remedy where memory is short. Only a search can say how much of it: what is missing alone may not be enough.
+MORE_ROOM = f"{MORE_MEMORY} or num_devices"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why no placement of a task can exist, and what to do: two sentences."""
+
+    problem: str
+    remedy: str
+
+
+def reason(task: ShardingTask, items: PackedItems | None = None) -> Reason | None:
+    """Why no placement of a task can exist whose every table has types left; None without a plain reason.
+
+    The most specific reason: replicas that fill a device, rules that contradict each other, then tables larger than
+    each device they may live on, then tables that overfill the few devices they may live on, then all of them together,
+    and at last a table that cannot be cut so that it fits.
+
+    Args:
+        task: the task to place.
+        items: of the task, where they are known.
+    """
+    found = PackedItems.of(task) if items is None else items
+    looks = (_overfull_by_replicas, _contradictions, _too_large, _overfull, _unfit)
+    return next((why for look in looks for why in look(task, found)), None)
 
 
 def require_sharding_room(task: ShardingTask, items: PackedItems | None = None) -> None:
     """Raises InfeasibleTask if no placement can exist for a plain reason; each table has types left."""
-    if (why := _reason(task, PackedItems.of(task) if items is None else items)) is not None:
+    if (why := reason(task, items)) is not None:
         raise InfeasibleTask(why.problem, why.remedy)
 
 
-def _reason(task: ShardingTask, items: PackedItems) -> Reason | None:
-    """Why no placement of a task can exist; None without a plain reason.
+def require_room(task: ShardingTask) -> None:
+    """Raises InfeasibleTask if no placement of whole tables can exist for a plain reason."""
+    if (why := reason(task.as_whole)) is not None:
+        raise InfeasibleTask(f"{shortened(task.task_id)}: {why.problem}", why.remedy)
 
-    The most specific reason: replicas that fill a device, rules that contradict each other, tables too large for where
-    they may live, then all of them together.
+
+def require_types(task: ShardingTask) -> None:
+    """Raises InfeasibleTask if the rules of a table leave it no way to be sharded, or no memory to be kept in."""
+    position = next((at for at in range(len(task.tables)) if not task.kernels_of(at)), None)
+    if position is not None:
+        kernels = task.limits_of(position).kernels or task.kernels
+        raise InfeasibleTask(
+            f"table {brief(task.tables[position].name)} may only be kept {' or '.join(kernels)}, but the machine has "
+            f"no memory for that.",
+            f"Give host_memory_gb, or ssd_gb for {KEY_VALUE}, or allow it {FUSED}.",
+        )
+    if (group := next((one for one in task.together if not common_kernels(task, one)), None)) is not None:
+        raise InfeasibleTask(
+            f"tables {brief(', '.join(task.tables[at].name for at in group))} stay together, and no kernel is allowed "
+            f"for all of them.",
+            "Allow them a common one, or drop the rule.",
+        )
+    position = next((at for at in sorted(task.only_replicated) if FUSED not in task.kernels_of(at)), None)
+    if position is not None:
+        raise InfeasibleTask(
+            f"table {brief(task.tables[position].name)} may only be sharded {' or '.join(REPLICATED)}, and only be "
+            f"kept {' or '.join(task.kernels_of(position))}: replicas live in device memory.",
+            f"Allow it another type, or {FUSED}.",
+        )
+    position = next((at for at, types in enumerate(task.types) if not types), None)
+    if position is None:
+        return
+    why = ruled_out(task, position)
+    asked = [one for one in SHARDING_TYPES if one in task.limits_of(position).types]
+    clauses = dict.fromkeys(why[one] for one in asked)
+    raise InfeasibleTask(
+        f"table {brief(task.tables[position].name)} may only be sharded {' or '.join(asked)}, but "
+        f"{', and '.join(clauses)}.",
+        "Allow it another type, or drop one of these rules.",
+    )
+
+
+def no_room(task: ShardingTask, tables: Sequence[int], used_bytes: Sequence[int]) -> InfeasibleTask:
+    """The error of a sharder that finds no legal device for a table, or for tables that stay together.
+
+    Args:
+        task: the task that is being placed.
+        tables: their positions in ``task.tables``.
+        used_bytes: memory in use, by device id.
     """
+    items = Items.of(task)
+    allowed_D = items.allowed_ID[items.item_of_T[tables[0]]]
+    need, named = sum(task.table_bytes[position] for position in tables), [task.tables[position] for position in tables]
+    left = max(cap - used for cap, used, may in zip(task.room_bytes, used_bytes, allowed_D, strict=True) if may)
+    where = "" if allowed_D.all() else f" of those allowed ({_devices(allowed_D)})"
+    problem = f"the freest device{where} has {gb_text(left)} left ({caps_text(task.room_bytes)})."
+    remedy = f"{MORE_ROOM}."
+    if legal_mask(0, need, left):
+        problem = "the devices with room hold tables that must stay apart from it."
+        remedy = "Raise num_devices or drop that rule."
+    return InfeasibleTask(f"{shortened(task.task_id)}: {_subject(named)} {_needs(named, need)}; {problem}", remedy)
+
+
+def no_placement_found(task: ShardingTask, why: str) -> InfeasibleTask:
+    """The error of a sharder of whole tables that knows no placement at all; see ``no_parts_found``."""
+    return no_parts_found(task.as_whole, f"{shortened(task.task_id)}: {why}")
+
+
+def no_parts_found(task: ShardingTask, why: str, items: PackedItems | None = None) -> InfeasibleTask:
+    """The error of a sharder that knows no placement at all, with what the task needs and has.
+
+    Args:
+        task: the task without a placement.
+        why: there is none, or none was found.
+        items: of the task, where they are known.
+    """
+    if task.may_offload:
+        return InfeasibleTask(f"{why}: {_needs_and_memory(task)}.", f"{MORE_ROOM}, or host_memory_gb.")
+    needs = _needs_and_room(PackedItems.of(task) if items is None else items)
+    return InfeasibleTask(f"{why}: {needs}.", f"{MORE_ROOM}.")
+
+
+def _needs_and_memory(task: ShardingTask) -> str:
+    """What the tables need, and what devices, hosts and SSDs have, as a clause."""
+    need = sum(part_bytes(task, *one) for one in zip(task.tables, whole_tables(task.tables), strict=True))
+    machine = task.machine
+    rooms = {"devices": sum(task.room_bytes), "hosts": sum(machine.host_bytes), "SSDs": sum(machine.ssd_bytes)}
+    have = ", ".join(f"the {what} {gb_text(room)}" for what, room in rooms.items() if room)
+    return f"the tables need {gb_text(need)}, {have or 'there is no memory for them'}"
+
+
+def _needs_and_room(items: PackedItems) -> str:
+    """What the tables need, what the devices have and what the largest table needs, as a clause."""
+    rooms = items.room_D.tolist()
+    need = sum(_least_bytes(item, items.room_D) for item in items.items)
+    room = f"{gb_text(need)} of the {len(rooms)} devices' {gb_text(sum(rooms))}"
+    if any(item.is_free for item in items.items):
+        return f"the tables need at least {room} ({caps_text(rooms)}), however they are cut"
+    tables = [one for item in items.items for one in zip(item.table_bytes, item.tables, strict=True)]
+    size, largest = max(tables, key=lambda one: one[0])
+    return f"the tables need {room} ({caps_text(rooms)}), the largest ({_names([largest])}) {gb_text(size)}"
+
+
+# The plain reasons, each with items that the ones before let pass -----------------------------------------------------
+
+
+def _overfull_by_replicas(task: ShardingTask, items: PackedItems) -> Iterator[Reason]:
     if items.room_D.min() < 0:
         device = int(items.room_D.argmin())
         need, room = task.room_bytes[device] - int(items.room_D[device]), task.room_bytes[device]
         names = brief(", ".join(table.name for table in items.replicas))
-        return Reason(
+        yield Reason(
             f"replicas of {names}, which may only be sharded {' or '.join(REPLICATED)}, need {gb_text(need)} on "
             f"every device; device {device} has {gb_text(room)}.",
             f"{MORE_MEMORY}, or allow them another type.",
         )
-    relaxed, cut = _relax_items(task, items)
-    if relaxed is None:
-        return None
-    if (found := refusal.reason(relaxed, cut)) is not None:
-        return found
+
+
+def _contradictions(task: ShardingTask, items: PackedItems) -> Iterator[Reason]:
+    devices, allowed_ID = task.num_devices, items.allowed_ID
+    for number in np.flatnonzero(~allowed_ID.any(axis=1)).tolist():
+        item = items.items[number]
+        for position, table in zip(item.positions, item.tables, strict=True):
+            if not device_mask(devices, task.limits_of(position).devices).any():
+                yield Reason(
+                    f"{_subject([table])} may live on no device.", f"Allow it at least one of 0 to {devices - 1}."
+                )
+        yield Reason(
+            f"tables {_names(item.tables)} must stay together, but no device is allowed for all of them.",
+            "Allow them a common device, or drop the rule.",
+        )
+    for kind, group in enumerate(task.apart):
+        numbers = [number for number, item in enumerate(items.items) if kind in item.apart]
+        for number in numbers:
+            both = [position for position in items.items[number].positions if position in group]
+            if len(both) > 1:
+                yield Reason(
+                    f"tables {_names([task.tables[position] for position in both])} must stay both together and apart.",
+                    "Drop one of the two rules.",
+                )
+        for allowed_D, inside in _confinements(allowed_ID[numbers]):
+            if len(inside) > allowed_D.sum():
+                confined = {position for at in inside for position in items.items[numbers[at]].positions}
+                names = _names([task.tables[position] for position in group if position in confined])
+                room, remedy = f"there are {devices} devices", f"Raise num_devices to at least {len(inside)}"
+                if not allowed_D.all():
+                    room, remedy = f"may only live on {_devices(allowed_D)}", "Allow them more devices"
+                yield Reason(f"tables {names} must stay apart, but {room}.", f"{remedy}, or keep fewer apart.")
+
+
+def _too_large(task: ShardingTask, items: PackedItems) -> Iterator[Reason]:
+    most_I = np.where(items.allowed_ID, items.room_D, -1).max(axis=1)
+    rooms = zip(items.items, most_I.tolist(), strict=True)
+    too_large = [(item, room) for item, room in rooms if not item.is_free and not legal_mask(0, item.size_bytes, room)]
+    if not too_large:
+        return
+    item, room = max(too_large, key=lambda one: one[0].size_bytes)
+    limit, remedy = f"a whole device ({caps_text(items.room_D.tolist())})", MORE_MEMORY
+    if not item.allowed_D.all():
+        limit = f"{_devices(item.allowed_D)} can hold ({gb_text(room)}), and it may live nowhere else"
+        remedy += ", or allow it a larger device"
+    subject = _subject(item.tables)
+    if len(item.tables) > 1:
+        subject, remedy = f"{subject}, which must stay together,", f"{remedy}, or do not keep them together"
+    missing = missing_text(item.size_bytes - room)
+    if len(too_large) > 1:
+        missing += f"; too large as well: {len(too_large) - 1} more"
+    yield Reason(f"{subject} {_needs(item.tables, item.size_bytes)}, more than {limit}: {missing}.", f"{remedy}.")
+
+
+def _overfull(task: ShardingTask, items: PackedItems) -> Iterator[Reason]:
+    needs_I = np.array([_least_bytes(item, items.room_D) for item in items.items], dtype=np.int64)
+    for allowed_D, inside in _confinements(items.allowed_ID):
+        need, room = int(needs_I[inside].sum()), int(items.room_D[allowed_D].sum())
+        if legal_mask(0, need, room):
+            continue
+        missing, confined = missing_text(need - room), [items.items[at] for at in inside]
+        tables = [table for item in confined for table in item.tables]
+        needs = _needs(tables, need, at_least=any(item.is_free for item in confined))
+        if allowed_D.all():
+            subject = "the tables" if len(tables) > 1 else _subject(tables)
+            yield Reason(
+                f"{subject} {needs}, the {task.num_devices} devices have {gb_text(room)} "
+                f"({caps_text(items.room_D.tolist())}): {missing}.",
+                f"{MORE_ROOM}.",
+            )
+        else:
+            yield Reason(
+                f"{_subject(tables)} {needs} and may only live on {_devices(allowed_D)} with {gb_text(room)}: "
+                f"{missing}.",
+                f"{MORE_MEMORY}, or allow some of them elsewhere.",
+            )
+
+
+def _unfit(task: ShardingTask, items: PackedItems) -> Iterator[Reason]:
     for item in items.items:
         if item.is_free and not _fits_alone(task, item, items.room_D):
             types = ", ".join(one for one in SHARDING_TYPES if one in task.types[item.positions[0]])
-            return Reason(
+            yield Reason(
                 f"table {brief(item.tables[0].name)} does not fit the devices that it may live on, however it may be "
                 f"sharded ({types}): they have room for {_most_of(item, items.room_D)} "
-                f"({caps_text(relaxed.room_bytes)}).",
+                f"({caps_text(items.room_D.tolist())}).",
                 f"{MORE_ROOM}, or allow it more types.",
             )
-    return None
 
 
-def _most_of(item: PackedItem, room_D: npt.NDArray[np.int64]) -> str:
-    """What empty devices have room for of an item that may be cut, in words."""
-    most = [(max(_most_together(cut, room_D[scope]) for scope in cut.scopes), cut) for cut in item.cuts]
-    if not most:
-        return f"{gb_text(int(room_D[item.allowed_D].sum()))} of {gb_text(item.least_bytes)}"
-    count, cut = max(most, key=lambda one: one[0] / one[1].blocks)
-    if cut.in_rows:
-        return f"{count:,} of its {cut.blocks:,} rows"
-    return f"{COLUMN_STEP * count} of its {COLUMN_STEP * cut.blocks} columns, in parts of at least " + (
-        f"{COLUMN_STEP * cut.least_blocks}"
-    )
+def _confinements(
+    allowed_ID: npt.NDArray[np.bool_],
+) -> Iterator[tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]]:
+    """[D] sets of devices, the smallest first, and which items may live nowhere else; all devices last."""
+    sets = np.unique(allowed_ID[~allowed_ID.all(axis=1)], axis=0)
+    for allowed_D in sets[sets.sum(axis=1).argsort(kind="stable")]:
+        yield allowed_D, np.flatnonzero(~(allowed_ID & ~allowed_D).any(axis=1))
+    yield np.ones(allowed_ID.shape[1], dtype=bool), np.arange(len(allowed_ID))
 
 
-def _most_together(cut: Cut, room_D: npt.NDArray[np.int64]) -> int:
-    """Blocks that the devices of a scope have room for, in as many parts as there may be."""
-    return int(np.sort(most_blocks(cut, room_D))[::-1][: cut.blocks // cut.least_blocks].sum())
-
-
-def sharding_needs_and_room(task: ShardingTask, items: PackedItems) -> str:
-    """What the tables need, and what the devices have, as a clause."""
-    relaxed, cut = _relax_items(task, items)
-    assert relaxed is not None, "replicas alone fit or do not"
-    return refusal.needs_and_room(relaxed, cut)
-
-
-def _relax_items(task: ShardingTask, items: PackedItems) -> tuple[WholeTables | None, frozenset[int]]:
-    """The items as tables that take the least memory they can, on the same devices, and which of them may be cut."""
-    if not items.items:
-        return None, frozenset()
-    members = [*chain.from_iterable(zip(item.positions, item.tables, strict=True) for item in items.items)]
-    at = {position: number for number, (position, _) in enumerate(members)}
-    state: list[int] = []
-    cut: set[int] = set()
-    for item in items.items:
-        if item.is_free:
-            cut.add(len(state))
-            state.append(_least_bytes(item, items.room_D) - item.tables[0].size_bytes)
-        else:
-            state += [one - table.size_bytes for one, table in zip(item.table_bytes, item.tables, strict=True)]
-    tables = tuple(table for _, table in members)
-    relaxed = WholeTables(
-        task_id=task.task_id,
-        tables=tables,
-        table_bytes=tuple(table.size_bytes + more for table, more in zip(tables, state, strict=True)),
-        room_bytes=tuple(items.room_D.tolist()),
-        allowed=tuple(task.limits_of(position).devices for position, _ in members),
-        together=tuple(tuple(at[position] for position in group) for group in task.together),
-        apart=tuple(tuple(at[position] for position in group) for group in task.apart),
-    )
-    return relaxed, frozenset(cut)
+# What an item takes at least, and where it fits -----------------------------------------------------------------------
 
 
 def _least_bytes(item: PackedItem, room_D: npt.NDArray[np.int64]) -> int:
@@ -150,3 +321,49 @@ def _fits_alone(task: ShardingTask, item: PackedItem, room_D: npt.NDArray[np.int
     if any(_most_together(cut, room_D[scope]) >= cut.blocks for cut in item.cuts for scope in cut.scopes):
         return True
     return item.grid is not None and int(room_D[item.allowed_D].sum()) >= item.least_bytes
+
+
+def _most_of(item: PackedItem, room_D: npt.NDArray[np.int64]) -> str:
+    """What empty devices have room for of an item that may be cut, in words."""
+    most = [(max(_most_together(cut, room_D[scope]) for scope in cut.scopes), cut) for cut in item.cuts]
+    if not most:
+        return f"{gb_text(int(room_D[item.allowed_D].sum()))} of {gb_text(item.least_bytes)}"
+    count, cut = max(most, key=lambda one: one[0] / one[1].blocks)
+    if cut.in_rows:
+        return f"{count:,} of its {cut.blocks:,} rows"
+    return f"{COLUMN_STEP * count} of its {COLUMN_STEP * cut.blocks} columns, in parts of at least " + (
+        f"{COLUMN_STEP * cut.least_blocks}"
+    )
+
+
+def _most_together(cut: Cut, room_D: npt.NDArray[np.int64]) -> int:
+    """Blocks that the devices of a scope have room for, in as many parts as there may be."""
+    return int(np.sort(most_blocks(cut, room_D))[::-1][: cut.blocks // cut.least_blocks].sum())
+
+
+# Words ----------------------------------------------------------------------------------------------------------------
+
+
+def _names(tables: Sequence[Table]) -> str:
+    """Names of tables, the first three of many."""
+    return names_text([table.name for table in tables], write=shortened)
+
+
+def _subject(tables: Sequence[Table]) -> str:
+    return f"table{'s' if len(tables) > 1 else ''} {_names(tables)}"
+
+
+def _needs(tables: Sequence[Table], need: int, at_least: bool = False) -> str:
+    """What tables take, with what they take besides weights apart: optimizer state, inputs and outputs."""
+    weights = sum(table.size_bytes for table in tables)
+    parts = (
+        f" ({gb_text(weights)} of weights, {gb_text(need - weights)} of state, inputs and outputs)"
+        if need > weights
+        else ""
+    )
+    return f"need{'' if len(tables) > 1 else 's'}{' at least' if at_least else ''} {gb_text(need)}{parts}"
+
+
+def _devices(allowed_D: npt.NDArray[np.bool_]) -> str:
+    numbers = np.flatnonzero(allowed_D).tolist()
+    return f"device{'s' if len(numbers) > 1 else ''} {shortened(', '.join(map(str, numbers)))}"

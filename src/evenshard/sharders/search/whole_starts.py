@@ -16,15 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.measure.price.device_price import DevicePrice, alone_ms
-from evenshard.measure.simulated.device_model import LANE_LIMITS, ROW_LIMITS
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.sharders.search.sharding_option import Piece
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.state import Choice
 from evenshard.tables.reuse import FloatArray
 
-# Rows of a device up to which its sort takes two passes, and three: one is for fewer than most tables have.
-SORT_LIMITS = ROW_LIMITS[1:3]
+# Which of a price's limits on rows are tried: two passes, and three. One is for fewer than most tables have.
+TRIED_PASSES = slice(1, 3)
 # Numbers of devices with few rows that are tried, and for each width of tables of devices without wider ones.
 MOST_SPLITS, MOST_WIDTH_SPLITS = 8, 4
 # Starts that are given back, of those with devices for narrow tables and of the others.
@@ -36,7 +35,7 @@ def whole_starts(space: SearchSpace) -> list[list[Choice]]:
 
     A device's tables are priced as if one kernel call looked up all of them.
     """
-    task, costs = space.task, space.costs
+    task, costs, price = space.task, space.costs, space.costs.prices[0]
     numbers = [
         next((at for at, option in enumerate(group.options) if option.sharding_type == TABLE_WISE), None)
         for group in space.groups
@@ -52,10 +51,12 @@ def whole_starts(space: SearchSpace) -> list[list[Choice]]:
         [sum(task.tables[at].num_rows for at in group.tables) for group in space.groups], dtype=np.float64
     )
     exchange_G = np.array([piece.volume_V for piece in pieces]) @ costs.exchange_slopes[0]
-    alone_G = alone_ms(costs.prices[0], columns_GH) + exchange_G
+    alone_G = alone_ms(price, columns_GH) + exchange_G
     widest_G = np.array([max(task.tables[at].embedding_dim for at in group.tables) for group in space.groups])
-    allowed_SGD, most_rows_SD = row_splits(rows_G, alone_G, task.num_devices, SORT_LIMITS, MOST_SPLITS)
-    narrow_SGD = width_splits(widest_G, task.num_devices, MOST_WIDTH_SPLITS)
+    allowed_SGD, most_rows_SD = row_splits(
+        rows_G, alone_G, task.num_devices, price.row_limits[TRIED_PASSES], MOST_SPLITS
+    )
+    narrow_SGD = width_splits(widest_G, task.num_devices, price.lane_limits, MOST_WIDTH_SPLITS)
     allowed_SGD = np.concatenate([allowed_SGD, narrow_SGD])
     most_rows_SD = np.concatenate([most_rows_SD, np.full((len(narrow_SGD), task.num_devices), np.inf)])
     for group, own in enumerate(space.groups):
@@ -69,8 +70,8 @@ def whole_starts(space: SearchSpace) -> list[list[Choice]]:
     free_SD = np.repeat(space.room_D[None], len(allowed_SGD), axis=0)
     ms_SD, start_S = np.zeros(sums_SDH.shape[:2]), np.arange(len(allowed_SGD))
     for group in np.lexsort((-alone_G, ~bound_G)).tolist():
-        with_SDH = _with(costs.prices[0], sums_SDH, columns_GH[group])
-        with_SD = alone_ms(costs.prices[0], with_SDH.reshape(-1, with_SDH.shape[2])).reshape(ms_SD.shape)
+        with_SDH = _with(price, sums_SDH, columns_GH[group])
+        with_SD = alone_ms(price, with_SDH.reshape(-1, with_SDH.shape[2])).reshape(ms_SD.shape)
         with_SD = with_SD + exchange_SD + exchange_G[group]
         legal_SD = allowed_SGD[:, group] & (free_SD >= pieces[group].size_bytes)
         legal_SD &= rows_SD + rows_G[group] <= most_rows_SD
@@ -143,7 +144,9 @@ def row_splits(
     return np.stack(allowed), np.stack(most_rows)
 
 
-def width_splits(widest_G: npt.NDArray[np.int64], num_devices: int, most_splits: int) -> npt.NDArray[np.bool_]:
+def width_splits(
+    widest_G: npt.NDArray[np.int64], num_devices: int, lane_limits: Sequence[int], most_splits: int
+) -> npt.NDArray[np.bool_]:
     """[S, G, D] which groups may go to which devices, where the last devices are for narrow tables alone.
 
     Those for the narrowest come last, before them those for the next wider ones.
@@ -151,9 +154,10 @@ def width_splits(widest_G: npt.NDArray[np.int64], num_devices: int, most_splits:
     Args:
         widest_G: largest dim of each group.
         num_devices: D.
+        lane_limits: largest dims that count as narrow.
         most_splits: numbers of devices that are tried for each limit on what is narrow, beside none.
     """
-    limits = [limit for limit in LANE_LIMITS if (widest_G > limit).any() and (widest_G <= limit).any()]
+    limits = [limit for limit in lane_limits if (widest_G > limit).any() and (widest_G <= limit).any()]
     counts = np.unique(np.linspace(0, num_devices - 1, min(num_devices, most_splits + 1)).round().astype(int))
     allowed = []
     for numbers in combinations_with_replacement(counts.tolist(), len(limits)):

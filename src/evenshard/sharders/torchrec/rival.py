@@ -45,7 +45,6 @@ from evenshard.placement.parts import TablePart
 from evenshard.placement.pipeline import PREFETCH
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_parts_memory, parts_by_table
-from evenshard.placement.refusal import no_placement_found, require_room
 from evenshard.placement.sharding import (
     GRIDS,
     IN_ROWS,
@@ -57,6 +56,7 @@ from evenshard.placement.sharding import (
 )
 from evenshard.placement.storage import FUSED, USUAL_KERNELS
 from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part
+from evenshard.sharders.packing.reasons import no_placement_found, require_room
 from evenshard.sharders.torchrec.cache_statistics import TableStatistics
 from evenshard.sharders.torchrec.compat import require_torchrec
 from evenshard.sharders.torchrec.planner import (

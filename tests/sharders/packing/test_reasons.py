@@ -8,17 +8,23 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from evenshard.placement.items import WholeTables
-from evenshard.placement.refusal import Reason, missing_text, reason, require_room
+from evenshard.placement.sharding import ROW_WISE
 from evenshard.placement.task import ShardingTask
+from evenshard.sharders.packing.reasons import Reason, reason, require_room
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.units import BYTES_PER_GB as GB
+from evenshard.utils.units import missing_text
 from support.builders import capped
 from support.constraint_builders import gb_task, legal_placements, limited, limited_tasks, only
 
 
 def reason_of(of_task: ShardingTask, cut: Sequence[int] = ()) -> Reason | None:
-    return reason(WholeTables.of(of_task), cut)
+    """The reason where some tables may be cut by rows too."""
+    whole = of_task.as_whole
+    limits = tuple(
+        replace(own, types=own.types | {ROW_WISE}) if at in cut else own for at, own in enumerate(whole.limits)
+    )
+    return reason(replace(whole, limits=limits))
 
 
 def why(of_task: ShardingTask) -> str:
