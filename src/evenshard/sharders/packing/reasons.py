@@ -19,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.placement.items import Items, device_mask
-from evenshard.placement.parts import COLUMN_STEP, whole_tables
+from evenshard.placement.parts import COLUMN_STEP
 from evenshard.placement.placement import caps_text, legal_mask
 from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES
 from evenshard.placement.storage import FUSED, KEY_VALUE
-from evenshard.placement.task import ShardingTask, common_kernels, part_bytes, ruled_out
+from evenshard.placement.task import ShardingTask, common_kernels, ruled_out
 from evenshard.sharders.packing.cuts import Cut
 from evenshard.sharders.packing.fill import most_blocks
 from evenshard.sharders.packing.items import PackedItem, PackedItems
@@ -152,11 +152,10 @@ def no_parts_found(task: ShardingTask, why: str, items: PackedItems | None = Non
 
 def _needs_and_memory(task: ShardingTask) -> str:
     """What the tables need, and what devices, hosts and SSDs have, as a clause."""
-    need = sum(part_bytes(task, *one) for one in zip(task.tables, whole_tables(task.tables), strict=True))
     machine = task.machine
     rooms = {"devices": sum(task.room_bytes), "hosts": sum(machine.host_bytes), "SSDs": sum(machine.ssd_bytes)}
     have = ", ".join(f"the {what} {gb_text(room)}" for what, room in rooms.items() if room)
-    return f"the tables need {gb_text(need)}, {have or 'there is no memory for them'}"
+    return f"the tables need {gb_text(sum(task.table_bytes))}, {have or 'there is no memory for them'}"
 
 
 def _needs_and_room(items: PackedItems) -> str:

@@ -158,7 +158,8 @@ class PlanSearch:
         if not starts:
             raise InfeasibleTask("no placement was found: the tables' pieces found no room.", "Raise memory_cap_gb.")
         starts.sort(key=lambda one: one.cost_ms)
-        begun = self._predict_cheapest(self._states(starts[:MOST_CANDIDATES]), 1)[0]
+        alike = [one for one in starts[:MOST_CANDIDATES] if one.cost_ms <= ALIKE * starts[0].cost_ms]
+        begun = self._predict_cheapest(self._states(alike), 1)[0]
         with on_interrupt(self.interrupt):
             # A step tries many changes at once: together, the starts' shares take more than all changes.
             last_of_all = self._tries * self.effort.share if self.effort.share < 1 else float("inf")
