@@ -98,8 +98,9 @@ def swept_in_full(rows: Sequence[Result]) -> set[Cell]:
 
 
 def cut_off(rows: Sequence[Result]) -> Iterator[str]:
-    """Cells in which it did not, or nothing."""
-    cells = [str(cell) for cell in by_cell(rows) if cell not in swept_in_full(rows)]
+    """A sentence that names the cells whose sweep was cut off; empty if there are none."""
+    asked = by_cell([one for one in rows if one.planner == "torchrec_swept"])
+    cells = [str(cell) for cell in asked if cell not in swept_in_full(rows)]
     yield f"Its sweep was cut off in: {'; '.join(cells)}." if cells else ""
 
 

@@ -14,6 +14,7 @@ from benchmarks.shardbench import cases, linear
 from benchmarks.shardbench.cases import BenchMachine, Cell, cells, tables_called
 from benchmarks.shardbench.page import page, table
 from benchmarks.shardbench.planners import NAMES, autoshard, dreamshard, load_planner
+from benchmarks.shardbench.planners.torchrec_swept import SWEEP_S
 from benchmarks.shardbench.results import (
     FITS,
     ILLEGAL,
@@ -164,6 +165,10 @@ def test_where_evenshard_loses_is_told_by_every_oracle() -> None:
     assert "| mixed_3, 8 x h100 | 2.000 | 1.600 | greedy | 25.0 % |" in text
     assert "| mixed_3 | 8 x h100 | device | 1.000 | evenshard | - | - | -33.3 % | - |" in text
     assert "| torchrec_swept | - | 1 | 1 | 1 | 0 | 0 | 0.0 |" in text
+    assert "the device model, TorchRec swept in full" in text and "cut off in" not in text
+    late = " ".join(page([replace(one, seconds=SWEEP_S) for one in rows], "bench").split())
+    assert "the device model, TorchRec swept in full" not in late and "cut off in: mixed_3, 8 x h100." in late
+    assert "cut off in" not in page(rows[:2], "bench")
 
 
 def test_planners_are_files() -> None:

@@ -50,7 +50,7 @@ def test_outputs_are_sent_from_a_buffer_of_their_own() -> None:
     assert memory().returned == 0
 
 
-def test_every_kind_is_so_many_bytes_and_so_many_for_each_column() -> None:
+def test_every_kind_is_whole_many_bytes_and_so_many_for_each_column() -> None:
     table = replace(T, num_rows=999, pooling_factor=1.7, embedding_dim=64, is_weighted=True)
     for storage in (Storage(), Storage(FUSED_UVM_CACHING, 0.3), Storage(FUSED_UVM), Storage(KEY_VALUE, 0.1)):
         for optimizer in ("rowwise_adagrad", "adam"):

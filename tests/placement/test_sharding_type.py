@@ -82,7 +82,7 @@ def test_where_rows_live() -> None:
 
 
 def test_parts_by_columns_have_places_of_their_own() -> None:
-    most = {name: one.most_widths(MACHINE) for name, one in TYPES.items() if one.cuts_columns}
+    most = {name: one.most_column_parts(MACHINE) for name, one in TYPES.items() if one.cuts_columns}
     assert most == {"column_wise": 4, "table_column_wise": 2, "grid_shard": 2}
     assert allowed_sets(MACHINE, 2, frozenset({0, 2, 3})) == (range(2, 4),)
     assert allowed_sets(MACHINE, 2, None) == (range(0, 2), range(2, 4))

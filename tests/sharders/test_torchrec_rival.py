@@ -19,7 +19,7 @@ from evenshard.placement.sharding import DATA_PARALLEL, GRID_SHARD, IN_ROWS, TAB
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.torchrec.planner import Bandwidths, machine_bandwidths, merge_parts
 from evenshard.sharders.torchrec.rival import TorchRecPlanner
-from evenshard.sharders.torchrec.settings import PLAIN, PlannerSetting, free_hands
+from evenshard.sharders.torchrec.settings import DYNAMIC, PLAIN, PlannerSetting, free_hands
 from evenshard.tables.catalog import load_catalog
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
@@ -152,6 +152,11 @@ def test_free_hands_are_what_differs_for_a_task_as_it_comes_first(mlperf: tuple[
         assert {one.min_partition for one in found} == {None, 8, 16, 32, 64}
         assert {one.own_constants for one in found} == {one.lookups for one in found} == {False, True}
         assert {one.sort_by for one in found} == {"storage", "perf"}
+        for replicas, rows in product((True, False), repeat=2):
+            of_types = [one for one in found[2:] if (one.replicas, one.rows) == (replicas, rows)]
+            assert {one.own_constants for one in of_types} == {False, True}
+            assert {DYNAMIC, ""} <= {one.proposers for one in of_types}
+    assert [len(free_hands(task)) for task in (one_node, two_nodes)] == [31, 37]
     whole = replace(one_node, limits=(TableLimits(types=frozenset({TABLE_WISE})),) * 26)
     assert {one.min_partition for one in free_hands(whole)} == {None}
     assert all(one.replicas and one.rows for one in free_hands(whole))

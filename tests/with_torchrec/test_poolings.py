@@ -13,7 +13,7 @@ CLICKS = Table("clicks", 100, 8, 4.0)
 BOTH = Table("items", 100, 8, 8.0, feature_names=("seen", "bought"), feature_pooling_factors=(6.0, 2.0))
 
 
-def test_a_whole_number_of_bags_is_so_many_features() -> None:
+def test_a_whole_number_of_bags_is_whole_many_features() -> None:
     found = with_bags(CLICKS, [3.0])
     assert found.feature_names == ("clicks", "clicks#2", "clicks#3") and found.problem() is None
     assert (found.pooling_factor, found.outputs_per_sample) == (12.0, 3.0)

@@ -49,7 +49,7 @@ class Items:
         )
         needs_TR = np.zeros((num_tables, 1 + len(task.apart)), dtype=np.int64)
         needs_TR[:, 0] = task.table_bytes
-        # Counted, not only known as by apart_groups: an item of two that stay apart finds no room.
+        # Counted rather than listed, so that an item of two tables that must stay apart finds no room.
         for number, group in enumerate(task.apart, start=1):
             needs_TR[list(group), number] = 1
         needs_IR = np.zeros((len(members), needs_TR.shape[1]), dtype=np.int64)

@@ -166,13 +166,13 @@ def row_starts(num_rows: int, devices: int) -> range:
 
 
 def row_spans(table: Table, devices: int) -> list[Span]:
-    """The blocks of ``row_starts``: fewer than devices where there are not enough rows."""
+    """Equal blocks of rows, one for each device; fewer than devices if there are not enough rows."""
     starts = row_starts(table.num_rows, devices)
     return [Span(start, min(start + starts.step, table.num_rows)) for start in starts]
 
 
 def busiest_rows(table: Table, devices: int) -> Span:
-    """The block of ``row_spans`` with the most lookups."""
+    """The block of ``row_spans`` that is looked up most."""
     if table.row_shares is None:
         return Span(0, row_starts(table.num_rows, devices).step)
     return max(row_spans(table, devices), key=lambda span: lookup_share(table, span))
@@ -181,14 +181,14 @@ def busiest_rows(table: Table, devices: int) -> Span:
 def cut_rows(
     table: Table, devices: Sequence[int], columns: Span | None = None, storage: Storage = ON_DEVICE
 ) -> list[TablePart]:
-    """The blocks of ``row_spans``, of all columns or of some, on a device each; the last devices may have none."""
+    """Equal blocks of rows, one on each device, of all columns or of some; the last devices may get none."""
     columns = columns or Span(0, table.embedding_dim)
     cut = zip(row_spans(table, len(devices)), devices, strict=False)
     return [TablePart(table.name, rows, columns, (device,), storage) for rows, device in cut]
 
 
 def lay_out(sizes: Iterable[int]) -> list[Span]:
-    """Spans of these sizes, one after the other."""
+    """Consecutive spans of these sizes, from 0."""
     return [Span(*edges) for edges in pairwise(accumulate(sizes, initial=0))]
 
 

@@ -87,8 +87,8 @@ class ShardingType:
         """The sets of devices among one of which all parts of a table are."""
         return _sets(machine, self.home_span(machine))
 
-    def most_widths(self, machine: Machine) -> int:
-        """Parts by columns that a table has room for at most, each with places of its own."""
+    def most_column_parts(self, machine: Machine) -> int:
+        """The most column parts of a table: each needs devices of its own among those that all parts share."""
         return self.home_span(machine) // self.span(machine)
 
     def covers(self, machine: Machine) -> bool:
@@ -361,5 +361,5 @@ def types_on_all(machine: Machine) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def allowed_sets(machine: Machine, size: int, devices: frozenset[int] | None) -> tuple[range, ...]:
-    """The sets of so many devices that a table may live on every one of, if it may live on these; None for any."""
+    """The sets of ``size`` devices whose devices are all allowed; ``devices`` is None where any device is."""
     return tuple(own for own in _sets(machine, size) if devices is None or devices.issuperset(own))

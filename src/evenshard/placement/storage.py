@@ -76,5 +76,5 @@ ON_DEVICE = Storage()
 
 
 def storages_of(kernel: str, load_factors: Sequence[float]) -> tuple[Storage, ...]:
-    """A kernel with each of these caches, or without one if it has none."""
+    """The storages of a kernel: one for each load factor if it caches rows, otherwise one."""
     return tuple(Storage(kernel, one) for one in load_factors) if kernel in CACHED_KERNELS else (Storage(kernel),)

@@ -54,8 +54,8 @@ class TableLimits:
     kernels: frozenset[str] | None = None
 
     @property
-    def least_fours(self) -> int:
-        """Fours of columns of the narrowest part of a table that is cut."""
+    def min_column_steps(self) -> int:
+        """Least width of a part, in steps of ``COLUMN_STEP`` columns."""
         return max(-(-self.min_columns // COLUMN_STEP), 1)
 
 
@@ -123,8 +123,8 @@ class ShardingTask:
     def as_whole(self) -> ShardingTask:
         """The task in which every table stays whole, in the memory of the devices that its rules allow."""
         limits = tuple(replace(WHOLE, devices=self.limits_of(at).devices) for at in range(len(self.tables)))
-        is_so = self.limits == limits and self.kernels == (FUSED,)
-        return self if is_so else replace(self, limits=limits, kernels=(FUSED,))
+        is_whole = self.limits == limits and self.kernels == (FUSED,)
+        return self if is_whole else replace(self, limits=limits, kernels=(FUSED,))
 
     @property
     def num_devices(self) -> int:
@@ -283,7 +283,7 @@ def _sum_memory(task: ShardingTask, parts: Sequence[TablePart], what: str) -> li
 def may_be_cut_by_columns(table: Table, limits: TableLimits) -> bool:
     """Whether there are two parts that are wide enough."""
     fours, rest = divmod(table.embedding_dim, COLUMN_STEP)
-    return not rest and fours >= 2 * limits.least_fours
+    return not rest and fours >= 2 * limits.min_column_steps
 
 
 def ruled_out(task: ShardingTask, position: int) -> dict[str, str]:

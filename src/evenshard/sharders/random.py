@@ -104,7 +104,7 @@ def possible_types(task: ShardingTask, position: int) -> tuple[str, ...]:
 def _parts(table: Table, way: str, machine: Machine, rng: np.random.Generator) -> list[TablePart]:
     nodes = rng.permutation(machine.num_nodes).tolist()
     of, columns = TYPES[way], [Span(0, table.embedding_dim)]
-    most = of.most_widths(machine)
+    most = of.most_column_parts(machine)
     if of.is_replicated:
         return [whole_part(table, tuple(range(machine.num_devices)))]
     if of.cuts_rows:

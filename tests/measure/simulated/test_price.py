@@ -167,7 +167,7 @@ def test_devices_of_a_place_look_up_the_same_and_each_kind_at_its_own_speed() ->
         one_by_one.add((row % 3, row), 0, 1)
     one_by_one.refresh(np.arange(4), range(3))
     assert loads.compute_2D == pytest.approx(one_by_one.compute_2D, rel=1e-12)
-    to_P = np.array([3, 2, 0])[call_P]  # of all devices, a table leaves and comes again
+    to_P = np.array([3, 3, 2])[call_P]  # any device stands for its place; from all devices a table goes and comes again
     goes, comes = (
         CellChanges(row_P, call_P, row_P, zeros_P, zeros_P - 1),
         CellChanges(row_P, call_P, row_P, to_P, zeros_P + 1),
@@ -180,7 +180,7 @@ def test_devices_of_a_place_look_up_the_same_and_each_kind_at_its_own_speed() ->
         made.add((row % 3, row), 0, -1)
         made.refresh(np.arange(4), range(3))
         assert left_2ND[:, row] == pytest.approx(made.compute_2D, rel=1e-9)
-        made.add((row % 3, row), to, 1)
+        made.add((row % 3, row), to - to % spans[row % 3], 1)
         made.refresh(np.arange(4), range(3))
         assert found_2ND[:, row] == pytest.approx(made.compute_2D, rel=1e-9)
     alone_ms_K = [alone_ms(price, price.columns(lookups[2:3])) for price in prices]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from evenshard.measure.collectives import Links
@@ -17,7 +18,7 @@ from evenshard.placement.parts import Span, TablePart, row_spans
 from evenshard.placement.sharding import COLUMN_WISE, TABLE_WISE
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.search import starts
-from evenshard.sharders.search.construction import Construction, Works
+from evenshard.sharders.search.construction import Construction, SpreadPlaces, Works
 from evenshard.sharders.search.nested import search_with_fewer_types
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.search.space import SearchSpace
@@ -89,3 +90,18 @@ def test_the_costliest_table_in_rows_beside_whole_ones_is_found() -> None:
     by_hand_ms = costs.predict(parts).predicted_ms
     _, found = search_with_fewer_types(costs, PlanSearchEffort(), 0, lambda task, limit_s: ())
     assert found.best.predicted_ms < 0.98 * by_hand_ms
+
+
+def test_pieces_that_live_on_several_devices_go_to_the_least_busy_sets_with_memory() -> None:
+    """Of four pairs of devices, the first is the busiest, the second may not be used, and the third is half full."""
+    load_D, free_D = np.array([9.0, 1, 1, 1, 2, 3, 4, 1]), np.array([90, 90, 90, 90, 90, 40, 90, 90])
+    allowed_D = np.array([True] * 3 + [False] + [True] * 4)
+    pairs = SpreadPlaces.of(2, load_D, free_D, allowed_D)
+    assert pairs.order == [1, 2, 3, 0]
+    assert [pairs.first(size, ()) for size in (40, 41, 90, 91)] == [2, 3, 3, None]
+    assert pairs.first(40, [2]) == 3 and pairs.first(40, (), np.array([True, True, False, False])) == 0
+    pieces = SearchSpace(costs_of((Table("a", 1_000, 8, 1.0),), "h100")).groups[0].options[0].pieces
+    small, large = (replace(pieces[0], size_bytes=size) for size in (40, 90))
+    assert pairs.place([small, large, large]) == (2, 3, 0)
+    assert pairs.place([large] * 3) is None
+    assert SpreadPlaces.of(2, load_D, free_D, None).first(90, ()) == 1

@@ -240,7 +240,7 @@ def _cuts(task: ShardingTask, position: int, storage: Storage) -> tuple[Cut, ...
         homes = TYPES[freest_by_columns(by_columns, machine, COLUMN_WISE)].home_span(machine)
         scopes = _allowed_of(machine, homes, limits.devices)
         blocks = table.embedding_dim // COLUMN_STEP
-        found.append(Cut(0, blocks, _columns(task, table, storage), limits.least_fours, scopes))
+        found.append(Cut(0, blocks, _columns(task, table, storage), limits.min_column_steps, scopes))
     for span in _row_cuts(task, position):
         scopes = _allowed_of(machine, span, limits.devices)
         found.append(Cut(span, table.num_rows, _rows(task, table, storage), 1, scopes))
@@ -270,7 +270,7 @@ def _grid(task: ShardingTask, position: int, span: int, storage: Storage) -> Gri
     return Grid(
         tuple(map(np.array, allowed_sets(task.machine, span, limits.devices))),
         table.embedding_dim // COLUMN_STEP,
-        limits.least_fours,
+        limits.min_column_steps,
         table.num_rows,
         block_bytes,
         max(narrow.block.device - block_bytes, 0),

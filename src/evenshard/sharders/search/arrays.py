@@ -192,7 +192,7 @@ class PieceArrays:
         )
 
     def cells(self, changes: PieceChanges) -> CellChanges:
-        """What they look up."""
+        """The lookups that changes add or take away."""
         from_C, offset_C = repeat_numbers(self.cells_P[changes.piece_E])
         cell_C = self.first_P[changes.piece_E[from_C]] + offset_C
         return CellChanges(

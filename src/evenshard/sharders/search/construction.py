@@ -237,6 +237,54 @@ class Construction:
         return self._space
 
 
+@dataclass(frozen=True)
+class SpreadPlaces:
+    """Sets of devices, one after the other, for pieces that live on several devices each.
+
+    Attributes:
+        order: the sets by number, the least busy one first.
+        free: memory of the fullest device of each; below 0 where one of them is not allowed.
+    """
+
+    order: list[int]
+    free: list[int]
+
+    @staticmethod
+    def of(
+        span: int, load_D: FloatArray, free_D: npt.NDArray[np.int64], allowed_D: npt.NDArray[np.bool_] | None
+    ) -> SpreadPlaces:
+        """The sets of ``span`` devices, each as busy as the busiest of its devices."""
+        free_D = free_D if allowed_D is None else np.where(allowed_D, free_D, -1)
+        order_P = np.argsort(load_D.reshape(-1, span).max(axis=1), kind="stable")
+        return SpreadPlaces(order_P.tolist(), free_D.reshape(-1, span).min(axis=1).tolist())
+
+    def first(self, size_bytes: int, taken: Sequence[int], has_P: npt.NDArray[np.bool_] | None = None) -> int | None:
+        """The least busy set with memory for a piece; None if there is none.
+
+        Args:
+            size_bytes: of the piece, on each device.
+            taken: sets that other pieces of the table have.
+            has_P: whether the hosts have memory for it; None where it is in device memory.
+        """
+        return next(
+            (
+                one
+                for one in self.order
+                if self.free[one] >= size_bytes and one not in taken and (has_P is None or has_P[one])
+            ),
+            None,
+        )
+
+    def place(self, pieces: Sequence[Piece]) -> tuple[int, ...] | None:
+        """The least busy set for each piece of a table in device memory, each a set of its own; None without room."""
+        taken: list[int] = []
+        for piece in pieces:
+            if (one := self.first(piece.size_bytes, taken)) is None:
+                return None
+            taken.append(one)
+        return tuple(taken)
+
+
 class Places:
     """The devices while pieces are placed on them: their work, and their memory.
 
@@ -280,20 +328,12 @@ class Places:
         """Places the pieces of a group that live on several devices each."""
         space = self._construction.space
         option, allowed_D = space.groups[group].options[number], space.groups[group].allowed_D
-        free_P = self.free_D.reshape(-1, option.span).min(axis=1)
-        load_P = self.load_D.reshape(-1, option.span).max(axis=1)
-        may_P = None if allowed_D is None else allowed_D.reshape(-1, option.span).all(axis=1)
-        places: list[int] = []
+        spread, places = SpreadPlaces.of(option.span, self.load_D, self.free_D, allowed_D), list[int]()
         for piece in option.pieces:
-            fits_P = free_P >= piece.size_bytes
-            if not option.storage.is_on_device:
-                fits_P &= self._host_has(option)
-            fits_P[places] = False
-            if may_P is not None:
-                fits_P &= may_P
-            if not fits_P.any():
+            has_P = None if option.storage.is_on_device else self._host_has(option)
+            place = spread.first(piece.size_bytes, places, has_P)
+            if place is None:
                 return None
-            place = int(np.where(fits_P, load_P, np.inf).argmin())
             places.append(place)
             own = range(place * option.span, (place + 1) * option.span)
             self.free_D[own.start : own.stop] -= piece.size_bytes

@@ -87,7 +87,7 @@ class CutBounds:
         for (position, name), by_parts in options_of.items():
             table, type_, counts = task.tables[position], TYPES[name], sorted(by_parts)
             blocks = table.embedding_dim // COLUMN_STEP
-            most = min(type_.most_widths(task.machine), blocks)
+            most = min(type_.most_column_parts(task.machine), blocks)
             # The option of the fewest parts stands for cuts into fewer, too; parts live on devices of their own.
             ranges = zip([2, *counts[1:]], [*(one - 1 for one in counts[1:]), most], strict=True)
             yield _Cut(
@@ -95,7 +95,7 @@ class CutBounds:
                 tuple(at for count in counts for at in by_parts[count]),
                 tuple(own for count, own in zip(counts, ranges, strict=True) for _ in by_parts[count]),
                 busiest_rows(table, type_.span(task.machine)) if type_.cuts_rows else None,
-                task.limits_of(position).least_fours,
+                task.limits_of(position).min_column_steps,
                 blocks,
             )
 

@@ -6,47 +6,14 @@ Legend: D devices.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from evenshard.placement.sharding import spans
-from evenshard.sharders.search.construction import Construction, Places
-from evenshard.sharders.search.sharding_option import Piece, ShardingOption
+from evenshard.sharders.search.construction import Construction, Places, SpreadPlaces
+from evenshard.sharders.search.sharding_option import Piece
 from evenshard.sharders.search.state import Choice, Indices, State, firsts_of
 from evenshard.tables.reuse import FloatArray
-
-
-@dataclass(frozen=True)
-class _SpreadPlaces:
-    """Places of several devices each.
-
-    Attributes:
-        order: the places, the least busy one first.
-        free: memory of each; below 0 where nothing may live.
-    """
-
-    order: list[int]
-    free: list[int]
-
-    @staticmethod
-    def of(span: int, order_D: FloatArray, free_D: Indices, allowed_D: npt.NDArray[np.bool_] | None) -> _SpreadPlaces:
-        """The places of so many devices, as busy as the busiest of them."""
-        free_D = free_D if allowed_D is None else np.where(allowed_D, free_D, -1)
-        order_P = np.argsort(order_D.reshape(-1, span).max(axis=1), kind="stable")
-        return _SpreadPlaces(order_P.tolist(), free_D.reshape(-1, span).min(axis=1).tolist())
-
-    def choose(self, number: int, option: ShardingOption) -> Choice | None:
-        """The first places with memory for each piece of an option, each piece on its own."""
-        places: list[int] = []
-        for piece in option.pieces:
-            fitting = (one for one in self.order if self.free[one] >= piece.size_bytes and one not in places)
-            place = next(fitting, None)
-            if place is None:
-                return None
-            places.append(place)
-        return Choice(number, tuple(places))
 
 
 class Pieces:
@@ -130,24 +97,23 @@ class Pieces:
         options, rules = self.space.groups[group].options, set(self.space.groups[group].apart)
         devices = np.argsort(order_D, kind="stable")
         allowed_D = self.space.groups[group].allowed_D
-        of_span: dict[int, _SpreadPlaces] = {}
+        of_span: dict[int, SpreadPlaces] = {}
         found: list[Choice] = []
         for number in numbers:
             option = options[number]
             simple = option.storage.is_on_device and not rules and option.home_span == len(free_D)
             if not simple:
                 choice = self._place_option(state, group, number, order_D, free_D, -free_3D[1:])
-            elif 1 < option.span < len(free_D):
-                if option.span not in of_span:
-                    of_span[option.span] = _SpreadPlaces.of(option.span, order_D, free_D, allowed_D)
-                choice = of_span[option.span].choose(number, option)
             elif option.span == 1:
                 fits_D = free_D >= max(piece.size_bytes for piece in option.pieces)
                 fits_D = fits_D if allowed_D is None else fits_D & allowed_D
                 places = devices[fits_D[devices]][: len(option.pieces)].tolist()
                 choice = Choice(number, tuple(places)) if len(places) == len(option.pieces) else None
             else:
-                choice = Choice(number) if (free_D >= option.pieces[0].size_bytes).all() else None
+                if option.span not in of_span:
+                    of_span[option.span] = SpreadPlaces.of(option.span, order_D, free_D, allowed_D)
+                chosen = of_span[option.span].place(option.pieces)
+                choice = None if chosen is None else Choice(number, chosen)
             if choice is not None:
                 found.append(choice)
         return found

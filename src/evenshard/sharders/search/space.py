@@ -192,7 +192,7 @@ class SearchSpace:
             if not own.cuts_columns:
                 yield own.name, (whole_columns,)
                 continue
-            most = own.most_widths(machine) if own.cuts_rows else min(own.most_widths(machine), allowed)
+            most = own.most_column_parts(machine) if own.cuts_rows else min(own.most_column_parts(machine), allowed)
             for widths in column_cuts(whole_columns, most, limits.min_columns):
                 if (self.is_small and on_device) or len(widths).bit_count() == 1:
                     yield own.name, widths
