@@ -236,6 +236,7 @@ def test_every_device_of_a_table_must_be_allowed() -> None:
 
 
 def test_the_fewest_columns_of_a_part() -> None:
+    assert [TableLimits(min_columns=columns).min_column_steps for columns in (1, 4, 5, 8)] == [1, 1, 2, 2]
     check_sharding(of_task(limits=(TableLimits(min_columns=8),)), ON_ONE_NODE)
     with pytest.raises(InfeasibleTask, match=r"^table 't' has a part of 4 columns, where at least 8 are asked"):
         check_sharding(of_task(limits=(TableLimits(min_columns=8),)), ACROSS)

@@ -10,9 +10,9 @@ import pytest
 from evenshard.measure.kernel_calls import Lookup
 from evenshard.measure.price.device_price import alone_ms
 from evenshard.measure.price.loads import CellChanges, Loads, LookupColumns
-from evenshard.measure.simulated.device_model import backward_ms, forward_ms
+from evenshard.measure.simulated.device_model import backward_ms, beside_kernels_ms, forward_ms
 from evenshard.measure.simulated.gpu_profile import gpu_profile
-from evenshard.measure.simulated.price import DeviceModelPrice, work_columns
+from evenshard.measure.simulated.price import LOOKUPS, DeviceModelPrice, work_columns
 from evenshard.measure.simulated.shard_work import WorkCounter, looked_up_rows
 from evenshard.tables.reuse import NUM_REUSE_BINS, feasible_reuse_bins, rows_and_counts
 from evenshard.tables.table import Table
@@ -35,8 +35,12 @@ def drawn(count: int, seed: int = 0, optimizer: str = "sgd") -> list[Lookup]:
 
 def device_model_ms(lookups: list[Lookup], optimizer: str = "sgd") -> float:
     """Forward and backward time of one call, counted as a whole."""
+    return float(device_model_ms_2(lookups, optimizer).sum())
+
+
+def device_model_ms_2(lookups: list[Lookup], optimizer: str = "sgd") -> np.ndarray:
     work = COUNTER.shard_work(work_columns(COUNTER, lookups), np.zeros(len(lookups), dtype=np.int64), 1)
-    return float((forward_ms(PROFILE, work) + backward_ms(PROFILE, work, optimizer))[0])
+    return np.array([forward_ms(PROFILE, work)[0], backward_ms(PROFILE, work, optimizer)[0]])
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adam"])
@@ -62,7 +66,7 @@ def test_tables_of_a_call_share_the_l2_as_in_the_device_model(count: int) -> Non
     for seed in range(5):
         lookups = drawn(count, seed)
         loads = loaded(lookups)
-        assert loads.compute_2D[:, 0].sum() == pytest.approx(device_model_ms(lookups), rel=1e-3)
+        assert loads.compute_2D[:, 0] == pytest.approx(device_model_ms_2(lookups), rel=1e-3)
 
 
 def loaded(lookups: list[Lookup], calls: int = 1, devices: int = 2) -> Loads:
@@ -188,3 +192,16 @@ def test_devices_of_a_place_look_up_the_same_and_each_kind_at_its_own_speed() ->
     only.add((2, 2), 0, 1)
     only.refresh(np.arange(4), range(3))
     assert only.compute_2D.sum(axis=0) == pytest.approx([*[alone_ms_K[0][0]] * 3, alone_ms_K[1][0]])
+
+
+def test_what_calls_take_beside_their_kernels_counts_once_and_backward() -> None:
+    profile = replace(PROFILE, short_call_us=50.0, medium_call_us=50.0)
+    columns_PH, one_2 = PRICE.columns(drawn(2)), np.ones(2, dtype=np.int64)
+    calls_QP = DeviceModelPrice(profile).call_ms(columns_PH)
+    beside_P = beside_kernels_ms(profile, columns_PH[:, LOOKUPS])
+    assert (calls_QP[2] == beside_P).all() and beside_P.all() and beside_P[0] != beside_P[1]
+    times_QGN = np.stack([calls_QP, calls_QP[:, ::-1]], axis=1)  # both calls on each of two devices
+    more_2N = DeviceModelPrice(profile).device_ms(times_QGN, 2 * one_2) - PRICE.device_ms(
+        times_QGN * np.array([1.0, 1.0, 0.0])[:, None, None], 2 * one_2
+    )
+    assert more_2N == pytest.approx(np.array([[0.0, 0.0], [beside_P.max()] * 2]))

@@ -105,3 +105,13 @@ def test_pieces_that_live_on_several_devices_go_to_the_least_busy_sets_with_memo
     assert pairs.place([small, large, large]) == (2, 3, 0)
     assert pairs.place([large] * 3) is None
     assert SpreadPlaces.of(2, load_D, free_D, None).first(90, ()) == 1
+
+
+def test_so_many_of_the_cheapest_starts_are_predicted_and_those_that_cost_as_much() -> None:
+    search = PlanSearch(costs_of(load_catalog("criteo_kaggle", 65_536), "h100"), PlanSearchEffort(changes=100))
+    begun = sorted(starts.construct_starts(search.construction), key=lambda one: one.cost_ms)
+    dearer = next(one for one in begun if one.cost_ms > 1.02 * begun[0].cost_ms)
+    states = search._states([begun[0], dearer, begun[-1]])
+    found = {least: [one.predicted_ms for one, _ in search._predict_cheapest(states, least)] for least in (1, 2, 3)}
+    assert [len(found[least]) for least in (1, 2, 3)] == [1, 2, 3]
+    assert found[3] == sorted(found[3]) and found[1] == found[3][:1] and found[2] == found[3][:2]
