@@ -202,6 +202,9 @@ def test_a_device_is_calibrated_to_its_costs_and_then_simulated(pool: Path, caps
     assert main(["hardware", "mine.yaml"]) == 0
     assert "simulated: truth" in capsys.readouterr().out
     assert main([*BENCHMARK, "--hardware", "simulated:mine.yaml", "--placements", "0", "--shards", "3"]) == 0
+    capsys.readouterr()
+    assert main(["place", "t.parquet", "--devices", "2", "--hardware", "simulated:mine.yaml", "--effort", "quick"]) == 0
+    assert "simulated:mine.yaml" in capsys.readouterr().out
 
 
 def test_a_profile_of_an_older_version_is_refused_in_one_line_that_says_what_to_do(
