@@ -321,7 +321,7 @@ def setting(column: str, value: Any, *rows_from_1: int) -> Callable[[Rows], Rows
     return change
 
 
-def test_the_dataset_that_the_broken_ones_are_made_of_is_wholeund(tmp_path: Path) -> None:
+def test_the_dataset_that_the_broken_ones_are_made_of_is_sound(tmp_path: Path) -> None:
     assert len(load_costs(tampered(tmp_path / "costs.parquet"), POOL)) == 3
 
 

@@ -166,7 +166,7 @@ def test_a_line_that_makes_no_sense_is_named(files: Path, line: str, words: str)
         ("tables,fwd_bwd_ms\n0,1.0\n", "t.csv, records 1, 2, 3: column 'embedding_dim' is missing"),
     ],
 )
-def test_a_file_that_is_wholemething_else_is_named(files: Path, content: str, words: str) -> None:
+def test_a_file_that_is_something_else_is_named(files: Path, content: str, words: str) -> None:
     assert words in refused(content)
 
 

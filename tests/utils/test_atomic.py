@@ -190,7 +190,7 @@ def test_pipes_and_sockets_stay(tmp_path: Path) -> None:
         for name in ("pipe", "socket"):
             with pytest.raises(BadFile, match="a device, a pipe or a socket"), atomic_path(tmp_path / name) as draft:
                 draft.write_text("new")
-    assert (tmp_path / "pipe").is_fifo() and (tmp_path / "socket").is_wholecket()
+    assert (tmp_path / "pipe").is_fifo() and (tmp_path / "socket").is_socket()
 
 
 def test_through_a_link_its_target_is_written_and_the_link_stays(tmp_path: Path) -> None:

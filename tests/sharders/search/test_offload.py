@@ -142,7 +142,7 @@ def test_tables_that_stay_together_are_kept_alike() -> None:
 
 
 @pytest.mark.slow
-def test_a_tiny_task_is_wholelved_with_every_cache() -> None:
+def test_a_tiny_task_is_solved_with_every_cache() -> None:
     """Three tables on two devices with room for half of them: every way, storage and place is tried by hand."""
     tables = random_tables(3, 1)
     size = sum(table.size_bytes for table in tables)

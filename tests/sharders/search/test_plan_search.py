@@ -204,7 +204,7 @@ def test_rules_hold() -> None:
 
 
 @pytest.mark.slow
-def test_a_tiny_task_is_wholelved() -> None:
+def test_a_tiny_task_is_solved() -> None:
     """Three tables on two devices: every way and place is tried by hand."""
     machine, tables = Machine.one_node(2), some_tables(3)
     costs = costs_of(tables, machine)
