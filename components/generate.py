@@ -100,8 +100,8 @@ def component(name: str) -> Any:
 def component_of(stage: Stage) -> str:
     """The text of a stage's component.py."""
     found = parameters(stage)
-    about = [_filled(stage.about, 4)] if stage.about else []
-    arguments = ["Args:", *(_filled(f"{one.name}: {_ended(one.help)}", 8, 12) for one in found)]
+    about = [_fill(stage.about, 4)] if stage.about else []
+    arguments = ["Args:", *(_fill(f"{one.name}: {_end_sentence(one.help)}", 8, 12) for one in found)]
     docstring = "\n\n".join([stage.what, *about, "\n    ".join(arguments[:1]) + "\n" + "\n".join(arguments[1:])])
     text = BODY.format(
         mark=MARK,
@@ -222,7 +222,7 @@ def _argument(one: Parameter) -> str:
     return f"{one.name}: {kind}" + ("" if one.default is None else f" = {one.default}")
 
 
-def _filled(text: str, indent: int, then: int | None = None) -> str:
+def _fill(text: str, indent: int, then: int | None = None) -> str:
     return textwrap.fill(
         text, 119, initial_indent=" " * indent, subsequent_indent=" " * (indent if then is None else then)
     )
@@ -233,7 +233,7 @@ def _wrap(paragraph: str) -> str:
     return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
 
 
-def _ended(text: str) -> str:
+def _end_sentence(text: str) -> str:
     return text if text.endswith(".") else f"{text}."
 
 

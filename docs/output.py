@@ -170,8 +170,8 @@ class Page:
             (folder / name).write_text(self._file(source), encoding="utf-8")
         names: dict[str, Any] = {}
         for code in given.get("commands", ()):
-            printed(code, folder)
-        return {step.code: printed(step.code, folder, width, step.may_fail, names) for step in self.steps}
+            run_command(code, folder)
+        return {step.code: run_command(step.code, folder, width, step.may_fail, names) for step in self.steps}
 
     def _file(self, source: dict[str, str]) -> str:
         """The text of a file: it stands in the rules, elsewhere in the repository, or as a block of a page."""
@@ -203,7 +203,7 @@ class Page:
         return "\n".join(lines)
 
 
-def printed(
+def run_command(
     code: str, folder: Path, width: int = WIDTH, may_fail: bool = False, names: dict[str, Any] | None = None
 ) -> list[str]:
     """What a command, or a block of Python, prints on standard output, or where it fails on standard error.
@@ -255,10 +255,10 @@ def page(name: str) -> Page:
 @functools.cache
 def _printed_alone(code: str) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
-        return printed(code, Path(folder))
+        return run_command(code, Path(folder))
 
 
-def quoted(name: str, text: str, only_files: bool = False) -> str:
+def with_figures(name: str, text: str, only_files: bool = False) -> str:
     """A page's text with the figures that its sentences quote.
 
     Args:
@@ -294,9 +294,9 @@ def _source(source: dict[str, str]) -> str:
     return "\n".join(said[found[0]])
 
 
-def renewed(name: str, in_shape: bool = False) -> str:
+def renew(name: str, in_shape: bool = False) -> str:
     """A page with what its commands print today, and with the figures that its sentences quote."""
-    return quoted(name, page(name).with_outputs(in_shape))
+    return with_figures(name, page(name).with_outputs(in_shape))
 
 
 def main() -> int:
@@ -310,7 +310,7 @@ def main() -> int:
     for name in args.pages:
         begin, old = time.monotonic(), page(name).text
         try:
-            new = renewed(name, in_shape=args.check)
+            new = renew(name, in_shape=args.check)
         except LookupError as error:
             print(error, file=sys.stderr)
             differs = True

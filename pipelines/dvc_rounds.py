@@ -84,7 +84,7 @@ def sources(params: dict[str, Any]) -> list[str]:
     return _files(section(params, "generate_tables", GenerateTablesConfig).source)
 
 
-def unrolled(params: dict[str, Any]) -> dict[str, Any]:
+def unroll(params: dict[str, Any]) -> dict[str, Any]:
     """The stages of the loop that params.yaml describes, as dvc.yaml has them."""
     loop = steps(section(params, "loop", LoopConfig).num_rounds)
     first_reader = next(step for step in loop if step.reads)
@@ -110,7 +110,7 @@ def _stage(
     others = declarations_of(step.stage.inputs, Flag)
     sections += [f"{others[name].section}.{name}" for name in set_by(params, step.stage.inputs)]
     hardware = [HARDWARE_FILE] if step.stage.measures and is_first_reader else []
-    found = {"cmd": _command(step), "deps": [*own_files, *hardware, *deps], "params": sections, **_written(step)}
+    found = {"cmd": _command(step), "deps": [*own_files, *hardware, *deps], "params": sections, **_write(step)}
     return {key: value for key, value in found.items() if value}
 
 
@@ -132,7 +132,7 @@ def _metrics_path(step: LoopStep) -> str:
     return f"{OF_ROUND.format(round=step.round)}/{step.stage.name}.json" if step.stage.per_round else ""
 
 
-def _written(step: LoopStep) -> dict[str, list[Any]]:
+def _write(step: LoopStep) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {"outs": [], "metrics": []}
     for one in step.writes:
         output = declarations_of(one.writer.outputs, Writes)[one.name].output
@@ -162,7 +162,7 @@ def paths(outputs: Sequence[Any]) -> list[str]:
 
 def main() -> int:
     """Writes or checks dvc.yaml in the working directory."""
-    text = HEADER + yaml.safe_dump(unrolled(load_params(Path("params.yaml"))), sort_keys=False, width=110)
+    text = HEADER + yaml.safe_dump(unroll(load_params(Path("params.yaml"))), sort_keys=False, width=110)
     target = Path("dvc.yaml")
     if "--check" in sys.argv[1:]:
         if not target.exists() or target.read_text() != text:

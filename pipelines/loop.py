@@ -47,7 +47,7 @@ def with_sections(params: dict[str, Any]) -> Callable[[Callable[..., None]], Cal
     """
 
     def decorator(pipeline: Callable[..., None]) -> Callable[..., None]:
-        def taken(*arguments: Any) -> None:
+        def take(*arguments: Any) -> None:
             values = signature.bind(*arguments).arguments
             pipeline({name: values.pop(f"{name}_config") for name in LOOP_SECTIONS}, **values)
 
@@ -59,8 +59,8 @@ def with_sections(params: dict[str, Any]) -> Callable[[Callable[..., None]], Cal
         ]
         all_of_them = sorted((*of_sections, *own), key=lambda one: one.default is not inspect.Parameter.empty)
         signature = inspect.Signature(all_of_them)
-        taken.__signature__ = signature  # type: ignore[attr-defined]  # where kfp looks
-        return taken
+        take.__signature__ = signature  # type: ignore[attr-defined]  # where kfp looks
+        return take
 
     return decorator
 
@@ -99,7 +99,7 @@ def learn(
                 given[input_name(stage, name)] = made[artifacts[-1]]
         if own_file(stage):
             given |= {**source, "data_hash": data_hash}
-        task = _added(step, given, made, cluster)
+        task = _add(step, given, made, cluster)
         if own_file(stage) and source_may_change:
             task.set_caching_options(False)
         if stage.concludes:  # no stage comes after it that would log what MLflow misses
@@ -109,22 +109,22 @@ def learn(
         made |= {one: task.outputs[one.name] for one in step.writes}
 
 
-def _added(step: LoopStep, given: dict[str, Any], made: dict[Artifact, Any], cluster: Cluster) -> Any:
+def _add(step: LoopStep, given: dict[str, Any], made: dict[Artifact, Any], cluster: Cluster) -> Any:
     """The task of a step; where it is cut into parts, the one that merges them."""
     name = step.stage.name
     component = getattr(import_module(f"evenshard_components.{name}.component"), name)
     collected = next((one.name for one in step.writes if accumulates(one.name)), "")
     before = {EARLIER: made[Artifact(collected, step.round - 1)]} if collected and step.round > 1 else {}
     if cluster.num_parts == 1 or "num_parts" not in declarations_of(step.stage.inputs, Flag):
-        return _named(on_cluster(component(**given, **before), name, cluster), step)
+        return _name(on_cluster(component(**given, **before), name, cluster), step)
     with dsl.ParallelFor(items=[*range(1, cluster.num_parts + 1)], name=f"parts_{step.round}") as part:
         task = component(**given, part=part, num_parts=cluster.num_parts)
-        _named(on_cluster(task, name, cluster), step)
+        _name(on_cluster(task, name, cluster), step)
     merged = merge_costs(parts=dsl.Collected(task.outputs[collected]), round_number=step.round, **before)
     return on_cluster(merged, "merge_costs", cluster).set_display_name(f"merge_costs_{step.round}")
 
 
-def _named(task: Any, step: LoopStep) -> Any:
+def _name(task: Any, step: LoopStep) -> Any:
     return task.set_display_name(step.name) if step.stage.per_round else task
 
 

@@ -94,12 +94,12 @@ class BestKnownSharder:
                 f"{bytes_to_gb(times.room_bytes):.2f} GB. Raise num_devices, or memory_cap_gb if the device has more."
             )
         if task.num_devices > 1:
-            ranked = self._annealed(times, task.num_devices, ranked)
+            ranked = self._anneal(times, task.num_devices, ranked)
         finalists = [start.device_of_T for _, start in ranked[:FINALISTS]]
         refined = [descend(times, task.num_devices, device_of_T) for device_of_T in finalists]
         return self._fastest(task, [*known, *finalists, *refined])
 
-    def _annealed(self, times: ShardTimes, num_devices: int, ranked: Ranked) -> Ranked:
+    def _anneal(self, times: ShardTimes, num_devices: int, ranked: Ranked) -> Ranked:
         evaluations = max(1, self._config.evaluations // len(KINDS_OF_ROUND))
         for number, share in enumerate(KINDS_OF_ROUND):
             seed = self._config.seed * len(KINDS_OF_ROUND) + number

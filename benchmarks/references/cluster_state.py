@@ -149,7 +149,7 @@ class ClusterState:
         homes = np.array([device for part in parts for device in part.devices], dtype=np.int64)
         sizes = np.array([part_bytes(self.task, table, part) for part in parts for _ in part.devices], dtype=float)
         if way == DATA_PARALLEL:
-            work = self._combined(work_columns(self._counter, replica_lookups(table, self.task)))
+            work = self._combine(work_columns(self._counter, replica_lookups(table, self.task)))
             none = np.zeros(0, dtype=np.int64)
             return Share(way, none, work[None], np.zeros((0, 4)), homes, sizes)
         call = self._calls.setdefault(kernel_call(table, way), len(self._calls))
@@ -171,11 +171,11 @@ class ClusterState:
             share = lookup_share(table, part.rows)
             one = part_volume(table, way, part.columns.size, share, self.task.num_devices)
             volumes = np.array([one.sent, one.summed, one.summed_in_node, one.input_bytes])
-            self._known_work[key] = (self._combined(work), volumes)
+            self._known_work[key] = (self._combine(work), volumes)
         return self._known_work[key]
 
     @staticmethod
-    def _combined(work_PC: FloatArray) -> FloatArray:
+    def _combine(work_PC: FloatArray) -> FloatArray:
         found = work_PC.sum(axis=0)
         found[MAXIMA] = work_PC[:, MAXIMA].max(axis=0)
         return np.asarray(found)
@@ -222,7 +222,7 @@ class ClusterState:
         backward_ms_D = pass_ms(backward_D, calls_2D[1], profile.bwd_overhead_us, profile.bwd_host_us)
         backward_ms_D = backward_ms_D + np.maximum(times_3CD[2].max(axis=0), replicas_5[4])
         volumes = Volumes(*np.ascontiguousarray(self._volumes_D4.T))
-        volumes.replicated_values = self._replicated()
+        volumes.replicated_values = self._replicated_values()
         volumes.collectives = {key for key, count in self._ways.items() if count > 0}
         exchanges = exchange_times(self.task, volumes, self._links)
         backward_ms_D += dense_ms(volumes.replicated_values, profile.hbm_bytes_per_ns, self._optimizer)
@@ -240,7 +240,7 @@ class ClusterState:
         """Time of a step."""
         return float(self.windows_WD.max(axis=1).sum())
 
-    def _replicated(self) -> float:
+    def _replicated_values(self) -> float:
         tables = self.task.tables
         return float(sum(tables[one].num_rows * tables[one].embedding_dim for one in self._dense))
 
@@ -259,6 +259,6 @@ class ClusterState:
         by_call: dict[KernelCall, list[FloatArray]] = {}
         for position, work in self._dense.items():
             by_call.setdefault(kernel_call(self.task.tables[position], DATA_PARALLEL), []).append(work)
-        calls = self._counter.work_of_sums(np.array([self._combined(np.array(one)) for one in by_call.values()]))
+        calls = self._counter.work_of_sums(np.array([self._combine(np.array(one)) for one in by_call.values()]))
         times_3N = self._times(calls, SGD)
         return np.array([*(times_3N[:2] > 0).sum(axis=1), *times_3N[:2].sum(axis=1), times_3N[2].max()])

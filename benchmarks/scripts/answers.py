@@ -138,7 +138,7 @@ def true_ms(answer: PlacementAnswer) -> float:
     return cluster.cost(answer.task, answer.parts).step_ms(request.training_pipeline)
 
 
-def answered(arguments: dict[str, Any], truth: Path | None) -> dict[str, Any]:
+def answer_of_case(arguments: dict[str, Any], truth: Path | None) -> dict[str, Any]:
     """What a case answers, as a JSON record."""
     tables = tables_of(arguments["tables"], truth)
     if tables is None:
@@ -159,7 +159,7 @@ def answered(arguments: dict[str, Any], truth: Path | None) -> dict[str, Any]:
     }
 
 
-def compared(before: dict[str, Any], after: dict[str, Any]) -> str:
+def comparison(before: dict[str, Any], after: dict[str, Any]) -> str:
     """Which true times moved, and how all of them did."""
     lines, ratios = [], []
     for name, new in after.items():
@@ -187,7 +187,7 @@ def compared(before: dict[str, Any], after: dict[str, Any]) -> str:
 
 def _one(job: tuple[str, dict[str, Any], Path | None]) -> tuple[str, dict[str, Any]]:
     name, arguments, truth = job
-    return name, answered(arguments, truth)
+    return name, answer_of_case(arguments, truth)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -210,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"{name}: {' '.join(f'{key} {value}' for key, value in shown.items())}", flush=True)
             args.out.write_text(json.dumps(found, indent=1) + "\n")
     if args.against is not None:
-        print(compared(json.loads(args.against.read_text()), found))
+        print(comparison(json.loads(args.against.read_text()), found))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from itertools import combinations
 
 import numpy as np
 
-from benchmarks.scripts.savings import moved
+from benchmarks.scripts.savings import move_some
 from evenshard.measure.collectives import Links
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.link_model import COLLECTIVES, Curve, Link
@@ -161,7 +161,7 @@ class Study:
             found[name] = sharder(name, Resources(seed=number)).place(request.task()).parts(tables)
         for count in MOVED:
             for name in ("answer", "lookup_greedy"):
-                if (parts := moved(costs.task, found[name], count, rng)) is not None:
+                if (parts := move_some(costs.task, found[name], count, rng)) is not None:
                     found[f"{name}, {count}"] = parts
         return Study(
             request,

@@ -41,7 +41,7 @@ def read_products(folder: Path) -> dict[str, FloatArray]:
     return {gpu: np.array(rows) for gpu, rows in found.items()}
 
 
-def fitted(gpu: GpuProfile, seen_P4: FloatArray) -> ProductFit:
+def fit_products(gpu: GpuProfile, seen_P4: FloatArray) -> ProductFit:
     """The constants with the least error of logarithms; a few outliers count little."""
     *sizes, ms_P = seen_P4.T
 
@@ -73,7 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--truth", type=Path, default=others_measurements.default_folder(), help="folder of the files")
     products = read_products(parser.parse_args().truth)
-    fits = {gpu: fitted(gpu_profile(gpu), left_out(rows)[0]) for gpu, rows in products.items()}
+    fits = {gpu: fit_products(gpu_profile(gpu), left_out(rows)[0]) for gpu, rows in products.items()}
     cells = [("GPU", "rows", "left out: median, %", "90 %", "by the others: median", "90 %")]
     for gpu, rows in products.items():
         print(f'    "{gpu}": ProductFit{astuple(fits[gpu])},')

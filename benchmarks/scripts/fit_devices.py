@@ -310,12 +310,12 @@ def _shard_line(label: str, predicted: FloatArray, measured_ms: FloatArray) -> l
 
 def fit_points(start: GpuProfile, points: Sequence[Point], fit: Fit) -> Fitted:
     """Fits all points; each configuration in turn is held out from a fit of the others."""
-    profile = _fitted(start, points, fit)
+    profile = _fit(start, points, fit)
     lines = [["measured", "tables", "rows", "dim", "batch", "lookups a bag", "optimizer", "ms", "fitted", "held out"]]
     held_out: dict[Point, float] = {}
     for configuration in dict.fromkeys(point.configuration for point in points):
         others = [point for point in points if point.configuration != configuration]
-        without = _fitted(start, others, fit) if others else start
+        without = _fit(start, others, fit) if others else start
         own = [point for point in points if point.configuration == configuration]
         held_out |= {point: _predicted_ms(without, point) for point in own}
         for point in own:
@@ -354,7 +354,7 @@ def _errors_of(predicted: dict[Point, float]) -> Errors:
     return Errors.of(np.array(list(predicted.values())), np.array([point.ms for point in predicted]))
 
 
-def _fitted(start: GpuProfile, points: Sequence[Point], fit: Fit) -> GpuProfile:
+def _fit(start: GpuProfile, points: Sequence[Point], fit: Fit) -> GpuProfile:
     fitted = [point for point in points if not point.is_older_kernel]
     return fit_constants(start, measured_points(start, fitted), fit.free, fit.prior)[0] if fit.free else start
 

@@ -323,11 +323,11 @@ def fit(fitted: Sequence[Measurement], every: Sequence[Measurement]) -> Constant
         every: among which are those that say what they would take in it.
     """
     of_link = (*OF_LINK, "cached_update_ns_per_lookup", "count_ns_per_lookup")
-    found = _fitted(START, of_link, [one for one in fitted if one.uniques], every)
-    return _fitted(found, OF_CACHE, [one for one in fitted if one.storage.is_cached], every)
+    found = _fit(START, of_link, [one for one in fitted if one.uniques], every)
+    return _fit(found, OF_CACHE, [one for one in fitted if one.storage.is_cached], every)
 
 
-def _fitted(
+def _fit(
     start: Constants, free: Sequence[str], fitted: Sequence[Measurement], every: Sequence[Measurement]
 ) -> Constants:
     from scipy.optimize import least_squares
@@ -414,7 +414,7 @@ def report(every: Sequence[Measurement]) -> str:
     return text_table(summary, "<<>>>", "  ") + "\n\n" + text_table(lines, "<>><>>" + ">" * len(predicted), "  ")
 
 
-def compared(truth: Path) -> str:
+def compare_other_gpu(truth: Path) -> str:
     """What the constants say of a GPU that its source does not name, with another host: nothing of it was fitted.
 
     FBGEMM's benchmark draws rows evenly, and updates with rowwise Adagrad. A prefetch that is said to reach so many
@@ -470,7 +470,7 @@ def main() -> None:
         drawn.append([str(one.run.num_tables), *(f"{number:,}" for number in numbers)])
     print("\n" + text_table(drawn, ">>>>", "  "))
     print("\n" + report(every))
-    print("\nA GPU that its source does not name, not fitted:\n\n" + compared(truth))
+    print("\nA GPU that its source does not name, not fitted:\n\n" + compare_other_gpu(truth))
 
 
 if __name__ == "__main__":

@@ -119,25 +119,25 @@ def random_shard(seed: tuple[int, ...]) -> Shard:
     return _FAMILIES[seed[-1] % len(_FAMILIES)](np.random.default_rng(seed))
 
 
-def _mixed(rng: np.random.Generator, kind: str = "mixed", least: int = 2, most: int = 64) -> Shard:
+def _mixture(rng: np.random.Generator, kind: str = "mixed", least: int = 2, most: int = 64) -> Shard:
     number = int(_log_uniform(rng, least, most + 0.99))
     same = rng.random() < 0.5
     dims = np.full(number, rng.choice(DIMS)) if same else rng.choice(DIMS, number)
-    return _drawn(rng, kind, dims, _log_uniform(rng, 0.1, 60, number), _log_uniform(rng, 30, 3e7, number))
+    return _draw(rng, kind, dims, _log_uniform(rng, 0.1, 60, number), _log_uniform(rng, 30, 3e7, number))
 
 
 def _one_table(rng: np.random.Generator) -> Shard:
-    return _mixed(rng, "one table", 1, 1)
+    return _mixture(rng, "one table", 1, 1)
 
 
 def _many(rng: np.random.Generator) -> Shard:
-    return _mixed(rng, "many tables", 65, 400)
+    return _mixture(rng, "many tables", 65, 400)
 
 
 def _hardly(rng: np.random.Generator) -> Shard:
     number = int(_log_uniform(rng, 1, 12))
     shape = np.full(number, rng.choice(DIMS)), _log_uniform(rng, 0.01, 2, number), _log_uniform(rng, 30, 3e7, number)
-    return _drawn(rng, "hardly looked up", *shape, batch_size=int(rng.choice(BATCH_SIZES[:5])))
+    return _draw(rng, "hardly looked up", *shape, batch_size=int(rng.choice(BATCH_SIZES[:5])))
 
 
 def _recommender(rng: np.random.Generator) -> Shard:
@@ -145,7 +145,7 @@ def _recommender(rng: np.random.Generator) -> Shard:
     number = int(_log_uniform(rng, 4, 40))
     lookups = np.where(rng.random(number) < 0.7, 1.0, np.ceil(_log_uniform(rng, 1, 100, number)))
     rows = _log_uniform(rng, 3, 4e7, number)
-    return _drawn(rng, "recommender", np.full(number, rng.choice((16, 32, 64, 128))), lookups, rows)
+    return _draw(rng, "recommender", np.full(number, rng.choice((16, 32, 64, 128))), lookups, rows)
 
 
 def _sequences(rng: np.random.Generator) -> Shard:
@@ -155,7 +155,7 @@ def _sequences(rng: np.random.Generator) -> Shard:
         _log_uniform(rng, 1, 200, number),
         _log_uniform(rng, 1e3, 2e7, number),
     )
-    return _drawn(rng, "sequences", *shape, pooling=SEQUENCE, batch_size=int(rng.choice(BATCH_SIZES[:6])))
+    return _draw(rng, "sequences", *shape, pooling=SEQUENCE, batch_size=int(rng.choice(BATCH_SIZES[:6])))
 
 
 def _mlperf(rng: np.random.Generator) -> Shard:
@@ -164,10 +164,10 @@ def _mlperf(rng: np.random.Generator) -> Shard:
     some = [tables[at] for at in rng.permutation(len(tables))[: int(rng.integers(2, 14))]]
     lookups, rows = (np.array([float(getattr(one, name)) for one in some]) for name in ("pooling_factor", "num_rows"))
     shape = np.array([one.embedding_dim for one in some]), lookups, rows
-    return _drawn(rng, "mlperf", *shape, batch_size=int(rng.choice(BATCH_SIZES[4:])))
+    return _draw(rng, "mlperf", *shape, batch_size=int(rng.choice(BATCH_SIZES[4:])))
 
 
-def _drawn(
+def _draw(
     rng: np.random.Generator,
     kind: str,
     dims: np.ndarray,
@@ -195,7 +195,7 @@ def _log_uniform(rng: np.random.Generator, low: float, high: float, size: int | 
     return np.exp(rng.uniform(np.log(low), np.log(high), size))
 
 
-_FAMILIES = (_mixed, _one_table, _mixed, _recommender, _mixed, _hardly, _mixed, _sequences, _many, _mlperf)
+_FAMILIES = (_mixture, _one_table, _mixture, _recommender, _mixture, _hardly, _mixture, _sequences, _many, _mlperf)
 
 
 # Measuring -----------------------------------------------------------------------------------------------------------
@@ -249,13 +249,13 @@ class Bench:
         """A fused call: its times, its kernels and its memory."""
         with self._kernels[shard.optimizer].watch_failures(shard.tables):
             self._reset_peak()
-            before = self._allocated()
+            before = self._allocated_bytes()
             loaded = self.load(shard)
-            held = self._allocated() - before
+            held = self._allocated_bytes() - before
             self._reset_peak()
-            forward_ms, backward_ms = self._timed([loaded])
+            forward_ms, backward_ms = self._repeat_ms([loaded])
             peak = self._peak() - before
-            calls = median_calls(self._traced(loaded))
+            calls = median_calls(self._trace_calls(loaded))
         kernels = {
             kind: {str(self._name(name)): round(us, 2) for name, us in of.items()}
             for call in calls[:1]
@@ -280,12 +280,12 @@ class Bench:
         """Several fused calls in a row, all forward, then all backward."""
         with self._kernels[shards[0].optimizer].watch_failures([table for one in shards for table in one.tables]):
             loaded = [self.load(one) for one in shards]
-            together = self._timed(loaded)
-            alone = [self._timed([one]) for one in loaded]
+            together = self._repeat_ms(loaded)
+            alone = [self._repeat_ms([one]) for one in loaded]
         ms = [[median(one) for one in pair] for pair in alone]
         self.write("calls", shards=[one.record for one in shards], together_ms=together, alone_ms=ms)
 
-    def _timed(self, loaded: Sequence[LoadedShard]) -> tuple[list[float], list[float]]:
+    def _repeat_ms(self, loaded: Sequence[LoadedShard]) -> tuple[list[float], list[float]]:
         """Forward and backward ms of every repeat."""
         times = []
         for number in range(WARMUP + REPEATS):
@@ -302,7 +302,7 @@ class Bench:
         forward_ms, backward_ms = zip(*times[WARMUP:], strict=True)
         return list(forward_ms), list(backward_ms)
 
-    def _traced(self, loaded: LoadedShard) -> list[FusedCall]:
+    def _trace_calls(self, loaded: LoadedShard) -> list[FusedCall]:
         """Its calls in a trace of torch.profiler."""
         profile = torch.profiler
         kinds = [profile.ProfilerActivity.CPU]
@@ -356,8 +356,8 @@ class Bench:
             torch.cumsum(lengths, 0, out=offsets[1:])
             batches.append((indices.long(), offsets))
         loaded = LoadedShard(operator, batches, 1e-3 * torch.randn(batch_size, dim, device=self.device))
-        self._timed([loaded])
-        forward_ms, backward_ms = self._timed([loaded])
+        self._repeat_ms([loaded])
+        forward_ms, backward_ms = self._repeat_ms([loaded])
         self.write(
             "host",
             rows=rows,
@@ -410,7 +410,7 @@ class Bench:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def _allocated(self) -> int:
+    def _allocated_bytes(self) -> int:
         return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
 
     def _peak(self) -> int:

@@ -146,7 +146,7 @@ def compare(hardware: Measured, split: TaskSplit, setting: str, autoshard: bool)
         )
 
 
-def published(setting: str) -> None:
+def print_published(setting: str) -> None:
     """Prints DreamShard's own figures, where it has some of this many tables of dim 16."""
     if setting.isdigit():
         count = int(setting)
@@ -181,7 +181,7 @@ def _ablation_rows(
     """Mean ms of the three ways to choose, and the median error, of each training."""
     true_of: dict[str, ShardingTask] = {}
 
-    def seen(task: ShardingTask) -> ShardingTask:
+    def as_networks_see(task: ShardingTask) -> ShardingTask:
         """The task as the networks see it."""
         if not variant.without_reuse:
             return task
@@ -191,7 +191,7 @@ def _ablation_rows(
     def measure(jobs: Sequence[PlacementJob]) -> list[PlacementCost]:
         return costs.measure_many([(true_of.get(task.task_id, task), placement) for task, placement in jobs])
 
-    tasks, tests = [seen(task) for task in train], [seen(task) for task in split.test]
+    tasks, tests = [as_networks_see(task) for task in train], [as_networks_see(task) for task in split.test]
     for seed in range(seeds):
         trained = train_dreamshard(tasks, measure, costs.provenance, variant.config, seed)
         greedy, sampled, oracle, errors = [], [], [], []
@@ -238,7 +238,7 @@ def main() -> None:
             compare(costs, split, setting, not args.skip_autoshard)
         if args.hardware != "true":
             compare(SimulatedHardware(MeasureConfig(HARDWARE)), split, setting, not args.skip_autoshard)
-        published(setting)
+        print_published(setting)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ NUM_NEW = 3
 BATCH_SIZE = 65_536
 
 
-def drifted(tables: tuple[Table, ...], seed: int) -> tuple[Table, ...]:
+def drift(tables: tuple[Table, ...], seed: int) -> tuple[Table, ...]:
     """The tables with pooling factors a factor of up to three off, and three new ones like some of them."""
     rng = np.random.default_rng(seed)
     factors = drift_factors(len(tables), rng)
@@ -79,7 +79,7 @@ def study(tables: tuple[Table, ...], machine: dict[str, Any], shares: list[float
     with tempfile.TemporaryDirectory() as folder:
         old = Path(folder, "old.json")
         save_answer(evenshard.place(tables, seed=seed, **machine), old)
-        today = drifted(tables, seed)
+        today = drift(tables, seed)
         total = sum(table.size_bytes for table in tables)
         if free:
             begun = time.monotonic()

@@ -88,7 +88,7 @@ def pairs(model: PlacementModel, number: int) -> Iterator[Pair]:
     costs = part_costs(today, model)
     for base in ("old", "free"):
         for count in MOVED:
-            if (parts := moved(costs.task, found[base], count, rng)) is not None:
+            if (parts := move_some(costs.task, found[base], count, rng)) is not None:
                 found[f"{base}, {count}"] = parts
     with measured_parts(today, model, visits=1) as measure:
         simulated = measure(costs.task, list(found.values()))
@@ -120,7 +120,7 @@ def _request(model: PlacementModel, tables: tuple[Table, ...]) -> PlacementReque
     return PlacementRequest(tables, caps_of(80.0, NUM_DEVICES), BATCH_SIZE, hardware=hardware)
 
 
-def moved(
+def move_some(
     task: ShardingTask, parts: tuple[TablePart, ...], count: int, rng: np.random.Generator
 ) -> tuple[TablePart, ...] | None:
     """A placement with so many of its tables that have one part on other devices; None where that is not legal."""

@@ -78,7 +78,7 @@ class Case:
         def device_model(topology: Topology) -> EvenshardPerfModel:
             return EvenshardPerfModel(topology, HARDWARE)
 
-        def counted(topology: Topology) -> EvenshardPerfModel:
+        def count_calls(topology: Topology) -> EvenshardPerfModel:
             named = (replace(table, name=table_name(at)) for at, table in enumerate(self.task.tables))
             return EvenshardPerfModel(topology, HARDWARE, tables=[*named])
 
@@ -92,7 +92,7 @@ class Case:
             "default": self.default,
             "exported": self.ours,
             "device_model": planner(device_model),
-            "counted": planner(counted),
+            "counted": planner(count_calls),
         }
 
     def true_ms(self, parts: Sequence[TablePart]) -> float:

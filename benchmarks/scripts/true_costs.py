@@ -102,7 +102,7 @@ def placements(
     ratios, inside, above_best, above_rule, best_to_rule = [], [], [], [], []
     for number in range(tasks):
         task = draw_task(tables, PLACED_TABLES, dims, (1, number, len(dims)))
-        answer = answered(task)
+        answer = place_as_user(task)
         experts = [expert.place(task) for expert in (*expert_sharders(), SIZE_LOOKUP)]
         own = Placement(answer.device_of_table, NUM_DEVICES)
         own_ms, *expert_ms = (
@@ -129,7 +129,7 @@ def column_splits(tables: Sequence[Table], costs: TrueCosts) -> None:
     true, told, split = [], [], []
     for number in range(SPLIT_TASKS):
         task = draw_task(tables, SPLIT_TABLES, MIXED_DIMS, (2, number))
-        whole, cut = (answered(task, allowed) for allowed in (False, True))
+        whole, cut = (place_as_user(task, allowed) for allowed in (False, True))
         true.append(true_ms(costs, cut) / true_ms(costs, whole) - 1)
         told.append(cut.predicted_ms / whole.predicted_ms - 1)
         split.append(len(cut.parts) - len(task.tables))
@@ -138,7 +138,7 @@ def column_splits(tables: Sequence[Table], costs: TrueCosts) -> None:
     print(f"| worst | {max(split)} | {100 * max(told):+.1f} | {100 * max(true):+.1f} |")
 
 
-def answered(task: ShardingTask, allow_column_split: bool = False) -> PlacementAnswer:
+def place_as_user(task: ShardingTask, allow_column_split: bool = False) -> PlacementAnswer:
     """What a user gets, in the memory that the other sharders have: weights alone count."""
     ways = BY_COLUMNS if allow_column_split else (TABLE_WISE,)
     return evenshard.place(

@@ -73,7 +73,7 @@ def _bench(args: argparse.Namespace) -> Mapping[str, float]:
         planners = {name: load_planner(name) for names in chosen.values() for name in names}
         if args.again:
             known = read_journal(args.journal)
-            write_journal(args.journal, [one if one.status == NO_PLAN else _repriced(one) for one in known])
+            write_journal(args.journal, [one if one.status == NO_PLAN else _price_again(one) for one in known])
         else:
             done = {(one.cell, one.planner) for one in read_journal(args.journal)}
             for cell, name in ((cell, name) for cell, names in chosen.items() for name in names):
@@ -91,7 +91,7 @@ def _bench(args: argparse.Namespace) -> Mapping[str, float]:
     return {}
 
 
-def _repriced(known: Result) -> Result:
+def _price_again(known: Result) -> Result:
     return replace(with_costs(known), seconds=known.seconds)
 
 

@@ -58,7 +58,7 @@ def beaten(rows: Sequence[Result], oracle: str) -> Iterator[tuple[Cell, Result, 
             yield cell, ours, best, above
 
 
-def _signed(value: float | None) -> str:
+def _with_sign(value: float | None) -> str:
     return "-" if value is None else f"{value:+.1f} %"
 
 
@@ -78,7 +78,7 @@ def table(rows: Sequence[Result]) -> Iterator[str]:
             if ours is not None and best is not None and ours.ms(oracle) <= best.ms(oracle) * (1 + ALIKE_PERCENT / 100):
                 winner = OURS
             ms = "-" if ours is None else f"{ours.ms(oracle):.3f}"
-            yield _row(cell.model, f"{cell.devices} x {cell.gpu}", oracle, ms, winner, *map(_signed, percents))
+            yield _row(cell.model, f"{cell.devices} x {cell.gpu}", oracle, ms, winner, *map(_with_sign, percents))
 
 
 def summary(rows: Sequence[Result]) -> Iterator[str]:
@@ -209,10 +209,10 @@ def page(rows: Sequence[Result], name: str) -> str:
         name=name,
         **{part.__name__: "\n".join(part(rows)).strip() for part in (summary, planners, cut_off, losses, table)},
     )
-    return "\n\n".join(_wrapped(block) for block in text.strip().split("\n\n")) + "\n"
+    return "\n\n".join(_wrap(block) for block in text.strip().split("\n\n")) + "\n"
 
 
-def _wrapped(block: str) -> str:
+def _wrap(block: str) -> str:
     """A paragraph or a list in lines of 120, now that its figures are there; anything else as it is."""
     if block.startswith(("|", "!", "#", "    ")):
         return block

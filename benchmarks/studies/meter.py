@@ -75,7 +75,7 @@ class Meter:
     def _costs(self, jobs: Jobs, measure: MeasureConfig) -> list[PlacementCost]:
         if isinstance(self._hardware, SimulatedHardware):
             return self._hardware.measure_many(jobs)
-        numbered = self._numbered(jobs)
+        numbered = self._number(jobs)
         return [one.cost for one in self._measure_jobs(numbered, measure)]
 
     def costs_and_noise(
@@ -84,12 +84,12 @@ class Meter:
         """Costs that will be compared: on real hardware with controls among them, which tell the noise."""
         if isinstance(self._hardware, SimulatedHardware):
             return self._hardware.measure_many(jobs), None
-        numbered = self._numbered(jobs)
+        numbered = self._number(jobs)
         measured = self._measure_jobs(among_controls(numbered, train_tasks, self._measure), self._measure)
         by_id = {one.measurement_id: one.cost for one in measured}
         return [by_id[job.measurement_id] for job in numbered], noise_of([controls_of(measured)])
 
-    def _numbered(self, jobs: Jobs) -> list[Job]:
+    def _number(self, jobs: Jobs) -> list[Job]:
         """Those of one task in one group: they are measured right after each other."""
         self._num_calls += 1
         return [

@@ -23,7 +23,7 @@ def sample_accuracy(samples: Samples, placings: Sequence[Placing]) -> dict[str, 
         placings: one result of ``PlaceLearned`` per seed.
     """
 
-    def predicted(what: str) -> list[list[tuple[float, float]]]:
+    def pairs_of(what: str) -> list[list[tuple[float, float]]]:
         """Predicted and measured ms of the samples that ran, by seed and task."""
         return [
             [(guess, one["ms"]) for guess, one in zip(predictions[what], of_task, strict=True) if one["ms"] is not None]
@@ -33,12 +33,12 @@ def sample_accuracy(samples: Samples, placings: Sequence[Placing]) -> dict[str, 
 
     found: dict[str, Any] = {}
     for network in ("dreamshard", "convex"):
-        pairs = predicted(network)
+        pairs = pairs_of(network)
         accuracy = {
             key: None if math.isnan(value) else value for key, value in asdict(NetworkAccuracy.of(pairs)).items()
         }
         found[network] = {**accuracy, "num_placements": sum(map(len, pairs))}
-    ends = zip(chain(*predicted("convex_low")), chain(*predicted("convex_high")), strict=True)
+    ends = zip(chain(*pairs_of("convex_low")), chain(*pairs_of("convex_high")), strict=True)
     inside = [low <= ms <= high for (low, ms), (high, _) in ends]
     found["convex"]["share_in_90_pct_interval"] = fmean(inside) if inside else None
     return found

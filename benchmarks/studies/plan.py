@@ -76,7 +76,7 @@ def plan_setting(
     def among(*names: str) -> tuple[str, ...]:
         return tuple(name for name in names if name in rows)
 
-    def training(source: Setting, seed: int) -> TrainNetworks:
+    def train_networks(source: Setting, seed: int) -> TrainNetworks:
         return TrainNetworks(teaching, source, seed, budgets.dreamshard, budgets.evenshard)
 
     samples = NUM_SAMPLES if ground.is_simulated else NUM_REAL_SAMPLES
@@ -90,9 +90,11 @@ def plan_setting(
         answers.append(Peers(own, setting, (name,), SingleCosts(own, setting)))
     for seed in range(num_seeds):
         if learned := among(*LEARNED):
-            answers.append(PlaceLearned(own, setting, training(trained_at, seed), learned, search, budgets.search))
+            answers.append(
+                PlaceLearned(own, setting, train_networks(trained_at, seed), learned, search, budgets.search)
+            )
         if (transferred := among(*TRANSFERRED)) and study.transferred_from is not None:
-            source = training(study.transferred_from, seed)
+            source = train_networks(study.transferred_from, seed)
             names = tuple(name.removesuffix(SUFFIX) for name in transferred)
             answers.append(PlaceLearned(own, setting, source, names, search, budgets.search, SUFFIX))
         if balanced := among(*AUTOSHARD):

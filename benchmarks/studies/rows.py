@@ -46,7 +46,7 @@ def left_out(study: str, is_simulated: bool, skip: Sequence[str]) -> dict[str, s
         raise BadConfig(f"--skip: {brief(unknown)} is not a row of the study. Its rows are {', '.join(ROWS[study])}.")
     out = dict.fromkeys(skip, "skipped")
     for name in ROWS[study]:
-        if name in NEEDS and not _installed(NEEDS[name]):
+        if name in NEEDS and not _is_installed(NEEDS[name]):
             out.setdefault(name, f"needs {NEEDS[name]}, which is not installed")
     if REFERENCE in ROWS[study] and not is_simulated:
         out.setdefault(REFERENCE, "needs simulated hardware")
@@ -59,5 +59,5 @@ def rows(study: str, out: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in ROWS[study] if name not in without)
 
 
-def _installed(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     return find_spec(module) is not None

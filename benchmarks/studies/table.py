@@ -127,12 +127,12 @@ def _networks(setting: Mapping[str, Any]) -> list[str]:
 def _seconds(setting: Mapping[str, Any]) -> str:
     """How long training and placing took."""
 
-    def listed(seconds: Mapping[str, float]) -> str:
+    def list_seconds(seconds: Mapping[str, float]) -> str:
         return ", ".join(f"{name} {value:.3g}" for name, value in seconds.items()) or "none"
 
     seconds = setting["seconds"]
-    placing = listed(seconds["placing_one_task"])
-    return f"Seconds of one training: {listed(seconds['training'])}; of placing one task: {placing}."
+    placing = list_seconds(seconds["placing_one_task"])
+    return f"Seconds of one training: {list_seconds(seconds['training'])}; of placing one task: {placing}."
 
 
 def _name(row: Row) -> str:

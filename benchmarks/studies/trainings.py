@@ -106,7 +106,7 @@ def train_dreamshard(
     for number in range(1, config.num_rounds + 1):
         chosen = [tasks[int(i)] for i in rng.choice(len(tasks), config.placements_per_round)]
         sharder = DreamShardSharder(cost_net.net, policy.net, normalizer) if number > 1 else None
-        jobs = _proposed(chosen, sharder, generator, rng)
+        jobs = _propose(chosen, sharder, generator, rng)
         who = "dreamshard" if sharder else "random"
         for (task, placement), cost in zip(jobs, measure(jobs), strict=True):
             name = f"round{number}-{len(measured):05d}"
@@ -117,7 +117,7 @@ def train_dreamshard(
     return TrainedDreamShard(cost_net.net, policy.net, normalizer, tuple(measured))
 
 
-def _proposed(
+def _propose(
     tasks: Sequence[ShardingTask],
     sharder: DreamShardSharder | None,
     generator: torch.Generator,

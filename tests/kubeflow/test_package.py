@@ -18,7 +18,7 @@ from evenshard.kubeflow.package import data_hash, pipeline_documents, require_fi
 from evenshard.tracking import LOOP_ID
 from evenshard.utils.errors import BadConfig
 from evenshard_pipelines.build import PIPELINES, default_cluster
-from evenshard_pipelines.dvc_rounds import paths, unrolled
+from evenshard_pipelines.dvc_rounds import paths, unroll
 from support.documented import snippet
 from support.kubeflow_builders import SMALL_PARAMS, Task, compiled, edges_of, tasks_of
 from support.repository import ROOT
@@ -46,7 +46,7 @@ def pods(package: Path) -> list[Task]:
 
 def stages_of_pods() -> dict[str, Any]:
     """The stages of dvc.yaml but for that which says what it runs on; the cluster is told where pods run."""
-    return {name: one for name, one in unrolled(SMALL_PARAMS)["stages"].items() if name != "hardware"}
+    return {name: one for name, one in unroll(SMALL_PARAMS)["stages"].items() if name != "hardware"}
 
 
 def closure(edges: Edges) -> Edges:

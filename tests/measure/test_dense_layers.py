@@ -7,7 +7,7 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 
-from benchmarks.scripts.fit_dense_layers import errors_of, fitted, left_out, read_products
+from benchmarks.scripts.fit_dense_layers import errors_of, fit_products, left_out, read_products
 from evenshard.measure.dense_layers import FITS, ProductFit, fit_of, mean_fit, product_ms
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from support.truth import truth_file
@@ -40,7 +40,7 @@ def test_bytes_by_hand() -> None:
 def test_products_that_a_fit_did_not_see_and_gpus_by_the_others(gpu: str) -> None:
     rows = read_products(truth_file("gemm_bf16.csv").parent)[gpu]
     seen, unseen = left_out(rows)
-    assert astuple(fitted(gpu_profile(gpu), seen)) == pytest.approx(astuple(FITS[gpu]), rel=0.02)
+    assert astuple(fit_products(gpu_profile(gpu), seen)) == pytest.approx(astuple(FITS[gpu]), rel=0.02)
     assert np.median(errors_of(gpu_profile(gpu), FITS[gpu], unseen)) < 0.09
     others = mean_fit({name: one for name, one in FITS.items() if name != gpu})
     assert np.median(errors_of(gpu_profile(gpu), others, rows)) < 0.14

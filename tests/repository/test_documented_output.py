@@ -35,14 +35,14 @@ def test_what_a_short_search_shows_as_well() -> None:
 @pytest.mark.parametrize("name", QUOTING)
 def test_figures_are_those_of_the_files_that_they_come_from(name: str) -> None:
     text = output.page(name).text
-    assert output.quoted(name, text, only_files=True) == text
+    assert output.with_figures(name, text, only_files=True) == text
 
 
 @pytest.mark.slow
 @pytest.mark.full_search
 @pytest.mark.parametrize("name", sorted({*RUN, *QUOTING}))
 def test_what_commands_print(name: str) -> None:
-    assert output.renewed(name, in_shape=True) == output.page(name).text
+    assert output.renew(name, in_shape=True) == output.page(name).text
 
 
 def test_commands_and_where_their_outputs_stand() -> None:

@@ -27,7 +27,7 @@ from support.tracking_builders import empty_file
 
 sys.path.insert(0, str(ROOT / "pipelines"))
 
-from dvc_rounds import paths, unrolled
+from dvc_rounds import paths, unroll
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +74,7 @@ def loop_of(folder: Path, params: dict[str, Any], monkeypatch: pytest.MonkeyPatc
     for name in (".dvc/config", ".dvc/.gitignore", ".gitignore"):
         shutil.copyfile(ROOT / name, folder / name)
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
-    (folder / "dvc.yaml").write_text(yaml.safe_dump(unrolled(params)))
+    (folder / "dvc.yaml").write_text(yaml.safe_dump(unroll(params)))
     git(folder, "init", "--quiet")
     own_name(folder)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")

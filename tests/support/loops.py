@@ -22,7 +22,7 @@ from support.repository import ROOT
 
 sys.path.insert(0, str(ROOT / "pipelines"))
 
-from dvc_rounds import unrolled
+from dvc_rounds import unroll
 
 # Seconds for each stage, on a simulated GPU.
 TINY: dict[str, dict[str, Any]] = {
@@ -86,7 +86,7 @@ def run_loop(changes: Mapping[str, Mapping[str, Any]]) -> None:
     """
     params = params_with(changes)
     Path("params.yaml").write_text(yaml.safe_dump(params))
-    for name, stage in unrolled(params)["stages"].items():
+    for name, stage in unroll(params)["stages"].items():
         command, *arguments = stage["cmd"].split()
         assert command == "evenshard"
         assert main(arguments) == 0, f"{name} failed"

@@ -23,7 +23,7 @@ SHARDS = 500
 
 
 @cache
-def _trained(hardware: str) -> AutoShardSharder:
+def _train(hardware: str) -> AutoShardSharder:
     """One training serves all cells of a GPU."""
     measure = MeasureConfig(hardware)
     tasks = Ground(POOL, measure, TRAIN_TASKS, 1).split(SETTING).train
@@ -34,4 +34,4 @@ def _trained(hardware: str) -> AutoShardSharder:
 def plan(tables: Sequence[Table], machine: BenchMachine) -> Sequence[TablePart]:
     """Its most probable placement."""
     task = machine.task(tables)
-    return _trained(machine.hardware).place(task.as_whole).parts(task.tables)
+    return _train(machine.hardware).place(task.as_whole).parts(task.tables)

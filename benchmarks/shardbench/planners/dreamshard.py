@@ -22,7 +22,7 @@ TRAINING, TRAIN_TASKS, ROLLOUTS = DreamShardConfig(num_rounds=5), 20, 16
 
 
 @cache
-def _trained(hardware: str) -> DreamShardSharder:
+def _train(hardware: str) -> DreamShardSharder:
     """One training serves all cells of a GPU."""
     measure = MeasureConfig(hardware)
     tasks, simulated = Ground(POOL, measure, TRAIN_TASKS, 1).split(SETTING).train, SimulatedHardware(measure)
@@ -32,4 +32,4 @@ def _trained(hardware: str) -> DreamShardSharder:
 def plan(tables: Sequence[Table], machine: BenchMachine) -> Sequence[TablePart]:
     """The best of its rollouts by its own cost network."""
     task = machine.task(tables)
-    return _trained(machine.hardware).place(task.as_whole).parts(task.tables)
+    return _train(machine.hardware).place(task.as_whole).parts(task.tables)
