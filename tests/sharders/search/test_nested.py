@@ -110,6 +110,17 @@ def test_more_types_answer_no_slower(seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_more_effort_answers_no_slower(seed: int) -> None:
+    """However short the searches are: each knows what those with less effort answer."""
+    efforts = [PlanSearchEffort(changes=40 * (1 + seed), idle_kicks=4, share=share) for share in (0.2, 1.0, 3.0)]
+    answers = [found(of_all_types(), effort) for effort in efforts]
+    assert [one.best.parts for one in answers[-1].by_effort] == [one.best.parts for one in answers]
+    found_ms = [one.best.predicted_ms for one in answers]
+    assert found_ms == sorted(found_ms, reverse=True)
+
+
+@pytest.mark.slow
 def test_the_answer_is_no_slower_than_without_fewer_types() -> None:
     costs = of_all_types()
     assert found(costs).best.predicted_ms <= PlanSearch(costs, SHORT).run().best.predicted_ms

@@ -19,7 +19,7 @@ from evenshard.placement.sharding import COLUMNS_ALONE, TABLE_WISE
 from evenshard.placement.task import ShardingTask, memory_of_part
 from evenshard.sharders.packing.legal_parts import TIME_LIMIT_S, first_fit, legal_parts
 from evenshard.sharders.search.bounds import lower_bound_ms
-from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort, PlanSearchResult, Progress
+from evenshard.sharders.search.search import EFFORTS, PlanSearch, PlanSearchEffort, PlanSearchResult, Progress
 from evenshard.sharders.search.space import SMALL, SearchSpace
 from evenshard.utils.errors import InfeasibleTask
 
@@ -44,10 +44,10 @@ def search_with_fewer_types(
     progress: Progress | None = None,
     packing_s: float = TIME_LIMIT_S,
 ) -> tuple[PlanSearch, PlanSearchResult]:
-    """The search of a task, and what it found: nothing slower than the same function finds for fewer types.
+    """The search of a task, and what it found: nothing slower than for fewer types, or with less effort.
 
-    (But for what usual cuts cost in the place of odd ones, and what the solver finds after ``PACKING_S`` alone; and not
-    in large tasks, nor where a limit on the time is reached.)
+    (But for what the solver finds after ``PACKING_S`` alone; for fewer types not in large tasks; and for neither where
+    there is a limit on the time.)
 
     Args:
         costs: of the task.
@@ -62,24 +62,43 @@ def search_with_fewer_types(
     """
     started, fewer = time.monotonic(), with_fewer_types(costs.task)
     known = starts(costs.task, effort.time_limit_s)
-    search = PlanSearch(costs, _with_time_left(effort, started), seed, progress)
+    less = [one.share for one in EFFORTS.values() if one.share < effort.share and effort.time_limit_s is None]
+    search = PlanSearch(costs, _with_time_left(effort, started), seed, progress, sooner=less)
     result: PlanSearchResult | None = None
     with suppress(InfeasibleTask):  # where something may find room all the same
         result = search.run(known)
+    below: Sequence[PlanSearchResult] = ()
     left = _with_time_left(effort, started)
-    if fewer is not None and _is_open(costs.of_task(fewer), left, result):
-        with suppress(InfeasibleTask):
-            _, below = search_with_fewer_types(costs.of_task(fewer), left, seed, starts, packing_s=PACKING_S)
-            known = (below.best.parts,)
-            if below.is_interrupted:
-                search.interrupt()
+    if fewer is not None:
+        efforts = [*(replace(effort, share=share) for share in less), left]
+        below = _search_fewer(costs.of_task(fewer), efforts, seed, starts, result)
+        if below and below[-1].is_interrupted:
+            search.interrupt()
     if result is None:
-        legal = _legal(costs.task, seed, packing_s, known)
+        legal = _legal(costs.task, seed, packing_s, known if not below else (below[-1].best.parts,))
         if costs.task.may_offload and not search.space.offloads:  # it only seemed that all of them fit
-            search = PlanSearch(costs, left, seed, progress, offloads=True)
+            search = PlanSearch(costs, left, seed, progress, offloads=True, sooner=less)
         result = search.run(legal)
-    result = search.with_known(result, _pack_by_columns(costs.task), float("inf"))
-    return search, search.with_known(result, known)
+    packed, ended = _pack_by_columns(costs.task), []
+    for at, one in enumerate(result.by_effort):
+        one = search.with_known(one, packed, float("inf"))
+        ended.append(search.with_known(one, (below[at].best.parts,) if at < len(below) else known))
+    return search, PlanSearchResult.of_efforts(ended)
+
+
+def _search_fewer(
+    costs: PartCosts, efforts: Sequence[PlanSearchEffort], seed: int, starts: Starts, result: PlanSearchResult | None
+) -> Sequence[PlanSearchResult]:
+    """What a search for fewer types answers, by effort, as far as it may be better than what all types found."""
+    found = [None] * len(efforts) if result is None else result.by_effort
+    are_open = [_is_open(costs, effort, one) for effort, one in zip(efforts, found, strict=True)]
+    if not any(are_open):
+        return ()
+    with suppress(InfeasibleTask):
+        # More effort has found what is faster: it is open at most as far.
+        most = sum(are_open) - 1
+        return search_with_fewer_types(costs, efforts[most], seed, starts, packing_s=PACKING_S)[1].by_effort
+    return ()
 
 
 def _pack_by_columns(task: ShardingTask) -> Sequence[Sequence[TablePart]]:

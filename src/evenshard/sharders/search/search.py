@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -99,11 +100,50 @@ class PlanSearchResult:
         best: the answer.
         candidates: placements that ended well, the answer first, the others by their cost.
         is_interrupted: Ctrl-C ended the search, which answers with the best until then.
+        sooner: what searches with less effort answer, the least first.
+        random_state: state of the random numbers at the end, from which a search goes on.
     """
 
     best: PredictedParts
     candidates: tuple[tuple[TablePart, ...], ...]
     is_interrupted: bool = False
+    sooner: tuple[PlanSearchResult, ...] = ()
+    random_state: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def by_effort(self) -> tuple[PlanSearchResult, ...]:
+        """This result after those of less effort."""
+        return (*self.sooner, self)
+
+    @staticmethod
+    def of_efforts(results: Sequence[PlanSearchResult]) -> PlanSearchResult:
+        """The last result, which knows what less effort answers: it is no slower, and neither are those between.
+
+        Args:
+            results: of more and more effort, at least one.
+        """
+        ended: list[PlanSearchResult] = []
+        for one in results:
+            best = min((one.best, *(less.best for less in ended)), key=lambda one: one.predicted_ms)
+            if best is not one.best:
+                candidates = dict.fromkeys((best.parts, *one.candidates))
+                one = replace(one, best=best, candidates=tuple(candidates)[:MOST_CANDIDATES])
+            ended.append(replace(one, sooner=tuple(ended)))
+        return ended[-1]
+
+
+@dataclass
+class _Run:
+    """What a run has found so far: placements, of which one is improved at the moment, and the best as it began.
+
+    ``sooner`` has the answers of runs with less effort that would have ended.
+    """
+
+    starts: list[Start]
+    known: Sequence[Sequence[TablePart]]
+    begun: tuple[PredictedParts, State]
+    improved: Start
+    sooner: list[PlanSearchResult] = field(default_factory=list)
 
 
 # Takes the best cost so far, ms.
@@ -119,6 +159,7 @@ class PlanSearch:
         seed: of the kicks.
         progress: called with the best cost so far.
         offloads: whether tables may be kept outside of device memory; where left out, where that is short.
+        sooner: shares of all changes, ascending; the result also says what a search answers that ends after each.
     """
 
     def __init__(
@@ -128,13 +169,16 @@ class PlanSearch:
         seed: int = 0,
         progress: Progress | None = None,
         offloads: bool | None = None,
+        sooner: Sequence[float] = (),
     ) -> None:
         self.costs, self.effort = costs, effort or EFFORTS[NORMAL]
         self.space = SearchSpace(costs, offloads)
         self.construction = Construction(self.space, Works.of(self.space))
-        self.pieces, rng = Pieces(self.construction), np.random.default_rng(seed)
-        self.neighbours = Neighbours(self.pieces, rng)
-        self._kicks = Kicks(self.neighbours, rng, self.effort.kicked)
+        self.pieces, self._rng = Pieces(self.construction), np.random.default_rng(seed)
+        self.neighbours = Neighbours(self.pieces, self._rng)
+        self._kicks = Kicks(self.neighbours, self._rng, self.effort.kicked)
+        self._sooner = [share for share in sooner if share < self.effort.share and self.effort.time_limit_s is None]
+        self._run: _Run | None = None
         self._tries = self._scale_changes(self.effort.changes)
         self._last_change: float = self._tries
         self._progress = progress
@@ -154,33 +198,67 @@ class PlanSearch:
         """
         starts = [*construct_starts(self.construction, self._deadline), *self._starts_at(known)]
         if not starts and known:  # its rows are uneven, as its memory is
-            return PlanSearchResult(self.costs.predict(known[0]), tuple(map(tuple, known)))
+            result = PlanSearchResult(self.costs.predict(known[0]), tuple(map(tuple, known)))
+            return replace(result, sooner=(result,) * len(self._sooner))
         if not starts:
             raise InfeasibleTask("no placement was found: the tables' pieces found no room.", "Raise memory_cap_gb.")
         starts.sort(key=lambda one: one.cost_ms)
         alike = [one for one in starts[:MOST_CANDIDATES] if one.cost_ms <= ALIKE * starts[0].cost_ms]
-        begun = self._predict_cheapest(self._states(alike), 1)[0]
+        run = self._run = _Run(starts, known, self._predict_cheapest(self._states(alike), 1)[0], starts[0])
         with on_interrupt(self.interrupt):
             # A step tries many changes at once: together, the starts' shares take more than all changes.
             last_of_all = self._tries * self.effort.share if self.effort.share < 1 else float("inf")
-            for share, kept, idle in self._stages():
-                starts = sorted(starts, key=lambda one: one.cost_ms)
-                chosen = starts[: kept if self.space.is_small else min(kept, MOST_LARGE_STARTS)]
+            for number, (share, kept, idle) in enumerate(self._stages()):
+                if number == len(_STAGES):  # with less effort, it ends here
+                    self._answer_sooner(run, run.starts, len(self._sooner))
+                run.starts.sort(key=lambda one: one.cost_ms)
+                chosen = run.starts[: kept if self.space.is_small else min(kept, MOST_LARGE_STARTS)]
                 for start in chosen:
                     last_change = self.neighbours.tried + int(self._tries * share / len(chosen))
                     self._last_change = min(last_change, last_of_all)
                     self.neighbours.types = start.types if len(chosen) > 1 else set(SHARDING_TYPES)
                     state = State(self.space, start.choices)
                     self._report(state)
+                    run.improved = start
                     self._improve(state, idle)
                     start.choices, start.cost_ms = list(state.choices), state.cost_ms
-            starts = sorted(starts, key=lambda one: one.cost_ms)[:MOST_CANDIDATES]
-            found = self._states(starts)
-            ended = sorted([*self._predict_cheapest(found, MOST_FOR_CUTS), begun], key=lambda one: one[0].predicted_ms)
-            best = self._with_usual_cuts(ended, begun[0].predicted_ms)
+            self._run = None
+            result = self._end(run, run.starts)
+        missing = len(self._sooner) - len(run.sooner)  # which had nothing left to try
+        return PlanSearchResult.of_efforts((*run.sooner, *[result] * missing, result))
+
+    def _end(self, run: _Run, starts: Sequence[Start]) -> PlanSearchResult:
+        """The answer of a run that has come to these placements."""
+        found = self._states(sorted(starts, key=lambda one: one.cost_ms)[:MOST_CANDIDATES])
+        begun, state = run.begun
+        ended = [*self._predict_cheapest(found, MOST_FOR_CUTS), (begun, state.copy())]
+        ended.sort(key=lambda one: one[0].predicted_ms)
+        best = self._with_usual_cuts(ended, begun.predicted_ms)
         others = (*(one.parts for one, _ in ended), *reversed(found))
         candidates = dict.fromkeys((best.parts, *(parts for parts in others if parts != ended[0][0].parts)))
-        return self.with_known(PlanSearchResult(best, tuple(candidates)), known, NEARLY)
+        return self.with_known(PlanSearchResult(best, tuple(candidates)), run.known, NEARLY)
+
+    def _answer_sooner(self, run: _Run, starts: Sequence[Start], count: int) -> None:
+        """Notes the answer of runs that end with these placements, up to so many, and goes on as if it had not."""
+        if len(run.sooner) >= count:
+            return
+        neighbours, random_state = self.neighbours, self._rng.bit_generator.state
+        before = neighbours.types, neighbours.tried, self._last_change
+        self._run = None
+        run.sooner += [self._end(run, starts)] * (count - len(run.sooner))
+        self._run, self._rng.bit_generator.state = run, random_state
+        neighbours.types, neighbours.tried, self._last_change = before
+
+    def _pass(self, state: State) -> None:
+        """Notes the answer of a search with less effort at its last change: the placement in work has become this."""
+        run = self._run
+        if run is None or len(run.sooner) == len(self._sooner):
+            return
+        share = self._sooner[len(run.sooner)]
+        if share < 1 and self.neighbours.tried >= self._tries * share:
+            improved = Start(list(state.choices), run.improved.types, state.cost_ms)
+            starts = [improved if one is run.improved else one for one in run.starts]
+            self._answer_sooner(run, starts, len(run.sooner) + 1)
 
     def _stages(self) -> Iterator[tuple[float, int, int]]:
         """Share of the changes, placements that are improved, and kicks that may help none."""
@@ -213,6 +291,8 @@ class PlanSearch:
             known: legal placements.
             nearly: times the best one found, below which a known one is worth the changes.
         """
+        if result.random_state is not None:
+            self._rng.bit_generator.state = result.random_state
         for parts in known:
             begun = self.costs.predict(parts)
             if begun.predicted_ms >= nearly * result.best.predicted_ms:
@@ -220,8 +300,8 @@ class PlanSearch:
             ended = [result.best, *self._improve_start(begun)]
             ended.sort(key=lambda one: one.predicted_ms)
             candidates = dict.fromkeys((*(one.parts for one in ended), *result.candidates))
-            result = PlanSearchResult(ended[0], tuple(candidates)[:MOST_CANDIDATES])
-        return replace(result, is_interrupted=self._is_interrupted)
+            result = replace(result, best=ended[0], candidates=tuple(candidates)[:MOST_CANDIDATES])
+        return replace(result, is_interrupted=self._is_interrupted, random_state=self._rng.bit_generator.state)
 
     def _improve_start(self, begun: PredictedParts) -> Iterator[PredictedParts]:
         """A placement as it is, and after some changes."""
@@ -349,21 +429,27 @@ class PlanSearch:
         self._descend(state)
         idle = 0
         while not self._over() and idle < most_idle:
+            self._pass(state)
             trial = state.copy()
             idle += 1
             if not self._kicks.kick(trial):
                 continue
-            self._descend(trial)
-            if trial.score < state.score * (1 - LEAST_STEP):
+            self._descend(trial, state)
+            if _is_better(trial, state):
                 state.become(trial)
                 self._report(state)
                 idle = 0
 
-    def _descend(self, state: State) -> None:
-        """Takes steps until none helps."""
+    def _descend(self, state: State, best: State | None = None) -> None:
+        """Takes steps until none helps; what is best so far stays so until the state is better."""
         while not self._over():
+            self._pass(state if best is None or _is_better(state, best) else best)
             change = self.neighbours.step(state)
             if change is None:
                 return
             state.replace_all(change)
             self._report(state)
+
+
+def _is_better(state: State, other: State) -> bool:
+    return state.score < other.score * (1 - LEAST_STEP)

@@ -1,0 +1,128 @@
+"""Random requests with more types, memory or effort, and rules of thumb: how often an answer is worse than it may be.
+
+python -m benchmarks.scripts.more_freedom --requests 2000
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import evenshard
+from evenshard.placement.sharding import BY_COLUMNS, SHARDING_TYPES, TABLE_WISE
+from evenshard.planner.rivals import RIVALS, TORCHREC
+from evenshard.tables.table import Table
+from evenshard.utils.errors import InfeasibleTask
+from evenshard.utils.units import bytes_to_gb
+
+GPUS = ("h100", "h200", "a100_80gb", "v100", "b200")
+BATCH_SIZE = 16_384
+# Times as much memory as a request has.
+MORE_MEMORY = 1.5
+# Rounding apart.
+TOLERANCE = 1e-6
+# Sharders that need nothing, and the best rule over all types.
+RULES = tuple(name for name in RIVALS if name not in TORCHREC and not name.startswith(("torchrec", "random")))
+# What was asked for less, what for more, or which rivals stand beside an answer.
+KINDS = (
+    "columns, after whole tables",
+    "all types, after columns",
+    "more memory",
+    "normal, after quick",
+    "rules of thumb",
+)
+
+
+def random_request(seed: int, most_tables: int) -> dict[str, Any]:
+    """Arguments of ``place``: tables on devices that hold little more than them."""
+    rng = np.random.default_rng(seed)
+
+    def table(number: int) -> Table:
+        rows, dim = int(10 ** rng.uniform(3, 7)), int(rng.choice([16, 32, 64, 128]))
+        return Table(f"t{number}", rows, dim, float(rng.choice([1, 5, 20, 60])))
+
+    tables = tuple(map(table, range(int(rng.integers(3, most_tables + 1)))))
+    devices = int(rng.choice([2, 4, 8]))
+    nodes = int(rng.choice([1, 1, 2])) if devices > 2 else 1
+    cap_bytes = sum(one.size_bytes for one in tables) / devices * rng.uniform(1.2, 4)
+    return {
+        "tables": tables,
+        "num_devices": devices,
+        "nodes": nodes,
+        "inter": "infiniband_ndr" if nodes > 1 else "",
+        "hardware": f"simulated:{rng.choice(GPUS)}",
+        "memory_cap_gb": max(bytes_to_gb(cap_bytes), 0.05),
+        "reserved_gb": 0.0,
+        "batch_size": BATCH_SIZE,
+        "seed": seed,
+    }
+
+
+def step_ms(asked: dict[str, Any], types: Sequence[str] = SHARDING_TYPES, **changed: Any) -> float:
+    """Predicted time of the answer, ms; infinite where there is none."""
+    try:
+        return evenshard.place(sharding_types=types, **{**asked, **changed}).predicted_ms
+    except InfeasibleTask:
+        return float("inf")
+
+
+def slowdowns(seed: int, most_tables: int) -> list[float]:
+    """How much slower each of ``KINDS`` answered with more freedom, in parts of the time with less; below 0: faster.
+
+    NaN where neither has an answer.
+    """
+    asked = random_request(seed, most_tables)
+    whole, columns = step_ms(asked, (TABLE_WISE,)), step_ms(asked, BY_COLUMNS)
+    try:
+        answer = evenshard.place(sharding_types=SHARDING_TYPES, compare=RULES, **asked)
+        every, rules = (
+            answer.predicted_ms,
+            [one.predicted_ms for one in answer.comparison if one.predicted_ms and not one.note],
+        )
+    except InfeasibleTask:
+        every, rules = float("inf"), []
+    quick = step_ms(asked, effort="quick")
+    more = step_ms(asked, memory_cap_gb=MORE_MEMORY * asked["memory_cap_gb"])
+    pairs = ((whole, columns), (columns, every), (every, more), (quick, every), (min(rules, default=np.inf), every))
+    return [_slowdown(less, more) for less, more in pairs]
+
+
+def _slowdown(less_ms: float, more_ms: float) -> float:
+    if np.isinf(less_ms):
+        return float("nan") if np.isinf(more_ms) else -1.0
+    return more_ms / less_ms - 1
+
+
+def main() -> None:
+    """Prints a line for each kind of freedom."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--most-tables", type=int, default=12)
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    args = parser.parse_args()
+    seeds = range(args.first, args.first + args.requests)
+    with ProcessPoolExecutor(args.processes) as pool:
+        found = []
+        for seed, one in zip(seeds, pool.map(partial(slowdowns, most_tables=args.most_tables), seeds), strict=True):
+            found.append(one)
+            for kind, slower in zip(KINDS, one, strict=True):
+                if slower > TOLERANCE:
+                    print(f"seed {seed}: {kind} {100 * slower:.4f} % slower", file=sys.stderr, flush=True)
+    print("| with more freedom | answers | worse | by more than 1 % | worst |\n|---|---:|---:|---:|---:|")
+    for kind, slower_R in zip(KINDS, np.array(found).T, strict=True):
+        slower_R = slower_R[~np.isnan(slower_R)]
+        worse = int((slower_R > TOLERANCE).sum())
+        worst = f"{100 * slower_R.max():.2f} %" if worse else "none"
+        print(f"| {kind} | {len(slower_R):,} | {worse} | {int((slower_R > 0.01).sum())} | {worst} |")
+
+
+if __name__ == "__main__":
+    main()
