@@ -1,4 +1,4 @@
-"""A search that knows what fewer types answer, so that more types never answer worse.
+"""A search that knows what fewer types and less effort answer, so that more of either never answers worse.
 
 A search has so many changes to try, whatever types it may use: the more there are, the more starts share the changes.
 So tables that are whole or cut by columns at most are searched for by themselves too, and whole tables alone, unless a
@@ -19,7 +19,13 @@ from evenshard.placement.sharding import COLUMNS_ALONE, TABLE_WISE
 from evenshard.placement.task import ShardingTask, memory_of_part
 from evenshard.sharders.packing.legal_parts import TIME_LIMIT_S, first_fit, legal_parts
 from evenshard.sharders.search.bounds import lower_bound_ms
-from evenshard.sharders.search.search import EFFORTS, PlanSearch, PlanSearchEffort, PlanSearchResult, Progress
+from evenshard.sharders.search.search import (
+    PlanSearch,
+    PlanSearchEffort,
+    PlanSearchResult,
+    Progress,
+    less_effort,
+)
 from evenshard.sharders.search.space import SMALL, SearchSpace
 from evenshard.utils.errors import InfeasibleTask
 
@@ -62,7 +68,7 @@ def search_with_fewer_types(
     """
     started, fewer = time.monotonic(), with_fewer_types(costs.task)
     known = starts(costs.task, effort.time_limit_s)
-    less = [one.share for one in EFFORTS.values() if one.share < effort.share and effort.time_limit_s is None]
+    less = less_effort(effort)
     search = PlanSearch(costs, _with_time_left(effort, started), seed, progress, sooner=less)
     result: PlanSearchResult | None = None
     with suppress(InfeasibleTask):  # where something may find room all the same

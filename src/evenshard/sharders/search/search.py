@@ -92,6 +92,12 @@ def effort_called(name: str) -> PlanSearchEffort:
     return EFFORTS[name]
 
 
+def less_effort(effort: PlanSearchEffort) -> list[float]:
+    """Shares of the ``EFFORTS`` that end sooner, ascending; none where a limit on the time may end them all."""
+    shares = (one.share for one in EFFORTS.values())
+    return [] if effort.time_limit_s is not None else sorted(share for share in shares if share < effort.share)
+
+
 @dataclass(frozen=True)
 class PlanSearchResult:
     """What the search found.
@@ -159,7 +165,8 @@ class PlanSearch:
         seed: of the kicks.
         progress: called with the best cost so far.
         offloads: whether tables may be kept outside of device memory; where left out, where that is short.
-        sooner: shares of all changes, ascending; the result also says what a search answers that ends after each.
+        sooner: shares of all changes, ascending and below the effort's; the result also says what a search answers that
+            ends after each. See ``less_effort``.
     """
 
     def __init__(
@@ -177,7 +184,7 @@ class PlanSearch:
         self.pieces, self._rng = Pieces(self.construction), np.random.default_rng(seed)
         self.neighbours = Neighbours(self.pieces, self._rng)
         self._kicks = Kicks(self.neighbours, self._rng, self.effort.kicked)
-        self._sooner = [share for share in sooner if share < self.effort.share and self.effort.time_limit_s is None]
+        self._sooner = sooner
         self._run: _Run | None = None
         self._tries = self._scale_changes(self.effort.changes)
         self._last_change: float = self._tries
