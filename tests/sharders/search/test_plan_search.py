@@ -15,7 +15,7 @@ from evenshard.measure.price.step import DeviceKind, PartCosts
 from evenshard.measure.simulated.cluster import simulated_kind
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart, column_parts, row_spans
+from evenshard.placement.parts import Span, TablePart, column_parts, row_spans, whole_tables
 from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import (
     COLUMN_WISE,
@@ -32,7 +32,7 @@ from evenshard.sharders.search import neighbours
 from evenshard.sharders.search.bounds import lower_bound_ms
 from evenshard.sharders.search.construction import Construction, Works
 from evenshard.sharders.search.neighbours import MOST_COUNTED
-from evenshard.sharders.search.search import EFFORTS, LONG, PlanSearch, PlanSearchEffort
+from evenshard.sharders.search.search import EFFORTS, LONG, PlanSearch, PlanSearchEffort, PlanSearchResult
 from evenshard.sharders.search.space import SearchSpace, column_cuts
 from evenshard.sharders.search.starts import construct_starts
 from evenshard.sharders.search.state import Choice, State, choices_of
@@ -321,18 +321,50 @@ def test_more_effort_never_answers_worse(seed: int) -> None:
     """It is told what the same search answers that ends earlier, and goes on as if it had not been asked."""
     rng, shares = np.random.default_rng(seed), (0.1, 0.5, 1.0, 4.0)
     costs = costs_of(some_tables(int(rng.integers(4, 12))))
+    known = [PlanSearch(costs, replace(SHORT, share=0.1), seed + 100).run().best.parts]  # improved by changes at random
     searches = [
         PlanSearch(costs, replace(SHORT, share=share), seed, sooner=shares[:at]) for at, share in enumerate(shares)
     ]
-    found = [search.run() for search in searches]
+    found = [search.run(known) for search in searches]
     assert [one.best.parts for one in found[-1].by_effort] == [one.best.parts for one in found]
     found_ms = [one.best.predicted_ms for one in found]
     assert found_ms == sorted(found_ms, reverse=True)
     tried = [search.neighbours.tried for search in searches]
     assert tried == sorted(tried) and tried[0] < tried[1] < tried[2] and tried[3] > 1.5 * tried[2]
-    alone = PlanSearch(costs, replace(SHORT, share=4.0), seed)
-    assert alone.run().best.predicted_ms >= found_ms[-1]
-    assert alone.neighbours.tried == tried[-1]
+
+
+@pytest.mark.slow
+def test_a_search_goes_on_as_if_nothing_had_been_noted() -> None:
+    """Though what it would have answered was improved at random, too."""
+    costs, effort = costs_of(some_tables(4)), PlanSearchEffort(changes=1_500)
+    known = [PlanSearch(costs, SHORT, 100).run().best.parts]
+    quick, alone, noting = (
+        PlanSearch(costs, replace(effort, share=share), sooner=sooner)
+        for share, sooner in ((0.7, ()), (1.0, ()), (1.0, (0.7,)))
+    )
+    sooner, later, both = quick.run(known), alone.run(known), noting.run(known)
+    assert later.random_state == both.random_state != both.sooner[0].random_state
+    assert set(later.candidates) <= set(both.candidates)
+    (improved, again) = (
+        search.with_known(one, known, 2.0) for search, one in ((quick, sooner), (noting, both.sooner[0]))
+    )
+    assert improved.random_state == again.random_state != sooner.random_state
+    assert improved.candidates == again.candidates
+
+
+def test_the_answer_of_less_effort_stays_where_more_is_slower() -> None:
+    costs = costs_of(some_tables(3))
+    wholes = whole_tables(costs.task.tables)
+    fast, middle, slow = (
+        PlanSearchResult(
+            costs.predict([replace(one, devices=(device,)) for one, device in zip(wholes, on, strict=True)]), ()
+        )
+        for on in ((0, 1, 2), (0, 0, 1), (0, 0, 0))
+    )
+    assert fast.best.predicted_ms < middle.best.predicted_ms < slow.best.predicted_ms
+    found = PlanSearchResult.of_efforts((middle, fast, slow))
+    assert [one.best for one in found.by_effort] == [middle.best, fast.best, fast.best]
+    assert found.candidates == (fast.best.parts,)
 
 
 def test_an_answer_says_how_it_was_searched_for() -> None:
