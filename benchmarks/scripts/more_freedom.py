@@ -17,7 +17,7 @@ import numpy as np
 
 import evenshard
 from evenshard.placement.sharding import BY_COLUMNS, SHARDING_TYPES, TABLE_WISE
-from evenshard.planner.rivals import RIVALS, TORCHREC
+from evenshard.planner.rivals import FULL_SPACE, RIVALS, TORCHREC
 from evenshard.sharders.search.search import QUICK
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
@@ -29,14 +29,14 @@ BATCH_SIZE = 16_384
 MORE_MEMORY = 1.5
 # Rounding apart.
 TOLERANCE = 1e-6
-# Sharders that need nothing, and the best rule over all types.
-RULES = tuple(name for name in RIVALS if name not in TORCHREC and not name.startswith(("torchrec", "random")))
+# All rivals but TorchRec's planner.
+RULES = tuple(name for name in RIVALS if name not in (*TORCHREC, FULL_SPACE))
 # What is more than in the same request without, or what stands beside the answer.
 KINDS = ("columns beside whole tables", "all types beside columns", "half as much memory again", "rules of thumb")
 
 
 def random_request(seed: int, most_tables: int) -> dict[str, Any]:
-    """Arguments of ``place``: tables on devices that hold little more than them."""
+    """Arguments of ``place``: tables on devices with 1.2 to 4 times the memory of their weights."""
     rng = np.random.default_rng(seed)
 
     def table(number: int) -> Table:
@@ -70,9 +70,9 @@ def step_ms(asked: dict[str, Any], types: Sequence[str] = SHARDING_TYPES, **chan
 
 
 def slowdowns(seed: int, most_tables: int) -> list[float]:
-    """How much slower each of ``KINDS`` answered with more freedom, in parts of the time with less; below 0: faster.
+    """How much slower the answer is with each of ``KINDS`` than without, as a share of the time; negative: faster.
 
-    NaN where neither has an answer.
+    NaN where there is no answer with either, -1 where there is none without.
     """
     asked = random_request(seed, most_tables)
     whole, columns = step_ms(asked, (TABLE_WISE,)), step_ms(asked, BY_COLUMNS)
@@ -88,6 +88,7 @@ def slowdowns(seed: int, most_tables: int) -> list[float]:
 
 
 def _slowdown(less_ms: float, more_ms: float) -> float:
+    """Infinite times stand for no answer."""
     if np.isinf(less_ms):
         return float("nan") if np.isinf(more_ms) else -1.0
     return more_ms / less_ms - 1
