@@ -34,7 +34,7 @@ from evenshard.sharders.packing.reasons import require_sharding_room, require_ty
 from evenshard.sharders.search.bounds import lower_bound_ms
 from evenshard.sharders.search.near import NearResult, NearSearch
 from evenshard.sharders.search.nested import Starts, search_with_fewer_types
-from evenshard.sharders.search.search import EFFORTS, NORMAL, PlanSearch, PlanSearchEffort, Progress, less_effort
+from evenshard.sharders.search.search import EFFORTS, NORMAL, PlanSearch, PlanSearchEffort, Progress, stops_before
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.table import MEAN, Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
@@ -202,7 +202,7 @@ def _with_means(
         require_types(of_rows.task)
         left_s = None if limit_s is None else max(limit_s - (time.monotonic() - started), 0.0)
         effort = replace(config.effort, changes=round(share * config.effort.changes), time_limit_s=left_s)
-        return PlanSearch(of_rows, effort, seed, sooner=less_effort(effort))
+        return PlanSearch(of_rows, effort, seed, stops=stops_before(effort))
 
     kept: Collections = frozenset()
     if near is not None:

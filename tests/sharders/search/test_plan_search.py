@@ -323,7 +323,7 @@ def test_more_effort_never_answers_worse(seed: int) -> None:
     costs = costs_of(some_tables(int(rng.integers(4, 12))))
     known = [PlanSearch(costs, replace(SHORT, share=0.1), seed + 100).run().best.parts]  # improved by changes at random
     searches = [
-        PlanSearch(costs, replace(SHORT, share=share), seed, sooner=shares[:at]) for at, share in enumerate(shares)
+        PlanSearch(costs, replace(SHORT, share=share), seed, stops=shares[:at]) for at, share in enumerate(shares)
     ]
     found = [search.run(known) for search in searches]
     assert [one.best.parts for one in found[-1].by_effort] == [one.best.parts for one in found]
@@ -339,16 +339,16 @@ def test_a_search_goes_on_as_if_nothing_had_been_noted() -> None:
     costs, effort = costs_of(some_tables(4)), PlanSearchEffort(changes=1_500)
     known = [PlanSearch(costs, SHORT, 100).run().best.parts]
     quick, alone, noting = (
-        PlanSearch(costs, replace(effort, share=share), sooner=sooner)
-        for share, sooner in ((0.7, ()), (1.0, ()), (1.0, (0.7,)))
+        PlanSearch(costs, replace(effort, share=share), stops=stops)
+        for share, stops in ((0.7, ()), (1.0, ()), (1.0, (0.7,)))
     )
-    sooner, later, both = quick.run(known), alone.run(known), noting.run(known)
-    assert later.random_state == both.random_state != both.sooner[0].random_state
+    short, later, both = quick.run(known), alone.run(known), noting.run(known)
+    assert later.random_state == both.random_state != both.at_stops[0].random_state
     assert set(later.candidates) <= set(both.candidates)
     (improved, again) = (
-        search.with_known(one, known, 2.0) for search, one in ((quick, sooner), (noting, both.sooner[0]))
+        search.with_known(one, known, 2.0) for search, one in ((quick, short), (noting, both.at_stops[0]))
     )
-    assert improved.random_state == again.random_state != sooner.random_state
+    assert improved.random_state == again.random_state != short.random_state
     assert improved.candidates == again.candidates
 
 

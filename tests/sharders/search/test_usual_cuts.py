@@ -16,8 +16,8 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart, column_parts, whole_tables
 from evenshard.placement.sharding import COLUMN_WISE, TABLE_WISE
 from evenshard.placement.task import ShardingTask, TableLimits
-from evenshard.sharders.search.search import SHARE_FOR_CUTS, PlanSearch, PlanSearchEffort, PlanSearchResult
-from evenshard.sharders.search.starts import construct_starts
+from evenshard.sharders.search.search import SHARE_FOR_CUTS, PlanSearch, PlanSearchEffort, PlanSearchResult, _Run
+from evenshard.sharders.search.starts import Start, construct_starts
 from evenshard.sharders.search.state import State, choices_of
 from evenshard.sharders.search.usual_cuts import MOST_SLOWER, UsualCuts, num_odd_cuts
 from evenshard.tables.table import Table
@@ -117,6 +117,20 @@ def test_usual_cuts_do_not_make_an_answer_slower_than_what_the_search_began_with
     thirds, state = begun_in_thirds(search)
     usual = search._with_usual_cuts([(thirds, state)], float("inf"))
     assert thirds.predicted_ms < usual.predicted_ms <= thirds.predicted_ms * (1 + MOST_SLOWER)
+
+
+def test_usual_cuts_leave_what_the_search_began_with_for_the_next_answer() -> None:
+    """One search answers at several stops."""
+    search, parts = search_of(CUT, BUSY), in_thirds(BUSY)
+    choices = choices_of(search.space, parts)
+    assert choices is not None
+    state = State(search.space, choices)
+    slower = [choices[0], replace(choices[1], places=(0,))]
+    start = Start(slower, {COLUMN_WISE, TABLE_WISE}, State(search.space, slower).cost_ms)
+    begun = (search.costs.predict(parts), state)
+    found = [search._end(_Run([start], (), begun, start), [start]).best.parts for _ in range(2)]
+    assert found[0] == found[1] != begun[0].parts
+    assert widths(state) == [44, 44, 40]
 
 
 def test_a_known_placement_with_odd_cuts_is_no_better_than_the_answer() -> None:

@@ -24,7 +24,7 @@ from evenshard.sharders.search.search import (
     PlanSearchEffort,
     PlanSearchResult,
     Progress,
-    less_effort,
+    stops_before,
 )
 from evenshard.sharders.search.space import SMALL, SearchSpace
 from evenshard.utils.errors import InfeasibleTask
@@ -68,22 +68,22 @@ def search_with_fewer_types(
     """
     started, fewer = time.monotonic(), with_fewer_types(costs.task)
     known = starts(costs.task, effort.time_limit_s)
-    less = less_effort(effort)
-    search = PlanSearch(costs, _with_time_left(effort, started), seed, progress, sooner=less)
+    stops = stops_before(effort)
+    search = PlanSearch(costs, _with_time_left(effort, started), seed, progress, stops=stops)
     result: PlanSearchResult | None = None
     with suppress(InfeasibleTask):  # where something may find room all the same
         result = search.run(known)
     below: Sequence[PlanSearchResult] = ()
     left = _with_time_left(effort, started)
     if fewer is not None:
-        efforts = [*(replace(effort, share=share) for share in less), left]
+        efforts = [*(replace(effort, share=share) for share in stops), left]
         below = _search_fewer(costs.of_task(fewer), efforts, seed, starts, result)
         if below and below[-1].is_interrupted:
             search.interrupt()
     if result is None:
         legal = _legal(costs.task, seed, packing_s, known if not below else (below[-1].best.parts,))
         if costs.task.may_offload and not search.space.offloads:  # it only seemed that all of them fit
-            search = PlanSearch(costs, left, seed, progress, offloads=True, sooner=less)
+            search = PlanSearch(costs, left, seed, progress, offloads=True, stops=stops)
         result = search.run(legal)
     packed, ended = _pack_by_columns(costs.task), []
     for at, one in enumerate(result.by_effort):

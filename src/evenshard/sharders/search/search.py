@@ -92,8 +92,8 @@ def effort_called(name: str) -> PlanSearchEffort:
     return EFFORTS[name]
 
 
-def less_effort(effort: PlanSearchEffort) -> list[float]:
-    """Shares of the ``EFFORTS`` that end sooner, ascending; none where a limit on the time may end them all."""
+def stops_before(effort: PlanSearchEffort) -> list[float]:
+    """Shares of all changes at which the lesser ``EFFORTS`` end, ascending; none with a limit on the time."""
     shares = (one.share for one in EFFORTS.values())
     return [] if effort.time_limit_s is not None else sorted(share for share in shares if share < effort.share)
 
@@ -106,20 +106,20 @@ class PlanSearchResult:
         best: the answer.
         candidates: placements that ended well, the answer first, the others by their cost.
         is_interrupted: Ctrl-C ended the search, which answers with the best until then.
-        sooner: what searches with less effort answer, the least first.
+        at_stops: what searches with less effort answer, the least first.
         random_state: state of the random numbers at the end, from which a search goes on.
     """
 
     best: PredictedParts
     candidates: tuple[tuple[TablePart, ...], ...]
     is_interrupted: bool = False
-    sooner: tuple[PlanSearchResult, ...] = ()
+    at_stops: tuple[PlanSearchResult, ...] = ()
     random_state: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 
     @property
     def by_effort(self) -> tuple[PlanSearchResult, ...]:
         """This result after those of less effort."""
-        return (*self.sooner, self)
+        return (*self.at_stops, self)
 
     @staticmethod
     def of_efforts(results: Sequence[PlanSearchResult]) -> PlanSearchResult:
@@ -134,7 +134,7 @@ class PlanSearchResult:
             if best is not one.best:
                 candidates = dict.fromkeys((best.parts, *one.candidates))
                 one = replace(one, best=best, candidates=tuple(candidates)[:MOST_CANDIDATES])
-            ended.append(replace(one, sooner=tuple(ended)))
+            ended.append(replace(one, at_stops=tuple(ended)))
         return ended[-1]
 
 
@@ -142,14 +142,14 @@ class PlanSearchResult:
 class _Run:
     """What a run has found so far: placements, of which one is improved at the moment, and the best as it began.
 
-    ``sooner`` has the answers of runs with less effort that would have ended.
+    ``at_stops`` has the answers of runs with less effort that would have ended.
     """
 
     starts: list[Start]
     known: Sequence[Sequence[TablePart]]
     begun: tuple[PredictedParts, State]
     improved: Start
-    sooner: list[PlanSearchResult] = field(default_factory=list)
+    at_stops: list[PlanSearchResult] = field(default_factory=list)
 
 
 # Takes the best cost so far, ms.
@@ -165,8 +165,8 @@ class PlanSearch:
         seed: of the kicks.
         progress: called with the best cost so far.
         offloads: whether tables may be kept outside of device memory; where left out, where that is short.
-        sooner: shares of all changes, ascending and below the effort's; the result also says what a search answers that
-            ends after each. See ``less_effort``.
+        stops: shares of all changes, ascending and below the effort's, at which searches with less effort end; the
+            result also says what those answer. See ``stops_before``.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class PlanSearch:
         seed: int = 0,
         progress: Progress | None = None,
         offloads: bool | None = None,
-        sooner: Sequence[float] = (),
+        stops: Sequence[float] = (),
     ) -> None:
         self.costs, self.effort = costs, effort or EFFORTS[NORMAL]
         self.space = SearchSpace(costs, offloads)
@@ -184,7 +184,7 @@ class PlanSearch:
         self.pieces, self._rng = Pieces(self.construction), np.random.default_rng(seed)
         self.neighbours = Neighbours(self.pieces, self._rng)
         self._kicks = Kicks(self.neighbours, self._rng, self.effort.kicked)
-        self._sooner = sooner
+        self._stops = stops
         self._run: _Run | None = None
         self._tries = self._scale_changes(self.effort.changes)
         self._last_change: float = self._tries
@@ -206,7 +206,7 @@ class PlanSearch:
         starts = [*construct_starts(self.construction, self._deadline), *self._starts_at(known)]
         if not starts and known:  # its rows are uneven, as its memory is
             result = PlanSearchResult(self.costs.predict(known[0]), tuple(map(tuple, known)))
-            return replace(result, sooner=(result,) * len(self._sooner))
+            return replace(result, at_stops=(result,) * len(self._stops))
         if not starts:
             raise InfeasibleTask("no placement was found: the tables' pieces found no room.", "Raise memory_cap_gb.")
         starts.sort(key=lambda one: one.cost_ms)
@@ -216,8 +216,8 @@ class PlanSearch:
             # A step tries many changes at once: together, the starts' shares take more than all changes.
             last_of_all = self._tries * self.effort.share if self.effort.share < 1 else float("inf")
             for number, (share, kept, idle) in enumerate(self._stages()):
-                if number == len(_STAGES):  # with less effort, it ends here
-                    self._answer_sooner(run, run.starts, len(self._sooner))
+                if number == len(_STAGES):  # without more than the usual changes, it ends here
+                    self._note_answer(run, run.starts, len(self._stops))
                 run.starts.sort(key=lambda one: one.cost_ms)
                 chosen = run.starts[: kept if self.space.is_small else min(kept, MOST_LARGE_STARTS)]
                 for start in chosen:
@@ -231,8 +231,8 @@ class PlanSearch:
                     start.choices, start.cost_ms = list(state.choices), state.cost_ms
             self._run = None
             result = self._end(run, run.starts)
-        missing = len(self._sooner) - len(run.sooner)  # which had nothing left to try
-        return PlanSearchResult.of_efforts((*run.sooner, *[result] * missing, result))
+        missing = len(self._stops) - len(run.at_stops)  # those searches end as this one does
+        return PlanSearchResult.of_efforts((*run.at_stops, *[result] * missing, result))
 
     def _end(self, run: _Run, starts: Sequence[Start]) -> PlanSearchResult:
         """The answer of a run that has come to these placements."""
@@ -245,27 +245,27 @@ class PlanSearch:
         candidates = dict.fromkeys((best.parts, *(parts for parts in others if parts != ended[0][0].parts)))
         return self.with_known(PlanSearchResult(best, tuple(candidates)), run.known, NEARLY)
 
-    def _answer_sooner(self, run: _Run, starts: Sequence[Start], count: int) -> None:
-        """Notes the answer of runs that end with these placements, up to so many, and goes on as if it had not."""
-        if len(run.sooner) >= count:
+    def _note_answer(self, run: _Run, starts: Sequence[Start], count: int) -> None:
+        """Notes what runs answer that end with these placements, until so many are noted, and leaves no other trace."""
+        if len(run.at_stops) >= count:
             return
         neighbours, random_state = self.neighbours, self._rng.bit_generator.state
         before = neighbours.types, neighbours.tried, self._last_change
         self._run = None
-        run.sooner += [self._end(run, starts)] * (count - len(run.sooner))
+        run.at_stops += [self._end(run, starts)] * (count - len(run.at_stops))
         self._run, self._rng.bit_generator.state = run, random_state
         neighbours.types, neighbours.tried, self._last_change = before
 
-    def _pass(self, state: State) -> None:
-        """Notes the answer of a search with less effort at its last change: the placement in work has become this."""
+    def _note_at_stop(self, state: State) -> None:
+        """Notes the answer at the next stop, if it is reached; the placement that is improved has become this state."""
         run = self._run
-        if run is None or len(run.sooner) == len(self._sooner):
+        if run is None or len(run.at_stops) == len(self._stops):
             return
-        share = self._sooner[len(run.sooner)]
+        share = self._stops[len(run.at_stops)]
         if share < 1 and self.neighbours.tried >= self._tries * share:
             improved = Start(list(state.choices), run.improved.types, state.cost_ms)
             starts = [improved if one is run.improved else one for one in run.starts]
-            self._answer_sooner(run, starts, len(run.sooner) + 1)
+            self._note_answer(run, starts, len(run.at_stops) + 1)
 
     def _stages(self) -> Iterator[tuple[float, int, int]]:
         """Share of the changes, placements that are improved, and kicks that may help none."""
@@ -436,7 +436,7 @@ class PlanSearch:
         self._descend(state)
         idle = 0
         while not self._over() and idle < most_idle:
-            self._pass(state)
+            self._note_at_stop(state)
             trial = state.copy()
             idle += 1
             if not self._kicks.kick(trial):
@@ -450,7 +450,7 @@ class PlanSearch:
     def _descend(self, state: State, best: State | None = None) -> None:
         """Takes steps until none helps; what is best so far stays so until the state is better."""
         while not self._over():
-            self._pass(state if best is None or _is_better(state, best) else best)
+            self._note_at_stop(state if best is None or _is_better(state, best) else best)
             change = self.neighbours.step(state)
             if change is None:
                 return
