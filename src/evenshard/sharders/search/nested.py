@@ -81,7 +81,7 @@ def search_with_fewer_types(
         if below and below[-1].is_interrupted:
             search.interrupt()
     if result is None:
-        legal = _legal(costs.task, seed, packing_s, known if not below else (below[-1].best.parts,))
+        legal = _legal(costs.task, seed, packing_s, (below[-1].best.parts,) if below else known)
         if costs.task.may_offload and not search.space.offloads:  # it only seemed that all of them fit
             search = PlanSearch(costs, left, seed, progress, offloads=True, stops=stops)
         result = search.run(legal)
@@ -96,14 +96,17 @@ def _search_fewer(
     costs: PartCosts, efforts: Sequence[PlanSearchEffort], seed: int, starts: Starts, result: PlanSearchResult | None
 ) -> Sequence[PlanSearchResult]:
     """What a search for fewer types answers, by effort, as far as it may be better than what all types found."""
-    found = [None] * len(efforts) if result is None else result.by_effort
-    are_open = [_is_open(costs, effort, one) for effort, one in zip(efforts, found, strict=True)]
-    if not any(are_open):
-        return ()
+    bound_ms, found_ms = 0.0, [float("inf")] * len(efforts)
+    if result is not None:
+        if result.is_interrupted or efforts[-1].time_limit_s == 0.0:
+            return ()
+        bound_ms = lower_bound_ms(SearchSpace(costs, costs.task.may_offload))
+        found_ms = [one.best.predicted_ms for one in result.by_effort]
+    num_open = sum(bound_ms < one for one in found_ms)  # the first ones: more effort has found nothing slower
     with suppress(InfeasibleTask):
-        # More effort has found what is faster: it is open at most as far.
-        most = sum(are_open) - 1
-        return search_with_fewer_types(costs, efforts[most], seed, starts, packing_s=PACKING_S)[1].by_effort
+        if num_open:
+            _, found = search_with_fewer_types(costs, efforts[num_open - 1], seed, starts, packing_s=PACKING_S)
+            return found.by_effort
     return ()
 
 
@@ -134,15 +137,6 @@ def _with_time_left(effort: PlanSearchEffort, started: float) -> PlanSearchEffor
     if effort.time_limit_s is None:
         return effort
     return replace(effort, time_limit_s=max(effort.time_limit_s - (time.monotonic() - started), 0.0))
-
-
-def _is_open(costs: PartCosts, effort: PlanSearchEffort, result: PlanSearchResult | None) -> bool:
-    """Whether there is time for fewer types, and hope that they find something faster."""
-    if result is None:
-        return True
-    if result.is_interrupted or effort.time_limit_s == 0.0:
-        return False
-    return lower_bound_ms(SearchSpace(costs, costs.task.may_offload)) < result.best.predicted_ms
 
 
 def with_fewer_types(task: ShardingTask) -> ShardingTask | None:
