@@ -33,11 +33,13 @@ from evenshard.cli.arguments import Commands, at_least
 # Annealing takes minutes and runs only where asked for; planners that are trained for each GPU run on the H100 alone.
 PLANNERS = tuple(name for name in NAMES if name != "best_known")
 UNTRAINED = tuple(name for name in PLANNERS if name not in ("autoshard", "dreamshard"))
-# Models, devices and planners: every model on 8 and 16 H100, one on more, and two on 8 of each other device.
+# Models, devices and planners: every model on 8 and 16 H100, one on more, two on 8 of each other device, and some more
+# on 8 H200, whose kernels were timed, too.
 DEFAULT: tuple[tuple[Sequence[str], Sequence[str], Sequence[int], Sequence[str]], ...] = (
     (MODELS, ("h100",), (8, 16), PLANNERS),
     (("mlperf_dlrm_v2",), ("h100",), (64, 128), PLANNERS),
     (("mlperf_dlrm_v2", "criteo_1tb"), tuple(gpu for gpu in HARDWARE if gpu != "h100"), (8,), UNTRAINED),
+    (("criteo_kaggle", "nvidia_tiny", "primus", "recorded_100"), ("h200",), (8,), UNTRAINED),
 )
 
 
@@ -46,7 +48,7 @@ def add_shardbench(commands: Commands) -> None:
     sub = commands.add(
         "shardbench",
         _bench,
-        "Plan public models with every planner, and price each plan by three oracles.",
+        "Plan public models with every planner, and price each plan by four oracles.",
         "Plans that the journal has are not made again.",
     )
     sub.add_argument("--models", type=_names, help=f"of {', '.join(MODELS)}, mixed_<tables>, recorded_<tables>")

@@ -73,6 +73,8 @@ def table(rows: Sequence[Result]) -> Iterator[str]:
     for cell, of_cell in by_cell(rows).items():
         for oracle in ORACLES:
             ours, best = best_of(of_cell, oracle, [OURS]), best_of(of_cell, oracle)
+            if best is None and oracle == "kernels":  # none of its loads was timed
+                continue
             percents = (percent_above(ours, best_of(of_cell, oracle, of), oracle) for of in FAMILIES.values())
             winner = "-" if best is None else best.planner
             if ours is not None and best is not None and ours.ms(oracle) <= best.ms(oracle) * (1 + ALIKE_PERCENT / 100):
@@ -102,6 +104,15 @@ def cut_off(rows: Sequence[Result]) -> Iterator[str]:
     asked = by_cell([one for one in rows if one.planner == "torchrec_swept"])
     cells = [str(cell) for cell in asked if cell not in swept_in_full(rows)]
     yield f"Its sweep was cut off in: {'; '.join(cells)}." if cells else ""
+
+
+def timed(rows: Sequence[Result]) -> Iterator[str]:
+    """Where kernels were timed, and of how many plans."""
+    fits = [one for one in rows if one.status == FITS]
+    known = [one for one in fits if one.ms("kernels") < float("inf")]
+    cells = {one.cell for one in known}
+    gpus = " and ".join(dict.fromkeys(one.gpu.upper() for one in known)) or "no GPU"
+    yield f"{len(known)} of {sum(one.cell in cells for one in fits)} plans of {len(cells)} cells, on {gpus}"
 
 
 def _summary_row(name: str, oracle: str, rows: Sequence[Result]) -> str:
@@ -143,7 +154,8 @@ def losses(rows: Sequence[Result]) -> Iterator[str]:
     """Markdown: every cell where another's plan is better, by each oracle, the worst first."""
     for oracle, name in ORACLES.items():
         found = sorted(beaten(rows, oracle), key=lambda one: -one[3])
-        yield f"By {name}: {len(found)} of {len(by_cell(rows))} cells."
+        judged = sum(best_of(of_cell, oracle, [OURS]) is not None for of_cell in by_cell(rows).values())
+        yield f"By {name}: {len(found)} of {judged} cells."
         yield ""
         if found:
             yield _row("cell", "evenshard, ms", "best, ms", "whose plan", "evenshard above it")
@@ -164,7 +176,7 @@ def draw(rows: Sequence[Result], path: Path) -> None:
     names = [name for name in dict.fromkeys(one.planner for one in rows) if name != OURS]
     markers = dict(zip(names, "osD^v<>Ph*" * len(names), strict=False))
     figure, panels = pyplot.subplots(
-        1, len(ORACLES), sharey=True, figsize=(12, 1.6 + 0.21 * len(cells)), layout="constrained"
+        1, len(ORACLES), sharey=True, figsize=(3.8 * len(ORACLES), 1.6 + 0.21 * len(cells)), layout="constrained"
     )
     for panel, (oracle, title) in zip(panels, ORACLES.items(), strict=True):
         for name, marker in markers.items():
@@ -186,7 +198,9 @@ def draw(rows: Sequence[Result], path: Path) -> None:
         panel.set_title(title, fontsize=10)
     panels[0].set_yticks(range(len(cells)), [str(cell) for cell in cells], fontsize=8)
     panels[0].invert_yaxis()
-    panels[1].set_xlabel("cost of the planner's best plan over that of evenshard; left of the line evenshard loses")
+    figure.suptitle(
+        "cost of the planner's best plan over that of evenshard; left of the line evenshard loses", fontsize=10
+    )
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(names), fontsize=9)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
@@ -207,7 +221,7 @@ def page(rows: Sequence[Result], name: str) -> str:
         settings=len(SETTINGS),
         sweep=SWEEP_S,
         name=name,
-        **{part.__name__: "\n".join(part(rows)).strip() for part in (summary, planners, cut_off, losses, table)},
+        **{part.__name__: "\n".join(part(rows)).strip() for part in (summary, timed, planners, cut_off, losses, table)},
     )
     return "\n\n".join(_wrap(block) for block in text.strip().split("\n\n")) + "\n"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,8 @@ from typing import Any
 from benchmarks.shardbench.cases import Cell
 from benchmarks.shardbench.linear import LinearModel
 from benchmarks.shardbench.planners import Planner
+from benchmarks.shardbench.timed import KernelTimes, kernel_times_of
+from evenshard.measure.price.step import PartCosts
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.plan import broken_rule, check_parts_memory, parts_by_table
 from evenshard.placement.task import used_bytes
@@ -24,10 +27,12 @@ from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, EvenshardError, InfeasibleTask
 
 ORACLES = {
+    "kernels": "kernels, timed",
     "device": "the device model",
     "linear": "the linear model of counts",
     "torchrec": "TorchRec's own rating",
 }
+GZIP = b"\x1f\x8b"
 FITS, OVER_MEMORY, ILLEGAL, NO_PLAN = "fits", "over memory", "illegal", "no plan"
 
 
@@ -52,6 +57,9 @@ class Result:
     own_oracle: str = column("", "the oracle that the planner itself plans by, or learned from; empty for none")
     status: str = column("", f"{FITS}, {OVER_MEMORY}, {ILLEGAL} or {NO_PLAN}")
     note: str = column("", "why it does not fit")
+    kernels_ms: float | None = column(
+        "ms", "a step by kernels that were timed on such a GPU and the simulated links", default=None
+    )
     device_ms: float | None = column("ms", "a step by the device model and the simulated links", default=None)
     linear_ms: float | None = column("ms", "a step by the linear model of counts", default=None)
     torchrec_ms: float | None = column("ms", "TorchRec's own rating", default=None)
@@ -78,15 +86,15 @@ COLUMNS: tuple[Field[Any], ...] = tuple(one for one in fields(Result) if one.met
 
 
 @cache
-def _raters(cell: Cell) -> tuple[Any, LinearModel, TorchRecPlanner]:
+def _raters(cell: Cell) -> tuple[PartCosts, KernelTimes, LinearModel, TorchRecPlanner]:
     machine, tables = cell.machine, cell.tables
     costs = part_costs(machine.request(tables), DeviceModel(machine.hardware))
-    return costs, LinearModel(machine.gpu), TorchRecPlanner(costs.task, machine.bandwidths)
+    return costs, kernel_times_of(cell.gpu), LinearModel(machine.gpu), TorchRecPlanner(costs.task, machine.bandwidths)
 
 
 def with_costs(result: Result) -> Result:
     """A plan with its costs by all oracles, and whether it is legal and fits."""
-    costs, linear, torchrec = _raters(result.cell)
+    costs, kernels, linear, torchrec = _raters(result.cell)
     parts, task = parts_of(result), costs.task
     try:
         broken = broken_rule(task, parts_by_table(task, parts))
@@ -103,6 +111,7 @@ def with_costs(result: Result) -> Result:
         result,
         status=status,
         note=note,
+        kernels_ms=kernels.step_ms(task, parts, result.cell.machine.links),
         device_ms=round(costs.predict(parts).predicted_ms, 4),
         linear_ms=round(linear.step_ms(task, parts), 4),
         torchrec_ms=round(torchrec.rating_ms(parts), 4),
@@ -136,8 +145,12 @@ def results_of(cell: Cell, planner: Planner) -> list[Result]:
 
 
 def read_journal(path: Path) -> list[Result]:
-    """What is known already."""
-    return [Result(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+    """What is known already; nothing where there is no such file. One of gzip is unpacked."""
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    text = (gzip.decompress(content) if content.startswith(GZIP) else content).decode()
+    return [Result(**json.loads(line)) for line in text.splitlines()]
 
 
 def write_journal(path: Path, results: Sequence[Result]) -> None:

@@ -151,17 +151,21 @@ def test_plans_that_may_not_be_used_are_told_and_never_the_best(
 
 
 def test_where_evenshard_loses_is_told_by_every_oracle() -> None:
-    def result(planner: str, status: str, *ms: float) -> Result:
+    def result(planner: str, status: str, *ms: float | None) -> Result:
         return Result("mixed_3", "h100", 8, planner, "", "", status, "", *ms)
 
     rows = [
-        result("evenshard", FITS, 1.0, 2.0, 3.0),
-        result("greedy", FITS, 1.5, 1.6, 3.0015),
-        result("torchrec_swept", OVER_MEMORY, 0.1, 0.1, 0.1),
+        result("evenshard", FITS, 4.0, 1.0, 2.0, 3.0),
+        result("greedy", FITS, 3.2, 1.5, 1.6, 3.0015),
+        result("torchrec_swept", OVER_MEMORY, None, 0.1, 0.1, 0.1),
     ]
     text = page(rows, "bench")
     assert "By the device model: 0 of 1 cells." in text and "By TorchRec's own rating: 0 of 1 cells." in text
-    assert "By the linear model of counts: 1 of 1 cells." in text
+    assert "By the linear model of counts: 1 of 1 cells." in text and "By kernels, timed: 1 of 1 cells." in text
+    assert "| mixed_3 | 8 x h100 | kernels | 4.000 | greedy | - | - | +25.0 % | - |" in text
+    assert "2 of 2 plans of 1 cells, on H100" in text
+    untimed = page([replace(one, kernels_ms=None) for one in rows], "bench")
+    assert "By kernels, timed: 0 of 0 cells." in untimed and "| mixed_3 | 8 x h100 | kernels |" not in untimed
     assert "| mixed_3, 8 x h100 | 2.000 | 1.600 | greedy | 25.0 % |" in text
     assert "| mixed_3 | 8 x h100 | device | 1.000 | evenshard | - | - | -33.3 % | - |" in text
     assert "| torchrec_swept | - | 1 | 1 | 1 | 0 | 0 | 0.0 |" in text

@@ -91,7 +91,7 @@ def load_calls(
             held = _tables_on_device(blocks, device)
             features = [at for at, block in enumerate(blocks) for _ in range(block.table.num_features)]
             if is_replicated(group):
-                operator = _dense_operator(kernels, held, call.pooling, features)
+                operator = dense_operator(kernels, held, call.pooling, features)
             else:
                 operator = kernels.operator(held, kernel_pooling(call), features, first_byte)
             found.append(LoadedCall(call, operator, blocks, feature, feature + len(features)))
@@ -126,14 +126,22 @@ def _weight_bytes(held: Sequence[Table]) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _dense_operator(kernels: ShardKernels, tables: Sequence[Table], pooling: str, features: list[int]) -> Any:
+def dense_operator(kernels: ShardKernels, tables: Sequence[Table], pooling: str, features: list[int]) -> Any:
+    """FBGEMM's dense call of replicas: its gradients are left to an optimizer.
+
+    Args:
+        kernels: of the device.
+        tables: that the device holds.
+        pooling: what it does with a bag.
+        features: position of the table of each feature.
+    """
     from fbgemm_gpu.split_embedding_configs import SparseType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import DenseTableBatchedEmbeddingBagsCodegen
 
     # FBGEMM's way of giving the CPU a gradient here; tests compare it.
     warnings.filterwarnings("ignore", ".*an autograd kernel was not registered", UserWarning)
-    if tables[0].is_sequence:
+    if tables[0].is_sequence and kernels.device.type == "cpu":
         return _DenseSequences(tables, features, kernels.device)
     return DenseTableBatchedEmbeddingBagsCodegen(
         [(table.num_rows, table.embedding_dim) for table in tables],
@@ -156,7 +164,9 @@ class _DenseSequences(torch.nn.Module):
     def split_embedding_weights(self) -> list[torch.Tensor]:
         return [one.view(-1, self._dim) for one in torch.split(self.weights, self._sizes)]
 
-    def forward(self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
         num_samples = (len(offsets) - 1) // len(self._features)
         of_features = torch.split(indices, offsets[::num_samples].diff().tolist())
         tables = self.split_embedding_weights()

@@ -1,0 +1,136 @@
+"""What the device model says of kernels that were timed on a GPU, and what there is to time.
+
+    python -m benchmarks.shardbench.device_errors loads loads.jsonl.gz --gpu h100    # for ``time_loads``
+    python -m benchmarks.shardbench.device_errors errors --gpu h100
+
+Both are of the plans of `python -m benchmarks shardbench`; those that were timed are under DVC, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from benchmarks.shardbench.cases import Cell
+from benchmarks.shardbench.loads import Load, key_of, loads_of, write_loads
+from benchmarks.shardbench.page import by_cell
+from benchmarks.shardbench.results import FITS, Result, parts_of, read_journal
+from benchmarks.shardbench.timed import KERNEL_TIMES, kernel_times_of
+from evenshard.planner.pricing import part_costs
+from evenshard.sharders.model import DeviceModel
+
+PLANS = KERNEL_TIMES / "shardbench_plans.jsonl.gz"
+KINDS: dict[str, Callable[[Load], bool]] = {
+    "one fused call": lambda load: len(load) == 1 and not load[0].is_dense,
+    "several fused calls": lambda load: len(load) > 1 and not any(call.is_dense for call in load),
+    "replicas among them": lambda load: any(call.is_dense for call in load),
+    "sequences": lambda load: any(call.pooling == "none" for call in load),
+}
+
+
+class TimedLoad(NamedTuple):
+    """A load with its forward and backward ms, timed and by the device model."""
+
+    cell: Cell
+    load: Load
+    timed: tuple[float, float]
+    predicted: tuple[float, float]
+
+
+def timed_loads(results: Sequence[Result]) -> Iterator[TimedLoad]:
+    """Each load that was timed, once, with the cell of the first plan that has it."""
+    known = set()
+    for cell, of_cell in by_cell(results).items():
+        costs, times = (
+            part_costs(cell.machine.request(cell.tables), DeviceModel(f"simulated:{cell.gpu}")),
+            kernel_times_of(cell.gpu),
+        )
+        for one in of_cell:
+            parts = parts_of(one)
+            for load, device in zip(loads_of(costs.task, parts), costs.predict(parts).devices, strict=True):
+                timed = times.load_ms(load)
+                if load and timed is not None and key_of(load) not in known:
+                    known.add(key_of(load))
+                    yield TimedLoad(
+                        cell, load, timed, (device.predicted_fwd_compute_ms, device.predicted_bwd_compute_ms)
+                    )
+
+
+def errors(results: Sequence[Result]) -> Iterator[str]:
+    """Markdown: predicted by timed of loads, by model and by what they hold, and how plans are ranked."""
+    found = list(timed_loads(results))
+    parts = (f"{of}: ratio | median | 90 %" for of in ("forward", "backward", "both"))
+    yield f"| loads | count | {' | '.join(parts)} | rank correlation |"
+    yield "|---|" + "---:|" * 11
+    yield _errors_row("all", found)
+    for model in dict.fromkeys(one.cell.model for one in found):
+        yield _errors_row(model, [one for one in found if one.cell.model == model])
+    for kind, has in KINDS.items():
+        yield _errors_row(kind, [one for one in found if has(one.load)])
+    yield ""
+    yield "| cell | plans timed | device model by timed: median | least | most | rank correlation |"
+    yield "|---|" + "---:|" * 5
+    for cell, of_cell in by_cell(results).items():
+        pairs = np.array(
+            [(one.device_ms, one.kernels_ms) for one in of_cell if one.kernels_ms is not None], dtype=float
+        )
+        if len(pairs) > 2:
+            ratios = pairs[:, 0] / pairs[:, 1]
+            yield (
+                f"| {cell} | {len(pairs)} of {len(of_cell)} | {np.median(ratios):.2f} | {ratios.min():.2f} | "
+                f"{ratios.max():.2f} | {spearmanr(*pairs.T).statistic:.3f} |"
+            )
+    yield ""
+    runs = [one for cell in by_cell(results) for one in kernel_times_of(cell.gpu).runs.values() if len(one) > 1]
+    if runs:
+        apart = np.array([abs(sum(one[0]) / sum(one[1]) - 1) for one in runs])
+        middle, most = 100 * np.median(apart), 100 * apart.max()
+        yield f"Two runs of a load, with other lookups: {middle:.1f} % apart (median), {most:.1f} % at most."
+
+
+def _errors_row(name: str, loads: Sequence[TimedLoad]) -> str:
+    timed_L2 = np.array([one.timed for one in loads]).reshape(-1, 2)
+    predicted_L2 = np.array([one.predicted for one in loads]).reshape(-1, 2)
+    texts = [name, str(len(loads))]
+    if not loads:
+        return f"| {' | '.join(texts + ['-'] * 10)} |"
+    timed_3L = np.vstack([timed_L2.T, timed_L2.sum(axis=1)])
+    predicted_3L = np.vstack([predicted_L2.T, predicted_L2.sum(axis=1)])
+    for timed_L, predicted_L in zip(timed_3L, predicted_3L, strict=True):
+        ratios = predicted_L / timed_L
+        off = 100 * abs(ratios - 1)
+        texts += [f"{np.median(ratios):.2f}", f"{np.median(off):.1f}", f"{np.quantile(off, 0.9):.1f}"]
+    texts.append(f"{spearmanr(timed_3L[2], predicted_3L[2]).statistic:.3f}" if len(loads) > 2 else "-")
+    return f"| {' | '.join(texts)} |"
+
+
+def main() -> None:
+    """Writes loads, or prints errors."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("loads", help="write what the devices of plans run").add_argument("out", type=Path)
+    commands.add_parser("errors", help="print what the device model says of what was timed")
+    for one in commands.choices.values():
+        one.add_argument("--gpu", default="h100")
+        one.add_argument("--journal", type=Path, default=PLANS, help="of the bench (default: that of the timed plans)")
+    args = parser.parse_args()
+    results = [one for one in read_journal(args.journal) if one.status == FITS and one.gpu == args.gpu]
+    if args.command == "errors":
+        print("\n".join(errors(results)))
+        return
+    loads = (
+        load
+        for cell, of_cell in by_cell(results).items()
+        for one in of_cell
+        for load in loads_of(cell.machine.task(cell.tables), parts_of(one))
+    )
+    print(f"{write_loads(args.out, (load for load in loads if load))} loads")
+
+
+if __name__ == "__main__":
+    main()

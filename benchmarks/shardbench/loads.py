@@ -1,0 +1,137 @@
+"""What each device of a plan runs in a step: its kernel calls, told so that they can be run without the plan.
+
+The calls are those of ``evenshard.measure.kernel_calls``: a fused one for each kind of part, and dense ones for
+replicas. A load names no table, so that equal loads are one, whoever planned them. Needs torch and numpy alone.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from evenshard.measure.kernel_calls import EVERY_DEVICE, KernelCall, Lookup, held_parts
+from evenshard.placement.parts import TablePart
+from evenshard.placement.plan import parts_by_table
+from evenshard.placement.task import ShardingTask
+from evenshard.tables.table import Table
+
+
+@dataclass(frozen=True)
+class LoadCall:
+    """A kernel call of a device.
+
+    Attributes:
+        is_dense: whether its tables are replicas.
+        pooling: of its tables.
+        batch_size: samples of each feature.
+        tables: rows, columns and bits of a weight of each table.
+        lookups: table, features, lookups of a feature's sample, and histogram of reuse of each table or feature.
+    """
+
+    is_dense: bool
+    pooling: str
+    batch_size: int
+    tables: tuple[tuple[int, int, int], ...]
+    lookups: tuple[tuple[int, int, float, tuple[float, ...] | None], ...]
+
+    @staticmethod
+    def of_record(record: Mapping[str, Any]) -> LoadCall:
+        """The call of a line."""
+        tables = tuple((rows, columns, bits) for rows, columns, bits in record["tables"])
+        lookups = tuple((at, features, each, bins and tuple(bins)) for at, features, each, bins in record["lookups"])
+        return LoadCall(record["is_dense"], record["pooling"], record["batch_size"], tables, lookups)
+
+    @cached_property
+    def held_tables(self) -> tuple[Table, ...]:
+        """What the device holds."""
+        return tuple(
+            Table(f"t{at}", rows, columns, 1.0, weight_bits=bits, pooling=self.pooling)
+            for at, (rows, columns, bits) in enumerate(self.tables)
+        )
+
+    def drawn_tables(self) -> Iterator[tuple[Table, int]]:
+        """What lookups are drawn for, with the number of bags; columns do not change them."""
+        for at, features, each, bins in self.lookups:
+            rows = self.tables[at][0]
+            name = hashlib.sha256(repr((rows, each, bins)).encode()).hexdigest()[:12]
+            yield Table(name, rows, 1, each, bins), features * self.batch_size
+
+    def feature_tables(self) -> list[int]:
+        """The table of each feature."""
+        return [at for at, features, *_ in self.lookups for _ in range(features)]
+
+    @property
+    def num_columns(self) -> int:
+        """Values of a sample's outputs; of sequences those of a lookup."""
+        widths = [self.tables[at][1] for at in self.feature_tables()]
+        return widths[0] if self.held_tables[0].is_sequence else sum(widths)
+
+
+Load = tuple[LoadCall, ...]
+
+
+def key_of(load: Load) -> str:
+    """Names what a device runs: equal loads have one key."""
+    return hashlib.sha256(repr(load).encode()).hexdigest()[:16]
+
+
+def loads_of(task: ShardingTask, parts: Sequence[TablePart]) -> list[Load]:
+    """What each device of a plan runs in a step, in the order of the devices.
+
+    Args:
+        task: whose optimizer is sgd.
+    """
+    calls: dict[tuple[int, KernelCall, int], list[Sequence[Lookup]]] = defaultdict(list)
+    for held in held_parts(task, parts_by_table(task, parts)):
+        table = held.lookups[0].table
+        width = table.embedding_dim if table.is_sequence else 0  # outputs of a call for sequences have one width
+        for device in range(task.num_devices) if held.device == EVERY_DEVICE else (held.device,):
+            calls[device, held.call, width].append(held.lookups)
+    found: list[list[LoadCall]] = [[] for _ in range(task.num_devices)]
+    for (device, call, _), parts_of_call in calls.items():
+        batch_size = max(round(task.local_batch), 1) if call.is_dense else task.batch_size
+        found[device].append(_load_call(call, batch_size, parts_of_call))
+    return [tuple(sorted(of_device, key=repr)) for of_device in found]
+
+
+def _load_call(call: KernelCall, batch_size: int, parts: Sequence[Sequence[Lookup]]) -> LoadCall:
+    """A call with its parts by size, so that equal loads are one load in whatever order a plan names them."""
+    described = sorted(
+        (
+            (
+                (lookups[0].table.num_rows, lookups[0].table.embedding_dim, lookups[0].table.weight_bits),
+                [_drawn(one, batch_size) for one in lookups],
+            )
+            for lookups in parts
+        ),
+        key=repr,
+    )
+    lookups = tuple((at, *one) for at, (_, of_part) in enumerate(described) for one in of_part)
+    return LoadCall(call.is_dense, call.pooling, batch_size, tuple(table for table, _ in described), lookups)
+
+
+def _drawn(one: Lookup, batch_size: int) -> tuple[int, float, tuple[float, ...] | None]:
+    bins = one.table.reuse_bins
+    return one.bags // batch_size, float(one.table.pooling_factor), bins and tuple(map(float, bins))
+
+
+def write_loads(path: Path, loads: Iterable[Load]) -> int:
+    """Writes each load once, a line each; returns how many they are."""
+    known = {key_of(load): load for load in loads}
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        for load in known.values():
+            file.write(json.dumps([asdict(call) for call in load]) + "\n")
+    return len(known)
+
+
+def read_loads(path: Path) -> list[Load]:
+    """The loads of a file."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [tuple(map(LoadCall.of_record, json.loads(line))) for line in file]

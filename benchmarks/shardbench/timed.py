@@ -1,0 +1,77 @@
+"""Steps of plans by kernels that were timed on a GPU: an oracle that no planner plans by.
+
+Exchanges between devices are by the model of the links.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.shardbench.loads import Load, key_of, loads_of
+from evenshard.measure.collectives import Links, exchange_times, volumes_of
+from evenshard.measure.step_time import Phases, step_ms
+from evenshard.placement.parts import TablePart
+from evenshard.placement.plan import parts_by_table
+from evenshard.placement.task import ShardingTask
+
+KERNEL_TIMES = Path(__file__).resolve().parents[2] / "data" / "kernels"
+
+
+class KernelTimes:
+    """Times of loads on a GPU.
+
+    Args:
+        lines: of a file that ``time_loads`` wrote; none where nothing was timed.
+
+    Attributes:
+        runs: forward and backward ms of each load, by its key, one for each run that timed it; the optimizer's pass
+            over dense gradients is part of the latter.
+    """
+
+    def __init__(self, lines: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.runs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for line in lines:
+            if "forward_ms" in line:
+                forward, backward, dense = (median(line[name]) for name in ("forward_ms", "backward_ms", "dense_ms"))
+                self.runs[line["key"]].append((forward, backward + dense))
+
+    def load_ms(self, load: Load) -> tuple[float, float] | None:
+        """Forward and backward ms of a load, means of all runs; None if it was not timed."""
+        if not load:
+            return 0.0, 0.0
+        runs = self.runs.get(key_of(load))
+        return None if runs is None else (fmean(one for one, _ in runs), fmean(one for _, one in runs))
+
+    def step_ms(self, task: ShardingTask, parts: Sequence[TablePart], links: Links) -> float | None:
+        """A step of a plan, with exchanges by the model of the links; None if a device's load was not timed."""
+        if not self.runs:
+            return None
+        timed = [found for load in loads_of(task, parts) if (found := self.load_ms(load)) is not None]
+        if len(timed) < task.num_devices:
+            return None
+        forward_D, backward_D = np.array(timed).T
+        exchanges = exchange_times(task, volumes_of(task, parts_by_table(task, parts)), links)
+        phases = Phases(exchanges.input_dist, forward_D, exchanges.forward, exchanges.backward, backward_D)
+        return round(float(step_ms(phases, task.pipeline)), 4)
+
+
+@cache
+def kernel_times_of(gpu: str) -> KernelTimes:
+    """What was timed on a GPU; nothing where its file is not there (`dvc pull data.dvc` brings it)."""
+    path = KERNEL_TIMES / f"shardbench_{gpu}.jsonl.gz"
+    return read_kernel_times(path) if path.exists() else KernelTimes()
+
+
+def read_kernel_times(path: Path) -> KernelTimes:
+    """What a file says."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return KernelTimes(map(json.loads, file))
