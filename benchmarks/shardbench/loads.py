@@ -107,7 +107,7 @@ def _load_call(call: KernelCall, batch_size: int, parts: Sequence[Sequence[Looku
         (
             (
                 (lookups[0].table.num_rows, lookups[0].table.embedding_dim, lookups[0].table.weight_bits),
-                [_drawn(one, batch_size) for one in lookups],
+                [_lookups_of(one, batch_size) for one in lookups],
             )
             for lookups in parts
         ),
@@ -117,7 +117,7 @@ def _load_call(call: KernelCall, batch_size: int, parts: Sequence[Sequence[Looku
     return LoadCall(call.is_dense, call.pooling, batch_size, tuple(table for table, _ in described), lookups)
 
 
-def _drawn(one: Lookup, batch_size: int) -> tuple[int, float, tuple[float, ...] | None]:
+def _lookups_of(one: Lookup, batch_size: int) -> tuple[int, float, tuple[float, ...] | None]:
     bins = one.table.reuse_bins
     return one.bags // batch_size, float(one.table.pooling_factor), bins and tuple(map(float, bins))
 

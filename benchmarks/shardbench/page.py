@@ -106,7 +106,7 @@ def cut_off(rows: Sequence[Result]) -> Iterator[str]:
     yield f"Its sweep was cut off in: {'; '.join(cells)}." if cells else ""
 
 
-def timed(rows: Sequence[Result]) -> Iterator[str]:
+def timed_plans(rows: Sequence[Result]) -> Iterator[str]:
     """Where kernels were timed, and of how many plans."""
     fits = [one for one in rows if one.status == FITS]
     known = [one for one in fits if one.ms("kernels") < float("inf")]
@@ -206,6 +206,9 @@ def draw(rows: Sequence[Result], path: Path) -> None:
     pyplot.close(figure)
 
 
+PARTS = (summary, timed_plans, planners, cut_off, losses, table)
+
+
 def page(rows: Sequence[Result], name: str) -> str:
     """The page of results in a CSV that is called so."""
     known = constants()
@@ -221,7 +224,7 @@ def page(rows: Sequence[Result], name: str) -> str:
         settings=len(SETTINGS),
         sweep=SWEEP_S,
         name=name,
-        **{part.__name__: "\n".join(part(rows)).strip() for part in (summary, timed, planners, cut_off, losses, table)},
+        **{part.__name__: "\n".join(part(rows)).strip() for part in PARTS},
     )
     return "\n\n".join(_wrap(block) for block in text.strip().split("\n\n")) + "\n"
 

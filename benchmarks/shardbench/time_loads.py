@@ -42,7 +42,7 @@ CYCLES_PER_MS = 2_000_000
 
 
 @dataclass(frozen=True)
-class RunningCall:
+class CallOnDevice:
     """A call on its device.
 
     Attributes:
@@ -89,7 +89,7 @@ class Timer:
         """Writes how long each kernel of a load takes in a step, us."""
         profiler = torch.profiler
         activities = [profiler.ProfilerActivity.CPU, profiler.ProfilerActivity.CUDA]
-        with self._running(load) as calls:
+        with self._loaded_calls(load) as calls:
             self._step(calls, 0, 0.0)
             with profiler.profile(activities=activities) as recorder:
                 self._step(calls, 1, 0.0)
@@ -106,7 +106,7 @@ class Timer:
         None, with all memory free again, if the device cannot hold it.
         """
         try:
-            with self._running(load) as calls:
+            with self._loaded_calls(load) as calls:
                 spin_ms = SPIN_MS + SPIN_MS_PER_CALL * len(calls)
                 return repeats_in_time(lambda number, spin_ms: self._step(calls, number, spin_ms), spin_ms)
         except OutOfDeviceMemory:
@@ -115,11 +115,11 @@ class Timer:
         return None
 
     @contextmanager
-    def _running(self, load: Load) -> Iterator[list[RunningCall]]:
+    def _loaded_calls(self, load: Load) -> Iterator[list[CallOnDevice]]:
         with self._kernels.watch_failures([table for call in load for table in call.held_tables]):
-            yield [self._running_call(call) for call in load]
+            yield [self._call_on_device(call) for call in load]
 
-    def _running_call(self, call: LoadCall) -> RunningCall:
+    def _call_on_device(self, call: LoadCall) -> CallOnDevice:
         optimizer = None
         if call.is_dense:
             operator = dense_operator(self._kernels, call.held_tables, call.pooling, call.feature_tables())
@@ -137,9 +137,9 @@ class Timer:
             batches.append((torch.cat([indices for indices, _ in of_batch]), offsets))
         outputs = len(batches[0][0]) if call.held_tables[0].is_sequence else call.batch_size
         gradient = 1e-3 * torch.randn(outputs, call.num_columns, device=self.device)
-        return RunningCall(LoadedShard(operator, batches, gradient), optimizer)
+        return CallOnDevice(LoadedShard(operator, batches, gradient), optimizer)
 
-    def _step(self, calls: Sequence[RunningCall], number: int, spin_ms: float) -> tuple[float, ...]:
+    def _step(self, calls: Sequence[CallOnDevice], number: int, spin_ms: float) -> tuple[float, ...]:
         """Forward, backward and dense ms, and those that the host took to launch all."""
         optimizers = [one.optimizer for one in calls if one.optimizer is not None]
         for optimizer in optimizers:
