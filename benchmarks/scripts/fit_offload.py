@@ -1,6 +1,6 @@
 """Fits what tables outside of device memory cost to public measurements of an H100, and says how far off it is.
 
-    python -m benchmarks.scripts.fit_offload --truth FOLDER
+    python -m benchmarks.scripts.fit_offload --truth FOLDER [--timed data/kernels/h100.jsonl.gz ...]
 
 The folder holds other people's measurements (its README names their sources); none of it is part of the project. The
 constants that this prints stand in evenshard/measure/offload.py and profiles/h100.yaml.
@@ -19,29 +19,38 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gzip
+import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
 from benchmarks.references import others_measurements
 from benchmarks.scripts.fit_devices import POINTS
-from evenshard.measure.kernel_calls import Lookup
+from benchmarks.scripts.gpu_kernels import table_of
+from evenshard.measure.kernel_calls import HeldPart, KernelCall, Lookup
 from evenshard.measure.offload import HostLink, offload_ms
 from evenshard.measure.simulated.device_model import NS_PER_MS, backward_ms, lookup_ns
 from evenshard.measure.simulated.gpu_profile import CACHED_BWD_US, gpu_profile
+from evenshard.measure.simulated.price import DeviceModelPrice
 from evenshard.measure.simulated.shard_work import PLAIN_BYTES, WorkCounter, looked_up_rows
 from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, ON_DEVICE, Storage
-from evenshard.tables.cache import WAYS
+from evenshard.tables.cache import WAYS, set_miss_ratio
 from evenshard.tables.reuse import MIN_COUNT_OF_BIN, FloatArray, ReuseBins, power_law_reuse_bins
-from evenshard.tables.table import Table
+from evenshard.tables.table import SEQUENCE, Table
 from evenshard.utils.text_table import text_table
 
 GPU, PROFILE = "H100 80GB HBM3", "h100"
 LATER_POINTS = "points_2026_11.csv"
+# Passes that ``timed_cases`` judges: in shorter ones the virtual machine's host, 0.6 to 0.8 ms a call, tells.
+LEAST_MS = 1.5
+SHORT_ROW_BYTES = 256
 LOAD_FACTOR = 0.125  # gpu_ratio of the script that made the later file's lines; their notes name another's cache
 BATCHES = 100  # of the measurements' runs
 COUNT_NS_PER_LOOKUP = 1.02  # fitted: see ``Constants``
@@ -448,13 +457,49 @@ def _even_draws_ms(row: dict[str, str]) -> float:
     return float(_simulated_ms(tables, batch_size, optimizer).sum() + further.sum())
 
 
+def timed_cases(paths: Sequence[Path]) -> str:
+    """What an answer's price says of tables in host memory that ``gpu_kernels`` timed: nothing of it was fitted.
+
+    Passes above ``LEAST_MS`` alone.
+
+    Args:
+        paths: files of ``gpu_kernels``, each called as the profile of its GPU begins.
+    """
+    found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for path in paths:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            cases = [line for line in map(json.loads, file) if line["what"] == "host"]
+        profile = gpu_profile(path.name.removesuffix(".jsonl.gz").partition("_")[0])
+        for case in cases:
+            rows, dim, batch_size, factor = (case[name] for name in ("rows", "dim", "batch_size", "load_factor"))
+            table = table_of("t", rows, dim, 1.0, case["alpha"], batch_size, 32, SEQUENCE)
+            storage = Storage(FUSED_UVM_CACHING, factor) if factor else Storage(FUSED_UVM)
+            miss = set_miss_ratio(table, batch_size, factor) if factor else 1.0
+            lookup = Lookup(table, batch_size, case["optimizer"], storage.is_cached)
+            call = KernelCall("", "table_wise", table.dtype, SEQUENCE, False, case["optimizer"])
+            predicted_2 = DeviceModelPrice(profile).held_ms([HeldPart(call, 0, (lookup,))], 1)[0, 0]
+            predicted_2 = predicted_2 + offload_ms([lookup], [storage], [miss], HostLink(profile.host_gb_s))[0]
+            short = "up to" if 4 * dim <= SHORT_ROW_BYTES else "above"
+            for name, predicted_ms in zip(("forward", "backward"), predicted_2.tolist(), strict=True):
+                timed_ms = median(case[f"{name}_ms"])
+                if timed_ms > LEAST_MS:
+                    found[storage.kernel, name, f"{short} {SHORT_ROW_BYTES} bytes"].append(predicted_ms / timed_ms)
+    lines = [["kernel", "pass", "rows", "cases", "predicted by timed", "least", "most"]]
+    for key in sorted(found):
+        ratios = found[key]
+        lines.append([*key, str(len(ratios)), *(f"{one:.2f}" for one in (median(ratios), min(ratios), max(ratios)))])
+    return text_table(lines, "<<<>>>>", "  ")
+
+
 def main() -> None:
     """Prints the fit and its errors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--truth", type=Path, default=others_measurements.default_folder(), help="folder of the measurements"
     )
-    truth = parser.parse_args().truth
+    parser.add_argument("--timed", type=Path, nargs="+", default=[], help="files of gpu_kernels, to judge by")
+    args = parser.parse_args()
+    truth = args.truth
     if not (truth / POINTS).is_file():
         parser.error(f"{truth / POINTS}: no such file. Name the folder of the measurements (--truth).")
     every = measurements(truth)
@@ -471,6 +516,8 @@ def main() -> None:
     print("\n" + text_table(drawn, ">>>>", "  "))
     print("\n" + report(every))
     print("\nA GPU that its source does not name, not fitted:\n\n" + compare_other_gpu(truth))
+    if args.timed:
+        print("\nTimed by ourselves, not fitted:\n\n" + timed_cases(args.timed))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -26,9 +27,14 @@ from benchmarks.scripts.fit_offload import (
     predictions,
     report,
     shipped_constants,
+    timed_cases,
 )
 from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING
+from support.dvc_store import stored
+from support.repository import ROOT
 from support.truth import truth_file
+
+PAGE = ROOT / "benchmarks" / "offload_h100_202611.md"
 
 
 @cache
@@ -134,3 +140,14 @@ def test_a_missing_folder_is_refused(
     with pytest.raises(SystemExit) as refused:
         fit_offload.main()
     assert refused.value.code == 2 and "no such file" in capsys.readouterr().err
+
+
+def test_what_was_timed_here_is_as_the_page_says(tmp_path: Path) -> None:
+    files = []
+    for name in ("h100", "h100_second", "h200"):
+        (tmp_path / f"{name}.jsonl.gz").symlink_to(stored(f"kernels/{name}.jsonl.gz"))
+        files.append(tmp_path / f"{name}.jsonl.gz")
+    lines = timed_cases(files).splitlines()[1:]
+    page = [line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines()]
+    found = [re.split("  +", line.strip()) for line in lines]
+    assert len(found) == 7 and all(one in page for one in found)
