@@ -2,6 +2,7 @@
 
     python -m benchmarks.shardbench.device_errors loads loads.jsonl.gz --gpu h100    # for ``time_loads``
     python -m benchmarks.shardbench.device_errors errors --gpu h100
+    python -m benchmarks.shardbench.device_errors intervals                          # of all GPUs
 
 Both are of the plans of `python -m benchmarks shardbench`; those that were timed are under DVC, too.
 """
@@ -10,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
+from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
@@ -21,10 +24,17 @@ from benchmarks.shardbench.loads import Load, key_of, loads_of, write_loads
 from benchmarks.shardbench.page import by_cell
 from benchmarks.shardbench.results import FITS, Result, parts_of, read_journal
 from benchmarks.shardbench.timed import KERNEL_TIMES, kernel_times_of
-from evenshard.planner.pricing import part_costs
+from evenshard.measure.evidence import DeviceError, with_device_error
+from evenshard.measure.price.step import exchange_share
+from evenshard.planner.pricing import part_costs, price_parts
+from evenshard.planner.saving import saving, shared_work
 from evenshard.sharders.model import DeviceModel
 
 PLANS = KERNEL_TIMES / "shardbench_plans.jsonl.gz"
+# Exchanges that are simulated on both sides err by nothing.
+EXACT = DeviceError(0.0, 10**6)
+ALIKE = 1.5
+BANDS = ((0.0, 0.3), (0.3, 0.6), (0.6, 0.9), (0.9, 1.0))
 KINDS: dict[str, Callable[[Load], bool]] = {
     "one fused call": lambda load: len(load) == 1 and not load[0].is_dense,
     "several fused calls": lambda load: len(load) > 1 and not any(call.is_dense for call in load),
@@ -93,6 +103,53 @@ def errors(results: Sequence[Result]) -> Iterator[str]:
         yield f"Two runs of a load, with other lookups: {middle:.1f} % apart (median), {most:.1f} % at most."
 
 
+class PlanPair(NamedTuple):
+    """Two plans of a cell: the work that their slowest devices share, and the difference with its interval."""
+
+    gpu: str
+    shared: float
+    is_inside: bool
+    half_width: float
+
+
+def intervals(results: Sequence[Result]) -> Iterator[str]:
+    """Markdown: how often what was timed lies in the 90 % intervals of steps, and of differences of two plans.
+
+    Exchanges are the same on both sides, and count as exact. Differences are those of plans of a cell of which neither
+    is predicted to take over half as long again as the other.
+    """
+    inside_steps, pairs = [], list[PlanPair]()
+    for cell, of_cell in by_cell(results).items():
+        model, request = DeviceModel(f"simulated:{cell.gpu}"), cell.machine.request(cell.tables)
+        costs, names = part_costs(request, model), [table.name for table in request.tables]
+        priced = []
+        for one in of_cell:
+            if one.kernels_ms is not None:
+                found, _ = price_parts(request, model, costs, costs.predict(parts_of(one)))
+                share = exchange_share(found.devices, costs.pipeline)
+                ends = found.predicted_ms, found.model_low_ms, found.model_high_ms
+                low_ms, high_ms = with_device_error(model.device_error, *ends, EXACT, share)
+                inside_steps.append(low_ms <= one.kernels_ms <= high_ms)
+                priced.append((found, one.kernels_ms))
+        for (old, old_ms), (new, new_ms) in combinations(priced, 2):
+            if set(old.parts) == set(new.parts) or not 1 / ALIKE < old.predicted_ms / new.predicted_ms < ALIKE:
+                continue
+            shared = shared_work(old, new, names)
+            saves = saving(old, new, (costs.pipeline,) * 2, shared, (model.device_error, EXACT))
+            half_width = (saves.high_ms - saves.low_ms) / 2 / new.predicted_ms
+            pairs.append(PlanPair(cell.gpu, shared, saves.low_ms <= old_ms - new_ms <= saves.high_ms, half_width))
+    yield f"{100 * fmean(inside_steps):.0f} % of {len(inside_steps)} steps are inside."
+    yield ""
+    yield "| differences | pairs of plans | inside | half the width, of a step (median) |"
+    yield "|---|---:|---:|---:|"
+    rows = [(f"shared work {low:g} to {high:g}", [p for p in pairs if low <= p.shared <= high]) for low, high in BANDS]
+    rows += [(gpu, [pair for pair in pairs if pair.gpu == gpu]) for gpu in dict.fromkeys(pair.gpu for pair in pairs)]
+    for name, own in [*rows, ("all", pairs)]:
+        if own:
+            inside, width = fmean(pair.is_inside for pair in own), median(pair.half_width for pair in own)
+            yield f"| {name} | {len(own):,} | {100 * inside:.0f} % | {100 * width:.1f} % |"
+
+
 def _errors_row(name: str, loads: Sequence[TimedLoad]) -> str:
     timed_L2 = np.array([one.timed for one in loads]).reshape(-1, 2)
     predicted_L2 = np.array([one.predicted for one in loads]).reshape(-1, 2)
@@ -115,11 +172,17 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("loads", help="write what the devices of plans run").add_argument("out", type=Path)
     commands.add_parser("errors", help="print what the device model says of what was timed")
-    for one in commands.choices.values():
-        one.add_argument("--gpu", default="h100")
+    commands.add_parser("intervals", help="print how often what was timed is inside of the intervals")
+    for name, one in commands.choices.items():
+        if name != "intervals":
+            one.add_argument("--gpu", default="h100")
         one.add_argument("--journal", type=Path, default=PLANS, help="of the bench (default: that of the timed plans)")
     args = parser.parse_args()
-    results = [one for one in read_journal(args.journal) if one.status == FITS and one.gpu == args.gpu]
+    results = [one for one in read_journal(args.journal) if one.status == FITS]
+    if args.command == "intervals":
+        print("\n".join(intervals(results)))
+        return
+    results = [one for one in results if one.gpu == args.gpu]
     if args.command == "errors":
         print("\n".join(errors(results)))
         return

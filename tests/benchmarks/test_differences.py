@@ -1,4 +1,4 @@
-"""Intervals of differences: in worlds of drawn constants they have nine in ten of the true differences."""
+"""Intervals of differences: in worlds of drawn constants they have more than nine in ten of the true differences."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from evenshard.measure.link import LINKS
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 
 
-def test_nine_in_ten_true_differences_are_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_true_differences_are_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(differences, "TASKS", ((12, 2), (16, 4)))
     known = [pair for number in (40, 43) for pair in Study.of(number).pairs(worlds=24, seed=number)]
     inside = float(np.mean([pair.is_inside for pair in known]))
-    assert len(known) > 2_000 and 0.85 <= inside <= 0.95
+    assert len(known) > 2_000 and 0.95 <= inside < 1
     *_, last = report(known).splitlines()
     assert last.split()[:2] == ["all", f"{len(known):,}"]
 

@@ -19,7 +19,7 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import load_answer, save_answer
-from evenshard.planner.saving import KERNELS_UNLIKE
+from evenshard.planner.saving import KERNELS_OWN, KERNELS_UNLIKE
 from evenshard.report.difference import payback_lines
 from evenshard.sharders.models import load_model
 from evenshard.utils.errors import BadConfig
@@ -93,7 +93,7 @@ def test_the_interval_of_a_saving_has_the_errors_of_both_placements_and_the_devi
     sure = {"model_low_ms": 8.0, "model_high_ms": 8.0}, {"model_low_ms": 5.0, "model_high_ms": 5.0}
     off = DeviceError(100 * math.log(2), 20)  # a factor of two
     times = diff(replace(old, **sure[0]), replace(new, **sure[1], device_error=off)).times
-    unlike = math.log(2) * math.hypot(8, 5) * math.sqrt(KERNELS_UNLIKE * (1 - 5 / 8))  # what they do not share
+    unlike = math.log(2) * math.hypot(8, 5) * math.sqrt(KERNELS_UNLIKE * (1 - 5 / 8) + KERNELS_OWN)
     ends = 3 - math.hypot(1.5, unlike), 3 + math.hypot(3, unlike)
     assert (times.saves_low_ms, times.saves_high_ms) == pytest.approx(ends)
     times = diff(replace(new, **sure[1]), replace(old, **sure[0], device_error=off)).times

@@ -4,8 +4,8 @@ Two errors count. A learned model's error of a step is mostly its error of the s
 work in both placements, the error is the same, and goes out of the difference; of other work it is another error.
 benchmarks/savings_202611.md measures how far that goes: with the correlation here, nine in ten true savings lie in
 their 90 % intervals. A simulated device and its links err in their constants, which are the same for all placements:
-that scales what kernels and what exchanges save, and only work that is unlike adds an error of its own
-(docs/decisions/0042-differences.md).
+that scales what kernels and what exchanges save. Work that is unlike adds an error of its own, and so does what a device
+model lacks, as timed kernels of plans show (docs/decisions/0042-differences.md).
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from evenshard.sharders.model import Model
 
 # Correlation of a learned model's errors of two placements whose slowest devices do the same work.
 MOST_ALIKE = 0.8
-# The part of the error of a device, and of its links, that two placements which share no work do not share.
-KERNELS_UNLIKE, EXCHANGES_UNLIKE = 0.05, 0.08
+# The part of the variance of an error of a device, and of its links, that two placements which share no work do not
+# share; and the part of a device's that no two placements share.
+KERNELS_UNLIKE, EXCHANGES_UNLIKE = 0.2, 0.08
+KERNELS_OWN = 0.02
 
 
 def saving(
@@ -49,17 +51,18 @@ def saving(
     below = difference_error(old.predicted_ms - old.model_low_ms, new.model_high_ms - new.predicted_ms, alike)
     above = difference_error(old.model_high_ms - old.predicted_ms, new.predicted_ms - new.model_low_ms, alike)
     kernels, links = errors
-    shares = [(old.predicted_ms, new.predicted_ms, kernels, KERNELS_UNLIKE)]
+    kernels_unlike = KERNELS_UNLIKE * (1 - shared**2) + KERNELS_OWN
+    shares = [(old.predicted_ms, new.predicted_ms, kernels, kernels_unlike)]
     if links is not None:
         pairs = zip(
             *(step_shares_ms(one.devices, of) for one, of in zip((old, new), pipelines, strict=True)), strict=True
         )
-        unlike = ((kernels, KERNELS_UNLIKE), (links, EXCHANGES_UNLIKE))
+        unlike = ((kernels, kernels_unlike), (links, EXCHANGES_UNLIKE * (1 - shared**2)))
         shares = [(*pair, *of) for pair, of in zip(pairs, unlike, strict=True)]
     for old_ms, new_ms, error, unlike_share in shares:
         if error is not None:
             saves_ms, larger, smaller = old_ms - new_ms, error.factor - 1, 1 - 1 / error.factor
-            own_ms = math.log(error.factor) * math.sqrt(unlike_share * (1 - shared**2)) * math.hypot(old_ms, new_ms)
+            own_ms = math.log(error.factor) * math.sqrt(unlike_share) * math.hypot(old_ms, new_ms)
             below = math.hypot(below, abs(saves_ms) * (smaller if saves_ms > 0 else larger), own_ms)
             above = math.hypot(above, abs(saves_ms) * (larger if saves_ms > 0 else smaller), own_ms)
     return Saving(saves, saves - below, saves + above)
