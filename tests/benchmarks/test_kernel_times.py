@@ -215,3 +215,12 @@ def test_the_page_has_the_device_models_errors(monkeypatch: pytest.MonkeyPatch) 
     page = (ROOT / "benchmarks" / "fbgemm_h100_202611.md").read_text()
     rows = [line for line in device_errors.errors(own) if line.startswith("|")]
     assert len(rows) > 15 and all(line in page for line in rows)
+
+
+@pytest.mark.slow
+def test_the_decision_has_the_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    truth_file("dlrm_2021_tables.csv")
+    plans = [one for one in read_journal(stored("kernels/shardbench_plans.jsonl.gz")) if one.status == FITS]
+    page = (ROOT / "docs" / "decisions" / "0042-differences.md").read_text()
+    said, _, *rows = device_errors.intervals(plans)
+    assert said == "97 % of 317 steps are inside." and len(rows) == 9 and all(line in page for line in rows)
