@@ -2,10 +2,10 @@
 
 python -m benchmarks.scripts.savings --model work/round_3 --first 300 --count 6
 
-The tables are random, and no training has seen them. They are placed, drift as in benchmarks.scripts.near, and are
-placed again: near the old placement, within a tenth of all bytes and free. From the old one and the free one, 1 to all
-tables move at random, too. Each pair is predicted and simulated (of the same profile, so that the error of a device is
-left aside). The model has learned from a simulated device: it is a loop's with ``measure.hardware``
+The tables are random, and no training has seen them. They are placed, drift as in benchmarks.scripts.near_placement,
+and are placed again: near the old placement, within a tenth of all bytes and free. From the old one and the free one, 1
+to all tables move at random, too. Each pair is predicted and simulated (of the same profile, so that the error of a
+device is left aside). The model has learned from a simulated device: it is a loop's with ``measure.hardware``
 simulated:<profile>.
 """
 
@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.scripts.near import drift_factors
+from benchmarks.scripts.near_placement import drift_factors
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.task import ShardingTask
-from evenshard.planner.near import Near
+from evenshard.planner.near_placement import Near
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.pricing import PricedParts, measured_parts, part_costs, price_parts
 from evenshard.planner.request import PlacementRequest, caps_of

@@ -13,7 +13,7 @@ import pytest
 import evenshard
 from evenshard.compare.diff import diff
 from evenshard.planner.file import save_answer
-from evenshard.sharders.search.near import ALIKE
+from evenshard.sharders.search.near_placement import ALIKE
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 

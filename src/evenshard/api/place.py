@@ -30,7 +30,7 @@ from evenshard.utils.units import gb_to_bytes
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
 
-    from evenshard.planner.near import Near
+    from evenshard.planner.near_placement import Near
     from evenshard.planner.optimizers import TableOptimizers
     from evenshard.planner.request import PlacementRequest
     from evenshard.report.answer import PlacementAnswer
@@ -175,7 +175,7 @@ def _near(in_use: InUse) -> "Near | None":
                 "or leave max_move_gb out."
             )
         return None
-    from evenshard.planner.near import Near
+    from evenshard.planner.near_placement import Near
     from evenshard.torchrec.running.current_placement import load_placement
     from evenshard.utils.s3 import is_address, local
 

@@ -33,7 +33,7 @@ from evenshard.placement.parts import Span, TablePart, whole_part
 from evenshard.placement.renaming import best_names, device_kinds
 from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.near import pieces_of_both
+from evenshard.planner.near_placement import pieces_of_both
 from evenshard.planner.pricing import reprice_answer
 from evenshard.planner.request import kept_optimizers
 from evenshard.sharders.model import Model

@@ -21,7 +21,7 @@ from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.capacity import refusal
 from evenshard.planner.means_by_rows import Collections, MeansSearched, Searched, means_notes, search_means
-from evenshard.planner.near import Near, with_nearness
+from evenshard.planner.near_placement import Near, with_nearness
 from evenshard.planner.pricing import PartsMeasurer, link_error, part_costs, price_parts
 from evenshard.planner.replicas import replica_notes
 from evenshard.planner.request import PlacementRequest
@@ -32,7 +32,7 @@ from evenshard.sharders.learned import proposals
 from evenshard.sharders.model import Model
 from evenshard.sharders.packing.reasons import require_sharding_room, require_types
 from evenshard.sharders.search.bounds import lower_bound_ms
-from evenshard.sharders.search.near import NearResult, NearSearch
+from evenshard.sharders.search.near_placement import NearResult, NearSearch
 from evenshard.sharders.search.nested import Starts, search_with_fewer_types
 from evenshard.sharders.search.search import EFFORTS, NORMAL, PlanSearch, PlanSearchEffort, Progress, stops_before
 from evenshard.tables.assumptions import Assumption

@@ -24,7 +24,7 @@ from evenshard.placement.storage import USUAL_KERNELS
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.packing.legal_parts import legal_parts
 from evenshard.sharders.search.moves import EarlierPlacement, Moves
-from evenshard.sharders.search.near import ALIKE, NearResult, NearSearch
+from evenshard.sharders.search.near_placement import ALIKE, NearResult, NearSearch
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort, PlanSearchResult
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.state import Choice, State

@@ -10,7 +10,7 @@ from evenshard.placement.optimizer_state import SGD
 from evenshard.planner.answer import Nearness, PlacementAnswer, Saving
 from evenshard.planner.request import PlacementRequest, kept_optimizers
 from evenshard.sharders.search.moves import EarlierPlacement
-from evenshard.sharders.search.near import NearResult
+from evenshard.sharders.search.near_placement import NearResult
 from evenshard.tables.table import Table
 
 

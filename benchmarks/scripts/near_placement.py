@@ -1,7 +1,8 @@
 """Step time against bytes moved: tables drift, and are placed near the placement from before the drift.
 
-python -m benchmarks.scripts.near
-python -m benchmarks.scripts.near --generated 1000 --devices 64 --nodes 8 --inter ib_400g --shares 0.05 --seeds 1 --free
+python -m benchmarks.scripts.near_placement
+python -m benchmarks.scripts.near_placement --generated 1000 --devices 64 --nodes 8 --inter ib_400g --shares 0.05 \\
+    --seeds 1 --free
 """
 
 from __future__ import annotations
