@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.shardbench.cases import DEVICES, HARDWARE, MODELS, Cell, cells
-from benchmarks.shardbench.page import table, write_page
+from benchmarks.shardbench.page import comparable, table, write_page
 from benchmarks.shardbench.planners import NAMES, load_planner
 from benchmarks.shardbench.results import (
     NO_PLAN,
@@ -89,7 +89,7 @@ def _bench(args: argparse.Namespace) -> Mapping[str, float]:
     rows.sort(key=lambda one: places[one.cell, one.planner])
     write_csv(args.out.with_suffix(".csv"), rows)
     write_page(args.out)
-    print("\n".join(table(rows)))
+    print("\n".join(table(comparable(rows))))
     return {}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from textwrap import fill
@@ -36,6 +37,12 @@ def by_cell(rows: Sequence[Result]) -> dict[Cell, list[Result]]:
     for one in rows:
         found.setdefault(one.cell, []).append(one)
     return found
+
+
+def comparable(rows: Sequence[Result]) -> list[Result]:
+    """The rows, without timed kernels in cells where a plan that fits was not timed: it might have been the best."""
+    untimed = {one.cell for one in rows if one.status == FITS and one.kernels_ms is None}
+    return [replace(one, kernels_ms=None) if one.cell in untimed else one for one in rows]
 
 
 def best_of(rows: Sequence[Result], oracle: str, planners: Sequence[str] = ()) -> Result | None:
@@ -108,11 +115,9 @@ def cut_off(rows: Sequence[Result]) -> Iterator[str]:
 
 def timed_plans(rows: Sequence[Result]) -> Iterator[str]:
     """Where kernels were timed, and of how many plans."""
-    fits = [one for one in rows if one.status == FITS]
-    known = [one for one in fits if one.ms("kernels") < float("inf")]
-    cells = {one.cell for one in known}
+    known = [one for one in rows if one.ms("kernels") < float("inf")]
     gpus = " and ".join(dict.fromkeys(one.gpu.upper() for one in known)) or "no GPU"
-    yield f"{len(known)} of {sum(one.cell in cells for one in fits)} plans of {len(cells)} cells, on {gpus}"
+    yield f"{len(known)} plans of {len({one.cell for one in known})} cells, on {gpus}"
 
 
 def _summary_row(name: str, oracle: str, rows: Sequence[Result]) -> str:
@@ -243,6 +248,6 @@ def _wrap(block: str) -> str:
 
 def write_page(out: Path) -> None:
     """The page and the picture beside the CSV of this path, which has no suffix."""
-    rows = list(read_csv(out.with_suffix(".csv")))
+    rows = comparable(list(read_csv(out.with_suffix(".csv"))))
     draw(rows, out.with_suffix(".svg"))
     out.with_suffix(".md").write_text(page(rows, out.name))
