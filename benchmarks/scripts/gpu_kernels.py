@@ -38,7 +38,14 @@ import torch
 
 from evenshard.measure.clock import CacheFlush, stopwatch
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.fbgemm import EMB_OPT_TYPES, LoadedShard, OutOfDeviceMemory, ShardKernels, kernel_provenance
+from evenshard.measure.fbgemm import (
+    EMB_OPT_TYPES,
+    LoadedShard,
+    OutOfDeviceMemory,
+    ShardKernels,
+    call_batches,
+    kernel_provenance,
+)
 from evenshard.measure.traces.fused_calls import FusedCall, fused_calls, median_calls
 from evenshard.measure.traces.kineto import read_traces
 from evenshard.tables.catalog import load_catalog
@@ -52,6 +59,7 @@ DIMS = (4, 8, 16, 32, 64, 128, 256)
 # What one fused call may need, so that a device of 80 GB holds it and hundreds are measured in a minute.
 MAX_LOOKUPS, MAX_WEIGHT_BYTES, MAX_OUTPUT_BYTES = 2**23, 16 * 2**30, 3 * 2**30
 WARMUP, REPEATS, PROFILED = 2, 5, 3
+CHECKED_LEARNING_RATE = 0.5  # large, so that an update shows beside the weights
 MLPERF = "mlperf_dlrm_v2"
 
 
@@ -232,13 +240,9 @@ class Bench:
         operator = kernels.operator(shard.tables, shard.tables[0].pooling)
         operator.init_embedding_weights_uniform(-0.01, 0.01)
         drawn = [kernels.table_batches(table, shard.batch_size) for table in shard.tables]
-        batches = []
-        for number in range(len(drawn[0])):
-            parts = [_in_order(one[number][0]) if shard.is_sorted else one[number][0] for one in drawn]
-            lengths = torch.cat([one[number][1] for one in drawn])
-            offsets = torch.zeros(len(lengths) + 1, dtype=lengths.dtype, device=self.device)
-            torch.cumsum(lengths, 0, out=offsets[1:])
-            batches.append((torch.cat(parts), offsets))
+        if shard.is_sorted:
+            drawn = [[(_in_order(indices), lengths) for indices, lengths in of_table] for of_table in drawn]
+        batches = call_batches(drawn)
         columns = sum(table.embedding_dim for table in shard.tables)
         shape = (shard.batch_size, columns)
         if shard.tables[0].pooling == SEQUENCE:
@@ -446,13 +450,13 @@ def check(bench: Bench) -> float:
                 table_of(f"t{i}", 1000 * (i + 1), dim, 5.0, 0.8, 512, 32, pooling) for i, dim in enumerate(dims)
             )
             loaded = bench.load(Shard("check", tables, (0.8,) * 3, 512, optimizer))
-            loaded.operator.set_learning_rate(0.5)
+            loaded.operator.set_learning_rate(CHECKED_LEARNING_RATE)
             loaded = replace(loaded, gradient=torch.randn(loaded.gradient.shape, device=bench.device))
             before = [one.detach().clone().double() for one in loaded.operator.split_embedding_weights()]
             output = loaded.forward(0)
             loaded.backward(output)
             after = [one.detach().double() for one in loaded.operator.split_embedding_weights()]
-            expected, updated = _reference(loaded, before, 512, pooling, optimizer)
+            expected, updated = reference_step(loaded, before, 512, pooling, optimizer)
             pairs = [(output.detach().double(), expected), *zip(after, updated, strict=True)]
             pairs += [(one - old, new - old) for one, new, old in zip(after, updated, before, strict=True)]
             worst = max(worst, *(float((one - two).norm() / two.norm()) for one, two in pairs))
@@ -460,7 +464,7 @@ def check(bench: Bench) -> float:
     return worst
 
 
-def _reference(
+def reference_step(
     loaded: LoadedShard, before: list[torch.Tensor], batch_size: int, pooling: str, optimizer: str
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Outputs and updated weights by PyTorch's own embeddings in double precision."""
@@ -480,7 +484,7 @@ def _reference(
         gradient = weight.grad
         assert gradient is not None
         scale = 1.0 if optimizer == "sgd" else 1 / ((gradient**2).mean(dim=1, keepdim=True).sqrt() + 1e-8)
-        updated.append(old - 0.5 * scale * gradient)
+        updated.append(old - CHECKED_LEARNING_RATE * scale * gradient)
     return output.detach(), updated
 
 

@@ -24,11 +24,19 @@ from typing import Any
 
 import torch
 
+from benchmarks.scripts.gpu_kernels import CHECKED_LEARNING_RATE, reference_step
 from benchmarks.shardbench.loads import Load, LoadCall, key_of, read_loads
 from evenshard.measure.clock import CacheFlush, stopwatch
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.distributed.part_kernels import dense_operator
-from evenshard.measure.fbgemm import LEARNING_RATE, LoadedShard, OutOfDeviceMemory, ShardKernels, kernel_provenance
+from evenshard.measure.fbgemm import (
+    LEARNING_RATE,
+    LoadedShard,
+    OutOfDeviceMemory,
+    ShardKernels,
+    call_batches,
+    kernel_provenance,
+)
 from evenshard.placement.optimizer_state import SGD
 from evenshard.tables.table import SEQUENCE, SUM, Table
 from evenshard.utils.errors import EvenshardError
@@ -128,13 +136,7 @@ class Timer:
             operator = self._kernels.operator(call.held_tables, call.pooling, call.feature_tables())
             if self.device.type == "cuda":
                 operator.init_embedding_weights_uniform(-0.01, 0.01)
-        drawn = [self._kernels.table_batches(*one) for one in call.drawn_tables()]
-        batches = []
-        for of_batch in zip(*drawn, strict=True):
-            lengths = torch.cat([lengths for _, lengths in of_batch])
-            offsets = torch.zeros(len(lengths) + 1, dtype=lengths.dtype, device=self.device)
-            torch.cumsum(lengths, 0, out=offsets[1:])
-            batches.append((torch.cat([indices for indices, _ in of_batch]), offsets))
+        batches = call_batches([self._kernels.table_batches(*one) for one in call.drawn_tables()])
         outputs = len(batches[0][0]) if call.held_tables[0].is_sequence else call.batch_size
         gradient = 1e-3 * torch.randn(outputs, call.num_columns, device=self.device)
         return CallOnDevice(LoadedShard(operator, batches, gradient), optimizer)
@@ -190,28 +192,16 @@ def dense_error(device: torch.device) -> float:
     for pooling in (SUM, SEQUENCE):
         tables = [Table(f"t{at}", 1000 * (at + 1), 64, 5.0, pooling=pooling) for at in range(3)]
         operator = dense_operator(kernels, tables, pooling, [0, 1, 2])
-        drawn = [kernels.table_batches(table, batch_size)[0] for table in tables]
-        lengths = torch.cat([one for _, one in drawn])
-        offsets = torch.zeros(len(lengths) + 1, dtype=lengths.dtype, device=device)
-        torch.cumsum(lengths, 0, out=offsets[1:])
-        output = operator(torch.cat([indices for indices, _ in drawn]), offsets)
-        gradient = torch.randn_like(output)
-        output.backward(gradient)
-        weights = [one.detach().double().view(-1, 64).requires_grad_() for one in operator.split_embedding_weights()]
-        expected = []
-        for (indices, of_table), weight in zip(drawn, weights, strict=True):
-            bags = torch.zeros_like(of_table)
-            torch.cumsum(of_table[:-1], 0, out=bags[1:])
-            functional, own = torch.nn.functional, indices.long()
-            expected.append(
-                functional.embedding(own, weight)
-                if pooling == SEQUENCE
-                else functional.embedding_bag(own, weight, bags.long(), mode="sum")
-            )
-        torch.cat(expected, dim=0 if pooling == SEQUENCE else 1).backward(gradient.double())  # type: ignore[no-untyped-call]
-        own_gradients = torch.split(operator.weights.grad.double(), [one.numel() for one in weights])
-        pairs = [(output.detach().double(), torch.cat(expected, dim=0 if pooling == SEQUENCE else 1).detach())]
-        pairs += [(own.view(-1, 64), weight.grad) for own, weight in zip(own_gradients, weights, strict=True)]
+        batches = call_batches([kernels.table_batches(table, batch_size) for table in tables])
+        output = operator(*batches[0])
+        loaded = LoadedShard(operator, batches, torch.randn_like(output))
+        before = [one.detach().clone().double() for one in operator.split_embedding_weights()]
+        loaded.backward(output)
+        gradients = torch.split(operator.weights.grad.double(), [one.numel() for one in before])
+        expected, updated = reference_step(loaded, before, batch_size, pooling, SGD)
+        pairs = [(output.detach().double(), expected)]
+        for old, new, gradient in zip(before, updated, gradients, strict=True):
+            pairs.append((-CHECKED_LEARNING_RATE * gradient.view_as(old), new - old))
         worst = max(worst, *(float((one - two).norm() / two.norm()) for one, two in pairs))
     return worst
 

@@ -181,20 +181,7 @@ class ShardKernels:
 
     def _batches(self, shard: Sequence[Table], batch_size: int) -> list[Batch]:
         """(indices, offsets) of the fused call for each of the batches that the repeats cycle through."""
-        per_table = [self.table_batches(table, batch_size) for table in shard]
-        batches = []
-        for number in range(self._config.num_batches):
-            indices = torch.cat([batch[number][0] for batch in per_table])
-            lengths = torch.cat([batch[number][1] for batch in per_table])
-            if len(indices) > MAX_INT32:
-                raise BadInput(
-                    f"a shard has {len(indices)} lookups in a batch, more than 32-bit offsets can count. "
-                    f"Lower batch_size."
-                )
-            offsets = torch.zeros(len(lengths) + 1, dtype=indices.dtype, device=self.device)
-            torch.cumsum(lengths, 0, out=offsets[1:])
-            batches.append((indices, offsets))
-        return batches
+        return call_batches([self.table_batches(table, batch_size) for table in shard])
 
     def table_batches(self, table: Table, batch_size: int) -> list[Batch]:
         """The table's own part of each batch: (indices, lengths)."""
@@ -213,6 +200,25 @@ class ShardKernels:
         # TorchRec trains with 32-bit indices on GPUs; FBGEMM's CPU kernels are the faster with 64.
         index_type = torch.int32 if self.device.type == "cuda" else torch.int64
         return lookups.indices.to(self.device, index_type), lookups.lengths.to(self.device, index_type)
+
+
+def call_batches(per_table: Sequence[Sequence[Batch]]) -> list[Batch]:
+    """(indices, offsets) of a fused call for each batch, from the (indices, lengths) of its tables.
+
+    Raises:
+        BadInput: if there are more lookups than offsets can count.
+    """
+    batches = []
+    for of_batch in zip(*per_table, strict=True):
+        indices, lengths = (torch.cat(parts) for parts in zip(*of_batch, strict=True))
+        if len(indices) > MAX_INT32:
+            raise BadInput(
+                f"a shard has {len(indices)} lookups in a batch, more than 32-bit offsets can count. Lower batch_size."
+            )
+        offsets = torch.zeros(len(lengths) + 1, dtype=indices.dtype, device=indices.device)
+        torch.cumsum(lengths, 0, out=offsets[1:])
+        batches.append((indices, offsets))
+    return batches
 
 
 def weights_dtype(shard: Sequence[Table]) -> torch.dtype:
