@@ -4,12 +4,13 @@
     python -m benchmarks.shardbench.device_errors errors --gpu h100
     python -m benchmarks.shardbench.device_errors intervals                          # of all GPUs
 
-Both are of the plans of `python -m benchmarks shardbench`; those that were timed are under DVC, too.
+All of them are of the plans of `python -m benchmarks shardbench`; those that were timed are under DVC, too.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import spearmanr
 
+from benchmarks.scripts.differences import BANDS
 from benchmarks.shardbench.cases import Cell
 from benchmarks.shardbench.loads import Load, key_of, loads_of, write_loads
 from benchmarks.shardbench.page import by_cell
@@ -33,8 +35,8 @@ from evenshard.sharders.model import DeviceModel
 PLANS = KERNEL_TIMES / "shardbench_plans.jsonl.gz"
 # Exchanges that are simulated on both sides err by nothing.
 EXACT = DeviceError(0.0, 10**6)
+# Plans are compared of which neither is predicted to take longer than the other by this factor.
 ALIKE = 1.5
-BANDS = ((0.0, 0.3), (0.3, 0.6), (0.6, 0.9), (0.9, 1.0))
 KINDS: dict[str, Callable[[Load], bool]] = {
     "one fused call": lambda load: len(load) == 1 and not load[0].is_dense,
     "several fused calls": lambda load: len(load) > 1 and not any(call.is_dense for call in load),
@@ -56,10 +58,8 @@ def timed_loads(results: Sequence[Result]) -> Iterator[TimedLoad]:
     """Each load that was timed, once, with the cell of the first plan that has it."""
     known = set()
     for cell, of_cell in by_cell(results).items():
-        costs, times = (
-            part_costs(cell.machine.request(cell.tables), DeviceModel(f"simulated:{cell.gpu}")),
-            kernel_times_of(cell.gpu),
-        )
+        costs = part_costs(cell.machine.request(cell.tables), DeviceModel(cell.machine.hardware))
+        times = kernel_times_of(cell.gpu)
         for one in of_cell:
             parts = parts_of(one)
             for load, device in zip(loads_of(costs.task, parts), costs.predict(parts).devices, strict=True):
@@ -96,11 +96,30 @@ def errors(results: Sequence[Result]) -> Iterator[str]:
                 f"{ratios.max():.2f} | {spearmanr(*pairs.T).statistic:.3f} |"
             )
     yield ""
+    yield from gaps(found)
+    yield ""
     runs = [one for cell in by_cell(results) for one in kernel_times_of(cell.gpu).runs.values() if len(one) > 1]
     if runs:
         apart = np.array([abs(sum(one[0]) / sum(one[1]) - 1) for one in runs])
         middle, most = 100 * np.median(apart), 100 * apart.max()
         yield f"Two runs of a load, with other lookups: {middle:.1f} % apart (median), {most:.1f} % at most."
+
+
+def gaps(loads: Sequence[TimedLoad]) -> Iterator[str]:
+    """How much longer backward passes take than their kernels, by calls, and the shortest passes of one fused call."""
+    for gpu in dict.fromkeys(one.cell.gpu for one in loads):
+        own, kernels_ms = [one for one in loads if one.cell.gpu == gpu], kernel_times_of(gpu).kernels_ms
+        more_us = defaultdict[int, list[float]](list)
+        for one in own:
+            if key_of(one.load) in kernels_ms:
+                more_us[len(one.load)].append(1e3 * (one.timed[1] - kernels_ms[key_of(one.load)]))
+        for calls, found in sorted(more_us.items()):
+            more = f"{median(found):.0f} us more than their kernels"
+            yield f"{gpu}, {calls} calls: backward passes take {more} (median of {len(found)} loads)."
+        alone = np.array([one.timed for one in own if KINDS["one fused call"](one.load)])
+        if len(alone):
+            forward_us, backward_us = 1e3 * alone.min(axis=0)
+            yield f"{gpu}: the shortest call takes {forward_us:.0f} us forward, {backward_us:.0f} us backward."
 
 
 class PlanPair(NamedTuple):
@@ -120,7 +139,7 @@ def intervals(results: Sequence[Result]) -> Iterator[str]:
     """
     inside_steps, pairs = [], list[PlanPair]()
     for cell, of_cell in by_cell(results).items():
-        model, request = DeviceModel(f"simulated:{cell.gpu}"), cell.machine.request(cell.tables)
+        model, request = DeviceModel(cell.machine.hardware), cell.machine.request(cell.tables)
         costs, names = part_costs(request, model), [table.name for table in request.tables]
         priced = []
         for one in of_cell:
@@ -142,7 +161,10 @@ def intervals(results: Sequence[Result]) -> Iterator[str]:
     yield ""
     yield "| differences | pairs of plans | inside | half the width, of a step (median) |"
     yield "|---|---:|---:|---:|"
-    rows = [(f"shared work {low:g} to {high:g}", [p for p in pairs if low <= p.shared <= high]) for low, high in BANDS]
+    rows = [
+        (f"shared work {low:g} to {min(high, 1):g}", [one for one in pairs if low <= one.shared < high])
+        for low, high in BANDS
+    ]
     rows += [(gpu, [pair for pair in pairs if pair.gpu == gpu]) for gpu in dict.fromkeys(pair.gpu for pair in pairs)]
     for name, own in [*rows, ("all", pairs)]:
         if own:

@@ -23,6 +23,10 @@ from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.task import ShardingTask
 
+US_PER_MS = 1e3
+# What torch.profiler lists beside kernels, and the kernels that a backward pass has not: its flush writes signed chars.
+OPERATORS = ("aten::", "fbgemm::", "autograd::", "cuda", "Optimizer", "Activity Buffer")
+NOT_BACKWARD = ("bounds_check_indices_kernel", "_forward_", "FillFunctor<signed char>")
 KERNEL_TIMES = Path(__file__).resolve().parents[2] / "data" / "kernels"
 
 
@@ -35,11 +39,15 @@ class KernelTimes:
     Attributes:
         runs: forward and backward ms of each load, by its key, one for each run that timed it; the optimizer's pass
             over dense gradients is part of the latter.
+        kernels_ms: the sum of a load's kernels in a backward pass, where torch.profiler saw them.
     """
 
     def __init__(self, lines: Iterable[Mapping[str, Any]] = ()) -> None:
         self.runs: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        self.kernels_ms: dict[str, float] = {}
         for line in lines:
+            if "kernels_us" in line:
+                self.kernels_ms[line["key"]] = _backward_us(line["kernels_us"]) / US_PER_MS
             if "forward_ms" in line:
                 forward, backward, dense = (median(line[name]) for name in ("forward_ms", "backward_ms", "dense_ms"))
                 self.runs[line["key"]].append((forward, backward + dense))
@@ -62,6 +70,15 @@ class KernelTimes:
         exchanges = exchange_times(task, volumes_of(task, parts_by_table(task, parts)), links)
         phases = Phases(exchanges.input_dist, forward_D, exchanges.forward, exchanges.backward, backward_D)
         return round(float(step_ms(phases, task.pipeline)), 4)
+
+
+def _backward_us(kernels_us: Mapping[str, tuple[int, float]]) -> float:
+    """Kernels that are neither of the forward pass nor the flush before it; operators of the host are counted, too."""
+    return sum(
+        us
+        for name, (_, us) in kernels_us.items()
+        if not name.startswith(OPERATORS) and not any(part in name for part in NOT_BACKWARD)
+    )
 
 
 @cache
