@@ -34,12 +34,13 @@ def fit_curve(collective: str, num_devices: int, moved_P: FloatArray, us_P: Floa
     size_P = np.abs(np.log(moved_P[:, None] / sizes_S)).argmin(axis=1)
     best = _Fit.of(np.zeros(1), moved_P, us_P)
     for more in range(1, min(MOST_POINTS, len(sizes_S) - 2) + 1):
-        if best.is_close(size_P):
+        if best.grows and best.is_close(size_P):
             break
         inner = combinations(sizes_S[1:-1].tolist(), more)
-        best = min((_Fit.of(np.array([0.0, *points]), moved_P, us_P) for points in inner), key=lambda one: one.residual)
+        fits = (_Fit.of(np.array([0.0, *points]), moved_P, us_P) for points in inner)
+        best = min(fits, key=lambda one: (not one.grows, one.residual))
     ns_per_byte = float(best.steps_K[-1]) * 1e3
-    if ns_per_byte <= 0:
+    if not best.grows:
         raise MeasurementFailed(
             f"{collective} of {num_devices} does not take longer when it is larger: noise, or too small a range. Raise "
             "--max-mb, or measure on a quieter machine."
@@ -68,6 +69,11 @@ class _Fit:
         scale_K[scale_K == 0] = 1.0
         steps_K, residual = nnls(columns_PK / scale_K, np.ones(len(us_P)))
         return _Fit(points_K, steps_K / scale_K, float(residual), columns_PK @ (steps_K / scale_K))
+
+    @property
+    def grows(self) -> bool:
+        """Whether the longest calls take longer with their bytes, as no noise among short ones should hide."""
+        return bool(self.steps_K[-1] > 0)
 
     def is_close(self, size_P: np.ndarray) -> bool:
         """Whether the mean over every size is close enough, or as close as its times are to each other."""

@@ -31,7 +31,8 @@ from evenshard.utils.messages import brief
 from evenshard.utils.records import as_type, record_of
 
 WARMUP_PASSES = 1
-TIMED_PASSES = 7
+# A disturbance hits few repeats of many calls. A pass over exchanges has many calls, one over other collectives few.
+TIMED_PASSES, COLLECTIVE_PASSES = 7, 21
 EVERYONE, IN_NODE, BETWEEN_NODES = "everyone", "in_node", "between_nodes"
 
 
@@ -147,7 +148,7 @@ class TimeExchanges:
         most_received = max(map(sum, self.exchanges))
         sent, received = torch.zeros(most_sent, device=ranks.device), torch.zeros(most_received, device=ranks.device)
         passes = []
-        for _ in range(WARMUP_PASSES + TIMED_PASSES):  # a disturbance then hits few repeats of many exchanges
+        for _ in range(WARMUP_PASSES + TIMED_PASSES):
             times = []
             for values in self.exchanges:
                 splits = Splits(
@@ -195,7 +196,7 @@ class TimeCollectives:
             lambda own, buffer: ranks.all_reduce(buffer, group),
         ]
         passes = []
-        for _ in range(WARMUP_PASSES + TIMED_PASSES):
+        for _ in range(WARMUP_PASSES + COLLECTIVE_PASSES):
             times = []
             for call in calls:
                 for values in self.values:
