@@ -5,6 +5,8 @@
 The folder holds other people's measurements (its README names their sources); none of it is part of the project. Every
 third row is left out of the fit, and errors are of these. The constants stand in evenshard/measure/dense_layers.py.
 
+They are checked against a whole training step that no fit saw: the products of HSTU's eight layers on 2 x 8 H100.
+
 Legend: P products.
 """
 
@@ -20,7 +22,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.references import others_measurements
-from evenshard.measure.dense_layers import ProductFit, mean_fit, product_ms
+from evenshard.measure.dense_layers import ProductFit, fit_of, mean_fit, product_ms
 from evenshard.measure.profiles import SHORT_NAMES
 from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
 from evenshard.tables.reuse import FloatArray
@@ -29,6 +31,11 @@ from evenshard.utils.text_table import text_table
 FILE = "gemm_bf16.csv"
 START = ProductFit(0.7, 100.0, 0.7, 3.0, 0.5, 3.0)
 LEFT_OUT = 3
+
+# NVIDIA/recsys-examples a84ae588, examples/hstu/training/benchmark/PERF_ANALYSIS.md, sections 2.2 and 2.4: m, n, k of
+# the forward product, for 32 samples of 4,099 tokens, and ms of both passes in all layers.
+HSTU_LAYERS = 8
+HSTU = {"UVQK": (131_168, 4096, 1024, 33.095), "projection": (131_168, 1024, 1024, 8.905)}
 
 
 def read_products(folder: Path) -> dict[str, FloatArray]:
@@ -68,6 +75,12 @@ def left_out(rows_P4: FloatArray) -> tuple[FloatArray, FloatArray]:
     return rows_P4[~is_out_P], rows_P4[is_out_P]
 
 
+def hstu_ms(m: int, n: int, k: int) -> float:
+    """Predicted ms of a product of all layers of HSTU on an H100: forward, and backward for inputs and for weights."""
+    sizes = np.array([(m, n, k), (m, k, n), (k, n, m)], dtype=np.float64).T
+    return HSTU_LAYERS * float(product_ms(gpu_profile("h100"), fit_of("h100"), *sizes).sum())
+
+
 def main() -> None:
     """Fits, and prints constants and errors."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -82,6 +95,8 @@ def main() -> None:
         numbers = [f"{100 * of:.1f}" for one in (own, rule) for of in (np.median(one), np.percentile(one, 90))]
         cells.append((gpu, f"{len(rows):,}", *numbers))
     print(text_table(cells, "<>>>>>"))
+    for name, (*forward, ms) in HSTU.items():
+        print(f"HSTU's {name} products on H100: predicted {hstu_ms(*forward):.1f} ms, measured {ms:.1f}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 
-from benchmarks.scripts.fit_dense_layers import errors_of, fit_products, left_out, read_products
+from benchmarks.scripts.fit_dense_layers import HSTU, errors_of, fit_products, hstu_ms, left_out, read_products
 from evenshard.measure.dense_layers import FITS, ProductFit, fit_of, mean_fit, product_ms
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from support.truth import truth_file
@@ -44,6 +44,12 @@ def test_products_that_a_fit_did_not_see_and_gpus_by_the_others(gpu: str) -> Non
     assert np.median(errors_of(gpu_profile(gpu), FITS[gpu], unseen)) < 0.09
     others = mean_fit({name: one for name, one in FITS.items() if name != gpu})
     assert np.median(errors_of(gpu_profile(gpu), others, rows)) < 0.14
+
+
+@pytest.mark.parametrize("name", sorted(HSTU))
+def test_the_products_of_a_whole_training_step(name: str) -> None:
+    *forward, ms = HSTU[name]
+    assert hstu_ms(*forward) == pytest.approx(ms, rel=0.08)
 
 
 def test_a_gpu_that_nobody_fitted_has_the_mean_and_its_own_data_sheet() -> None:
