@@ -78,9 +78,11 @@ def test_a_part_with_a_cache_is_looked_up_in_it() -> None:
 
 
 def test_what_the_kernel_does_not_see_makes_no_other_table() -> None:
-    named = replace(PLAIN, feature_names=("x",), row_shares=(0.9, 0.1))
+    named = replace(PLAIN, feature_names=("x",))
     assert lookups_of(named, 64) == lookups_of(PLAIN, 64)
     assert lookups_of(replace(PLAIN, miss_ratios=(0.5,) * 14 + (0.0,)), 64) == lookups_of(PLAIN, 64)
+    hot = replace(PLAIN, row_shares=(0.9, 0.1))  # where it reads rows, it does see
+    assert [one.table for one in lookups_of(hot, 64)] == [hot]
 
 
 def test_a_part_is_looked_up_for_all_samples_with_the_lookups_of_its_rows() -> None:

@@ -138,7 +138,6 @@ def feature_tables(table: Table) -> tuple[Table, ...]:
 
 def _plain(table: Table) -> Table:
     """The table without what its kernel does not see."""
-    is_counted = table.row_shares is not None or table.miss_ratios is not None
-    if table.feature_names or table.feature_pooling_factors or is_counted:
-        return replace(table, feature_names=(), feature_pooling_factors=(), row_shares=None, miss_ratios=None)
+    if table.feature_names or table.feature_pooling_factors or table.miss_ratios is not None:
+        return replace(table, feature_names=(), feature_pooling_factors=(), miss_ratios=None)
     return table

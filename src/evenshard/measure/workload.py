@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from evenshard.tables.dlrm_batch import DlrmBatch
+from evenshard.tables.hot_rows import hot_rows_together
 from evenshard.tables.reuse import BIN_MEAN_COUNTS, MAX_COUNT_OF_BIN, MIN_COUNT_OF_BIN, feasible_reuse_bins
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
@@ -38,7 +39,8 @@ def draw_lookups(table: Table, batch_size: int, seed: int, batch_number: int = 0
 
     The number of lookups is exactly ``round(pooling_factor * batch_size)``; each sample has the floor or the
     ceiling of the pooling factor. Rows that are read more than once are the same in every batch of a (table,
-    seed), as hot rows are in real traffic; rows that are read once are new in each batch.
+    seed), as hot rows are in real traffic; rows that are read once are new in each batch. As many of the former lie
+    side by side as ``row_shares`` tell (``tables/hot_rows.py``), from where these say; all others are scattered.
 
     Args:
         table: its ``reuse_bins`` hold for this batch size; None stands for the default histogram.
@@ -58,7 +60,8 @@ def draw_lookups(table: Table, batch_size: int, seed: int, batch_number: int = 0
 
     bins = table.reuse_bins or feasible_reuse_bins(table.num_rows, num_lookups)
     counts_U = _counts_U(np.asarray(bins), num_lookups, table.num_rows, device)
-    rows_U = _rows(counts_U, table.num_rows, np.random.default_rng([seed, name_seed]), batch_number)
+    together = hot_rows_together(table, batch_size) or 0.0
+    rows_U = _rows(counts_U, table, together, np.random.default_rng([seed, name_seed]), batch_number)
     indices = torch.repeat_interleave(rows_U, counts_U, output_size=num_lookups)
     return Lookups(indices[torch.randperm(num_lookups, generator=torch_rng, device=device)], lengths)
 
@@ -115,15 +118,39 @@ def _largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
     return whole
 
 
-def _rows(counts_U: torch.Tensor, num_rows: int, rng: np.random.Generator, batch_number: int) -> torch.Tensor:
-    """Distinct row numbers, [U] int64, scattered over the table by a fixed stride that visits every row once."""
-    num_unique = len(counts_U)
+def _rows(
+    counts_U: torch.Tensor, table: Table, together: float, rng: np.random.Generator, batch_number: int
+) -> torch.Tensor:
+    """Distinct row numbers, [U] int64: a share of the hot rows in a block, in their order, the others scattered."""
     num_hot = int((counts_U > 1).sum())
-    ranks = torch.arange(num_unique, dtype=torch.int64, device=counts_U.device)
+    ranks = torch.arange(len(counts_U), dtype=torch.int64, device=counts_U.device)
+    in_block_U = (((ranks + 1) * together).floor() > (ranks * together).floor()) & (ranks < num_hot)
+    size = int(in_block_U.sum())
+    rows_U = torch.empty_like(ranks)
+    first = min(_busiest_row(table), table.num_rows - size) if size else 0
+    rows_U[in_block_U] = first + torch.arange(size, device=ranks.device)
+    scattered = _scattered(len(ranks) - size, num_hot - size, table.num_rows - size, rng, batch_number, ranks.device)
+    rows_U[~in_block_U] = scattered + size * (scattered >= first)
+    return rows_U
+
+
+def _busiest_row(table: Table) -> int:
+    """Where the busiest run of rows begins."""
+    shares = table.row_shares or (1.0,)
+    return int(np.argmax(shares)) * table.num_rows // len(shares)
+
+
+def _scattered(
+    num_unique: int, num_hot: int, num_rows: int, rng: np.random.Generator, batch_number: int, device: torch.device
+) -> torch.Tensor:
+    """Distinct row numbers, [U] int64, hot ones first, by a fixed stride that visits every row once."""
+    ranks = torch.arange(num_unique, dtype=torch.int64, device=device)
     num_cold_rows = num_rows - num_hot
     if num_cold_rows > 0:
         cold = ranks[num_hot:] - num_hot
         ranks[num_hot:] = num_hot + (cold + batch_number * (num_unique - num_hot)) % num_cold_rows
+    if not num_rows:
+        return ranks
     stride = int(rng.integers(num_rows // 3 + 1, num_rows)) if num_rows > 2 else 1
     while math.gcd(stride, num_rows) != 1:
         stride += 1

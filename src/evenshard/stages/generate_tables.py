@@ -69,7 +69,13 @@ def run(config: GenerateTablesConfig, inputs: GenerateTablesInputs, outputs: Gen
 
 def _pool(config: GenerateTablesConfig) -> tuple[Table, ...]:
     if config.source == GENERATOR:
-        generator = GeneratorConfig(config.num_tables, config.embedding_dims, config.max_rows, config.weight_bits)
+        generator = GeneratorConfig(
+            config.num_tables,
+            config.embedding_dims,
+            config.max_rows,
+            config.weight_bits,
+            hot_rows_together=config.hot_rows_together,
+        )
         return generate_tables(generator, config.batch_size, config.seed)
     kind = kind_of_source(config.source)
     if kind is SourceKind.CATALOG:

@@ -67,6 +67,8 @@ class GenerateTablesConfig:
             is assumed); null keeps it. Sets of several dims refuse it.
         max_rows: generated tables are capped here; null leaves them as large as published.
         weight_bits: 16 or 32 (dlrm_2021 and DLRM batch files).
+        hot_rows_together: share of generated tables whose hot rows lie side by side, as numbers in the order of
+            frequency put them; those of the others are scattered, as hashes do. null: scattered, and no table says so.
         columns: columns of a table file that are called otherwise, each with evenshard's (``{hash_size: num_rows}``).
         num_train_tasks, num_test_tasks, tables_per_task, num_devices, memory_cap_gb, batch_size: see ``TaskSampling``.
         seed: seed of tables and tasks.
@@ -84,6 +86,7 @@ class GenerateTablesConfig:
     catalog_embedding_dim: int | None = None
     max_rows: int | None = None
     weight_bits: int = 32
+    hot_rows_together: float | None = None
     columns: Mapping[str, str] | None = None
     seed: Annotated[int, Flag("overrides generate_tables.seed")] = 0
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evenshard.tables.hot_rows import with_hot_rows
 from evenshard.tables.reuse import DLRM_2021_REUSE, NUM_REUSE_BINS, FloatArray, mean_counts, tilt_to_feasible
 from evenshard.tables.table import Table, check_dims, check_weight_bits
 from evenshard.utils.errors import BadConfig
@@ -49,6 +50,8 @@ class GeneratorConfig:
         weight_bits: 4, 8, 16 or 32, the same for all tables.
         reuse_spread: standard deviation of the tables' own tilts of the reuse histogram; 0 makes them as alike as
             their row counts allow.
+        hot_rows_together: share of the tables whose hot rows lie side by side; those of the others are scattered. None
+            leaves out which it is.
 
     Raises:
         BadConfig: a value makes no sense.
@@ -59,6 +62,7 @@ class GeneratorConfig:
     max_rows: int | None = None
     weight_bits: int = 32
     reuse_spread: float = 0.3
+    hot_rows_together: float | None = None
 
     def __post_init__(self) -> None:
         if self.num_tables < 1:
@@ -69,6 +73,8 @@ class GeneratorConfig:
         check_weight_bits(self.weight_bits)
         if not 0 <= self.reuse_spread <= 1:
             raise BadConfig(f"reuse_spread is {self.reuse_spread}. Choose a number from 0 to 1.")
+        if self.hot_rows_together is not None and not 0 <= self.hot_rows_together <= 1:
+            raise BadConfig(f"hot_rows_together is {self.hot_rows_together}. Choose a number from 0 to 1, or none.")
 
 
 def generate_tables(config: GeneratorConfig, batch_size: int, seed: int) -> tuple[Table, ...]:
@@ -91,10 +97,14 @@ def generate_tables(config: GeneratorConfig, batch_size: int, seed: int) -> tupl
     tilts_T = rng.normal(0.0, config.reuse_spread, size=config.num_tables)
     reuse_TK = _raked_reuse(tilts_T, rows_T, pooling_T * batch_size)
     columns = zip(rows_T, dims_T, pooling_T, reuse_TK.tolist(), strict=True)
-    return tuple(
+    tables = tuple(
         Table(f"t{number:03d}", int(rows), int(dim), float(pooling), tuple(bins), config.weight_bits)
         for number, (rows, dim, pooling, bins) in enumerate(columns)
     )
+    if config.hot_rows_together is None:
+        return tables
+    are_together_T = (rng.random(config.num_tables) < config.hot_rows_together).tolist()
+    return tuple(with_hot_rows(one, batch_size, own) for one, own in zip(tables, are_together_T, strict=True))
 
 
 def _rows_and_pooling(num_tables: int, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:

@@ -22,6 +22,7 @@ from evenshard.sharders.cost_model.calibration import calibrate, calibrate_for_c
 from evenshard.sharders.cost_model.cost_model import CostModel, ExchangeTime
 from evenshard.sharders.cost_model.network import ConvexNet, EnsembleSizes, jump_sums_TJ
 from evenshard.sharders.features import FeatureNormalizer
+from evenshard.tables.hot_rows import hot_rows_together
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.process import one_thread
@@ -178,6 +179,7 @@ def fit_cost_model(
         head_hidden=config.head_hidden,
         pieces=config.pieces,
         across_batches=config.across_batches,
+        sees_hot_rows=len({*map(hot_rows_together, rows.tables, rows.batch_sizes)} - {None}) > 1,
     )
     # Mean and deviation are of features that do not depend on the batch size.
     normalizer = FeatureNormalizer.fit(rows.tables, rows.batch_sizes[0])

@@ -15,7 +15,7 @@ Every layer is a plain matrix in which a member's units see nothing but its own:
 are kept legal by projection after each step of learning (``project``), which learned faster here than squares, softplus
 or exponentials of free numbers.
 
-Legend: T tables, F = 21 features (and A more across batches), A = 8 additive quantities, K members, L = learned
+Legend: T tables, F = 21 features (and A more across batches, and one where hot rows are seen), A = 8 additive quantities, K members, L = learned
 columns of all members, I = A + L inputs of the heads, U = head units of all members, O = 2K outputs (member by member:
 forward, backward), J = 6 sums that decide about jumps: rows, and for each limit the tables that are wider.
 """
@@ -34,11 +34,13 @@ from evenshard.measure.simulated.device_model import LANE_LIMITS
 from evenshard.measure.simulated.shard_work import REQUEST_VALUES
 from evenshard.sharders.cost_model.additive import QUANTITIES, additive_work_TA
 from evenshard.sharders.features import NUM_FEATURES, FeatureNormalizer
+from evenshard.tables.hot_rows import hot_rows_together
 from evenshard.tables.table import Table
 
 NUM_QUANTITIES = len(QUANTITIES)
 LOOKUPS = QUANTITIES.index("lookups")
 PER_SAMPLE = [QUANTITIES.index("tables"), QUANTITIES.index("dims")]
+UNKNOWN_HOT_ROWS = 0.5  # between those of tables that are known
 LEAST_WORK, LOG_SCALE = 1e-5, 4.0  # factors see no work below, and logarithms of about 1
 # Rows of a shard from which on the radix sort of its indices takes one more pass.
 PASS_ROWS = (2.0**8, 2.0**16, 2.0**24, 2.0**32)
@@ -63,6 +65,7 @@ class EnsembleSizes:
         pieces: linear pieces of a unit.
         across_batches: whether batch sizes differ. What happens once per table and sample then counts by the sample,
             and the learned factors depend on the work too: how much of it the caches catch changes with the batch.
+        sees_hot_rows: whether the learned factors depend on how many hot rows lie side by side (``tables/hot_rows.py``).
 
     Raises:
         ValueError: if one of them is below 1, or the ensemble too wide.
@@ -74,6 +77,7 @@ class EnsembleSizes:
     head_hidden: int = 4
     pieces: int = 8
     across_batches: bool = False
+    sees_hot_rows: bool = False
 
     def __post_init__(self) -> None:
         counts = (self.table_hidden, self.factors_per_quantity, self.head_hidden, self.pieces)
@@ -136,7 +140,7 @@ class ConvexNet(nn.Module):
             return nn.Parameter(torch.rand(shape, generator=generator) * 2 * mean)
 
         table_units, factors = self.own_factors.shape
-        seen = NUM_FEATURES + (NUM_QUANTITIES if sizes.across_batches else 0)
+        seen = NUM_FEATURES + (NUM_QUANTITIES if sizes.across_batches else 0) + sizes.sees_hot_rows
         own_inputs = NUM_QUANTITIES + learned
         self.table_weight = normal((seen, table_units), seen)
         self.table_bias = nn.Parameter(torch.zeros(table_units))
@@ -183,13 +187,18 @@ class ConvexNet(nn.Module):
     def table_inputs(self, tables: Sequence[Table], batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """What ``encode`` reads: normalised features [T, F] and scaled additive work [T, A].
 
-        Across batches, the features are F + A: the logarithms of the scaled work follow them.
+        Across batches, the logarithms of the scaled work follow the features, and so do, where they are seen, the
+        shares of hot rows side by side.
         """
         features_TF, work_TA = self.normalizer(tables, batch_size), self.unscaled_work_TA(tables, batch_size)
         work_TA = work_TA / self.work_scale_A
         if self.sizes.across_batches:
             logs_TA = work_TA.clamp(min=LEAST_WORK).log() / LOG_SCALE
             features_TF = torch.cat([features_TF, logs_TA.float()], dim=1)
+        if self.sizes.sees_hot_rows:
+            shares = [hot_rows_together(table, batch_size) for table in tables]
+            shares_T = torch.tensor([UNKNOWN_HOT_ROWS if share is None else share for share in shares])
+            features_TF = torch.cat([features_TF, shares_T[:, None]], dim=1)
         return features_TF, work_TA.float()
 
     def unscaled_work_TA(self, tables: Sequence[Table], batch_size: int) -> torch.Tensor:
