@@ -21,9 +21,9 @@ NORMALIZER = FeatureNormalizer.fit(TABLES, BATCH_SIZE)
 EXCHANGE = ExchangeTime(latency_ms=0.3, ms_per_byte=2e-5, slowest_ms_per_byte=1e-5, total_ms_per_byte=5e-6)
 
 
-def random_model(seed: int = 0, exchange: ExchangeTime = EXCHANGE) -> CostModel:
+def random_model(seed: int = 0, exchange: ExchangeTime = EXCHANGE, sees_hot_rows: bool = False) -> CostModel:
     """An untrained model whose hinges lie among the devices of a few tables, so that it is far from linear."""
-    sizes = EnsembleSizes(num_members=3, table_hidden=8, factors_per_quantity=2, head_hidden=8, pieces=4)
+    sizes = EnsembleSizes(3, 8, factors_per_quantity=2, head_hidden=8, pieces=4, sees_hot_rows=sees_hot_rows)
     model = CostModel(sizes, NORMALIZER, torch.Generator().manual_seed(seed))
     model.net.work_scale_A.copy_(torch.from_numpy(additive_work_TA(TABLES, BATCH_SIZE)).mean(dim=0) * 3)
     model.net.time_scale_ms.copy_(torch.tensor([2.0, 5.0]))

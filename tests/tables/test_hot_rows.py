@@ -61,7 +61,7 @@ def test_hot_rows_lie_in_a_block_from_the_busiest_run_on_and_are_the_same_in_eac
     for rows in batches:
         values, counts = np.unique(rows, return_counts=True)
         hot.append(values[counts > 1])
-        assert len(rows) == 5120 and 0 <= rows.min() and rows.max() < 100_000
+        assert len(rows) == 5120 and rows.min() >= 0 and rows.max() < 100_000
     assert all((one == hot[0]).all() for one in hot)
     in_block = hot[0][(hot[0] >= 25_000) & (hot[0] < 25_000 + len(hot[0]))]
     share = hot_rows_together(one, BATCH_SIZE) or 0.0

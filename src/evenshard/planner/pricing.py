@@ -28,6 +28,7 @@ from evenshard.planner.model import model_of
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.model import Model
 from evenshard.sharders.trained_on import TrainedOn
+from evenshard.tables.hot_rows import with_hot_rows
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.process import one_thread
 
@@ -151,7 +152,7 @@ Priced = PlacementAnswer | PricedParts
 def price_parts(
     request: PlacementRequest, model: Model, costs: PartCosts, found: PredictedParts
 ) -> tuple[PricedParts, str | None]:
-    """A prediction as an answer has it, and a sentence about its interval where that is wider than the model's own.
+    """A prediction as an answer has it, and what to say about its interval where that is wider than the model's own.
 
     Args:
         request: that the parts are a placement of.
@@ -163,16 +164,18 @@ def price_parts(
     below = above = 1.0
     if model.trained_on is not None:
         below, above = interval_factors(request, model.trained_on, found.parts, found.devices, alone_ms)
+    faster, slower = hot_rows_factors(request, model, costs, found)
     parts = PricedParts(
         parts=found.parts,
         alone_ms=alone_ms,
         adds_ms=adds_ms,
         devices=found.devices,
         predicted_ms=found.predicted_ms,
-        model_low_ms=found.low_ms / below,
-        model_high_ms=found.high_ms * above,
+        model_low_ms=found.low_ms / below / faster,
+        model_high_ms=found.high_ms * above * slower,
     )
-    return parts, widening_note(below, above)
+    notes = [widening_note(below, above), hot_rows_note(request, faster, slower)]
+    return parts, " ".join(filter(None, notes)) or None
 
 
 @one_thread()
@@ -230,6 +233,41 @@ def interval_factors(
     phases = Phases(inputs * links_31, forward * kernels_3D, out * links_31, back * links_31, backward * kernels_3D)
     low_ms, predicted_ms, high_ms = step_ms(phases, request.training_pipeline).tolist()
     return (predicted_ms / low_ms, high_ms / predicted_ms) if predicted_ms else (1.0, 1.0)
+
+
+def hot_rows_factors(
+    request: PlacementRequest, model: Model, costs: PartCosts, found: PredictedParts
+) -> tuple[float, float]:
+    """What to divide the lower end of an interval by, and to multiply the upper end with, for tables without traffic.
+
+    Then it is not known whether their hot rows lie side by side. The factors are those by which the same placement is
+    faster or slower if all of them do, or none; 1 and 1 where the model sees no difference.
+    """
+    if not _unknown_hot_rows(request) or not any(price.sees_hot_rows for price in costs.prices):
+        return 1.0, 1.0
+    times = []
+    for together in (False, True):
+        tables = tuple(
+            with_hot_rows(table, request.batch_size, together) if table.row_shares is None else table
+            for table in request.tables
+        )
+        times.append(part_costs(replace(request, tables=tables), model).predict(found.parts).predicted_ms)
+    return max(found.predicted_ms / min(times), 1.0), max(max(times) / found.predicted_ms, 1.0)
+
+
+def hot_rows_note(request: PlacementRequest, faster: float, slower: float) -> str | None:
+    """A sentence about an interval that ``hot_rows_factors`` made wider; None of one that is not."""
+    if faster == slower == 1:
+        return None
+    unknown = _unknown_hot_rows(request)
+    return (
+        f"Whether hot rows lie side by side in memory is not known of {unknown} table{'s' * (unknown != 1)} (no "
+        "row_shares): the interval covers both."
+    )
+
+
+def _unknown_hot_rows(request: PlacementRequest) -> int:
+    return sum(table.row_shares is None for table in request.tables)
 
 
 def widening_note(below: float, above: float) -> str | None:

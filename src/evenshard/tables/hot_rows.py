@@ -52,7 +52,7 @@ class _HotRows:
 
 
 def hot_rows_together(table: Table, batch_size: int) -> float | None:
-    """The share of a table's hot rows that lie side by side: 0 where all are scattered, or where it makes no difference.
+    """Share of a table's hot rows that lie side by side; 0 if all are scattered, or where it makes no difference.
 
     The busiest runs, as many as hold all hot rows if these lie side by side, have more of the lookups then.
 

@@ -90,6 +90,11 @@ class DevicePrice(Protocol):
         """Largest dims of calls whose rows take so many lanes, the fewest first; none where lanes cost nothing."""
         return ()
 
+    @property
+    def sees_hot_rows(self) -> bool:
+        """Whether times depend on hot rows lying side by side in memory (``tables/hot_rows.py``)."""
+        return False
+
     def columns(self, lookups: Sequence[Lookup]) -> Columns:
         """[P, H] columns of tables."""
         ...

@@ -66,6 +66,7 @@ class DeviceModelPrice:
 
     num_maxima = 4
     is_by_call = True
+    sees_hot_rows = False
     row_limits, lane_limits = ROW_LIMITS, LANE_LIMITS
 
     def __init__(self, profile: GpuProfile) -> None:

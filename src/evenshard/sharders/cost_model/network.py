@@ -15,9 +15,10 @@ Every layer is a plain matrix in which a member's units see nothing but its own:
 are kept legal by projection after each step of learning (``project``), which learned faster here than squares, softplus
 or exponentials of free numbers.
 
-Legend: T tables, F = 21 features (and A more across batches, and one where hot rows are seen), A = 8 additive quantities, K members, L = learned
-columns of all members, I = A + L inputs of the heads, U = head units of all members, O = 2K outputs (member by member:
-forward, backward), J = 6 sums that decide about jumps: rows, and for each limit the tables that are wider.
+Legend: T tables, F = 21 features (A more across batches, one more where hot rows are seen), A = 8 additive quantities,
+K members, L = learned columns of all members, I = A + L inputs of the heads, U = head units of all members, O = 2K
+outputs (member by member: forward, backward), J = 6 sums that decide about jumps: rows, and for each limit the tables
+that are wider.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class EnsembleSizes:
         pieces: linear pieces of a unit.
         across_batches: whether batch sizes differ. What happens once per table and sample then counts by the sample,
             and the learned factors depend on the work too: how much of it the caches catch changes with the batch.
-        sees_hot_rows: whether the learned factors depend on how many hot rows lie side by side (``tables/hot_rows.py``).
+        sees_hot_rows: whether the learned factors depend on how many hot rows lie side by side (``hot_rows.py``).
 
     Raises:
         ValueError: if one of them is below 1, or the ensemble too wide.

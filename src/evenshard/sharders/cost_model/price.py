@@ -62,6 +62,11 @@ class LearnedPrice(DevicePrice):
         self._width = FIRST_PIECE + len(self._bias_H)
         self._empty_ms_2 = self.call_ms(np.zeros((1, self._width), dtype=np.float32))[:, 0]
 
+    @property
+    def sees_hot_rows(self) -> bool:
+        """Whether the training data told."""
+        return self._model.net.sizes.sees_hot_rows
+
     @torch.no_grad()
     def columns(self, lookups: Sequence[Lookup]) -> Columns:
         """[P, H] of tables: what decides about jumps and what jumps, the linear part, and what the bent units see."""
