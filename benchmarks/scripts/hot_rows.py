@@ -82,7 +82,7 @@ def placements(kind: str, task: ShardingTask, model: Path, seed: int) -> Iterato
         yield Asked(kind, name, task, placed, answer)
 
 
-def measured(asked: list[Asked], visits: int) -> list[dict[str, Any]]:
+def measure_all(asked: list[Asked], visits: int) -> list[dict[str, Any]]:
     """A row for each placement: what a step took, and what was predicted of it, as shares of that, by evenshard."""
     config = MeasureConfig("cpu", visits=visits, repeats=4)
     jobs = [
@@ -149,7 +149,7 @@ def main() -> None:
         for task in tasks_of(together, args.tasks, args.seed)
         for one in placements(kind, task, args.model, args.seed)
     ]
-    rows = measured(asked, args.visits)
+    rows = measure_all(asked, args.visits)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
     print(table_of(rows))

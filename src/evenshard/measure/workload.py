@@ -129,7 +129,7 @@ def _rows(
     rows_U = torch.empty_like(ranks)
     first = min(_busiest_row(table), table.num_rows - size) if size else 0
     rows_U[in_block_U] = first + torch.arange(size, device=ranks.device)
-    scattered = _scattered(len(ranks) - size, num_hot - size, table.num_rows - size, rng, batch_number, ranks.device)
+    scattered = _scatter_rows(len(ranks) - size, num_hot - size, table.num_rows - size, rng, batch_number, ranks.device)
     rows_U[~in_block_U] = scattered + size * (scattered >= first)
     return rows_U
 
@@ -140,7 +140,7 @@ def _busiest_row(table: Table) -> int:
     return int(np.argmax(shares)) * table.num_rows // len(shares)
 
 
-def _scattered(
+def _scatter_rows(
     num_unique: int, num_hot: int, num_rows: int, rng: np.random.Generator, batch_number: int, device: torch.device
 ) -> torch.Tensor:
     """Distinct row numbers, [U] int64, hot ones first, by a fixed stride that visits every row once."""
