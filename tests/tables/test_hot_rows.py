@@ -68,6 +68,16 @@ def test_hot_rows_lie_in_a_block_from_the_busiest_run_on_and_are_the_same_in_eac
     assert len(in_block) / len(hot[0]) == pytest.approx(share, abs=0.05) and share > 0.5
 
 
+@pytest.mark.parametrize("one", POOL[:20], ids=lambda one: one.name)
+def test_rows_are_read_as_often_wherever_they_lie(one: Table) -> None:
+    """No row of the block is one of the others, too."""
+    counts = [
+        np.sort(np.unique(draw_lookups(each, BATCH_SIZE, 0, 2).indices.numpy(), return_counts=True)[1])
+        for each in (replace(one, row_shares=None), with_hot_rows(one, BATCH_SIZE, together=True))
+    ]
+    assert counts[0].tolist() == counts[1].tolist()
+
+
 def test_where_it_makes_no_difference_they_are_scattered() -> None:
     """As many runs as rows; and no row that is read twice."""
     small = Table("s", 20, 16, 10.0, row_shares=tuple(np.arange(1, 21) / 210))
