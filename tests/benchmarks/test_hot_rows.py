@@ -39,4 +39,4 @@ def test_both_tables_by_hand() -> None:
         "+-",
         "28.0",
     ]
-    assert second[1].split() == ["scattered", "told", "1.00", "1.10", "1.20", "1", "of", "2"]
+    assert second[1].split() == ["scattered", "told", "1.00", "1.10", "1.20", "-9", "/", "+9", "1", "of", "2"]

@@ -39,8 +39,9 @@ def draw_lookups(table: Table, batch_size: int, seed: int, batch_number: int = 0
 
     The number of lookups is exactly ``round(pooling_factor * batch_size)``; each sample has the floor or the
     ceiling of the pooling factor. Rows that are read more than once are the same in every batch of a (table,
-    seed), as hot rows are in real traffic; rows that are read once are new in each batch. As many of the former lie
-    side by side as ``row_shares`` tell (``tables/hot_rows.py``), from where these say; all others are scattered.
+    seed), as hot rows are in real traffic; rows that are read once are new in each batch. The share of
+    repeated rows that ``row_shares`` tell (``tables/hot_rows.py``) lies side by side, from the busiest run on; all
+    other rows are scattered.
 
     Args:
         table: its ``reuse_bins`` hold for this batch size; None stands for the default histogram.

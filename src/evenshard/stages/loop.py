@@ -67,8 +67,9 @@ class GenerateTablesConfig:
             is assumed); null keeps it. Sets of several dims refuse it.
         max_rows: generated tables are capped here; null leaves them as large as published.
         weight_bits: 16 or 32 (dlrm_2021 and DLRM batch files).
-        hot_rows_together: share of generated tables whose hot rows lie side by side, as numbers in the order of
-            frequency put them; those of the others are scattered, as hashes do. null: scattered, and no table says so.
+        hot_rows_together: share of generated tables whose hot rows lie side by side, as with indices in the order of
+            frequency; in the others they are scattered, as with hashed indices. null: all are scattered, and tables
+            have no ``row_shares``.
         columns: columns of a table file that are called otherwise, each with evenshard's (``{hash_size: num_rows}``).
         num_train_tasks, num_test_tasks, tables_per_task, num_devices, memory_cap_gb, batch_size: see ``TaskSampling``.
         seed: seed of tables and tasks.

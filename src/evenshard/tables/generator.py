@@ -50,8 +50,8 @@ class GeneratorConfig:
         weight_bits: 4, 8, 16 or 32, the same for all tables.
         reuse_spread: standard deviation of the tables' own tilts of the reuse histogram; 0 makes them as alike as
             their row counts allow.
-        hot_rows_together: share of the tables whose hot rows lie side by side; those of the others are scattered. None
-            leaves out which it is.
+        hot_rows_together: share of the tables whose hot rows lie side by side; in the others they are scattered. With
+            None, tables have no ``row_shares``.
 
     Raises:
         BadConfig: a value makes no sense.

@@ -1,8 +1,8 @@
 """Whether the hot rows of a table lie side by side in memory, or scattered over it.
 
-A row is hot if a batch reads it more than once. Numbers that are hashes scatter hot rows; numbers given in the order of
-frequency, or of first sight, put them side by side, where they share pages and lines of a CPU's caches. Traffic tells
-which it is: ``Table.row_shares`` has the lookups of equal runs of rows.
+A row is hot if a batch reads it more than once. Hashed indices scatter hot rows; indices in the order of frequency, or
+of first sight, put them side by side, where they share pages and lines of a CPU's caches. Traffic tells which it is:
+``Table.row_shares`` has the lookups of equal runs of rows.
 
 Legend: K = 17 reuse bins, R runs of rows.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from evenshard.tables.reuse import FloatArray, feasible_reuse_bins, rows_and_counts
 from evenshard.tables.table import Table
 
-# Runs of rows of drawn tables: enough to tell.
+# Runs of rows that a drawn table's ``row_shares`` have; enough to tell, and few to store.
 MOST_RUNS = 32
 # The least share of the lookups by which hot rows side by side must differ from scattered ones to be told apart.
 LEAST_DIFFERENCE = 0.1
@@ -28,8 +28,8 @@ class _HotRows:
 
     Attributes:
         num_rows: of the table.
-        rows_K: [K] running numbers of hot rows, from 0 on.
-        shares_K: [K] shares of the lookups that go to so many.
+        rows_K: [K] numbers of hottest rows, from 0 on, bin after bin.
+        shares_K: [K] shares of the lookups that go to as many.
     """
 
     num_rows: int
@@ -45,10 +45,10 @@ class _HotRows:
         shares_K = np.cumsum(hot_K * each_K) / max(lookups, 1e-300)
         return _HotRows(table.num_rows, np.append(0.0, np.cumsum(hot_K)), np.append(0.0, shares_K))
 
-    def share(self, first: FloatArray | float) -> FloatArray:
-        """Share of the lookups that go to so many of the hottest rows."""
-        beyond = np.maximum(np.asarray(first) - self.rows_K[-1], 0.0) / max(self.num_rows - self.rows_K[-1], 1e-9)
-        return np.asarray(np.interp(first, self.rows_K, self.shares_K) + (1 - self.shares_K[-1]) * beyond)
+    def share(self, hottest: FloatArray | float) -> FloatArray:
+        """Share of the lookups that go to this many of the hottest rows."""
+        beyond = np.maximum(np.asarray(hottest) - self.rows_K[-1], 0.0) / max(self.num_rows - self.rows_K[-1], 1e-9)
+        return np.asarray(np.interp(hottest, self.rows_K, self.shares_K) + (1 - self.shares_K[-1]) * beyond)
 
 
 def hot_rows_together(table: Table, batch_size: int) -> float | None:

@@ -41,7 +41,7 @@ from evenshard.tables.table import Table
 NUM_QUANTITIES = len(QUANTITIES)
 LOOKUPS = QUANTITIES.index("lookups")
 PER_SAMPLE = [QUANTITIES.index("tables"), QUANTITIES.index("dims")]
-UNKNOWN_HOT_ROWS = 0.5  # between those of tables that are known
+UNKNOWN_HOT_ROWS = 0.5  # share side by side that a table without row_shares is taken to have
 LEAST_WORK, LOG_SCALE = 1e-5, 4.0  # factors see no work below, and logarithms of about 1
 # Rows of a shard from which on the radix sort of its indices takes one more pass.
 PASS_ROWS = (2.0**8, 2.0**16, 2.0**24, 2.0**32)

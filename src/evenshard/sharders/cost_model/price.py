@@ -64,7 +64,7 @@ class LearnedPrice(DevicePrice):
 
     @property
     def sees_hot_rows(self) -> bool:
-        """Whether the training data told."""
+        """Whether the training data had tables of both kinds."""
         return self._model.net.sizes.sees_hot_rows
 
     @torch.no_grad()
