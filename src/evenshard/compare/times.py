@@ -11,8 +11,8 @@ from evenshard.planner.answer import PlacementAnswer, Saving, model_lineage
 from evenshard.planner.pricing import Priced, link_error, part_costs, price_parts
 from evenshard.planner.rules import Rules
 from evenshard.planner.saving import saving, shared_work
+from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.model import Model
-from evenshard.sharders.search.bounds import lower_bound_ms
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.messages import count_text
@@ -64,7 +64,7 @@ def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) 
     costs_of_old = costs if same_machine else part_costs(of_old, model)
     before, _ = price_parts(of_old, model, costs_of_old, costs_of_old.predict(old.parts))
     after, _ = price_parts(new.request, model, costs, costs.predict(new.parts))
-    bound_ms = min(lower_bound_ms(SearchSpace(costs)), after.predicted_ms)
+    bound_ms = min(lower_bound_ms(SearchSpace(costs), after.predicted_ms), after.predicted_ms)
     notes = [f"{one}; both are judged by the new one" for one in _other_loads(old, new)]
     if same_machine:
         try:

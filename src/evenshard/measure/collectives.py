@@ -359,6 +359,25 @@ def all_to_all_ms(link: Link, dims: FloatArray | Sequence[float], batch_size: in
     return link.latency_ms(devices) + moved_ms(Machine.one_node(devices), moved, Links(link))
 
 
+def bends(task: ShardingTask, volumes: Volumes, links: Links) -> list[float]:
+    """Multiples of volumes that are alike on all devices, between which what they take is straight; ascending."""
+    machine, way = task.machine, task.communication
+    moved = [all_to_all_bytes(machine, volumes.input_bytes * task.local_batch), _gradients(machine, volumes)]
+    for one in _outputs(task, volumes):
+        moved += [one * way.forward_bytes, one.back * way.backward_bytes]
+    found = set[float]()
+    for one in moved:
+        tiers = [(links.intra, one.near, one.intra, one.intra_sent)]
+        if links.inter is not None:
+            tiers.append((links.inter, machine.num_devices, one.inter, one.inter_sent))
+        for link, size, own_D, sent_D in tiers:
+            curve = None if size == 1 else link.curve(one.collective, size)
+            even_bytes = float(link.even_bytes(own_D[0], own_D[0], sent_D[0] * size, size))
+            if curve is not None and even_bytes > 0:
+                found.update(1e3 * kb / even_bytes for kb in curve.kb[1:])
+    return sorted(found)
+
+
 def _inputs_ms(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray:
     """[..., D] time of the bytes of indices, lengths and weights."""
     if not links.counts_inputs:

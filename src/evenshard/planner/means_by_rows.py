@@ -16,7 +16,7 @@ from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import ROWS_ALONE, sharding_type
 from evenshard.placement.task import ShardingTask, cut_by_rows, ruled_out
-from evenshard.sharders.search.bounds import lower_bound_ms
+from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.search.search import PlanSearch, PlanSearchResult
 from evenshard.tables.table import MEAN
 from evenshard.utils.errors import InfeasibleTask
@@ -105,9 +105,9 @@ def search_means(costs: PartCosts, first: Searched | None, kept: Collections, ma
     except InfeasibleTask:  # another table has no type at all
         return MeansSearched(begun)
     able = _able(task, restricted)
-    free_bound_ms = lower_bound_ms(free.space)
-    bound_ms = free_bound_ms if able else float("inf")
     now_ms = float("inf") if first is None else first.step_ms
+    free_bound_ms = lower_bound_ms(free.space, now_ms)
+    bound_ms = free_bound_ms if able else float("inf")
     hope = LEAST_SAVING if task.machine.num_nodes > 1 else HOPE_ON_A_NODE
     if free_bound_ms > now_ms * (1 - hope) and not kept:
         return MeansSearched(begun, bound_ms, None, of)
@@ -134,7 +134,7 @@ def _search_rows(
         short, divided = make(costs, SHORT), divided_ms(costs, collections)
     except InfeasibleTask:  # a rule of another collection asks for rows
         return None
-    if lower_bound_ms(short.space) + divided >= now_ms and not always:
+    if not always and lower_bound_ms(short.space, now_ms - divided) + divided >= now_ms:
         return None
     try:
         found = Searched(short, short.run(), collections, divided)

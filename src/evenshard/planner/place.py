@@ -28,10 +28,10 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import Candidate, rival_label, rival_placements, rivals
 from evenshard.planner.rules import Rules
 from evenshard.planner.saving import saving_against
+from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.learned import proposals
 from evenshard.sharders.model import Model
 from evenshard.sharders.packing.reasons import require_sharding_room, require_types
-from evenshard.sharders.search.bounds import lower_bound_ms
 from evenshard.sharders.search.near_placement import NearResult, NearSearch
 from evenshard.sharders.search.nested import Starts, search_with_fewer_types
 from evenshard.sharders.search.search import EFFORTS, NORMAL, PlanSearch, PlanSearchEffort, Progress, stops_before
@@ -155,7 +155,7 @@ def place_request(
     answer = PlacementAnswer(
         request=replace(request, assumptions=(*request.assumptions, *_even_rows(task, best.parts))),
         **vars(answered),
-        lower_bound_ms=min(_bound_ms(means), best.predicted_ms),
+        lower_bound_ms=min(_bound_ms(means, best.predicted_ms), best.predicted_ms),
         warnings=() if model.trained_on is None else model.trained_on.outside(request.task()),
         comparison=rivals(others, costs, measure if config.num_measured else None, saves),
         measured=cost,
@@ -232,9 +232,9 @@ def _nearest(found: Sequence[Searched], near: Near, request: PlacementRequest) -
     return min(results, key=lambda one: one[1].best.predicted_ms + one[0].divided_ms)
 
 
-def _bound_ms(means: MeansSearched) -> float:
-    """What no legal placement is predicted to take less than."""
-    return min(means.bound_ms, *(lower_bound_ms(one.search.space) for one in means.found))
+def _bound_ms(means: MeansSearched, enough_ms: float) -> float:
+    """What no legal placement is predicted to take less than, as far as that is less than enough."""
+    return min(means.bound_ms, *(lower_bound_ms(one.search.space, enough_ms) for one in means.found))
 
 
 def _starts(request: PlacementRequest, model: Model, seed: int, known: Sequence[Sequence[TablePart]]) -> Starts:

@@ -21,8 +21,8 @@ from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import ROW_WISE, SHARDING_TYPES
 from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, USUAL_KERNELS, Storage
 from evenshard.placement.task import ShardingTask, TableLimits, used_bytes, used_host_bytes
+from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.packing.legal_parts import legal_parts
-from evenshard.sharders.search.bounds import lower_bound_ms
 from evenshard.sharders.search.construction import Construction, Works
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.search.space import SearchSpace, is_short_of_memory

@@ -28,8 +28,8 @@ from evenshard.placement.sharding import (
 )
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.planner.place import PlaceConfig
+from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.search import neighbours
-from evenshard.sharders.search.bounds import lower_bound_ms
 from evenshard.sharders.search.construction import Construction, Works
 from evenshard.sharders.search.neighbours import MOST_COUNTED
 from evenshard.sharders.search.search import EFFORTS, LONG, PlanSearch, PlanSearchEffort, PlanSearchResult

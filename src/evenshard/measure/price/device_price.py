@@ -142,6 +142,10 @@ class DevicePrice(Protocol):
         """
         return SharedSteps()
 
+    def least_call_ms(self, columns_PH: Columns) -> FloatArray:
+        """[2, P] what a call with each table takes at least above such a line, once, whatever else it looks up."""
+        return np.zeros((2, len(columns_PH)))
+
     def least_ms(self, columns_PH: Columns) -> FloatArray:
         """[P] what a device that holds each table takes at least, forward and backward, whatever else it holds."""
         return alone_ms(self, columns_PH)

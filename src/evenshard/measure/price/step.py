@@ -28,6 +28,7 @@ from evenshard.measure.collectives import (
 from evenshard.measure.kernel_calls import EVERY_DEVICE, HeldPart, held_parts
 from evenshard.measure.offload import HostLink, part_offload_times
 from evenshard.measure.price.device_price import DevicePrice, alone_ms
+from evenshard.measure.price.exchange_lines import times_3
 from evenshard.measure.price.loads import CellChanges, Indices, Loads, LookupColumns
 from evenshard.measure.step_time import Phases, device_ms, hidden_ms, hides_inputs, kernels_ms, step_ms
 from evenshard.placement.optimizer_state import NUMBERS
@@ -343,8 +344,7 @@ class PartCosts:
 
     def _floors_ms(self, volumes: Volumes) -> list[float]:
         """What each exchange takes at least on the first device, latencies left aside."""
-        found = exchange_times(self.task, volumes, self.links.floor)
-        return [float(found.input_dist[0]), float(found.forward[0]), float(found.backward[0])]
+        return list(map(float, times_3(self.task, volumes, self.links.floor)))
 
     def _compute_ms(self, held: Sequence[HeldPart], dense_values: float = 0.0, copies: int = 1) -> FloatArray:
         """[N, D, M, 2] compute times, forward and backward, by each member of the ensembles.

@@ -20,6 +20,7 @@ from evenshard.measure.simulated.device_model import (
     LANE_LIMITS,
     NS_PER_MS,
     NS_PER_US,
+    ONE_KERNEL_PAIRS,
     ROW_LIMITS,
     US_PER_MS,
     all_lanes_ns,
@@ -206,6 +207,14 @@ class DeviceModelPrice:
     def shared_steps(self, columns_PH: FloatArray, num_devices: int, total_rows: int) -> SharedSteps:
         """None: each call sorts what it looks up by itself, and how many calls share the rows is not known."""
         return SharedSteps()
+
+    def least_call_ms(self, columns_PH: FloatArray) -> FloatArray:
+        """[2, P] the hottest row, the longest bag's indices, and the starts of the passes that sort the own rows."""
+        profile, columns_HP = self._profile, columns_PH.T
+        starts_P = sort_passes(columns_HP[ROWS]) * (columns_HP[LOOKUPS] > ONE_KERNEL_PAIRS)
+        once_P = hot_row_ns(profile, columns_HP[HOTTEST]) + profile.index_bag_ns * columns_HP[LONGEST_BAG]
+        once_P += profile.sort_pass_us * NS_PER_US * starts_P
+        return np.stack([np.zeros(len(columns_PH)), once_P]) / NS_PER_MS
 
     def least_ms(self, columns_PH: FloatArray) -> FloatArray:
         """[P] times alone, but for what may be less beside others: the longest bag, and what is beside the kernels."""

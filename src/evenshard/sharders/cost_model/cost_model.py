@@ -1,6 +1,6 @@
 """The cost model of evenshard's search: convex in a device's load, for more tables and devices than it was trained on.
 
-Being convex, it gives lower bounds (``search/bounds.py``).
+Being convex, it gives lower bounds (``bounds/``).
 
 A device's compute time is ``g(sum of its tables' representations) + lookups * p(rows) + work * l(widest table)``.
 Representations are non-negative; ``g`` is convex and never falls (non-negative weights, ReLU), as kernels are: they

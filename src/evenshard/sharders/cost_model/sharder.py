@@ -21,13 +21,13 @@ from evenshard.placement.plan import check_placement
 from evenshard.placement.renaming import device_kinds
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.base import TrainedSharder
+from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.price import predict_whole, whole_costs
 from evenshard.sharders.greedy import expert_sharders
 from evenshard.sharders.learned import MOST_PROPOSALS, rollouts
 from evenshard.sharders.packing.legal_parts import any_placement
 from evenshard.sharders.packing.reasons import require_room
-from evenshard.sharders.search.bounds import lower_bound_ms
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 
@@ -157,7 +157,7 @@ class EvenshardSharder:
         candidates.sort(key=lambda one: predicted[one].predicted_ms)
         best = candidates[0]
         check_placement(task, best)
-        bound_ms = min(lower_bound_ms(search.space), predicted[best].predicted_ms)
+        bound_ms = min(lower_bound_ms(search.space, predicted[best].predicted_ms), predicted[best].predicted_ms)
         return SearchResult(
             best=PredictedPlacement.of(best, predicted[best], bound_ms),
             candidates=tuple(candidates),

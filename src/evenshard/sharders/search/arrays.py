@@ -20,7 +20,9 @@ from evenshard.tables.reuse import FloatArray
 
 @dataclass(frozen=True)
 class FlatOptions:
-    """All options of all groups, one after the other, as arrays. Legend: W options, C looked-up rows of their pieces.
+    """All options of all groups, one after the other, as arrays.
+
+    Legend: W options, A their pieces, C looked-up rows of these.
 
     Attributes:
         group_W, number_W: the group of each, and its number there.
@@ -32,7 +34,8 @@ class FlatOptions:
         largest_bytes_W: of the largest piece.
         host_W: memory of all hosts together; of their SSDs too, which both are short of.
         offload_W, longest_offload_W: time outside of device memory, of one copy: of all pieces, and of the longest.
-        option_C, row_C: the option of each looked-up row, and its number in the matrix of columns.
+        option_A, volume_AV: the option of each piece, and what it adds to the volumes of a device.
+        option_C, piece_C, row_C: of each looked-up row the option, the piece, and its number in the matrix of columns.
         names: sharding types.
         type_W: the number of each one's type.
     """
@@ -48,7 +51,10 @@ class FlatOptions:
     host_W: FloatArray
     offload_W: FloatArray
     longest_offload_W: FloatArray
+    option_A: npt.NDArray[np.int64]
+    volume_AV: FloatArray
     option_C: npt.NDArray[np.int64]
+    piece_C: npt.NDArray[np.int64]
     row_C: npt.NDArray[np.int64]
     names: tuple[str, ...]
     type_W: npt.NDArray[np.int64]
@@ -59,6 +65,8 @@ class FlatOptions:
         names: dict[str, int] = {}
         rows: list[tuple[float, ...]] = []
         cells: list[tuple[int, int]] = []
+        option_A: list[int] = []
+        volumes_AV: list[FloatArray] = []
         for group, one in enumerate(groups):
             for number, option in enumerate(one.options):
                 volumes = np.array([piece.volume_V for piece in option.pieces])
@@ -79,9 +87,13 @@ class FlatOptions:
                         max(piece.size_bytes for piece in option.pieces),
                     )
                 )
-                cells += [(len(rows) - 1, row) for piece in option.pieces for _, row in piece.cells]
+                for piece in option.pieces:
+                    cells += [(len(option_A), row) for _, row in piece.cells]
+                    option_A.append(len(rows) - 1)
+                    volumes_AV.append(piece.volume_V)
         table, of_cells = np.array(rows), np.array(cells, dtype=np.int64)
         kinds = len(VOLUMES)
+        of_pieces = np.array(option_A, dtype=np.int64)
         group_W, number_W, type_W = table[:, [0, 1, 5]].astype(np.int64).T
         return FlatOptions(
             group_W,
@@ -95,6 +107,9 @@ class FlatOptions:
             table[:, -4],
             table[:, -3],
             table[:, -2],
+            of_pieces,
+            np.array(volumes_AV),
+            of_pieces[of_cells[:, 0]],
             of_cells[:, 0],
             of_cells[:, 1],
             tuple(names),

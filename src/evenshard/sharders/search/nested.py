@@ -17,8 +17,8 @@ from evenshard.measure.price.step import PartCosts
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.sharding import COLUMNS_ALONE, TABLE_WISE
 from evenshard.placement.task import ShardingTask, memory_of_part
+from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.packing.legal_parts import TIME_LIMIT_S, first_fit, legal_parts
-from evenshard.sharders.search.bounds import lower_bound_ms
 from evenshard.sharders.search.search import (
     PlanSearch,
     PlanSearchEffort,
@@ -100,8 +100,8 @@ def _search_fewer(
     if result is not None:
         if result.is_interrupted or efforts[-1].time_limit_s == 0.0:
             return ()
-        bound_ms = lower_bound_ms(SearchSpace(costs, costs.task.may_offload))
         found_ms = [one.best.predicted_ms for one in result.by_effort]
+        bound_ms = lower_bound_ms(SearchSpace(costs, costs.task.may_offload), max(found_ms))
     num_open = sum(bound_ms < one for one in found_ms)  # the first ones: more effort has found nothing slower
     with suppress(InfeasibleTask):
         if num_open:

@@ -9,13 +9,14 @@ of an even share takes alone.
 Where tables are many, that is done for those that are looked up most; of the others, even cuts stand for all.
 
 Legend: F tables with a type that cuts them, U blocks of ``COLUMN_STEP`` columns, E widths of all tables, W options,
-P lookups, N parts.
+P lookups, N parts, S sets of values, O ``options``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +24,8 @@ import numpy.typing as npt
 from evenshard.measure.collectives import part_volume
 from evenshard.measure.kernel_calls import Lookup, part_lookups
 from evenshard.measure.price.device_price import SharedSteps, TangentLine
-from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, busiest_rows
-from evenshard.placement.sharding import TABLE_WISE, TYPES
+from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, busiest_rows, lookup_share
+from evenshard.placement.sharding import TYPES
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 
@@ -39,6 +40,7 @@ class _Cut:
 
     Attributes:
         position: of the table.
+        way: sharding type.
         options: numbers, among all options, of those that cut it so.
         parts: least and largest number of parts that each of them stands for.
         rows: of each part; None for all.
@@ -47,6 +49,7 @@ class _Cut:
     """
 
     position: int
+    way: str
     options: tuple[int, ...]
     parts: tuple[tuple[int, int], ...]
     rows: Span | None
@@ -74,6 +77,9 @@ class CutBounds:
                 break
             self._cuts.append(cut)
         self.options = np.array([at for cut in self._cuts for at in cut.options], dtype=np.int64)
+        of_options = [(number, *parts) for number, cut in enumerate(self._cuts) for parts in cut.parts]
+        self._parts_3O = np.array(of_options, dtype=np.int64).reshape(-1, 3).T
+        self._blocks_F = np.array([cut.blocks for cut in self._cuts], dtype=np.int64)
         self._price_widths()
 
     def _all_cuts(self) -> Iterator[_Cut]:
@@ -92,6 +98,7 @@ class CutBounds:
             ranges = zip([2, *counts[1:]], [*(one - 1 for one in counts[1:]), most], strict=True)
             yield _Cut(
                 position,
+                name,
                 tuple(at for count in counts for at in by_parts[count]),
                 tuple(own for count, own in zip(counts, ranges, strict=True) for _ in by_parts[count]),
                 busiest_rows(table, type_.span(task.machine)) if type_.cuts_rows else None,
@@ -107,12 +114,14 @@ class CutBounds:
             table = task.tables[cut.position]
             for blocks in range(cut.least_blocks, cut.blocks + 1):
                 columns = blocks * COLUMN_STEP
-                part = TablePart(table.name, cut.rows or Span(0, table.num_rows), Span(0, columns), (0,))
+                rows = cut.rows or Span(0, table.num_rows)
+                part = TablePart(table.name, rows, Span(0, columns), (0,))
                 own = part_lookups(part, table, task)
                 width_of_P += [len(width_E)] * len(own)
                 lookups += own
                 width_E.append((number, blocks))
-                volume_EV.append(part_volume(table, TABLE_WISE, columns, 1.0, task.num_devices).numbers_V)
+                volume = part_volume(table, cut.way, columns, lookup_share(table, rows), task.num_devices)
+                volume_EV.append(volume.numbers_V)
         self._width_P, self._volume_EV = np.array(width_of_P, dtype=np.int64), np.array(volume_EV)
         self._cut_E, self._blocks_E = np.array(width_E, dtype=np.int64).reshape(-1, 2).T
         prices = self._space.costs.prices if lookups else []
@@ -129,18 +138,30 @@ class CutBounds:
         alone_E = np.zeros(len(self._cut_E))
         least_P = np.min([price.least_ms(columns_PH) for price, columns_PH in self._kinds], axis=0)
         np.maximum.at(alone_E, self._width_P, least_P)
-        alone_FU = self._by_blocks(alone_E + self._volume_EV @ slopes_V)
-        least_FU = np.minimum.accumulate(alone_FU[:, ::-1], axis=1)[:, ::-1]
-        return np.array(
-            [
-                least_U[-(-cut.blocks // most) - 1] if cut.rows is None else 0.0
-                for cut, least_U in zip(self._cuts, least_FU, strict=True)
-                for _, most in cut.parts
-            ]
-        )
+        alone_O = self.widest(self._by_blocks(alone_E + self._volume_EV @ slopes_V))
+        has_rows_O = [cut.rows is None for cut in self._cuts for _ in cut.parts]
+        return np.where(has_rows_O, alone_O, 0.0)
 
-    def works_2(self, kind: int, lines: Sequence[TangentLine], line_W: Numbers) -> FloatArray:
-        """[2, options] the least work of all parts of each of ``options`` on one kind of device, both passes.
+    def widest(self, values_FU: FloatArray) -> FloatArray:
+        """[options] the least value of the widest part of each of ``options``, which has an even share at least.
+
+        Args:
+            values_FU: of a part of 1, 2, ... blocks of each table.
+        """
+        least_FU = np.minimum.accumulate(values_FU[:, ::-1], axis=1)[:, ::-1]
+        number_O, _, most_O = self._parts_3O
+        return np.asarray(least_FU[number_O, -(-self._blocks_F[number_O] // most_O) - 1])
+
+    def works_2(self, works_2FU: FloatArray) -> FloatArray:
+        """[2, options] the least work of all parts of each of ``options``, both passes.
+
+        Args:
+            works_2FU: of ``part_works_2FU``, and of steps that parts share.
+        """
+        return self.least(works_2FU) * self._space.flat.copies_W[self.options]
+
+    def part_works_2FU(self, kind: int, lines: Sequence[TangentLine], line_W: Numbers) -> FloatArray:
+        """Work of a part of 1, 2, ... blocks on one kind of device; infinite where there is none.
 
         Args:
             kind: its number.
@@ -148,23 +169,46 @@ class CutBounds:
             line_W: number of the line of each of all options.
         """
         if not self._cuts:
-            return np.zeros((2, 0))
-        columns_PH = self._kinds[kind][1]
+            return np.zeros((2, 0, 0))
+        price, columns_PH = self._kinds[kind]
         line_P = line_W[[cut.options[0] for cut in self._cuts]][self._cut_E[self._width_P]]
         works_2P = np.array([line.works(columns_PH) for line in lines])[line_P, :, np.arange(len(line_P))].T
-        own_steps = (price.own_steps_ms(own_PH) + self._shared.works(own_PH) for price, own_PH in self._kinds)
-        works_2P = works_2P + np.min(list(own_steps), axis=0)
+        return self._sum_widths_2FU(works_2P + price.own_steps_ms(columns_PH))
+
+    @cached_property
+    def shared_works_2FU(self) -> FloatArray:
+        """The same of the steps that all parts need together, on any kind of device."""
+        if not self._cuts:
+            return np.zeros((2, 0, 0))
+        return self._sum_widths_2FU(np.min([self._shared.works(columns_PH) for _, columns_PH in self._kinds], axis=0))
+
+    def exchanged_FU(self, slopes_V: FloatArray) -> FloatArray:
+        """What a part of 1, 2, ... blocks exchanges; infinite where there is none."""
+        return self._by_blocks(self._volume_EV @ slopes_V) if self._cuts else np.zeros((0, 0))
+
+    def least(self, values_SFU: FloatArray) -> FloatArray:
+        """[S, options] the least sum of values of the parts of each of ``options``.
+
+        Args:
+            values_SFU: of a part of 1, 2, ... blocks of each table.
+        """
+        if not self._cuts:
+            return np.zeros((len(values_SFU), 0))
+        number_O, least_O, most_O = self._parts_3O
+        sums_SFN = least_sums(values_SFU, self._blocks_F, int(most_O.max()))
+        found_SO = sums_SFN[:, number_O, least_O - 1]
+        for more in range(1, int((most_O - least_O).max()) + 1):
+            found_SO = np.minimum(found_SO, sums_SFN[:, number_O, np.minimum(least_O + more, most_O) - 1])
+        return found_SO
+
+    def of_tables(self, values_W: FloatArray) -> FloatArray:
+        """[F] values of options that are alike in all cuts of a table."""
+        return values_W[[cut.options[0] for cut in self._cuts]]
+
+    def _sum_widths_2FU(self, works_2P: FloatArray) -> FloatArray:
         count = len(self._cut_E)
         works_2E = np.array([np.bincount(self._width_P, works_P, count) for works_P in works_2P], dtype=np.float64)
-        works_2FU = np.stack([self._by_blocks(works_E) for works_E in works_2E])
-        most = max(most for cut in self._cuts for _, most in cut.parts)
-        sums_2FN = least_sums(works_2FU, np.array([cut.blocks for cut in self._cuts]), most)
-        least_2W = [
-            sums_2FN[:, number, least - 1 : most].min(axis=1)
-            for number, cut in enumerate(self._cuts)
-            for least, most in cut.parts
-        ]
-        return np.array(least_2W).T * self._space.flat.copies_W[self.options]
+        return np.stack([self._by_blocks(works_E) for works_E in works_2E])
 
     def _by_blocks(self, values_E: FloatArray) -> FloatArray:
         """[F, U] values of widths by their table and their blocks; infinite where there is no such width."""
@@ -173,22 +217,22 @@ class CutBounds:
         return found
 
 
-def least_sums(values_2FU: FloatArray, blocks_F: Numbers, most: int) -> FloatArray:
-    """[2, F, N] the least sum of values of widths that make up a table, for 1, 2, ... ``most`` of them.
+def least_sums(values_SFU: FloatArray, blocks_F: Numbers, most: int) -> FloatArray:
+    """[S, F, N] the least sum of values of widths that make up a table, for 1, 2, ... ``most`` of them.
 
     Args:
-        values_2FU: of a width of 1, 2, ... blocks; infinite where there is none.
+        values_SFU: of a width of 1, 2, ... blocks; infinite where there is none.
         blocks_F: blocks of each table.
         most: the largest number of widths.
     """
-    blocks = values_2FU.shape[2]
+    blocks = values_SFU.shape[2]
     # One more width leads from some blocks that are left to fewer.
     from_U, to_U = np.tril_indices(blocks + 1, -1)
-    values_2FUU = np.full((*values_2FU.shape[:2], blocks + 1, blocks + 1), np.inf)
-    values_2FUU[:, :, to_U, from_U] = values_2FU[:, :, from_U - to_U - 1]
-    sums_2FU = np.where(np.arange(blocks + 1) == blocks_F[:, None], np.zeros((2, 1, 1)), np.inf)
+    values_SFUU = np.full((*values_SFU.shape[:2], blocks + 1, blocks + 1), np.inf)
+    values_SFUU[:, :, to_U, from_U] = values_SFU[:, :, from_U - to_U - 1]
+    sums_SFU = np.where(np.arange(blocks + 1) == blocks_F[:, None], np.zeros((len(values_SFU), 1, 1)), np.inf)
     found = []
     for _ in range(most):
-        sums_2FU = (values_2FUU + sums_2FU[:, :, None]).min(axis=3)
-        found.append(sums_2FU[:, :, 0])
+        sums_SFU = (values_SFUU + sums_SFU[:, :, None]).min(axis=3)
+        found.append(sums_SFU[:, :, 0])
     return np.stack(found, axis=2)

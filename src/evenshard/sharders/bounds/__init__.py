@@ -1,0 +1,1 @@
+"""What no placement that a task allows is predicted to take less than."""

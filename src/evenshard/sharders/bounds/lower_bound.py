@@ -1,0 +1,439 @@
+"""What no placement that a task allows is predicted to take less than: over all types, all cuts and all places.
+
+A bound is the least over cases, which are opened and tightened one by one, the lowest first:
+
+1. **Sets of sharding types in use.** Each type costs kernel calls and collectives, whose floors and latencies come on
+   top of what tables take, and so does what each call takes once, such as its hottest row.
+2. **Ranges of what is exchanged**, with a straight line below the exchange times of each (``exchange_lines``).
+3. **The mean device** (``mean_device``). A step takes at least what its slowest device does, which is at least the
+   mean. Kernel times are convex, so that a straight line below them holds for any sum of pieces; along such a line the
+   work of a table is one number for each of its options, however fine it is cut: cutting columns repeats lookups,
+   cutting rows repeats bags, replicas repeat rows. Each table takes the option with the least work whose pieces, alone
+   on their device, are below the time in question; the least time for which this fits into all devices is the bound.
+   Memory counts with a price (Lagrange) that the bound is largest for. Lines touch the kernel times where the tables'
+   choice puts the mean device. A pass takes no less than its launches either, whatever its kernels take.
+4. **Whole pieces** (``whole_pieces``). Pieces cannot be shared out: they have to fit into what is left of each device.
+
+Counted are the steps of time that a table's own rows need, those that all rows need together on devices that are alike,
+and cuts by columns however uneven (``cut_bounds``; of many tables, those of the ones that are looked up most, and even
+cuts of the others).
+
+Legend: G groups, W options of a group, A pieces of options, Q those that take alike, D devices, P lookups, C looked-up
+rows of options, K kinds of devices, H columns, S sets, Y classes of options, X volumes, F tables that are cut by
+columns, U blocks of columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from heapq import heapify, heappop, heappush
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.measure.collectives import VOLUMES
+from evenshard.measure.price.device_price import Columns, DevicePrice, SharedSteps, TangentLine
+from evenshard.measure.price.exchange_lines import ExchangeLine, exchange_lines
+from evenshard.measure.price.step import dense_ms
+from evenshard.measure.step_time import hides_inputs
+from evenshard.placement.sharding import TYPES
+from evenshard.sharders.bounds.cut_bounds import CutBounds
+from evenshard.sharders.bounds.mean_device import Numbers, Options, least_time_ms
+from evenshard.sharders.bounds.whole_pieces import Pieces
+from evenshard.sharders.search.sharding_option import ShardingOption
+from evenshard.sharders.search.space import SearchSpace
+from evenshard.tables.reuse import FloatArray
+
+# Sums of float32 differ by less, relatively.
+_ROUNDING = 1e-4
+# Lines that are tried for each set of types, each where the choice by the line before puts the mean device.
+LINES = 6
+# Modules times sharding types up to which each is a class of its own; else all modules are one.
+MOST_CLASSES = 8
+# Whether the kernels count, or what launching them takes, in the forward and in the backward pass.
+KERNELS = (True, True)
+OTHERS = ((True, False), (False, True), (False, False))
+# Of more options it is not asked how their pieces fit: they are small.
+MOST_OPTIONS = 4_096
+# How much a bound may exceed what is enough, relatively.
+ENOUGH = 1e-3
+
+
+def lower_bound_ms(space: SearchSpace, enough_ms: float = np.inf) -> float:
+    """The bound, ms; 0 where nothing can be said.
+
+    Args:
+        space: groups and options.
+        enough_ms: no bound needs to be larger.
+    """
+    bounds, enough_ms = _Bounds(space), enough_ms * (1 + ENOUGH)
+    sets = enumerate(bounds.sets())
+    opened = [_Open(bound_ms, number, partial(bounds.of_set, classes)) for number, (bound_ms, classes) in sets]
+    heapify(opened)
+    count = len(opened)
+    while opened:
+        least = heappop(opened)
+        if least.tighten is None or least.bound_ms >= enough_ms:
+            return least.bound_ms * (1 - _ROUNDING)
+        most_ms = min((one.bound_ms for one in opened if one.tighten is None), default=enough_ms)
+        for bound_ms, tighten in least.tighten(min(enough_ms, most_ms)):
+            count += 1
+            heappush(opened, _Open(max(bound_ms, least.bound_ms), count, tighten))
+    return 0.0
+
+
+# Larger bounds of the same placements, each with what makes it larger yet, if anything does; up to one that is enough.
+Tighten = Callable[[float], Iterator[tuple[float, "Tighten | None"]]]
+
+
+@dataclass(order=True)
+class _Open:
+    """A bound of some placements, and how to get a larger one."""
+
+    bound_ms: float
+    number: int
+    tighten: Tighten | None = field(compare=False)
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Lines below the times of a mean device.
+
+    Attributes:
+        of_kinds: for each kind of device, those of the classes.
+        at_0_2: forward and backward, of what is at 0.
+        works_2W: of all options along them, of all devices together.
+    """
+
+    of_kinds: tuple[tuple[TangentLine, ...], ...]
+    at_0_2: FloatArray
+    works_2W: FloatArray
+
+
+@dataclass(frozen=True)
+class _Case:
+    """Placements that use all of some classes and no other, and whose volumes are in some ranges.
+
+    Attributes:
+        classes: [Y] which.
+        is_own_W: options of these.
+        alone_W: what the longest piece takes alone.
+        exchange_X: a line of each volume.
+    """
+
+    classes: npt.NDArray[np.bool_]
+    is_own_W: npt.NDArray[np.bool_]
+    alone_W: FloatArray
+    exchange_X: tuple[ExchangeLine, ...]
+
+
+class _Bounds:
+    """What all sets of types have in common.
+
+    Args:
+        space: groups and options.
+    """
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._space, self._flat = space, space.flat
+        task, costs, flat = space.task, space.costs, space.flat
+        self._devices, self._room = task.num_devices, _room(space)
+        self._kinds = list(zip(costs.prices, space.lookups.columns_KPH, strict=True))
+        self._has_backward = all(price.always_has_backward(columns_PH) for price, columns_PH in self._kinds)
+        offload = _least_offload(space)
+        self._bytes_GW = flat.pad_by_group(offload.bytes_W)
+        # Work besides kernels and exchanges.
+        update_ms = min(dense_ms(1.0, kind.bytes_per_ns, task.optimizer) for kind in costs.kinds)
+        self._replicas_W = flat.values_W * update_ms
+        self._apart_W = (self._replicas_W + offload.offload_W) * flat.copies_W
+        # Mean volumes of a device, and what exchanges of them take at least.
+        copies_W = flat.copies_W / self._devices
+        self._volume_XW = np.stack([*(flat.volume_WV * copies_W[:, None]).T, flat.values_W * copies_W])
+        self._lines_X = exchange_lines(task, costs.links, costs.pipeline)
+        self._shared = self._shared_steps()
+        self._steps_2W = np.min(
+            [
+                self._sum_copies(price.own_steps_ms(columns_PH) + self._shared.works(columns_PH))
+                for price, columns_PH in self._kinds
+            ],
+            axis=0,
+        )
+        longest_W = flat.longest(_least_alone_ms(self._kinds)) + self._replicas_W + offload.longest_W
+        longest_W += flat.values_W * costs.exchange_slopes[1]
+        # Alone on its device, a piece may be all that is exchanged.
+        self._cuts, own_V = CutBounds(space, self._shared), costs.own_slopes_V
+        self._alone_W = longest_W + flat.longest_WV @ own_V
+        self._alone_W[self._cuts.options] = self._cuts.alone_ms(own_V)
+        self._divide_into_classes()
+
+    def _shared_steps(self) -> SharedSteps:
+        """Passes that tables share on devices of one kind, for the first option of each group: whole, where allowed."""
+        if len(self._kinds) > 1:
+            return SharedSteps()
+        flat, task, ((price, columns_PH),) = self._flat, self._space.task, self._kinds
+        first_C = flat.number_W[flat.option_C] == 0
+        rows = sum(table.num_rows for table in task.tables)
+        return price.shared_steps(columns_PH[flat.row_C[first_C]], self._devices, rows)
+
+    def _divide_into_classes(self) -> None:
+        """Classes of options: those whose kernel calls are launched, and their outputs exchanged, together."""
+        space, flat, machine = self._space, self._flat, self._space.task.machine
+        call_W = [
+            min(space.groups[group].options[number].calls)
+            for group, number in zip(flat.group_W.tolist(), flat.number_W.tolist(), strict=True)
+        ]
+        key_W = [space.collective_of_call[call] for call in call_W]
+        if len(set(key_W)) > MOST_CLASSES:
+            key_W = [("", sharding_type) for _, sharding_type in key_W]
+        call_of = dict(zip(key_W, call_W, strict=True))
+        number_of = {key: number for number, key in enumerate(call_of)}
+        self._class_W = np.array([number_of[key] for key in key_W])
+        is_used_YC = np.arange(len(space.calls)) == np.array(list(call_of.values()))[:, None]
+        counted = space.latencies(is_used_YC)[1 if hides_inputs(space.costs.pipeline) else 0 :]
+        self._latency_Y = counted.sum(axis=0) * (self._devices > 1)
+        self._is_everywhere_Y = np.array([TYPES[one].span(machine) == self._devices for _, one in call_of])
+        least_2P = np.min([price.least_call_ms(columns_PH) for price, columns_PH in self._kinds], axis=0)
+        self._least_call_2C, self._least_call_2Y = least_2P[:, flat.row_C], np.full((2, len(call_of)), np.inf)
+        for least_Y, least_C in zip(self._least_call_2Y, self._least_call_2C, strict=True):
+            np.minimum.at(least_Y, self._class_W[flat.option_C], least_C)
+
+    # Sets -------------------------------------------------------------------------------------------------------------
+
+    def sets(self) -> Iterator[tuple[float, npt.NDArray[np.bool_]]]:
+        """The sets of classes that every group has an option of, with what is quickly seen to be below their bounds."""
+        flat, lines = self._flat, self._lines_of_wholes
+        slopes_X = [min(one.slope + one.own_slope for one in lines_of) for lines_of in self._lines_X]
+        works_W = lines.works_2W.sum(axis=0) + self._apart_W + self._exchanged_W(slopes_X) * self._devices
+        count = len(self._latency_Y)
+        sets_SY = np.array(list(product((False, True), repeat=count)), dtype=bool)[1:]
+        least_YG = np.array(
+            [flat.pad_by_group(np.where(self._class_W == one, works_W, np.inf)).min(axis=1) for one in range(count)]
+        )
+        least_SG = np.where(sets_SY[..., None], least_YG[None], np.inf).min(axis=1)
+        for classes, mean_ms in zip(sets_SY, least_SG.sum(axis=1) / self._devices, strict=True):
+            if np.isfinite(mean_ms):
+                yield float(mean_ms + self._offset_ms(classes, lines.at_0_2, KERNELS)), classes
+
+    def of_set(self, classes: npt.NDArray[np.bool_], enough: float) -> Iterator[tuple[float, Tighten | None]]:
+        """Bounds of placements that use all of these classes and no other, for ranges of what is exchanged."""
+        is_own_W = classes[self._class_W]
+        alone_W = np.where(is_own_W, self._alone_W + self._latency_Y[classes].sum(), np.inf)
+        for exchange_X in product(*self._ranges(classes, is_own_W)):
+            case = _Case(classes, is_own_W, alone_W, exchange_X)
+            bound_ms, _ = self._least_ms(case, self._lines_of_wholes, KERNELS, 0.0)
+            yield bound_ms, partial(self._of_mean_device, case)
+
+    def _ranges(self, classes: npt.NDArray[np.bool_], is_own_W: npt.NDArray[np.bool_]) -> Iterator[list[ExchangeLine]]:
+        """Of each volume the lines that may hold for it."""
+        for lines, volume_W in zip(self._lines_X, self._volume_XW, strict=True):
+            volume_GW = self._flat.pad_by_group(np.where(is_own_W, volume_W, np.inf))
+            of_classes = (volume_W[self._class_W == one].min() for one in np.flatnonzero(classes))
+            least = max(float(volume_GW.min(axis=1).sum()), *of_classes)
+            most = float(np.where(np.isfinite(volume_GW), volume_GW, 0.0).max(axis=1).sum())
+            yield [line for line in lines if least <= line.most and line.least <= most]
+
+    def _of_mean_device(self, case: _Case, enough: float) -> Iterator[tuple[float, Tighten | None]]:
+        """The bound by what devices take on the mean, along lines that suit what tables choose."""
+        lines, chosen_G = self._lines_of_wholes, None
+        best, found = 0.0, (case, lines)
+        for _ in range(LINES):
+            before, before_G = best, chosen_G
+            best, chosen_G = self._least_ms(case, lines, KERNELS, best)
+            for counted in OTHERS:
+                best, _ = self._least_ms(case, lines, counted, best)
+            if best > before:
+                found = case, lines
+            if best >= enough or chosen_G is None:
+                break
+            volume_X = self._volume_XW @ (self._flat.number_W == chosen_G[self._flat.group_W])
+            turned_X = tuple(line.turned_against(one) for line, one in zip(case.exchange_X, volume_X, strict=True))
+            if before_G is not None and np.array_equal(before_G, chosen_G) and turned_X == case.exchange_X:
+                break
+            case, lines = replace(case, exchange_X=turned_X), self._lines(chosen_G)
+        is_small = len(self._flat.group_W) <= MOST_OPTIONS
+        yield best, partial(self._of_whole_pieces, *found, best) if is_small else None
+
+    def _least_ms(
+        self, case: _Case, lines: _Lines, counted: tuple[bool, bool], known: float
+    ) -> tuple[float, Numbers | None]:
+        """What the devices take on the mean, and what each group chooses; ``known`` where that is more.
+
+        Args:
+            counted: of each pass the kernels, or the launches.
+        """
+        slopes_X = [one.slope + one.own_slope for one in case.exchange_X]
+        works_W = np.array(counted) @ lines.works_2W + self._apart_W + self._exchanged_W(slopes_X) * self._devices
+        total_GW, alone_GW = (
+            self._flat.pad_by_group(one_W) for one_W in (np.where(case.is_own_W, works_W, np.inf), case.alone_W)
+        )
+        offset_ms = sum(one.at_0 for one in case.exchange_X) + self._offset_ms(case.classes, lines.at_0_2, counted)
+        options = Options(total_GW, alone_GW, self._bytes_GW)
+        return least_time_ms(options, offset_ms, self._room, self._devices, known)
+
+    @cached_property
+    def _lines_of_wholes(self) -> _Lines:
+        """Lines for whole tables, where allowed."""
+        return self._lines(None)
+
+    def _of_whole_pieces(self, case: _Case, lines: _Lines, low: float, enough: float) -> Iterator[tuple[float, None]]:
+        """The bound where pieces are not shared out evenly."""
+        flat = self._flat
+        own_V = np.array([one.alone_slope for one in case.exchange_X[: len(VOLUMES)]])
+        work_A = np.bincount(flat.piece_C, self._row_works(lines), len(flat.option_A)) + flat.volume_AV @ own_V
+        is_spread_W = flat.copies_W == self._devices
+        common_W = self._exchanged_W([one.slope for one in case.exchange_X])
+        common_W += is_spread_W * (np.bincount(flat.option_A, work_A, len(common_W)) + self._replicas_W)
+        parts_A = np.stack([flat.option_A, work_A])[:, ~is_spread_W[flat.option_A]]
+        (option_Q, work_Q), count_Q = np.unique(parts_A, axis=1, return_counts=True)
+        option_Q = option_Q.astype(np.int64)
+        at_0_2 = lines.at_0_2 - self._shared.at_0_2  # which holds for all devices together
+        pieces = Pieces(
+            flat,
+            self._devices,
+            sum(one.at_0 for one in case.exchange_X) + self._offset_ms(case.classes, at_0_2, KERNELS),
+            case.alone_W,
+            common_W,
+            self._once_W(case.classes),
+            is_spread_W,
+            option_Q,
+            work_Q,
+            count_Q * flat.copies_W[option_Q],
+            self._cuts,
+            self._cut_works_FU(lines, own_V),
+        )
+        yield pieces.least_ms(low, enough if np.isfinite(enough) else 2 * low), None
+
+    def _row_works(self, lines: _Lines) -> FloatArray:
+        """[C] work of each looked-up row along the lines, with the steps that its own rows need."""
+        flat, found = self._flat, list[FloatArray]()
+        class_C = self._class_W[flat.option_C]
+        for (price, columns_PH), of_classes in zip(self._kinds, lines.of_kinds, strict=True):
+            works_YP = np.array([line.works(columns_PH).sum(axis=0) for line in of_classes])
+            works_YP += price.own_steps_ms(columns_PH).sum(axis=0)
+            found.append(works_YP[class_C, flat.row_C])
+        return np.asarray(np.min(found, axis=0))
+
+    def _cut_works_FU(self, lines: _Lines, own_V: FloatArray) -> FloatArray:
+        """Work of a part of a table that is cut, by its blocks of columns."""
+        of_kinds = enumerate(lines.of_kinds)
+        works_K2FU = [self._cuts.part_works_2FU(kind, of_classes, self._class_W) for kind, of_classes in of_kinds]
+        return np.asarray(np.min([one.sum(axis=0) for one in works_K2FU], axis=0)) + self._cuts.exchanged_FU(own_V)
+
+    def _once_W(self, classes: npt.NDArray[np.bool_]) -> FloatArray:
+        """What a call with an option takes once, beyond what ``_offset_ms`` counts."""
+        of_some = classes & ~self._is_everywhere_Y
+        least_Y = self._least_call_2Y.sum(axis=0)
+        least_Y[of_some] = least_Y[of_some].min(initial=np.inf)
+        least_W = np.full(len(self._class_W), np.inf)
+        np.minimum.at(least_W, self._flat.option_C, self._least_call_2C.sum(axis=0))
+        more_W = least_W - least_Y[self._class_W]
+        return np.where(classes[self._class_W], np.maximum(more_W, 0.0), 0.0) * self._has_backward
+
+    def _exchanged_W(self, slopes_X: Sequence[float]) -> FloatArray:
+        """What a device exchanges of an option on the mean, along lines of these slopes."""
+        return np.asarray(np.array(slopes_X) @ self._volume_XW)
+
+    def _offset_ms(self, classes: npt.NDArray[np.bool_], at_0_2: FloatArray, counted: tuple[bool, ...]) -> float:
+        """What some device takes beside its tables' work: floors of kernels, or launches, and latencies.
+
+        Calls of pieces that live everywhere are launched on every device, and one of the others' on some device.
+        """
+        of_all, of_some = classes & self._is_everywhere_Y, classes & ~self._is_everywhere_Y
+        calls = int(of_all.sum() + of_some.any())
+        once_2 = self._least_call_2Y[:, of_all].sum(axis=1)
+        if of_some.any():
+            once_2 += self._least_call_2Y[:, of_some].min(axis=1)
+        further_2 = np.min([price.further_call_ms_2 for price, _ in self._kinds], axis=0)
+        launched_2 = np.min([price.launched_ms_2(calls) for price, _ in self._kinds], axis=0)
+        passes_2 = np.where(counted, at_0_2 + (calls - 1) * further_2 + once_2, launched_2)
+        passes_2 = np.where([True, self._has_backward], passes_2, 0.0)
+        return float(passes_2.sum() + self._latency_Y[classes].sum())
+
+    # Lines ------------------------------------------------------------------------------------------------------------
+
+    def _lines(self, chosen_G: npt.NDArray[np.int64] | None) -> _Lines:
+        """Lines that touch the kernel times of a mean device of the chosen options; where left out, of whole tables."""
+        found = [self._lines_of(kind, chosen_G) for kind in range(len(self._kinds))]
+        at_0_2 = np.min([one.at_0_2 for one in found], axis=0) + self._shared.at_0_2
+        of_kinds = tuple(one.of_kinds[0] for one in found)
+        return _Lines(of_kinds, at_0_2, np.min([one.works_2W for one in found], axis=0))
+
+    def _lines_of(self, kind: int, chosen_G: npt.NDArray[np.int64] | None) -> _Lines:
+        flat, (price, columns_PH) = self._flat, self._kinds[kind]
+        chosen_W = flat.number_W == (0 if chosen_G is None else chosen_G[flat.group_W])
+        weight_W = chosen_W * flat.copies_W / self._devices
+        is_own_YC = self._class_W[flat.option_C] == np.arange(len(self._latency_Y))[:, None]
+        if chosen_G is None or not price.is_by_call:
+            is_own_YC = np.ones_like(is_own_YC)
+        works_2W, lines = self._steps_2W.copy(), []
+        columns_CH = columns_PH[flat.row_C]
+        for own, is_own_C in enumerate(is_own_YC):
+            sums_H = (weight_W[flat.option_C] * is_own_C) @ columns_CH
+            if not sums_H.any():
+                sums_H = weight_W[flat.option_C] @ columns_CH
+            lines.append(line := price.line_at(sums_H))
+            is_own_W = self._class_W == own
+            works_2W[:, is_own_W] += self._sum_copies(line.works(columns_PH))[:, is_own_W]
+        parts_2FU = self._cuts.part_works_2FU(kind, lines, self._class_W) + self._cuts.shared_works_2FU
+        works_2W[:, self._cuts.options] = self._cuts.works_2(parts_2FU)
+        return _Lines((tuple(lines),), np.min([line.at_0_2 for line in lines], axis=0), works_2W)
+
+    def _sum_copies(self, works_2P: FloatArray) -> FloatArray:
+        """[2, W] work of all copies of each option."""
+        return np.array([self._flat.sum_by_option(works_P) for works_P in works_2P]) * self._flat.copies_W
+
+
+def _least_alone_ms(kinds: list[tuple[DevicePrice, Columns]]) -> FloatArray:
+    """[P] what each lookup takes on the fastest kind of device, whatever else that holds."""
+    return np.asarray(np.min([price.least_ms(columns_PH) for price, columns_PH in kinds], axis=0))
+
+
+def _room(space: SearchSpace) -> float:
+    """Memory of all devices; without end where tables could leave it with options that the space does not have."""
+    task = space.task
+    if task.may_offload and not space.offloads:
+        return float("inf")
+    kept = (
+        [group for group in space.groups if all(option.storage.is_on_device for option in group.options)]
+        if space.offloads
+        else []
+    )
+    return float(sum(task.room_bytes)) + sum(min(_bytes(option) for option in group.options) for group in kept)
+
+
+def _bytes(option: ShardingOption) -> int:
+    return sum(piece.size_bytes for piece in option.pieces)
+
+
+class _Offload(NamedTuple):
+    """[W] memory of all devices, and time outside of it, of all pieces and of the longest."""
+
+    bytes_W: FloatArray
+    offload_W: FloatArray
+    longest_W: FloatArray
+
+
+def _least_offload(space: SearchSpace) -> _Offload:
+    """What no cache takes less than, whatever its size: each option stands for those up to the next larger cache.
+
+    It takes the memory of its own cache, the smallest none, and the time of the next larger one, the largest none.
+    """
+    flat = space.flat
+    bytes_W, offload_W, longest_W = flat.bytes_W.copy(), flat.offload_W.copy(), flat.longest_offload_W.copy()
+    shapes: dict[tuple[object, ...], list[tuple[float, int]]] = {}
+    for at, (group, number) in enumerate(zip(flat.group_W.tolist(), flat.number_W.tolist(), strict=True)):
+        option = space.groups[group].options[number]
+        if option.storage.is_cached:
+            widths = tuple(piece.columns for piece in option.pieces)
+            shape = (group, option.storage.kernel, option.sharding_type, widths)
+            shapes.setdefault(shape, []).append((option.storage.load_factor, at))
+    for of_shape in shapes.values():
+        ordered = [at for _, at in sorted(of_shape)]
+        bytes_W[ordered[0]] = 0.0
+        offload_W[ordered] = [*offload_W[ordered[1:]], 0.0]
+        longest_W[ordered] = [*longest_W[ordered[1:]], 0.0]
+    return _Offload(bytes_W, offload_W, longest_W)

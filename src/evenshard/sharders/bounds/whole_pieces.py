@@ -1,0 +1,170 @@
+"""Whether whole pieces fit into devices: what cannot be shared out evenly raises a bound.
+
+A step leaves each device its time less what it takes whatever it holds: calls, latencies, and what tables take on all
+devices alike, such as replicas, rows cut over all of them, and exchanges between all. Into what is left, its room, all
+other pieces have to fit. Whether they can is told by dual feasible functions. Such a function gives each piece, by its
+share of the room, a number, and pieces that fit together have at most 1 of these: so all pieces together have at most
+as many as there are devices. Functions: Martello and Toth, "Lower bounds and reduction procedures for the bin packing
+problem" (1990); Fekete and Schepers, "New classes of fast lower bounds for bin packing problems" (2001).
+
+How large the room is depends on what the tables take on all devices alike, so that ranges of that are looked at one by
+one, and halved until none is left in which the pieces may fit. Within a range each table takes the option with the
+least of its pieces' numbers and of a price for what it takes on all devices (Lagrange).
+
+Some of what a call takes, such as its hottest row, it takes once: the most that one of its pieces needs. That is no
+less than a mean of what all of them need, weighted by their work. So what a piece needs beyond what every call does
+counts in proportion to its work.
+
+Legend: G groups, O options of a group, W options, Q pieces of options, F functions, M prices.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+import numpy.typing as npt
+
+from evenshard.sharders.bounds.cut_bounds import CutBounds
+from evenshard.sharders.search.arrays import FlatOptions
+from evenshard.tables.reuse import FloatArray
+
+Numbers = npt.NDArray[np.int64]
+# Pieces below the first share count nothing, those above 1 less that share a device; and k of k + 1 equal ones fit.
+SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
+COUNTS = (1, 2, 3, 4, 5)
+# Prices, times what it costs all devices to lose room.
+PRICES = (0.0, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
+# How often a range is halved, and relative to the time how narrow it is at last.
+MOST_HALVES, NARROW = 7, 3e-3
+# Relative difference of times at which a bisection ends.
+CLOSE = 4e-3
+# Rounding of a sum of numbers.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What options take, each of [W].
+
+    Attributes:
+        flat: options.
+        devices: how many.
+        offset_ms: what each device takes besides.
+        alone_W: a device with the option's longest piece takes at least that; infinite where it is not allowed.
+        common_W: on every device.
+        once_W: what a call with the option takes once, beyond what every call of its class takes.
+        is_spread_W: whether its pieces are on all devices.
+        option_Q, work_Q, count_Q: of other options, the pieces that take alike, what one takes, and on how many devices
+            such pieces are.
+        cuts, cut_FU: tables that are cut by columns, and the work of a part of 1, 2, ... blocks.
+    """
+
+    flat: FlatOptions
+    devices: int
+    offset_ms: float
+    alone_W: FloatArray
+    common_W: FloatArray
+    once_W: FloatArray
+    is_spread_W: npt.NDArray[np.bool_]
+    option_Q: Numbers
+    work_Q: FloatArray
+    count_Q: FloatArray
+    cuts: CutBounds
+    cut_FU: FloatArray
+
+    def least_ms(self, low: float, high: float) -> float:
+        """A time between these below which no placement is, as large as is found."""
+        if not self.may_fit(high):
+            return high
+        while high - low > CLOSE * high:
+            middle = (low + high) / 2
+            if self.may_fit(middle):
+                high = middle
+            else:
+                low = middle
+        return low
+
+    def may_fit(self, time_ms: float) -> bool:
+        """False where no placement takes so little."""
+        is_allowed_W = self.alone_W <= time_ms
+        most = time_ms - self.offset_ms
+        least = float(self.flat.pad_by_group(np.where(is_allowed_W, self.common_W, np.inf)).min(axis=1).sum())
+        ranges = [(0.0, 0, least, most)] if least < most else []
+        while ranges:
+            _, halves, low, high = heapq.heappop(ranges)
+            excess = self._excess(is_allowed_W, most - low, high)
+            if excess > _ROUNDING * self.devices:
+                continue
+            if halves == MOST_HALVES or high - low < NARROW * time_ms:
+                return True
+            middle = (low + high) / 2
+            for half in ((low, middle), (middle, high)):
+                heapq.heappush(ranges, (excess, halves + 1, *half))
+        return False
+
+    def _excess(self, is_allowed_W: npt.NDArray[np.bool_], room: float, most: float) -> float:
+        """How much the pieces have above 1 for each device, where at most so much is taken on every device."""
+        common_W = self.common_W * (1 + self.is_spread_W * self.once_W / most)
+        share_Q = self.work_Q * (1 + self.once_W[self.option_Q] / room) / room
+        is_allowed_W = is_allowed_W & (self._widest_W * (1 + self.once_W / room) <= room * (1 + _ROUNDING))
+        numbers_FQ = np.stack([of(np.minimum(share_Q, 1.0)) for of in FUNCTIONS]) * self.count_Q
+        count = len(self.alone_W)
+        numbers_FW = np.array([np.bincount(self.option_Q, numbers_Q, count) for numbers_Q in numbers_FQ])
+        prices_M = self.devices / room * np.array(PRICES)
+        excess_FM = self._least_FM(np.where(is_allowed_W, numbers_FW, np.inf), common_W, prices_M)
+        excess_FM -= self.devices + prices_M * most
+        best, price = np.unravel_index(int(excess_FM.argmax()), excess_FM.shape)
+        if not np.isfinite(excess_FM).all():
+            return float("inf")
+        if excess_FM[best, price] <= 0 or not len(self.cuts.options):
+            return float(excess_FM[best, price])
+        # Cuts by columns may be uneven.
+        numbers_W = np.where(is_allowed_W, numbers_FW[best], np.inf)
+        share_FU = self.cut_FU * (1 + self.cuts.of_tables(self.once_W)[:, None] / room) / room
+        parts_FU = np.where(share_FU <= 1 + _ROUNDING, FUNCTIONS[best](np.minimum(share_FU, 1.0)), np.inf)
+        of_cuts = self.cuts.least(parts_FU[None])[0] * self.flat.copies_W[self.cuts.options]
+        numbers_W[self.cuts.options] = np.where(is_allowed_W[self.cuts.options], of_cuts, np.inf)
+        least = self._least_FM(numbers_W[None], common_W, prices_M[price, None])[0, 0]
+        return float(least - self.devices - prices_M[price] * most)
+
+    @cached_property
+    def _widest_W(self) -> FloatArray:
+        """What the widest piece takes at least; of cuts by columns, however uneven."""
+        widest_W = np.zeros(len(self.alone_W))
+        np.maximum.at(widest_W, self.option_Q, self.work_Q)
+        if len(self.cuts.options):
+            widest_W[self.cuts.options] = self.cuts.widest(self.cut_FU)
+        return widest_W
+
+    def _least_FM(self, numbers_FW: FloatArray, common_W: FloatArray, prices_M: FloatArray) -> FloatArray:
+        """The least sums of numbers and priced work over the options of all groups."""
+        flat = self.flat
+        shape = int(flat.group_W.max()) + 1, int(flat.number_W.max()) + 1
+        numbers_FGO = np.full((len(numbers_FW), *shape), np.inf)
+        numbers_FGO[:, flat.group_W, flat.number_W] = numbers_FW
+        common_GO = np.zeros(shape)
+        common_GO[flat.group_W, flat.number_W] = common_W
+        priced_FMGO = numbers_FGO[:, None] + prices_M[:, None, None] * common_GO
+        return np.asarray(priced_FMGO.min(axis=3).sum(axis=2))
+
+
+def _by_share(share_Q: FloatArray, least: float) -> FloatArray:
+    """Small pieces count nothing, and what leaves room for small ones alone a whole device."""
+    return np.where(share_Q > 1 - least, 1.0, np.where(share_Q < least, 0.0, share_Q))
+
+
+def _by_count(share_Q: FloatArray, count: int) -> FloatArray:
+    """As many pieces as fit, and one more, would fill devices."""
+    times_Q = (count + 1) * share_Q
+    return np.where(times_Q == np.round(times_Q), share_Q, np.floor(times_Q) / count)
+
+
+FUNCTIONS: tuple[Callable[[FloatArray], FloatArray], ...] = (
+    lambda share_Q: share_Q,
+    *(partial(_by_share, least=one) for one in SHARES),
+    *(partial(_by_count, count=one) for one in COUNTS),
+)
