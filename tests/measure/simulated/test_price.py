@@ -139,6 +139,24 @@ def test_a_line_lies_below_all_loads_and_touches_near_its_own(seed: int) -> None
     assert np.min(gaps) > -1e-9 and np.sum(gaps, axis=1).min() < 1.0
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_call_takes_what_any_of_its_tables_needs_once(seed: int) -> None:
+    """Above a line and its own steps: the most that one of its tables needs, nearly all of it where that is alone."""
+    lookups = drawn(12, seed)
+    columns_PH = PRICE.columns(lookups)
+    once_2P = PRICE.least_call_ms(columns_PH)
+    line = PRICE.line_at(columns_PH.sum(axis=0))
+    works_2P = line.works(columns_PH) + PRICE.own_steps_ms(columns_PH)
+    took_2 = loaded(lookups, 1).compute_2D[:, 0]
+    assert (took_2 >= line.at_0_2 + works_2P.sum(axis=1) + once_2P.max(axis=1)).all()
+    for at in range(len(lookups)):
+        own = PRICE.line_at(columns_PH[at])
+        least_2 = own.at_0_2 + own.works(columns_PH[at : at + 1])[:, 0] + PRICE.own_steps_ms(columns_PH)[:, at]
+        kernels_2 = PRICE.call_ms(columns_PH[at : at + 1])[:2, 0] + PRICE._overhead_ms_2
+        assert (kernels_2 >= least_2 + once_2P[:, at] - 1e-9).all()
+        assert kernels_2[1] == pytest.approx(least_2[1] + once_2P[1, at], rel=0.02)
+
+
 def test_tables_without_a_histogram_have_the_default_one_each_by_itself() -> None:
     """A table that is counted, one whose rows leave the default as it is, one with few rows, and one hardly asked."""
     counted = tuple(float(at == 3) for at in range(NUM_REUSE_BINS))

@@ -43,7 +43,7 @@ from evenshard.measure.step_time import hides_inputs
 from evenshard.placement.sharding import TYPES
 from evenshard.sharders.bounds.cut_bounds import CutBounds
 from evenshard.sharders.bounds.mean_device import Numbers, Options, least_time_ms
-from evenshard.sharders.bounds.whole_pieces import Pieces
+from evenshard.sharders.bounds.whole_pieces import WholePieces
 from evenshard.sharders.search.sharding_option import ShardingOption
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
@@ -291,7 +291,7 @@ class _Bounds:
         (option_Q, work_Q), count_Q = np.unique(parts_A, axis=1, return_counts=True)
         option_Q = option_Q.astype(np.int64)
         at_0_2 = lines.at_0_2 - self._shared.at_0_2  # which holds for all devices together
-        pieces = Pieces(
+        pieces = WholePieces(
             flat,
             self._devices,
             sum(one.at_0 for one in case.exchange_X) + self._offset_ms(case.classes, at_0_2, KERNELS),

@@ -47,7 +47,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Pieces:
+class WholePieces:
     """What options take, each of [W].
 
     Attributes:
