@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
 import pytest
 
+from evenshard.measure.collectives import Links
+from evenshard.measure.kernel_calls import Lookup
+from evenshard.measure.link import Link
+from evenshard.measure.price.device_price import Columns, TangentLine
+from evenshard.measure.price.step import DeviceKind, PartCosts
 from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import TABLE_WISE
@@ -14,8 +21,9 @@ from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.bounds.whole_pieces import FUNCTIONS
 from evenshard.sharders.search.space import SearchSpace
+from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
-from support.additive_price import Additive
+from support.additive_price import FORWARD_2, Additive, AdditivePrice
 
 
 def whole_tables(weights: list[float], devices: int) -> Additive:
@@ -50,6 +58,44 @@ def test_no_placement_is_below(seed: int) -> None:
     best = min(task.slowest(Placement(one, devices)) for one in placed)
     bound_ms = lower_bound_ms(SearchSpace(task.costs))
     assert 0.8 * best < bound_ms <= best
+
+
+@dataclass(frozen=True)
+class OncePrice(AdditivePrice):
+    """Beside the weights of its tables, a device takes the most that one of them takes once."""
+
+    once: Mapping[str, float] = field(default_factory=dict)
+    num_maxima: int = 1
+
+    def columns(self, lookups: Sequence[Lookup]) -> Columns:
+        return np.array([[self.weights[one.table.name], self.once[one.table.name]] for one in lookups])
+
+    def call_ms(self, sums_NH: Columns) -> FloatArray:
+        return np.asarray(sums_NH.sum(axis=1)[None])
+
+    def line_at(self, sums_H: FloatArray) -> TangentLine:
+        return TangentLine(0.5 * FORWARD_2, np.outer(FORWARD_2, [1.0, 0.0]))
+
+    def least_call_ms(self, columns_PH: Columns) -> FloatArray:
+        return np.outer(FORWARD_2, columns_PH[:, 1])
+
+
+@pytest.mark.parametrize(
+    ("weights", "once", "least", "best"),
+    [
+        ([4.0] * 4, [2.0, 2.0, 0.0, 0.0], 9.3, 10.5),  # two on each: as much as the mean of what they take once
+        ([1.0, 6.0], [2.0, 0.0], 6.4, 6.5),  # each alone; the second takes nothing once
+        ([6.0, 6.0], [2.0, 2.0], 8.4, 8.5),
+    ],
+)
+def test_a_device_takes_once_what_one_of_its_pieces_does(
+    weights: list[float], once: list[float], least: float, best: float
+) -> None:
+    task = whole_tables(weights, 2).task
+    names = [table.name for table in task.tables]
+    price = OncePrice(dict(zip(names, weights, strict=True)), once=dict(zip(names, once, strict=True)))
+    costs = PartCosts(task, [DeviceKind(price, float("inf"))], [0, 0], Links(Link(0.0, "none"), counts_inputs=False))
+    assert least < lower_bound_ms(SearchSpace(costs)) <= best
 
 
 @pytest.mark.parametrize("number", range(len(FUNCTIONS)))
