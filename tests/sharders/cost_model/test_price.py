@@ -269,7 +269,7 @@ def test_the_bound_counts_what_a_device_receives_that_sends_little() -> None:
     first = predicted(model, of_task, Placement((0, 1, 2, 3), 4)).devices[0]
     compute_ms = first.predicted_fwd_compute_ms + first.predicted_bwd_compute_ms
     even_ms = 2 * 49 * 3 * BATCH_SIZE / 4 * 4 * 1e-3
-    assert bound_ms(model, of_task) == pytest.approx(compute_ms + even_ms, rel=2e-4)
+    assert 0.98 * (compute_ms + even_ms) < bound_ms(model, of_task) <= compute_ms + even_ms
 
 
 def test_passes_that_no_placement_saves_by_hand() -> None:

@@ -73,7 +73,7 @@ def test_small_tasks_are_solved_and_the_bound_holds() -> None:
     of_task = task(some_tables(6, 2), 3)
     answer, best = EvenshardSharder(MODEL, None, QUICK).search(of_task).best, best_ms(MODEL, of_task)
     assert answer.predicted_ms == pytest.approx(best, rel=1e-5)
-    assert answer.lower_bound_ms == pytest.approx(bound_ms(MODEL, of_task)) and answer.lower_bound_ms <= best
+    assert answer.lower_bound_ms == pytest.approx(bound_ms(MODEL, of_task), rel=5e-3) and answer.lower_bound_ms <= best
 
 
 def test_candidates_are_distinct_and_ordered_by_prediction() -> None:

@@ -67,7 +67,7 @@ class ExchangeLine:
 
 
 def exchange_lines(task: ShardingTask, links: Links, pipeline: str) -> list[list[ExchangeLine]]:
-    """Of each of ``VOLUMES``, and of ``REPLICATED``, the lines for ranges of it, one after the other."""
+    """The lines of each of ``VOLUMES``, and of ``REPLICATED``, for ranges of it, one after the other."""
     return [_lines_of(task, links, pipeline, name) for name in (*VOLUMES, REPLICATED)]
 
 

@@ -228,7 +228,7 @@ class _Bounds:
             yield bound_ms, partial(self._of_mean_device, case)
 
     def _ranges(self, classes: npt.NDArray[np.bool_], is_own_W: npt.NDArray[np.bool_]) -> Iterator[list[ExchangeLine]]:
-        """Of each volume the lines that may hold for it."""
+        """The lines of each volume that may hold for it."""
         for lines, volume_W in zip(self._lines_X, self._volume_XW, strict=True):
             volume_GW = self._flat.pad_by_group(np.where(is_own_W, volume_W, np.inf))
             of_classes = (volume_W[self._class_W == one].min() for one in np.flatnonzero(classes))

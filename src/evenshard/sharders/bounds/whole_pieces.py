@@ -33,7 +33,7 @@ from evenshard.sharders.search.arrays import FlatOptions
 from evenshard.tables.reuse import FloatArray
 
 Numbers = npt.NDArray[np.int64]
-# Pieces below the first share count nothing, those above 1 less that share a device; and k of k + 1 equal ones fit.
+# For each of these there is a function: see ``_by_share`` and ``_by_count``.
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 COUNTS = (1, 2, 3, 4, 5)
 # Prices, times what it costs all devices to lose room.
@@ -158,7 +158,7 @@ def _by_share(share_Q: FloatArray, least: float) -> FloatArray:
 
 
 def _by_count(share_Q: FloatArray, count: int) -> FloatArray:
-    """As many pieces as fit, and one more, would fill devices."""
+    """Whole steps of 1 / (count + 1) that a piece exceeds: pieces on one device exceed ``count`` of them at most."""
     times_Q = (count + 1) * share_Q
     return np.where(times_Q == np.round(times_Q), share_Q, np.floor(times_Q) / count)
 
