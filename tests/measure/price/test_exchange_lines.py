@@ -60,6 +60,27 @@ def test_no_device_waits_and_exchanges_for_less(machine: Machine, pipeline: str,
         assert took_D.mean() >= (common + line.own_slope * mean) * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("machine", [*NODES[1:], Machine(8, 4, 2), Machine(8, 2, 2, inter="infiniband_ndr")])
+@pytest.mark.parametrize("pipeline", ["sparse_dist", LARGEST_SUM])
+def test_beside_sums_of_a_node_no_device_waits_and_exchanges_for_less(machine: Machine, pipeline: str) -> None:
+    """Tables that are sent are elsewhere than rows of a node, or beside them."""
+    task, links, rng = task_on(machine), links_of(machine), np.random.default_rng(0)
+    lines_X = exchange_lines(task, links, pipeline, beside_nodes=machine.nodes_per_domain > 1)
+    for _ in range(300):
+        volumes = Volumes.empty(8)
+        volumes.sent[:] = drawn_volumes(rng, 8)
+        of_nodes = 10 ** rng.uniform(0, 3.5) * (rng.random(machine.num_nodes) < 0.6)
+        volumes.summed_in_node[:] = np.repeat(of_nodes, machine.devices_per_node)
+        found = exchange_times(task, volumes, links)
+        took_D = found.backward + (found.forward if pipeline == LARGEST_SUM else found.forward.max())
+        least_D = np.zeros(8)
+        for lines, name in zip(lines_X, VOLUMES, strict=False):
+            held_D = getattr(volumes, name)
+            line = next(one for one in lines if one.least <= held_D.mean() <= one.most)
+            least_D += line.at_0 * held_D.any() + line.slope * held_D.mean() + line.alone_slope * held_D
+        assert (took_D >= least_D * (1 - 1e-9)).all()
+
+
 @pytest.mark.parametrize("machine", NODES)
 def test_of_even_volumes_a_line_says_all(machine: Machine) -> None:
     """On one node the curve itself; between nodes the backward exchange by its floor."""

@@ -6,12 +6,13 @@ mean volume. Of these, curves of links count, by a line for each of some ranges 
 - Sums over all devices take as long on each of them.
 - One link between all devices carries what a device sends, or what all others do, whichever is more.
 - All wait for the longest forward exchange, where nothing else of the step is in its window, and some device has the
-  mean volume at least.
-- If it is longer by as much as a device of another domain may save in the backward exchange, both together are common,
-  too. Let a domain have d more than the mean one. Each of its devices receives the less from the others, which saves
-  ``(far - near) * d``, by what a byte takes between domains and, its share of a domain, within one. But one of them
-  sends the more forward, ``far_forward * (domains - 1) * d``. If d is below 0, a device of another domain does, by as
-  much as ``far_forward * -d`` at least.
+  mean volume at least. Sums of a node are alike on all of its devices; but where a domain has several nodes, that
+  device may have none of them, and the longest exchange takes what all of them take on the mean, by floors.
+- If it is longer, without such sums, by as much as a device of another domain may save in the backward exchange,
+  both together are common, too. Let a domain have d more than the mean one. Each of its devices receives the less from
+  the others, which saves ``(far - near) * d``, by what a byte takes between domains and, its share of a domain, within
+  one. But one of them sends the more forward, ``far_forward * (domains - 1) * d``. If d is below 0, a device of another
+  domain does, by as much as ``far_forward * -d`` at least.
 
 What else devices take, a line through 0 bounds by their own volume.
 """
@@ -28,10 +29,10 @@ from evenshard.measure.step_time import LARGEST_SUM, hides_inputs
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.reuse import FloatArray
 
-# The volume of replicas, and the volumes of sums over all devices; volumes of which some devices have none by design.
+# The volumes of replicas, of sums over all devices, of sums of a node, and of tables that are sent.
 REPLICATED = "replicated_values"
 SUMMED_BY_ALL = ("summed", REPLICATED)
-OF_A_NODE = ("summed_in_node",)
+OF_A_NODE = "summed_in_node"
 SENT = "sent"
 # Ranges of large volumes that have a line of their own.
 MOST_RANGES = 2
@@ -66,17 +67,24 @@ class ExchangeLine:
         return replace(self, at_0=self.at_0 + self.slope * end * (1 - factor), slope=self.slope * factor)
 
 
-def exchange_lines(task: ShardingTask, links: Links, pipeline: str) -> list[list[ExchangeLine]]:
-    """The lines of each of ``VOLUMES``, and of ``REPLICATED``, for ranges of it, one after the other."""
-    return [_lines_of(task, links, pipeline, name) for name in (*VOLUMES, REPLICATED)]
+def exchange_lines(
+    task: ShardingTask, links: Links, pipeline: str, *, beside_nodes: bool = False
+) -> list[list[ExchangeLine]]:
+    """The lines of each of ``VOLUMES``, and of ``REPLICATED``, for ranges of it, one after the other.
+
+    Args:
+        beside_nodes: whether devices may also hold sums of a node, of several in their domain.
+    """
+    return [_lines_of(task, links, pipeline, name, beside_nodes) for name in (*VOLUMES, REPLICATED)]
 
 
-def _lines_of(task: ShardingTask, links: Links, pipeline: str, name: str) -> list[ExchangeLine]:
+def _lines_of(task: ShardingTask, links: Links, pipeline: str, name: str, beside_nodes: bool) -> list[ExchangeLine]:
     even, alone = _volumes(task, name, 1.0), _volumes(task, name, 1.0, alone=True)
-    is_one_link = task.machine.num_domains == 1 or name in SUMMED_BY_ALL
+    is_alike, waits = task.machine.num_domains == 1 or name in SUMMED_BY_ALL, pipeline != LARGEST_SUM
     counts_3 = np.array([not hides_inputs(pipeline), True, True])
-    by_curve_3 = np.array([is_one_link, is_one_link or pipeline != LARGEST_SUM, is_one_link]) & (name not in OF_A_NODE)
-    by_floor_3 = ~by_curve_3 & np.array([False, False, name == SENT and _makes_up(task, links, pipeline)])
+    by_curve_3 = np.array([is_alike, is_alike or (waits and not beside_nodes), is_alike]) & (name != OF_A_NODE)
+    is_made_up = name == SENT and not beside_nodes and _makes_up(task, links, pipeline)
+    by_floor_3 = ~by_curve_3 & np.array([False, waits and beside_nodes, is_made_up])
     own, of_alone, floor = (
         float(times_3(task, volumes, links.floor) @ (counts_3 & phases_3))
         for volumes, phases_3 in (

@@ -37,7 +37,7 @@ import numpy.typing as npt
 
 from evenshard.measure.collectives import VOLUMES
 from evenshard.measure.price.device_price import Columns, DevicePrice, SharedSteps, TangentLine
-from evenshard.measure.price.exchange_lines import ExchangeLine, exchange_lines
+from evenshard.measure.price.exchange_lines import OF_A_NODE, ExchangeLine, exchange_lines
 from evenshard.measure.price.step import dense_ms
 from evenshard.measure.step_time import hides_inputs
 from evenshard.placement.sharding import TYPES
@@ -153,7 +153,9 @@ class _Bounds:
         # Mean volumes of a device, and what exchanges of them take at least.
         copies_W = flat.copies_W / self._devices
         self._volume_XW = np.stack([*(flat.volume_WV * copies_W[:, None]).T, flat.values_W * copies_W])
-        self._lines_X = exchange_lines(task, costs.links, costs.pipeline)
+        self._lines_X, self._lines_beside_nodes_X = (
+            exchange_lines(task, costs.links, costs.pipeline, beside_nodes=one) for one in (False, True)
+        )
         self._shared = self._shared_steps()
         self._steps_2W = np.min(
             [
@@ -206,7 +208,8 @@ class _Bounds:
     def sets(self) -> Iterator[tuple[float, npt.NDArray[np.bool_]]]:
         """The sets of classes that every group has an option of, with what is quickly seen to be below their bounds."""
         flat, lines = self._flat, self._lines_of_wholes
-        slopes_X = [min(one.slope + one.own_slope for one in lines_of) for lines_of in self._lines_X]
+        all_lines_X = zip(self._lines_X, self._lines_beside_nodes_X, strict=True)
+        slopes_X = [min(one.slope + one.own_slope for one in (*some, *others)) for some, others in all_lines_X]
         works_W = lines.works_2W.sum(axis=0) + self._apart_W + self._exchanged_W(slopes_X) * self._devices
         count = len(self._latency_Y)
         sets_SY = np.array(list(product((False, True), repeat=count)), dtype=bool)[1:]
@@ -229,7 +232,10 @@ class _Bounds:
 
     def _ranges(self, classes: npt.NDArray[np.bool_], is_own_W: npt.NDArray[np.bool_]) -> Iterator[list[ExchangeLine]]:
         """The lines of each volume that may hold for it."""
-        for lines, volume_W in zip(self._lines_X, self._volume_XW, strict=True):
+        has_nodes = self._space.task.machine.nodes_per_domain > 1
+        has_nodes = has_nodes and bool(self._volume_XW[VOLUMES.index(OF_A_NODE), is_own_W].any())
+        lines_X = self._lines_beside_nodes_X if has_nodes else self._lines_X
+        for lines, volume_W in zip(lines_X, self._volume_XW, strict=True):
             volume_GW = self._flat.pad_by_group(np.where(is_own_W, volume_W, np.inf))
             of_classes = (volume_W[self._class_W == one].min() for one in np.flatnonzero(classes))
             least = max(float(volume_GW.min(axis=1).sum()), *of_classes)
