@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from evenshard.tracking.client import first_line, with_time_limits
 from evenshard.tracking.parents import Parent, ensure_parent, flatten
 from evenshard.tracking.search import run_artifact
 from evenshard.utils.errors import BadConfig, TrackingFailed
+from evenshard.utils.process import on_sigterm, terminate
 from evenshard.utils.provenance import params_hash
 from support.http_server import hanging
 from support.tracking_builders import AWAY, empty_mlflow, runs_of, write_costs, write_model
@@ -161,6 +163,28 @@ def test_a_stage_that_fails_is_a_run_that_failed(client: Any) -> None:
     with pytest.raises(ZeroDivisionError), tracking.stage_run("train_cost_1", PARAMS, {}):
         raise ZeroDivisionError
     assert runs_of(client)["train_cost_1"].info.status == "FAILED"
+
+
+@pytest.mark.parametrize("number", [14, 49, 85])
+def test_an_order_to_end_while_a_run_begins_ends_it_as_killed(
+    client: Any, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """In whatever statement of SQLite it comes."""
+    from sqlalchemy.engine.default import DefaultDialect
+
+    executed: list[str] = []
+    execute = DefaultDialect.do_execute
+
+    def signal_at(self: Any, cursor: Any, statement: str, *others: Any) -> None:
+        execute(self, cursor, statement, *others)
+        executed.append(statement)
+        if len(executed) == number:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(DefaultDialect, "do_execute", signal_at)
+    with on_sigterm(terminate), pytest.raises(SystemExit), tracking.stage_run("train_cost_1", PARAMS, {}):
+        raise AssertionError("it goes on")
+    assert runs_of(client)["train_cost_1"].info.status == "KILLED"
 
 
 def test_a_study_belongs_to_no_loop(client: Any) -> None:

@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 
-from evenshard.utils.process import on_interrupt, on_sigterm, one_thread
+from evenshard.utils.process import TERMINATED, on_interrupt, on_sigterm, one_thread, sigterm_waits, terminate
 
 
 def test_one_thread_inside_and_as_before_afterwards() -> None:
@@ -32,6 +32,20 @@ def test_the_order_to_end_is_heard_inside_the_block_and_not_after_it() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
     assert heard == [1]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_order_to_end_may_wait_for_the_end_of_a_block() -> None:
+    done: list[str] = []
+    with on_sigterm(terminate):
+        with pytest.raises(SystemExit) as ended, sigterm_waits():
+            signal.raise_signal(signal.SIGTERM)
+            done.append("the block")
+            raise ValueError  # the order comes first
+        with sigterm_waits():  # it is ending: another order changes nothing
+            signal.raise_signal(signal.SIGTERM)
+            done.append("what comes after it")
+    assert ended.value.code == TERMINATED
+    assert done == ["the block", "what comes after it"]
 
 
 def test_the_first_ctrl_c_is_handled_and_the_second_ends_the_work() -> None:

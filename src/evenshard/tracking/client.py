@@ -7,7 +7,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +16,7 @@ from evenshard.tracking.sqlite_file import usable_file
 from evenshard.utils.errors import BadConfig, EvenshardError, TrackingFailed
 from evenshard.utils.extras import require_package
 from evenshard.utils.messages import reason_of, root_of, without_credentials
+from evenshard.utils.process import sigterm_waits
 
 EXPERIMENT = "evenshard"
 DEFAULT_URI = "sqlite:///mlflow.db"
@@ -160,6 +161,15 @@ def short_timeouts(max_retries: int | None = None) -> Iterator[None]:
         _short_s3_timeouts(),
     ):
         yield
+
+
+def in_one_piece() -> AbstractContextManager[None]:
+    """Where the client works on a database itself, SIGTERM is heard after what happens inside; a server's is at once.
+
+    SQLAlchemy that is ended in a statement leaves SQLite locked against the next one, which then waits for 20 s; or it
+    goes on to an ordinary error, and the order to end is lost. A server that is away may be waited for for minutes.
+    """
+    return nullcontext() if tracking_uri().startswith(("http:", "https:")) else sigterm_waits()
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.tracking.backlog import KeptRun, backlog_folder, has_backlog
-from evenshard.tracking.client import address, connect, first_line, short_timeouts, tracking_uri
+from evenshard.tracking.client import address, connect, first_line, in_one_piece, short_timeouts, tracking_uri
 from evenshard.tracking.dataset_inputs import dataset_record
 from evenshard.tracking.entries import Entry, Record, Sender, open_run
 from evenshard.tracking.parents import ENDED_AS, current_parent, parent_of
@@ -80,7 +80,8 @@ class StageRun:
         if self._record is None:
             return
         try:
-            self._open(0)
+            with in_one_piece():
+                self._open(0)
         except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
             _say(
                 f"MLflow cannot be reached at {address()} ({first_line(error)}). The stage goes on",
@@ -230,7 +231,7 @@ class StageRun:
             return
         if self._kept is None:
             try:
-                with short_timeouts(self._retries):
+                with in_one_piece(), short_timeouts(self._retries):
                     sender = self._sender or self._open(self._retries)
                     if sender.run_id:  # else there is no such run, and none is made
                         sender.send(entry, code)
