@@ -30,8 +30,8 @@ from benchmarks.shardbench.results import (
 )
 from evenshard.cli.arguments import Commands, at_least
 
-# Annealing takes minutes and runs only where asked for; planners that are trained for each GPU run on the H100 alone.
-PLANNERS = tuple(name for name in NAMES if name != "best_known")
+# Planners that take minutes run only where asked for, those that are trained for each GPU on the H100 alone.
+PLANNERS = tuple(name for name in NAMES if name not in ("best_known", "evenshard_long"))
 UNTRAINED = tuple(name for name in PLANNERS if name not in ("autoshard", "dreamshard"))
 # Models, devices and planners: every model on 8 and 16 H100, one on more, two on 8 of each other device, and some more
 # on 8 H200, whose kernels were timed, too.

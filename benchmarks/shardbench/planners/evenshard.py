@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 from benchmarks.shardbench.cases import BenchMachine
 from evenshard.placement.parts import TablePart
-from evenshard.planner.place import place_request
+from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.sharders.model import DeviceModel
+from evenshard.sharders.search.search import NORMAL, effort_called
 from evenshard.tables.table import Table
 
 OWN_ORACLE = "device"
 
 
-def plan(tables: Sequence[Table], machine: BenchMachine) -> Sequence[TablePart]:
+def plan(tables: Sequence[Table], machine: BenchMachine, effort: str = NORMAL) -> Sequence[TablePart]:
     """Parts of every sharding type."""
-    return place_request(machine.request(tables), DeviceModel(machine.hardware)).parts
+    config = PlaceConfig(effort_called(effort))
+    return place_request(machine.request(tables), DeviceModel(machine.hardware), config).parts

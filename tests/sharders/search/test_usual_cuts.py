@@ -56,6 +56,18 @@ def widths(state: State, group: int = 0) -> list[int]:
     return [piece.columns for piece in state.option(group).pieces]
 
 
+@pytest.mark.parametrize(
+    ("cut_at", "is_usual"),
+    [((), True), ((64,), True), ((84,), False), ((44, 88), False), ((32, 64, 96), True), ((8, 64, 96), False)],
+)
+def test_usual_cuts_are_even(cut_at: tuple[int, ...], is_usual: bool) -> None:
+    search = search_of(CUT)
+    parts = [replace(part, devices=(device,)) for device, part in enumerate(column_parts(CUT, cut_at))]
+    choices = choices_of(search.space, parts)
+    assert choices is not None
+    assert State(search.space, choices).option(0).is_usual == is_usual
+
+
 def test_a_cut_that_costs_hardly_more_takes_the_place_of_thirds() -> None:
     search = search_of(CUT, BUSY)
     state, before = settled(search, in_thirds(BUSY))

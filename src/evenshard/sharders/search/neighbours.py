@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evenshard.placement.sharding import SHARDING_TYPES
+from evenshard.placement.sharding import COLUMNS_ALONE, SHARDING_TYPES
 from evenshard.placement.storage import ON_DEVICE
 from evenshard.sharders.search.arrays import PieceChanges
+from evenshard.sharders.search.column_shifts import column_shifts
 from evenshard.sharders.search.pieces import Pieces
 from evenshard.sharders.search.state import Change, Choice, Indices, State, scores_of
 from evenshard.sharders.search.storages import other_storages
@@ -26,7 +27,7 @@ from evenshard.tables.reuse import FloatArray
 MOVE_TARGETS, SWAP_TARGETS = 16, 8
 # Swaps that a step tries out; of more, the most promising ones.
 MOST_SWAPS = 96
-# Groups that a step gives another option, brings home, or swaps with rows of another node.
+# Groups that a step gives another option, or shifts columns of; brings home, or swaps with rows of another node.
 MOST_OTHER_OPTIONS, TRIED_HOMEWARD, TRIED_ON_PLACE = 12, 6, 4
 # A step counts as at most this many changes, however many it tries: all of them together take hardly longer.
 MOST_COUNTED = 64
@@ -61,6 +62,12 @@ class Neighbours:
         self.types = set(SHARDING_TYPES)
         self.usual_cuts_only = False
         self.tried = 0
+        # Options of each group before columns began to be shifted.
+        self._num_before_shifts: list[int] | None = None
+
+    def shift_columns(self) -> None:
+        """From now on, columns are shifted between parts, too; that makes options which no other change uses."""
+        self._num_before_shifts = [len(group.options) for group in self.pieces.space.groups]
 
     def step(self, state: State) -> Change | None:
         """A change that makes the score better; None where none was found."""
@@ -206,6 +213,8 @@ class Neighbours:
         yield from other_storages(self.pieces, state, slow, [*movable, *spread])
         for span in self.pieces.spans:
             yield from self._spread_changes(state, slow, span)
+        if self._num_before_shifts is not None and not self.usual_cuts_only and self.types.intersection(COLUMNS_ALONE):
+            yield from column_shifts(self.pieces, state, slow, self._some(movable))
         yield from self._other_options(state, [*movable, *spread])
 
     def _homeward(self, state: State, slow: int) -> Iterator[Change]:
@@ -242,18 +251,24 @@ class Neighbours:
 
     def _other_options(self, state: State, groups: Sequence[int]) -> Iterator[Change]:
         """Other options of some groups, each placed where least is to do."""
-        if len(groups) > MOST_OTHER_OPTIONS:
-            groups = [groups[number] for number in self._rng.permutation(len(groups))[:MOST_OTHER_OPTIONS].tolist()]
+        groups = self._some(groups)
         numbers = {group: list(self._other_numbers(state, group)) for group in groups}
         groups = [group for group in groups if numbers[group]]
         for group, without_D in zip(groups, self.without(state, groups), strict=True):
             for choice in self.choices_in(state, group, numbers[group], without_D):
                 yield [(group, choice)]
 
+    def _some(self, groups: Sequence[int]) -> Sequence[int]:
+        """These groups; of many, some."""
+        if len(groups) <= MOST_OTHER_OPTIONS:
+            return groups
+        return [groups[number] for number in self._rng.permutation(len(groups))[:MOST_OTHER_OPTIONS].tolist()]
+
     def _other_numbers(self, state: State, group: int) -> Iterator[int]:
         """The options that a group may have instead: as it is kept now, or in device memory."""
         kept = (state.option(group).storage, ON_DEVICE)
-        for number, option in enumerate(self.pieces.space.groups[group].options):
+        before = None if self._num_before_shifts is None else self._num_before_shifts[group]
+        for number, option in enumerate(self.pieces.space.groups[group].options[:before]):
             if number != state.choices[group].option and option.storage in kept and self.may_be(group, number):
                 yield number
 

@@ -218,6 +218,7 @@ class PlanSearch:
             for number, (share, kept, idle) in enumerate(self._stages()):
                 if number == len(_STAGES):  # without more than the usual changes, it ends here
                     self._note_answer(run, run.starts, len(self._stops))
+                    self.neighbours.shift_columns()
                 run.starts.sort(key=lambda one: one.cost_ms)
                 chosen = run.starts[: kept if self.space.is_small else min(kept, MOST_LARGE_STARTS)]
                 for start in chosen:

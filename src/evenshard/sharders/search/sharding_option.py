@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.placement.parts import COLUMN_STEP
 from evenshard.placement.storage import ON_DEVICE, Storage
 from evenshard.tables.reuse import FloatArray
 
@@ -97,9 +98,11 @@ class ShardingOption:
 
     @property
     def is_usual(self) -> bool:
-        """Whether it cuts no columns, or into a power of two of parts, or into parts each as wide as a power of two."""
-        widths = {piece.columns for piece in self.pieces}
-        return len(self.pieces).bit_count() == 1 or (len(widths) == 1 and widths.pop().bit_count() == 1)
+        """Whether it cuts no columns, or evenly into a power of two of parts or parts as wide as a power of two."""
+        widths = [piece.columns for piece in self.pieces]
+        if max(widths) - min(widths) > COLUMN_STEP:
+            return False
+        return len(widths).bit_count() == 1 or (min(widths) == max(widths) and widths[0].bit_count() == 1)
 
 
 @dataclass(frozen=True)

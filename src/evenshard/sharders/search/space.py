@@ -89,6 +89,8 @@ class SearchSpace:
         self.pieces: list[Piece] = []
         self.lookups = LookupColumns(costs.prices)
         self._arrays: PieceArrays | None = None
+        self._piece_of: dict[tuple[int, str, TablePart], Piece] = {}
+        self._numbers: dict[tuple[int, str, tuple[int, ...], Storage], int] = {}
         # Which collective each kernel call takes part in, and the latencies of each.
         self._latencies: tuple[npt.NDArray[np.bool_], FloatArray] = (np.zeros((0, 0), dtype=bool), np.zeros((0, 3)))
         self.groups = tuple(self._groups())
@@ -136,6 +138,32 @@ class SearchSpace:
         groups[group] = replace(old, options=(*old.options, *options))
         self.groups = tuple(groups)
         self.lookups.update()
+
+    def number_of(self, group: int, name: str, widths: Sequence[int], storage: Storage) -> int | None:
+        """The number of a group's option of this type, storage and widths, in this order; a new one where it has none.
+
+        A new one is of rows that stay together, or kept outside of device memory; None where it is neither.
+        """
+        key = (group, name, tuple(widths), storage)
+        if key not in self._numbers:
+            number = self._find_number(group, name, widths, storage)
+            if number is None:
+                return None
+            self._numbers[key] = number
+        return self._numbers[key]
+
+    def _find_number(self, group: int, name: str, widths: Sequence[int], storage: Storage) -> int | None:
+        own = self.groups[group]
+        named = self.usual_name(own.tables[0], name)
+        for number, option in enumerate(own.options):
+            same = len(own.tables) > 1 or [one.columns for one in option.pieces] == list(widths)
+            if same and option.sharding_type == named and option.storage == storage:
+                return number
+        stays = not (TYPES[name].cuts_rows or TYPES[name].is_replicated)
+        if not own.options or len(own.tables) > 1 or not (stays or storage != ON_DEVICE):
+            return None
+        self.add_options(group, [self.option_of(group, named, widths, storage)])
+        return len(own.options)
 
     def _groups(self) -> Iterator[TableGroup]:
         task = self.task
@@ -246,8 +274,11 @@ class SearchSpace:
         rows = busiest_rows(table, own.span(machine) if own.cuts_rows else 1)
         devices = tuple(range(machine.num_devices if own.is_replicated else 1))
         part_of = {width: TablePart(table.name, rows, Span(0, width), devices, storage) for width in widths}
-        by_width = {width: self._piece([(position, part)], name) for width, part in part_of.items()}
-        return self._option_in(name, tuple(by_width[width] for width in widths), storage)
+        for part in part_of.values():
+            if (position, name, part) not in self._piece_of:
+                self._piece_of[position, name, part] = self._piece([(position, part)], name)
+        pieces = tuple(self._piece_of[position, name, part_of[width]] for width in widths)
+        return self._option_in(name, pieces, storage)
 
     def _option_in(self, name: str, pieces: tuple[Piece, ...], storage: Storage) -> ShardingOption:
         machine = self.task.machine

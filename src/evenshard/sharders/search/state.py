@@ -24,7 +24,6 @@ from evenshard.measure.step_time import Phases, windows
 from evenshard.placement.parts import TablePart, cut_rows, lay_out, whole_part
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import TYPES, sharding_type, spans
-from evenshard.placement.storage import ON_DEVICE, Storage
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.search.arrays import PieceChanges
 from evenshard.sharders.search.sharding_option import ShardingOption
@@ -364,23 +363,5 @@ def choice_like(space: SearchSpace, number: int, of_table: Sequence[TablePart]) 
     option_name = sharding_type(of_table, task.tables[group.tables[0]], machine)
     span = TYPES[option_name].span(machine)
     places = {part.columns: part.devices[0] // span for part in of_table}
-    option = _option_like(space, number, option_name, [columns.size for columns in places], of_table[0].storage)
+    option = space.number_of(number, option_name, [columns.size for columns in places], of_table[0].storage)
     return None if option is None else Choice(option, tuple(places.values()))
-
-
-def _option_like(space: SearchSpace, group: int, name: str, widths: Sequence[int], storage: Storage) -> int | None:
-    """The number of a group's option of this type, storage and widths, in this order; a new one where it has none.
-
-    A new one is of rows that stay together, or kept outside of device memory.
-    """
-    own = space.groups[group]
-    named = space.usual_name(own.tables[0], name)
-    for number, option in enumerate(own.options):
-        same = len(own.tables) > 1 or [one.columns for one in option.pieces] == list(widths)
-        if same and option.sharding_type == named and option.storage == storage:
-            return number
-    stays = not (TYPES[name].cuts_rows or TYPES[name].is_replicated)
-    if not own.options or len(own.tables) > 1 or not (stays or storage != ON_DEVICE):
-        return None
-    space.add_options(group, [space.option_of(group, named, widths, storage)])
-    return len(space.groups[group].options) - 1

@@ -1,0 +1,18 @@
+"""The answer of ``evenshard place --effort long``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.shardbench.cases import BenchMachine
+from benchmarks.shardbench.planners import evenshard
+from evenshard.placement.parts import TablePart
+from evenshard.sharders.search.search import LONG
+from evenshard.tables.table import Table
+
+OWN_ORACLE = evenshard.OWN_ORACLE
+
+
+def plan(tables: Sequence[Table], machine: BenchMachine) -> Sequence[TablePart]:
+    """Parts of every sharding type."""
+    return evenshard.plan(tables, machine, LONG)
