@@ -49,6 +49,6 @@ def _shifted(pieces: Pieces, state: State, slow: int, group: int, order: Sequenc
             name = by_columns if len(shifted) > 1 else whole
             if name is None or shifted[-1][0] < least:
                 continue
-            number = space.number_of(group, name, [width for width, _ in shifted], ON_DEVICE)
+            number = space.number_of(group, name, [width for width, _ in shifted], ON_DEVICE, is_shifted=True)
             if number is not None:
                 yield Choice(number, tuple(device for _, device in shifted))

@@ -50,6 +50,7 @@ class Neighbours:
     Attributes:
         types: sharding types that they use.
         usual_cuts_only: whether they cut columns as usual alone (``usual_cuts``).
+        shifts_columns: whether columns are shifted between parts, too (``column_shifts``).
         tried: changes that have been tried out, of a step no more than ``MOST_COUNTED``.
 
     Args:
@@ -60,14 +61,8 @@ class Neighbours:
     def __init__(self, pieces: Pieces, rng: np.random.Generator) -> None:
         self.pieces, self._rng = pieces, rng
         self.types = set(SHARDING_TYPES)
-        self.usual_cuts_only = False
+        self.usual_cuts_only = self.shifts_columns = False
         self.tried = 0
-        # Options of each group before columns began to be shifted.
-        self._num_before_shifts: list[int] | None = None
-
-    def shift_columns(self) -> None:
-        """From now on, columns are shifted between parts, too; that makes options which no other change uses."""
-        self._num_before_shifts = [len(group.options) for group in self.pieces.space.groups]
 
     def step(self, state: State) -> Change | None:
         """A change that makes the score better; None where none was found."""
@@ -213,7 +208,7 @@ class Neighbours:
         yield from other_storages(self.pieces, state, slow, [*movable, *spread])
         for span in self.pieces.spans:
             yield from self._spread_changes(state, slow, span)
-        if self._num_before_shifts is not None and not self.usual_cuts_only and self.types.intersection(COLUMNS_ALONE):
+        if self.shifts_columns and not self.usual_cuts_only and self.types.intersection(COLUMNS_ALONE):
             yield from column_shifts(self.pieces, state, slow, self._some(movable))
         yield from self._other_options(state, [*movable, *spread])
 
@@ -267,8 +262,7 @@ class Neighbours:
     def _other_numbers(self, state: State, group: int) -> Iterator[int]:
         """The options that a group may have instead: as it is kept now, or in device memory."""
         kept = (state.option(group).storage, ON_DEVICE)
-        before = None if self._num_before_shifts is None else self._num_before_shifts[group]
-        for number, option in enumerate(self.pieces.space.groups[group].options[:before]):
+        for number, option in enumerate(self.pieces.space.groups[group].options):
             if number != state.choices[group].option and option.storage in kept and self.may_be(group, number):
                 yield number
 
@@ -298,8 +292,13 @@ class Neighbours:
         yield from (one for one in choices if one != state.choices[group])
 
     def may_be(self, group: int, number: int) -> bool:
-        """Whether the types of this start have an option; all options of a group that they have none of."""
+        """Whether the types of this start have an option; all options of a group that they have none of.
+
+        Options that columns were shifted to are for shifts alone.
+        """
         options = self.pieces.space.groups[group].options
+        if (group, number) in self.pieces.space.shifted:
+            return False
         if self.usual_cuts_only and not options[number].is_usual and any(option.is_usual for option in options):
             return False
         return options[number].sharding_type in self.types or all(

@@ -27,7 +27,7 @@ from evenshard.sharders.search.pieces import Pieces
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.starts import Start, construct_starts
 from evenshard.sharders.search.state import Choice, State, choices_of, scores_of
-from evenshard.sharders.search.usual_cuts import MOST_SLOWER, UsualCuts, num_odd_cuts
+from evenshard.sharders.search.usual_cuts import MOST_SLOWER, MOST_SLOWER_LONG, UsualCuts, num_odd_cuts
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief
 from evenshard.utils.process import on_interrupt
@@ -218,7 +218,7 @@ class PlanSearch:
             for number, (share, kept, idle) in enumerate(self._stages()):
                 if number == len(_STAGES):  # without more than the usual changes, it ends here
                     self._note_answer(run, run.starts, len(self._stops))
-                    self.neighbours.shift_columns()
+                    self.neighbours.shifts_columns = True
                 run.starts.sort(key=lambda one: one.cost_ms)
                 chosen = run.starts[: kept if self.space.is_small else min(kept, MOST_LARGE_STARTS)]
                 for start in chosen:
@@ -232,6 +232,7 @@ class PlanSearch:
                     start.choices, start.cost_ms = list(state.choices), state.cost_ms
             self._run = None
             result = self._end(run, run.starts)
+            self.neighbours.shifts_columns = False  # answers with less effort are improved as they would be without it
         missing = len(self._stops) - len(run.at_stops)  # those searches end as this one does
         return PlanSearchResult.of_efforts((*run.at_stops, *[result] * missing, result))
 
@@ -327,7 +328,8 @@ class PlanSearch:
             most_ms: what the search began with, such as a rule of thumb: a dearer placement would be no better plan.
         """
         best, state = ended[0]
-        odd, most_ms = num_odd_cuts(state), min(best.predicted_ms * (1 + MOST_SLOWER), most_ms)
+        slower = MOST_SLOWER_LONG if self.neighbours.shifts_columns else MOST_SLOWER
+        odd, most_ms = num_odd_cuts(state), min(best.predicted_ms * (1 + slower), most_ms)
         tried = ended[:MOST_FOR_CUTS]
         attempts = sum(1 + num_odd_cuts(other) for _, other in tried)
         changes = round(SHARE_FOR_CUTS * self._tries / attempts)

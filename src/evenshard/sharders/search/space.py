@@ -73,6 +73,7 @@ class SearchSpace:
         lookups: all that is looked up by any option.
         is_small: everything may be tried.
         offloads: tables may be kept outside of device memory.
+        shifted: options, each with its group before it, that nothing but shifts of columns has come to.
 
     Args:
         costs: what placements cost.
@@ -90,6 +91,7 @@ class SearchSpace:
         self.lookups = LookupColumns(costs.prices)
         self._arrays: PieceArrays | None = None
         self._piece_of: dict[tuple[int, str, TablePart], Piece] = {}
+        self.shifted: set[tuple[int, int]] = set()
         self._numbers: dict[tuple[int, str, tuple[int, ...], Storage], int] = {}
         # Which collective each kernel call takes part in, and the latencies of each.
         self._latencies: tuple[npt.NDArray[np.bool_], FloatArray] = (np.zeros((0, 0), dtype=bool), np.zeros((0, 3)))
@@ -139,18 +141,28 @@ class SearchSpace:
         self.groups = tuple(groups)
         self.lookups.update()
 
-    def number_of(self, group: int, name: str, widths: Sequence[int], storage: Storage) -> int | None:
+    def number_of(
+        self, group: int, name: str, widths: Sequence[int], storage: Storage, is_shifted: bool = False
+    ) -> int | None:
         """The number of a group's option of this type, storage and widths, in this order; a new one where it has none.
 
         A new one is of rows that stay together, or kept outside of device memory; None where it is neither.
+
+        Args:
+            is_shifted: columns are shifted to come to it, which makes a new one one of ``shifted``.
         """
         key = (group, name, tuple(widths), storage)
-        if key not in self._numbers:
+        number, count = self._numbers.get(key), len(self.groups[group].options)
+        if number is None:
             number = self._find_number(group, name, widths, storage)
             if number is None:
                 return None
             self._numbers[key] = number
-        return self._numbers[key]
+        if not is_shifted:
+            self.shifted.discard((group, number))
+        elif number == count:
+            self.shifted.add((group, number))
+        return number
 
     def _find_number(self, group: int, name: str, widths: Sequence[int], storage: Storage) -> int | None:
         own = self.groups[group]

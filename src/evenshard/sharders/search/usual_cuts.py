@@ -15,6 +15,8 @@ from evenshard.sharders.search.state import Choice, State
 
 # Share of the cost that all usual cuts together may add: far less than a prediction is off by.
 MOST_SLOWER = 0.01
+# The same of a long search, which is asked for the last percent.
+MOST_SLOWER_LONG = 0.001
 
 
 class UsualCuts:
