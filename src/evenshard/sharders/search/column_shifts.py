@@ -22,10 +22,10 @@ def column_shifts(pieces: Pieces, state: State, slow: int, groups: Sequence[int]
     """Fewer columns of each of these groups, which are on the slow device alone, there, and more on another device."""
     order = [device for device in np.argsort(state.device_ms_D, kind="stable").tolist() if device != slow]
     for group in groups:
-        yield from ([(group, choice)] for choice in _shifted(pieces, state, slow, group, order))
+        yield from ([(group, choice)] for choice in _choices(pieces, state, slow, group, order))
 
 
-def _shifted(pieces: Pieces, state: State, slow: int, group: int, order: Sequence[int]) -> Iterator[Choice]:
+def _choices(pieces: Pieces, state: State, slow: int, group: int, order: Sequence[int]) -> Iterator[Choice]:
     space, option, choice = pieces.space, state.option(group), state.choices[group]
     own = space.groups[group]
     if len(own.tables) > 1 or option.storage != ON_DEVICE:
