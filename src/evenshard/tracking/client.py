@@ -164,10 +164,10 @@ def short_timeouts(max_retries: int | None = None) -> Iterator[None]:
 
 
 def in_one_piece() -> AbstractContextManager[None]:
-    """Where the client works on a database itself, SIGTERM is heard after what happens inside; a server's is at once.
+    """SIGTERM takes effect after the block where the client works on a database itself, and at once with a server.
 
-    SQLAlchemy that is ended in a statement leaves SQLite locked against the next one, which then waits for 20 s; or it
-    goes on to an ordinary error, and the order to end is lost. A server that is away may be waited for for minutes.
+    An exception in the middle of a statement makes SQLAlchemy leave SQLite locked, so that the next statement waits for
+    20 s; or it turns into an ordinary error, and the SIGTERM is lost. A call to a server that is away may take minutes.
     """
     return nullcontext() if tracking_uri().startswith(("http:", "https:")) else sigterm_waits()
 

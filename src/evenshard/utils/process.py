@@ -42,7 +42,7 @@ def on_sigterm(do: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def sigterm_waits() -> Iterator[None]:
-    """SIGTERM within the block is heard at its end: for a library that does not bear an exception at any point."""
+    """SIGTERM within the block takes effect at its end: for a library that an exception may leave in a bad state."""
     heard: list[bool] = []
     try:
         with on_sigterm(lambda: heard.append(True)):

@@ -27,7 +27,9 @@ def search_of(machine: Machine, limits: TableLimits, effort: PlanSearchEffort | 
     both = (limits, TableLimits(frozenset({TABLE_WISE})))
     task = ShardingTask((CUT, BUSY), machine, (2**36,) * machine.num_devices, 16_384, limits=both)
     links = Links(link("nvlink_h200"), link("infiniband_ndr"))
-    return PlanSearch(PartCosts(task, [simulated_kind(gpu_profile("h200"), machine)], [0] * 4, links), effort)
+    return PlanSearch(
+        PartCosts(task, [simulated_kind(gpu_profile("h200"), machine)], [0] * machine.num_devices, links), effort
+    )
 
 
 def state_of(search: PlanSearch, name: str, widths: list[int], places: tuple[int, ...]) -> State:
@@ -84,14 +86,11 @@ def test_rows_and_what_lies_elsewhere_keep_their_columns() -> None:
 
 def test_a_long_search_alone_cuts_unevenly() -> None:
     """The device without the other table takes more columns."""
-    machine, limits = Machine.one_node(2), TableLimits(frozenset({COLUMN_WISE}))
-    task = ShardingTask(
-        (CUT, BUSY), machine, (2**36,) * 2, 16_384, limits=(limits, TableLimits(frozenset({TABLE_WISE})))
-    )
-    costs = PartCosts(task, [simulated_kind(gpu_profile("h200"), machine)], [0] * 2, Links(link("nvlink_h200")))
     found = {}
     for share in (1.0, 3.0):
-        best = PlanSearch(costs, PlanSearchEffort(changes=400, idle_kicks=10, share=share)).run().best
+        effort = PlanSearchEffort(changes=400, idle_kicks=10, share=share)
+        search = search_of(Machine.one_node(2), TableLimits(frozenset({COLUMN_WISE})), effort)
+        best, task = search.run().best, search.space.task
         cut = parts_by_table(task, best.parts)["cut"]
         (busy,) = parts_by_table(task, best.parts)["busy"]
         found[share] = best.predicted_ms, {part.devices == busy.devices: part.columns.size for part in cut}

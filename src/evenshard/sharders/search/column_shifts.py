@@ -1,4 +1,4 @@
-"""Uneven cuts of columns: some columns of the slow device's part go to another part of the table, or become one."""
+"""Uneven cuts: columns of a table's part on the slow device go to another part of the table, or become a new part."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from evenshard.placement.parts import COLUMN_STEP
-from evenshard.placement.sharding import TYPES
+from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.storage import ON_DEVICE
 from evenshard.sharders.search.pieces import Pieces
 from evenshard.sharders.search.state import Choice, State
@@ -19,7 +19,11 @@ MOST_TARGETS, MOST_NEW = 5, 3
 
 
 def column_shifts(pieces: Pieces, state: State, slow: int, groups: Sequence[int]) -> Iterator[list[tuple[int, Choice]]]:
-    """Fewer columns of each of these groups, which are on the slow device alone, there, and more on another device."""
+    """Changes that shift columns of each of these groups from the slow device to another one.
+
+    Args:
+        groups: with a part by columns, or a whole table, on the slow device.
+    """
     order = [device for device in np.argsort(state.device_ms_D, kind="stable").tolist() if device != slow]
     for group in groups:
         yield from ([(group, choice)] for choice in _choices(pieces, state, slow, group, order))
@@ -30,11 +34,9 @@ def _choices(pieces: Pieces, state: State, slow: int, group: int, order: Sequenc
     own = space.groups[group]
     if len(own.tables) > 1 or option.storage != ON_DEVICE:
         return
-    names = {one.sharding_type for one in own.options}
-    by_columns = next((name for name in names if TYPES[name].cuts_columns and not TYPES[name].cuts_rows), None)
-    if by_columns is None:
+    types, by_columns = {one.sharding_type for one in own.options}, space.by_columns(own.tables[0])
+    if by_columns not in types:
         return
-    whole = next((one.sharding_type for one in own.options if one.span == len(one.pieces) == 1), None)
     width_at = dict(zip(choice.places, (piece.columns for piece in option.pieces), strict=True))
     least = space.task.limits_of(own.tables[0]).min_column_steps * COLUMN_STEP
     new = [device for device in order if device not in width_at and pieces.may_go(state, group, device)][:MOST_NEW]
@@ -46,8 +48,8 @@ def _choices(pieces: Pieces, state: State, slow: int, group: int, order: Sequenc
                 continue
             after = width_at | {slow: left, target: width_at.get(target, 0) + columns}
             shifted = sorted(((width, device) for device, width in after.items() if width), reverse=True)
-            name = by_columns if len(shifted) > 1 else whole
-            if name is None or shifted[-1][0] < least:
+            name = by_columns if len(shifted) > 1 else TABLE_WISE
+            if name not in types or shifted[-1][0] < least:
                 continue
             number = space.number_of(group, name, [width for width, _ in shifted], ON_DEVICE, is_shifted=True)
             if number is not None:

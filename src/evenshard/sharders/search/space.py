@@ -73,7 +73,7 @@ class SearchSpace:
         lookups: all that is looked up by any option.
         is_small: everything may be tried.
         offloads: tables may be kept outside of device memory.
-        shifted: options, each with its group before it, that nothing but shifts of columns has come to.
+        shifted: (group, number) of the options that only shifts of columns have made.
 
     Args:
         costs: what placements cost.
@@ -149,33 +149,32 @@ class SearchSpace:
         A new one is of rows that stay together, or kept outside of device memory; None where it is neither.
 
         Args:
-            is_shifted: columns are shifted to come to it, which makes a new one one of ``shifted``.
+            is_shifted: whether columns are shifted to come to it: a new option is then one of ``shifted``.
         """
         key = (group, name, tuple(widths), storage)
-        number, count = self._numbers.get(key), len(self.groups[group].options)
+        number = self._numbers[key] if key in self._numbers else self._find_number(*key)
         if number is None:
-            number = self._find_number(group, name, widths, storage)
-            if number is None:
+            own, stays = self.groups[group], not (TYPES[name].cuts_rows or TYPES[name].is_replicated)
+            if not own.options or len(own.tables) > 1 or not (stays or storage != ON_DEVICE):
                 return None
-            self._numbers[key] = number
+            number = len(own.options)
+            self.add_options(group, [self.option_of(group, self.usual_name(own.tables[0], name), widths, storage)])
+            if is_shifted:
+                self.shifted.add((group, number))
         if not is_shifted:
             self.shifted.discard((group, number))
-        elif number == count:
-            self.shifted.add((group, number))
+        self._numbers[key] = number
         return number
 
-    def _find_number(self, group: int, name: str, widths: Sequence[int], storage: Storage) -> int | None:
+    def _find_number(self, group: int, name: str, widths: tuple[int, ...], storage: Storage) -> int | None:
+        """The number of an option that a group has."""
         own = self.groups[group]
         named = self.usual_name(own.tables[0], name)
         for number, option in enumerate(own.options):
-            same = len(own.tables) > 1 or [one.columns for one in option.pieces] == list(widths)
+            same = len(own.tables) > 1 or tuple(one.columns for one in option.pieces) == widths
             if same and option.sharding_type == named and option.storage == storage:
                 return number
-        stays = not (TYPES[name].cuts_rows or TYPES[name].is_replicated)
-        if not own.options or len(own.tables) > 1 or not (stays or storage != ON_DEVICE):
-            return None
-        self.add_options(group, [self.option_of(group, named, widths, storage)])
-        return len(own.options)
+        return None
 
     def _groups(self) -> Iterator[TableGroup]:
         task = self.task
