@@ -20,7 +20,7 @@ import pytest
 from evenshard import tracking
 from evenshard.api.serving import served_code
 from evenshard.tracking import runs
-from evenshard.tracking.client import first_line, with_time_limits
+from evenshard.tracking.client import first_line, in_one_piece, with_time_limits
 from evenshard.tracking.parents import Parent, ensure_parent, flatten
 from evenshard.tracking.search import run_artifact
 from evenshard.utils.errors import BadConfig, TrackingFailed
@@ -185,6 +185,18 @@ def test_an_order_to_end_while_a_run_begins_ends_it_as_killed(
     with on_sigterm(terminate), pytest.raises(SystemExit), tracking.stage_run("train_cost_1", PARAMS, {}):
         raise AssertionError("it goes on")
     assert runs_of(client)["train_cost_1"].info.status == "KILLED"
+
+
+@pytest.mark.parametrize(("uri", "waits"), [(AWAY, False), ("https://mlflow", False), ("sqlite:///mlflow.db", True)])
+def test_an_order_to_end_waits_for_a_database_but_not_for_a_server(
+    monkeypatch: pytest.MonkeyPatch, uri: str, waits: bool
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    done: list[str] = []
+    with on_sigterm(terminate), pytest.raises(SystemExit), in_one_piece():
+        signal.raise_signal(signal.SIGTERM)
+        done.append("the block")
+    assert bool(done) == waits
 
 
 def test_a_study_belongs_to_no_loop(client: Any) -> None:

@@ -12,6 +12,7 @@ from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import COLUMN_WISE, ROW_WISE, TABLE_COLUMN_WISE, TABLE_WISE
+from evenshard.placement.storage import FUSED_UVM, ON_DEVICE, Storage
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.search.column_shifts import column_shifts
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
@@ -97,3 +98,28 @@ def test_a_long_search_alone_cuts_unevenly() -> None:
     assert found[1.0][1] in ({True: 64, False: 64}, {False: 128})
     assert found[3.0][0] < 0.97 * found[1.0][0]
     assert 64 > found[3.0][1][True] > 0
+
+
+def test_options_that_shifts_made_are_for_shifts_alone() -> None:
+    """Until a placement that was given has one; and while cuts are tidied, there are no shifts."""
+    search = search_of(Machine.one_node(4), TableLimits(frozenset({COLUMN_WISE})))
+    space, neighbours = search.space, search.neighbours
+    state = state_of(search, COLUMN_WISE, [64, 64], (0, 1))
+    neighbours.shifts_columns = neighbours.usual_cuts_only = True
+    assert list(neighbours._others(state, 0)) and not space.shifted
+    neighbours.usual_cuts_only = False
+    changes = list(neighbours._others(state, 0))
+    made = {(group, choice.option) for change in changes for group, choice in change} & space.shifted
+    assert made == space.shifted and not any(neighbours.may_be(*one) for one in made)
+    group, number = min(made)
+    widths = [piece.columns for piece in space.groups[group].options[number].pieces]
+    assert space.number_of(group, COLUMN_WISE, widths, ON_DEVICE) == number
+    assert neighbours.may_be(group, number) and space.shifted == made - {(group, number)}
+
+
+def test_columns_outside_of_device_memory_stay_as_they_are() -> None:
+    search = search_of(Machine.one_node(4), TableLimits(frozenset({COLUMN_WISE})))
+    number = search.space.number_of(0, COLUMN_WISE, [64, 64], Storage(FUSED_UVM))
+    assert number is not None
+    state = State(search.space, [Choice(number, (0, 1)), Choice(0, (3,))])
+    assert list(column_shifts(search.neighbours.pieces, state, 0, [0])) == []
