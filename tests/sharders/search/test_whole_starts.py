@@ -6,7 +6,7 @@ import numpy as np
 
 from evenshard.measure.simulated.price import DeviceModelPrice
 from evenshard.sharders.cost_model.price import LearnedPrice
-from evenshard.sharders.search.whole_starts import TRIED_PASSES, row_splits, width_splits
+from evenshard.sharders.search.whole_starts import TRIED_PASSES, row_splits
 
 
 def test_the_last_devices_hold_few_rows_and_no_large_table() -> None:
@@ -32,20 +32,9 @@ def test_where_all_rows_are_few_no_device_is_kept() -> None:
     assert len(allowed_SGD) == 1
 
 
-def test_wide_tables_stay_off_the_last_devices_in_every_nested_way() -> None:
-    """Dims 16, 64 and 128 on 3 devices: 0 to 2 devices for the narrowest, and at least as many for those up to 64."""
-    limits = (32, 64, 128)
-    found = width_splits(np.array([16, 64, 128]), 3, limits, 4)
-    narrow, middle, wide = (found[:, group].sum(axis=1).tolist() for group in range(3))
-    assert set(narrow) == {3}
-    assert sorted(zip(middle, wide, strict=True)) == [(1, 1), (2, 1), (2, 2), (3, 1), (3, 2)]
-    assert not width_splits(np.array([64, 64]), 3, limits, 4).size
-    assert not width_splits(np.array([16, 64]), 1, limits, 4).size
-
-
 def test_where_a_price_has_no_limits_the_free_start_is_alone() -> None:
     allowed_SGD, _ = row_splits(np.array([100.0, 300.0]), np.ones(2), 2, (), most_splits=8)
-    assert len(allowed_SGD) == 1 and not width_splits(np.array([16, 128]), 2, (), 4).size
+    assert len(allowed_SGD) == 1
 
 
 def test_prices_name_the_same_limits() -> None:

@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.price.device_price import alone_ms
+from evenshard.measure.price.device_price import Columns, DevicePrice, alone_ms
 from evenshard.measure.price.step import dense_ms
 from evenshard.placement.sharding import REPLICATED
 from evenshard.sharders.search.sharding_option import Piece, ShardingOption
@@ -84,18 +84,37 @@ class Works:
 
 def _added_ms(space: SearchSpace, beside_largest: bool) -> FloatArray:
     """[P] what each looked-up row of columns adds to a mean device, by the slowest kind of device; see ``Works.of``."""
-    devices = space.task.num_devices
+    wholes = [group.options[0].pieces[0].cells[0][1] for group in space.groups] if beside_largest else []
     found = []
-    for price, columns_PH in zip(space.costs.prices, space.lookups.columns_KPH, strict=True):
-        whole = [group.options[0].pieces[0].cells[0][1] for group in space.groups]
-        mean_H = columns_PH[whole].sum(axis=0, dtype=np.float64).astype(columns_PH.dtype) / devices
-        maxima = slice(len(mean_H) - price.num_maxima, None)
-        mean_H[maxima] = columns_PH[whole, maxima].max(axis=0) if beside_largest else 0.0
-        with_PH = columns_PH + mean_H
-        with_PH[:, maxima] = np.maximum(columns_PH[:, maxima], mean_H[maxima])
+    for kind, (price, columns_PH) in enumerate(zip(space.costs.prices, space.lookups.columns_KPH, strict=True)):
+        mean_H = mean_device(space, kind, wholes)
         base_ms = float(alone_ms(price, mean_H[None])[0])
-        found.append(np.maximum(alone_ms(price, with_PH) - base_ms, 1e-9))
+        found.append(np.maximum(alone_ms(price, beside(price, columns_PH, mean_H)) - base_ms, 1e-9))
     return np.asarray(np.max(found, axis=0))
+
+
+def mean_device(space: SearchSpace, kind: int, largest: Sequence[int] | npt.NDArray[np.int64]) -> Columns:
+    """[H] columns of a device with an even share of everything, whole.
+
+    Args:
+        space: groups and options.
+        kind: of device.
+        largest: numbers of looked-up rows of columns; the device has the largest of their maxima.
+    """
+    price, columns_PH = space.costs.prices[kind], space.lookups.columns_KPH[kind]
+    wholes = [group.options[0].pieces[0].cells[0][1] for group in space.groups]
+    mean_H = columns_PH[wholes].sum(axis=0, dtype=np.float64).astype(columns_PH.dtype) / space.task.num_devices
+    maxima = slice(len(mean_H) - price.num_maxima, None)
+    mean_H[maxima] = columns_PH[largest, maxima].max(axis=0) if len(largest) else 0.0
+    return np.asarray(mean_H)
+
+
+def beside(price: DevicePrice, columns_PH: Columns, held_H: Columns) -> Columns:
+    """[P, H] columns of what a device holds with each looked-up row."""
+    with_PH = columns_PH + held_H
+    maxima = slice(with_PH.shape[1] - price.num_maxima, None)
+    with_PH[:, maxima] = np.maximum(columns_PH[:, maxima], held_H[maxima])
+    return np.asarray(with_PH)
 
 
 class Construction:
@@ -307,12 +326,22 @@ class Places:
         self.host_N -= host_D.reshape(len(self.host_N), -1).sum(axis=1)
         self.ssd_N -= ssd_D.reshape(len(self.ssd_N), -1).sum(axis=1)
 
-    def take(self, group: int, number: int, piece_ms: float) -> Choice | None:
-        """Places all pieces of a group where least is to do; None where there is no room for them."""
+    def take(
+        self, group: int, number: int, piece_ms: float, may_D: npt.NDArray[np.bool_] | None = None
+    ) -> Choice | None:
+        """Places all pieces of a group where least is to do; None where there is no room for them.
+
+        Args:
+            group: to place.
+            number: of its option.
+            piece_ms: work of a piece.
+            may_D: devices that pieces on single devices may go to; all where left out.
+        """
         option = self._construction.space.groups[group].options[number]
         if option.span > 1:
             return self._take_spread(group, number, piece_ms)
-        devices = self.devices_for(group, option, self.load_D, self.free_D)
+        free_D = self.free_D if may_D is None else np.where(may_D, self.free_D, -1)
+        devices = self.devices_for(group, option, self.load_D, free_D)
         if devices is None:
             return None
         self.free_D[devices] -= option.bytes_P  # each on a device of its own

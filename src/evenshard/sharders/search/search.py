@@ -53,6 +53,9 @@ NEARLY, SHARE_FOR_KNOWN = 1.03, 0.2
 ALIKE = 1.005
 # Placements that a search gives back.
 MOST_CANDIDATES = 16
+# A start that keeps devices for narrow pieces is improved beside one that does not, unless one costs this many times
+# what the other does: changes of single groups hardly lead from one to the other.
+RIVALS = 1.1
 # Up to this many groups are placed beside others by trying all their options; of more, one option.
 MOST_BESIDE = 64
 
@@ -220,9 +223,10 @@ class PlanSearch:
                     self._note_answer(run, run.starts, len(self._stops))
                     self.neighbours.shifts_columns = True
                 run.starts.sort(key=lambda one: one.cost_ms)
-                chosen = run.starts[: kept if self.space.is_small else min(kept, MOST_LARGE_STARTS)]
+                kept = kept if self.space.is_small else min(kept, MOST_LARGE_STARTS)
+                chosen = _best_of_both_kinds(run.starts, kept)
                 for start in chosen:
-                    last_change = self.neighbours.tried + int(self._tries * share / len(chosen))
+                    last_change = self.neighbours.tried + int(self._tries * share / min(len(chosen), kept))
                     self._last_change = min(last_change, last_of_all)
                     self.neighbours.types = start.types if len(chosen) > 1 else set(SHARDING_TYPES)
                     state = State(self.space, start.choices)
@@ -265,7 +269,7 @@ class PlanSearch:
             return
         share = self._stops[len(run.at_stops)]
         if share < 1 and self.neighbours.tried >= self._tries * share:
-            improved = Start(list(state.choices), run.improved.types, state.cost_ms)
+            improved = replace(run.improved, choices=list(state.choices), cost_ms=state.cost_ms)
             starts = [improved if one is run.improved else one for one in run.starts]
             self._note_answer(run, starts, len(run.at_stops) + 1)
 
@@ -459,6 +463,22 @@ class PlanSearch:
                 return
             state.replace_all(change)
             self._report(state)
+
+
+def _best_of_both_kinds(starts: Sequence[Start], kept: int) -> list[Start]:
+    """So many of the best starts, half of them of each kind as far as these are good; of one, one of each.
+
+    Args:
+        starts: the best first.
+        kept: how many.
+    """
+    best = starts[0]
+    rivals = [one for one in starts if one.is_narrow != best.is_narrow and one.cost_ms <= RIVALS * best.cost_ms]
+    if kept >= len(starts) or not rivals:
+        return list(starts[:kept])
+    rivals = rivals[: max(kept // 2, 1)]
+    own = [one for one in starts if one.is_narrow == best.is_narrow][: max(kept - len(rivals), 1)]
+    return [*own, *rivals]
 
 
 def _is_better(state: State, other: State) -> bool:

@@ -103,6 +103,18 @@ class SearchSpace:
         """The options that the space began with."""
         return FlatOptions.of(self.groups)
 
+    @cached_property
+    def widest_table(self) -> int:
+        """The largest dim."""
+        return max(table.embedding_dim for table in self.task.tables)
+
+    @cached_property
+    def lane_limits(self) -> tuple[int, ...]:
+        """Widths up to which rows take fewer lanes, as far as some tables are wider and some are not."""
+        narrowest = min(table.embedding_dim for table in self.task.tables)
+        limits = {limit for price in self.costs.prices for limit in price.lane_limits}
+        return tuple(limit for limit in sorted(limits) if narrowest <= limit < self.widest_table)
+
     @property
     def span_of_call(self) -> list[int]:
         """Devices, one after the other, that look up the same in each kernel call."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from evenshard.placement.sharding import COLUMNS_ALONE, GRIDS, NODE_ROWS, REPLICATED, ROWS_OF_ALL, TABLE_WISE
 from evenshard.sharders.search.construction import Construction, Works
+from evenshard.sharders.search.narrow_starts import narrow_starts
 from evenshard.sharders.search.rules_of_thumb import rules_of_thumb
 from evenshard.sharders.search.space import FULL_SHARE
 from evenshard.sharders.search.state import Choice, State
@@ -38,11 +39,12 @@ LARGE_TYPE_SETS = tuple(types for types in TYPE_SETS if TABLE_WISE in types and 
 
 @dataclass
 class Start:
-    """A placement to improve, with the types that it may use."""
+    """A placement to improve, with the types that it may use; some keep devices for narrow pieces."""
 
     choices: list[Choice]
     types: set[str]
     cost_ms: float = float("inf")
+    is_narrow: bool = False
 
 
 def construct_starts(construction: Construction, deadline: float = float("inf")) -> list[Start]:
@@ -67,6 +69,11 @@ def construct_starts(construction: Construction, deadline: float = float("inf"))
                 best = _best_of(one, types, price, known, most_ms)
                 if best is not None:
                     found.setdefault(tuple(best[1]), Start(best[1], types, best[0]))
+    if not (found and time.monotonic() >= deadline):
+        for state in narrow_starts(construction, deadline):
+            types = {state.option(group).sharding_type for group in range(len(state.choices))}
+            start = Start(state.choices, {TABLE_WISE, *COLUMNS_ALONE, *types}, state.cost_ms, is_narrow=True)
+            found.setdefault(tuple(start.choices), start)
     if space.is_small and not (found and time.monotonic() >= deadline):
         for choices in whole_starts(space):
             state = State(space, choices)

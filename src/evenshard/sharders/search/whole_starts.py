@@ -1,8 +1,7 @@
 """Starts in which every table is whole: group after group goes to the device that stays the fastest with it.
 
-That is done once freely, and once for each way to keep the rows of some devices below a pass of the sort, or wide
-tables off them: such a device sorts its indices faster, or gives its rows fewer lanes, but no single change leads
-there, as all its large or wide tables would have to leave at once.
+That is done once freely, and once for each way to keep the rows of some devices below a pass of the sort: such a device
+sorts its indices faster, but no single change leads there, as all its large tables would have to leave at once.
 
 Legend: S starts, G groups, D devices, H columns of what is looked up.
 """
@@ -10,7 +9,6 @@ Legend: S starts, G groups, D devices, H columns of what is looked up.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations_with_replacement
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +22,9 @@ from evenshard.tables.reuse import FloatArray
 
 # Which of a price's limits on rows are tried: two passes, and three. One is for fewer than most tables have.
 TRIED_PASSES = slice(1, 3)
-# Numbers of devices with few rows that are tried, and for each width of tables of devices without wider ones.
-MOST_SPLITS, MOST_WIDTH_SPLITS = 8, 4
-# Starts that are given back, of those with devices for narrow tables and of the others.
+# Numbers of devices with few rows that are tried.
+MOST_SPLITS = 8
+# Starts that are given back.
 MOST_WHOLE_STARTS = 6
 
 
@@ -52,13 +50,9 @@ def whole_starts(space: SearchSpace) -> list[list[Choice]]:
     )
     exchange_G = np.array([piece.volume_V for piece in pieces]) @ costs.exchange_slopes[0]
     alone_G = alone_ms(price, columns_GH) + exchange_G
-    widest_G = np.array([max(task.tables[at].embedding_dim for at in group.tables) for group in space.groups])
     allowed_SGD, most_rows_SD = row_splits(
         rows_G, alone_G, task.num_devices, price.row_limits[TRIED_PASSES], MOST_SPLITS
     )
-    narrow_SGD = width_splits(widest_G, task.num_devices, price.lane_limits, MOST_WIDTH_SPLITS)
-    allowed_SGD = np.concatenate([allowed_SGD, narrow_SGD])
-    most_rows_SD = np.concatenate([most_rows_SD, np.full((len(narrow_SGD), task.num_devices), np.inf)])
     for group, own in enumerate(space.groups):
         if own.allowed_D is not None:
             allowed_SGD[:, group] &= own.allowed_D
@@ -84,13 +78,7 @@ def whole_starts(space: SearchSpace) -> list[list[Choice]]:
         free_SD[start_S, device_S] -= pieces[group].size_bytes
     is_whole_S = (found_SG >= 0).all(axis=1)
     order = sorted(np.flatnonzero(is_whole_S).tolist(), key=lambda start: float(ms_SD[start].max()))
-    first_narrow = len(allowed_SGD) - len(narrow_SGD)  # from there on, starts have devices for narrow tables
-    families = [[at for at in order if at < first_narrow], [at for at in order if at >= first_narrow]]
-    chosen = [
-        devices
-        for family in families
-        for devices in list(dict.fromkeys(tuple(found_SG[at].tolist()) for at in family))[:MOST_WHOLE_STARTS]
-    ]
+    chosen = list(dict.fromkeys(tuple(found_SG[at].tolist()) for at in order))[:MOST_WHOLE_STARTS]
     return [
         [Choice(number, (device,)) for number, device in zip(options_G, devices, strict=True)] for devices in chosen
     ]
@@ -142,28 +130,3 @@ def row_splits(
                 allowed.append(~(kept_off_G[:, None] & few_D))
                 most_rows.append(np.where(few_D, limit, np.inf))
     return np.stack(allowed), np.stack(most_rows)
-
-
-def width_splits(
-    widest_G: npt.NDArray[np.int64], num_devices: int, lane_limits: Sequence[int], most_splits: int
-) -> npt.NDArray[np.bool_]:
-    """[S, G, D] which groups may go to which devices, where the last devices are for narrow tables alone.
-
-    Those for the narrowest come last, before them those for the next wider ones.
-
-    Args:
-        widest_G: largest dim of each group.
-        num_devices: D.
-        lane_limits: largest dims that count as narrow.
-        most_splits: numbers of devices that are tried for each limit on what is narrow, beside none.
-    """
-    limits = [limit for limit in lane_limits if (widest_G > limit).any() and (widest_G <= limit).any()]
-    counts = np.unique(np.linspace(0, num_devices - 1, min(num_devices, most_splits + 1)).round().astype(int))
-    allowed = []
-    for numbers in combinations_with_replacement(counts.tolist(), len(limits)):
-        if any(numbers):
-            own = np.ones((len(widest_G), num_devices), dtype=bool)
-            for limit, number in zip(limits, numbers, strict=True):
-                own &= ~((widest_G > limit)[:, None] & (np.arange(num_devices) >= num_devices - number))
-            allowed.append(own)
-    return np.array(allowed, dtype=bool).reshape(-1, len(widest_G), num_devices)
