@@ -16,7 +16,7 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.search.construction import Construction, Works
-from evenshard.sharders.search.narrow_starts import STEPS, _neighbours, _Programme, narrow_starts
+from evenshard.sharders.search.narrow_starts import STEPS, _neighbours, _programme_of, narrow_starts
 from evenshard.sharders.search.search import PlanSearch, _best_of_both_kinds
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.starts import Start, construct_starts
@@ -101,10 +101,10 @@ def test_the_bound_is_that_of_a_solver(division: tuple[int, ...], room_gb: float
     """Never above what HiGHS finds for the whole programme, and hardly below; choices are hardly longer."""
     optimize = pytest.importorskip("scipy.optimize")
     space = SearchSpace(costs_of(task_of(drawn(80, 5), 8, room_gb)))
-    programme = _Programme.of(space, [*space.lane_limits, space.widest_table])
+    programme = _programme_of(space, [*space.lane_limits, space.widest_table])
     found = programme.solve(division, STEPS)
     devices_C = np.array(division)
-    may_GM, shares_CM = programme._may_choose(devices_C, np.inf), programme._shares(devices_C)
+    may_GM, shares_CM = programme.may_choose(devices_C, np.inf), programme.shares(devices_C)
     if not may_GM.any(axis=1).all():
         assert found is None
         return

@@ -4,13 +4,8 @@ The widest piece of a kernel call decides how many lanes all of its rows take. S
 few of their rows are looked up: then it is better to cut them into pieces that are narrow enough for other devices. No
 single change leads to such a placement, and with one width for all devices each table is cut, or none.
 
-Devices are of classes: a class holds pieces of up to so many columns. How many devices each has is varied step by step.
-For each such division, a linear programme says which option and class each group takes: the time of a step is least,
-where each window takes as long as in its slowest class, and each class shares its work out evenly and has memory for
-it. Its dual gives every window on every class a price. Prices are found by multiplicative weights (Arora, Hazan and
-Kale, "The Multiplicative Weights Update Method", 2012): each group takes what is cheapest, and what is overloaded grows
-dearer. The sums at any prices are a bound of the programme; what groups took on the way, on the mean, nearly solves it,
-and random roundings of that are tried.
+So devices are divided into classes: a class holds pieces of up to so many columns. How many devices each has is varied
+step by step. For each division, a linear programme says which option and class each group takes (``programme.py``).
 
 Legend: G groups, O options of a group, C classes of devices, W windows of a step, M choices of a group (an option on a
 class; pieces that live on several devices are on all classes, whose number is then C), N options of all groups, P
@@ -21,40 +16,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import permutations, product
 
 import numpy as np
-import numpy.typing as npt
 
 from evenshard.measure.price.device_price import Columns, DevicePrice
 from evenshard.measure.price.step import dense_ms
 from evenshard.measure.step_time import Phases, hides_inputs, windows
 from evenshard.sharders.search.construction import Construction, Places, beside, mean_device
+from evenshard.sharders.search.programme import NEVER_MS, Division, Numbers, Programme, Solution
 from evenshard.sharders.search.sharding_option import TableGroup
 from evenshard.sharders.search.space import FULL_SHARE, SearchSpace
 from evenshard.sharders.search.state import Choice, State
 from evenshard.tables.reuse import FloatArray
 
-Numbers = npt.NDArray[np.int64]
-# Devices of each class.
-Division = tuple[int, ...]
 # Steps of the prices: to compare divisions, and for those that become starts.
 FEW_STEPS, STEPS = 60, 200
-# How much an overload changes a price at first, after how many steps that is less, and the same of memory.
-RATE, RATE_STEPS, MEMORY_RATE = 0.5, 4.0, 0.3
-# Roundings that are tried of each solution.
-ROUNDINGS = 48
 # Divisions that become starts, and the starts that are given back.
 MOST_DIVISIONS, MOST_STARTS = 6, 4
 # Limits on the time of a piece, in the bound of the programme: that shares out whatever is whole.
 LIMITS = (np.inf, 0.7, 0.5, 0.35)
 # Memory that is filled where more than ``FULL_SHARE`` of it is needed, in the least that tables need.
 LITTLE_MORE = 1.002
-# How much longer than its bound a division takes for each part of a device's memory that is missing.
-MISSING_MEMORY = 10.0
-# Time of what is not allowed.
-_NEVER_MS = 1e9
 
 
 def narrow_starts(construction: Construction, deadline: float = np.inf) -> list[State]:
@@ -68,7 +51,7 @@ def narrow_starts(construction: Construction, deadline: float = np.inf) -> list[
     devices, widths = space.task.num_devices, [*space.lane_limits, space.widest_table]
     if space.offloads or devices == 1 or len(space.costs.kinds) > 1 or len(widths) == 1:
         return []
-    programme = _Programme.of(space, widths)
+    programme = _programme_of(space, widths)
     found: dict[tuple[Division, bytes], State | None] = {}
     limits = LIMITS if space.is_small else LIMITS[:1]
     for (division, bound_ms), limit in product(_best_divisions(programme, deadline), limits):
@@ -83,7 +66,7 @@ def narrow_starts(construction: Construction, deadline: float = np.inf) -> list[
     return sorted(states, key=lambda state: state.cost_ms)[:MOST_STARTS]
 
 
-def _best_divisions(programme: _Programme, deadline: float) -> list[tuple[Division, float]]:
+def _best_divisions(programme: Programme, deadline: float) -> list[tuple[Division, float]]:
     """Divisions of the devices with the least bounds, and these, as a descent finds them."""
     known: dict[Division, float] = {}
 
@@ -116,154 +99,48 @@ def _neighbours(division: Division, step: int) -> Iterator[Division]:
             yield tuple(changed)
 
 
-@dataclass(frozen=True)
-class _Solution:
-    """What the groups choose.
+def _programme_of(space: SearchSpace, widths_C: Sequence[int]) -> Programme:
+    """The programme of a space.
 
-    Attributes:
-        choices_G: numbers of choices.
-        bound_ms: of the linear programme.
-        windows_W: what each window takes in its slowest class.
+    Args:
+        space: groups and options.
+        widths_C: columns of the widest piece of each class.
     """
+    flat, devices = space.flat, space.task.num_devices
+    options = [option for group in space.groups for option in group.options]
+    widest_N, counts_N = np.zeros(len(options), dtype=np.int64), np.array([len(one.pieces) for one in options])
+    np.maximum.at(widest_N, flat.option_A, _widths_of_pieces(space))
+    is_spread_N, homes_N = flat.copies_W > 1, devices // np.array([one.home_span for one in options])
+    held_CH = _mean_devices(space, widths_C)
+    works_CWN = [
+        *(
+            np.where(~is_spread_N & (widest_N <= width), _works_beside(space, held_H), np.inf)
+            for width, held_H in zip(widths_C, held_CH, strict=True)
+        ),
+        np.where(is_spread_N, _works_beside(space, held_CH[0]), np.inf),
+    ]
+    works_CWGO = np.array([[flat.pad_by_group(works_N) for works_N in of_class] for of_class in works_CWN])
+    class_M, option_M = np.nonzero(np.isfinite(works_CWGO[:, 0]).any(axis=1))
+    works_WGM = np.ascontiguousarray(works_CWGO[class_M, :, :, option_M].transpose(1, 2, 0))
 
-    choices_G: Numbers
-    bound_ms: float
-    windows_W: FloatArray
+    def of_choices(values_N: FloatArray) -> FloatArray:
+        values_GO = flat.pad_by_group(values_N.astype(np.float64))
+        return np.where(np.isfinite(values_GO), values_GO, 0.0)[:, option_M]
 
-
-@dataclass(frozen=True)
-class _Programme:
-    """The linear programme, for any division of devices.
-
-    Attributes:
-        option_M, class_M: of each choice.
-        works_WGM: what all pieces of a choice take on all devices together; ``_NEVER_MS`` where there is none.
-        bytes_GM: their memory.
-        pieces_GM: among how many devices it is shared out: an equal share is on each.
-        needed_GM: devices that a class has at least for it.
-        num_classes, num_devices: C and D.
-        room: memory of a device.
-        full_share: part of it that is filled.
-    """
-
-    option_M: Numbers
-    class_M: Numbers
-    works_WGM: FloatArray
-    bytes_GM: FloatArray
-    pieces_GM: FloatArray
-    needed_GM: FloatArray
-    num_classes: int
-    num_devices: int
-    room: float
-    full_share: float
-
-    @staticmethod
-    def of(space: SearchSpace, widths_C: Sequence[int]) -> _Programme:
-        """The programme of a space.
-
-        Args:
-            space: groups and options.
-            widths_C: columns of the widest piece of each class.
-        """
-        flat, devices = space.flat, space.task.num_devices
-        options = [option for group in space.groups for option in group.options]
-        widest_N, counts_N = np.zeros(len(options), dtype=np.int64), np.array([len(one.pieces) for one in options])
-        np.maximum.at(widest_N, flat.option_A, _widths_of_pieces(space))
-        is_spread_N, homes_N = flat.copies_W > 1, devices // np.array([one.home_span for one in options])
-        held_CH = _mean_devices(space, widths_C)
-        works_CWN = [
-            *(
-                np.where(~is_spread_N & (widest_N <= width), _works_beside(space, held_H), np.inf)
-                for width, held_H in zip(widths_C, held_CH, strict=True)
-            ),
-            np.where(is_spread_N, _works_beside(space, held_CH[0]), np.inf),
-        ]
-        works_CWGO = np.array([[flat.pad_by_group(works_N) for works_N in of_class] for of_class in works_CWN])
-        class_M, option_M = np.nonzero(np.isfinite(works_CWGO[:, 0]).any(axis=1))
-        works_WGM = np.ascontiguousarray(works_CWGO[class_M, :, :, option_M].transpose(1, 2, 0))
-
-        def of_choices(values_N: FloatArray) -> FloatArray:
-            values_GO = flat.pad_by_group(values_N.astype(np.float64))
-            return np.where(np.isfinite(values_GO), values_GO, 0.0)[:, option_M]
-
-        room = float(space.room_D.min())
-        needed = float(flat.pad_by_group(flat.bytes_W).min(axis=1).sum())
-        return _Programme(
-            option_M,
-            class_M,
-            np.where(np.isfinite(works_WGM), works_WGM, _NEVER_MS),
-            bytes_GM=of_choices(flat.bytes_W),
-            pieces_GM=of_choices(counts_N * flat.copies_W),
-            needed_GM=of_choices(np.where(is_spread_N, 0, counts_N * homes_N)),
-            num_classes=len(widths_C),
-            num_devices=devices,
-            room=room,
-            full_share=min(max(FULL_SHARE, LITTLE_MORE * needed / (devices * room)), 1.0),
-        )
-
-    def solve(self, division: Division, steps: int, most_ms: float = np.inf) -> _Solution | None:
-        """What groups choose if the devices are divided so; None where some group has no choice.
-
-        Args:
-            division: devices of each class.
-            steps: of the prices.
-            most_ms: of a piece; of groups without such pieces, of any.
-        """
-        devices_C = np.array(division)
-        may_GM = self._may_choose(devices_C, most_ms)
-        if not may_GM.any(axis=1).all():
-            return None
-        barred_GM = np.where(may_GM, 0.0, np.inf)
-        shares_CM, groups = self._shares(devices_C), np.arange(len(may_GM))
-        weight_WC = np.repeat((devices_C / self.num_devices)[None], len(self.works_WGM), axis=0)
-        memory_C, taken_GM, bound_ms = np.zeros(self.num_classes), np.zeros(may_GM.shape), 0.0
-        for step in range(steps):
-            priced_GM = np.einsum("wm,wgm->gm", weight_WC @ shares_CM, self.works_WGM) + barred_GM
-            if memory_C.any():
-                priced_GM += self.bytes_GM * (memory_C @ shares_CM / self.room)
-            chosen_G = priced_GM.argmin(axis=1)
-            bound_ms = max(bound_ms, float(priced_GM[groups, chosen_G].sum() - memory_C.sum() * self.full_share))
-            taken_GM[groups, chosen_G] += step >= steps // 3
-            loads_WC, full_C = self._loads(shares_CM, chosen_G)
-            rate = RATE / np.sqrt(1 + step / RATE_STEPS)
-            memory_C = np.maximum(memory_C + MEMORY_RATE * rate * bound_ms * (full_C - self.full_share), 0.0)
-            weight_WC *= np.exp(rate * (loads_WC / np.maximum(loads_WC.max(axis=1, keepdims=True), 1e-12) - 1))
-            weight_WC /= weight_WC.sum(axis=1, keepdims=True)
-        chosen_G, windows_W = self._round(taken_GM, shares_CM, bound_ms)
-        return _Solution(chosen_G, bound_ms, windows_W)
-
-    def _may_choose(self, devices_C: Numbers, most_ms: float) -> npt.NDArray[np.bool_]:
-        """[G, M] whether a division allows a choice."""
-        has_M = np.append(devices_C, self.num_devices)[self.class_M]
-        may_GM = (self.works_WGM[0] < _NEVER_MS) & (self.needed_GM <= has_M) & (has_M > 0)
-        is_short_GM = may_GM & (self.works_WGM.sum(axis=0) <= most_ms * np.maximum(self.pieces_GM, 1.0))
-        return np.asarray(np.where(is_short_GM.any(axis=1, keepdims=True), is_short_GM, may_GM))
-
-    def _shares(self, devices_C: Numbers) -> FloatArray:
-        """[C, M] the part of each choice's work that a device of each class has."""
-        own_CM = (self.class_M == np.arange(self.num_classes)[:, None]) / np.maximum(devices_C, 1)[:, None]
-        everywhere_CM = np.where(devices_C > 0, 1 / self.num_devices, 0.0)[:, None]
-        return np.asarray(np.where(self.class_M == self.num_classes, everywhere_CM, own_CM))
-
-    def _loads(self, shares_CM: FloatArray, chosen_G: Numbers) -> tuple[FloatArray, FloatArray]:
-        """[W, C] what a device of each class takes in each window, and [C] the part of its memory that is taken."""
-        groups, count = np.arange(len(chosen_G)), len(self.class_M)
-        sums_WM = np.array([np.bincount(chosen_G, works_GM[groups, chosen_G], count) for works_GM in self.works_WGM])
-        bytes_M = np.bincount(chosen_G, self.bytes_GM[groups, chosen_G], count)
-        return sums_WM @ shares_CM.T, shares_CM @ bytes_M / self.room
-
-    def _round(self, taken_GM: FloatArray, shares_CM: FloatArray, bound_ms: float) -> tuple[Numbers, FloatArray]:
-        """The best of some random choices, each by how often it was taken, and the times of its windows."""
-        rng, sums_GM = np.random.default_rng(0), taken_GM.cumsum(axis=1) / taken_GM.sum(axis=1, keepdims=True)
-        best, least = (taken_GM.argmax(axis=1), np.zeros(0)), np.inf
-        for number in range(ROUNDINGS):
-            drawn_G = (rng.random(len(sums_GM))[:, None] < sums_GM).argmax(axis=1) if number else best[0]
-            loads_WC, full_C = self._loads(shares_CM, drawn_G)
-            windows_W = loads_WC.max(axis=1)
-            missing = max(float(full_C.max()) - 1, 0.0)
-            if (cost := float(windows_W.sum()) + MISSING_MEMORY * missing * bound_ms) < least:
-                best, least = (drawn_G, windows_W), cost
-        return best
+    room = float(space.room_D.min())
+    needed = float(flat.pad_by_group(flat.bytes_W).min(axis=1).sum())
+    return Programme(
+        option_M,
+        class_M,
+        np.where(np.isfinite(works_WGM), works_WGM, NEVER_MS),
+        bytes_GM=of_choices(flat.bytes_W),
+        pieces_GM=of_choices(counts_N * flat.copies_W),
+        needed_GM=of_choices(np.where(is_spread_N, 0, counts_N * homes_N)),
+        num_classes=len(widths_C),
+        num_devices=devices,
+        room=room,
+        full_share=min(max(FULL_SHARE, LITTLE_MORE * needed / (devices * room)), 1.0),
+    )
 
 
 def _widths_of_pieces(space: SearchSpace) -> Numbers:
@@ -312,7 +189,7 @@ def _pass_ms(price: DevicePrice, columns_PH: Columns) -> FloatArray:
 
 
 def _place(
-    construction: Construction, programme: _Programme, division: Division, solution: _Solution
+    construction: Construction, programme: Programme, division: Division, solution: Solution
 ) -> list[Choice] | None:
     """The pieces, the costliest first, each where the windows stay the shortest; None where one finds no room."""
     space, devices = construction.space, programme.num_devices
