@@ -109,12 +109,12 @@ def mean_device(space: SearchSpace, kind: int, largest: Sequence[int] | npt.NDAr
     return np.asarray(mean_H)
 
 
-def beside(price: DevicePrice, columns_PH: Columns, held_H: Columns) -> Columns:
-    """[P, H] columns of what a device holds with each looked-up row."""
-    with_PH = columns_PH + held_H
-    maxima = slice(with_PH.shape[1] - price.num_maxima, None)
-    with_PH[:, maxima] = np.maximum(columns_PH[:, maxima], held_H[maxima])
-    return np.asarray(with_PH)
+def beside(price: DevicePrice, columns: Columns, held_H: Columns) -> Columns:
+    """[..., H] columns of one more beside others: sums, but of the last columns the largest."""
+    found = columns + held_H
+    maxima = slice(found.shape[-1] - price.num_maxima, None)
+    found[..., maxima] = np.maximum(columns[..., maxima], held_H[maxima])
+    return np.asarray(found)
 
 
 class Construction:

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.price.device_price import DevicePrice, alone_ms
+from evenshard.measure.price.device_price import alone_ms
 from evenshard.placement.sharding import TABLE_WISE
+from evenshard.sharders.search.construction import beside
 from evenshard.sharders.search.sharding_option import Piece
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.state import Choice
@@ -64,7 +65,7 @@ def whole_starts(space: SearchSpace) -> list[list[Choice]]:
     free_SD = np.repeat(space.room_D[None], len(allowed_SGD), axis=0)
     ms_SD, start_S = np.zeros(sums_SDH.shape[:2]), np.arange(len(allowed_SGD))
     for group in np.lexsort((-alone_G, ~bound_G)).tolist():
-        with_SDH = _with(price, sums_SDH, columns_GH[group])
+        with_SDH = beside(price, sums_SDH, columns_GH[group])
         with_SD = alone_ms(price, with_SDH.reshape(-1, with_SDH.shape[2])).reshape(ms_SD.shape)
         with_SD = with_SD + exchange_SD + exchange_G[group]
         legal_SD = allowed_SGD[:, group] & (free_SD >= pieces[group].size_bytes)
@@ -88,16 +89,8 @@ def _columns(space: SearchSpace, piece: Piece) -> FloatArray:
     """[H] the columns of all that a piece looks up, on the only kind of device."""
     found_H = np.zeros_like(space.lookups.columns_KPH[0][0])
     for _, row in piece.cells:
-        found_H = _with(space.costs.prices[0], found_H, space.lookups.columns_KPH[0][row])
+        found_H = beside(space.costs.prices[0], found_H, space.lookups.columns_KPH[0][row])
     return np.asarray(found_H)
-
-
-def _with(price: DevicePrice, sums: FloatArray, columns_H: FloatArray) -> FloatArray:
-    """[..., H] sums with the columns of one more; the last columns are maxima."""
-    found = sums + columns_H
-    if maxima := price.num_maxima:
-        found[..., -maxima:] = np.maximum(sums[..., -maxima:], columns_H[-maxima:])
-    return np.asarray(found)
 
 
 def row_splits(
