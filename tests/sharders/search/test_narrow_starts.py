@@ -12,11 +12,20 @@ from evenshard.measure.link import LINKS
 from evenshard.measure.price.step import PartCosts
 from evenshard.measure.simulated.cluster import simulated_kind
 from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.measure.simulated.price import WIDEST
 from evenshard.placement.machine import Machine
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.search.construction import Construction, Works
-from evenshard.sharders.search.narrow_starts import STEPS, _neighbours, _programme_of, narrow_starts
+from evenshard.sharders.search.narrow_starts import (
+    STEPS,
+    _mean_devices,
+    _neighbours,
+    _place,
+    _programme_of,
+    narrow_starts,
+)
+from evenshard.sharders.search.programme import Programme, Solution
 from evenshard.sharders.search.search import PlanSearch, _best_of_both_kinds
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.starts import Start, construct_starts
@@ -40,6 +49,11 @@ def costs_of(task: ShardingTask) -> PartCosts:
 def starts_of(task: ShardingTask) -> list[State]:
     space = SearchSpace(costs_of(task))
     return narrow_starts(Construction(space, Works.of(space)))
+
+
+def programme_of(tables: tuple[Table, ...], devices: int, room_gb: float = 60.0) -> Programme:
+    space = SearchSpace(costs_of(task_of(tables, devices, room_gb)))
+    return _programme_of(space, [*space.lane_limits, space.widest_table])
 
 
 def drawn(count: int, seed: int = 0) -> tuple[Table, ...]:
@@ -96,12 +110,11 @@ def test_starts_keep_to_devices_that_are_allowed() -> None:
 
 
 @pytest.mark.parametrize("division", [(3, 2, 3), (0, 4, 4), (8, 0, 0)])
-@pytest.mark.parametrize("room_gb", [60.0, 5.0])
+@pytest.mark.parametrize("room_gb", [60.0, 1.7])
 def test_the_bound_is_that_of_a_solver(division: tuple[int, ...], room_gb: float) -> None:
     """Never above what HiGHS finds for the whole programme, and hardly below; choices are hardly longer."""
     optimize = pytest.importorskip("scipy.optimize")
-    space = SearchSpace(costs_of(task_of(drawn(80, 5), 8, room_gb)))
-    programme = _programme_of(space, [*space.lane_limits, space.widest_table])
+    programme = programme_of(drawn(80, 5), 8, room_gb)
     found = programme.solve(division, STEPS)
     devices_C = np.array(division)
     may_GM, shares_CM = programme.may_choose(devices_C, np.inf), programme.shares(devices_C)
@@ -125,6 +138,34 @@ def test_the_bound_is_that_of_a_solver(division: tuple[int, ...], room_gb: float
     )
     assert 0.97 * solved.fun <= found.bound_ms <= solved.fun * (1 + 1e-9)
     assert found.windows_W.sum() >= solved.fun * (1 - 1e-9) or room_gb < 60.0
+
+
+@pytest.mark.parametrize("division", [(3, 2, 3), (0, 4, 4)])
+def test_all_devices_together_have_all_of_a_choice(division: tuple[int, ...]) -> None:
+    programme = programme_of(drawn(20), 8)
+    shares_CM = programme.shares(np.array(division))
+    may_M = programme.may_choose(np.array(division), np.inf).any(axis=0)
+    assert np.array(division) @ shares_CM[:, may_M] == pytest.approx(np.ones(may_M.sum()))
+
+
+def test_a_class_is_measured_beside_its_widest_pieces() -> None:
+    space = SearchSpace(costs_of(task_of(drawn(40), 8)))
+    held_CH = _mean_devices(space, [*space.lane_limits, space.widest_table])
+    assert held_CH[:, WIDEST].tolist() == [32, 64, 128]
+
+
+def test_a_narrow_piece_goes_to_a_device_for_wide_ones_if_its_own_are_full() -> None:
+    """Each device holds one of these tables; the only one of the first class takes the first."""
+    tables = tuple(Table(f"t{at}", 64 * 10**6 // dim, dim, 10.0 - at) for at, dim in enumerate((32, 32, 64)))
+    of_tables = task_of(tables, 3, types=frozenset({TABLE_WISE}))
+    space = SearchSpace(costs_of(replace(of_tables, room_bytes=(int(1.1 * max(of_tables.table_bytes)),) * 3)))
+    programme = _programme_of(space, [32, 64])
+    on_first = programme.class_M.tolist().index(0)
+    on_second = programme.class_M.tolist().index(1)
+    solution = Solution(np.array([on_first, on_first, on_second]), 0.0, np.ones(len(programme.works_WGM)))
+    placed = _place(Construction(space, Works.of(space)), programme, (1, 2), solution)
+    assert placed is not None and sorted(choice.places for choice in placed) == [(0,), (1,), (2,)]
+    assert placed[0].places == (0,)
 
 
 def test_one_class_gives_devices_to_another() -> None:
