@@ -12,7 +12,7 @@ from evenshard.measure.link import LINKS
 from evenshard.measure.price.step import PartCosts
 from evenshard.measure.simulated.cluster import simulated_kind
 from evenshard.measure.simulated.gpu_profile import gpu_profile
-from evenshard.measure.simulated.price import WIDEST
+from evenshard.measure.simulated.price import LOOKUPS, WIDEST
 from evenshard.placement.machine import Machine
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.task import ShardingTask, TableLimits
@@ -152,6 +152,15 @@ def test_a_class_is_measured_beside_its_widest_pieces() -> None:
     space = SearchSpace(costs_of(task_of(drawn(40), 8)))
     held_CH = _mean_devices(space, [*space.lane_limits, space.widest_table])
     assert held_CH[:, WIDEST].tolist() == [32, 64, 128]
+
+
+def test_a_class_is_measured_beside_its_own_tables() -> None:
+    """A price without maxima, such as a learned model's, sees lanes by the tables that a device holds."""
+    tables = tuple(Table(f"t{at}", 10**5, 128 if at < 6 else 32, 30.0 if at < 6 else 10.0) for at in range(8))
+    space = SearchSpace(costs_of(task_of(tables, 4)))
+    narrow_H, all_H = _mean_devices(space, [32, 128])
+    assert narrow_H[LOOKUPS] == pytest.approx(8 * 10 * 65_536 / 4)
+    assert all_H[LOOKUPS] == pytest.approx((6 * 30 + 2 * 10) * 65_536 / 4)
 
 
 def test_a_narrow_piece_goes_to_a_device_for_wide_ones_if_its_own_are_full() -> None:

@@ -84,28 +84,33 @@ class Works:
 
 def _added_ms(space: SearchSpace, beside_largest: bool) -> FloatArray:
     """[P] what each looked-up row of columns adds to a mean device, by the slowest kind of device; see ``Works.of``."""
-    wholes = [group.options[0].pieces[0].cells[0][1] for group in space.groups] if beside_largest else []
+    wholes = first_rows(space)
     found = []
     for kind, (price, columns_PH) in enumerate(zip(space.costs.prices, space.lookups.columns_KPH, strict=True)):
-        mean_H = mean_device(space, kind, wholes)
+        mean_H = mean_device(space, kind, wholes, wholes if beside_largest else [])
         base_ms = float(alone_ms(price, mean_H[None])[0])
         found.append(np.maximum(alone_ms(price, beside(price, columns_PH, mean_H)) - base_ms, 1e-9))
     return np.asarray(np.max(found, axis=0))
 
 
-def mean_device(space: SearchSpace, kind: int, largest: Sequence[int] | npt.NDArray[np.int64]) -> Columns:
-    """[H] columns of a device with an even share of everything, whole.
+def first_rows(space: SearchSpace) -> list[int]:
+    """The looked-up row of columns of each group's first option: whole, where that is allowed."""
+    return [group.options[0].pieces[0].cells[0][1] for group in space.groups]
+
+
+def mean_device(space: SearchSpace, kind: int, rows: Sequence[int], largest: Sequence[int]) -> Columns:
+    """[H] columns of a device with an even share of some looked-up rows.
 
     Args:
         space: groups and options.
         kind: of device.
-        largest: numbers of looked-up rows of columns; the device has the largest of their maxima.
+        rows: their numbers.
+        largest: rows of whose maxima the device has the largest, none where there are none.
     """
     price, columns_PH = space.costs.prices[kind], space.lookups.columns_KPH[kind]
-    wholes = [group.options[0].pieces[0].cells[0][1] for group in space.groups]
-    mean_H = columns_PH[wholes].sum(axis=0, dtype=np.float64).astype(columns_PH.dtype) / space.task.num_devices
+    mean_H = columns_PH[rows].sum(axis=0, dtype=np.float64).astype(columns_PH.dtype) / space.task.num_devices
     maxima = slice(len(mean_H) - price.num_maxima, None)
-    mean_H[maxima] = columns_PH[largest, maxima].max(axis=0) if len(largest) else 0.0
+    mean_H[maxima] = columns_PH[largest, maxima].max(axis=0) if largest else 0.0
     return np.asarray(mean_H)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from evenshard.measure.price.device_price import Columns, DevicePrice
 from evenshard.measure.price.step import dense_ms
 from evenshard.measure.step_time import Phases, hides_inputs, windows
-from evenshard.sharders.search.construction import Construction, Places, beside, mean_device
+from evenshard.sharders.search.construction import Construction, Places, beside, first_rows, mean_device
 from evenshard.sharders.search.programme import NEVER_MS, Division, Numbers, Programme, Solution
 from evenshard.sharders.search.sharding_option import TableGroup
 from evenshard.sharders.search.space import FULL_SHARE, SearchSpace
@@ -156,11 +156,20 @@ def _widths_of_pieces(space: SearchSpace) -> Numbers:
 
 
 def _mean_devices(space: SearchSpace, widths_C: Sequence[int]) -> Columns:
-    """[C, H] devices with an even share of everything, whole, and the maxima of what their class may hold."""
-    (columns_PH,) = space.lookups.columns_KPH
-    width_P, flat = np.zeros(len(columns_PH), dtype=np.int64), space.flat
+    """[C, H] devices with an even share of as many tables of each class as there are, with the maxima of its pieces.
+
+    A price that knows no maxima sees the lanes of a device by the tables that it holds.
+    """
+    (price,), (columns_PH,), flat = space.costs.prices, space.lookups.columns_KPH, space.flat
+    width_P, sums = np.zeros(len(columns_PH), dtype=np.int64), slice(columns_PH.shape[1] - price.num_maxima)
     width_P[flat.row_C] = _widths_of_pieces(space)[flat.piece_C]
-    return np.array([mean_device(space, 0, np.flatnonzero(width_P <= width)) for width in widths_C])
+    wholes, found = first_rows(space), []
+    for width in widths_C:
+        own = [row for row, group in zip(wholes, space.groups, strict=True) if _widest(space, group) <= width]
+        mean_H = mean_device(space, 0, own, np.flatnonzero(width_P <= width).tolist())
+        mean_H[sums] *= len(wholes) / len(own)
+        found.append(mean_H)
+    return np.array(found)
 
 
 def _widest(space: SearchSpace, group: TableGroup) -> int:
