@@ -53,7 +53,7 @@ def starts_of(task: ShardingTask) -> list[State]:
 
 def programme_of(tables: tuple[Table, ...], devices: int, room_gb: float = 60.0) -> Programme:
     space = SearchSpace(costs_of(task_of(tables, devices, room_gb)))
-    return _programme_of(space, [*space.lane_limits, space.widest_table])
+    return _programme_of(space, [*space.lane_limits, int(space.widest_G.max())])
 
 
 def drawn(count: int, seed: int = 0) -> tuple[Table, ...]:
@@ -88,6 +88,16 @@ def test_where_widths_or_devices_are_alike_there_are_none() -> None:
     assert starts_of(task_of(alike, 4)) == starts_of(task_of(drawn(6), 1)) == []
     below_any_limit = tuple(Table(f"t{at}", 10**5, 8 * (1 + at % 4), 5.0) for at in range(6))
     assert starts_of(task_of(below_any_limit, 4)) == []
+
+
+def test_tables_that_stay_together_are_as_wide_as_the_widest() -> None:
+    """The narrow one is in no class of its own: its group needs a device for wide ones."""
+    tables = tuple(Table(f"t{at}", 10**5, dim, 5.0) for at, dim in enumerate((32, 128, 64)))
+    task = replace(task_of(tables, 2), together=((0, 1),))
+    space = SearchSpace(costs_of(task))
+    assert space.lane_limits == (64,)
+    found = narrow_starts(Construction(space, Works.of(space)))
+    assert all(len(state.choices) == 2 for state in found)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -150,7 +160,7 @@ def test_all_devices_together_have_all_of_a_choice(division: tuple[int, ...]) ->
 
 def test_a_class_is_measured_beside_its_widest_pieces() -> None:
     space = SearchSpace(costs_of(task_of(drawn(40), 8)))
-    held_CH = _mean_devices(space, [*space.lane_limits, space.widest_table])
+    held_CH = _mean_devices(space, [*space.lane_limits, int(space.widest_G.max())])
     assert held_CH[:, WIDEST].tolist() == [32, 64, 128]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.price import DeviceModelPrice
 from evenshard.sharders.cost_model.price import LearnedPrice
 from evenshard.sharders.search.whole_starts import TRIED_PASSES, row_splits
@@ -40,4 +41,8 @@ def test_where_a_price_has_no_limits_the_free_start_is_alone() -> None:
 def test_prices_name_the_same_limits() -> None:
     """A learned model's passes begin where those of the device models do."""
     assert LearnedPrice.row_limits[TRIED_PASSES] == DeviceModelPrice.row_limits[TRIED_PASSES] == (2**16 - 1, 2**24 - 1)
-    assert LearnedPrice.lane_limits == DeviceModelPrice.lane_limits == (32, 64, 128)
+    assert LearnedPrice.lane_limits == DeviceModelPrice(gpu_profile("h100")).lane_limits == (32, 64, 128)
+
+
+def test_a_device_model_without_lanes_has_no_limits_on_them() -> None:
+    assert DeviceModelPrice(gpu_profile("v100")).lane_limits == ()

@@ -165,6 +165,11 @@ class DevicePrice(Protocol):
 
 
 def alone_ms(price: DevicePrice, columns_PH: Columns) -> FloatArray:
-    """[P] forward and backward time of tables that have a call and a device to themselves."""
+    """[P] forward and backward time, together, of tables that have a call and a device to themselves."""
+    return np.asarray(passes_alone_ms(price, columns_PH).sum(axis=0))
+
+
+def passes_alone_ms(price: DevicePrice, columns_PH: Columns) -> FloatArray:
+    """[2, P] the same, each by itself."""
     calls_P = np.ones(len(columns_PH), dtype=np.int64)
-    return np.asarray(price.device_ms(price.call_ms(columns_PH)[:, None], calls_P).sum(axis=0))
+    return np.asarray(price.device_ms(price.call_ms(columns_PH)[:, None], calls_P))

@@ -68,7 +68,7 @@ class DeviceModelPrice:
     num_maxima = 4
     is_by_call = True
     sees_hot_rows = False
-    row_limits, lane_limits = ROW_LIMITS, LANE_LIMITS
+    row_limits = ROW_LIMITS
 
     def __init__(self, profile: GpuProfile) -> None:
         self._profile, self._counter = profile, WorkCounter(profile)
@@ -79,6 +79,7 @@ class DeviceModelPrice:
         self._cache_ns_2 = np.array([[profile.cached_fwd_us], [profile.cached_bwd_us]]) * NS_PER_US
         self._overhead_ms_2 = np.array([profile.fwd_overhead_us, profile.bwd_overhead_us]) / US_PER_MS
         self._has_lanes = profile.lookup_lane_power > 0 or profile.gradient_lane_power > 0
+        self.lane_limits = LANE_LIMITS if self._has_lanes else ()
 
     def columns(self, lookups: Sequence[Lookup]) -> FloatArray:
         """[P, H] columns of tables."""

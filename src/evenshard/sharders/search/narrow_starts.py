@@ -20,12 +20,11 @@ from itertools import permutations, product
 
 import numpy as np
 
-from evenshard.measure.price.device_price import Columns, DevicePrice
+from evenshard.measure.price.device_price import Columns, passes_alone_ms
 from evenshard.measure.price.step import dense_ms
 from evenshard.measure.step_time import Phases, hides_inputs, windows
 from evenshard.sharders.search.construction import Construction, Places, beside, first_rows, mean_device
 from evenshard.sharders.search.programme import NEVER_MS, Division, Numbers, Programme, Solution
-from evenshard.sharders.search.sharding_option import TableGroup
 from evenshard.sharders.search.space import FULL_SHARE, SearchSpace
 from evenshard.sharders.search.state import Choice, State
 from evenshard.tables.reuse import FloatArray
@@ -48,7 +47,7 @@ def narrow_starts(construction: Construction, deadline: float = np.inf) -> list[
         deadline: of ``time.monotonic``, after which no more are made.
     """
     space = construction.space
-    devices, widths = space.task.num_devices, [*space.lane_limits, space.widest_table]
+    devices, widths = space.task.num_devices, [*space.lane_limits, int(space.widest_G.max())]
     if space.offloads or devices == 1 or len(space.costs.kinds) > 1 or len(widths) == 1:
         return []
     programme = _programme_of(space, widths)
@@ -147,8 +146,8 @@ def _widths_of_pieces(space: SearchSpace) -> Numbers:
     """[pieces] columns of all pieces of all options; of tables that stay together, of the widest."""
     return np.array(
         [
-            piece.columns if len(group.tables) == 1 else _widest(space, group)
-            for group in space.groups
+            piece.columns if len(group.tables) == 1 else widest
+            for group, widest in zip(space.groups, space.widest_G.tolist(), strict=True)
             for option in group.options
             for piece in option.pieces
         ]
@@ -165,22 +164,18 @@ def _mean_devices(space: SearchSpace, widths_C: Sequence[int]) -> Columns:
     width_P[flat.row_C] = _widths_of_pieces(space)[flat.piece_C]
     wholes, found = first_rows(space), []
     for width in widths_C:
-        own = [row for row, group in zip(wholes, space.groups, strict=True) if _widest(space, group) <= width]
+        own = np.array(wholes)[space.widest_G <= width].tolist()
         mean_H = mean_device(space, 0, own, np.flatnonzero(width_P <= width).tolist())
         mean_H[sums] *= len(wholes) / len(own)
         found.append(mean_H)
     return np.array(found)
 
 
-def _widest(space: SearchSpace, group: TableGroup) -> int:
-    return max(space.task.tables[at].embedding_dim for at in group.tables)
-
-
 def _works_beside(space: SearchSpace, held_H: Columns) -> FloatArray:
     """[W, N] what all pieces of options add on all devices together, each to a device that holds so much."""
     flat, costs, task = space.flat, space.costs, space.task
     (price,), (columns_PH,) = costs.prices, space.lookups.columns_KPH
-    added_2P = _pass_ms(price, beside(price, columns_PH, held_H)) - _pass_ms(price, held_H[None])
+    added_2P = passes_alone_ms(price, beside(price, columns_PH, held_H)) - passes_alone_ms(price, held_H[None])
     forward_N, backward_N = (flat.sum_by_option(of_pass_P) for of_pass_P in np.maximum(added_2P, 0.0))
     inputs_N, out_N, back_N = (flat.volume_WV @ costs.slopes_V3(np.ones(task.num_devices))).T
     if hides_inputs(costs.pipeline):
@@ -189,12 +184,6 @@ def _works_beside(space: SearchSpace, held_H: Columns) -> FloatArray:
     backward_N = backward_N + flat.values_W * dense_ms(1.0, costs.kinds[0].bytes_per_ns, task.optimizer)
     phases = Phases(inputs_N, forward_N, out_N, back_N, backward_N)
     return np.array([one.total * flat.copies_W for one in windows(phases, costs.pipeline)])
-
-
-def _pass_ms(price: DevicePrice, columns_PH: Columns) -> FloatArray:
-    """[2, P] forward and backward time of devices with one call each."""
-    times_QP = price.call_ms(columns_PH)
-    return np.asarray(price.device_ms(times_QP[:, None], np.ones(len(columns_PH), dtype=np.int64)))
 
 
 def _place(

@@ -3,7 +3,7 @@
 Where device memory is short, large tables may also be kept outside of it: each option again for every cache that they
 may have, and for none.
 
-Legend: D devices, N changes, C kernel calls, L collectives.
+Legend: G groups, D devices, N changes, C kernel calls, L collectives.
 """
 
 from __future__ import annotations
@@ -104,16 +104,16 @@ class SearchSpace:
         return FlatOptions.of(self.groups)
 
     @cached_property
-    def widest_table(self) -> int:
-        """The largest dim."""
-        return max(table.embedding_dim for table in self.task.tables)
+    def widest_G(self) -> npt.NDArray[np.int64]:
+        """[G] the largest dim of the tables of each group."""
+        tables = self.task.tables
+        return np.array([max(tables[at].embedding_dim for at in group.tables) for group in self.groups])
 
     @cached_property
     def lane_limits(self) -> tuple[int, ...]:
-        """Widths up to which rows take fewer lanes, as far as some tables are wider and some are not."""
-        narrowest = min(table.embedding_dim for table in self.task.tables)
+        """Widths up to which rows take fewer lanes, as far as some groups are wider and some are not."""
         limits = {limit for price in self.costs.prices for limit in price.lane_limits}
-        return tuple(limit for limit in sorted(limits) if narrowest <= limit < self.widest_table)
+        return tuple(limit for limit in sorted(limits) if self.widest_G.min() <= limit < self.widest_G.max())
 
     @property
     def span_of_call(self) -> list[int]:
