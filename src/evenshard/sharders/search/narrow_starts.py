@@ -40,7 +40,7 @@ LITTLE_MORE = 1.002
 
 
 def narrow_starts(construction: Construction, deadline: float = np.inf) -> list[State]:
-    """The best of these starts, as far as they are found; none where all tables are alike in width, or devices are not.
+    """The best of these starts; none where all tables take as many lanes, or where devices are of several kinds.
 
     Args:
         construction: finds devices for pieces.
@@ -155,9 +155,9 @@ def _widths_of_pieces(space: SearchSpace) -> Numbers:
 
 
 def _mean_devices(space: SearchSpace, widths_C: Sequence[int]) -> Columns:
-    """[C, H] devices with an even share of as many tables of each class as there are, with the maxima of its pieces.
+    """[C, H] the mean device, as if all tables were of a class: the sums of its tables, and the maxima of its pieces.
 
-    A price that knows no maxima sees the lanes of a device by the tables that it holds.
+    A price without maxima, such as a learned model's, sees the lanes of a device by the tables that it holds.
     """
     (price,), (columns_PH,), flat = space.costs.prices, space.lookups.columns_KPH, space.flat
     width_P, sums = np.zeros(len(columns_PH), dtype=np.int64), slice(columns_PH.shape[1] - price.num_maxima)
