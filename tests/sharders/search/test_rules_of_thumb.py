@@ -81,11 +81,25 @@ def test_a_rule_is_what_its_name_says() -> None:
         found = list(types_of(search, rule).values())
         if name == "whole, 2 in rows":
             assert found.count(ROW_WISE) == 2 and found.count(TABLE_WISE) == len(found) - 2
+        if name == "whole, 2 in rows, the others in 4 parts of columns":
+            assert found.count(ROW_WISE) == 2 and found.count(COLUMN_WISE) == len(found) - 2
+            assert rule.types == {ROW_WISE, COLUMN_WISE}
         if name == "whole, 1 in 2 parts of columns":
             assert found.count(COLUMN_WISE) == 1 and found.count(TABLE_WISE) == len(found) - 1
             whole_G, cut_G = (np.array([one.option for one in own.choices]) for own in (by_name["whole"], rule))
             whole_ms = search.construction.total_ms(whole_G)
             assert whole_ms[cut_G != whole_G] == [whole_ms.max()]
+
+
+def test_the_costliest_tables_are_cut_by_rows_where_all_others_are_cut_by_columns() -> None:
+    search = search_of(3, (TABLE_WISE, COLUMN_WISE, ROW_WISE, DATA_PARALLEL))
+    names = [table.name for table in search.costs.task.tables]
+    by_name = {rule.name: rule for rule in rules_of_thumb(search.construction)}
+    base_ms = search.construction.total_ms(np.array([one.option for one in by_name["whole"].choices]))
+    for number in (1, 2, 4):
+        found = types_of(search, by_name[f"whole, {number} in rows, the others in 2 parts of columns"])
+        costliest = np.argsort(-base_ms, kind="stable")[:number].tolist()
+        assert found == {name: ROW_WISE if at in costliest else COLUMN_WISE for at, name in enumerate(names)}
 
 
 def test_rules_keep_to_the_types_that_tables_may_have() -> None:

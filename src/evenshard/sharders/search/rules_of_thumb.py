@@ -1,13 +1,14 @@
 """Rules of thumb, as placements: small tables on every device, the costliest ones cut, the rest whole, placed greedily.
 
-A construction with one limit on the time of a piece makes none of these: "24 tables whole, 2 cut in four" has two.
+Or the costliest ones are cut by rows, and the rest by columns. A construction with one limit on the time of a piece
+makes none of these: "24 tables whole, 2 cut in four" has two.
 
 Legend: G groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -26,6 +27,8 @@ NOT_REPLICATED = frozenset(SHARDING_TYPES) - frozenset(REPLICATED_TYPES)
 MOST_REPLICATED = (0, 10**4, 10**5, 2 * 10**5, 10**6, 10**7, 10**8)
 # How many of the other tables are cut, the costliest ones first.
 NUMBERS_CUT = (1, 2, 4, 8, 16)
+# The same by rows where all others are cut by columns.
+NUMBERS_BESIDE_COLUMNS = (1, 2, 4, 8)
 # Parts that the columns of a cut table are split into.
 COLUMN_PARTS = (2, 4, 8, 16)
 # Cuts are tried with so many of the limits on replicated tables, the fastest ones.
@@ -49,6 +52,17 @@ class RuleOfThumb:
     cost_ms: float
 
 
+@dataclass(frozen=True)
+class _Cut:
+    """What is cut in one way: so many of the tables that are not cut yet, the costliest ones first; None for all."""
+
+    way: str
+    number: int | None
+
+    def __str__(self) -> str:
+        return f"{'the others' if self.number is None else self.number} {self.way}"
+
+
 def rules_of_thumb(construction: Construction, most_ms: float = np.inf) -> list[RuleOfThumb]:
     """The placements of all rules that find room, the fastest first, each once.
 
@@ -65,17 +79,34 @@ def rules_of_thumb(construction: Construction, most_ms: float = np.inf) -> list[
         made = _make_once(construction, found, _name(most), options_G, most_ms)
         if made is not None:
             uncut.append((made.cost_ms, most))
-    cuts = [way for way in numbers_of if way not in (WHOLE, REPLICATED)]
-    for most, way, number in product(
-        [most for _, most in sorted(uncut)[:MOST_WITH_CUTS]] or [0], cuts, (*NUMBERS_CUT, len(weights_G))
-    ):
+    mosts = [most for _, most in sorted(uncut)[:MOST_WITH_CUTS]] or [0]
+    for most, cuts in product(mosts, _cuts(numbers_of, len(weights_G))):
         options_G = _with_replicas(construction, numbers_of, weights_G, most)
-        may_G = (options_G != numbers_of.get(REPLICATED, -1)) & (numbers_of[way] >= 0)
         works_G = construction.total_ms(options_G)
-        chosen = [group for group in np.argsort(-works_G, kind="stable").tolist() if may_G[group]][:number]
-        options_G[chosen] = numbers_of[way][chosen]
-        _make_once(construction, found, f"{_name(most)}, {number} {way}", options_G, most_ms)
+        may_G = options_G != numbers_of.get(REPLICATED, -1)
+        for cut in cuts:
+            may_be_G = may_G & (numbers_of[cut.way] >= 0)
+            chosen = [group for group in np.argsort(-works_G, kind="stable").tolist() if may_be_G[group]][: cut.number]
+            options_G[chosen] = numbers_of[cut.way][chosen]
+            may_G[chosen] = False
+        name = ", ".join([_name(most), *map(str, cuts)])
+        _make_once(construction, found, name, options_G, most_ms)
     return sorted(filter(None, found.values()), key=lambda one: one.cost_ms)
+
+
+def _cuts(numbers_of: Collection[str], num_groups: int) -> Iterator[tuple[_Cut, ...]]:
+    """Cuts of one way, and those of some tables by rows and all others by columns.
+
+    Args:
+        numbers_of: ways to shard a table.
+        num_groups: G.
+    """
+    rows = [way for way in numbers_of if way in (IN_ROWS, IN_NODE_ROWS)]
+    columns = [way for way in numbers_of if way not in (WHOLE, REPLICATED, *rows)]
+    for way, number in product((*rows, *columns), (*NUMBERS_CUT, num_groups)):
+        yield (_Cut(way, number),)
+    for way, number, others in product(rows, NUMBERS_BESIDE_COLUMNS, columns):
+        yield _Cut(way, number), _Cut(others, None)
 
 
 def _name(most: int) -> str:
