@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -17,11 +19,13 @@ from evenshard.placement.sharding import (
     DATA_PARALLEL,
     ROW_WISE,
     SHARDING_TYPES,
+    TABLE_COLUMN_WISE,
     TABLE_ROW_WISE,
     TABLE_WISE,
 )
 from evenshard.placement.sharding import sharding_type as type_of
 from evenshard.placement.task import ShardingTask, TableLimits
+from evenshard.sharders.search import rules_of_thumb as rules_module
 from evenshard.sharders.search import starts
 from evenshard.sharders.search.construction import Construction
 from evenshard.sharders.search.rules_of_thumb import RuleOfThumb, rules_of_thumb
@@ -30,7 +34,7 @@ from evenshard.sharders.search.starts import construct_starts
 from evenshard.sharders.search.state import State
 from evenshard.tables.table import Table
 
-MACHINE = Machine(4, 4)
+MACHINE, TWO_NODES = Machine(4, 4), Machine(4, 2, inter="infiniband_ndr")
 
 
 def search_of(
@@ -67,39 +71,75 @@ def test_no_answer_is_worse_than_a_rule(seed: int) -> None:
         assert found_ms <= search.costs.predict(State(search.space, rule.choices).parts()).predicted_ms * (1 + 1e-6)
 
 
-def test_a_rule_is_what_its_name_says() -> None:
-    search = search_of(3)
-    by_name = {rule.name: rule for rule in rules_of_thumb(search.construction)}
-    sizes = {one.name: one.num_rows * one.embedding_dim for one in search.costs.task.tables}
-    assert set(types_of(search, by_name["whole"]).values()) == {TABLE_WISE}
-    limit = 1_000_000
-    replicated = types_of(search, by_name[f"replicated below {limit:,} weights"])
-    assert {name for name, one in replicated.items() if one == DATA_PARALLEL} == {
-        name for name, size in sizes.items() if size <= limit
-    }
-    for name, rule in by_name.items():
-        found = list(types_of(search, rule).values())
-        if name == "whole, 2 in rows":
-            assert found.count(ROW_WISE) == 2 and found.count(TABLE_WISE) == len(found) - 2
-        if name == "whole, 2 in rows, the others in 4 parts of columns":
-            assert found.count(ROW_WISE) == 2 and found.count(COLUMN_WISE) == len(found) - 2
-            assert rule.types == {ROW_WISE, COLUMN_WISE}
-        if name == "whole, 1 in 2 parts of columns":
-            assert found.count(COLUMN_WISE) == 1 and found.count(TABLE_WISE) == len(found) - 1
-            whole_G, cut_G = (np.array([one.option for one in own.choices]) for own in (by_name["whole"], rule))
-            whole_ms = search.construction.total_ms(whole_G)
-            assert whole_ms[cut_G != whole_G] == [whole_ms.max()]
+def parts_of(search: PlanSearch, rule: RuleOfThumb) -> dict[str, int]:
+    """Parts by columns of each table; rows apart."""
+    parts: dict[str, set[tuple[int, int]]] = {}
+    for part in State(search.space, rule.choices).parts():
+        parts.setdefault(part.table, set()).add((part.columns.start, part.columns.stop))
+    return {name: len(of_table) for name, of_table in parts.items()}
+
+
+CUT = re.compile(r"(\d+|all|the others) in (rows of a node|rows|(\d+) parts of columns)$")
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("machine", [MACHINE, TWO_NODES])
+def test_a_rule_is_what_its_name_says(seed: int, machine: Machine) -> None:
+    search = search_of(seed, machine=machine)
+    rules, tables = rules_of_thumb(search.construction), search.costs.task.tables
+    works_ms = {}
+    for rule in rules:
+        if rule.name == "whole":
+            options_G = np.array([one.option for one in rule.choices])
+            works_ms = dict(zip([one.name for one in tables], search.construction.total_ms(options_G), strict=True))
+    assert len(rules) == len({rule.name for rule in rules})
+    for rule in rules:
+        first, *cuts = rule.name.split(", ")
+        limit = int(first.split()[2].replace(",", "")) if first.startswith("replicated below") else 0
+        if first != "whole" and not limit:
+            cuts = [first, *cuts]
+        types, parts = types_of(search, rule), parts_of(search, rule)
+        left = {table.name: table.embedding_dim for table in tables if table.num_rows * table.embedding_dim > limit}
+        assert {name for name, one in types.items() if one == DATA_PARALLEL} == set(types) - set(left)
+        for cut in cuts:
+            said = CUT.fullmatch(cut)
+            assert said is not None, rule.name
+            number, way, num_parts = said.groups()
+            wanted = (
+                (COLUMN_WISE, TABLE_COLUMN_WISE) if num_parts else (TABLE_ROW_WISE,) if "node" in way else (ROW_WISE,)
+            )
+            may = {name for name, dim in left.items() if not num_parts or dim >= 4 * int(num_parts)}
+            own = {name for name in may if types[name] in wanted and parts[name] == int(num_parts or 1)}
+            assert len(own) == (min(int(number), len(may)) if number.isdigit() else len(may)), rule.name
+            if works_ms and not limit and number.isdigit():
+                least_ms = min((works_ms[name] for name in own), default=np.inf)
+                assert all(works_ms[name] <= least_ms for name in may - own), rule.name
+            left = {name: dim for name, dim in left.items() if name not in own}
+        assert {types[name] for name in left} <= {TABLE_WISE}, rule.name
 
 
 def test_the_costliest_tables_are_cut_by_rows_where_all_others_are_cut_by_columns() -> None:
-    search = search_of(3, (TABLE_WISE, COLUMN_WISE, ROW_WISE, DATA_PARALLEL))
+    search = search_of(3, (TABLE_WISE, COLUMN_WISE, ROW_WISE))
     names = [table.name for table in search.costs.task.tables]
     by_name = {rule.name: rule for rule in rules_of_thumb(search.construction)}
-    base_ms = search.construction.total_ms(np.array([one.option for one in by_name["whole"].choices]))
+    whole_ms = search.construction.total_ms(np.array([one.option for one in by_name["whole"].choices]))
     for number in (1, 2, 4):
-        found = types_of(search, by_name[f"whole, {number} in rows, the others in 2 parts of columns"])
-        costliest = np.argsort(-base_ms, kind="stable")[:number].tolist()
+        found = types_of(search, by_name[f"{number} in rows, the others in 2 parts of columns"])
+        costliest = np.argsort(-whole_ms, kind="stable")[:number].tolist()
         assert found == {name: ROW_WISE if at in costliest else COLUMN_WISE for at, name in enumerate(names)}
+
+
+@pytest.mark.parametrize("seed", [2, 31, 82])
+def test_the_fastest_rules_are_tried_with_every_limit_on_replicated_tables(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In two nodes, a cut is the best with another limit than no cut is."""
+    construction = search_of(seed, machine=TWO_NODES).construction
+    with_limits = rules_of_thumb(construction)
+    monkeypatch.setattr(rules_module, "MOST_WITH_LIMITS", 0)
+    without = rules_of_thumb(construction)
+    assert {one.choices for one in with_limits} > {one.choices for one in without}
+    assert with_limits[0].cost_ms < 0.97 * without[0].cost_ms
 
 
 def test_rules_keep_to_the_types_that_tables_may_have() -> None:
@@ -155,7 +195,7 @@ def test_a_table_that_fits_nowhere_whole_is_cut_and_the_others_are_whole() -> No
 
 def test_each_rule_cuts_as_many_tables_as_it_says_beside_those_that_are_never_whole() -> None:
     """All tables are cut over the rows of a node, but for those that a rule cuts over the rows of all devices."""
-    search = search_of(0, (ROW_WISE, TABLE_ROW_WISE), machine=Machine(4, 2, inter="infiniband_ndr"))
+    search = search_of(0, (ROW_WISE, TABLE_ROW_WISE), machine=TWO_NODES)
     rules, count = rules_of_thumb(search.construction), len(search.costs.task.tables)
     assert {rule.name for rule in rules} == {"whole", *(f"whole, {one} in rows" for one in (1, 2, 4, 8, 16))}
     for rule in rules:

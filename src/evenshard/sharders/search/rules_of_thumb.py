@@ -1,6 +1,6 @@
 """Rules of thumb, as placements: small tables on every device, the costliest ones cut, the rest whole, placed greedily.
 
-Or the costliest ones are cut by rows, and the rest by columns. A construction with one limit on the time of a piece
+Or the costliest ones are cut by rows, and all others by columns. A construction with one limit on the time of a piece
 makes none of these: "24 tables whole, 2 cut in four" has two.
 
 Legend: G groups.
@@ -8,8 +8,7 @@ Legend: G groups.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -25,14 +24,16 @@ WHOLE, REPLICATED, IN_ROWS, IN_NODE_ROWS = "whole", "replicated", "in rows", "in
 NOT_REPLICATED = frozenset(SHARDING_TYPES) - frozenset(REPLICATED_TYPES)
 # Tables of at most so many weights are replicated; at 0, no table is.
 MOST_REPLICATED = (0, 10**4, 10**5, 2 * 10**5, 10**6, 10**7, 10**8)
-# How many of the other tables are cut, the costliest ones first.
-NUMBERS_CUT = (1, 2, 4, 8, 16)
-# The same by rows where all others are cut by columns.
-NUMBERS_BESIDE_COLUMNS = (1, 2, 4, 8)
+# How many of the other tables are cut, the costliest ones first; None for all of them.
+NUMBERS_CUT = (1, 2, 4, 8, 16, None)
 # Parts that the columns of a cut table are split into.
 COLUMN_PARTS = (2, 4, 8, 16)
+# Where all others are cut by columns, so many are cut by rows.
+NUMBERS_BESIDE_COLUMNS = (1, 2, 4, 8)
 # Cuts are tried with so many of the limits on replicated tables, the fastest ones.
 MOST_WITH_CUTS = 2
+# So many rules are tried with every limit on replicated tables, the fastest ones.
+MOST_WITH_LIMITS = 4
 
 
 @dataclass(frozen=True)
@@ -52,17 +53,6 @@ class RuleOfThumb:
     cost_ms: float
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """What is cut in one way: so many of the tables that are not cut yet, the costliest ones first; None for all."""
-
-    way: str
-    number: int | None
-
-    def __str__(self) -> str:
-        return f"{'the others' if self.number is None else self.number} {self.way}"
-
-
 def rules_of_thumb(construction: Construction, most_ms: float = np.inf) -> list[RuleOfThumb]:
     """The placements of all rules that find room, the fastest first, each once.
 
@@ -70,86 +60,107 @@ def rules_of_thumb(construction: Construction, most_ms: float = np.inf) -> list[
         construction: makes them.
         most_ms: of the mean device's work, beyond which a rule is skipped.
     """
-    numbers_of = _numbers_by_way(construction)
-    found: dict[tuple[int, ...], RuleOfThumb | None] = {}
-    weights_G = _weights(construction)
-    uncut: list[tuple[float, int]] = []
-    for most in MOST_REPLICATED:
-        options_G = _with_replicas(construction, numbers_of, weights_G, most)
-        made = _make_once(construction, found, _name(most), options_G, most_ms)
-        if made is not None:
-            uncut.append((made.cost_ms, most))
-    mosts = [most for _, most in sorted(uncut)[:MOST_WITH_CUTS]] or [0]
-    for most, cuts in product(mosts, _cuts(numbers_of, len(weights_G))):
-        options_G = _with_replicas(construction, numbers_of, weights_G, most)
-        works_G = construction.total_ms(options_G)
-        may_G = options_G != numbers_of.get(REPLICATED, -1)
-        for cut in cuts:
-            may_be_G = may_G & (numbers_of[cut.way] >= 0)
-            chosen = [group for group in np.argsort(-works_G, kind="stable").tolist() if may_be_G[group]][: cut.number]
-            options_G[chosen] = numbers_of[cut.way][chosen]
-            may_G[chosen] = False
-        name = ", ".join([_name(most), *map(str, cuts)])
-        _make_once(construction, found, name, options_G, most_ms)
-    return sorted(filter(None, found.values()), key=lambda one: one.cost_ms)
+    rules = _Rules(construction, most_ms)
+    uncut = sorted(map(_Rule, MOST_REPLICATED), key=rules.cost_ms)
+    for rule in [one for one in uncut if np.isfinite(rules.cost_ms(one))][:MOST_WITH_CUTS] or [_Rule(0)]:
+        for cuts in rules.cuts:
+            rules.cost_ms(replace(rule, cuts=cuts))
+    for rule in rules.fastest(MOST_WITH_LIMITS):
+        for most in MOST_REPLICATED:
+            rules.cost_ms(replace(rule, most=most))
+    return sorted(rules.made.values(), key=lambda one: one.cost_ms)
 
 
-def _cuts(numbers_of: Collection[str], num_groups: int) -> Iterator[tuple[_Cut, ...]]:
-    """Cuts of one way, and those of some tables by rows and all others by columns.
+# A way to cut tables, and how many: of those that are not cut yet, the costliest ones.
+_Cut = tuple[str, int | None]
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """What a rule says: tables of up to so many weights are replicated, others are cut, one cut after the other."""
+
+    most: int
+    cuts: tuple[_Cut, ...] = ()
+
+    def __str__(self) -> str:
+        said = [f"replicated below {self.most:,} weights"] if self.most else []
+        if not said and all(number is not None for _, number in self.cuts):
+            said.append(WHOLE)
+        for way, number in self.cuts:
+            said.append(f"{number or ('the others' if said else 'all')} {way}")
+        return ", ".join(said)
+
+
+class _Rules:
+    """Makes the placements of rules, each once.
+
+    Attributes:
+        cuts: that a rule may have: of one way, or of some tables by rows and all others by columns.
+        made: the placements, by the options of all groups.
 
     Args:
-        numbers_of: ways to shard a table.
-        num_groups: G.
+        construction: makes them.
+        most_ms: of the mean device's work, beyond which a rule is skipped.
     """
-    rows = [way for way in numbers_of if way in (IN_ROWS, IN_NODE_ROWS)]
-    columns = [way for way in numbers_of if way not in (WHOLE, REPLICATED, *rows)]
-    for way, number in product((*rows, *columns), (*NUMBERS_CUT, num_groups)):
-        yield (_Cut(way, number),)
-    for way, number, others in product(rows, NUMBERS_BESIDE_COLUMNS, columns):
-        yield _Cut(way, number), _Cut(others, None)
 
+    def __init__(self, construction: Construction, most_ms: float) -> None:
+        self._construction, self._most_ms = construction, most_ms
+        self._numbers_of, self._weights_G = _numbers_by_way(construction), _weights(construction)
+        rows = [way for way in self._numbers_of if way in (IN_ROWS, IN_NODE_ROWS)]
+        columns = [way for way in self._numbers_of if way not in (WHOLE, REPLICATED, *rows)]
+        self.cuts: list[tuple[_Cut, ...]] = [(cut,) for cut in product((*rows, *columns), NUMBERS_CUT)]
+        self.cuts += product(product(rows, NUMBERS_BESIDE_COLUMNS), product(columns, (None,)))
+        self.made: dict[tuple[int, ...], RuleOfThumb] = {}
+        self._cost_ms: dict[_Rule, float] = {}
+        self._without_room: set[tuple[int, ...]] = set()
 
-def _name(most: int) -> str:
-    return f"replicated below {most:,} weights" if most else "whole"
+    def cost_ms(self, rule: _Rule) -> float:
+        """What the placement costs; infinite where there is no room, or the mean device has too much work."""
+        if rule not in self._cost_ms:
+            made = self._make(rule)
+            self._cost_ms[rule] = np.inf if made is None else made.cost_ms
+        return self._cost_ms[rule]
 
+    def fastest(self, count: int) -> list[_Rule]:
+        """So many rules, each with a placement of its own."""
+        by_cost = {cost_ms: rule for rule, cost_ms in reversed(self._cost_ms.items()) if np.isfinite(cost_ms)}
+        return [by_cost[cost_ms] for cost_ms in sorted(by_cost)[:count]]
 
-def _make_once(
-    construction: Construction,
-    found: dict[tuple[int, ...], RuleOfThumb | None],
-    name: str,
-    options_G: npt.NDArray[np.int64],
-    most_ms: float,
-) -> RuleOfThumb | None:
-    """The placement of these options, made once; None where there is no room, or the mean device has too much work."""
-    key = tuple(options_G.tolist())
-    if construction.mean_ms(options_G) > most_ms:
-        return None
-    if key not in found:
-        choices = construction.place(options_G) or construction.place(options_G, by_memory=True)
-        found[key] = None if choices is None else _rule(construction, name, choices)
-    return found[key]
+    def _make(self, rule: _Rule) -> RuleOfThumb | None:
+        construction = self._construction
+        options_G = self._options(rule)
+        key = tuple(options_G.tolist())
+        if key in self._without_room or construction.mean_ms(options_G) > self._most_ms:
+            return None
+        if key not in self.made:
+            choices = construction.place(options_G) or construction.place(options_G, by_memory=True)
+            if choices is None:
+                self._without_room.add(key)
+                return None
+            state = State(construction.space, choices)
+            types = frozenset(state.option(group).sharding_type for group in range(len(choices)))
+            self.made[key] = RuleOfThumb(str(rule), tuple(choices), types, state.cost_ms)
+        return self.made[key]
 
+    def _options(self, rule: _Rule) -> npt.NDArray[np.int64]:
+        """[G] the option of each group."""
+        options_G = self._with_replicas(rule.most)
+        order = np.argsort(-self._construction.total_ms(options_G), kind="stable")
+        uncut_G = options_G != self._numbers_of.get(REPLICATED, -1)
+        for way, number in rule.cuts:
+            chosen = order[uncut_G[order] & (self._numbers_of[way][order] >= 0)][:number]
+            options_G[chosen] = self._numbers_of[way][chosen]
+            uncut_G[chosen] = False
+        return options_G
 
-def _rule(construction: Construction, name: str, choices: Sequence[Choice]) -> RuleOfThumb:
-    state = State(construction.space, choices)
-    types = frozenset(state.option(group).sharding_type for group in range(len(choices)))
-    return RuleOfThumb(name, tuple(choices), types, state.cost_ms)
-
-
-def _with_replicas(
-    construction: Construction,
-    numbers_of: dict[str, npt.NDArray[np.int64]],
-    weights_G: npt.NDArray[np.int64],
-    most: int,
-) -> npt.NDArray[np.int64]:
-    """[G] replicas of tables with at most so many weights, where replicas are allowed; others whole, if they fit."""
-    options_G = construction.options(np.inf, NOT_REPLICATED).copy()  # the construction keeps its own
-    if WHOLE in numbers_of:
-        options_G = np.where(numbers_of[WHOLE] >= 0, numbers_of[WHOLE], options_G)
-    if REPLICATED in numbers_of:
-        small_G = (weights_G <= most) & (numbers_of[REPLICATED] >= 0)
-        options_G = np.where(small_G, numbers_of[REPLICATED], options_G)
-    return options_G
+    def _with_replicas(self, most: int) -> npt.NDArray[np.int64]:
+        """[G] replicas of tables with at most so many weights, where these are allowed; others whole, if they fit."""
+        options_G = self._construction.options(np.inf, NOT_REPLICATED).copy()  # the construction keeps its own
+        for way, may_G in ((WHOLE, True), (REPLICATED, self._weights_G <= most)):
+            if way in self._numbers_of:
+                numbers_G = self._numbers_of[way]
+                options_G = np.where(may_G & (numbers_G >= 0), numbers_G, options_G)
+        return options_G
 
 
 def _weights(construction: Construction) -> npt.NDArray[np.int64]:
