@@ -38,6 +38,13 @@ def test_figures_are_those_of_the_files_that_they_come_from(name: str) -> None:
     assert output.with_figures(name, text, only_files=True) == text
 
 
+def test_figures_of_a_loop_are_those_that_were_committed() -> None:
+    """``make run`` measures again, and overwrites the files of ``reports/``."""
+    sources = [rule["of"] for rule in output.RULES["quotes"]]
+    assert any(one.get("committed", "").startswith("reports/") for one in sources)
+    assert not any(one.get("file", "").startswith("reports/") for one in sources)
+
+
 @pytest.mark.slow
 @pytest.mark.full_search
 @pytest.mark.parametrize("name", sorted({*RUN, *QUOTING}))
