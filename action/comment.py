@@ -1,6 +1,6 @@
 """Writes a comment of a pull request, in place of an earlier one with the same first line.
 
-python comment.py comment.md 17, with GITHUB_API_URL, GITHUB_REPOSITORY and GITHUB_TOKEN. Standard library alone.
+python -I comment.py comment.md 17, with GITHUB_API_URL, GITHUB_REPOSITORY and GITHUB_TOKEN. Standard library alone.
 """
 
 from __future__ import annotations

@@ -9,10 +9,11 @@ work="$RUNNER_TEMP/evenshard-compare"
 rm -rf "$work"
 mkdir -p "$work/base"
 comment="$work/comment.md"
-evenshard() { "$PYTHON" -c 'import sys; from evenshard.cli import main; sys.exit(main(sys.argv[1:]))' "$@"; }
+# -I: no module of the checkout is imported, which anyone who opens a pull request can write.
+evenshard() { "$PYTHON" -I -c 'import sys; from evenshard.cli import main; sys.exit(main(sys.argv[1:]))' "$@"; }
 
 # Quotes and spaces as in a shell, but nothing is run or expanded.
-mapfile -t arguments < <("$PYTHON" -c 'import shlex, sys; [print(word) for word in shlex.split(sys.argv[1])]' "$ARGUMENTS")
+mapfile -t arguments < <("$PYTHON" -I -c 'import shlex, sys; [print(word) for word in shlex.split(sys.argv[1])]' "$ARGUMENTS")
 
 # place SIDE FOLDER MORE...: the tables as they are in a folder; what it says goes to SIDE.txt and SIDE.err.
 place() {
@@ -25,7 +26,7 @@ place() {
 fenced() { printf '\n````text\n'; cat "$1"; printf '````\n'; }
 
 start() {
-  "$PYTHON" -c 'import sys; from evenshard.report.difference_markdown import code, marker
+  "$PYTHON" -I -c 'import sys; from evenshard.report.difference_markdown import code, marker
 print(marker(sys.argv[1]), f"### evenshard: {code(sys.argv[1])}", "", sep="\n")' "$TABLES" > "$comment"
 }
 

@@ -30,6 +30,29 @@ SMALL = """
 - {{name: '@all|`x`', num_rows: 9000, embedding_dim: 32, pooling_factor: 1}}
 """
 TABLES = "models/my tables.yaml"
+# Modules that the action's programs import, and files that pip, venv or Python might read where they run.
+HOSTILE_MODULES = ("shlex", "numpy", "venv", "pip", "ensurepip", "evenshard", "json", "sitecustomize", "usercustomize")
+HOSTILE_FILES = {
+    "setup.py": "import shlex\n",
+    "setup.cfg": "[install]\nprefix = hostile\n",
+    "pip.conf": "[global]\nprefix = hostile\n",
+    "pyproject.toml": "[build-system]\nrequires = []\nbuild-backend = 'shlex'\nbackend-path = ['.']\n",
+}
+# A project that pip builds with nothing but itself.
+BACKEND = """
+import zipfile
+FILES = {
+    "evenshard.py": "HERE = 1",
+    "evenshard-1.dist-info/METADATA": "Metadata-Version: 2.1\\nName: evenshard\\nVersion: 1",
+    "evenshard-1.dist-info/WHEEL": "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any",
+    "evenshard-1.dist-info/RECORD": "",
+}
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    with zipfile.ZipFile(f"{folder}/evenshard-1-py3-none-any.whl", "w") as wheel:
+        for name, text in FILES.items():
+            wheel.writestr(name, text)
+    return "evenshard-1-py3-none-any.whl"
+"""
 
 
 @dataclass
@@ -88,6 +111,7 @@ class Job:
     checkout: Path
     temp: Path
     api: Api
+    env: Mapping[str, str] = field(default_factory=dict)
     rc: int = 0
     shown: str = ""
 
@@ -118,6 +142,7 @@ class Job:
         output.write_text("")
         env = {
             **os.environ,
+            **self.env,
             **{name: filled(value, known) for name, value in step.get("env", {}).items()},
             "RUNNER_TEMP": str(self.temp),
             "GITHUB_OUTPUT": str(output),
@@ -232,23 +257,57 @@ def test_a_token_that_may_not_comment_and_a_run_without_comments_leave_the_summa
 
 
 @pytest.mark.slow
-def test_evenshard_is_installed_from_the_checkout_of_the_action(tmp_path: Path) -> None:
-    """With a project of one module in its place: pip has no network here."""
+def test_evenshard_is_installed_from_the_checkout_of_the_action(tmp_path: Path, api: Api) -> None:
+    """With a small project in its place: pip has no network here. No file of the pull request's checkout matters."""
     project = tmp_path / "project"
     project.mkdir()
-    (project / "evenshard.py").write_text("HERE = 1\n")
-    setup = "import setuptools\nsetuptools.setup(name='evenshard', py_modules=['evenshard'])\n"
-    (project / "setup.py").write_text(setup)
+    (project / "pyproject.toml").write_text(HOSTILE_FILES["pyproject.toml"].replace("shlex", "backend"))
+    (project / "backend.py").write_text(BACKEND)
+    run = job(tmp_path, api, None, None)
+    ran = with_hostile_files(run)
     step = next(one for one in ACTION["runs"]["steps"] if one.get("id") == "install")
-    env = {**os.environ, "PYTHON": "", "ACTION": str(project), "RUNNER_TEMP": str(tmp_path)}
-    env |= {"GITHUB_OUTPUT": str(tmp_path / "output"), "PIP_MORE": "--no-index --no-build-isolation"}
-    env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
-    subprocess.run(["bash", "-eo", "pipefail", "-c", step["run"]], env=env, check=True, cwd=tmp_path)
-    python = (tmp_path / "output").read_text().strip().removeprefix("python=")
+    known = {"inputs.python": "", "inputs.pip-arguments": "--no-index", "github.action_path": str(project)}
+    run._step(step, known)
+    assert run.rc == 0, run.shown
     where = subprocess.run(
-        [python, "-I", "-c", "import evenshard; print(evenshard.HERE)"], text=True, capture_output=True, cwd=tmp_path
+        [known["steps.install.outputs.python"], "-I", "-c", "import evenshard; print(evenshard.HERE)"],
+        text=True,
+        capture_output=True,
+        cwd=tmp_path,
     )
     assert where.stdout == "1\n", where.stderr
+    assert not ran.exists(), ran.read_text()
+
+
+@pytest.mark.slow
+def test_no_code_of_the_pull_request_is_run(tmp_path: Path, api: Api) -> None:
+    run = job(tmp_path, api, SMALL.format(2), SMALL.format(60))
+    ran = with_hostile_files(run)
+    run.run()
+    assert run.rc == 0, run.shown
+    assert not ran.exists(), ran.read_text()
+    assert "| fullest device, GB | " in run.comment
+
+
+def with_hostile_files(run: Job) -> Path:
+    """Add files to the checkout, and a PYTHONPATH to the job, that run code wherever Python looks into the checkout.
+
+    Returns:
+        A file that is written once any of that code runs.
+    """
+    ran = run.temp / "ran"
+    for name in HOSTILE_MODULES:
+        (run.checkout / f"{name}.py").write_text(f"open({str(ran)!r}, 'a').write('{name} ')\n")
+    for name, content in HOSTILE_FILES.items():
+        (run.checkout / name).write_text(content)
+    run.env = {"PYTHONPATH": f".:{run.checkout}"}
+    return ran
+
+
+def test_every_python_of_the_action_is_isolated() -> None:
+    texts = [step["run"] for step in ACTION["runs"]["steps"]] + [(ROOT / "action/compare.sh").read_text()]
+    calls = re.findall(r'(?:"\$PYTHON"|\bpython3?) (?!\])(\S+)', "\n".join(texts))
+    assert calls == ["-I"] * 6
 
 
 def test_its_shape_is_that_of_a_composite_action() -> None:
