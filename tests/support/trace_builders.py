@@ -13,7 +13,7 @@ BACKWARD = f"torch::autograd::CppNode<SplitLookupFunction_{OPTIMIZER}_Op>"
 LOOKUP_KERNEL = "void split_embedding_codegen_forward_unweighted_kernel<float, float, float, long, 2ul>(...)"
 GRADIENT_KERNEL = f"void split_embedding_backward_codegen_{OPTIMIZER}_unweighted_kernel_warp_per_row_1<float>(...)"
 NCCL_KERNEL = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)"
-MAIN, AUTOGRAD = 1, 2
+MAIN, AUTOGRAD, GLOO = 1, 2, 3
 
 
 class TraceBuilder:
@@ -66,12 +66,25 @@ class TraceBuilder:
         self.op(BACKWARD, start, 10, AUTOGRAD, **sizes, **{"Sequence number": sequence})
 
     def exchange(
-        self, around: str, launched: float, start: float, duration: float, thread: int = MAIN, kind: str = "float"
+        self,
+        around: str,
+        launched: float,
+        start: float,
+        duration: float,
+        thread: int = MAIN,
+        kind: str = "float",
+        name: str = "nccl:all_to_all",
     ) -> None:
-        """An all-to-all under an operator of TorchRec, with its kernel."""
+        """An all-to-all, or another collective, under an operator of TorchRec, with its kernel."""
         self.op(around, launched - 2, 6, thread)
-        self.op("nccl:all_to_all", launched - 1, 4, thread, **{"Input Dims": [[64]], "Input type": [kind]})
+        self.op(name, launched - 1, 4, thread, **{"Input Dims": [[64]], "Input type": [kind]})
         self.kernel(NCCL_KERNEL, launched, start, duration, thread)
+
+    def on_gloo(self, around: str, name: str, queued: float, start: float, duration: float, works: str) -> None:
+        """A collective on the CPU that an operator of TorchRec queues and one of gloo's threads works off."""
+        self.op(around, queued - 2, 6)
+        self.op(f"c10d::{name}", queued - 1, 4)
+        self.op(f"gloo:{works}", start, duration, GLOO)
 
     def document(self) -> dict[str, Any]:
         """The file's content."""

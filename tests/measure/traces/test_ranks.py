@@ -19,6 +19,8 @@ from support.truth import truth_file
 KIND_OF_OPERATOR: dict[str, CollectiveKind] = {
     "## alltoall_fwd_single ##": "forward",
     "All2All_Pooled_Req": "forward",
+    "ReduceScatterBase_Req": "forward",
+    "## reduce_scatter_v ##": "forward",
     "my_exchange": "forward",  # of numbers, not under anything of the input
     "## all2all_data:kjt weights ##": "input",
     "## sparse_data_dist ##": "input",
@@ -198,14 +200,57 @@ def test_ranks_whose_exchanges_were_not_seen_have_no_balance_of_exchanges(tmp_pa
 def test_each_all_to_all_is_known_by_what_started_it(tmp_path: Path) -> None:
     trace = TraceBuilder()
     for number, name in enumerate(KIND_OF_OPERATOR):
-        trace.exchange(name, 100.0 * number + 10, 5000 + 100.0 * number, 7)
+        of_rows = {"name": "nccl:_reduce_scatter_base"} if "educe" in name else {}
+        trace.exchange(name, 100.0 * number + 10, 5000 + 100.0 * number, 7, **of_rows)
     trace.exchange("my_exchange", 710, 5800, 7, kind="long int")
     trace.op("c10d::allreduce_", 800, 20)
     trace.kernel(NCCL_KERNEL, 805, 6000, 9, MAIN)
+    trace.exchange("FSDP::post_backward_reshard", 850, 6050, 7, name="nccl:_reduce_scatter_base")
     trace.kernel("gemm", 900, 6100, 9, MAIN)
     trace.op("aten::mm", 895, 20)
     (read,) = read_traces(trace.save(tmp_path / "trace.json"))
-    assert [one.kind for one in collectives(read)] == [*KIND_OF_OPERATOR.values(), "input", "other"]
+    assert [one.kind for one in collectives(read)] == [*KIND_OF_OPERATOR.values(), "input", "other", "other"]
+
+
+def test_gloo_works_off_the_exchanges_of_rows_and_columns_in_order(tmp_path: Path) -> None:
+    """With an all-reduce it reduces and scatters; the last collective ends after the recording."""
+    trace = TraceBuilder(0, 2)
+    trace.step(5, 0, 2000)
+    trace.lookup(10)
+    trace.op("autograd::engine::evaluate_function: ReduceScatterBase_WaitBackward", 390, 200)
+    for around, queued, name, works in (
+        ("## all2all_data:kjt values ##", 100, "alltoall_base_", "all_to_all"),
+        ("All2All_Pooled_Req", 200, "alltoall_base_", "all_to_all"),
+        ("ReduceScatterBase_Req", 300, "_reduce_scatter_base_", "all_reduce"),
+        ("## ReduceScatterBase_bwd (all_gather) ##", 400, "_allgather_base_", "all_gather"),
+        ("All2All_Pooled_WaitBackward", 500, "alltoall_base_", "all_to_all"),
+        ("DistributedDataParallel.backward", 600, "allreduce_", "all_reduce"),
+    ):
+        trace.on_gloo(around, name, queued, queued + 1000, queued / 100, works)
+    trace.op("c10d::allreduce_", 700, 5)
+    document = {**trace.document(), "deviceProperties": []}
+    document["distributedInfo"]["backend"] = "gloo"
+    (tmp_path / "trace.json").write_text(json.dumps(document))
+    (read,) = read_traces(tmp_path / "trace.json")
+    found = [(one.kind, one.duration_us) for one in collectives(read)]
+    assert found == [("input", 1), ("forward", 2), ("forward", 3), ("backward", 4), ("backward", 5), ("other", 6)]
+
+
+def test_a_step_waits_at_most_as_long_as_it_takes(tmp_path: Path) -> None:
+    """Exchanges that overlap wait at the same time, and one may end in the next step."""
+    paths = []
+    for rank, late in enumerate((0, 1500)):
+        trace = TraceBuilder(rank, 2)
+        for number in (5, 6, 7):
+            at = 2000.0 * number
+            trace.step(number, at, 2000)
+            trace.lookup(at + 20)
+            for name in ("All2All_Pooled_Req", "ReduceScatterBase_Req", "ReduceScatterV_Req"):
+                trace.exchange(name, at + 100, at + 400 + late, 2500 - late)
+        paths.append(trace.save(tmp_path / f"rank{rank}.json"))
+    waiting, last = observe(paths).ranks
+    assert waiting.waiting_ms is not None and waiting.waiting_ms["forward"] == pytest.approx(4.5)
+    assert waiting.all_waiting_ms == pytest.approx(1.5) and last.all_waiting_ms == 0
 
 
 def test_the_exchanges_of_eight_ranks_take_what_others_read() -> None:

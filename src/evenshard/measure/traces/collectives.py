@@ -1,4 +1,4 @@
-"""The collectives of a rank's training steps: which all-to-all is which, and how long each kept the rank."""
+"""The collectives of a rank's training steps: the kind of each, and the time that it kept the rank."""
 
 from __future__ import annotations
 
@@ -11,12 +11,22 @@ from typing import Literal
 from evenshard.measure.traces.kineto import Op, Trace
 
 CollectiveKind = Literal["forward", "backward", "input", "other"]
-# All-to-alls of pooled embeddings, of their gradients, and of the batch's ids; then all-reduces and the like.
+# Of embeddings, of their gradients, and of the batch's ids; then all-reduces of dense gradients and the like.
 COLLECTIVES: tuple[CollectiveKind, ...] = ("forward", "backward", "input", "other")
 
-_ALL_TO_ALL = re.compile(r"all_?to_?all", re.IGNORECASE)
+_FAMILIES = {
+    "all_to_all": re.compile(r"all_?to_?all", re.IGNORECASE),
+    "all_gather": re.compile(r"all_?gather", re.IGNORECASE),
+    "reduce_scatter": re.compile(r"reduce_?scatter", re.IGNORECASE),
+    "all_reduce": re.compile(r"all_?reduce", re.IGNORECASE),
+}
 _AUTOGRAD = "autograd::engine::evaluate_function"
-_OF_EMBEDDINGS = re.compile(r"All2All_(?:Pooled|Seq)|All2Allv?_(?:Req|ScatterWait)|alltoall_fwd", re.IGNORECASE)
+# TorchRec's autograd functions and labels: all-to-alls of tables and columns, reduce-scatters of rows.
+_OF_EMBEDDINGS = re.compile(
+    r"All2All_(?:Pooled|Seq)|All2Allv?_(?:Req|ScatterWait)|alltoall_fwd|(?:ReduceScatter(?:Base|V)?|AllGatherBase)_"
+    r"|## (?:all2all_(?:pooled|sequence)|reduce_scatter|all_gather)|torchrec::(?:reduce_scatter|all_gather)",
+    re.IGNORECASE,
+)
 _OF_IDS = re.compile(r"all2all_\w*data|kjt|sparse_data_dist|input_dist", re.IGNORECASE)
 _GLOO = "gloo:"
 
@@ -26,45 +36,67 @@ class Collective:
     """One collective on one rank, microseconds.
 
     Attributes:
-        step: number of the training step that started it.
-        duration_us: from its start on this rank to its end, so waiting for the last rank is in it.
+        step: number of the training step that queued it.
+        queued_us: when the training queued it.
+        started_us: when its work began on this rank.
+        duration_us: from that to its end, so waiting for the last rank is in it.
     """
 
     kind: CollectiveKind
     step: int | None
+    queued_us: float
     started_us: float
     duration_us: float
 
 
 def collectives(trace: Trace) -> list[Collective]:
-    """The collectives of a trace, of NCCL on GPUs and of gloo on CPUs, in the order in which they were started."""
+    """Return the collectives of a trace, of NCCL on GPUs or gloo on CPUs, in the order in which they were queued."""
     found = [
-        Collective(_kind(one.op), trace.step_at(one.op.start_us), one.op.start_us, one.duration_us)
+        _collective(trace, one.op, one.start_us, one.duration_us)
         for one in trace.gpu_work
         if one.name.startswith("nccl")
     ]
-    return sorted(found or _on_cpu(trace), key=lambda one: one.started_us)
+    return sorted(found or _on_cpu(trace), key=lambda one: one.queued_us)
+
+
+def _collective(trace: Trace, queued: Op, start_us: float, duration_us: float) -> Collective:
+    return Collective(_kind(queued), trace.step_at(queued.start_us), queued.start_us, start_us, duration_us)
 
 
 def _on_cpu(trace: Trace) -> Iterator[Collective]:
-    """Threads of gloo work off what the training queues, in its order, so that the n-th belongs to the n-th."""
-    working = [op for op in trace.ops if op.name.startswith(_GLOO)]
-    exchanges = [op for op in working if _ALL_TO_ALL.search(op.name)]
-    queued = [op for op in trace.ops if op.name.startswith("c10d::") and _ALL_TO_ALL.search(op.name)]
-    starters = dict(zip(map(id, exchanges), queued, strict=True)) if len(exchanges) == len(queued) else {}
-    for op in working:
-        started = starters.get(id(op), op)
-        yield Collective(_kind(started), trace.step_at(started.start_us), started.start_us, op.duration_us)
+    """Yield gloo's collectives: its threads work off what the training queues, in the order of each family.
+
+    A collective that was queued before the recording is not in the trace. One that ends after it may be missing, so
+    that more are queued than worked off.
+    """
+    working, queued = (_by_family(trace, prefix) for prefix in (_GLOO, "c10d::"))
+    if not working.get("reduce_scatter"):  # gloo reduces and scatters with an all-reduce
+        alike = queued.get("all_reduce", []) + queued.pop("reduce_scatter", [])
+        queued["all_reduce"] = sorted(alike, key=lambda op: op.start_us)
+    for family, ops in working.items():
+        starters = queued.get(family, [])
+        for number, op in enumerate(ops):
+            starter = starters[number] if family and len(ops) <= len(starters) else op
+            yield _collective(trace, starter, op.start_us, op.duration_us)
+
+
+def _by_family(trace: Trace, prefix: str) -> dict[str, list[Op]]:
+    found: dict[str, list[Op]] = defaultdict(list)
+    for op in trace.ops:
+        if op.name.startswith(prefix):
+            found[next((name for name, pattern in _FAMILIES.items() if pattern.search(op.name)), "")].append(op)
+    return found
 
 
 def _kind(op: Op) -> CollectiveKind:
     around = list(op.around())
     names = [one.name for one in around]
-    if not any(map(_ALL_TO_ALL.search, names)):
+    is_exchange = any(map(_OF_EMBEDDINGS.search, names))
+    if op.name.startswith(_GLOO) or not (is_exchange or any(map(_FAMILIES["all_to_all"].search, names))):
         return "other"
     if any(name.startswith(_AUTOGRAD) for name in names):
         return "backward"
-    if any(map(_OF_EMBEDDINGS.search, names)):
+    if is_exchange:
         return "forward"
     types = next((one.input_types for one in around if one.input_types), ())
     is_number = types[:1] in {("float",), ("c10::Half",), ("c10::BFloat16",)}
@@ -73,51 +105,77 @@ def _kind(op: Op) -> CollectiveKind:
 
 @dataclass(frozen=True)
 class StepCollectives:
-    """What the collectives of a training step took on one rank, microseconds by kind; 0 where it ran none.
+    """Times of the collectives of a training step on one rank, microseconds by kind; 0 where it ran none.
 
     Attributes:
         exchange_us: without waiting where several ranks tell it apart, else with it.
         waiting_us: waiting for the last rank to arrive; None where one rank alone is known.
+        all_waiting_us: time of the step in which any collective of the rank waits, at most the step; None likewise.
         kinds: those that the rank ran.
     """
 
     exchange_us: Mapping[CollectiveKind, float]
     waiting_us: Mapping[CollectiveKind, float] | None
+    all_waiting_us: float | None
     kinds: frozenset[CollectiveKind]
 
 
 def apart_from_waiting(
-    of_ranks: Mapping[int, Sequence[Collective]], steps: Sequence[int]
+    of_ranks: Mapping[int, Sequence[Collective]], steps: Mapping[int, Mapping[int, tuple[float, float]]]
 ) -> dict[int, dict[int, StepCollectives]]:
-    """Exchange and waiting of every rank in every step: by rank, then by step.
+    """Return exchange and waiting of every rank in every step: by rank, then by step.
 
     The last rank to arrive at a collective does not wait: the shortest time that a rank spends in it is the exchange,
     and what the others spend beyond is waiting. The clocks of ranks need not agree.
 
     Args:
         of_ranks: the collectives of each rank.
-        steps: training steps that every rank has recorded.
+        steps: start and end on each rank of the training steps that all have recorded: by rank, then by step.
     """
-    groups: dict[tuple[int, int, CollectiveKind], list[float]] = defaultdict(list)
+    groups: dict[tuple[int, int, CollectiveKind], list[Collective]] = defaultdict(list)
     for rank, found in of_ranks.items():
         for one in found:
             if one.step is not None:
-                groups[rank, one.step, one.kind].append(one.duration_us)
+                groups[rank, one.step, one.kind].append(one)
     result: dict[int, dict[int, StepCollectives]] = {rank: {} for rank in of_ranks}
-    for step in steps:
-        total = {rank: {kind: sum(groups[rank, step, kind]) for kind in COLLECTIVES} for rank in of_ranks}
-        least = {kind: _least_us([groups[rank, step, kind] for rank in of_ranks]) for kind in COLLECTIVES}
-        for rank in of_ranks:
-            apart = len(of_ranks) > 1 and None not in least.values()
-            own = {kind: total[rank][kind] if (own := least[kind]) is None else own for kind in COLLECTIVES}
-            waiting = {kind: total[rank][kind] - own[kind] for kind in COLLECTIVES}
+    numbers = [*next(iter(steps.values()))]
+    least = {
+        (step, kind): _least_us([groups[rank, step, kind] for rank in of_ranks])
+        for step in numbers
+        for kind in COLLECTIVES
+    }
+    for rank in of_ranks:
+        waits = sorted(
+            (one.started_us, one.started_us + one.duration_us - own_us)
+            for (step, kind), known in least.items()
+            for one, own_us in zip(groups[rank, step, kind], known or (), strict=known is not None)
+        )
+        for step in numbers:
+            total = {kind: sum(one.duration_us for one in groups[rank, step, kind]) for kind in COLLECTIVES}
+            apart = len(of_ranks) > 1 and all(least[step, kind] is not None for kind in COLLECTIVES)
+            own = {kind: total[kind] if (times := least[step, kind]) is None else sum(times) for kind in COLLECTIVES}
+            waiting = {kind: total[kind] - own[kind] for kind in COLLECTIVES}
             kinds = frozenset(kind for kind in COLLECTIVES if groups[rank, step, kind])
-            result[rank][step] = StepCollectives(own, waiting if apart else None, kinds)
+            result[rank][step] = StepCollectives(
+                own,
+                waiting if apart else None,
+                _covered_us(waits, *steps[rank][step]) if apart else None,
+                kinds,
+            )
     return result
 
 
-def _least_us(of_ranks: Sequence[Sequence[float]]) -> float | None:
-    """The exchange's own time; None where ranks have recorded different numbers of collectives."""
+def _least_us(of_ranks: Sequence[Sequence[Collective]]) -> list[float] | None:
+    """Own time of each collective of a kind; None where ranks have recorded different numbers of collectives."""
     if len({*map(len, of_ranks)}) != 1:
         return None
-    return sum((min(same) for same in zip(*of_ranks, strict=True)), 0.0)
+    return [min(one.duration_us for one in same) for same in zip(*of_ranks, strict=True)]
+
+
+def _covered_us(ordered: Sequence[tuple[float, float]], start_us: float, end_us: float) -> float:
+    """Time between two moments that intervals cover, those that overlap once."""
+    covered = 0.0
+    for begin, end in ordered:
+        if (shown := min(end, end_us)) > (begin := max(begin, start_us)):
+            covered, start_us = covered + shown - begin, shown
+    return covered

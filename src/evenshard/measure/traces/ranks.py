@@ -41,6 +41,7 @@ class RankTimes:
         forward_ms, backward_ms: of the fused modules; 0 on a rank without any.
         exchange_ms: collectives by kind, without the waiting where that is known.
         waiting_ms: in each kind of collective, for the last rank to arrive; None where this cannot be told apart.
+        all_waiting_ms: time of a step in which any of its collectives waits; None likewise, or where it ran none.
         num_tables, batch_size, sum_of_dims: of its fused modules together; None in a trace without shapes.
     """
 
@@ -54,6 +55,7 @@ class RankTimes:
     backward_spread_ms: float
     exchange_ms: Mapping[CollectiveKind, float | None]
     waiting_ms: Mapping[CollectiveKind, float | None] | None
+    all_waiting_ms: float | None
     num_tables: int | None
     batch_size: int | None
     sum_of_dims: int | None
@@ -67,13 +69,6 @@ class RankTimes:
     def compute_ms(self) -> float:
         """Forward and backward, as far as they were seen."""
         return _seen_ms((self.forward_ms, self.backward_ms))
-
-    @property
-    def all_waiting_ms(self) -> float | None:
-        """Its waiting in all collectives; None where it is not known, or none was seen."""
-        if self.waiting_ms is None or all(one is None for one in self.waiting_ms.values()):
-            return None
-        return _seen_ms(self.waiting_ms.values())
 
 
 @dataclass(frozen=True)
@@ -175,7 +170,11 @@ def observe(paths: Sequence[Path]) -> ObservedTraining:
         raise BadInput(
             "the ranks' traces have no training step (ProfilerStep#...) in common. Record all ranks with one schedule."
         )
-    shared = apart_from_waiting({one.trace.rank: one.collectives for one in traced}, steps)
+    spans = {
+        one.trace.rank: {number: (start, end) for number, start, end in one.trace.steps if number in {*steps}}
+        for one in traced
+    }
+    shared = apart_from_waiting({one.trace.rank: one.collectives for one in traced}, spans)
     ranks = tuple(_rank(one, shared[one.trace.rank], steps) for one in traced)
     waiting = {one.rank: one.all_waiting_ms for one in ranks if one.all_waiting_ms is not None}
     traces = [one.trace for one in traced]
@@ -240,6 +239,7 @@ def _rank(traced: TracedRank, shared: Mapping[int, StepCollectives], steps: Sequ
     backward = _per_step(calls, steps, "backward")
     seen = {kind for step in steps for kind in shared[step].kinds}
     waits = [waits for step in steps if (waits := shared[step].waiting_us) is not None]
+    in_step = [waited for step in steps if (waited := shared[step].all_waiting_us) is not None]
 
     def by_kind(of_steps: Sequence[Mapping[CollectiveKind, float]]) -> dict[CollectiveKind, float | None]:
         return {
@@ -259,6 +259,7 @@ def _rank(traced: TracedRank, shared: Mapping[int, StepCollectives], steps: Sequ
         backward_spread_ms=interquartile_range(backward),
         exchange_ms=by_kind([shared[step].exchange_us for step in steps]),
         waiting_ms=by_kind(waits) if waits else None,
+        all_waiting_ms=median(in_step) / _US_PER_MS if in_step and seen else None,
         num_tables=_sum([call.num_tables for call in last]),
         batch_size=batches.pop() if len(batches) == 1 else None,
         sum_of_dims=_sum([call.sum_of_dims for call in last]),
