@@ -12,6 +12,7 @@ from evenshard.measure.evidence import device_text, with_device_error
 from evenshard.measure.hardware import HardwareName
 from evenshard.measure.price.step import PredictedDevice, exchange_share
 from evenshard.measure.profiles import profile_of_gpu
+from evenshard.measure.step_time import device_ms, step_ms
 from evenshard.measure.traces.ranks import ObservedTraining, RankTimes, observe
 from evenshard.placement.optimizer_state import NUMBERS, optimizer_problem
 from evenshard.placement.parts import TablePart, part_table, tables_of_parts, whole_tables
@@ -20,10 +21,11 @@ from evenshard.placement.sharding import BY_COLUMNS, sharding_type
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import model_lineage
 from evenshard.planner.file import load_answer, read_json
-from evenshard.planner.model import model_of
+from evenshard.planner.model import model_of, named_model
 from evenshard.planner.place import place_request
-from evenshard.planner.pricing import link_error, part_costs, price_parts
+from evenshard.planner.pricing import link_error, part_costs, price_parts, reprice_answer
 from evenshard.planner.request import PlacementRequest
+from evenshard.planner.rules import Rules
 from evenshard.report.facts.setting import device_error_text
 from evenshard.sharders.model import Model
 from evenshard.tables.files import load_tables, save_tables
@@ -67,11 +69,12 @@ class ObservedAndPredicted:
         predicted_by: the model.
         devices: predicted times by rank; None where the source does not say where the tables live: then the total is
             that of the placement which evenshard would choose.
-        predicted_ms: embedding work of a step.
+        predicted_ms: embedding work of a step; without data_parallel tables, which no trace shows apart.
         low_ms, high_ms: 90 % interval of that, the error of a simulated device included.
         device: what stands behind the times of the simulated device; empty for a model of real hardware.
         observed_ms: embedding work of a step in the traces.
-        notes: why they may not be comparable, a sentence each.
+        observed_devices_ms: the same of each rank, without waits.
+        notes: why they may not be comparable, and what both leave out, a sentence each.
     """
 
     source: str
@@ -82,6 +85,7 @@ class ObservedAndPredicted:
     high_ms: float
     device: str
     observed_ms: float
+    observed_devices_ms: tuple[float, ...]
     notes: tuple[str, ...]
 
 
@@ -136,7 +140,7 @@ def run(
 def _read_placement(source: Path, inputs: ObserveInputs, observation: ObservedTraining) -> _Placed:
     keys = _keys_of(source)
     if "request" in keys:
-        return _of_answer(source, observation)
+        return _of_answer(source, inputs.model, observation)
     if "world_size" in keys:
         parts, tables, world_size = _of_plan(source, inputs.tables, inputs.columns)
         _require_world(source, world_size, observation)
@@ -155,9 +159,10 @@ def _read_placement(source: Path, inputs: ObserveInputs, observation: ObservedTr
         hardware=model.hardware,
     )
     known = bool(parts)
-    costs = part_costs(request, model)
-    prediction = costs.predict(parts or place_request(request, model).parts)
-    answered, _ = price_parts(request, model, costs, prediction)
+    shown, fused, notes = _without_replicas(source, request, parts)
+    costs = part_costs(shown, model)
+    prediction = costs.predict(fused or place_request(request, model).parts)
+    answered, _ = price_parts(shown, model, costs, prediction)
     ends = (answered.model_low_ms, answered.model_high_ms)
     low_ms, high_ms = with_device_error(
         model.device_error,
@@ -174,10 +179,35 @@ def _read_placement(source: Path, inputs: ObserveInputs, observation: ObservedTr
         low_ms=low_ms,
         high_ms=high_ms,
         device=device_text(model.hardware, model.device_error, link_error(request, model)),
-        observed_ms=observation.embedding_ms(costs.pipeline),
-        notes=tuple(_differences(source, request, prediction.parts, observation)) if known else (),
+        observed_ms=float(step_ms(observation.phases, costs.pipeline)),
+        observed_devices_ms=tuple(device_ms(observation.phases, costs.pipeline).tolist()),
+        notes=(*_differences(source, shown, fused, observation), *notes) if known else (),
     )
-    return _Placed(request, prediction.parts, known, comparison)
+    return _Placed(request, parts or prediction.parts, known, comparison)
+
+
+def _without_replicas(
+    source: Path, request: PlacementRequest, parts: Sequence[TablePart]
+) -> tuple[PlacementRequest, tuple[TablePart, ...], tuple[str, ...]]:
+    """Return the request and the parts without data_parallel tables, and a sentence about these.
+
+    Traces do not show them apart: DDP reduces their gradients together with those of dense layers, and the optimizer of
+    these updates both.
+    """
+    replicated = {part.table for part in parts if len(part.devices) > 1}
+    if not replicated:
+        return request, tuple(parts), ()
+    tables = tuple(table for table in request.tables if table.name not in replicated)
+    if not tables:
+        problem = "all of its tables are data_parallel, and the traces show tables that are not"
+        raise BadFile(source, problem, "Name the placement that the training ran with.")
+    optimizers = {name: own for name, own in request.table_optimizers.items() if name not in replicated}
+    names = ", ".join(map(brief, sorted(replicated)))
+    return (
+        replace(request, tables=tables, rules=Rules(), table_optimizers=optimizers),
+        tuple(part for part in parts if part.table not in replicated),
+        (f"Both leave out data_parallel tables, which traces do not show apart from dense layers: {names}.",),
+    )
 
 
 def tables_of_devices(source: Path, tables: Path | None) -> tuple[tuple[Table, ...], ...]:
@@ -217,7 +247,7 @@ def _of_plan(
     return parts, load_tables(tables, columns), world_size
 
 
-def _of_answer(source: Path, observation: ObservedTraining) -> _Placed:
+def _of_answer(source: Path, model: str | None, observation: ObservedTraining) -> _Placed:
     answer = load_answer(source)
     _require_world(source, answer.num_devices, observation)
     if observation.batch_size not in (None, answer.request.batch_size):
@@ -226,16 +256,23 @@ def _of_answer(source: Path, observation: ObservedTraining) -> _Placed:
             f"it is for a batch of {answer.request.batch_size:,} samples, the traces have {observation.batch_size:,}",
             f"Place the tables with --batch-size {observation.batch_size}.",
         )
+    request, parts, notes = _without_replicas(source, answer.request, answer.parts)
+    seen = answer
+    if notes:
+        zeros = (0.0,) * len(parts)
+        of_parts = replace(answer, request=request, parts=parts, alone_ms=zeros, adds_ms=zeros)
+        seen = reprice_answer(of_parts, parts, model_of(model or named_model(answer)))
     comparison = ObservedAndPredicted(
         source=str(source),
         predicted_by=str(model_lineage(answer).get("source", "")),
-        devices=answer.devices,
-        predicted_ms=answer.predicted_ms,
-        low_ms=answer.low_ms,
-        high_ms=answer.high_ms,
+        devices=seen.devices,
+        predicted_ms=seen.predicted_ms,
+        low_ms=seen.low_ms,
+        high_ms=seen.high_ms,
         device=device_error_text(answer),
-        observed_ms=observation.embedding_ms(answer.request.training_pipeline),
-        notes=tuple(_differences(source, answer.request, answer.parts, observation)),
+        observed_ms=float(step_ms(observation.phases, request.training_pipeline)),
+        observed_devices_ms=tuple(device_ms(observation.phases, request.training_pipeline).tolist()),
+        notes=(*_differences(source, request, parts, observation), *notes),
     )
     return _Placed(answer.request, answer.parts, True, comparison)
 
@@ -262,12 +299,11 @@ def _model(where: str | None, observation: ObservedTraining) -> Model:
 def _differences(
     source: Path, request: PlacementRequest, parts: Sequence[TablePart], observation: ObservedTraining
 ) -> list[str]:
-    """Ranks on which other tables ran than the file says, a sentence each; replicas are in no fused call."""
+    """Return a sentence for each rank on which other tables ran than the file says."""
     found = []
     features = {table.name: table.num_features for table in request.tables}
-    fused = [part for part in parts if len(part.devices) == 1]
     for rank in observation.ranks:
-        dims = sum(part.columns.size * features[part.table] for part in fused if part.device == rank.rank)
+        dims = sum(part.columns.size * features[part.table] for part in parts if part.device == rank.rank)
         if rank.sum_of_dims not in (None, dims):
             found.append(
                 f"Rank {rank.rank} looked up {rank.sum_of_dims:,} columns in its trace, {source} gives it "

@@ -10,7 +10,7 @@ from evenshard.utils.messages import printable
 from evenshard.utils.text_table import text_table
 
 NOT_SEEN = "not seen"
-_HEADS = ["rank", "forward", "forward all-to-all", "backward all-to-all", "backward"]
+_HEADS = ["rank", "input dist", "forward", "forward communication", "backward communication", "backward"]
 
 
 def observation_text(observation: ObservedTraining, comparison: ObservedAndPredicted | None) -> str:
@@ -20,7 +20,7 @@ def observation_text(observation: ObservedTraining, comparison: ObservedAndPredi
     if (balance := observation.balance) is not None:
         lines.append(
             f"Balance alone saves at most {_share(balance.total_ms, observation.step_ms)} of a step: forward "
-            f"{_time(balance.forward_ms)}, backward {_time(balance.backward_ms)}, all-to-alls "
+            f"{_time(balance.forward_ms)}, backward {_time(balance.backward_ms)}, communication "
             f"{_time(balance.exchanges_ms)}."
         )
     lines += [f"Note: {note}" for note in observation.notes]
@@ -41,26 +41,24 @@ def _title(observation: ObservedTraining) -> str:
 
 def _rows(observation: ObservedTraining) -> list[list[str]]:
     return [
-        [*_HEADS, "input exchange", "other collectives", "waiting", "step, ms"],
+        [*_HEADS, "other collectives", "waiting", "step, ms"],
         *(_row(one) for one in observation.ranks),
     ]
 
 
 def _row(rank: RankTimes) -> list[str]:
-    times = (
-        rank.forward_ms,
-        rank.exchange_ms["forward"],
-        rank.exchange_ms["backward"],
-        rank.backward_ms,
-        rank.exchange_ms["input"],
-        rank.exchange_ms["other"],
-    )
-    cells = [_share(one, rank.step_ms) for one in times]
+    cells = [_share(one, rank.step_ms) for one in (*_seen(rank), rank.exchange_ms["other"])]
     if rank.num_tables == 0:
-        cells[0] = cells[3] = "none"
+        cells[1] = cells[4] = "none"
     with_waiting = rank.waiting_ms is None and any(one is not None for one in rank.exchange_ms.values())
     waiting = "in them" if with_waiting else _share(rank.all_waiting_ms, rank.step_ms)
     return [str(rank.rank), *cells, waiting, f"{rank.step_ms:.2f}"]
+
+
+def _seen(rank: RankTimes) -> tuple[float | None, ...]:
+    """The observed times in the order of ``_HEADS``."""
+    exchange = rank.exchange_ms
+    return exchange["input"], rank.forward_ms, exchange["forward"], exchange["backward"], rank.backward_ms
 
 
 def _share(time_ms: float | None, step_ms: float) -> str:
@@ -97,22 +95,23 @@ def _comparison_lines(observation: ObservedTraining, comparison: ObservedAndPred
             *of_device,
         ]
     inside = "inside the interval" if comparison.low_ms <= observed <= comparison.high_ms else "outside the interval"
-    verdict = f"not to be compared{unseen}" if unseen else inside
+    verdict = f"not comparable{unseen}" if unseen else inside
     rows = [[*_HEADS, "together"]]
-    for one in observation.ranks:
+    for one, together_ms in zip(observation.ranks, comparison.observed_devices_ms, strict=True):
         device = comparison.devices[one.rank]
-        pairs = (
-            (one.forward_ms, device.predicted_fwd_compute_ms),
-            (one.exchange_ms["forward"], device.predicted_fwd_all_to_all_ms),
-            (one.exchange_ms["backward"], device.predicted_bwd_all_to_all_ms),
-            (one.backward_ms, device.predicted_bwd_compute_ms),
-            (one.embedding_ms, device.predicted_total_ms),
+        expected = (
+            device.predicted_input_dist_ms,
+            device.predicted_fwd_compute_ms,
+            device.predicted_fwd_all_to_all_ms,
+            device.predicted_bwd_all_to_all_ms,
+            device.predicted_bwd_compute_ms,
+            device.predicted_total_ms,
         )
-        rows.append([str(one.rank), *(_pair(seen, expected) for seen, expected in pairs)])
+        rows.append([str(one.rank), *map(_pair, (*_seen(one), together_ms), expected)])
     return [
         f"Observed / predicted for {comparison.source} by {comparison.predicted_by}, ms:",
         text_table(rows, ">", "  "),
-        f"A step takes {observed:.3f} ms, {predicted:.3f} predicted ({interval}): {verdict}.",
+        f"Embedding tables take {observed:.3f} ms of a step, {predicted:.3f} ms predicted ({interval}): {verdict}.",
         *of_device,
         *(f"Note: {note}" for note in comparison.notes),
     ]

@@ -1,4 +1,4 @@
-"""Ranks beside each other: which all-to-all is which, what of it is waiting, and whom a step waits for."""
+"""Ranks beside each other: the kinds of their collectives, waiting, and the rank that a step waits for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from evenshard.measure.step_time import step_ms
 from evenshard.measure.traces.collectives import CollectiveKind, collectives
 from evenshard.measure.traces.kineto import read_traces
 from evenshard.measure.traces.ranks import observe
@@ -48,8 +49,8 @@ def test_the_last_to_arrive_does_not_wait_and_the_others_wait_for_it(tmp_path: P
     for one, waits in zip(found.ranks, (0.3, 0.0, 0.2), strict=True):
         assert one.exchange_ms == pytest.approx({"forward": 0.05, "backward": 0.03, "input": 0.005, "other": None})
         assert one.waiting_ms == pytest.approx({"forward": waits, "backward": waits, "input": 0.0, "other": None})
-    assert found.embedding_ms("sparse_dist") == pytest.approx(0.05 + 0.03 + 0.3 + 0.6)  # indices beside kernels
-    assert found.embedding_ms("base") == pytest.approx(0.005 + 0.3 + 0.05 + 0.03 + 0.6)
+    assert step_ms(found.phases, "sparse_dist") == pytest.approx(0.05 + 0.03 + 0.3 + 0.6)  # indices beside kernels
+    assert step_ms(found.phases, "base") == pytest.approx(0.005 + 0.3 + 0.05 + 0.03 + 0.6)
     assert found.balance is not None
     assert found.balance.forward_ms == pytest.approx(0.1)  # 0.3 above the mean of 0.2
     assert found.balance.backward_ms == pytest.approx(0.2)
@@ -173,7 +174,7 @@ def test_what_a_trace_does_not_show_is_not_zero(tmp_path: Path) -> None:
     found = observe([trace.save(tmp_path / "trace.json")])
     (only,) = found.ranks
     assert (only.forward_ms, only.backward_ms) == (0.3, None) and set(only.exchange_ms.values()) == {None}
-    assert only.embedding_ms == 0.3 and only.all_waiting_ms is None
+    assert only.compute_ms == 0.3 and only.all_waiting_ms is None
     assert found.unseen == ("rank 0's backward",), "one rank exchanges nothing"
     row = observation_text(found, None).splitlines()[2]
     assert "0.000" not in row and row.count("not seen") == 6
@@ -192,9 +193,9 @@ def test_ranks_whose_exchanges_were_not_seen_have_no_balance_of_exchanges(tmp_pa
     found = observe(paths)
     assert found.balance is not None and found.balance.exchanges_ms is None and found.balance.forward_ms == 0
     assert found.unseen == tuple(
-        f"rank {rank}'s {kind} all-to-all" for rank in (0, 1) for kind in ("forward", "backward")
+        f"rank {rank}'s {kind} communication" for rank in (0, 1) for kind in ("forward", "backward")
     )
-    assert "all-to-alls not seen." in observation_text(found, None)
+    assert "communication not seen." in observation_text(found, None)
 
 
 def test_each_all_to_all_is_known_by_what_started_it(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from statistics import fmean, median
 import numpy as np
 
 from evenshard.measure.costs import interquartile_range
-from evenshard.measure.step_time import Phases, step_ms
+from evenshard.measure.step_time import Phases
 from evenshard.measure.traces.collectives import (
     COLLECTIVES,
     Collective,
@@ -61,11 +61,6 @@ class RankTimes:
     sum_of_dims: int | None
 
     @property
-    def embedding_ms(self) -> float:
-        """Forward, both all-to-alls of embeddings, and backward, as far as they were seen: what evenshard predicts."""
-        return _seen_ms((self.compute_ms, *(self.exchange_ms[kind] for kind in _OF_EMBEDDINGS)))
-
-    @property
     def compute_ms(self) -> float:
         """Forward and backward, as far as they were seen."""
         return _seen_ms((self.forward_ms, self.backward_ms))
@@ -79,7 +74,7 @@ class Balance:
 
     Attributes:
         forward_ms, backward_ms: what the slowest rank takes above the mean.
-        exchanges_ms: what both all-to-alls take for the widest rank above the mean; None without shapes, too.
+        exchanges_ms: communication of embeddings on the widest rank above the mean; None without shapes, too.
     """
 
     forward_ms: float | None
@@ -125,28 +120,23 @@ class ObservedTraining:
         """Samples that a fused module looks up in a step, of all ranks together; None where no trace says."""
         return next((one.batch_size for one in self.ranks if one.batch_size is not None), None)
 
-    def embedding_ms(self, pipeline: str) -> float:
-        """The embedding work of a step, as far as it was seen, with the waits that a prediction counts.
-
-        Args:
-            pipeline: of the training, as ``step_time.windows`` takes it.
-        """
-
-        def times(rank: RankTimes) -> list[float]:
-            exchange = rank.exchange_ms
-            seen = (exchange["input"], rank.forward_ms, *(exchange[kind] for kind in _OF_EMBEDDINGS), rank.backward_ms)
-            return [time_ms or 0.0 for time_ms in seen]
-
-        return float(step_ms(Phases(*np.array([times(rank) for rank in self.ranks]).T), pipeline))
+    @property
+    def phases(self) -> Phases:
+        """Embedding work of each rank in a step, as far as it was seen, ms."""
+        rows = [
+            (one.exchange_ms["input"], one.forward_ms, *map(one.exchange_ms.get, _OF_EMBEDDINGS), one.backward_ms)
+            for one in self.ranks
+        ]
+        return Phases(*np.array([[time_ms or 0.0 for time_ms in row] for row in rows]).T)
 
     @property
     def unseen(self) -> tuple[str, ...]:
-        """What evenshard predicts and a rank's trace does not show, such as "rank 0's backward"."""
+        """Predicted times that a rank's trace does not show, such as "rank 0's backward"."""
         found = []
         for one in self.ranks:
             times = [("forward", one.forward_ms), ("backward", one.backward_ms)]
             if self.world_size > 1:
-                times += [(f"{kind} all-to-all", one.exchange_ms[kind]) for kind in _OF_EMBEDDINGS]
+                times += [(f"{kind} communication", one.exchange_ms[kind]) for kind in _OF_EMBEDDINGS]
             found += [f"rank {one.rank}'s {name}" for name, time_ms in times if time_ms is None]
         return tuple(found)
 

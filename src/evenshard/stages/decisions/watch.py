@@ -191,8 +191,8 @@ def print_watched(watched: Watched, file: TextIO | None = None) -> None:
     console = plain_console(file)
     console.print(verdict_text(watched), style="bold")
     console.print(
-        f"A step takes {watched.scale:.2f} times what was predicted for the placement in use: what a step "
-        "would save is scaled by that, too.",
+        f"Embedding tables take {watched.scale:.2f} times as long as predicted for the placement in use. The time that "
+        "a move saves is scaled by that, too.",
         soft_wrap=True,
     )
     if watched.costs_problem:
