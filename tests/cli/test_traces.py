@@ -16,6 +16,8 @@ from evenshard.cli import main
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.cost_rows import read_rows
 from evenshard.measure.traces import RECORDING
+from evenshard.measure.traces.collectives import collectives
+from evenshard.measure.traces.kineto import read_traces
 from evenshard.placement.parts import Span, TablePart
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import save_answer
@@ -134,6 +136,47 @@ def test_what_was_observed_is_a_cost_dataset(
     assert (row["hardware"], row["link"], row["repeats"], row["all_to_all"]) == ("cpu: unknown", "gloo", 3, "measured")
     assert row["optimizer"] == "sgd"
     assert main(["describe", str(costs)]) == 0
+
+
+@pytest.mark.slow
+def test_every_sharding_type_is_compared_with_the_prediction_of_the_same_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows are reduced and scattered, columns are exchanged all to all; replicas are on neither side."""
+    types = {"id": ["row_wise"], "clicks": ["data_parallel"], "wide": ["column_wise"]}
+    tables = [Table(name, rows, dim, float(LOOKUPS)) for name, (rows, dim) in TABLES.items()]
+    batch_size = WORLD_SIZE * LOCAL_BATCH
+    answer = place(tables, WORLD_SIZE, 1.0, model=DEVICE, batch_size=batch_size, table_types=types)
+    save_answer(answer, tmp_path / "placement.json")
+    save_plan(answer, tmp_path / PLAN, compute_device="cpu")
+    record(tmp_path)
+    found = observed(capsys, *traces(tmp_path), "--placement", str(tmp_path / "placement.json"))
+    kinds = [[one.kind for one in collectives(next(read_traces(Path(path))))] for path in traces(tmp_path)]
+    for one, of_rank in zip(found["ranks"], kinds, strict=True):
+        assert (one["num_tables"], one["sum_of_dims"]) == (2, 8 + 12)
+        assert (of_rank.count("forward"), of_rank.count("backward")) == (6, 6)  # of rows and of columns, in three steps
+        assert one["all_waiting_ms"] <= one["step_ms"]
+    without = [table for table in tables if table.name != "clicks"]
+    del types["clicks"]
+    expected = place(without, WORLD_SIZE, 1.0, model=DEVICE, batch_size=batch_size, table_types=types)
+    compared = found["comparison"]
+    assert compared["predicted_ms"] == pytest.approx(expected.predicted_ms)
+    assert compared["predicted_ms"] < answer.predicted_ms
+    assert (compared["low_ms"], compared["high_ms"]) == pytest.approx((expected.low_ms, expected.high_ms))
+    assert [note[-9:] for note in compared["notes"]] == ["'clicks'."]
+    plan = ["--placement", str(tmp_path / PLAN), "--tables", str(tmp_path / "tables.json"), "--model", DEVICE]
+    save_tables(tables, tmp_path / "tables.json")
+    of_plan = observed(capsys, *traces(tmp_path), *plan)["comparison"]
+    assert of_plan["predicted_ms"] == pytest.approx(expected.predicted_ms) and of_plan["notes"] == [
+        note.replace("placement.json", PLAN) for note in compared["notes"]
+    ]
+    replicas = place(tables, WORLD_SIZE, 1.0, model=DEVICE, batch_size=batch_size, sharding_types=["data_parallel"])
+    save_answer(replicas, tmp_path / "replicas.json")
+    problem = refused(capsys, *traces(tmp_path), "--placement", str(tmp_path / "replicas.json"))
+    assert "all of its tables are data_parallel" in problem
+    assert main(["observe", *traces(tmp_path), "--placement", str(tmp_path / "placement.json")]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("a step takes") == 1 and "Embedding tables take" in printed and "not seen" not in printed
 
 
 @pytest.mark.slow
