@@ -37,9 +37,9 @@ def add_commands(commands: Commands) -> None:
         "observe",
         _observe,
         "Show how long embedding tables take in a training step, from profiler traces.",
-        "Reads traces of torch.profiler, one file a rank, of a training with TorchRec or FBGEMM modules. Prints each "
-        "rank's forward, backward, all-to-alls and waiting, with their share of a step, which rank a step waits for, "
-        "and what balance alone would save at most.",
+        "Reads traces of torch.profiler, one file per rank, of a training with TorchRec or FBGEMM modules. Prints each "
+        "rank's input dist, forward, communication, backward and waiting with their shares of a step, the rank that a "
+        "step waits for, and the most that balance alone could save.",
     )
     sub.formatter_class = argparse.RawDescriptionHelpFormatter  # the recording is code
     sub.description = fill(sub.description or "", 80)

@@ -191,8 +191,7 @@ def _without_replicas(
 ) -> tuple[PlacementRequest, tuple[TablePart, ...], tuple[str, ...]]:
     """Return the request and the parts without data_parallel tables, and a sentence about these.
 
-    Traces do not show them apart: DDP reduces their gradients together with those of dense layers, and the optimizer of
-    these updates both.
+    DDP reduces their gradients together with those of dense layers, whose optimizer updates both.
     """
     replicated = {part.table for part in parts if len(part.devices) > 1}
     if not replicated:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from statistics import fmean
 
+import numpy as np
+
+from evenshard.measure.price.step import predicted_phases
 from evenshard.measure.traces.ranks import ObservedTraining, RankTimes
 from evenshard.stages.observe import ObservedAndPredicted
 from evenshard.utils.messages import printable
@@ -97,17 +100,10 @@ def _comparison_lines(observation: ObservedTraining, comparison: ObservedAndPred
     inside = "inside the interval" if comparison.low_ms <= observed <= comparison.high_ms else "outside the interval"
     verdict = f"not comparable{unseen}" if unseen else inside
     rows = [[*_HEADS, "together"]]
+    totals = [device.predicted_total_ms for device in comparison.devices]
+    predicted_D6 = np.array([*predicted_phases(comparison.devices), totals]).T
     for one, together_ms in zip(observation.ranks, comparison.observed_devices_ms, strict=True):
-        device = comparison.devices[one.rank]
-        expected = (
-            device.predicted_input_dist_ms,
-            device.predicted_fwd_compute_ms,
-            device.predicted_fwd_all_to_all_ms,
-            device.predicted_bwd_all_to_all_ms,
-            device.predicted_bwd_compute_ms,
-            device.predicted_total_ms,
-        )
-        rows.append([str(one.rank), *map(_pair, (*_seen(one), together_ms), expected)])
+        rows.append([str(one.rank), *map(_pair, (*_seen(one), together_ms), predicted_D6[one.rank].tolist())])
     return [
         f"Observed / predicted for {comparison.source} by {comparison.predicted_by}, ms:",
         text_table(rows, ">", "  "),

@@ -265,6 +265,14 @@ def test_the_exchanges_of_eight_ranks_take_what_others_read() -> None:
 
 
 @pytest.mark.slow
+def test_rows_that_gpus_reduce_and_scatter_are_communication_of_embeddings() -> None:
+    """In each of 5 steps, 2 reduce-scatters and 2 all-to-alls, and the same backward."""
+    (read,) = read_traces(truth_file("traces/a100_80gb_16ranks.json.gz"))
+    kinds = [one.kind for one in collectives(read)]
+    assert {kind: kinds.count(kind) for kind in kinds} == {"input": 25, "forward": 20, "backward": 20, "other": 10}
+
+
+@pytest.mark.slow
 def test_a_single_rank_s_exchanges_lie_in_the_published_range() -> None:
     """8,134 to 8,962 us for 142.6 MB between 2 x V100, waiting included; the median backward is above, with more."""
     found = observe([truth_file("traces/v100_16gb_2ranks.json.gz")])

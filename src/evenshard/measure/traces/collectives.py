@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 from evenshard.measure.traces.kineto import Op, Trace
@@ -14,12 +15,7 @@ CollectiveKind = Literal["forward", "backward", "input", "other"]
 # Of embeddings, of their gradients, and of the batch's ids; then all-reduces of dense gradients and the like.
 COLLECTIVES: tuple[CollectiveKind, ...] = ("forward", "backward", "input", "other")
 
-_FAMILIES = {
-    "all_to_all": re.compile(r"all_?to_?all", re.IGNORECASE),
-    "all_gather": re.compile(r"all_?gather", re.IGNORECASE),
-    "reduce_scatter": re.compile(r"reduce_?scatter", re.IGNORECASE),
-    "all_reduce": re.compile(r"all_?reduce", re.IGNORECASE),
-}
+_ALL_TO_ALL = re.compile(r"all_?to_?all", re.IGNORECASE)
 _AUTOGRAD = "autograd::engine::evaluate_function"
 # TorchRec's autograd functions and labels: all-to-alls of tables and columns, reduce-scatters of rows.
 _OF_EMBEDDINGS = re.compile(
@@ -29,6 +25,13 @@ _OF_EMBEDDINGS = re.compile(
 )
 _OF_IDS = re.compile(r"all2all_\w*data|kjt|sparse_data_dist|input_dist", re.IGNORECASE)
 _GLOO = "gloo:"
+# The operators that queue each collective of gloo.
+_QUEUED = {
+    "gloo:all_to_all": "c10d::alltoall",
+    "gloo:all_gather": "c10d::_?allgather",
+    "gloo:reduce_scatter": "c10d::_?reduce_scatter",
+    "gloo:all_reduce": "c10d::allreduce",
+}
 
 
 @dataclass(frozen=True)
@@ -64,35 +67,29 @@ def _collective(trace: Trace, queued: Op, start_us: float, duration_us: float) -
 
 
 def _on_cpu(trace: Trace) -> Iterator[Collective]:
-    """Yield gloo's collectives: its threads work off what the training queues, in the order of each family.
+    """Yield gloo's collectives: its threads work off those of each name in the order in which they were queued.
 
     A collective that was queued before the recording is not in the trace. One that ends after it may be missing, so
     that more are queued than worked off.
     """
-    working, queued = (_by_family(trace, prefix) for prefix in (_GLOO, "c10d::"))
-    if not working.get("reduce_scatter"):  # gloo reduces and scatters with an all-reduce
-        alike = queued.get("all_reduce", []) + queued.pop("reduce_scatter", [])
-        queued["all_reduce"] = sorted(alike, key=lambda op: op.start_us)
-    for family, ops in working.items():
-        starters = queued.get(family, [])
-        for number, op in enumerate(ops):
-            starter = starters[number] if family and len(ops) <= len(starters) else op
-            yield _collective(trace, starter, op.start_us, op.duration_us)
-
-
-def _by_family(trace: Trace, prefix: str) -> dict[str, list[Op]]:
-    found: dict[str, list[Op]] = defaultdict(list)
+    working: dict[str, list[Op]] = defaultdict(list)
     for op in trace.ops:
-        if op.name.startswith(prefix):
-            found[next((name for name, pattern in _FAMILIES.items() if pattern.search(op.name)), "")].append(op)
-    return found
+        if op.name.startswith(_GLOO):
+            working[op.name].append(op)
+    for name, ops in working.items():
+        names = [_QUEUED.get(name, name)]
+        if name == "gloo:all_reduce" and "gloo:reduce_scatter" not in working:  # many versions reduce and scatter so
+            names.append(_QUEUED["gloo:reduce_scatter"])
+        queued = [op for op in trace.ops if re.match("|".join(names), op.name)]
+        for op, starter in zip(ops, queued if len(queued) >= len(ops) else ops, strict=False):
+            yield _collective(trace, starter, op.start_us, op.duration_us)
 
 
 def _kind(op: Op) -> CollectiveKind:
     around = list(op.around())
     names = [one.name for one in around]
     is_exchange = any(map(_OF_EMBEDDINGS.search, names))
-    if op.name.startswith(_GLOO) or not (is_exchange or any(map(_FAMILIES["all_to_all"].search, names))):
+    if op.name.startswith(_GLOO) or not (is_exchange or any(map(_ALL_TO_ALL.search, names))):
         return "other"
     if any(name.startswith(_AUTOGRAD) for name in names):
         return "backward"
@@ -111,13 +108,11 @@ class StepCollectives:
         exchange_us: without waiting where several ranks tell it apart, else with it.
         waiting_us: waiting for the last rank to arrive; None where one rank alone is known.
         all_waiting_us: time of the step in which any collective of the rank waits, at most the step; None likewise.
-        kinds: those that the rank ran.
     """
 
     exchange_us: Mapping[CollectiveKind, float]
     waiting_us: Mapping[CollectiveKind, float] | None
     all_waiting_us: float | None
-    kinds: frozenset[CollectiveKind]
 
 
 def apart_from_waiting(
@@ -138,30 +133,22 @@ def apart_from_waiting(
             if one.step is not None:
                 groups[rank, one.step, one.kind].append(one)
     result: dict[int, dict[int, StepCollectives]] = {rank: {} for rank in of_ranks}
-    numbers = [*next(iter(steps.values()))]
-    least = {
-        (step, kind): _least_us([groups[rank, step, kind] for rank in of_ranks])
-        for step in numbers
-        for kind in COLLECTIVES
-    }
+    of_steps = product(next(iter(steps.values())), COLLECTIVES)
+    least = {(step, kind): _least_us([groups[rank, step, kind] for rank in of_ranks]) for step, kind in of_steps}
     for rank in of_ranks:
         waits = sorted(
             (one.started_us, one.started_us + one.duration_us - own_us)
             for (step, kind), known in least.items()
-            for one, own_us in zip(groups[rank, step, kind], known or (), strict=known is not None)
+            if known is not None
+            for one, own_us in zip(groups[rank, step, kind], known, strict=True)
         )
-        for step in numbers:
+        for step, span in steps[rank].items():
             total = {kind: sum(one.duration_us for one in groups[rank, step, kind]) for kind in COLLECTIVES}
             apart = len(of_ranks) > 1 and all(least[step, kind] is not None for kind in COLLECTIVES)
             own = {kind: total[kind] if (times := least[step, kind]) is None else sum(times) for kind in COLLECTIVES}
             waiting = {kind: total[kind] - own[kind] for kind in COLLECTIVES}
-            kinds = frozenset(kind for kind in COLLECTIVES if groups[rank, step, kind])
-            result[rank][step] = StepCollectives(
-                own,
-                waiting if apart else None,
-                _covered_us(waits, *steps[rank][step]) if apart else None,
-                kinds,
-            )
+            in_step = _covered_us(waits, *span)
+            result[rank][step] = StepCollectives(own, waiting, in_step) if apart else StepCollectives(own, None, None)
     return result
 
 

@@ -227,7 +227,7 @@ def _rank(traced: TracedRank, shared: Mapping[int, StepCollectives], steps: Sequ
     trace, calls = traced.trace, traced.placed_calls
     forward = _per_step(calls, steps, "forward")
     backward = _per_step(calls, steps, "backward")
-    seen = {kind for step in steps for kind in shared[step].kinds}
+    seen = {one.kind for one in traced.collectives if one.step in steps}
     waits = [waits for step in steps if (waits := shared[step].waiting_us) is not None]
     in_step = [waited for step in steps if (waited := shared[step].all_waiting_us) is not None]
 
