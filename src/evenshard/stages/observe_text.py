@@ -18,11 +18,13 @@ _HEADS = ["rank", "input dist", "forward", "forward communication", "backward co
 
 def observation_text(observation: ObservedTraining, comparison: ObservedAndPredicted | None) -> str:
     """All of it, as lines."""
-    lines = [_title(observation), text_table(_rows(observation), ">", "  ")]
+    heads = [*_HEADS, "other collectives", "waiting", "step, ms"]
+    lines = [_title(observation), text_table([heads, *map(_row, observation.ranks)], ">", "  ")]
     lines += _waits(observation)
     if (balance := observation.balance) is not None:
+        share = balance.total_ms / observation.step_ms
         lines.append(
-            f"Balance alone saves at most {_share(balance.total_ms, observation.step_ms)} of a step: forward "
+            f"Balance alone saves at most {_time(balance.total_ms)} of a step ({share:.1%}): forward "
             f"{_time(balance.forward_ms)}, backward {_time(balance.backward_ms)}, communication "
             f"{_time(balance.exchanges_ms)}."
         )
@@ -42,26 +44,13 @@ def _title(observation: ObservedTraining) -> str:
     )
 
 
-def _rows(observation: ObservedTraining) -> list[list[str]]:
-    return [
-        [*_HEADS, "other collectives", "waiting", "step, ms"],
-        *(_row(one) for one in observation.ranks),
-    ]
-
-
 def _row(rank: RankTimes) -> list[str]:
-    cells = [_share(one, rank.step_ms) for one in (*_seen(rank), rank.exchange_ms["other"])]
+    cells = [_share(one, rank.step_ms) for one in (*rank.phases_ms, rank.exchange_ms["other"])]
     if rank.num_tables == 0:
         cells[1] = cells[4] = "none"
     with_waiting = rank.waiting_ms is None and any(one is not None for one in rank.exchange_ms.values())
     waiting = "in them" if with_waiting else _share(rank.all_waiting_ms, rank.step_ms)
     return [str(rank.rank), *cells, waiting, f"{rank.step_ms:.2f}"]
-
-
-def _seen(rank: RankTimes) -> tuple[float | None, ...]:
-    """The observed times in the order of ``_HEADS``."""
-    exchange = rank.exchange_ms
-    return exchange["input"], rank.forward_ms, exchange["forward"], exchange["backward"], rank.backward_ms
 
 
 def _share(time_ms: float | None, step_ms: float) -> str:
@@ -103,7 +92,7 @@ def _comparison_lines(observation: ObservedTraining, comparison: ObservedAndPred
     totals = [device.predicted_total_ms for device in comparison.devices]
     predicted_D6 = np.array([*predicted_phases(comparison.devices), totals]).T
     for one, together_ms in zip(observation.ranks, comparison.observed_devices_ms, strict=True):
-        rows.append([str(one.rank), *map(_pair, (*_seen(one), together_ms), predicted_D6[one.rank].tolist())])
+        rows.append([str(one.rank), *map(_pair, (*one.phases_ms, together_ms), predicted_D6[one.rank].tolist())])
     return [
         f"Observed / predicted for {comparison.source} by {comparison.predicted_by}, ms:",
         text_table(rows, ">", "  "),

@@ -82,7 +82,8 @@ _TIMES = tuple(name for name in FusedCall.__dataclass_fields__ if name.endswith(
 def without_calls(path: Path) -> BadFile:
     """The error of a trace without any call of a fused FBGEMM module."""
     problem = "it has no operator of FBGEMM (fbgemm::split_embedding_codegen_lookup_...)"
-    return BadFile(path, problem, f"Train with TorchRec's or FBGEMM's fused embedding modules. {HOW_TO_RECORD}.")
+    what = "Train with TorchRec's or FBGEMM's fused embedding modules, which data_parallel tables have none of"
+    return BadFile(path, problem, f"{what}. {HOW_TO_RECORD}.")
 
 
 def median_calls(calls: Sequence[FusedCall]) -> list[FusedCall]:

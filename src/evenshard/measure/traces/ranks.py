@@ -61,6 +61,12 @@ class RankTimes:
     sum_of_dims: int | None
 
     @property
+    def phases_ms(self) -> tuple[float | None, ...]:
+        """Embedding work of a step in the order of ``Phases``."""
+        exchange = self.exchange_ms
+        return exchange["input"], self.forward_ms, exchange["forward"], exchange["backward"], self.backward_ms
+
+    @property
     def compute_ms(self) -> float:
         """Forward and backward, as far as they were seen."""
         return _seen_ms((self.forward_ms, self.backward_ms))
@@ -123,11 +129,7 @@ class ObservedTraining:
     @property
     def phases(self) -> Phases:
         """Embedding work of each rank in a step, as far as it was seen, ms."""
-        rows = [
-            (one.exchange_ms["input"], one.forward_ms, *map(one.exchange_ms.get, _OF_EMBEDDINGS), one.backward_ms)
-            for one in self.ranks
-        ]
-        return Phases(*np.array([[time_ms or 0.0 for time_ms in row] for row in rows]).T)
+        return Phases(*np.array([[time_ms or 0.0 for time_ms in one.phases_ms] for one in self.ranks]).T)
 
     @property
     def unseen(self) -> tuple[str, ...]:
@@ -306,7 +308,7 @@ def _notes(traces: Sequence[Trace], ranks: Sequence[RankTimes]) -> list[str]:
     missing = sorted({*range(traces[0].world_size)} - {one.rank for one in ranks})
     if missing and len(ranks) == 1:
         notes.append(
-            f"One of {traces[0].world_size} ranks: its waiting for the others cannot be told apart from the exchanges. "
+            f"One of {traces[0].world_size} ranks: its waiting for the others cannot be told apart from communication. "
             f"{HOW_TO_RECORD}, and give all traces."
         )
     elif missing:
@@ -320,5 +322,5 @@ def _notes(traces: Sequence[Trace], ranks: Sequence[RankTimes]) -> list[str]:
     if not all(trace.has_shapes for trace in traces):
         notes.append(f"No sizes of tables, batches and dims: record_shapes=True is missing. {HOW_TO_RECORD}.")
     if not any(trace.gpu for trace in traces):
-        notes.append("A training on the CPU: times are those of operators.")
+        notes.append("A training on the CPU has no GPU kernels, so times are those of operators.")
     return notes
