@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,14 +21,16 @@ from kfp import dsl
 
 from evenshard.kubeflow import pod_journal
 from evenshard.kubeflow.pod_journal import kept_journal
+from evenshard.kubeflow.retry import PAUSES
 from evenshard.measure.journal import Journal, Origin, Visit
-from evenshard.utils.errors import MeasurementFailed
+from evenshard.utils.errors import MeasurementFailed, StorageFailed
+from evenshard.utils.s3 import remove
 from evenshard.utils.s3.client import s3_client
 from evenshard_components.generate_tables.component import generate_tables
 from support import killable_pod
 from support.builders import PROVENANCE, cost
 from support.kubeflow_builders import SMALL_PARAMS
-from support.patience import wait_until
+from support.patience import PATIENCE_S, wait_until
 from support.servers import S3
 
 TASK = "wf-1/benchmark_1_part_1"
@@ -104,21 +108,35 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, s3: S3, monkeypatch: p
 
 
 def pod(inputs: Path, out: Path, after: int | None = None) -> subprocess.Popen[str]:
+    """The pod, the child of a shell in a process group of its own, as it is the child of Kubeflow's launcher."""
     words = [sys.executable, killable_pod.__file__, str(inputs), str(out), *([] if after is None else [str(after)])]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    shell = ["sh", "-c", '"$@"; exit $?', "launcher", *words]
+    return subprocess.Popen(shell, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def measured_until_killed(
-    inputs: Path, out: Path, after: int, arrived: Callable[[], bool], by: signal.Signals = signal.SIGKILL
+    inputs: Path, out: Path, after: int, arrived: Callable[[], bool], grace_s: float | None = None
 ) -> list[str]:
-    """Keys of what a pod has measured, which is killed when so much is in its journal, and that has ``arrived``."""
+    """Keys of the placements that a pod has measured before it is killed.
+
+    Args:
+        after: measurements in its journal by then.
+        arrived: true once they are where they are kept.
+        grace_s: seconds between SIGTERM and SIGKILL, both to its whole group; None for SIGKILL alone.
+    """
     with pod(inputs, out, after) as process:
-        assert process.stdout is not None
-        keys = [process.stdout.readline().strip() for _ in range(after)]
-        assert process.stdout.readline() == "killed\n"
-        wait_until(arrived, "the journal did not arrive")
-        process.send_signal(by)
-    assert process.returncode == (143 if by is signal.SIGTERM else -by)
+        try:
+            assert process.stdout is not None
+            keys = [process.stdout.readline().strip() for _ in range(after)]
+            assert process.stdout.readline() == "killed\n"
+            wait_until(arrived, "the journal did not arrive")
+            if grace_s is not None:
+                os.killpg(process.pid, signal.SIGTERM)
+                assert process.wait(PATIENCE_S) == -signal.SIGTERM
+                time.sleep(grace_s)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     return keys
 
 
@@ -151,15 +169,36 @@ def test_a_pod_that_is_killed_measures_nothing_again(store: Store, inputs: Path,
 
 
 @pytest.mark.slow
-def test_a_pod_that_is_asked_to_end_uploads_the_rest(
+def test_a_pod_that_is_asked_to_end_uploads_the_rest_within_a_second(
     inputs: Path, tmp_path: Path, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one is whose node is drained: the minute that has begun is not waited for."""
+    """Argo signals the whole group, the launcher dies, and the pod is killed a second later, in a kernel or not."""
     store = bucket(tmp_path / "journals", s3)
     for name, value in (store.settings | {"UPLOAD_EVERY_S": "3600"}).items():
         monkeypatch.setenv(name, value)
-    measured_until_killed(inputs, tmp_path / "out", 5, lambda: store.files() == {}, signal.SIGTERM)
+    measured_until_killed(inputs, tmp_path / "out", 5, lambda: store.files() == {}, grace_s=1.0)
     assert store.num_visits() == 5
+
+
+@pytest.mark.slow
+def test_a_finished_journal_is_removed_with_retries(
+    tmp_path: Path, s3: S3, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = bucket(tmp_path / "journals", s3)
+    for name, value in (store.settings | {PAUSES: "0 0"}).items():
+        monkeypatch.setenv(name, value)
+    s3_client.cache_clear()
+    failures = [StorageFailed("S3 is away")] * 2
+
+    def remove_at_last(address: str) -> None:
+        if failures:
+            raise failures.pop()
+        remove(address)
+
+    monkeypatch.setattr(pod_journal, "remove", remove_at_last)
+    with journal_of() as journal:
+        journal.append(VISITS[0])
+    assert store.files() == {} and "the journal stays" not in caplog.text
 
 
 @contextmanager
@@ -240,7 +279,7 @@ def test_an_s3_that_is_away_stops_nothing(
     s3_client.cache_clear()
     with journal_of() as journal:
         journal.append(VISITS[0])
-    assert "does not answer" in caplog.text and "what was measured in this minute is, too" in caplog.text
+    assert "does not answer" in caplog.text and "what was measured in these ten seconds is, too" in caplog.text
 
 
 def test_a_volume_that_cannot_be_written_stops_nothing(

@@ -4,7 +4,7 @@
 
     /data/journals/evenshard-train-2w4hm/benchmark_2_part_1/20261123T113445-9f2c.jsonl    one try of a task
     s3://bucket/journals/evenshard-train-2w4hm/benchmark_2_part_1/20261123T113445-9f2c/   the same, in a file for each
-        000000000000 000000018231                                                minute, called by its first byte
+        000000000000 000000018231                                                ten seconds, called by its first byte
 
 A try begins with what the tries before it have measured. What of that counts, the journal itself decides: the same
 placement of the same tables, on the same hardware, with the same settings. Each try writes a journal of its own, as
@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import select
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ from evenshard.kubeflow.retry import with_retries
 from evenshard.measure.journal import Journal
 from evenshard.tracking import LOOP_ID
 from evenshard.utils.errors import BadFile, EvenshardError
+from evenshard.utils.process import on_sigterm, signal_socket, terminate
 from evenshard.utils.s3 import download, is_address, remove, upload
 from evenshard.utils.scratch import scratch_folder
 
@@ -34,7 +36,7 @@ from evenshard.utils.scratch import scratch_folder
 FOLDER = "EVENSHARD_JOURNAL_FOLDER"
 # Variable of a pod: address for journals on S3, where there is no such volume.
 ADDRESS = "EVENSHARD_JOURNALS"
-UPLOAD_EVERY_S = 60.0
+UPLOAD_EVERY_S = 10.0
 log = logging.getLogger(__name__)
 
 
@@ -79,12 +81,12 @@ def _on_volume(folder: Path, scratch: Path) -> Iterator[Path | None]:
 
 @contextmanager
 def _on_s3(address: str, scratch: Path) -> Iterator[Path]:
-    """What was measured within a minute is there at its end."""
+    """What was measured is there within ten seconds, or at once if the pod is asked to end."""
     journal = _continue_journal(scratch / "journal.jsonl", _earlier_on_s3(address, scratch))
     with _keep_uploading(journal, f"{address}/{_name_of_try()}"):
         yield journal
     try:
-        remove(address)
+        with_retries(remove)(address)
     except EvenshardError as error:
         log.warning("%s: the journal stays, though nothing needs it any more (%s)", address, error)
 
@@ -135,8 +137,12 @@ def _name_of_part(first_byte: int) -> str:
 
 @contextmanager
 def _keep_uploading(journal: Path, address: str) -> Iterator[None]:
-    """Uploads what the block appends to a journal, once a minute and at its end, however it ends."""
-    sent, ends, part = 0, threading.Event(), journal.with_suffix(".part")
+    """Upload what the block appends to a journal: every ten seconds, at its end, and as soon as SIGTERM arrives.
+
+    A pod that is asked to end has about a second: Argo signals the whole process group, Kubeflow's launcher dies of it,
+    and Argo's next poll ends the pod.
+    """
+    sent, ended, part = 0, False, journal.with_suffix(".part")
 
     def upload_rest() -> None:
         nonlocal sent
@@ -149,17 +155,21 @@ def _keep_uploading(journal: Path, address: str) -> Iterator[None]:
             upload(part, f"{address}/{_name_of_part(sent)}")
             sent += len(whole)
         except EvenshardError as error:
-            log.warning("%s If this pod is lost, what was measured in this minute is, too.", error)
+            log.warning("%s If this pod is lost, what was measured in these ten seconds is, too.", error)
 
-    def every_minute() -> None:
-        while not ends.wait(UPLOAD_EVERY_S):
+    def upload_parts() -> None:
+        while not ended:
+            if select.select([signals], [], [], UPLOAD_EVERY_S)[0]:
+                signals.recv(16)
             upload_rest()
 
-    thread = threading.Thread(target=every_minute, name="journal", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ends.set()
-        thread.join()
-        upload_rest()
+    with signal_socket() as (signals, wake), on_sigterm(terminate):
+        thread = threading.Thread(target=upload_parts, name="journal", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended = True
+            wake.send(b"\0")
+            thread.join()
+            upload_rest()

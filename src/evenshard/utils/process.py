@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -50,6 +51,25 @@ def sigterm_waits() -> Iterator[None]:
     finally:
         if heard:
             signal.raise_signal(signal.SIGTERM)
+
+
+@contextmanager
+def signal_socket() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Yield two connected sockets: the first has a byte to read as soon as a signal with a handler arrives.
+
+    A thread that reads it learns of SIGTERM at once. The handler itself waits for the call that the main thread is in,
+    such as a kernel.
+    """
+    ours, written = socket.socketpair()
+    with ours, written:
+        written.setblocking(False)
+        is_main = threading.current_thread() is threading.main_thread()
+        before = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False) if is_main else -1
+        try:
+            yield ours, written
+        finally:
+            if is_main:
+                signal.set_wakeup_fd(before)
 
 
 def terminate() -> NoReturn:
