@@ -134,7 +134,7 @@ def test_a_kubeflow_without_users_needs_no_token(
     ("name", "told", "state", "because"),
     [
         ("evictrun", "RUNNING", "FAILED", "train-cost failed; from the cache: generate-tables"),
-        ("termrun", "RUNNING", "CANCELED", "benchmark failed; from the cache: generate-tables"),
+        ("termrun", "RUNNING", "CANCELED", "benchmark was stopped; from the cache: generate-tables"),
         ("parts2", "COMPLETE", "SUCCEEDED", f"{NOT_NOTED}; the exit handler is told COMPLETE"),
         (
             "parts2",
@@ -208,6 +208,8 @@ def test_mlflow_has_the_loop_and_its_stages_as_they_ended(
         _open("train_cost_1", {"loop": {"num_rounds": 1}}, {}).end("FINISHED")
         loop = runs["loop-wf"].info.run_id
         assert client.get_run(loop).info.status == "FAILED"  # it may fail again
+        _open("evaluate", {"loop": {"num_rounds": 1}}, {}).start()  # in a pod that was ended
         log_to_parent({"evenshard.mean_measured_ms": 1.5})
         assert client.get_run(loop).info.status == "FINISHED"
         assert client.get_run(loop).data.tags["evenshard.outcome"] == "SUCCEEDED"
+        assert runs_of(client)["evaluate"].info.status == "KILLED"

@@ -187,6 +187,17 @@ def test_an_order_to_end_while_a_run_begins_ends_it_as_killed(
     assert runs_of(client)["train_cost_1"].info.status == "KILLED"
 
 
+def test_a_stage_of_a_cluster_that_is_ended_leaves_its_run_to_the_exit_handler(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pod has about a second left, which MLflow may take alone."""
+    for loop, status in (("evenshard-train-2w4hm", "RUNNING"), ("local-1", "KILLED")):
+        monkeypatch.setenv("EVENSHARD_LOOP_ID", loop)
+        with on_sigterm(terminate), pytest.raises(SystemExit), tracking.stage_run(f"benchmark_{loop}", PARAMS, {}):
+            signal.raise_signal(signal.SIGTERM)
+        assert runs_of(client)[f"benchmark_{loop}"].info.status == status
+
+
 @pytest.mark.parametrize(("uri", "waits"), [(AWAY, False), ("https://mlflow", False), ("sqlite:///mlflow.db", True)])
 def test_an_order_to_end_waits_for_a_database_but_not_for_a_server(
     monkeypatch: pytest.MonkeyPatch, uri: str, waits: bool

@@ -148,7 +148,8 @@ def record_end(state: str, page: str, seen: Seen) -> None:
     """Tells MLflow how the run ended, where MLFLOW_TRACKING_URI names a server."""
     if _has_server():
         tracking.log_backlog(served_code)
-        tracking.end_loop(state, page, {"failed": seen.failed, "cached": seen.cached, "ran": seen.ran})
+        ended = "stopped" if state == "CANCELED" else "failed"
+        tracking.end_loop(state, page, {ended: seen.failed, "cached": seen.cached, "ran": seen.ran})
 
 
 def page_of(run_id: str) -> str:

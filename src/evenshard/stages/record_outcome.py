@@ -28,8 +28,8 @@ class Seen:
 
     Attributes:
         state: SUCCEEDED, FAILED or CANCELED; UNKNOWN where it does not say.
-        failed, cached, ran: names of the tasks that have failed, that an earlier result stands for, and of the others
-            that have succeeded.
+        failed, cached, ran: names of the tasks that have failed or were stopped, that an earlier result stands for,
+            and of the others that have succeeded.
         problem: why it does not say how the run ends; "" where it does, or where there is none to ask.
     """
 
@@ -82,6 +82,7 @@ def _because(state: str, inputs: RecordOutcomeInputs) -> str:
         return f" ({seen.problem}; {told})"
     if state == UNKNOWN_STATE:
         return f" ({told})"
-    parts = [f"{', '.join(seen.failed)} failed"] if seen.failed else []
+    ended = "was stopped" if state == "CANCELED" else "failed"
+    parts = [f"{', '.join(seen.failed)} {ended}"] if seen.failed else []
     parts += [f"from the cache: {', '.join(seen.cached)}"] if seen.cached else []
     return f" ({'; '.join(parts)})" if parts else ""

@@ -29,6 +29,7 @@ _OURS = "**evenshard**"
 # Lines of a loop's description about the tasks of its pipeline, by what has become of them.
 TASK_LINES = {
     "failed": "tasks that have failed",
+    "stopped": "tasks that were stopped",
     "cached": "tasks whose earlier results Kubeflow Pipelines took",
     "ran": "tasks that ran",
 }

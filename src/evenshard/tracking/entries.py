@@ -154,7 +154,7 @@ class Sender:
 
 
 def _end_again(client: Any, run_id: str) -> None:
-    """Ends a loop well that its exit handler has ended before: its pipeline was tried again."""
+    """End a loop as FINISHED that its exit handler has ended before: its pipeline was tried again."""
     if has_ended(client, run_id):
         client.set_tag(run_id, OUTCOME, "SUCCEEDED")
-        client.set_terminated(run_id, "FINISHED")
+        end_with_stages(client, run_id, "SUCCEEDED")

@@ -188,9 +188,14 @@ class StageRun:
             self.register(scratch, code, metrics)
 
     def end(self, status: str) -> None:
-        """Ends the run, as FINISHED, FAILED or KILLED, gives its loop what it has, and describes both."""
-        if status == "KILLED":  # whoever kills it does not wait
-            self._retries = 0
+        """End the run as FINISHED, FAILED or KILLED, give its loop its data and models, and describe both.
+
+        On a cluster the exit handler ends a run that was killed: its pod has about a second, and its journal needs it.
+        """
+        if status == "KILLED":
+            self._retries = 0  # nobody waits for it
+            if self._kept is None and self._record and self._record.parent and self._record.parent.has_exit_handler:
+                return
         self._end({"kind": "end", "status": status, "time_ms": _now_ms()})
 
     def conclude(self) -> None:
@@ -310,7 +315,7 @@ def end_loop(state: str, page: str, tasks: Mapping[str, Sequence[str]] | None = 
     Args:
         state: SUCCEEDED, FAILED, CANCELED or UNKNOWN. If it is known, a run is made where no stage has made one.
         page: address of the pipeline's run, or its id.
-        tasks: names of its tasks by what has become of them: failed, cached or ran.
+        tasks: names of its tasks by what has become of them: failed, stopped, cached or ran.
     """
     parent = current_parent()
     if parent is None:
