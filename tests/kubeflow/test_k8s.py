@@ -224,6 +224,21 @@ def test_containers_say_what_they_need(folder: str) -> None:
             assert gpus["requests"] == gpus["limits"], name
 
 
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_stages_request_ephemeral_storage(name: str) -> None:
+    """Pipelines cannot: without a request, a pod that uses any is the first that a node short of disk evicts."""
+    (limits,) = of_kind(built(f"overlays/{name}"), "LimitRange")
+    (default,) = limits["spec"]["limits"]
+    assert default["defaultRequest"]["ephemeral-storage"] == "1Gi"
+    assert "ephemeral-storage" not in default["default"]  # more than that is allowed
+
+
+def test_seaweedfs_reports_nothing_to_its_makers() -> None:
+    sets = of_kind(built("overlays/local"), "StatefulSet")
+    (server,) = (one for one in sets if one["metadata"]["name"] == "evenshard-s3")
+    assert "-master.telemetry=false" in server["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_images_are_pinned_and_named_in_one_place(folder: str) -> None:
     for name, pod in pods(built(folder)):

@@ -225,6 +225,7 @@ def seaweedfs() -> Iterator[S3]:
             f"-ip={HERE}",
             f"-ip.bind={HERE}",
             "-master.volumeSizeLimitMB=64",
+            "-master.telemetry=false",
             "-master.electionTimeout=1s",  # of itself, after a restart
             "-volume.max=100",
             "-filer",
