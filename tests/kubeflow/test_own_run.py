@@ -212,4 +212,6 @@ def test_mlflow_has_the_loop_and_its_stages_as_they_ended(
         log_to_parent({"evenshard.mean_measured_ms": 1.5})
         assert client.get_run(loop).info.status == "FINISHED"
         assert client.get_run(loop).data.tags["evenshard.outcome"] == "SUCCEEDED"
-        assert runs_of(client)["evaluate"].info.status == "KILLED"
+        experiment = client.get_run(loop).info.experiment_id
+        (ended,) = client.search_runs([experiment], "attributes.run_name = 'evaluate'")
+        assert ended.info.status == "KILLED"

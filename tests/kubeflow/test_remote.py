@@ -5,9 +5,12 @@ The server is a stand-in (kfp_server.py): no cluster is behind it.
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,7 @@ from support.kubeflow_builders import SMALL_PARAMS, compiled
 
 SUBMIT = ["pipeline", "submit", "--namespace", "team-a", "--package", "pipeline.yaml"]
 STATUS = ["pipeline", "status", "r1", "--namespace", "team-a"]
+WORKFLOW = "evenshard-place-ptvzd"
 POD = "evenshard-place-ptvzd-retry-system-container-impl-2412005322"
 
 
@@ -45,6 +49,7 @@ def fake(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "pipeline.yaml").write_bytes(package.read_bytes())
     monkeypatch.setattr(remote.Endpoint, "__init__", _impatient(remote.Endpoint.__init__))
+    monkeypatch.setattr(remote, "LISTED_AFTER_S", 0.0)
     with serving(FakePipelines()) as server:
         yield server
 
@@ -53,7 +58,7 @@ def _impatient(original: Any) -> Any:
     """No pauses between tries."""
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **{**kwargs, "backoff_s": 0.0, "pauses_waiting_s": (0.0,) * 5})
+        original(self, *args, **{**kwargs, "pauses_s": (0.0,) * 5})
 
     return init
 
@@ -113,8 +118,35 @@ def test_wait_ends_as_the_run_does(fake: FakePipelines, capsys: pytest.CaptureFi
     fake.states = ["RUNNING", state]
     assert run(fake, SUBMIT, *wait) == 1
     line = the_line(capsys)
-    assert f"run r1 ended as {state}. place failed in the pod whose name ends with 2412005322:" in line
+    said = {
+        "FAILED": "run r1 ended as FAILED. place failed in the pod whose name ends with 2412005322:",
+        "CANCELED": "run r1 was stopped. See",
+    }
+    assert said[state] in line
     assert line.endswith(f"See {fake.url}/#/runs/details/r1")
+
+
+@pytest.mark.parametrize(
+    ("history", "stopped"),
+    [
+        (["PENDING", "RUNNING", "CANCELING"], True),
+        (["PENDING", "RUNNING"], False),
+        (["RUNNING", "CANCELING", "FAILED", "RUNNING"], False),  # tried again
+    ],
+)
+def test_a_stopped_run_has_not_failed(
+    fake: FakePipelines, capsys: pytest.CaptureFixture[str], history: list[str], stopped: bool
+) -> None:
+    """Kubeflow Pipelines ends it as FAILED."""
+    fake.states, fake.history = ["FAILED"], history
+    assert run(fake, STATUS) == 1
+    line = the_line(capsys)
+    assert ("run r1 was stopped. See" in line, "failed" in line.removeprefix("evenshard pipeline failed")) == (
+        stopped,
+        not stopped,
+    )
+    assert run(fake, STATUS, "--json") == 1
+    assert json.loads(capsys.readouterr().out)["state"] == ("CANCELED" if stopped else "FAILED")
 
 
 def test_patience_has_an_end(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,6 +189,45 @@ def test_a_recurring_run_is_deleted_by_its_name(fake: FakePipelines, capsys: pyt
     assert run(fake, [*unschedule, "weekly", "--experiment", "another"]) == 2
     assert "in the experiment another, which has none" in the_line(capsys)
     assert "another" not in {one["display_name"] for one in fake.experiments.values()}
+
+
+def test_a_run_in_progress_outlives_its_schedule(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its recurring run owns its workflow: it is paused until the run has ended, and deleted then."""
+    assert run(fake, ["pipeline", "schedule", *SUBMIT[2:], "--cron", "0 3 * * 0", "--run-name", "weekly"]) == 0
+    words = [*SUBMIT[2:4], "weekly"]
+    fake.runs = [
+        {"run_id": "r7", "experiment_id": "e1", "recurring_run_id": "rr9", "state": "RUNNING"},  # another's
+        {"run_id": "r8", "experiment_id": "e1", "recurring_run_id": "rr1", "state": "FAILED"},
+        {"run_id": "r9", "experiment_id": "e1", "recurring_run_id": "rr1", "state": "CANCELING"},
+    ]
+    assert run(fake, ["pipeline", "unschedule", *words]) == 1
+    assert "recurring run rr1 is paused, not deleted: its run r9 is in progress, and would be killed." in the_line(
+        capsys
+    )
+    assert fake.recurring["rr1"]["status"] == "DISABLED"
+    assert run(fake, ["pipeline", "resume", *words]) == 0
+    assert capsys.readouterr().out == "resumed: recurring run rr1\n" and fake.recurring["rr1"]["status"] == "ENABLED"
+    assert run(fake, ["pipeline", "pause", *words]) == 0
+    assert capsys.readouterr().out == "paused: recurring run rr1\n"
+    assert fake.recurring["rr1"]["status"] == "DISABLED"
+    fake.runs[2]["state"] = "SUCCEEDED"
+    assert run(fake, ["pipeline", "unschedule", *words]) == 0
+    assert fake.recurring == {}
+    assert run(fake, ["pipeline", "schedule", *SUBMIT[2:], "--cron", "0 3 * * 0", "--run-name", "weekly"]) == 0
+    fake.runs[2]["state"] = "RUNNING"
+    assert run(fake, ["pipeline", "unschedule", *words, "--force"]) == 0
+    assert fake.recurring == {}
+
+
+def test_a_run_that_starts_while_its_schedule_is_deleted_is_seen(
+    fake: FakePipelines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API knows it some seconds later."""
+    assert run(fake, ["pipeline", "schedule", *SUBMIT[2:], "--cron", "0 3 * * 0", "--run-name", "weekly"]) == 0
+    late = {"run_id": "r9", "experiment_id": "e1", "recurring_run_id": "rr1", "state": "PENDING"}
+    monkeypatch.setattr(remote.time, "sleep", lambda seconds: fake.runs.append(late))
+    assert run(fake, ["pipeline", "unschedule", *SUBMIT[2:4], "weekly"]) == 1
+    assert set(fake.recurring) == {"rr1"}
 
 
 def test_a_run_is_stopped_once(fake: FakePipelines, capsys: pytest.CaptureFixture[str]) -> None:
@@ -329,20 +400,48 @@ def test_the_last_answer_has_all_tasks(
     assert "Kubeflow Pipelines has noted nothing of the tasks since" in capsys.readouterr().out
 
 
+@dataclass
+class Kubernetes:
+    """What Kubernetes knows of the one pod that it has, with the log of its container ``main``, and of its workflow.
+
+    Attributes:
+        status: of the pod; None where none was made.
+        spec: of the pod.
+        workflow: its status; None where it may not be read.
+    """
+
+    status: dict[str, Any] | None = field(default_factory=dict)
+    spec: dict[str, Any] = field(default_factory=dict)
+    log: str = ""
+    workflow: dict[str, Any] | None = None
+
+    def answer(self, path: str, query: dict[str, list[str]]) -> Any:
+        if path == f"/api/v1/namespaces/team-a/pods/{POD}/log":
+            assert query["container"] == ["main"]
+            return self.log
+        if path == f"/apis/argoproj.io/v1alpha1/namespaces/team-a/workflows/{WORKFLOW}":
+            return None if self.workflow is None else {"status": self.workflow}
+        assert (path, query["labelSelector"]) == (
+            "/api/v1/namespaces/team-a/pods",
+            [f"workflows.argoproj.io/workflow={WORKFLOW}"],
+        )
+        pod = {"metadata": {"name": POD}, "spec": {"containers": [], **self.spec}, "status": self.status}
+        pods = [] if self.status is None else [pod]
+        return {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods}
+
+
 @pytest.fixture
-def kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """Kubernetes' API, which a kubeconfig leads to; what it says of the one pod that it has."""
-    status: dict[str, Any] = {}
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kubernetes]:
+    """Kubernetes' API, which a kubeconfig leads to."""
+    known = Kubernetes()
 
     class Handler(http_server.Silent):
         def do_GET(self) -> None:
             parts = urlsplit(self.path)
-            asked = parts.path, parse_qs(parts.query)["labelSelector"]
-            assert asked == ("/api/v1/namespaces/team-a/pods", ["workflows.argoproj.io/workflow=evenshard-place-ptvzd"])
-            pod = {"metadata": {"name": POD}, "spec": {"containers": []}, "status": status}
-            body = json.dumps({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": [pod]}).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
+            found = known.answer(parts.path, parse_qs(parts.query))
+            body = (found if isinstance(found, str) else json.dumps(found)).encode()
+            self.send_response(403 if found is None else 200)
+            self.send_header("Content-Type", "text/plain" if isinstance(found, str) else "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -352,7 +451,92 @@ def kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict
         config = {key: [{"name": "one", key.removesuffix("s"): value}] for key, value in named.items()}
         (tmp_path / "kubeconfig").write_text(yaml.safe_dump({**config, "current-context": "one"}))
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-        yield status
+        yield known
+
+
+@pytest.fixture
+def kubernetes(cluster: Kubernetes) -> dict[str, Any]:
+    """What it says of the status of the one pod."""
+    assert cluster.status is not None
+    return cluster.status
+
+
+QUOTA = (
+    'pods "evenshard-place-ptvzd-retry-system-container-impl-2412005322" is forbidden: exceeded quota: evenshard, '
+    "requested: requests.memory=8256Mi, used: requests.memory=0, limited: requests.memory=4Gi"
+)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_pod_that_a_quota_refuses_is_explained(
+    fake: FakePipelines, cluster: Kubernetes, capsys: pytest.CaptureFixture[str], compressed: bool
+) -> None:
+    """No such pod is ever made: Argo has the reason, in the workflow."""
+    nodes = {f"{WORKFLOW}-2412005322": {"phase": "Pending", "message": QUOTA}, WORKFLOW: {"phase": "Running"}}
+    packed = base64.b64encode(gzip.compress(json.dumps(nodes).encode())).decode()
+    cluster.status, cluster.workflow = None, {"compressedNodes": packed} if compressed else {"nodes": nodes}
+    fake.states, fake.running = ["RUNNING"], ("place_failed", "04:17:25", 360.0)
+    assert run(fake, STATUS) == 0
+    said = capsys.readouterr().out
+    assert f"waiting: place\nplace has not started for 6 minutes, and has no pod: {QUOTA}\n" in said
+    cluster.workflow = None
+    assert run(fake, STATUS) == 0
+    assert "place has not been seen to start for 6 minutes" in capsys.readouterr().out
+
+
+# The end of a log: Kubeflow's executor, its launcher, and Argo's executor write there.
+LOG = """\
+I1128 19:44:38.100000      12 launcher_v2.go:199] publish success.
+Traceback (most recent call last):
+  File "<frozen runpy>", line 198, in _run_module_as_main
+  File "/usr/lib/python3/site-packages/evenshard/tables/files.py", line 88, in load
+    raise BadFile(path, "no such file", "Check the path.")
+{error}
+F1128 19:44:40.200000      12 main.go:59] failed to execute component: exit status 1
+time="2026-11-28T19:44:40.300Z" level=info msg="sub-process exited" argo=true error="<nil>"
+Error: exit status 1
+"""
+BAD_INPUT = "s3://evenshard/data/none.csv: no such file. Check the path."
+
+
+@pytest.mark.parametrize(
+    ("log", "why"),
+    [
+        (LOG.format(error=f"evenshard.utils.errors.BadFile: {BAD_INPUT}"), BAD_INPUT[:-1]),
+        (LOG.format(error="IndexError: list index out of range"), "IndexError: list index out of range"),
+        (  # a stage that measures on a GPU runs in a process of its own
+            f"evenshard benchmark: {BAD_INPUT}\n"
+            + LOG.format(error="evenshard.utils.errors.BadConfig: benchmark: bad input. See above."),
+            BAD_INPUT[:-1],
+        ),
+        ("Error: exit status 1\n", "Error, exit code 1"),
+        ("", "Error, exit code 1"),
+    ],
+)
+def test_the_log_of_a_failed_pod_says_why(
+    fake: FakePipelines, cluster: Kubernetes, capsys: pytest.CaptureFixture[str], log: str, why: str
+) -> None:
+    assert cluster.status is not None
+    cluster.status.update(phase="Failed", containerStatuses=[ended(1, "Error")])
+    cluster.log, fake.states = log, ["RUNNING", "FAILED"]
+    assert run(fake, SUBMIT, *WAIT) == 1
+    assert f"place failed in pod {POD} ({why}): `kubectl -n team-a logs {POD} -c main`. See" in the_line(capsys)
+
+
+def test_a_pod_that_kueue_holds_is_explained(
+    fake: FakePipelines, cluster: Kubernetes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cluster.status is not None
+    blocked = {"reason": "SchedulingGated", "message": "Scheduling is blocked due to non-empty scheduling gates"}
+    cluster.status.update(phase="Pending", conditions=[{"type": "PodScheduled", "status": "False", **blocked}])
+    fake.states, fake.running = ["RUNNING"], ("place_failed", "04:17:25", 360.0)
+    for gate, why in (
+        ("kueue.x-k8s.io/admission", "Kueue has not admitted it: `kubectl describe workloads` says why"),
+        ("example.com/other", "held by the scheduling gate example.com/other"),
+    ):
+        cluster.spec = {"schedulingGates": [{"name": gate}]}
+        assert run(fake, STATUS) == 0
+        assert f"place has not started for 6 minutes. Its pod {POD}: {why}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -560,9 +744,9 @@ def test_a_run_that_is_not_there(fake: FakePipelines, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504])
 def test_looking_is_tried_again(fake: FakePipelines, capsys: pytest.CaptureFixture[str], status: int) -> None:
-    fake.failures["GET /runs/r1"] = [status] * 3
+    fake.failures["GET /runs/r1"] = [status] * 5
     assert run(fake, STATUS) == 0
-    fake.failures["GET /runs/r1"] = [status] * 4
+    fake.failures["GET /runs/r1"] = [status] * 6
     assert run(fake, STATUS) == 1
     assert f"is in trouble ({status}): told to answer {status}" in the_line(capsys)
 
@@ -570,12 +754,13 @@ def test_looking_is_tried_again(fake: FakePipelines, capsys: pytest.CaptureFixtu
 def test_a_run_is_started_again_only_if_it_was_not_begun(
     fake: FakePipelines, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake.failures["POST /runs"] = [503, 502]
+    fake.failures["POST /runs"] = [503, 502, 429, 503, 503]
+    fake.failures["POST /experiments"] = [503]
     assert run(fake, SUBMIT) == 0
-    assert len(fake.asked("POST", "/runs")) == 3
+    assert len(fake.asked("POST", "/runs")) == 6
     fake.failures["POST /runs"] = [500]
     assert run(fake, SUBMIT) == 1
-    assert len(fake.asked("POST", "/runs")) == 4
+    assert len(fake.asked("POST", "/runs")) == 7
     assert "is in trouble (500)" in the_line(capsys)
 
 

@@ -11,19 +11,23 @@ from typing import Any
 import pytest
 from kfp_server_api import ApiClient
 
-from evenshard.kubeflow.remote import RunStatus
+from evenshard.kubeflow.remote import RunStatus, was_stopped
 from evenshard.kubeflow.run_tasks import NOTED_WITHIN, TaskStatus, has_open, record_ends, tasks_of
 from evenshard.kubeflow.status_text import failure_of
-from support.kfp_server import RUNS, more_runs, nodes_of
+from support.kfp_server import RUNS, more_runs, nodes_of, runs_with_history
+
+
+def as_read(run: dict[str, Any]) -> Any:
+    """As the SDK reads it."""
+
+    class Answer:
+        data = json.dumps(run)
+
+    return ApiClient().deserialize(Answer, "V2beta1Run")
 
 
 def details(nodes: list[dict[str, Any]]) -> Any:
-    """As the SDK reads them."""
-
-    class Answer:
-        data = json.dumps({"run_details": {"task_details": nodes}})
-
-    return ApiClient().deserialize(Answer, "V2beta1Run").run_details.task_details
+    return as_read({"run_details": {"task_details": nodes}}).run_details.task_details
 
 
 def shown(run: str, clock: str = "23:59:59") -> list[tuple[str, str]]:
@@ -140,3 +144,16 @@ def test_a_failure_names_three_tasks_each_once() -> None:
     tasks = tuple(TaskStatus(name, "FAILED", datetime.now(UTC), ()) for name in "aabcde")
     line = failure_of(RunStatus("r1", "a run", "team-a", "FAILED", tasks, None, "http://page"))
     assert line == "run r1 ended as FAILED. a failed. b failed. c failed. And 2 more. See http://page"
+
+
+def test_recorded_runs_that_were_stopped_are_told_from_those_that_failed() -> None:
+    runs = {one["run"]["run_id"]: (one["what"], as_read(one["run"])) for one in runs_with_history()}
+    stopped = [what for what, run in runs.values() if was_stopped(run)]
+    failed = [what for what, run in runs.values() if run.state == "FAILED" and not was_stopped(run)]
+    assert sorted(stopped) == [
+        "place over the memory quota (no pod made), stopped after 6 minutes",
+        "place, image that cannot be pulled, stopped",
+        "train with a GPU over a quota of 0 GPUs (no pod made)",
+        "train, stopped during benchmark",
+    ]
+    assert len(failed) == 5 and "train, benchmark OOMKilled" in failed

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -23,8 +23,9 @@ from support.repository import ROOT
 
 API = "/apis/v2beta1"
 RUNS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("kubeflow_runs.json").read_text())
-# 25 runs more, with faults; beside the repository, where they are at hand.
+# 25 and 24 runs more, with faults; beside the repository, where they are at hand.
 MORE_RUNS = ROOT.parent / "shared/kfp/real_runs_2.json"
+RUNS_WITH_HISTORY = ROOT.parent / "shared/kfp/real_runs_3.json"
 NEVER = "0001-01-01T00:00:00Z"
 
 
@@ -34,6 +35,14 @@ def more_runs() -> dict[str, dict[str, Any]]:
         pytest.skip(f"no recorded runs at {MORE_RUNS.name}")
     runs = json.loads(MORE_RUNS.read_text())
     return {name: {**run, "tasks": run.pop("run_details")["task_details"]} for name, run in runs.items()}
+
+
+def runs_with_history() -> list[dict[str, Any]]:
+    """The runs in ``RUNS_WITH_HISTORY`` with what was done to them; skips the test where they are not at hand."""
+    if not RUNS_WITH_HISTORY.exists():
+        pytest.skip(f"no recorded runs at {RUNS_WITH_HISTORY.name}")
+    found: list[dict[str, Any]] = json.loads(RUNS_WITH_HISTORY.read_text())
+    return found
 
 
 def nodes_of(run: str, clock: str = "23:59:59", ago_s: float = 0.0) -> list[dict[str, Any]]:
@@ -80,6 +89,8 @@ class FakePipelines:
         token: that it asks for; None for none.
         failures: statuses to answer first, one for each request, by "METHOD path"; 0: no answer until it ends.
         states: of the run, one for each look; the last stays.
+        history: its states before.
+        runs: of recurring runs.
         running: what ``nodes_of`` takes, for the nodes of a run that is RUNNING.
         ended: likewise, of one that has SUCCEEDED, one for each look; the last stays.
     """
@@ -87,6 +98,8 @@ class FakePipelines:
     token: str | None = None
     failures: dict[str, list[int]] = field(default_factory=dict)
     states: list[str] = field(default_factory=lambda: ["SUCCEEDED"])
+    history: list[str] = field(default_factory=list)
+    runs: list[dict[str, Any]] = field(default_factory=list)
     running: tuple[str, str, float] = ("train_succeeded", "04:41:30", 0.0)
     ended: list[tuple[Any, ...]] = field(default_factory=lambda: [("place_succeeded",)])
     finished_at: datetime | None = None
@@ -125,11 +138,17 @@ class FakePipelines:
         if (request.method, path) == ("POST", "/runs"):
             return 200, {**request.body, "run_id": "r1", "state": "PENDING"}
         if (request.method, path) == ("POST", "/recurringruns"):
-            made = {**request.body, "recurring_run_id": f"rr{len(self.recurring) + 1}"}
+            made = {**request.body, "recurring_run_id": f"rr{len(self.recurring) + 1}", "status": "ENABLED"}
             self.recurring[made["recurring_run_id"]] = made
             return 200, made
         if (request.method, path) == ("GET", "/recurringruns"):
-            return 200, self._page_of_recurring_runs(request.query)
+            return 200, _page("recurringRuns", self.recurring.values(), request.query)
+        if (request.method, path) == ("GET", "/runs"):
+            return 200, _page("runs", self.runs, request.query)
+        name, _, order = path.removeprefix("/recurringruns/").partition(":")
+        if request.method == "POST" and name in self.recurring and order in ("disable", "enable"):
+            self.recurring[name]["status"] = f"{order.upper()}D"
+            return 200, {}
         if request.method == "DELETE" and path.removeprefix("/recurringruns/") in self.recurring:
             del self.recurring[path.removeprefix("/recurringruns/")]
             return 200, {}
@@ -138,13 +157,6 @@ class FakePipelines:
         if (request.method, path) == ("GET", "/runs/r1"):
             return 200, self._run()
         return 404, {"message": f"{path} not found"}
-
-    def _page_of_recurring_runs(self, query: dict[str, str]) -> dict[str, Any]:
-        """One on each page, to whatever size it was asked for."""
-        mine = [one for one in self.recurring.values() if one["experiment_id"] == query["experiment_id"]]
-        first = int(query.get("page_token") or 0)
-        more = {"next_page_token": str(first + 1)} if first + 1 < len(mine) else {}
-        return {"recurringRuns": mine[first : first + 1], "total_size": len(mine), **more} if mine else {}
 
     def _run(self) -> dict[str, Any]:
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
@@ -155,7 +167,16 @@ class FakePipelines:
         names = recorded.get(state, ("place_failed",))
         nodes = [] if names is None else nodes_of(*names)
         run = {"run_id": "r1", "display_name": "a run", "state": state, "run_details": {"task_details": nodes}}
+        run["state_history"] = [{"state": one, "update_time": NEVER} for one in (*self.history, state)]
         return run if self.finished_at is None else {**run, "finished_at": self.finished_at.isoformat()}
+
+
+def _page(kind: str, known: Iterable[dict[str, Any]], query: dict[str, str]) -> dict[str, Any]:
+    """One of an experiment on each page, to whatever size it was asked for."""
+    mine = [one for one in known if one["experiment_id"] == query["experiment_id"]]
+    first = int(query.get("page_token") or 0)
+    more = {"next_page_token": str(first + 1)} if first + 1 < len(mine) else {}
+    return {kind: mine[first : first + 1], "total_size": len(mine), **more} if mine else {}
 
 
 @contextmanager

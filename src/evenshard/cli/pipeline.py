@@ -116,8 +116,15 @@ def _schedule(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _unschedule(args: argparse.Namespace) -> Mapping[str, Any]:
-    number = _remote(args).unschedule(args.name, args.experiment)
-    print(f"deleted: recurring run {number}. Its runs stay, and one that is in progress goes on.")
+    number = _remote(args).unschedule(args.name, args.experiment, args.force)
+    print(f"deleted: recurring run {number}. Its runs that have ended stay.")
+    return {}
+
+
+def _pause(args: argparse.Namespace) -> Mapping[str, Any]:
+    resumes = args.pipeline_command == "resume"
+    number = _remote(args).pause(args.name, args.experiment, resumes)
+    print(f"{'resumed' if resumes else 'paused'}: recurring run {number}")
     return {}
 
 
@@ -225,9 +232,9 @@ def add_commands(commands: Commands) -> None:
         "pipeline",
         None,
         "Run the loop on Kubeflow Pipelines.",
-        "train: the loop of params.yaml; retrain: the same, if a model no longer covers today's tables; place: a table "
-        "file to a placement; watch: whether a training should move to another one. Exit code 0: done; 1: a run "
-        "failed, or the server does not answer; 2: bad input.",
+        "train: the loop of params.yaml; retrain: the same, if the promoted model no longer covers today's tables; "
+        "place: a table file to a placement; watch: whether a training should move to another one. Exit code 0: done; "
+        "1: a run failed, or the server does not answer; 2: bad input.",
     )
     nested = Commands(top, dest="pipeline_command")
 
@@ -269,12 +276,17 @@ def add_commands(commands: Commands) -> None:
     _submit_flags(sub)
     sub.add_argument("--cron", required=True, help="when, such as '0 3 * * 0' (UTC); six fields begin with the seconds")
 
-    sub = nested.add(
-        "unschedule", _unschedule, "Delete a recurring run on a cluster.", "The runs that it has started stay."
-    )
-    sub.add_argument("name", metavar="NAME", help="as in --run-name of schedule, or the id that schedule printed")
-    sub.add_argument("--experiment", default="evenshard", help="that it is in (default: evenshard)")
-    _remote_flags(sub)
+    for name, do, what, more in (
+        ("pause", _pause, "Let a recurring run start no more runs.", "A run that is in progress goes on."),
+        ("resume", _pause, "Let a paused recurring run start runs again.", "Runs that it has missed are not made up."),
+        ("unschedule", _unschedule, "Delete a recurring run on a cluster.", "It is paused first, and deleted unless "
+         "one of its runs is in progress: Kubernetes would kill that, too."),
+    ):  # fmt: skip
+        sub = nested.add(name, do, what, more)
+        sub.add_argument("name", metavar="NAME", help="as in --run-name of schedule, or the id that schedule printed")
+        sub.add_argument("--experiment", default="evenshard", help="that it is in (default: evenshard)")
+        _remote_flags(sub)
+    sub.add_argument("--force", action="store_true", help="delete it although that kills the run in progress")
 
     sub = nested.add(
         "stop",

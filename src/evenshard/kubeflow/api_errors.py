@@ -10,8 +10,15 @@ from evenshard.utils.messages import cut, one_line, reason_of
 
 _MAX_REASON = 300  # characters of the server's own words
 
-# Answers of a server, or of a proxy before it, that has not begun with what it was asked.
-BUSY = (429, 502, 503)
+_BUSY = (429, 502, 503)
+
+
+class ServerTrouble(PipelineFailed):
+    """An answer of a server that has failed."""
+
+
+class Busy(ServerTrouble):
+    """An answer of a server, or of a proxy before it, that has not begun with the call."""
 
 
 class TokenRefused(BadConfig):
@@ -58,8 +65,9 @@ def _of_answer(status: int, said: str, what: str, url: str, namespace: str, toke
         return BadConfig(
             f"{what}: not found at {url} (404): {said}. Check the id, or whether --endpoint is the API's address."
         )
-    if status in BUSY or status >= 500:
-        return PipelineFailed(f"{what}: {url} is in trouble ({status}): {said}. Try again later.")
+    if status in _BUSY or status >= 500:
+        trouble = Busy if status in _BUSY else ServerTrouble
+        return trouble(f"{what}: {url} is in trouble ({status}): {said}. Try again later.")
     if status == 0:
         return PipelineFailed(f"{what}: no secure connection to {url}: {said}.")
     return BadConfig(f"{what}: {url} refuses it ({status}): {said}. Correct what it names.")

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from evenshard.kubeflow.api_errors import BUSY, TokenRefused, error_of
-from evenshard.kubeflow.pods import Pod, pods_of
+from evenshard.kubeflow.api_errors import Busy, ServerTrouble, TokenRefused, error_of
+from evenshard.kubeflow.pods import Pod, last_error, pods_of
 from evenshard.kubeflow.run_tasks import (
     FAILED,
     NOTED_WITHIN,
@@ -33,11 +33,16 @@ from evenshard.utils.messages import brief, without_credentials
 
 log = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
+Passing = tuple[type[EvenshardError], ...]
 FINISHED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 # The variable with the address of the API.
 ENDPOINT = "KF_PIPELINES_ENDPOINT"
 _TOKEN_PATH = "KF_PIPELINES_SA_TOKEN_PATH"
 _TOKEN_IN_CLUSTER = "/var/run/secrets/kubeflow/pipelines/token"
+# Seconds until the API lists a run that a recurring run has started.
+LISTED_AFTER_S = 10.0
+# Failures that pass for who waits for a run: the token was good when the run was started.
+_WHILE_WAITING = (PipelineFailed, TokenRefused)
 # A pod that has not started for so long may never: an image is pulled by then, most often.
 SLOW_START = timedelta(minutes=2)
 
@@ -51,18 +56,14 @@ class Endpoint:
         namespace: namespace of experiments and runs; each call names it.
         token_file: read again for every call, as a cluster renews it; None for the pod's own, where there is one.
         timeout_s: limit for one call.
-        retries: how often urllib3 asks again after the server failed, but for what it may have begun.
-        backoff_s: pause before the second of these, which doubles before each further one.
-        pauses_waiting_s: pauses before each further look of who waits for a run.
+        pauses_s: pauses before each further try of a call that the server was too busy for: two minutes in all.
     """
 
     url: str
     namespace: str
     token_file: Path | None = None
     timeout_s: float = 30.0
-    retries: int = 3
-    backoff_s: float = 2.0
-    pauses_waiting_s: tuple[float, ...] = (1.0, 4.0, 10.0, 30.0, 60.0)
+    pauses_s: tuple[float, ...] = (1.0, 4.0, 10.0, 30.0, 75.0)
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class RunStatus:
     Attributes:
         run_id, name: id and name of the run.
         namespace: namespace of its pods.
-        state: PENDING, RUNNING, SUCCEEDED, FAILED, CANCELING, CANCELED, SKIPPED or PAUSED.
+        state: PENDING, RUNNING, SUCCEEDED, FAILED, CANCELING, CANCELED, SKIPPED or PAUSED. A run that was stopped is
+            CANCELED, although Kubeflow Pipelines ends it as FAILED.
         tasks: tasks that have begun.
         recorded_until: time until which Kubeflow Pipelines recorded what they do; None if nothing shows that it has
             stopped.
@@ -178,52 +180,73 @@ class Remote:
         )
         return str(self._call(call, f"scheduling {name}", "recurring_run_id").recurring_run_id)
 
-    def unschedule(self, name: str, experiment: str) -> str:
-        """Deletes a recurring run; its runs, the one in progress included, stay. Returns its id.
+    def pause(self, name: str, experiment: str, resume: bool = False) -> str:
+        """Let a recurring run start no more runs, or start runs again; those in progress go on. Return its id.
+
+        Args and Raises: see ``unschedule``.
+        """
+        number = str(self._recurring_run(name, experiment).recurring_run_id)
+        switch = self._client.enable_recurring_run if resume else self._client.disable_recurring_run
+        self._call(partial(switch, number), f"recurring run {name}")
+        return number
+
+    def unschedule(self, name: str, experiment: str, force: bool = False) -> str:
+        """Delete a recurring run, which is paused first, if none of its runs is in progress. Return its id.
+
+        It owns the workflows of its runs: Kubernetes would delete them with it, and their exit handlers would not run.
 
         Args:
             name: its name or its id.
             experiment: name of the experiment that it is in.
+            force: delete it in any case.
 
         Raises:
             BadInput: if there is none, or there are several of the name, or the server refuses it.
-            PipelineFailed: if the server does not answer.
+            PipelineFailed: if a run is in progress, or the server does not answer.
         """
-        found = self._recurring_runs(experiment)
-        named = {number for number, known in found if name in (number, known)}
-        if not named:
-            others = f": {', '.join(sorted({known for _, known in found}))}" if found else ""
-            raise BadConfig(
-                f"no recurring run {brief(name)} in the experiment {experiment}, which has {len(found) or 'none'}"
-                f"{others}. Name one of them, or its experiment with --experiment."
-            )
-        if len(named) > 1:
-            raise BadConfig(
-                f"{len(named)} recurring runs are called {brief(name)}: {', '.join(sorted(named))}. Name one by its id."
-            )
-        [number] = named
+        found = self._recurring_run(name, experiment)
+        number = self.pause(found.recurring_run_id, experiment)
+        if not force:
+            if str(found.status) != "DISABLED":
+                time.sleep(LISTED_AFTER_S)  # it may have started a run at this moment
+            runs = [one for one in self._all("runs", found.experiment_id) if one.recurring_run_id == number]
+            going = [one.run_id for one in runs if one.state not in FINISHED]
+            if going:
+                raise PipelineFailed(
+                    f"recurring run {number} is paused, not deleted: its run {', '.join(going)} is in progress, and "
+                    "would be killed. Unschedule it again when that has ended, stop that run first, or use --force."
+                )
         self._call(partial(self._client.delete_recurring_run, number), f"recurring run {name}")
         return number
 
-    def _recurring_runs(self, experiment: str) -> list[tuple[str, str]]:
-        """Id and name of each recurring run of an experiment."""
-        by_name = partial(
-            self._client._experiment_api.experiment_service_list_experiments,
-            namespace=self._endpoint.namespace,
-            filter=_name_filter(experiment),
-        )
-        found, page = [], ""
-        for one in self._call(by_name, f"experiment {experiment}").experiments or ():
-            while True:
-                look = partial(
-                    self._client.list_recurring_runs, page_token=page, page_size=100, experiment_id=one.experiment_id
-                )
-                answer = self._call(look, f"recurring runs of {experiment}")
-                found += [(str(run.recurring_run_id), str(run.display_name)) for run in answer.recurring_runs or ()]
-                page = answer.next_page_token
-                if not page:
-                    break
-        return found
+    def _recurring_run(self, name: str, experiment: str) -> Any:
+        """Find the recurring run of an experiment with this name or id."""
+        find = self._client._experiment_api.experiment_service_list_experiments
+        by_name = partial(find, namespace=self._endpoint.namespace, filter=_name_filter(experiment))
+        experiments = self._call(by_name, f"experiment {experiment}").experiments or ()
+        known = [run for one in experiments for run in self._all("recurring_runs", one.experiment_id)]
+        found = [one for one in known if name in (one.recurring_run_id, one.display_name)]
+        if not found:
+            others = f": {', '.join(sorted({str(one.display_name) for one in known}))}" if known else ""
+            raise BadConfig(
+                f"no recurring run {brief(name)} in the experiment {experiment}, which has {len(known) or 'none'}"
+                f"{others}. Name one of them, or its experiment with --experiment."
+            )
+        if len(found) > 1:
+            ids = ", ".join(sorted(str(one.recurring_run_id) for one in found))
+            raise BadConfig(f"{len(found)} recurring runs are called {brief(name)}: {ids}. Name one by its id.")
+        return found[0]
+
+    def _all(self, kind: str, experiment_id: str) -> Iterator[Any]:
+        """Yield the runs of an experiment, or its recurring_runs."""
+        look, page = getattr(self._client, f"list_{kind}"), ""
+        while True:
+            ask = partial(look, page_token=page, page_size=50, experiment_id=experiment_id)
+            answer = self._call(ask, f"list of {kind}")
+            yield from getattr(answer, kind) or ()
+            page = answer.next_page_token
+            if not page:
+                return
 
     def stop(self, run_id: str) -> RunStatus:
         """Stops a run: its pods end, and only ``record_outcome`` still runs. Returns how it was doing before.
@@ -266,7 +289,7 @@ class Remote:
         """
         deadline = None if patience_s is None else time.monotonic() + patience_s
         while True:
-            status = self._patient_look(run_id)
+            status = self._look(run_id, _WHILE_WAITING)
             if status.is_finished:
                 if not (retries and status.was_evicted and self._tried_again(status)):
                     return status
@@ -284,39 +307,29 @@ class Remote:
             call = partial(self._client._run_api.run_service_retry_run, status.run_id)
             self._call(call, f"trying run {status.run_id} again")
         except EvenshardError as error:
-            if self._patient_look(status.run_id).is_finished:
+            if self._look(status.run_id, _WHILE_WAITING).is_finished:
                 log.warning("%s. %s", why, error)
                 return False
         log.warning("%s: the run is tried again from there", why)
         return True
 
-    def _patient_look(self, run_id: str) -> RunStatus:
-        """How a run is doing, asked again after trouble: the token was good when the run was started."""
-        for pause_s in self._endpoint.pauses_waiting_s:
-            try:
-                return self._look(run_id)
-            except (PipelineFailed, TokenRefused) as error:
-                log.warning("%s (trying again in %g s)", error, pause_s)
-            time.sleep(pause_s)
-        return self._look(run_id)
-
-    def _look(self, run_id: str) -> RunStatus:
-        """How a run is doing; of one that ends in this moment, once all of its tasks are noted as ended."""
+    def _look(self, run_id: str, passing: Passing = (ServerTrouble,)) -> RunStatus:
+        """Return how a run is doing; of one that ends in this moment, once all of its tasks are noted as ended."""
         settled_by = time.monotonic() + NOTED_WITHIN.total_seconds()
         while True:
-            run = self._call(partial(self._client.get_run, run_id), f"run {run_id}", "run_id")
+            run = self._call(partial(self._client.get_run, run_id), f"run {run_id}", "run_id", passing)
             status = self._status(run)
             settles = status.is_finished and status.recorded_until is None and has_open(_details(run))
             if not settles or time.monotonic() > settled_by:
                 return _with_pods(status)
-            time.sleep(self._endpoint.pauses_waiting_s[0])
+            time.sleep(self._endpoint.pauses_s[0])
 
     def _experiment(self, name: str) -> str:
         call = partial(self._client.create_experiment, name, namespace=self._endpoint.namespace)
         return str(self._call(call, f"experiment {name}", "experiment_id").experiment_id)
 
     def _status(self, run: Any) -> RunStatus:
-        details, state = _details(run), str(run.state or "PENDING")
+        details, state = _details(run), "CANCELED" if was_stopped(run) else str(run.state or "PENDING")
         return RunStatus(
             run_id=str(run.run_id),
             name=str(run.display_name),
@@ -327,12 +340,22 @@ class Remote:
             url=run_page(self._endpoint.url, run.run_id),
         )
 
-    def _call(self, call: Callable[[], _Answer], what: str, id_name: str = "") -> _Answer:
-        """One call.
+    def _call(self, call: Callable[[], _Answer], what: str, id_name: str = "", passing: Passing = (Busy,)) -> _Answer:
+        """Make one call, and again after failures that may pass.
 
         Args:
             id_name: id that the answer must have, if any: the SDK turns a login page into an empty object.
+            passing: these failures. A call that changes something is not made twice, unless it was not begun.
         """
+        for pause_s in self._endpoint.pauses_s:
+            try:
+                return self._call_once(call, what, id_name)
+            except passing as error:
+                log.warning("%s (trying again in %g s)", error, pause_s)
+            time.sleep(pause_s)
+        return self._call_once(call, what, id_name)
+
+    def _call_once(self, call: Callable[[], _Answer], what: str, id_name: str) -> _Answer:
         try:
             with contextlib.redirect_stdout(io.StringIO()), _mute_logging():  # the SDK prints links, and logs
                 answer = call()
@@ -345,6 +368,12 @@ class Remote:
 
 def _details(run: Any) -> Any:
     return getattr(run.run_details, "task_details", None) or []
+
+
+def was_stopped(run: Any) -> bool:
+    """True if a run has ended because it was terminated through the API, and was not tried again."""
+    before = [one.state for one in run.state_history or () if one.state not in (None, run.state)]
+    return run.state == "FAILED" and before[-1:] == ["CANCELING"]
 
 
 def _name_filter(name: str) -> str:
@@ -364,17 +393,27 @@ def _with_pods(status: RunStatus) -> RunStatus:
     """
     tasks = tuple(task for task in status.tasks if not task.prepares_a_group or task.state == FAILED or is_slow(task))
     asked = [task for task in tasks if task.nodes and (task.state == FAILED or is_slow(task))]
-    pods = pods_of(status.namespace, asked[0].nodes[-1].rpartition("-")[0]) if asked else {}
+    numbers = {_number_of(task) for task in asked}
+    pods = pods_of(status.namespace, asked[0].nodes[-1].rpartition("-")[0], numbers) if asked else {}
+    if status.is_finished:
+        for number in numbers & pods.keys():
+            if pods[number].reason.startswith("Error,"):  # its own, not OOMKilled, Evicted or the like
+                said = last_error(status.namespace, pods[number].name)
+                pods[number] = replace(pods[number], reason=said or pods[number].reason)
     return replace(status, tasks=tuple(_with_pod(task, pods) if task in asked else task for task in tasks))
 
 
 def _with_pod(task: TaskStatus, pods: Mapping[str, Pod]) -> TaskStatus:
-    pod = pods.get(task.nodes[-1].rpartition("-")[2])
+    pod = pods.get(_number_of(task))
     if pod is None:
         return task
     started = task.state == PENDING and pod.phase != "Pending"
     state = RUNNING if started else task.state
     return replace(task, state=state, pod=pod.name, reason=pod.reason, evicted=pod.evicted)
+
+
+def _number_of(task: TaskStatus) -> str:
+    return task.nodes[-1].rpartition("-")[2]
 
 
 def run_page(endpoint: str, run_id: str) -> str:
@@ -395,28 +434,12 @@ def _mute_logging() -> Iterator[None]:
 def _client(endpoint: Endpoint, token_file: Path | None) -> Any:
     import kfp
     from kfp.client import ServiceAccountTokenVolumeCredentials
-    from urllib3 import Retry
-
-    class Retries(Retry):
-        """Asks again for what only reads, and for anything that the server has not begun with."""
-
-        def is_retry(self, method: str, status_code: int, has_retry_after: bool = False) -> bool:
-            return status_code in BUSY or (method == "GET" and status_code >= 500)
-
-    retries = Retries(
-        endpoint.retries, backoff_factor=endpoint.backoff_s, allowed_methods={"GET"}, raise_on_status=False
-    )
 
     class Client(kfp.Client):  # type: ignore[misc]
         """Names the namespace of this endpoint where a caller names none, and asks and writes no file for it."""
 
         def _load_context_setting_or_default(self) -> None:
             self._context_setting = {"namespace": endpoint.namespace}
-
-        def _load_config(self, *args: Any, **kwargs: Any) -> Any:
-            config = super()._load_config(*args, **kwargs)
-            config.retries = retries
-            return config
 
     credentials = None if token_file is None else ServiceAccountTokenVolumeCredentials(str(token_file))
     with warnings.catch_warnings():

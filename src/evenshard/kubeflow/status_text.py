@@ -41,7 +41,9 @@ def notes_on(status: RunStatus) -> Iterator[str]:
 
 
 def failure_of(status: RunStatus) -> str:
-    """Why a run has failed, as far as it is known, and the commands that show the logs."""
+    """Return why a run has failed, as far as it is known, and the commands that show the logs."""
+    if status.state == "CANCELED":
+        return f"run {status.run_id} was stopped. See {status.url}"
     failed = {task.name: task for task in status.tasks if task.state == FAILED}
     logs = [_failure_text(task, status.namespace) for task in failed.values()]
     more = f" And {len(logs) - MOST} more." if len(logs) > MOST else ""
@@ -52,7 +54,8 @@ def failure_of(status: RunStatus) -> str:
 def _waits(task: TaskStatus, namespace: str) -> str:
     minutes = (datetime.now(UTC) - task.since).total_seconds() / 60
     if task.reason:
-        return f"{task.name} has not started for {minutes:.0f} minutes. Its pod {task.pod}: {task.reason}"
+        whose = f". Its pod {task.pod}" if task.pod else ", and has no pod"
+        return f"{task.name} has not started for {minutes:.0f} minutes{whose}: {task.reason}"
     return (
         f"{task.name} has not been seen to start for {minutes:.0f} minutes: its pod may fit no node, or its image is "
         f"on its way. Look with `kubectl -n {namespace} get events --field-selector type=Warning`"
@@ -67,6 +70,6 @@ def _failure_text(task: TaskStatus, namespace: str) -> str:
         return f"{task.name} failed"
     number = task.nodes[-1].rpartition("-")[2]  # the rest of the pod's name is left out
     return (
-        f"{task.name} failed in the pod whose name ends with {number}: "
+        f"{task.name} failed in the pod whose name ends with {number}{reason}: "
         f"`kubectl -n {namespace} logs -c main $(kubectl -n {namespace} get pods -o name | grep {number})`"
     )
