@@ -22,6 +22,7 @@ from benchmarks.shardbench.results import (
     NO_PLAN,
     Result,
     append,
+    check_times,
     read_journal,
     results_of,
     with_costs,
@@ -87,6 +88,7 @@ def _bench(args: argparse.Namespace) -> Mapping[str, float]:
     places = {key: place for place, key in enumerate(order)}
     rows = [one for one in read_journal(args.journal) if (one.cell, one.planner) in places]
     rows.sort(key=lambda one: places[one.cell, one.planner])
+    check_times(rows)
     write_csv(args.out.with_suffix(".csv"), rows)
     write_page(args.out)
     print("\n".join(table(comparable(rows))))

@@ -10,6 +10,7 @@ All of them are of the plans of `python -m benchmarks shardbench`; those that we
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
@@ -31,6 +32,7 @@ from evenshard.measure.price.step import exchange_share
 from evenshard.planner.pricing import part_costs, price_parts
 from evenshard.planner.saving import saving, shared_work
 from evenshard.sharders.model import DeviceModel
+from evenshard.utils.errors import BadInput
 
 PLANS = KERNEL_TIMES / "shardbench_plans.jsonl.gz"
 # Exchanges that are simulated on both sides err by nothing.
@@ -55,20 +57,31 @@ class TimedLoad(NamedTuple):
 
 
 def timed_loads(results: Sequence[Result]) -> Iterator[TimedLoad]:
-    """Each load that was timed, once, with the cell of the first plan that has it."""
-    known = set()
+    """Yield each load that was timed, once, with the cell of the first plan that has it.
+
+    Raises:
+        BadInput: at the end, if loads of plans with a timed step have no times.
+    """
+    known, missing = set[str](), set[str]()
     for cell, of_cell in by_cell(results).items():
         costs = part_costs(cell.machine.request(cell.tables), DeviceModel(cell.machine.hardware))
         times = kernel_times_of(cell.gpu)
         for one in of_cell:
+            is_timed = one.kernels_ms is not None
             parts = parts_of(one)
             for load, device in zip(loads_of(costs.task, parts), costs.predict(parts).devices, strict=True):
                 timed = times.load_ms(load)
+                if timed is None and is_timed:
+                    missing.add(key_of(load))
                 if load and timed is not None and key_of(load) not in known:
                     known.add(key_of(load))
                     yield TimedLoad(
                         cell, load, timed, (device.predicted_fwd_compute_ms, device.predicted_bwd_compute_ms)
                     )
+    if missing:
+        raise BadInput(
+            f"{len(missing)} loads of timed plans have no times in {KERNEL_TIMES}. Pull them: dvc pull data.dvc."
+        )
 
 
 def errors(results: Sequence[Result]) -> Iterator[str]:
@@ -189,7 +202,14 @@ def _errors_row(name: str, loads: Sequence[TimedLoad]) -> str:
 
 
 def main() -> None:
-    """Writes loads, or prints errors."""
+    """Write loads, or print errors; exit with 1 where data is missing."""
+    try:
+        _run()
+    except BadInput as error:
+        sys.exit(f"error: {error}")
+
+
+def _run() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("loads", help="write what the devices of plans run").add_argument("out", type=Path)
@@ -201,6 +221,8 @@ def main() -> None:
         one.add_argument("--journal", type=Path, default=PLANS, help="of the bench (default: that of the timed plans)")
     args = parser.parse_args()
     results = [one for one in read_journal(args.journal) if one.status == FITS]
+    if not results:
+        raise BadInput(f"there are no plans in {args.journal}. Pull the timed ones: dvc pull data.dvc.")
     if args.command == "intervals":
         print("\n".join(intervals(results)))
         return

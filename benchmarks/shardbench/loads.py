@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,7 @@ class LoadCall:
         """What lookups are drawn for, with the number of bags; columns do not change them."""
         for at, features, each, bins in self.lookups:
             rows = self.tables[at][0]
-            name = hashlib.sha256(repr((rows, each, bins)).encode()).hexdigest()[:12]
-            yield Table(name, rows, 1, each, bins), features * self.batch_size
+            yield Table(_digest((rows, each, bins), 12), rows, 1, each, bins), features * self.batch_size
 
     def feature_tables(self) -> list[int]:
         """The table of each feature."""
@@ -78,8 +77,27 @@ Load = tuple[LoadCall, ...]
 
 
 def key_of(load: Load) -> str:
-    """Names what a device runs: equal loads have one key."""
-    return hashlib.sha256(repr(load).encode()).hexdigest()[:16]
+    """Return the key of a load: equal loads have one, on every CPU."""
+    return _digest(tuple(map(astuple, load)), 16)
+
+
+def rounded(value: Any) -> Any:
+    """Round the floats in nested tuples to 6 significant digits: their last digits differ between CPUs.
+
+    They are rounded to 12 digits first: a short decimal that ends in 5 lies between two values of 6 digits, and its
+    last binary digit must not decide between them.
+    """
+    if isinstance(value, float):
+        return float(f"{float(f'{value:.12g}'):.6g}")
+    return tuple(map(rounded, value)) if isinstance(value, tuple) else value
+
+
+def _digest(value: Any, length: int) -> str:
+    return hashlib.sha256(_order(value).encode()).hexdigest()[:length]
+
+
+def _order(value: Any) -> str:
+    return repr(rounded(value))
 
 
 def loads_of(task: ShardingTask, parts: Sequence[TablePart]) -> list[Load]:
@@ -98,7 +116,7 @@ def loads_of(task: ShardingTask, parts: Sequence[TablePart]) -> list[Load]:
     for (device, call, _), parts_of_call in calls.items():
         batch_size = max(round(task.local_batch), 1) if call.is_dense else task.batch_size
         found[device].append(_load_call(call, batch_size, parts_of_call))
-    return [tuple(sorted(of_device, key=repr)) for of_device in found]
+    return [tuple(sorted(of_device, key=lambda call: _order(astuple(call)))) for of_device in found]
 
 
 def _load_call(call: KernelCall, batch_size: int, parts: Sequence[Sequence[Lookup]]) -> LoadCall:
@@ -107,11 +125,11 @@ def _load_call(call: KernelCall, batch_size: int, parts: Sequence[Sequence[Looku
         (
             (
                 (lookups[0].table.num_rows, lookups[0].table.embedding_dim, lookups[0].table.weight_bits),
-                [_lookups_of(one, batch_size) for one in lookups],
+                tuple(_lookups_of(one, batch_size) for one in lookups),
             )
             for lookups in parts
         ),
-        key=repr,
+        key=_order,
     )
     lookups = tuple((at, *one) for at, (_, of_part) in enumerate(described) for one in of_part)
     return LoadCall(call.is_dense, call.pooling, batch_size, tuple(table for table, _ in described), lookups)

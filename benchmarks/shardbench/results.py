@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.shardbench.cases import Cell
 from benchmarks.shardbench.linear import LinearModel
 from benchmarks.shardbench.planners import Planner
-from benchmarks.shardbench.timed import KernelTimes, kernel_times_of
+from benchmarks.shardbench.timed import KERNEL_TIMES, KernelTimes, kernel_times_of
 from evenshard.measure.price.step import PartCosts
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.plan import broken_rule, check_parts_memory, parts_by_table
@@ -24,7 +24,7 @@ from evenshard.planner.pricing import part_costs
 from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.torchrec.rival import TorchRecPlanner
 from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig, EvenshardError, InfeasibleTask
+from evenshard.utils.errors import BadConfig, BadInput, EvenshardError, InfeasibleTask
 
 ORACLES = {
     "kernels": "kernels, timed",
@@ -32,6 +32,8 @@ ORACLES = {
     "linear": "the linear model of counts",
     "torchrec": "TorchRec's own rating",
 }
+# The table of the page, which names the plans that were timed.
+PUBLISHED = Path(__file__).resolve().parents[1] / "shardbench_202611.csv"
 GZIP = b"\x1f\x8b"
 FITS, OVER_MEMORY, ILLEGAL, NO_PLAN = "fits", "over memory", "illegal", "no plan"
 
@@ -139,6 +141,27 @@ def results_of(cell: Cell, planner: Planner) -> list[Result]:
         blank = replace(blank, note=str(error))
     seconds = round(time.process_time() - began, 2)
     return [replace(with_costs(one), seconds=seconds) for one in found] or [replace(blank, seconds=seconds)]
+
+
+def check_times(results: Sequence[Result]) -> None:
+    """Check that all plans that were timed have their times.
+
+    Plans are the same as those of the published table if they cost as much by the linear model.
+
+    Raises:
+        BadInput: with the count of those that have none.
+    """
+
+    def described(one: Result) -> tuple[object, ...]:
+        return one.cell, one.planner, one.variant, one.parts_count, one.linear_ms
+
+    timed = {described(one) for one in read_csv(PUBLISHED) if one.kernels_ms is not None}
+    missing = sum(one.kernels_ms is None and described(one) in timed for one in results)
+    if missing:
+        raise BadInput(
+            f"{missing} plans with timed kernels in {PUBLISHED.name} have no times in {KERNEL_TIMES}. Pull them with "
+            "dvc pull data.dvc, then price the plans again with --again."
+        )
 
 
 # Files ----------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -15,22 +16,26 @@ import torch
 
 from benchmarks.shardbench import device_errors, results, time_loads, timed
 from benchmarks.shardbench.cases import BenchMachine, Cell, tables_called
-from benchmarks.shardbench.loads import Load, key_of, loads_of, read_loads, write_loads
+from benchmarks.shardbench.loads import Load, key_of, loads_of, read_loads, rounded, write_loads
 from benchmarks.shardbench.page import summary
 from benchmarks.shardbench.planners import load_planner
-from benchmarks.shardbench.results import FITS, parts_of, read_csv, read_journal, write_journal
+from benchmarks.shardbench.results import FITS, Result, parts_of, read_csv, read_journal, write_journal
 from benchmarks.shardbench.time_loads import Timer, dense_error, repeats_in_time
 from benchmarks.shardbench.timed import KernelTimes
 from evenshard.measure.collectives import exchange_times, volumes_of
 from evenshard.placement.parts import Span, TablePart, replica_table, whole_part
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.task import ShardingTask
+from evenshard.tables.reuse import feasible_reuse_bins
 from evenshard.tables.table import SEQUENCE, Table
+from evenshard.utils.errors import BadInput
 from support.dvc_store import stored
 from support.repository import ROOT
 from support.truth import truth_file
 
-CELL = Cell("mixed_4", "h100", 2)
+BINS = np.array(feasible_reuse_bins(10**6, 1e6))
+CELL_NAMES = ("mixed_4", "h100", 2)
+CELL = Cell(*CELL_NAMES)
 
 
 def column_parts(table: Table, *devices: int) -> list[TablePart]:
@@ -88,6 +93,43 @@ def test_equal_loads_are_one_whatever_they_are_called(task: ShardingTask, tmp_pa
     assert {key_of(one) for one in loads[:2]} == {key_of(one) for one in loads[2:]} and loads[0] == loads[3]
     assert write_loads(tmp_path / "loads.jsonl.gz", loads) == 2
     assert read_loads(tmp_path / "loads.jsonl.gz") == loads[:2]
+
+
+def test_a_key_does_not_depend_on_last_digits(task: ShardingTask) -> None:
+    """Pooling factors and reuse bins that differ by a rounding error, also where two tables are equal but for it."""
+    twins = tuple(replace(task.tables[0], name=name) for name in ("wide", "twin"))
+    own = replace(task, tables=(*twins, replace(task.tables[1], pooling_factor=1.0000005)))
+    shared = [whole_part(table, (0,)) for table in own.tables]
+
+    def nudged(towards: Sequence[float]) -> ShardingTask:
+        return replace(
+            own,
+            tables=tuple(
+                replace(
+                    table,
+                    pooling_factor=float(np.nextafter(table.pooling_factor, end)),
+                    reuse_bins=tuple(np.nextafter(BINS, end if end > 0 else 0.0).tolist()),
+                )
+                for table, end in zip(own.tables, towards, strict=True)
+            ),
+        )
+
+    keys = {key_of(loads_of(nudged(ends), shared)[0]) for ends in product((-np.inf, np.inf), repeat=3)}
+    assert len(keys) == 1
+    names = {
+        next(one for call in loads_of(nudged(ends), shared)[0] for one in call.drawn_tables())[0].name
+        for ends in product((-np.inf, np.inf), repeat=3)
+    }
+    assert len(names) == 1
+    more = replace(own, tables=(replace(own.tables[0], pooling_factor=4.0001), *own.tables[1:]))
+    assert key_of(loads_of(more, shared)[0]) not in keys
+
+
+def test_a_short_decimal_between_two_rounded_values_is_rounded_one_way() -> None:
+    for middle in (1.0000005, 0.1953125, 2.5000015):
+        ends = [float(np.nextafter(middle, end)) for end in (-np.inf, middle, np.inf)]
+        assert len(set(map(rounded, ends))) == 1
+    assert rounded((1 / 3, (2, "a"), None)) == (0.333333, (2, "a"), None)
 
 
 def test_features_of_a_table_are_drawn_each(task: ShardingTask) -> None:
@@ -193,6 +235,35 @@ def test_the_bench_prices_by_what_was_timed(tmp_path: Path, monkeypatch: pytest.
     text = "\n".join(device_errors.errors([priced]))
     assert text.startswith("| loads | count | forward: ratio") and "| all | 2 |" in text and "| mixed_4 | 2 |" in text
     timed.kernel_times_of.cache_clear()
+
+
+def test_times_that_are_missing_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    truth = [one for one in read_csv(results.PUBLISHED) if one.cell == Cell("criteo_kaggle", "h200", 8)]
+    results.check_times(truth)
+    without = [replace(one, kernels_ms=None) for one in truth]
+    results.check_times([replace(one, linear_ms=1.0) for one in without])
+    timed_before = sum(one.kernels_ms is not None for one in truth)
+    assert timed_before > 3
+    with pytest.raises(BadInput, match=f"{timed_before} plans with timed kernels"):
+        results.check_times(without)
+    monkeypatch.setattr(timed, "KERNEL_TIMES", Path("nowhere"))
+    timed.kernel_times_of.cache_clear()
+    task = CELL.machine.task(tables_called("mixed_4"))
+    found = replace(
+        Result(*CELL_NAMES, "greedy", "", "", FITS, ""),
+        kernels_ms=1.0,
+        parts=tuple((one.table, *one.rows, *one.columns, list(one.devices)) for one in half(task)),
+    )
+    with pytest.raises(BadInput, match="2 loads of timed plans have no times"):
+        list(device_errors.timed_loads([found]))
+    timed.kernel_times_of.cache_clear()
+
+
+def test_a_script_without_its_plans_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["device_errors", "errors", "--journal", str(tmp_path / "none.jsonl")])
+    with pytest.raises(SystemExit) as failed:
+        device_errors.main()
+    assert "there are no plans" in str(failed.value.code)
 
 
 def half(task: ShardingTask) -> list[TablePart]:
