@@ -15,6 +15,7 @@ from evenshard.measure.link import link
 from evenshard.measure.simulated.cluster import SimulatedCluster
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
+from evenshard.placement.parts import Span, whole_part
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import SEQUENCE_TYPES, SHARDING_TYPES, ways_of
@@ -58,6 +59,21 @@ def test_a_split_by_hand() -> None:
     assert [part.shard_offsets for part in parts] == [[0, 0], [0, 8]]
     assert [part.shard_sizes for part in parts] == [[30, 8], [30, 16]]
     assert [str(part.placement) for part in parts] == ["rank:0/cuda:0", "rank:1/cuda:1"]
+
+
+def test_a_replica_and_rows_on_too_many_ranks_by_hand() -> None:
+    """The kernel of a replica is dense; rows have a shard on each rank: 5 rows on 4 ranks are 2, 2, 1 and 0."""
+    short = EmbeddingBagCollection(tables=[replace(USER[0], num_embeddings=5), USER[1]], device=META)
+    tables = tables_of(short)
+    rows = [TablePart(tables[0].name, Span(2 * rank, min(2 * rank + 2, 5)), Span(0, 8), (rank,)) for rank in range(3)]
+    every = (0, 1, 2, 3)
+    plan = sharding_plan([*rows, whole_part(tables[1], every)], tables, short, 4).plan[""]
+    cut, replicated = plan[tables[0].name], plan[tables[1].name]
+    assert (cut.sharding_type, cut.compute_kernel, cut.ranks) == ("row_wise", "fused", [0, 1, 2, 3])
+    shards = [(one.shard_offsets, one.shard_sizes) for one in cut.sharding_spec.shards]
+    assert shards == [([0, 0], [2, 8]), ([2, 0], [2, 8]), ([4, 0], [1, 8]), ([5, 0], [0, 8])]
+    assert (replicated.sharding_type, replicated.compute_kernel) == ("data_parallel", "dense")
+    assert replicated.ranks == [0, 1, 2, 3]
 
 
 def test_a_whole_table_may_have_any_dim() -> None:

@@ -76,6 +76,23 @@ def test_what_is_looked_up_often_stays_in_device_memory() -> None:
     assert kept["cold"].kernel != FUSED
 
 
+@pytest.mark.parametrize(("host_gb", "fits"), [(1.5, True), (0.5, False)])
+def test_a_state_fits_only_if_its_hosts_hold_what_it_keeps_there(host_gb: float, fits: bool) -> None:
+    """1 GB in the host's memory, as a state says of itself and of a change."""
+    search = PlanSearch(costs_of((HOT, COLD), 1, 1.2, host_gb), SHORT)
+    outside = next(
+        number
+        for number, option in enumerate(search.space.groups[0].options)
+        if sum(piece.host_bytes for piece in option.pieces) >= GB
+    )
+    state = State(search.space, [Choice(0)] * 2)
+    change = [(0, Choice(outside))]
+    _, fits_N = state.after(state.piece_changes([change]), 1)
+    state.replace_all(change)
+    assert state.used_3D[0, 0] <= 1.2 * GB and state.used_3D[1, 0] >= GB
+    assert state.fits() is fits and fits_N.tolist() == [fits]
+
+
 def test_where_all_tables_fit_nothing_is_kept_outside() -> None:
     costs = costs_of((HOT, COLD), 2, 8.0)
     assert not is_short_of_memory(costs.task)

@@ -14,7 +14,7 @@ from evenshard.measure.step_time import LARGEST_SUM
 from evenshard.placement.machine import Machine
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.search.neighbours import LEAST_STEP
-from evenshard.sharders.search.search import PlanSearch
+from evenshard.sharders.search.search import PlanSearch, _is_better
 from evenshard.sharders.search.starts import construct_starts
 from evenshard.sharders.search.state import Change, Choice, State
 from evenshard.tables.table import Table
@@ -87,6 +87,30 @@ def test_a_copy_changes_by_itself() -> None:
     assert (state.device_ms_D == before).all()
     assert state.device_ms_D == pytest.approx(State(search.space, state.choices).device_ms_D, rel=1e-9)
     assert copied.device_ms_D == pytest.approx(State(search.space, copied.choices).device_ms_D, rel=1e-9)
+
+
+def test_a_state_is_better_only_by_more_than_the_least_step() -> None:
+    """Scores that differ by less are a tie: of both states neither is better, and the earlier one stays."""
+    search, rng = search_of(1, ("h200",)), np.random.default_rng(0)
+    state = State(search.space, construct_starts(search.construction)[-1].choices)
+    ties = steps = 0
+    for change in random_changes(search, state, rng):
+        state.replace_all(change)
+        before = state.copy()
+        for group in range(len(search.space.groups)):
+            for place in range(DEVICES):
+                other = before.copy()
+                other.replace(group, Choice(0, (place,)))
+                low, high = sorted((before, other), key=lambda one: one.score)
+                gain = 1 - low.score / high.score
+                if 1e-9 < gain < 0.99 * LEAST_STEP:
+                    assert not _is_better(low, high)
+                    ties += 1
+                elif gain > 1.01 * LEAST_STEP:
+                    assert _is_better(low, high)
+                    steps += 1
+                assert not _is_better(high, low)
+    assert ties and steps
 
 
 def test_a_step_makes_the_score_better_and_the_best_change_is_taken() -> None:
