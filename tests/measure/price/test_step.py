@@ -15,19 +15,20 @@ from evenshard.placement.parts import whole_part
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 
-TABLES = (Table("large", 10**6, 128, 40.0), Table("small", 10**4, 16, 2.0), Table("middle", 10**5, 64, 10.0))
+# Device 0 has the most lookups, device 1 the widest outputs: each window of a step has another slowest device.
+TABLES = (Table("looked up", 10**6, 16, 200.0), Table("wide", 10**4, 1024, 1.0), Table("small", 10**4, 16, 2.0))
 
 
 @pytest.mark.parametrize("pipeline", [LARGEST_SUM, *PIPELINES])
 def test_devices_wait_for_what_is_left_of_the_step(pipeline: str) -> None:
-    """Devices 2 and 3 hold nothing; where sums are compared, the slowest device does not wait."""
+    """Device 3 holds nothing. Where sums are compared, the slowest device does not wait."""
     machine = Machine.one_node(4)
     task = ShardingTask(TABLES, machine, (2**33,) * 4, 65_536)
     kind = simulated_kind(gpu_profile("h100"), machine)
     costs = PartCosts(task, [kind], [0] * 4, Links(link("nvlink_h100"), None), pipeline)
-    found = costs.predict([whole_part(table, (device,)) for table, device in zip(TABLES, (0, 1, 1), strict=True)])
+    found = costs.predict([whole_part(table, (device,)) for table, device in zip(TABLES, (0, 1, 2), strict=True)])
     for device in found.devices:
         assert device.predicted_total_ms + device.predicted_wait_ms == pytest.approx(found.predicted_ms, rel=1e-9)
     waits = [device.predicted_wait_ms for device in found.devices]
-    assert min(waits) == waits[0] < waits[1] < waits[2] == pytest.approx(waits[3])
-    assert waits[0] == pytest.approx(0.0, abs=1e-9) if pipeline == LARGEST_SUM else waits[0] >= 0.0
+    assert waits[3] == max(waits)
+    assert min(waits) == pytest.approx(0.0, abs=1e-9) if pipeline == LARGEST_SUM else min(waits) > 0.01
