@@ -26,6 +26,8 @@ from evenshard.tables.reuse import FloatArray
 
 # Stands in place of a pipeline's name: one window without a barrier in it, after DreamShard, section 2.
 LARGEST_SUM = "largest sum"
+# Times that differ by less than this share are equal: sums differ as much between CPUs.
+TIE = 1e-9
 
 
 class Phases(NamedTuple):
@@ -70,6 +72,17 @@ def windows(phases: Phases, pipeline: str) -> tuple[Window, ...]:
         kernels = forward + backward
         return Window(nothing, out), Window(kernels, back + np.maximum(inputs - kernels, 0.0))
     return Window(forward, inputs), Window(nothing, out), Window(backward, back)
+
+
+def first_of_lowest(times_N: FloatArray) -> int:
+    """Return the position of the lowest time, the first of those that differ in last digits alone."""
+    lowest = times_N.min()
+    return int((times_N <= lowest + TIE * abs(lowest)).argmax())
+
+
+def without_last_digits(ms: float) -> float:
+    """Round a time, so that a sort leaves the order of equal times to their places."""
+    return float(f"{ms:.9g}")
 
 
 def step_ms(phases: Phases, pipeline: str) -> FloatArray:

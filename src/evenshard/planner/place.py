@@ -12,6 +12,7 @@ from typing import Any
 from evenshard.measure.costs import PlacementCost
 from evenshard.measure.link import beyond_span
 from evenshard.measure.price.step import PartCosts
+from evenshard.measure.step_time import without_last_digits
 from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.placement.parts import COLUMN_STEP, TablePart
 from evenshard.placement.plan import check_sharding
@@ -126,7 +127,7 @@ def place_request(
     others, taken = rival_placements(request, costs, config.compare), None
     if near is None:
         found = [_with_rivals(one, others) for one in means.found]
-        (chosen, taken), beside = min(found, key=lambda one: one[0].step_ms), None
+        (chosen, taken), beside = min(found, key=lambda one: without_last_digits(one[0].step_ms)), None
         best, is_interrupted = chosen.result.best, chosen.result.is_interrupted
         candidates = chosen.result.candidates
     else:
@@ -229,7 +230,7 @@ def _nearest(found: Sequence[Searched], near: Near, request: PlacementRequest) -
             failures.append(error)
     if not results:
         raise failures[0]
-    return min(results, key=lambda one: one[1].best.predicted_ms + one[0].divided_ms)
+    return min(results, key=lambda one: without_last_digits(one[1].best.predicted_ms + one[0].divided_ms))
 
 
 def _bound_ms(means: MeansSearched, enough_ms: float) -> float:

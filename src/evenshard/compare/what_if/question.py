@@ -9,6 +9,7 @@ from typing import Any
 from evenshard.compare.what_if.machines import layouts_of, replicas_ms, sync_of, synced_bytes
 from evenshard.compare.what_if.option import WhatIfOption
 from evenshard.compare.what_if.prices import Prices
+from evenshard.measure.step_time import without_last_digits
 from evenshard.placement.machine import Machine
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.sharders.model import Model
@@ -62,7 +63,7 @@ class Question:
                 "over the hosts' links. Leave host_memory_gb or group_sizes out."
             )
         found = [self._in_layout(hardware, machine, layout, group) for layout, group in layouts_of(machine, group_size)]
-        return min(found, key=lambda one: one.step_ms.value if one.fits else float("inf"))
+        return min(found, key=lambda one: without_last_digits(one.step_ms.value) if one.fits else float("inf"))
 
     def _in_layout(self, hardware: str, machine: Machine, layout: str, group: Machine) -> WhatIfOption:
         batch = self.batch_size or (self.batch_per_device or 0) * machine.num_devices
@@ -91,7 +92,7 @@ class Question:
             even = self._with_groups(option, self._place_on(option, group, _even_caps(answer), answer))
         except InfeasibleTask:
             return first
-        return min(first, even, key=lambda one: one.step_ms.value)
+        return min(first, even, key=lambda one: without_last_digits(one.step_ms.value))
 
     def _with_groups(self, option: WhatIfOption, answer: PlacementAnswer) -> WhatIfOption:
         return replace(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evenshard.measure.step_time import first_of_lowest
 from evenshard.placement.sharding import COLUMNS_ALONE, SHARDING_TYPES
 from evenshard.placement.storage import ON_DEVICE
 from evenshard.sharders.search.arrays import PieceChanges
@@ -77,7 +78,7 @@ class Neighbours:
         if not changes:
             return None
         scores_N = self.scores(state, changes)
-        best = int(scores_N.argmin())
+        best = first_of_lowest(scores_N)
         return changes[best] if scores_N[best] < state.score * (1 - LEAST_STEP) else None
 
     def scores(self, state: State, changes: Sequence[Change]) -> FloatArray:
@@ -140,7 +141,7 @@ class Neighbours:
 
         if state.moves is not None:
             scores_N = self._with_moves(state, list(map(change, range(len(scores_N)))), scores_N)
-        best = int(scores_N.argmin())
+        best = first_of_lowest(scores_N)
         return change(best) if scores_N[best] < state.score * (1 - LEAST_STEP) else None
 
     def _may_go(self, state: State, groups: Sequence[int], devices: Sequence[int]) -> np.ndarray:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from evenshard.measure.price.step import PartCosts, PredictedParts
+from evenshard.measure.step_time import without_last_digits
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.sharders.search.construction import Construction, Works
@@ -133,7 +134,9 @@ class PlanSearchResult:
         """
         ended: list[PlanSearchResult] = []
         for one in results:
-            best = min((one.best, *(less.best for less in ended)), key=lambda one: one.predicted_ms)
+            best = min(
+                (one.best, *(less.best for less in ended)), key=lambda one: without_last_digits(one.predicted_ms)
+            )
             if best is not one.best:
                 candidates = dict.fromkeys((best.parts, *one.candidates))
                 one = replace(one, best=best, candidates=tuple(candidates)[:MOST_CANDIDATES])
@@ -212,7 +215,7 @@ class PlanSearch:
             return replace(result, at_stops=(result,) * len(self._stops))
         if not starts:
             raise InfeasibleTask("no placement was found: the tables' pieces found no room.", "Raise memory_cap_gb.")
-        starts.sort(key=lambda one: one.cost_ms)
+        starts.sort(key=lambda one: without_last_digits(one.cost_ms))
         alike = [one for one in starts[:MOST_CANDIDATES] if one.cost_ms <= ALIKE * starts[0].cost_ms]
         run = self._run = _Run(starts, known, self._predict_cheapest(self._states(alike), 1)[0], starts[0])
         with on_interrupt(self.interrupt):
@@ -222,7 +225,7 @@ class PlanSearch:
                 if number == len(_STAGES):  # without more than the usual changes, it ends here
                     self._note_answer(run, run.starts, len(self._stops))
                     self.neighbours.shifts_columns = True
-                run.starts.sort(key=lambda one: one.cost_ms)
+                run.starts.sort(key=lambda one: without_last_digits(one.cost_ms))
                 kept = kept if self.space.is_small else min(kept, MOST_LARGE_STARTS)
                 chosen = _best_of_both_kinds(run.starts, kept)
                 for start in chosen:
@@ -242,10 +245,10 @@ class PlanSearch:
 
     def _end(self, run: _Run, starts: Sequence[Start]) -> PlanSearchResult:
         """The answer of a run that has come to these placements."""
-        found = self._states(sorted(starts, key=lambda one: one.cost_ms)[:MOST_CANDIDATES])
+        found = self._states(sorted(starts, key=lambda one: without_last_digits(one.cost_ms))[:MOST_CANDIDATES])
         begun, state = run.begun
         ended = [*self._predict_cheapest(found, MOST_FOR_CUTS), (begun, state.copy())]
-        ended.sort(key=lambda one: one[0].predicted_ms)
+        ended.sort(key=lambda one: without_last_digits(one[0].predicted_ms))
         best = self._with_usual_cuts(ended, begun.predicted_ms)
         others = (*(one.parts for one, _ in ended), *reversed(found))
         candidates = dict.fromkeys((best.parts, *(parts for parts in others if parts != ended[0][0].parts)))
@@ -292,7 +295,7 @@ class PlanSearch:
         costs_ms = sorted(state.cost_ms for state in found.values())
         most_ms = max(costs_ms[0] * ALIKE, *costs_ms[:least])
         chosen = [(self.costs.predict(parts), state) for parts, state in found.items() if state.cost_ms <= most_ms]
-        return sorted(chosen, key=lambda one: one[0].predicted_ms)
+        return sorted(chosen, key=lambda one: without_last_digits(one[0].predicted_ms))
 
     def with_known(
         self, result: PlanSearchResult, known: Sequence[Sequence[TablePart]], nearly: float = 1.0

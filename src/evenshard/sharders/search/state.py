@@ -20,7 +20,7 @@ import numpy.typing as npt
 from evenshard.measure.collectives import VOLUMES, Volumes, exchange_times
 from evenshard.measure.price.loads import Loads
 from evenshard.measure.price.step import PartCosts, dense_ms
-from evenshard.measure.step_time import Phases, windows
+from evenshard.measure.step_time import Phases, first_of_lowest, windows
 from evenshard.placement.parts import TablePart, cut_rows, lay_out, whole_part
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import TYPES, sharding_type, spans
@@ -214,7 +214,7 @@ class State:
     def slow_devices(self) -> list[int]:
         """The slowest device of each window, that of the longest one first."""
         order = np.argsort(-self.windows_WD.max(axis=1), kind="stable")
-        return list(dict.fromkeys(self.windows_WD[order].argmax(axis=1).tolist()))
+        return list(dict.fromkeys(first_of_lowest(-window_D) for window_D in self.windows_WD[order]))
 
     @property
     def cost_ms(self) -> float:
