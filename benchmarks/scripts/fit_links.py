@@ -69,10 +69,12 @@ Truth = Mapping[str, Mapping[tuple[str, int], Rows]]
 
 
 def read_truth(folder: Path) -> tuple[Truth, int]:
-    """The rows of every link, and how many more were noise."""
+    """Read the rows of every link in ``LINK_OF_GPU``, and count how many more were noise."""
     series: dict[tuple[str, str, int, str], dict[int, float]] = defaultdict(dict)
     with (folder / FILE).open() as file:
         for row in csv.DictReader(file):
+            if row["gpu"] not in LINK_OF_GPU:
+                continue
             collective = row["collective"].replace("alltoall", ALL_TO_ALL)
             key = (LINK_OF_GPU[row["gpu"]], collective, int(row["num_gpus"]), row["dtype_bytes"])
             series[key][int(row["bytes"])] = 1e3 * float(row["ms"])
