@@ -40,7 +40,8 @@ LITTLE_MORE = 1.002
 
 
 def narrow_starts(construction: Construction, deadline: float = np.inf) -> list[State]:
-    """The best of these starts; none where all tables take as many lanes, or where devices are of several kinds.
+    """The best of these starts; none where all tables take as many lanes, where devices are of several kinds or
+    without memory, or where memory is too small for all tables.
 
     Args:
         construction: finds devices for pieces.
@@ -51,6 +52,8 @@ def narrow_starts(construction: Construction, deadline: float = np.inf) -> list[
     if space.offloads or devices == 1 or len(space.costs.kinds) > 1 or len(widths) == 1:
         return []
     programme = _programme_of(space, widths)
+    if programme is None:
+        return []
     found: dict[tuple[Division, bytes], State | None] = {}
     limits = LIMITS if space.is_small else LIMITS[:1]
     for (division, bound_ms), limit in product(_best_divisions(programme, deadline), limits):
@@ -98,14 +101,18 @@ def _neighbours(division: Division, step: int) -> Iterator[Division]:
             yield tuple(changed)
 
 
-def _programme_of(space: SearchSpace, widths_C: Sequence[int]) -> Programme:
-    """The programme of a space.
+def _programme_of(space: SearchSpace, widths_C: Sequence[int]) -> Programme | None:
+    """Return the programme of a space; None where the smallest options of all groups exceed the devices' memory.
 
     Args:
         space: groups and options.
         widths_C: columns of the widest piece of each class.
     """
     flat, devices = space.flat, space.task.num_devices
+    room = float(space.room_D.min())
+    needed = float(flat.pad_by_group(flat.bytes_W).min(axis=1).sum())
+    if room <= 0 or needed > space.room_D.sum():
+        return None
     options = [option for group in space.groups for option in group.options]
     widest_N, counts_N = np.zeros(len(options), dtype=np.int64), np.array([len(one.pieces) for one in options])
     np.maximum.at(widest_N, flat.option_A, _widths_of_pieces(space))
@@ -126,8 +133,6 @@ def _programme_of(space: SearchSpace, widths_C: Sequence[int]) -> Programme:
         values_GO = flat.pad_by_group(values_N.astype(np.float64))
         return np.where(np.isfinite(values_GO), values_GO, 0.0)[:, option_M]
 
-    room = float(space.room_D.min())
-    needed = float(flat.pad_by_group(flat.bytes_W).min(axis=1).sum())
     return Programme(
         option_M,
         class_M,

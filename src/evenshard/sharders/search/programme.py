@@ -77,7 +77,7 @@ class Programme:
     full_share: float
 
     def solve(self, division: Division, steps: int, most_ms: float = np.inf) -> Solution | None:
-        """What groups choose if the devices are divided so; None where some group has no choice.
+        """Return the choices of groups if the devices are divided so; None if a group has no choice, or memory none.
 
         Args:
             division: devices of each class.
@@ -98,6 +98,8 @@ class Programme:
                 priced_GM += self.bytes_GM * (memory_C @ shares_CM / self.room)
             chosen_G = priced_GM.argmin(axis=1)
             bound_ms = max(bound_ms, float(priced_GM[groups, chosen_G].sum() - memory_C.sum() * self.full_share))
+            if bound_ms >= NEVER_MS:  # prices of memory grow without end where it is too small
+                return None
             taken_GM[groups, chosen_G] += step >= steps // 3
             loads_WC, full_C = self._loads(shares_CM, chosen_G)
             rate = RATE / np.sqrt(1 + step / RATE_STEPS)
