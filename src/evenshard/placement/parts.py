@@ -23,6 +23,8 @@ from evenshard.utils.messages import brief
 
 # Kernels read vectors of four weights: the parts of a split table are multiples of it wide.
 COLUMN_STEP = 4
+# Columns of the widest table or part that FBGEMM trains in one call on a GPU; its kernels for CPUs have no such limit.
+MAX_GPU_COLUMNS = 2_048
 
 # Lookups of a batch, taken to guess how many of them repeat each other.
 LOOKUPS_WHERE_UNCOUNTED = 1e6

@@ -8,7 +8,15 @@ from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import ROWS_ALONE, sharding_problem, sharding_type, ways_of
 from evenshard.placement.storage import ON_DEVICE
-from evenshard.placement.task import ShardingTask, cut_by_rows, ruled_out, used_bytes, used_host_bytes, used_ssd_bytes
+from evenshard.placement.task import (
+    ShardingTask,
+    cut_by_rows,
+    ruled_out,
+    used_bytes,
+    used_host_bytes,
+    used_ssd_bytes,
+    width_problem,
+)
 from evenshard.tables.table import MEAN, Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief, cut, printable
@@ -126,6 +134,9 @@ def broken_rule(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]])
 def broken_limit(task: ShardingTask, position: int, parts: Sequence[TablePart]) -> str | None:
     """The first limit of a table that its parts, by columns and rows, break, as a clause; None if they break none."""
     table, limits = task.tables[position], task.limits_of(position)
+    if problem := width_problem(task, max(part.columns.size for part in parts)):
+        whole = "" if problem == width_problem(task, table.embedding_dim) else "a part of "
+        return f"{whole}table {brief(table.name)} cannot be trained: {problem}"
     ways = ways_of(parts, table, task.machine)
     if not ways & limits.types:
         way = sharding_type(parts, table, task.machine)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -12,6 +14,7 @@ from evenshard.placement.optimizer_state import SGD
 from evenshard.placement.parts import COLUMN_STEP, TablePart, whole_tables
 from evenshard.placement.sharding import (
     ALWAYS_CUT_COLUMNS,
+    CUT_COLUMNS,
     GRIDS,
     IN_ROWS,
     NEVER_WHOLE,
@@ -22,6 +25,7 @@ from evenshard.placement.sharding import (
     SEQUENCE_TYPES,
     SHARDING_TYPES,
     TABLE_WISE,
+    TYPES,
     Communication,
     allowed_sets,
     types_on_all,
@@ -80,6 +84,7 @@ class ShardingTask:
         pipeline: training pipeline, one of ``PIPELINES``; empty to count weights and optimizer state alone.
         kernels: where weights may be kept, of ``storage.COMPUTE_KERNELS``.
         means_of_rows: takes rows of MEAN tables for right beside all types, to price what TorchRec would train wrongly.
+        max_columns: columns of the widest table or part that a device trains. No part of ``repr``, as ``task_id``.
         task_id: unique within a file of tasks. No part of ``repr``, which tells apart what is measured of parts.
 
     Raises:
@@ -99,6 +104,7 @@ class ShardingTask:
     kernels: tuple[str, ...] = (FUSED,)
     table_optimizers: Mapping[str, str] = field(default_factory=dict, hash=False)
     means_of_rows: bool = False
+    max_columns: int = field(default=sys.maxsize, repr=False)
     task_id: str = field(default=TASK_ID, repr=False)
 
     def __post_init__(self) -> None:
@@ -160,6 +166,10 @@ class ShardingTask:
     def limits_of(self, position: int) -> TableLimits:
         """Rules of a table."""
         return self.limits[position] if self.limits else NO_LIMITS
+
+    def fewest_column_parts(self, table: Table) -> int:
+        """Return the least number of column parts of a table that are no wider than ``max_columns``."""
+        return -(-table.embedding_dim // self.max_columns)
 
     def optimizer_of(self, name: str) -> str:
         """The optimizer of a table."""
@@ -280,18 +290,38 @@ def _sum_memory(task: ShardingTask, parts: Sequence[TablePart], what: str) -> li
     return [own + of_every_device for own in used]
 
 
-def may_be_cut_by_columns(table: Table, limits: TableLimits) -> bool:
-    """Whether there are two parts that are wide enough."""
+def may_be_cut_by_columns(table: Table, limits: TableLimits, parts: int = 2) -> bool:
+    """Return True if there are so many parts that are wide enough, two at least."""
     fours, rest = divmod(table.embedding_dim, COLUMN_STEP)
-    return not rest and fours >= 2 * limits.min_column_steps
+    return not rest and fours >= max(parts, 2) * limits.min_column_steps
+
+
+def width_problem(task: ShardingTask, columns: int) -> str | None:
+    """Return the reason, as a clause, that no device trains a table or part of so many columns; None if one does."""
+    if columns <= task.max_columns:
+        return None
+    return f"its {columns:,} columns are more than the {task.max_columns:,} that FBGEMM trains in one call on a GPU"
+
+
+def _most_column_parts(task: ShardingTask, name: str, devices: frozenset[int] | None) -> int:
+    """Return the most column parts of a table of this sharding type that may only live on these devices."""
+    own, machine = TYPES[name], task.machine
+    if not own.cuts_columns:
+        return 1
+    homes = (place[0] // own.home_span(machine) for place in allowed_sets(machine, own.span(machine), devices))
+    return max(Counter(homes).values(), default=0)
 
 
 def ruled_out(task: ShardingTask, position: int) -> dict[str, str]:
     """Ways that no legal placement shards a table in, whatever its limits say, each with the reason as a clause."""
-    if task.num_devices == 1:  # all ways are the same
-        return {}
     table, limits, machine = task.tables[position], task.limits_of(position), task.machine
     found: dict[str, str] = {}
+    if too_wide := width_problem(task, table.embedding_dim):
+        fewest = task.fewest_column_parts(table)
+        barred = (one for one in SHARDING_TYPES if _most_column_parts(task, one, limits.devices) < fewest)
+        found = dict.fromkeys(barred, too_wide)
+    if task.num_devices == 1:  # all ways are the same
+        return found
 
     def rule_out(types: Sequence[str], why: str) -> None:
         for one in types:
@@ -326,10 +356,10 @@ def ruled_out(task: ShardingTask, position: int) -> dict[str, str]:
         rule_out(GRIDS, "there is one node")
     if machine.devices_per_node == 1:
         rule_out(NODE_ROWS, "a node has one device")
-    if not may_be_cut_by_columns(table, limits):
+    if not may_be_cut_by_columns(table, limits, task.fewest_column_parts(table)):
         narrowest = max(limits.min_columns, COLUMN_STEP)
         why = f"its {table.embedding_dim} columns cannot be cut into multiples of {COLUMN_STEP} of {narrowest} or more"
-        rule_out(ALWAYS_CUT_COLUMNS, why)
+        rule_out(CUT_COLUMNS if too_wide else ALWAYS_CUT_COLUMNS, why)
     if table.num_rows < 2:
         rule_out(IN_ROWS, "it has a single row")
     if table.dtype not in REPLICATED_DATA_TYPES:

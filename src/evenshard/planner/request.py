@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from evenshard.measure.hardware import DEFAULT_HARDWARE
+from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import SampleMemory, sample_memory
 from evenshard.placement.optimizer_state import SGD, optimizer_problem
-from evenshard.placement.parts import TablePart
+from evenshard.placement.parts import MAX_GPU_COLUMNS, TablePart
 from evenshard.placement.pipeline import PIPELINES
 from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES, TABLE_WISE, Communication
 from evenshard.placement.storage import COMPUTE_KERNELS, HOST_KERNELS, KEY_VALUE, USUAL_KERNELS
@@ -207,6 +208,7 @@ class PlacementRequest:
             pipeline=self.training_pipeline,
             kernels=self.kernels,
             table_optimizers=self.table_optimizers,
+            max_columns=sys.maxsize if HardwareName.parse(self.hardware).kind.is_host else MAX_GPU_COLUMNS,
         )
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from evenshard.placement.items import Items
-from evenshard.placement.machine import Machine
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, cut_rows, even_widths, lay_out, whole_part
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_sharding
@@ -76,7 +75,7 @@ def random_sharding(task: ShardingTask, types: Sequence[str], rng: np.random.Gen
         for position, table in enumerate(task.tables):
             legal = possible_types(task, position)
             possible = [way for way in drawn if way in legal]
-            parts += _parts(table, str(rng.choice(possible or [TABLE_WISE])), task.machine, rng)
+            parts += _parts(task, table, str(rng.choice(possible or [TABLE_WISE])), rng)
         try:
             check_sharding(task, parts)
         except InfeasibleTask:
@@ -101,7 +100,8 @@ def possible_types(task: ShardingTask, position: int) -> tuple[str, ...]:
     )
 
 
-def _parts(table: Table, way: str, machine: Machine, rng: np.random.Generator) -> list[TablePart]:
+def _parts(task: ShardingTask, table: Table, way: str, rng: np.random.Generator) -> list[TablePart]:
+    machine, fewest = task.machine, max(task.fewest_column_parts(table), 2)
     nodes = rng.permutation(machine.num_nodes).tolist()
     of, columns = TYPES[way], [Span(0, table.embedding_dim)]
     most = of.most_column_parts(machine)
@@ -110,16 +110,16 @@ def _parts(table: Table, way: str, machine: Machine, rng: np.random.Generator) -
     if of.cuts_rows:
         places = of.places(machine)
         order = nodes if len(places) == len(nodes) else rng.permutation(len(places)).tolist()
-        cut = _cut(table, most, rng) if of.cuts_columns else columns
+        cut = _cut(table, fewest, most, rng) if of.cuts_columns else columns
         return [part for span, at in zip(cut, order, strict=False) for part in cut_rows(table, places[at], span)]
     sets = of.homes(machine)
     homes = sets[nodes[0] if len(sets) == len(nodes) else int(rng.integers(len(sets)))]
-    cut = _cut(table, most, rng) if of.cuts_columns else columns
+    cut = _cut(table, fewest, most, rng) if of.cuts_columns else columns
     chosen = rng.permutation(homes)[: len(cut)].tolist()
     return [part for span, device in zip(cut, chosen, strict=True) for part in cut_rows(table, [device], span)]
 
 
-def _cut(table: Table, most: int, rng: np.random.Generator) -> list[Span]:
-    """Its columns in 2 to ``most`` parts, as even as can be."""
-    count = int(rng.integers(2, min(most, table.embedding_dim // COLUMN_STEP) + 1))
+def _cut(table: Table, fewest: int, most: int, rng: np.random.Generator) -> list[Span]:
+    """Its columns in ``fewest`` to ``most`` parts, as even as can be."""
+    count = int(rng.integers(fewest, min(most, table.embedding_dim // COLUMN_STEP) + 1))
     return lay_out(even_widths(table.embedding_dim, count))

@@ -49,6 +49,7 @@ class Cut:
         line: what each part takes; of rows whose lookups are counted, with the inputs of the busiest even share.
         least_blocks: blocks of the smallest part.
         scopes: sets of devices, in one of which all parts live.
+        widest: blocks of the largest part.
     """
 
     fills: int
@@ -56,6 +57,7 @@ class Cut:
     line: Line
     least_blocks: int
     scopes: tuple[Devices, ...]
+    widest: int
 
     @property
     def block_bytes(self) -> int:
@@ -100,6 +102,7 @@ class Grid:
         part_bytes: device memory of each part beside its rows and columns.
         outputs_bytes: device memory of each part for each of its blocks, however many rows it has.
         even: rows cut evenly over the devices of a node, and what each of these takes: a line of fours of columns.
+        widest: blocks of the widest part.
     """
 
     nodes: tuple[Devices, ...]
@@ -111,11 +114,12 @@ class Grid:
     part_bytes: int
     outputs_bytes: int
     even: tuple[tuple[Span, Line], ...]
+    widest: int
 
     def rows_cut(self, blocks: int, node: Devices) -> Cut:
         """The way to cut the rows of so many blocks."""
         part, block = self.part_bytes + blocks * self.outputs_bytes, blocks * self.block_bytes + self.row_bytes
-        return Cut(len(node), self.num_rows, Line(Taken(part), Taken(block)), 1, (node,))
+        return Cut(len(node), self.num_rows, Line(Taken(part), Taken(block)), 1, (node,), self.num_rows)
 
     def even_parts(self, table: Table, fours: Sequence[int]) -> list[TablePart]:
         """The table where each node holds so many fours of columns, cut by rows evenly over its devices."""
@@ -124,7 +128,7 @@ class Grid:
 
     def most_blocks(self, left_D: npt.NDArray[np.int64]) -> int:
         """The widest part that a node has room for, with so much left on its devices."""
-        low, high = 0, self.blocks + 1
+        low, high = 0, self.widest + 1
         while high - low > 1:
             middle = (low + high) // 2
             room_D = left_D - self.part_bytes - middle * self.outputs_bytes

@@ -134,8 +134,8 @@ def _roomiest(cut: Cut, left_D: npt.NDArray[np.int64]) -> Sequence[Devices]:
 def most_blocks(cut: Cut, left_D: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Blocks that there is room for on each device; -1 left is no room for any part."""
     left_D = np.where(left_D < 0, -1, left_D - cut.part_bytes)
-    most_D = left_D // cut.block_bytes if cut.block_bytes else np.where(left_D < 0, 0, cut.blocks)
-    most_D = np.asarray(np.where(left_D < 0, 0, most_D.clip(0, cut.blocks)))
+    most_D = left_D // cut.block_bytes if cut.block_bytes else np.where(left_D < 0, 0, cut.widest)
+    most_D = np.asarray(np.where(left_D < 0, 0, most_D.clip(0, cut.widest)))
     return np.where(most_D < cut.least_blocks, 0, most_D)
 
 

@@ -225,7 +225,7 @@ def _item(task: ShardingTask, positions: Sequence[int], storage: Storage) -> Pac
     return replace(
         whole,
         least_bytes=min(least, *(one.device_bytes for one in known)) if known else least,
-        may_be_whole=bool(types - {*NEVER_WHOLE}),
+        may_be_whole=bool(types - {*NEVER_WHOLE}) and task.fewest_column_parts(tables[0]) == 1,
         cuts=cuts,
         grid=grid,
         known=known,
@@ -239,11 +239,12 @@ def _cuts(task: ShardingTask, position: int, storage: Storage) -> tuple[Cut, ...
     if (by_columns := types & {*COLUMNS_ALONE}) and may_be_cut_by_columns(table, limits):
         homes = TYPES[freest_by_columns(by_columns, machine, COLUMN_WISE)].home_span(machine)
         scopes = _allowed_of(machine, homes, limits.devices)
-        blocks = table.embedding_dim // COLUMN_STEP
-        found.append(Cut(0, blocks, _columns(task, table, storage), limits.min_column_steps, scopes))
+        line, blocks = _columns(task, table, storage), table.embedding_dim // COLUMN_STEP
+        widest = min(blocks, task.max_columns // COLUMN_STEP)
+        found.append(Cut(0, blocks, line, limits.min_column_steps, scopes, widest))
     for span in _row_cuts(task, position):
         scopes = _allowed_of(machine, span, limits.devices)
-        found.append(Cut(span, table.num_rows, _rows(task, table, storage), 1, scopes))
+        found.append(Cut(span, table.num_rows, _rows(task, table, storage), 1, scopes, table.num_rows))
     return tuple(found)
 
 
@@ -277,6 +278,7 @@ def _grid(task: ShardingTask, position: int, span: int, storage: Storage) -> Gri
         narrow.part.device - outputs_bytes,
         outputs_bytes,
         tuple((rows, lines(rows)) for rows in row_spans(table, span)),
+        min(table.embedding_dim, task.max_columns) // COLUMN_STEP,
     )
 
 

@@ -81,8 +81,8 @@ class _Model:
 
     def blocks(self, cut: Cut | Grid, way: Any) -> tuple[Any, Any]:
         """How many blocks a place holds, and 1 where it holds any: none unless the way is taken."""
-        count, held = self.count(cut.blocks), self.bool()
-        self.model.add(count <= cut.blocks * held)
+        count, held = self.count(cut.widest), self.bool()
+        self.model.add(count <= cut.widest * held)
         self.model.add(count >= cut.least_blocks * held)
         self.model.add_implication(held, way)
         return count, held

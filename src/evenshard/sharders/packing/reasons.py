@@ -23,7 +23,7 @@ from evenshard.placement.parts import COLUMN_STEP
 from evenshard.placement.placement import caps_text, legal_mask
 from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES
 from evenshard.placement.storage import FUSED, KEY_VALUE
-from evenshard.placement.task import ShardingTask, common_kernels, ruled_out
+from evenshard.placement.task import ShardingTask, common_kernels, ruled_out, width_problem
 from evenshard.sharders.packing.cuts import Cut
 from evenshard.sharders.packing.fill import most_blocks
 from evenshard.sharders.packing.items import PackedItem, PackedItems
@@ -47,23 +47,23 @@ class Reason:
 
 
 def reason(task: ShardingTask, items: PackedItems | None = None) -> Reason | None:
-    """Why no placement of a task can exist whose every table has types left; None without a plain reason.
+    """Return the reason why no placement of a task can exist; None without a plain one.
 
-    The most specific reason: replicas that fill a device, rules that contradict each other, then tables larger than
-    each device they may live on, then tables that overfill the few devices they may live on, then all of them together,
-    and at last a table that cannot be cut so that it fits.
+    The most specific reason: rules that leave a table no sharding type, replicas that fill a device, rules that
+    contradict each other, then tables larger than each device they may live on, then tables that overfill the few
+    devices they may live on, then all of them together, and at last a table that cannot be cut so that it fits.
 
     Args:
         task: the task to place.
         items: of the task, where they are known.
     """
     found = PackedItems.of(task) if items is None else items
-    looks = (_overfull_by_replicas, _contradictions, _too_large, _overfull, _unfit)
+    looks = (_without_types, _overfull_by_replicas, _contradictions, _too_large, _overfull, _unfit)
     return next((why for look in looks for why in look(task, found)), None)
 
 
 def require_sharding_room(task: ShardingTask, items: PackedItems | None = None) -> None:
-    """Raises InfeasibleTask if no placement can exist for a plain reason; each table has types left."""
+    """Raise InfeasibleTask if no placement can exist for a plain reason."""
     if (why := reason(task, items)) is not None:
         raise InfeasibleTask(why.problem, why.remedy)
 
@@ -97,17 +97,8 @@ def require_types(task: ShardingTask) -> None:
             f"kept {' or '.join(task.kernels_of(position))}: replicas live in device memory.",
             f"Allow it another type, or {FUSED}.",
         )
-    position = next((at for at, types in enumerate(task.types) if not types), None)
-    if position is None:
-        return
-    why = ruled_out(task, position)
-    asked = [one for one in SHARDING_TYPES if one in task.limits_of(position).types]
-    clauses = dict.fromkeys(why[one] for one in asked)
-    raise InfeasibleTask(
-        f"table {brief(task.tables[position].name)} may only be sharded {' or '.join(asked)}, but "
-        f"{', and '.join(clauses)}.",
-        "Allow it another type, or drop one of these rules.",
-    )
+    for why in _without_types(task):
+        raise InfeasibleTask(why.problem, why.remedy)
 
 
 def no_room(task: ShardingTask, tables: Sequence[int], used_bytes: Sequence[int]) -> InfeasibleTask:
@@ -171,6 +162,22 @@ def _needs_and_room(items: PackedItems) -> str:
 
 
 # The plain reasons, each with items that the ones before let pass -----------------------------------------------------
+
+
+def _without_types(task: ShardingTask, _: PackedItems | None = None) -> Iterator[Reason]:
+    for position in (at for at, types in enumerate(task.types) if not types):
+        table, why = task.tables[position], ruled_out(task, position)
+        asked = [one for one in SHARDING_TYPES if one in task.limits_of(position).types]
+        clauses = ", and ".join(dict.fromkeys(why[one] for one in asked))
+        is_free = len(asked) == len(SHARDING_TYPES)
+        limits = "cannot be placed" if is_free else f"may only be sharded {' or '.join(asked)}"
+        remedy = "Allow it another type, or drop one of these rules."
+        if width_problem(task, table.embedding_dim):
+            remedy = (
+                f"Cut it by columns over {task.fewest_column_parts(table)} devices or more, or make it several tables "
+                f"of at most {task.max_columns:,} columns, in the model too."
+            )
+        yield Reason(f"table {brief(table.name)} {limits}, but {clauses}.", remedy)
 
 
 def _overfull_by_replicas(task: ShardingTask, items: PackedItems) -> Iterator[Reason]:

@@ -49,7 +49,7 @@ def _choices(pieces: Pieces, state: State, slow: int, group: int, order: Sequenc
             after = width_at | {slow: left, target: width_at.get(target, 0) + columns}
             shifted = sorted(((width, device) for device, width in after.items() if width), reverse=True)
             name = by_columns if len(shifted) > 1 else TABLE_WISE
-            if name not in types or shifted[-1][0] < least:
+            if name not in types or shifted[-1][0] < least or shifted[0][0] > space.task.max_columns:
                 continue
             number = space.number_of(group, name, [width for width, _ in shifted], ON_DEVICE, is_shifted=True)
             if number is not None:

@@ -40,8 +40,7 @@ LITTLE_MORE = 1.002
 
 
 def narrow_starts(construction: Construction, deadline: float = np.inf) -> list[State]:
-    """The best of these starts; none where all tables take as many lanes, where devices are of several kinds or
-    without memory, or where memory is too small for all tables.
+    """Return the best of these starts; none where all tables take as many lanes, or devices are of several kinds.
 
     Args:
         construction: finds devices for pieces.

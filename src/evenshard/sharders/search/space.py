@@ -244,8 +244,9 @@ class SearchSpace:
                 yield own.name, (whole_columns,)
                 continue
             most = own.most_column_parts(machine) if own.cuts_rows else min(own.most_column_parts(machine), allowed)
-            for widths in column_cuts(whole_columns, most, limits.min_columns):
-                if (self.is_small and on_device) or len(widths).bit_count() == 1:
+            fewest = self.task.fewest_column_parts(self.task.tables[position])
+            for widths in column_cuts(whole_columns, most, limits.min_columns, fewest):
+                if (self.is_small and on_device) or len(widths).bit_count() == 1 or len(widths) == fewest:
                     yield own.name, widths
 
     def by_columns(self, position: int) -> str:
@@ -268,7 +269,8 @@ class SearchSpace:
         machine, types = self.task.machine, set(self.task.types[position])
         if machine.num_devices == 1:
             return [TYPES[TABLE_WISE]]
-        if any(TYPES[one].may_be_whole for one in types):
+        is_narrow = self.task.fewest_column_parts(self.task.tables[position]) == 1
+        if is_narrow and any(TYPES[one].may_be_whole for one in types):
             types.add(TABLE_WISE)
         if rows_of_all := types & {*ROWS_ALONE} & {*types_on_all(machine)}:
             types = types - rows_of_all | {ROW_WISE}
@@ -358,18 +360,21 @@ def is_short_of_memory(task: ShardingTask) -> bool:
     )
 
 
-def column_cuts(columns: int, most: int, least_width: int) -> Iterator[tuple[int, ...]]:
+def column_cuts(columns: int, most: int, least_width: int, fewest: int = 2) -> Iterator[tuple[int, ...]]:
     """Even cuts of a table's columns into 2, 3, 4, 6, 8, ... parts of multiples of four columns.
 
     Args:
         columns: of the table.
         most: parts.
         least_width: columns of the narrowest.
+        fewest: parts; a cut into just so many comes first.
     """
     steps, rest = divmod(columns, COLUMN_STEP)
     if rest:
         return
-    for parts in _COUNTS:
+    for parts in (fewest, *(count for count in _COUNTS if count > fewest)):
+        if parts == 1:
+            continue
         if parts > min(most, steps):
             return
         widths = even_widths(columns, parts)

@@ -1,0 +1,119 @@
+"""Tables wider than FBGEMM trains in one call on a GPU: cut by columns, or refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import evenshard
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import MAX_GPU_COLUMNS, whole_part
+from evenshard.placement.plan import check_sharding
+from evenshard.placement.sharding import COLUMN_WISE, GRID_SHARD, ROW_WISE, TABLE_COLUMN_WISE, TABLE_WISE
+from evenshard.placement.task import TableLimits
+from evenshard.planner.request import PlacementRequest
+from evenshard.sharders.catalog import SHARDERS, Resources, sharder
+from evenshard.sharders.packing.legal_parts import legal_parts
+from evenshard.sharders.random import random_sharding
+from evenshard.sharders.search.space import column_cuts
+from evenshard.tables.table import Table
+from evenshard.utils.errors import InfeasibleTask
+
+WIDE, NARROW = Table("wide", 1000, 4096, 2.0), Table("narrow", 1000, 64, 2.0)
+LINK = "infiniband_ndr"
+LIMIT = r"its 4,096 columns are more than the 2,048 that FBGEMM trains in one call on a GPU"
+
+
+def request(*tables: Table, devices: int = 4, room: int = 2**34, **more: Any) -> PlacementRequest:
+    return PlacementRequest(tables or (WIDE, NARROW), (room,) * devices, 512, **more)
+
+
+def widths(parts: Any, name: str = "wide") -> list[int]:
+    return sorted({part.columns.size for part in parts if part.table == name})
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_wide_tables_are_cut_by_columns(nodes: int) -> None:
+    more = {} if nodes == 1 else {"devices_per_node": 2, "inter": "infiniband_ndr"}
+    found = evenshard.place([WIDE, NARROW], num_devices=4, hardware="h100", **more)
+    assert max(widths(found.parts)) <= MAX_GPU_COLUMNS
+
+
+def test_cpus_train_tables_of_any_width() -> None:
+    assert request(hardware="cpu").task().types[0] == request(hardware="cpu").task().types[1]
+    assert TABLE_WISE not in request().task().types[0]
+
+
+@pytest.mark.parametrize(
+    ("table", "asked"),
+    [
+        (WIDE, {"devices": 1}),
+        (Table("wide", 1000, 18_000, 2.0), {"devices": 8}),
+        (Table("wide", 1000, 4096, 2.0, pooling="none"), {}),
+        (WIDE, {"sharding_types": (TABLE_WISE, ROW_WISE)}),
+        (
+            WIDE,
+            {"sharding_types": (TABLE_COLUMN_WISE,), "machine": Machine(2, 1, inter=LINK), "devices": 2},
+        ),
+        (WIDE, {"sharding_types": (GRID_SHARD,)}),
+    ],
+)
+def test_tables_that_no_sharding_type_makes_narrow_enough_are_refused(table: Table, asked: dict[str, Any]) -> None:
+    task = request(table, NARROW, **asked).task()
+    assert not task.types[0] and task.types[1]
+    with pytest.raises(InfeasibleTask, match=r"columns are more than the 2,048 .* Cut it by columns over \d+ devices"):
+        legal_parts(task)
+
+
+def test_one_device_refuses_in_one_line() -> None:
+    with pytest.raises(InfeasibleTask, match=f"^table 'wide' cannot be placed, but {LIMIT}. Cut it by columns over 2"):
+        evenshard.place([WIDE], num_devices=1, hardware="h100")
+
+
+def test_parts_that_are_given_are_checked() -> None:
+    task = request().task()
+    wholes = [whole_part(table, (0,)) for table in task.tables]
+    with pytest.raises(InfeasibleTask, match=f"table 'wide' cannot be trained: {LIMIT}"):
+        check_sharding(task, wholes)
+    check_sharding(request(hardware="cpu").task(), wholes)
+
+
+@pytest.mark.parametrize("name", [one.name for one in SHARDERS if not one.needs and not one.is_full_space])
+def test_sharders_of_whole_tables_refuse(name: str) -> None:
+    with pytest.raises(InfeasibleTask, match=LIMIT):
+        sharder(name, Resources()).place(request().task())
+
+
+@pytest.mark.parametrize("types", [(COLUMN_WISE,), (GRID_SHARD,)])
+def test_packing_in_scarce_memory_keeps_parts_narrow(types: tuple[str, ...]) -> None:
+    """Uneven memory: the first device alone has memory for more than 2,048 columns."""
+    machine = (
+        Machine(4, 1, inter="infiniband_ndr") if types == (COLUMN_WISE,) else Machine(8, 2, inter="infiniband_ndr")
+    )
+    caps = (WIDE.size_bytes, *(WIDE.size_bytes // 2,) * (machine.num_devices - 1))
+    asked = PlacementRequest((WIDE,), caps, 512, sharding_types=types, machine=machine)
+    parts = legal_parts(asked.task())
+    check_sharding(asked.task(), parts)
+    assert max(widths(parts)) <= MAX_GPU_COLUMNS
+
+
+def test_random_shardings_keep_parts_narrow() -> None:
+    task = request(Table("wide", 1000, 5000, 2.0)).task()
+    rng = np.random.default_rng(0)
+    assert max(width for _ in range(20) for width in widths(random_sharding(task, (COLUMN_WISE,), rng))) <= 2048
+
+
+@pytest.mark.parametrize(("columns", "fewest", "first"), [(18_000, 9, 9), (64, 1, 2), (5000, 3, 3)])
+def test_cuts_begin_with_the_fewest_parts(columns: int, fewest: int, first: int) -> None:
+    assert next(len(one) for one in column_cuts(columns, 16, 4, fewest)) == first
+
+
+def test_limits_of_the_narrowest_part_count() -> None:
+    limits = TableLimits(min_columns=1500)
+    assert limits.min_column_steps == 375
+    task = PlacementRequest((Table("wide", 1000, 4200, 2.0),), (2**34,) * 4, 512).task()
+    assert COLUMN_WISE in task.types[0]
+    assert not replace(task, limits=(limits,)).types[0]
