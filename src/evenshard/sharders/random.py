@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from evenshard.placement.items import Items
+from evenshard.placement.machine import Machine
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, cut_rows, even_widths, lay_out, whole_part
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_sharding
@@ -75,7 +76,9 @@ def random_sharding(task: ShardingTask, types: Sequence[str], rng: np.random.Gen
         for position, table in enumerate(task.tables):
             legal = possible_types(task, position)
             possible = [way for way in drawn if way in legal]
-            parts += _parts(task, table, str(rng.choice(possible or [TABLE_WISE])), rng)
+            parts += _parts(
+                table, str(rng.choice(possible or [TABLE_WISE])), task.machine, rng, task.fewest_column_parts(table)
+            )
         try:
             check_sharding(task, parts)
         except InfeasibleTask:
@@ -100,8 +103,7 @@ def possible_types(task: ShardingTask, position: int) -> tuple[str, ...]:
     )
 
 
-def _parts(task: ShardingTask, table: Table, way: str, rng: np.random.Generator) -> list[TablePart]:
-    machine, fewest = task.machine, max(task.fewest_column_parts(table), 2)
+def _parts(table: Table, way: str, machine: Machine, rng: np.random.Generator, fewest: int = 2) -> list[TablePart]:
     nodes = rng.permutation(machine.num_nodes).tolist()
     of, columns = TYPES[way], [Span(0, table.embedding_dim)]
     most = of.most_column_parts(machine)
@@ -121,5 +123,5 @@ def _parts(task: ShardingTask, table: Table, way: str, rng: np.random.Generator)
 
 def _cut(table: Table, fewest: int, most: int, rng: np.random.Generator) -> list[Span]:
     """Its columns in ``fewest`` to ``most`` parts, as even as can be."""
-    count = int(rng.integers(fewest, min(most, table.embedding_dim // COLUMN_STEP) + 1))
+    count = int(rng.integers(max(fewest, 2), min(most, table.embedding_dim // COLUMN_STEP) + 1))
     return lay_out(even_widths(table.embedding_dim, count))
