@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,18 @@ def test_max_rows_cuts_rows_and_nothing_else_of_the_draw() -> None:
     assert reuse_residual(cut, BATCH_SIZE) < 0.01
 
 
+def test_a_limit_of_the_weights_leaves_large_tables_of_few_dims() -> None:
+    config = GeneratorConfig(856, (4, 128), weight_bits=32)
+    cut, uncut = (
+        generate_tables(replace(config, max_table_gb=limit), BATCH_SIZE, 0) for limit in (64 * 2**20 / 2**30, None)
+    )
+    assert [one.embedding_dim for one in cut] == [one.embedding_dim for one in uncut]
+    assert pooling_of(cut).tolist() == pooling_of(uncut).tolist()
+    for dim, most in ((4, 2**22), (128, 2**17)):  # 64 MB of FP32
+        rows = [min(one.num_rows, most) for one in uncut if one.embedding_dim == dim]
+        assert [one.num_rows for one in cut if one.embedding_dim == dim] == rows and max(rows) == most
+
+
 def test_a_pool_with_too_few_rows_is_left_unraked() -> None:
     """856 tables of at most 1000 rows cannot hold the 128 million unique indices that the published reuse implies."""
     tables = generate_tables(GeneratorConfig(856, max_rows=1000, reuse_spread=0.0), BATCH_SIZE, 0)
@@ -138,6 +151,7 @@ def test_every_generated_table_is_possible(
         ({"embedding_dims": ()}, "embedding_dims"),
         ({"embedding_dims": (16, 0)}, "embedding_dims"),
         ({"max_rows": 0}, "max_rows is 0"),
+        ({"max_table_gb": 0.0}, "max_table_gb is 0.0"),
         ({"weight_bits": 5}, "weight_bits is 5"),
         ({"reuse_spread": -0.1}, "reuse_spread is -0.1"),
     ],

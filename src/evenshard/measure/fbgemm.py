@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from inspect import signature
@@ -166,7 +167,7 @@ class ShardKernels:
         )
         if not on_gpu and sum(state_bytes(table, self._config.optimizer) for table in shard) > _free_host_memory():
             raise OutOfDeviceMemory  # FBGEMM makes the state itself, and Linux would kill the process
-        if options.keys() - signature(SplitTableBatchedEmbeddingBagsCodegen).parameters.keys():
+        if options.keys() - parameters_of(SplitTableBatchedEmbeddingBagsCodegen):
             raise MissingPackage(f"Measuring kernels needs a newer FBGEMM: {remedy('fbgemm_gpu')}")
         return SplitTableBatchedEmbeddingBagsCodegen(
             [(table.num_rows, table.embedding_dim, location, compute) for table in shard],
@@ -325,6 +326,12 @@ def _named_failures(shard: Sequence[Table]) -> Iterator[None]:
             raise OutOfDeviceMemory from error
         names = ", ".join(table.name for table in shard[:4]) + (", ..." if len(shard) > 4 else "")
         raise MeasurementFailed(f"FBGEMM failed on the shard [{names}]: {reason_of(error)}") from error
+
+
+@cache
+def parameters_of(operator: type) -> frozenset[str]:
+    """Return the names of the constructor's parameters; to find them takes as long as a pass over a small shard."""
+    return frozenset(signature(operator).parameters)
 
 
 def real_device(config: MeasureConfig) -> torch.device:

@@ -75,6 +75,7 @@ def _pool(config: GenerateTablesConfig) -> tuple[Table, ...]:
             config.max_rows,
             config.weight_bits,
             hot_rows_together=config.hot_rows_together,
+            max_table_gb=config.max_table_gb,
         )
         return generate_tables(generator, config.batch_size, config.seed)
     kind = kind_of_source(config.source)

@@ -66,6 +66,7 @@ class GenerateTablesConfig:
         catalog_embedding_dim: dim of a catalogue's tables in place of its own (Criteo Kaggle and Avazu publish none, 16
             is assumed); null keeps it. Sets of several dims refuse it.
         max_rows: generated tables are capped here; null leaves them as large as published.
+        max_table_gb: generated tables whose weights take more get fewer rows; null for no limit.
         weight_bits: 16 or 32 (dlrm_2021 and DLRM batch files).
         hot_rows_together: share of generated tables whose hot rows lie side by side, as with indices in the order of
             frequency; in the others they are scattered, as with hashed indices. null: all are scattered, and tables
@@ -86,6 +87,7 @@ class GenerateTablesConfig:
     embedding_dims: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
     catalog_embedding_dim: int | None = None
     max_rows: int | None = None
+    max_table_gb: float | None = None
     weight_bits: int = 32
     hot_rows_together: float | None = None
     columns: Mapping[str, str] | None = None

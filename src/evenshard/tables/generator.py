@@ -17,6 +17,7 @@ from evenshard.tables.reuse import DLRM_2021_REUSE, NUM_REUSE_BINS, FloatArray, 
 from evenshard.tables.table import Table, check_dims, check_weight_bits
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.params import check_ranges
+from evenshard.utils.units import gb_to_bytes
 
 # Tables per range of row counts; edge i is where range i begins.
 ROW_COUNTS = (143, 15, 36, 31, 29, 58, 98, 341, 66, 5, 34)
@@ -52,6 +53,7 @@ class GeneratorConfig:
             their row counts allow.
         hot_rows_together: share of the tables whose hot rows lie side by side; in the others they are scattered. With
             None, tables have no ``row_shares``.
+        max_table_gb: limit of a table's weights. A table above it keeps its dim and gets fewer rows.
 
     Raises:
         BadConfig: a value makes no sense.
@@ -63,6 +65,7 @@ class GeneratorConfig:
     weight_bits: int = 32
     reuse_spread: float = 0.3
     hot_rows_together: float | None = None
+    max_table_gb: float | None = None
 
     def __post_init__(self) -> None:
         if self.num_tables < 1:
@@ -70,6 +73,8 @@ class GeneratorConfig:
         check_dims(self.embedding_dims)
         if self.max_rows is not None and self.max_rows < 1:
             raise BadConfig(f"max_rows is {self.max_rows}. Give at least 1, or leave it out for the published rows.")
+        if self.max_table_gb is not None and self.max_table_gb <= 0:
+            raise BadConfig(f"max_table_gb is {self.max_table_gb}. Give a size above 0, or leave it out.")
         check_weight_bits(self.weight_bits)
         if not 0 <= self.reuse_spread <= 1:
             raise BadConfig(f"reuse_spread is {self.reuse_spread}. Choose a number from 0 to 1.")
@@ -82,7 +87,7 @@ def generate_tables(config: GeneratorConfig, batch_size: int, seed: int) -> tupl
 
     The reuse histograms hold for ``batch_size``. Each table has its own tilt and stays possible for its rows and
     lookups; over the pool, weighted by the tables' numbers of unique indices, they average to the published histogram,
-    to about 1e-4 per bin. If ``max_rows`` leaves too few rows for so little reuse, each table for itself comes as near
+    to about 1e-4 per bin. If a limit leaves too few rows for so little reuse, each table for itself comes as near
     to the published histogram as it can.
 
     Raises:
@@ -94,6 +99,8 @@ def generate_tables(config: GeneratorConfig, batch_size: int, seed: int) -> tupl
     if config.max_rows is not None:
         rows_T = np.minimum(rows_T, config.max_rows)
     dims_T = rng.choice(np.array(config.embedding_dims), size=config.num_tables)
+    if config.max_table_gb is not None:
+        rows_T = np.clip(rows_T, 1, gb_to_bytes(config.max_table_gb) * 8 // (dims_T * config.weight_bits))
     tilts_T = rng.normal(0.0, config.reuse_spread, size=config.num_tables)
     reuse_TK = _raked_reuse(tilts_T, rows_T, pooling_T * batch_size)
     columns = zip(rows_T, dims_T, pooling_T, reuse_TK.tolist(), strict=True)
