@@ -63,7 +63,13 @@ def test_how_far_beyond_a_table_is(table: Table, factor: float) -> None:
 
 def test_inside_nothing_is_wider() -> None:
     assert factors((NEAR,), (0,), (1.0,), (took(1.0),)) == (1.0, 1.0)
-    assert widening_note(1.0, 1.0) is None
+    assert widening_note(1.0, 1.0) is None and widening_note(1.0001, 1.0001) is None
+
+
+def test_only_an_end_that_moves_is_named() -> None:
+    assert (widening_note(1.0, 6.61) or "").endswith("than the model's own (upper end multiplied by 6.61).")
+    both = "(upper end multiplied by 6.61, lower end divided by 2)."
+    assert (widening_note(2.0, 6.61) or "").endswith(both)
 
 
 def test_each_part_of_the_time_has_the_factor_of_its_own_tables() -> None:

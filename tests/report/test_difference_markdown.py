@@ -58,7 +58,7 @@ def test_tables_that_came_and_went_and_warnings_are_named() -> None:
     text = shown(old, replace(new, warnings=("num_rows: *far* outside",)))
     assert "- Added: `d`\n- Removed: `b`, `c`" in text
     assert "the new plan against" not in text, "times of other tables are no difference"
-    assert "> [!WARNING]\n> num&#95;rows: &#42;far&#42; outside" in text
+    assert ": num&#95;rows: &#42;far&#42; outside." in text
 
 
 def resolved(text: str) -> str:

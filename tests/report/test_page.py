@@ -174,7 +174,10 @@ def test_the_page_begins_with_what_the_times_are_of() -> None:
         "on 2 devices 2 x simulated:h100 (a device model, not a GPU), link nvlink_h200 (modelled), batch 64, optimizer"
     )
     assert start in text
-    first = "4.00 ms of embedding work per step, at most 25 % above any placement. Predicted (90 %: 3.60 to 4.40 ms)."
+    first = (
+        "4.00 ms of embedding work per step, at most 25 % above any placement (by this model). Predicted (90 %: 3.60 "
+        "to 4.40 ms)."
+    )
     assert f"16 devices <are> priced. {first}" in text
     assert "priced" not in page(answer())
 

@@ -271,10 +271,12 @@ def _unknown_hot_rows(request: PlacementRequest) -> int:
 
 
 def widening_note(below: float, above: float) -> str | None:
-    """A sentence about an interval that is wider than the model's own; None of one that is not."""
-    if below == above == 1:
+    """Return a sentence about an interval that is wider than the model's own; None if it is not."""
+    ends = {"upper end multiplied by": above, "lower end divided by": below}
+    changed = [f"{end} {factor:.3g}" for end, factor in ends.items() if f"{factor:.3g}" != "1"]
+    if not changed:
         return None
     return (
-        f"The interval is {below:.3g} times wider below and {above:.3g} times above than where the model has seen "
-        "tables, batch and devices like these: beyond, times may fall or grow in proportion."
+        "Outside the training range, times may grow or fall in proportion, so the interval is wider than the model's "
+        f"own ({', '.join(changed)})."
     )

@@ -12,7 +12,7 @@ from evenshard.measure.price.device_price import ROUNDING
 from evenshard.planner.answer import PlacementAnswer, fullest_device
 from evenshard.report.difference import EQUAL, payback_lines, saved_text
 from evenshard.report.facts.comparison import worth_texts
-from evenshard.report.facts.step import gap_text
+from evenshard.report.facts.step import gap_text, training_range_texts
 from evenshard.utils.messages import names_text, printable
 from evenshard.utils.units import bytes_to_gb, ms_text, pct_text, size_text
 
@@ -45,13 +45,13 @@ def difference_markdown(
         paid: when the move pays back.
     """
     title = title or str(new.lineage.get("tables") or "placement")
-    lines = [marker(title), f"### evenshard: {code(title)}", "", _headline(old, new), ""]
+    lines = [marker(title), f"### evenshard: {code(title)}", ""]
+    if warnings := [*training_range_texts(new), *new.memory_warnings]:
+        lines += ["> [!WARNING]", *(f"> {escape_markdown(one)}  " for one in warnings), ""]
+    lines += [_headline(old, new), ""]
     lines += [f"{escape_markdown(line)}.  " for line in worth_texts(new)]
     lines += [""] * (lines[-1] != "")
     lines += _figures(difference, old, new)
-    warnings = [*new.memory_warnings, *new.warnings]
-    if warnings:
-        lines += ["", "> [!WARNING]", *(f"> {escape_markdown(one)}  " for one in warnings)]
     if difference.equal:
         lines += ["", EQUAL]
     elif paid is not None:

@@ -41,7 +41,7 @@ from evenshard.report.facts.setting import (
     tables_and_machine,
     timing_word,
 )
-from evenshard.report.facts.step import advice, bound_text, step_headline, timed_text
+from evenshard.report.facts.step import advice, bound_text, step_headline, timed_text, training_range_texts
 from evenshard.utils.console import plain_console, plain_grid, print_whole
 from evenshard.utils.messages import count_text, names_text, printable
 from evenshard.utils.units import BYTES_PER_GB, decimals, ms_text, size_text
@@ -83,13 +83,15 @@ def print_answer(answer: PlacementAnswer, file: TextIO | None = None, missing: s
     """
     console = plain_console(file)
     compared, not_compared = rival_text(answer), not_compared_text(answer, missing)
+    for text in training_range_texts(answer):
+        _print_text(console, f"Warning: {printable(text)}", "bold yellow")
     _print_text(console, f"{setting_text(answer)}. {reserve_text(answer.request)}.", "dim")
     if text := device_error_text(answer):
         unconfirmed = any(one is not None and not one.is_confirmed for one in (answer.device_error, answer.link_error))
         _print_text(console, f"{printable(text)}.", "bold yellow" if unconfirmed else "dim")
     for note in (*assumed_lookups_texts(answer), *answer.notes):
         _print_text(console, printable(note), "bold yellow")
-    for warning in _warnings(answer):
+    for warning in answer.memory_warnings:
         _print_text(console, f"Warning: {printable(warning)}", "bold yellow")
     console.print()
     _print_text(console, f"{step_headline(answer)}.", "bold")
@@ -111,13 +113,6 @@ def _print_text(console: Console, text: str, style: str = "", word: str = "", wo
     for number, line in enumerate(Text(text, style).wrap(console, max(console.width - indent, 20)) if text else ()):
         line.rstrip()
         console.print(Text.assemble((f"{'' if number else word:{indent}}", word_style), line), soft_wrap=True)
-
-
-def _warnings(answer: PlacementAnswer) -> Iterator[str]:
-    """What may make the answer useless: memory that is full to the brim, and a request unlike the training data."""
-    yield from answer.memory_warnings
-    for warning in answer.warnings:
-        yield f"{warning}: the prediction is a guess."
 
 
 # Devices --------------------------------------------------------------------------------------------------------------
@@ -321,7 +316,7 @@ def _lines(answer: PlacementAnswer) -> Iterator[tuple[str, str]]:
         yield "kept", ", ".join(f"{count:,} {kernel}" for kernel, count in kernels.most_common())
     if (rival := best_rival(answer)) is not None and rival.predicted_ms is not None:
         yield "others", f"the best of them, {rival_label(rival)}: {ms_text(rival.predicted_ms)} ms"
-    warnings = [*assumed_lookups_texts(answer), *answer.memory_warnings, *answer.warnings]
+    warnings = [*training_range_texts(answer), *assumed_lookups_texts(answer), *answer.memory_warnings]
     counts = {"note": len(answer.notes), "assumption": len(assumed_groups(answer)), "warning": len(warnings)}
     said = ", ".join(count_text(count, word) for word, count in counts.items() if count)
     yield "more", f".summary(), .to_frame(), .save_report(path){f'; {said}' if said else ''}"

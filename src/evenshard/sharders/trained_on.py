@@ -150,10 +150,10 @@ class TrainedOn:
         return None if self.weight_bits else "weight_bits is empty"
 
     def outside(self, task: ShardingTask) -> tuple[str, ...]:
-        """What of a task the model has seen nothing like: one line for each kind of trouble, none where all is well.
+        """Describe how a task lies outside the training range, in one line for each quantity; no line if it does not.
 
-        Predictions of such a task are guesses. A little beyond a range is fine: see the two slacks. Of tables and
-        dims on a device, which only a placement knows, the mean counts.
+        Predictions of a task outside the training range are guesses. A value may exceed a range by a slack. Of the
+        tables and dims on a device, which only a placement knows, the mean counts.
         """
         return (
             *self.batch_outside(task.batch_size),

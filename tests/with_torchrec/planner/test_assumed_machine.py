@@ -71,7 +71,7 @@ def test_without_a_gpu_the_hardware_says_it_or_torchrec_with_a_warning() -> None
 def test_the_warning_stands_above_all_others_and_in_refusals(caplog: pytest.LogCaptureFixture) -> None:
     planner = EvenshardPlanner(world_size=2, compute_device="cuda", model=untrained())
     planner.plan(Sparse(bags(2)))
-    assert planner.answer is not None and planner.answer.warnings[0].startswith(ASSUMED)
+    assert planner.answer is not None and planner.answer.notes[0].startswith(ASSUMED)
     warnings = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]  # TorchRec informs, too
     said = [line for line in warnings if "evenshard" in line or "Memory" in line]
     assert said[0].startswith(ASSUMED)
@@ -105,13 +105,13 @@ def test_memory_of_hosts_is_told_where_tables_are_kept_there() -> None:
     planner = EvenshardPlanner(machine, model=untrained(), batch_size=8, compute_kernels=["fused_uvm"])
     planner.plan(Sparse(bags(2, rows=100_000)))
     assert planner.answer is not None
-    (note,) = [one for one in planner.answer.warnings if one.startswith("Tables are kept in host memory")]
+    (note,) = [one for one in planner.answer.notes if one.startswith("Tables are kept in host memory")]
     assert "128 GB for each rank are TorchRec's constant" in note
     named = EvenshardPlanner(
         machine, model=untrained(), batch_size=8, compute_kernels=["fused_uvm"], host_memory_gb=100
     )
     named.plan(Sparse(bags(2, rows=100_000)))
-    assert named.answer is not None and not any("host memory" in one for one in named.answer.warnings)
+    assert named.answer is not None and not any("host memory" in one for one in named.answer.notes)
 
 
 @pytest.mark.usefixtures("host")
@@ -120,7 +120,7 @@ def test_torchrecs_link_between_nodes_is_told() -> None:
     planner = EvenshardPlanner(default, model=untrained())
     planner.plan(Sparse(bags(2)))
     assert planner.answer is not None
-    assert planner.answer.warnings[0].startswith(
+    assert planner.answer.notes[0].startswith(
         "The link between nodes is assumed: 13.4 GB/s is TorchRec's constant, not this machine's. Give inter"
     )
     for machine, more in (

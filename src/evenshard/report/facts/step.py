@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from evenshard.placement.sharding import TABLE_WISE
-from evenshard.planner.answer import PlacementAnswer, slowest_device
+from evenshard.planner.answer import PlacementAnswer, model_lineage, slowest_device
 from evenshard.report.facts.placed import PlacedPart, placed_parts
 from evenshard.report.facts.setting import timing_word
 from evenshard.utils.units import ms_text, pct_text
@@ -26,17 +26,33 @@ def step_headline(answer: PlacementAnswer) -> str:
 
 
 def gap_text(answer: PlacementAnswer) -> str:
-    """How far above any other placement it is by the model, in words."""
+    """Describe how far above any other placement the step is; of a learned model, as a claim of that model alone."""
+    by = " (by this model)" if is_learned(answer) else ""
     if answer.gap_pct < AS_FAST_PCT:
-        return "no placement takes less"
-    return f"at most {pct_text(answer.gap_pct)} above any placement"
+        return f"no placement takes less{by}"
+    return f"at most {pct_text(answer.gap_pct)} above any placement{by}"
+
+
+def is_learned(answer: PlacementAnswer) -> bool:
+    """Return whether a model predicted the times that was trained on measured costs."""
+    return bool(model_lineage(answer).get("trained_on"))
+
+
+def training_range_texts(answer: PlacementAnswer) -> list[str]:
+    """Describe in one sentence how the request lies outside the model's training range; no sentence if it does not."""
+    if not answer.warnings:
+        return []
+    return [
+        "The request is outside the training range of the model, so its predicted times are guesses: "
+        f"{'; '.join(answer.warnings)}."
+    ]
 
 
 def timed_text(answer: PlacementAnswer) -> str:
-    """Whether that time is predicted or measured, and how sure it is."""
+    """Describe the source of the step time, predicted or measured, and its interval."""
     interval = f"90 %: {ms_text(answer.low_ms)} to {ms_text(answer.high_ms)} ms"
     if answer.measured_ms is None:
-        return f"Predicted ({interval})"
+        return f"Predicted{' outside the training range' if answer.warnings else ''} ({interval})"
     return f"{timing_word(answer).capitalize()} ({ms_text(answer.predicted_ms)} predicted, {interval})"
 
 
@@ -69,8 +85,9 @@ def advice(answer: PlacementAnswer) -> list[str]:
         found.append(_about_decisive(answer, top, mean_ms))
     elif answer.gap_pct <= CLOSE_PCT:
         found.append(
-            f"No other placement gains more than {pct_text(max(answer.gap_pct, 0.0))}. A faster step takes more "
-            f"devices, or tables with fewer dims or lookups."
+            f"{'By this model, no' if is_learned(answer) else 'No'} other placement gains more than "
+            f"{pct_text(max(answer.gap_pct, 0.0))}. A faster step takes more devices, or tables with fewer dims or "
+            f"lookups."
         )
     room, counted = (sum(getattr(one, what) for one in answer.memory) for what in ("limit_bytes", "most_bytes"))
     if answer.gap_pct > CLOSE_PCT and counted > TIGHT * room:

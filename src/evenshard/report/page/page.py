@@ -231,7 +231,7 @@ def _made_by(answer: PlacementAnswer) -> list[tuple[str, str]]:
 
 
 def _ranges(answer: PlacementAnswer) -> list[tuple[str, str, str]]:
-    """What the model has seen, and what was asked, beside each other."""
+    """Return the name, training range and requested range of each quantity."""
     seen = _trained_on(answer)
     parts = placed.placed_parts(answer)
     tables = [one.table for one in parts]
@@ -295,5 +295,6 @@ def card(answer: PlacementAnswer) -> str:
         legend=list(zip(STEP_PARTS, COLOURS, strict=True)),
         ways=placed.sharding_texts(answer),
         notes=[*answer.notes, *step.advice(answer)],
-        warnings=[*setting.assumed_lookups_texts(answer), *answer.memory_warnings, *answer.warnings],
+        outside=step.training_range_texts(answer),
+        warnings=[*setting.assumed_lookups_texts(answer), *answer.memory_warnings],
     )
