@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from evenshard.cli.arguments import OUTPUT, PATH, Commands, at_least
 from evenshard.utils.console import plain_console
 from evenshard.utils.errors import BadConfig, BadInput, TrackingFailed
-from evenshard.utils.messages import count_text, cut
+from evenshard.utils.messages import count_text, cut, printable
 from evenshard.utils.units import size_text
 
 if TYPE_CHECKING:
@@ -106,6 +106,8 @@ def _write_renamed(args: argparse.Namespace, new: PlacementAnswer, difference: D
 
 
 def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: PlacementAnswer) -> Mapping[str, Any]:
+    from evenshard.compare.diff import diff
+    from evenshard.report.difference import READ_BY_POSITION
     from evenshard.torchrec.running.delta_file import reasons_of, reshard_delta, save_delta
 
     if args.out is None:
@@ -122,6 +124,8 @@ def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: Placemen
             f"row-wise Adagrad: of {cut(', '.join(inexact))} a part is cut; its new parts each begin with its state",
             soft_wrap=True,
         )
+    for one in diff(old, new).reordered:
+        print(f"evenshard diff: warning: {printable(one.text)} {READ_BY_POSITION}", file=sys.stderr)
     for reason in reasons_of(delta.left):
         console.print(f"left where they are: {reason}", soft_wrap=True)
     return {}

@@ -34,6 +34,7 @@ from evenshard.placement.renaming import best_names, device_kinds
 from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.near_placement import pieces_of_both
+from evenshard.planner.output_order import order_changes, output_orders
 from evenshard.planner.pricing import reprice_answer
 from evenshard.planner.request import kept_optimizers
 from evenshard.sharders.model import Model
@@ -90,6 +91,7 @@ def diff(
             if old.type_of_table[table.name] != new.type_of_table[table.name]
         ),
         rekept=tuple(_rekept(old, new, movable, pieces, optimizer_of)),
+        reordered=order_changes(*(output_orders(one.request, one.parts_of_table) for one in (old, new))),
         times=times,
         notes=(*notes, *new.notes),
     )

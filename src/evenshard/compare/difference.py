@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from evenshard.compare.times import StepTimes
 from evenshard.placement.parts import Span
+from evenshard.planner.output_order import OrderChange
 from evenshard.utils.messages import count_text
 from evenshard.utils.units import size_text
 
@@ -145,6 +146,7 @@ class Difference:
         changed: tables whose shape differs.
         resharded: tables that are sharded in another way.
         rekept: tables whose weights are kept otherwise.
+        reordered: pooled collections whose output has another order.
         times: predicted, before and after.
         notes: notes on the comparison; a clause each.
     """
@@ -161,6 +163,7 @@ class Difference:
     changed: tuple[ChangedTable, ...]
     resharded: tuple[Resharded, ...]
     rekept: tuple[Rekept, ...]
+    reordered: tuple[OrderChange, ...]
     times: StepTimes
     notes: tuple[str, ...]
 

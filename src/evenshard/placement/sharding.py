@@ -231,6 +231,27 @@ def sharding_type(parts: Sequence[TablePart], table: Table, machine: Machine) ->
     return ROW_WISE
 
 
+def type_among(allowed: Collection[str], parts: Sequence[TablePart], table: Table, machine: Machine) -> str:
+    """Return the type of a table's parts; that within a node where only this one is allowed."""
+    way = sharding_type(parts, table, machine)
+    in_node = TYPES[way].within_node or way
+    return in_node if way not in allowed and in_node in allowed else way
+
+
+def joined_type(way: str, allowed: Collection[str], ways: Collection[str]) -> str:
+    """Return the type to write for a pooled table: that of others in its collection, where it is a case of it too.
+
+    TorchRec looks up and exchanges the tables of each type apart: one type less saves a kernel call and exchanges.
+
+    Args:
+        way: type of the table.
+        allowed: types that it may be written as.
+        ways: types of all pooled tables of its collection.
+    """
+    same = TYPES[way].with_more_columns
+    return same if same in allowed and same in ways else way
+
+
 def sharding_problem(parts: Sequence[TablePart], table: Table, machine: Machine) -> str | None:
     """Says in one sentence, that the name of a table begins, why its parts make none of the types; None if they do."""
     if _is_whole_on_one_device(parts, table):  # by far the most, and asked very often

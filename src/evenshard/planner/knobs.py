@@ -152,6 +152,11 @@ class Sharding:
         "(default: the first three, as far as there is host memory)",
         torchrec="ParameterConstraints.compute_kernels",
     )
+    keep_output_order: bool = knob(
+        False,
+        "place so that pooled outputs keep their order, for models that take values() of a collection's output or "
+        "slice it: the order that near has, else that of the unsharded model, which is that of its tables",
+    )
     constraints: "Mapping[str, ParameterConstraints] | None" = knob(
         None,
         "TorchRec's constraints by table of a model: they bound types, kernels and widths of parts, and give pooling "

@@ -21,6 +21,7 @@ from evenshard.placement.storage import FUSED
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.capacity import refusal
+from evenshard.planner.kept_order import place_in_order
 from evenshard.planner.means_by_rows import Collections, MeansSearched, Searched, means_notes, search_means
 from evenshard.planner.near_placement import Near, with_nearness
 from evenshard.planner.pricing import PartsMeasurer, link_error, part_costs, price_parts
@@ -105,6 +106,15 @@ def place_request(
     """
     config = config or PlaceConfig()
     _check_dims(request.tables)
+    if request.keep_output_order:
+
+        def place(limited: PlacementRequest, share: float) -> PlacementAnswer:
+            effort = config.effort if not share else replace(config.effort, share=min(config.effort.share, share))
+            return place_request(
+                limited, model, replace(config, effort=effort), measure, tables_from, progress, near, known
+            )
+
+        return place_in_order(request, place, None if near is None else near.old)
     started = time.monotonic()
     costs = part_costs(request, model)
     task = costs.task

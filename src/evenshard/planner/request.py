@@ -51,6 +51,7 @@ class PlacementRequest:
         compute_kernels: where weights may be kept; empty for the usual ones that the machine has memory for.
         dense_optimizer: the optimizer of the dense model; empty where it is not told.
         table_optimizers: fused optimizers that tables have of their own, by name.
+        keep_output_order: the output of pooled collections keeps its order; see ``kept_order``.
 
     Raises:
         BadConfig: a value makes no sense.
@@ -73,6 +74,7 @@ class PlacementRequest:
     compute_kernels: tuple[str, ...] = ()
     dense_optimizer: str = knob_field("dense_optimizer")
     table_optimizers: Mapping[str, str] = field(default_factory=dict)
+    keep_output_order: bool = knob_field("keep_output_order")
 
     def __post_init__(self) -> None:
         if not self.tables:

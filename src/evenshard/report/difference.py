@@ -11,12 +11,14 @@ from rich.table import Table as Grid
 from evenshard.compare.difference import Difference, PartMove, Rekept, Renaming, Traffic
 from evenshard.compare.payback import Payback
 from evenshard.measure.price.device_price import ROUNDING
+from evenshard.planner.output_order import BY_NAME
 from evenshard.report.facts.comparison import ends_text
 from evenshard.utils.console import plain_console, plain_grid
 from evenshard.utils.messages import count_text, printable, tables_text
 from evenshard.utils.units import bytes_to_gb, decimals, ms_text, pct_text, size_text
 
 _NARROWEST = 80
+READ_BY_POSITION = f"A model that takes its values() reads other columns. {BY_NAME}"
 EQUAL = "Nothing moves: the two placements are equal, so there is no move to pay back."
 # Moves and devices that are shown where there are more, the largest ones.
 _MAX_LINES = 32
@@ -138,6 +140,8 @@ def duration_text(seconds: float) -> str:
 
 def _remarks(difference: Difference) -> Iterator[tuple[str, str]]:
     """A style and a line each."""
+    for one in difference.reordered:
+        yield "bold yellow", f"{printable(one.text)} {READ_BY_POSITION}"
     if difference.renaming is not None:
         yield "bold yellow", _renaming_text(difference.renaming, difference.traffic)
     for word, names in difference.only_in_one:

@@ -10,7 +10,7 @@ from evenshard.compare.payback import Payback
 from evenshard.compare.times import OWN_FIGURES
 from evenshard.measure.price.device_price import ROUNDING
 from evenshard.planner.answer import PlacementAnswer, fullest_device
-from evenshard.report.difference import EQUAL, payback_lines, saved_text
+from evenshard.report.difference import EQUAL, READ_BY_POSITION, payback_lines, saved_text
 from evenshard.report.facts.comparison import worth_texts
 from evenshard.report.facts.step import gap_text, training_range_texts
 from evenshard.utils.messages import names_text, printable
@@ -46,7 +46,8 @@ def difference_markdown(
     """
     title = title or str(new.lineage.get("tables") or "placement")
     lines = [marker(title), f"### evenshard: {code(title)}", ""]
-    if warnings := [*training_range_texts(new), *new.memory_warnings]:
+    reordered = [f"{one.text} {READ_BY_POSITION}" for one in difference.reordered]
+    if warnings := [*training_range_texts(new), *reordered, *new.memory_warnings]:
         lines += ["> [!WARNING]", *(f"> {escape_markdown(one)}  " for one in warnings), ""]
     lines += [_headline(old, new), ""]
     lines += [f"{escape_markdown(line)}.  " for line in worth_texts(new)]

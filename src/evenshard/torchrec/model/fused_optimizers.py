@@ -88,7 +88,7 @@ def _of_parameter(located: LocatedTable) -> FusedOptimizer | None:
     """The optimizer that ``apply_optimizer_in_backward`` has set; TorchRec takes one."""
     from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 
-    weight = _weight(located)
+    weight = weight_of(located)
     classes = getattr(weight, "_optimizer_classes", None) or []
     if len(classes) > 1:
         names = ", ".join(one.__name__ for one in classes)
@@ -105,8 +105,8 @@ def _of_parameter(located: LocatedTable) -> FusedOptimizer | None:
     return None
 
 
-def _weight(located: LocatedTable) -> Any:
-    """The parameter of a table; None of a configuration alone."""
+def weight_of(located: LocatedTable) -> Any:
+    """Return the parameter of a table; None for a configuration alone."""
     tables: Any = getattr(located.collection, "embedding_bags", getattr(located.collection, "embeddings", {}))
     name = located.config.name
     return tables[name].weight if name in tables else None

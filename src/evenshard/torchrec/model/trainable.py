@@ -16,10 +16,17 @@ from dataclasses import dataclass
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import COLUMN_WISE, ROWS_ALONE, SEQUENCE_TYPES, SHARDING_TYPES, TYPES
+from evenshard.placement.sharding import (
+    COLUMN_WISE,
+    ROWS_ALONE,
+    SEQUENCE_TYPES,
+    SHARDING_TYPES,
+    TYPES,
+    joined_type,
+    type_among,
+)
 from evenshard.tables.table import MEAN, SEQUENCE, Table
 from evenshard.torchrec.model.modules import LocatedTable
-from evenshard.torchrec.plan.entries import type_among
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
@@ -121,11 +128,7 @@ def _check_sequence(table: ShardedTable, widths: set[int], compute_device: str) 
 
 
 def written_type(table: ShardedTable, collection: Sequence[ShardedTable]) -> str:
-    """The type to write: that of others in its collection, where the table is a case of it too.
-
-    TorchRec looks up and exchanges the tables of each type apart: one type less saves a kernel call and exchanges.
-    """
-    same = TYPES[table.way].with_more_columns
-    if table.pooling != SEQUENCE and same in table.allowed and any(one.way == same for one in collection):
-        return same
-    return table.way
+    """Return the type to write for a table of a collection."""
+    if table.pooling == SEQUENCE:
+        return table.way
+    return joined_type(table.way, table.allowed, [one.way for one in collection])

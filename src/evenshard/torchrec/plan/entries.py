@@ -9,7 +9,7 @@ such blocks, and a rank that has none is listed with an empty shard.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Literal
@@ -153,13 +153,6 @@ def table_of_parts(name: str, parts: Sequence[TablePart]) -> Table:
     """A table with the rows and columns that its parts reach to, and with nothing known of its lookups."""
     num_rows = max((part.rows.stop for part in parts), default=0)
     return Table(name, num_rows, max((part.columns.stop for part in parts), default=0), 1.0)
-
-
-def type_among(allowed: Collection[str], parts: Sequence[TablePart], table: Table, machine: Machine) -> str:
-    """The type of a table's parts; that within a node where only this one is allowed."""
-    way = sharding_type(parts, table, machine)
-    in_node = TYPES[way].within_node or way
-    return in_node if way not in allowed and in_node in allowed else way
 
 
 def _row_blocks(

@@ -20,11 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import REPLICATED, TABLE_COLUMN_WISE
+from evenshard.placement.sharding import REPLICATED, TABLE_COLUMN_WISE, type_among
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import read_json, validate_record
 from evenshard.tables.table import Table
 from evenshard.torchrec.model.fused_optimizers import AllowedReplicas
+from evenshard.torchrec.model.modules import located_tables
 from evenshard.torchrec.plan.entries import (
     TableEntry,
     checked_local_world_size,
@@ -32,8 +33,8 @@ from evenshard.torchrec.plan.entries import (
     prefetches,
     table_entry,
     table_of_parts,
-    type_among,
 )
+from evenshard.torchrec.plan.output_order import warn_of_unsharded_order
 from evenshard.torchrec.plan.plans import parts_on_machine, plan_of_parts
 from evenshard.torchrec.planner.topology import device_of_process
 from evenshard.utils.atomic import atomic_path
@@ -132,7 +133,9 @@ def load_plan(
     local_world_size: int | None = None,
     compute_device: str | None = None,
 ) -> ShardingPlan:
-    """The plan for a model, as ``DistributedModelParallel`` takes it.
+    """Return the plan for a model, as ``DistributedModelParallel`` takes it.
+
+    Logs a warning where pooled outputs have another order under the plan than in the unsharded model.
 
     Args:
         path: path of a file that ``save_plan`` wrote.
@@ -153,7 +156,9 @@ def load_plan(
     machine = Machine(record.world_size, checked_local_world_size(local_world_size, record.world_size, compute_device))
     replicas = AllowedReplicas(record.dense_optimizer, frozenset(record.replicas_by_name))
     types, prefetched = _type_limits(record), _prefetches(record.tables)
-    return plan_of_parts(parts, tables, modules, machine, compute_device, types, prefetched, replicas)
+    plan = plan_of_parts(parts, tables, modules, machine, compute_device, types, prefetched, replicas)
+    warn_of_unsharded_order(plan, located_tables(modules))
+    return plan
 
 
 def load_plan_parts(path: str | Path) -> tuple[tuple[TablePart, ...], int]:

@@ -21,7 +21,7 @@ from evenshard.compare.diff import diff
 from evenshard.placement.machine import Machine
 from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import TYPES
+from evenshard.placement.sharding import TYPES, type_among
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import read_json, validate_record
 from evenshard.planner.request import kept_optimizers
@@ -29,7 +29,7 @@ from evenshard.sharders.torchrec.compat import require_torchrec
 from evenshard.tables.table import SEQUENCE, Table
 from evenshard.torchrec.model.modules import LocatedTable, located_tables, original_collection, sharded_collections
 from evenshard.torchrec.model.trainable import ShardedTable, check_trainable, sharded_table, written_type
-from evenshard.torchrec.plan.entries import TableEntry, parts_of_entry, table_entry, table_of_parts, type_among
+from evenshard.torchrec.plan.entries import TableEntry, parts_of_entry, table_entry, table_of_parts
 from evenshard.torchrec.plan.file import contents_of
 from evenshard.torchrec.plan.plans import parameter_sharding, shards_of
 from evenshard.utils.atomic import atomic_path

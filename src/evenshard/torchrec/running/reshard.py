@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evenshard.placement.parts import Span
+from evenshard.planner.output_order import OrderChange
 from evenshard.torchrec.model.modules import original_collection, sharded_collections
+from evenshard.torchrec.plan.output_order import warn_of_order
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 def reshard(model: DistributedModelParallel, delta: Delta) -> float:
     """Moves tables of a running model, between two steps; every rank calls it.
+
+    Logs a warning where the output of a pooled collection has another order afterwards.
 
     Weights, optimizer state, learning rate and step count move; replicated tables and the dense model stay as they are,
     and their optimizer stays valid. Afterwards ``model.fused_optimizer`` is a new object, and a training pipeline has
@@ -53,7 +57,9 @@ def reshard(model: DistributedModelParallel, delta: Delta) -> float:
         if modules[path] is model.module:
             raise BadConfig("the model itself is a collection. Wrap it in a module before it is sharded.")
     for path, (_, changed) in delta.items():
-        _replace(model, modules[path], _rebuilt(model, path, modules[path], changed))
+        new = _rebuilt(model, path, modules[path], changed)
+        _warn_if_reordered(path, modules[path], new)
+        _replace(model, modules[path], new)
         model.plan.plan[path].update(changed)
     model._optim = model._init_optim(model.module)
     return sum(volume for volume, _ in delta.values())
@@ -81,6 +87,13 @@ def _rebuilt(model: DistributedModelParallel, path: str, old: Any, changed: Embe
         kernel.iter.fill_(step)
         kernel.iter_cpu.fill_(step)
     return new
+
+
+def _warn_if_reordered(path: str, old: Any, new: Any) -> None:
+    """Log that the output of a pooled collection has another order from now on."""
+    before, now = (tuple(getattr(one, "_embedding_names", ())) for one in (old, new))
+    if before != now:
+        warn_of_order([OrderChange(path, before, now)], "Dense layers that take its values() read other columns.")
 
 
 def _replace(model: DistributedModelParallel, old: Any, new: Any) -> None:
