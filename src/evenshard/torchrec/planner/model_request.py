@@ -24,6 +24,7 @@ from evenshard.torchrec.model.trainable import leaves_a_rank_empty
 from evenshard.torchrec.planner.arguments import DEFAULT_BATCH_SIZE
 from evenshard.torchrec.planner.constraints import constrained_model, whole_where_too_narrow
 from evenshard.torchrec.planner.machine import TorchRecMachine
+from evenshard.torchrec.planner.sharder_settings import communication_of, settings_notes
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut
 
@@ -142,6 +143,7 @@ def request_of(
         _ways_of_enumerator(enumerator, module, sharders),
     )
     optimizers = model_optimizers(module, knobs.training.optimizer, sharders)
+    communication, unlike = communication_of(located, sharders)
     request = PlacementRequest(
         tables=found.known.tables,
         caps_bytes=machine.caps_bytes,
@@ -149,6 +151,7 @@ def request_of(
         reserved_bytes=machine.reserved_bytes,
         optimizer=optimizers.optimizer,
         rules=rules,
+        communication=communication,
         sharding_types=(TABLE_WISE,) if settings.is_whole else settings.types,
         machine=None if settings.is_whole else machine.linked_nodes(settings.intra, settings.inter),
         hardware=knobs.machine.hardware or DEFAULT_HARDWARE,
@@ -171,7 +174,7 @@ def request_of(
     lookups = {(one.path, one.config.name): found.lookups[one.name] for one in located}
     written_as = {(one.path, one.config.name): written[one.name] for one in located if one.name in written}
     notes = (left_out_note({name: request.optimizer_of(name) for name in left_out}),) if left_out else ()
-    return ModelRequest(request, lookups, written_as, (*found.notes, *notes))
+    return ModelRequest(request, lookups, written_as, (*found.notes, *notes, *unlike, *settings_notes(sharders)))
 
 
 def _left_out(request: PlacementRequest, located: Sequence[LocatedTable], bounds: Sequence[Ways]) -> tuple[str, ...]:
