@@ -28,7 +28,6 @@ from evenshard.measure.traces.ranks import observe
 from evenshard.utils.errors import EvenshardError
 from support.answer_builders import answer
 from support.builders import PROVENANCE, cost, some_tables, table, task
-from support.checkpoint_builders import checkpoint_metadata, write_checkpoint
 from support.estimator_builders import FIT
 from support.mutations import (
     damaged_bytes,
@@ -36,7 +35,6 @@ from support.mutations import (
     mutated_json,
     mutated_lines,
     mutated_parquet,
-    mutated_pickle,
     mutated_tensors,
     mutated_yaml,
 )
@@ -156,7 +154,6 @@ def _made() -> Path:
             origin = Origin(PROVENANCE, {"num_batches": 2, "recorded_batch": None})
             journal.append(Visit("job", number, cost(1.0, 2.0), 1.5e9, origin))
     write_parquet(folder / "traffic", TRAFFIC)
-    write_checkpoint(folder / "saved")
     return folder
 
 
@@ -352,17 +349,6 @@ def _read_model(path: Path) -> None:
     load_network(folder / "cost_net", DreamShardCostNet)
 
 
-def _read_checkpoint(path: Path) -> None:
-    from evenshard.torchrec.running.checkpoint import convert_checkpoint
-
-    folder = path.parent.parent
-    try:
-        convert_checkpoint(path.parent, folder / "old.json", folder / "new.json", folder / "out")
-    finally:
-        files = {one.name for one in folder.iterdir()} | {one.name for one in path.parent.iterdir()}
-        assert files <= {"checkpoint", "old.json", "new.json", "out", ".metadata", "__0_0.distcp"}, files
-
-
 @cache
 def _estimator() -> Any:
     from evenshard.torchrec.estimator.files import save_estimator
@@ -458,12 +444,6 @@ READERS: dict[str, Reader] = {
     "model state": _model_reader("cost_model", "state.pt", lambda rng: mutated_tensors(_state("cost_model"), rng)),
     "network config": _model_reader("cost_net", "config.json", partial(_model_json, "cost_net", "config.json")),
     "network state": _model_reader("cost_net", "state.pt", lambda rng: mutated_tensors(_state("cost_net"), rng)),
-    "checkpoint": Reader(
-        "checkpoint/.metadata",
-        lambda rng: mutated_pickle(checkpoint_metadata(_made() / "saved"), rng),
-        _read_checkpoint,
-        lambda: _made() / "saved",
-    ),
     "estimator": Reader("e.json", lambda rng: mutated_json(_estimator(), rng), _read_estimator),
     "manifest": Reader("manifest.json", lambda rng: mutated_json(_manifest(), rng), _read_manifest),
     "trace": Reader("trace.json", lambda rng: mutated_json(_trace(), rng), lambda path: observe([path])),

@@ -10,12 +10,8 @@ import copy
 import csv
 import io
 import json
-import pickle
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import is_dataclass
-from pathlib import PurePosixPath
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -191,42 +187,6 @@ def _nasty_tensor(value: Any, rng: random.Random) -> Any:
     return rng.choice(
         [None, 1, "x", [], {}, other, [other] * 3, {"a": other}, "x" * 5000, {1: 2, "a": 3}, float("nan")]
     )
-
-
-NASTY_OBJECTS = [
-    None, True, -1, 0, 1, 2**40, 2**70, 1.5, float("nan"), "", "x" * 5000, "../../x", "../x.distcp", "/etc/hostname",
-    ".metadata", "evenshard.json", "\0", "\ud800", "a\x1b[31m\n", b"x", [], {}, (), (None,), ((1,),), {1: 2},
-    torch.Size(()), torch.Size([-1, 8]), torch.Size([10]), torch.Size([2**40] * 3), torch.Size([0, 8]), torch.float64,
-    torch.strided, PurePosixPath("/x"), [[[]]], {"a": "b"}, ("model",), frozenset({1}),
-]  # fmt: skip
-
-
-def mutated_pickle(content: Any, rng: random.Random) -> bytes:
-    """The pickle of objects that are not quite ``content``, or changed bytes of it."""
-    changed = copy.deepcopy(content)
-    for _ in range(rng.choice([1, 1, 2, 4])):
-        holder, key, _ = rng.choice(list(_attributes(changed)))
-        other = rng.choice(list(_attributes(changed)))[2] if rng.random() < 0.2 else rng.choice(NASTY_OBJECTS)
-        with suppress(Exception):  # an object that was changed before may not be copied, or have no hash, any more
-            if rng.random() < 0.15:
-                del holder[key]
-            else:
-                holder[key] = copy.deepcopy(other)
-    protocol = rng.choice([2, 4, 5])
-    try:
-        written = pickle.dumps(changed, protocol)
-    except Exception:  # an object that does not write itself without what was taken from it
-        return damaged_bytes(pickle.dumps(content, protocol), rng)
-    return damaged_bytes(written, rng) if rng.random() < 0.2 else written
-
-
-def _attributes(content: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """Every place inside objects, lists and mappings that can be changed: its holder, its key there, its value."""
-    inner = content if isinstance(content, dict | list) else vars(content) if is_dataclass(content) else {}
-    for key, value in list(inner.items() if isinstance(inner, dict) else enumerate(inner)):
-        yield inner, key, value
-        yield from _attributes(value)
-        yield from _attributes(key)
 
 
 def damaged_bytes(content: bytes, rng: random.Random) -> bytes:

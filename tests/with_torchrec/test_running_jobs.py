@@ -14,14 +14,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint
 
-from evenshard.cli import main
-from evenshard.placement.parts import Span
 from evenshard.planner.file import save_answer
-from evenshard.torchrec import load_delta, reshard_delta, save_delta
-from evenshard.torchrec.running.checkpoint import convert_checkpoint
-from evenshard.torchrec.running.checkpoint_files import CheckpointFiles
+from evenshard.torchrec import load_delta, reshard, reshard_delta, save_delta
 from evenshard.utils.errors import BadConfig
-from support.documented import command, snippet
+from support.documented import snippet
 from support.ranks import run_ranks
 from support.sharding_cases import MIXED, TWO_NODES, TWO_RANKS, Case, answer_of
 from support.training_job import Job
@@ -88,7 +84,6 @@ def snippet_with(containing: str, group: Any) -> str:
 
 def losses_of(change: Change, group: Any, folder: Path) -> dict[str, Any]:
     """Of the job that stays, of the one that moves, and of the one that starts again: as the page shows them."""
-    import torch.distributed as dist
     from torchrec.optim.keyed import CombinedOptimizer
 
     job = Job(change.old.plan(), group, change.optimizer)
@@ -101,40 +96,27 @@ def losses_of(change: Change, group: Any, folder: Path) -> dict[str, Any]:
     losses = job.steps(0, CHANGES_BEFORE)
     exec(snippet(PAGE, "reshard(model"), {"model": job.model, "delta_json": folder / "delta.json"})
     found["moving"] = losses + job.steps(CHANGES_BEFORE, NUM_STEPS)
-    if dist.get_rank(group) == 0:
-        os.chdir(folder)
-        assert main(command(PAGE, "evenshard convert-checkpoint")) == 0
-    dist.barrier(group)
     job = Job(change.new.plan(), group, change.optimizer)
     names |= {"model": job.model, "optimizer": CombinedOptimizer([job.model.fused_optimizer, job.dense])}
-    for name in ("checkpoint", "converted"):  # the second replaces all that the first has brought
-        exec(snippet_with("checkpoint.load", group), names | {"folder": folder / name})
-        found[name] = losses + job.steps(CHANGES_BEFORE, NUM_STEPS)
+    exec(snippet_with("checkpoint.load", group), names)
+    found["checkpoint"] = losses + job.steps(CHANGES_BEFORE, NUM_STEPS)
     return found
 
 
-def row_states(group: Any, out: Path) -> list[torch.Tensor]:
-    """Row-wise states of tables after one step, whole ones, and converted from parts by columns."""
-    import torch.distributed as dist
-
+def row_states(group: Any) -> list[list[torch.Tensor]]:
+    """Row-wise states on this rank after one step: of whole tables, and of parts by columns that became whole."""
+    ways = ("table_wise", "column_wise")
+    cases = [Case({"p_sum": way, "p_mean": way, "s": way}, {"p_sum": (12, 4)}, TWO_RANKS) for way in ways]
+    whole, parts = (answer_of(case, "rowwise_adagrad") for case in cases)
     found = []
-    for way in ("table_wise", "column_wise"):
-        case = Case({"p_sum": way, "p_mean": way, "s": way}, {"p_sum": (12, 4)}, TWO_RANKS)
+    for case in cases:
         job = Job(case.plan(), group, "rowwise_adagrad")
         job.steps(0, 1)
-        state = {
-            "optimizer": {"state": job.model.fused_optimizer.state_dict()["state"]},
-            "model": job.model.state_dict(),
-        }
-        torch.distributed.checkpoint.save(state, process_group=group, checkpoint_id=out / way)
-        if dist.get_rank(group) == 0:
-            save_answer(answer_of(case, "rowwise_adagrad"), out / f"{way}.json")
-    if dist.get_rank(group) == 0:
-        convert_checkpoint(out / "column_wise", out / "column_wise.json", out / "table_wise.json", out / "converted")
-        for name in ("table_wise", "converted"):
-            files = CheckpointFiles(out / name)
-            keys = sorted((key for key in files.names if str(key[-1]).endswith(".momentum1")), key=str)
-            found.append(torch.cat([files.rows(key, Span(0, files.size(key)[0])) for key in keys]))
+        if case is cases[1]:
+            reshard(job.model, load_delta(reshard_delta(parts, whole), job.model))
+        states = sorted(job.model.fused_optimizer.state_dict()["state"].items())
+        sharded = [one for _, of_table in states for one in of_table.values() if hasattr(one, "local_shards")]
+        found.append([shard.tensor for one in sharded for shard in one.local_shards()])
     return found
 
 
@@ -177,7 +159,7 @@ def process(rank: int, out: Path) -> Any:
         if rank < machine.num_devices:
             notes[name] = losses_of(change, group_of[machine], out / str(number))
     if rank < 2:
-        notes["row states"] = row_states(group_of[TWO_RANKS], out)
+        notes["row states"] = row_states(group_of[TWO_RANKS])
         for name, (old, new, paths) in TORCHRECS_OWN.items():
             notes[name] = torchrec_alone(old, new, paths, group_of[TWO_RANKS])
     notes["refusals"] = refusals(dist.group.WORLD)
@@ -204,19 +186,22 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_job_has_the_losses_of_the_one_that_stays(notes: list[dict[str, Any]], name: str) -> None:
-    """Whether its tables move, or it starts again from the checkpoint as it is, or from the converted one."""
+    """Whether its tables move, or it starts again from the checkpoint."""
     for of_rank in notes[: CHANGES[name].old.machine.num_devices]:
         staying = of_rank[name]["staying"]
-        for way in ("moving", "checkpoint", "converted"):
+        for way in ("moving", "checkpoint"):
             assert of_rank[name][way] == pytest.approx(staying, rel=1e-5)
         assert staying[0] != pytest.approx(staying[-1], rel=1e-3)  # it learns
 
 
 @pytest.mark.slow
 def test_the_state_of_parts_by_columns_becomes_that_of_the_whole(notes: list[dict[str, Any]]) -> None:
-    """After a step from the same weights, what is converted is what the whole tables have."""
-    whole, converted = notes[0]["row states"]
-    assert whole.any() and torch.allclose(converted, whole, rtol=1e-5, atol=0)
+    """After a step from the same weights."""
+    for of_rank in notes[:2]:
+        whole, resharded = of_rank["row states"]
+        assert len(whole) == len(resharded) and sum(bool(one.any()) for one in whole) > 1
+        for one, other in zip(whole, resharded, strict=True):
+            assert torch.allclose(one, other, rtol=1e-5, atol=0)
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.cli import (
-    checkpoints,
     costs,
     datasets,
     decisions,
@@ -50,7 +49,6 @@ GROUPS = {
         "lineage",
         "hardware",
         "export-estimator",
-        "convert-checkpoint",
     ),
     "the loop: measure and learn": (
         *("generate-tables", "benchmark", "train-cost", "train-policy", "evaluate"),
@@ -76,7 +74,7 @@ def _parser() -> OneLineParser:
         help="print the script that completes commands, flags and files in a shell",
     )
     commands = Commands(parser)
-    families = [init, stages, costs, traces, place, what_if, placements, estimators, checkpoints]
+    families = [init, stages, costs, traces, place, what_if, placements, estimators]
     families += [pipeline, storage, datasets, decisions]
     for module in families:
         module.add_commands(commands)

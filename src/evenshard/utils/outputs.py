@@ -149,7 +149,6 @@ MODEL_FOLDER = Folder(
     tuple(f"{part}/{name}" for part in MODEL_PARTS for name in (_CONFIG, _STATE, *_OTHERS)),
 )
 DATASET_FOLDER = Folder("a cost dataset", ("dataset.json", "tables.*", "costs*.parquet"), ("tasks.json",))
-CHECKPOINT_FOLDER = Folder("a converted checkpoint", (".metadata", "evenshard.json"), ("__*.distcp",))
 ANY_FOLDER = Folder("what takes its place", ())
 # The folder of a loop's report, beside its params.yaml.
 REPORTS = "reports"

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _WHAT = "a delta file"
 _REMEDY = "Write it with `evenshard diff old.json new.json --reshard-delta -o`."
-RESTART = "save a checkpoint and restart from it with the new plan, after `evenshard convert-checkpoint` if need be"
+RESTART = "save a checkpoint and restart from it with the new plan; docs/running_jobs.md says what loads"
 
 
 class TableDelta(BaseModel):
