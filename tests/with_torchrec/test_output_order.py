@@ -24,7 +24,7 @@ from evenshard.placement.sharding import SHARDING_TYPES, TYPES
 from evenshard.planner.output_order import output_orders
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.table import Table
-from evenshard.torchrec import sharding_plan, tables_of
+from evenshard.torchrec import EvenshardPlanner, sharding_plan, tables_of
 from evenshard.torchrec.model.modules import located_tables
 from evenshard.torchrec.plan.output_order import plan_orders, warn_of_unsharded_order
 from support.ranks import run_ranks
@@ -154,3 +154,19 @@ def test_loading_a_plan_names_both_orders(caplog: pytest.LogCaptureFixture) -> N
     in_order = [replace(one, devices=(0,)) for one in parts]
     warn_of_unsharded_order(sharding_plan(in_order, known, model, 2, compute_device="cpu"), located_tables(model))
     assert not caplog.text
+
+
+@pytest.mark.slow
+def test_the_planner_keeps_the_order_of_the_unsharded_model() -> None:
+    tables = [
+        EmbeddingBagConfig(name=f"t{at}", num_embeddings=1_000 * (at + 1), embedding_dim=16, feature_names=[f"f{at}"])
+        for at in range(5)
+    ]
+    model = torch.nn.ModuleDict({"e": EmbeddingBagCollection(device=torch.device("meta"), tables=tables)})
+    asked: dict[str, Any] = {"hardware": "h100", "memory_cap_gb": 1.0, "effort": "quick", "intra": "nvlink_h100"}
+    asked |= {"pooling_factors": {f"t{at}": 30.0 / (at + 1) for at in range(5)}}
+    planner = EvenshardPlanner(world_size=2, compute_device="cuda", keep_output_order=True, **asked)
+    plan = planner.plan(model)
+    (found,) = plan_orders(plan, located_tables(model)).values()
+    assert [key for one in found for key in one.keys] == ["f0", "f1", "f2", "f3", "f4"]
+    assert planner.answer is not None and "order f0 f1 f2 f3 f4" in planner.answer.notes[-1]

@@ -74,6 +74,8 @@ OWN_MEANINGS = {
     "data_parallel)",
     "sharding_types": "sharding types that tables may have, in TorchRec's words (default: all seven, but see "
     "dense_optimizer)",
+    "keep_output_order": "plan so that pooled outputs keep the order of the unsharded model, for models that take "
+    "values() of a collection's output or slice it",
     "intra": "link within a node, as `evenshard hardware` lists them",
     "inter": "link between nodes, as `evenshard hardware` lists them. A topology has one; a warning says if its "
     "bandwidth is TorchRec's constant",

@@ -183,7 +183,7 @@ class EvenshardPlanner:
                 if chosen_in(sharding) or (hardware, asked.search.model) != (None, None):
                     raise BadConfig(
                         "a sharder decides by itself. Leave out sharding_types, allow_column_split, compute_kernels, "
-                        "hardware and model."
+                        "keep_output_order, hardware and model."
                     )
             if sharding.allow_column_split and types and set(types) != set(BY_COLUMNS):
                 raise BadConfig("allow_column_split is short for sharding_types. Give one of the two.")
