@@ -6,6 +6,7 @@ that loads them under the old plan and reshards goes on as the one that moved.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ NEW = Case({"p_sum": "row_wise"}, machine=TWO_RANKS)
 
 
 def process(rank: int, out: Path) -> Any:
-    """One of two ranks: losses of the job that moves and of the one that resumes, and the refusal."""
+    """One of two ranks: losses of the job that moves and of the one that resumes, and what is logged."""
     import torch.distributed as dist
     from torchrec.optim.keyed import CombinedOptimizer
 
@@ -49,10 +50,18 @@ def process(rank: int, out: Path) -> Any:
     job = Job(OLD.plan(), group, OPTIMIZER)
     for name, state in folders(job).items():
         load(state, checkpoint_id=out / name)
-    return moved, move(job)
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("evenshard").addHandler(handler)
+    return moved, move(job), said
 
 
 @pytest.mark.slow
 def test_a_job_resumes_under_another_plan_from_two_folders(tmp_path: Path) -> None:
-    for moved, resumed in run_ranks(process, 2, tmp_path):
+    (*_, said), (*_, said_by_others) = of_ranks = run_ranks(process, 2, tmp_path)
+    (order,) = said
+    assert order.startswith("The pooled output of pooled changes its order: ")
+    assert not said_by_others
+    for moved, resumed, _ in of_ranks:
         assert resumed == pytest.approx(moved)

@@ -81,8 +81,12 @@ def place_in_order(request: PlacementRequest, place: Place, old: PlacementAnswer
         f"keep_output_order: pooled outputs have the order {_text(orders)}. Without it the step takes "
         f"{ms_text(free.predicted_ms)} ms. Faster placements of this order may exist."
     )
+    nearness = best.nearness
+    if nearness is not None and free.nearness is not None:
+        nearness = replace(nearness, free_ms=free.nearness.free_ms, free_bytes=free.nearness.free_bytes)
     return replace(
         best,
+        nearness=nearness,
         request=replace(request, assumptions=best.request.assumptions),
         lower_bound_ms=min(free.lower_bound_ms, best.predicted_ms),
         notes=(*best.notes, note),

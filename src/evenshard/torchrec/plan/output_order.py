@@ -44,7 +44,11 @@ def warn_of_order(changes: Sequence[OrderChange], why: str) -> None:
 
 
 def warn_of_unsharded_order(plan: ShardingPlan, located: Sequence[LocatedTable]) -> None:
-    """Log the pooled collections whose output has another order under a plan than in the unsharded model."""
+    """Log on rank 0 the pooled collections whose output has another order under a plan than in the unsharded model."""
+    import torch.distributed as dist
+
+    if dist.is_initialized() and dist.get_rank():
+        return
     under_plan = plan_orders(plan, located)
     position = {(one.path, one.config.name): at for at, one in enumerate(located)}
     unsharded = {

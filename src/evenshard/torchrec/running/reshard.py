@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def reshard(model: DistributedModelParallel, delta: Delta) -> float:
     """Moves tables of a running model, between two steps; every rank calls it.
 
-    Logs a warning where the output of a pooled collection has another order afterwards.
+    Rank 0 logs a warning where the output of a pooled collection has another order afterwards.
 
     Weights, optimizer state, learning rate and step count move; replicated tables and the dense model stay as they are,
     and their optimizer stays valid. Afterwards ``model.fused_optimizer`` is a new object, and a training pipeline has
@@ -58,7 +58,8 @@ def reshard(model: DistributedModelParallel, delta: Delta) -> float:
             raise BadConfig("the model itself is a collection. Wrap it in a module before it is sharded.")
     for path, (_, changed) in delta.items():
         new = _rebuilt(model, path, modules[path], changed)
-        _warn_if_reordered(path, modules[path], new)
+        if model._env.rank == 0:
+            _warn_if_reordered(path, modules[path], new)
         _replace(model, modules[path], new)
         model.plan.plan[path].update(changed)
     model._optim = model._init_optim(model.module)
