@@ -12,7 +12,7 @@ from evenshard.placement.sharding import COLUMN_WISE, ROW_WISE, TABLE_WISE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import load_answer, save_answer
 from evenshard.planner.near_placement import Near
-from evenshard.planner.output_order import OrderChange, OutputTable, ordered, output_orders
+from evenshard.planner.output_order import OrderChange, OutputTable, output_orders, sort_outputs
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
@@ -47,9 +47,9 @@ def test_types_come_first_then_ranks_then_calls_then_tables() -> None:
         OutputTable("d", ("d",), TABLE_WISE, (1,), "y"),
         OutputTable("e", ("e",), TABLE_WISE, (1,), "x"),
     ]
-    assert [one.name for one in ordered(tables)] == ["c", "a", "e", "d", "b"]
+    assert [one.name for one in sort_outputs(tables)] == ["c", "a", "e", "d", "b"]
     cut = [replace(one, sharding_type=COLUMN_WISE) for one in tables[:3]]
-    assert [one.name for one in ordered(cut)] == ["b", "c", "a"]
+    assert [one.name for one in sort_outputs(cut)] == ["b", "c", "a"]
 
 
 def test_a_long_change_is_shown_around_the_first_difference() -> None:

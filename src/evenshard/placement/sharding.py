@@ -238,7 +238,7 @@ def type_among(allowed: Collection[str], parts: Sequence[TablePart], table: Tabl
     return in_node if way not in allowed and in_node in allowed else way
 
 
-def joined_type(way: str, allowed: Collection[str], ways: Collection[str]) -> str:
+def join_type(way: str, allowed: Collection[str], ways: Collection[str]) -> str:
     """Return the type to write for a pooled table: that of others in its collection, where it is a case of it too.
 
     TorchRec looks up and exchanges the tables of each type apart: one type less saves a kernel call and exchanges.

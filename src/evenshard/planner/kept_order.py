@@ -23,7 +23,7 @@ from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import COLUMNS_ALONE, DATA_PARALLEL, ROW_WISE, ROWS_OF_ALL, TABLE_WISE, TYPES
 from evenshard.placement.storage import FUSED, FUSED_UVM
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.output_order import OutputTable, output_orders, shown_keys, unsharded_orders
+from evenshard.planner.output_order import OutputTable, keys_text, orders_of_model, output_orders
 from evenshard.planner.request import PlacementRequest, memory_problem
 from evenshard.sharders.search.search import EFFORTS, QUICK
 from evenshard.tables.table import Table
@@ -65,12 +65,12 @@ def place_in_order(request: PlacementRequest, place: Place, old: PlacementAnswer
         found += _answers(plain, limits, place, request, orders)
     work = {table.name: table.pooling_factor * table.embedding_dim for table in request.tables}
     for _ in range(LAYOUTS):
-        laid_out = _laid_out(request, orders, old, work)
+        laid_out = _lay_out(request, orders, old, work)
         answers = [] if laid_out is None else _answers(plain, laid_out, place, request, orders)
         found += answers
         if not answers:
             break
-        work = _corrected(work, answers[0])
+        work = _correct_work(work, answers[0])
     if not found:
         raise InfeasibleTask(
             f"no placement was found whose pooled outputs have the order {_text(orders)}.",
@@ -95,7 +95,7 @@ def place_in_order(request: PlacementRequest, place: Place, old: PlacementAnswer
 
 def _kept_orders(request: PlacementRequest, old: PlacementAnswer | None) -> Orders:
     """The order to keep, by collection."""
-    orders = unsharded_orders(request.tables)
+    orders = orders_of_model(request.tables)
     if not orders:
         raise BadConfig(
             "keep_output_order has nothing to keep: no table is pooled, and outputs of an EmbeddingCollection are "
@@ -122,7 +122,7 @@ def _has_order(request: PlacementRequest, answer: PlacementAnswer, orders: Order
 
 
 def _text(orders: Orders) -> str:
-    return "; ".join(shown_keys(keys) for keys in _keys(orders).values())
+    return "; ".join(keys_text(keys) for keys in _keys(orders).values())
 
 
 def _answers(
@@ -177,7 +177,7 @@ def _as_it_was(way: str, parts: Sequence[TablePart]) -> _Limits:
     return _Limits(frozenset({way}), None if is_on_all else frozenset(part.device for part in parts))
 
 
-def _laid_out(
+def _lay_out(
     request: PlacementRequest, orders: Orders, old: PlacementAnswer | None, work: Mapping[str, float]
 ) -> Mapping[str, _Limits] | None:
     """Limits with tables by columns laid out over the devices in their order; None if they need more devices."""
@@ -239,7 +239,7 @@ def _devices_in_order(
     return found
 
 
-def _corrected(work: Mapping[str, float], answer: PlacementAnswer) -> dict[str, float]:
+def _correct_work(work: Mapping[str, float], answer: PlacementAnswer) -> dict[str, float]:
     """The work of tables, raised where their devices are slow and lowered where they are fast."""
     total_ms = [one.predicted_total_ms for one in answer.devices]
     mean_ms = sum(total_ms) / len(total_ms) or 1.0

@@ -20,7 +20,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import SHARDING_TYPES, TABLE_WISE, TYPES, joined_type, type_among
+from evenshard.placement.sharding import SHARDING_TYPES, TABLE_WISE, TYPES, join_type, type_among
 from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, Storage
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.table import Table
@@ -68,19 +68,19 @@ class OrderChange:
         """The change as a sentence, with the keys around the first difference."""
         first = next((at for at, pair in enumerate(zip(self.old, self.new, strict=False)) if pair[0] != pair[1]), 0)
         start = max(first - 1, 0) if len(self.old) > MOST_KEYS else 0
-        before, now = (shown_keys(keys, start) for keys in (self.old, self.new))
+        before, now = (keys_text(keys, start) for keys in (self.old, self.new))
         name = f" of {cut(self.collection)}" if self.collection else ""
         return f"The pooled output{name} changes its order: {before} -> {now}."
 
 
-def shown_keys(keys: Sequence[str], start: int = 0) -> str:
+def keys_text(keys: Sequence[str], start: int = 0) -> str:
     """Return some keys as text, from one of them on."""
     left = len(keys) - start - MOST_KEYS
     ends = ("... " if start else "", f" ... ({left:,} more)" if left > 0 else "")
     return f"{ends[0]}{cut(' '.join(keys[start : start + MOST_KEYS]), 200)}{ends[1]}"
 
 
-def ordered(tables: Sequence[OutputTable]) -> tuple[OutputTable, ...]:
+def sort_outputs(tables: Sequence[OutputTable]) -> tuple[OutputTable, ...]:
     """Return the tables of a collection, which are in its own order, in the order of its sharded output."""
     found: dict[OutputTable, None] = {}
     for way in dict.fromkeys(one.sharding_type for one in tables):
@@ -108,22 +108,22 @@ def output_orders(
 
     Tables of a file are taken for one collection, in the order of the file, and their optimizers for equal settings.
     """
-    collections = pooled_collections(request.tables)
-    return {path: ordered(_output_tables(request, tables, parts_of_table)) for path, tables in collections.items()}
+    collections = collections_of(request.tables)
+    return {path: sort_outputs(_output_tables(request, tables, parts_of_table)) for path, tables in collections.items()}
 
 
-def unsharded_orders(tables: Sequence[Table]) -> dict[str, tuple[OutputTable, ...]]:
+def orders_of_model(tables: Sequence[Table]) -> dict[str, tuple[OutputTable, ...]]:
     """Return the pooled tables in the order of the unsharded collections, by the path of these."""
     return {
         path: tuple(
             OutputTable(table.name, keys, TABLE_WISE, (0,), None)
             for table, keys in zip(own, _keys_of(own), strict=True)
         )
-        for path, own in pooled_collections(tables).items()
+        for path, own in collections_of(tables).items()
     }
 
 
-def pooled_collections(tables: Sequence[Table]) -> dict[str, list[Table]]:
+def collections_of(tables: Sequence[Table]) -> dict[str, list[Table]]:
     """Return the tables of each pooled collection by its path."""
     collections: dict[str, list[Table]] = {}
     for table in tables:
@@ -149,7 +149,7 @@ def _output_tables(
         ranks = (0,) if TYPES[way].is_replicated else tuple(sorted({part.device for part in parts}))
         widest = max(part.columns.size for part in parts)
         call = (table.dtype, table.pooling, request.optimizer_of(table.name), _cache_key(parts[0].storage, widest))
-        found.append(OutputTable(table.name, own, joined_type(way, SHARDING_TYPES, ways), ranks, call))
+        found.append(OutputTable(table.name, own, join_type(way, SHARDING_TYPES, ways), ranks, call))
     return found
 
 

@@ -22,7 +22,7 @@ from evenshard.placement.sharding import (
     SEQUENCE_TYPES,
     SHARDING_TYPES,
     TYPES,
-    joined_type,
+    join_type,
     type_among,
 )
 from evenshard.tables.table import MEAN, SEQUENCE, Table
@@ -131,4 +131,4 @@ def written_type(table: ShardedTable, collection: Sequence[ShardedTable]) -> str
     """Return the type to write for a table of a collection."""
     if table.pooling == SEQUENCE:
         return table.way
-    return joined_type(table.way, table.allowed, [one.way for one in collection])
+    return join_type(table.way, table.allowed, [one.way for one in collection])

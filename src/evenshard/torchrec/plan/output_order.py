@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
-from evenshard.planner.output_order import BY_NAME, OrderChange, OutputTable, order_changes, ordered, output_keys
+from evenshard.planner.output_order import BY_NAME, OrderChange, OutputTable, order_changes, output_keys, sort_outputs
 from evenshard.tables.table import SEQUENCE
 from evenshard.torchrec.model.fused_optimizers import weight_of
 from evenshard.torchrec.model.modules import LocatedTable
@@ -31,7 +31,7 @@ def plan_orders(plan: ShardingPlan, located: Sequence[LocatedTable]) -> dict[str
     for path, tables in collections.items():
         keys = output_keys([(one.config.name, one.features) for one in tables])
         entries: Any = plan.plan[path]
-        found[path] = ordered(
+        found[path] = sort_outputs(
             [_output_table(one, own, entries[one.config.name]) for one, own in zip(tables, keys, strict=True)]
         )
     return found

@@ -61,14 +61,14 @@ def settings_notes(sharders: Iterable[Any]) -> tuple[str, ...]:
     for one in sharders:
         params |= getattr(one, "fused_params", None) or {}
     notes = []
-    if replaced := _named(params, _REPLACED):
+    if replaced := _settings_text(params, _REPLACED):
         notes.append(f"fused_params of the sharders: the plan replaces {replaced} for tables that it caches.")
-    if unpriced := _named(params, _UNPRICED):
+    if unpriced := _settings_text(params, _UNPRICED):
         notes.append(f"fused_params of the sharders: predicted times and memory leave {unpriced} aside.")
     return tuple(notes)
 
 
-def _named(params: Mapping[str, Any], keys: Sequence[str]) -> str:
+def _settings_text(params: Mapping[str, Any], keys: Sequence[str]) -> str:
     return ", ".join(f"{key}={params[key]}" for key in keys if params.get(key) is not None)
 
 
