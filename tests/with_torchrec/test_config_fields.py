@@ -15,13 +15,12 @@ from torchrec.modules.embedding_configs import (
     NoEvictionPolicy,
     PoolingType,
 )
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from evenshard.tables.sources import complete_tables, with_weight_bits
 from evenshard.tables.torchrec_configs import UNUSED_FIELDS
 from evenshard.torchrec import tables_of
 from evenshard.torchrec.model.tables import USED_FIELDS, changed_fields, table_set_of
-from support.torchrec_builders import META, USER
+from support.torchrec_builders import USER
 from support.traffic_builders import write_parquet
 
 # Each field, set to something else.
@@ -102,17 +101,9 @@ def _like(field: Any, name: str, default: Any) -> Any:
     return found
 
 
-def test_what_is_timed_as_something_else_is_named() -> None:
-    assert named(replace(USER[0], pooling=PoolingType.MEAN)) == {"pooling": "MEAN is timed as SUM is"}
-    assert named(replace(USER[0], data_type=DataType.BF16)) == {"data_type": "BF16 is timed by its bits alone"}
-    assert named(replace(USER[0], data_type=DataType.FP16)) == {}
-    weighted = table_set_of(EmbeddingBagCollection(tables=USER, is_weighted=True, device=META)).assumptions
-    assert {one.table for one in weighted if one.column == "is_weighted"} == {"id", "clicks", "wide"}
-
-
 def test_settings_stay_named_where_traffic_is_counted(tmp_path: Any) -> None:
     known = table_set_of([replace(USER[1], input_dim=1000, data_type=DataType.BF16)])
     traffic = write_parquet(tmp_path, {"clicks": [[1, 2], [3]]})
     counted = complete_tables(known, 2, traffic)
-    assert [one.column for one in counted.assumptions] == ["data_type", "input_dim"]
+    assert [one.column for one in counted.assumptions] == ["input_dim"]
     assert [one.column for one in with_weight_bits(counted, 32).assumptions] == ["input_dim"]

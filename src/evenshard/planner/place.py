@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
+from itertools import chain
 from typing import Any
 
 from evenshard.measure.costs import PlacementCost
@@ -37,7 +38,7 @@ from evenshard.sharders.packing.reasons import require_sharding_room, require_ty
 from evenshard.sharders.search.near_placement import NearResult, NearSearch
 from evenshard.sharders.search.nested import Starts, search_with_fewer_types
 from evenshard.sharders.search.search import EFFORTS, NORMAL, PlanSearch, PlanSearchEffort, Progress, stops_before
-from evenshard.tables.assumptions import Assumption
+from evenshard.tables.assumptions import Assumption, approximations
 from evenshard.tables.table import MEAN, Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief
@@ -164,7 +165,7 @@ def place_request(
         "search": config.lineage,
     }
     answer = PlacementAnswer(
-        request=replace(request, assumptions=(*request.assumptions, *_even_rows(task, best.parts))),
+        request=replace(request, assumptions=_assumptions(request, task, best.parts)),
         **vars(answered),
         lower_bound_ms=min(_bound_ms(means, best.predicted_ms), best.predicted_ms),
         warnings=() if model.trained_on is None else model.trained_on.outside(request.task()),
@@ -289,6 +290,12 @@ def _is_illegal(task: ShardingTask, parts: Sequence[TablePart]) -> bool:
     except (BadConfig, InfeasibleTask):
         return True
     return False
+
+
+def _assumptions(request: PlacementRequest, task: ShardingTask, parts: Sequence[TablePart]) -> tuple[Assumption, ...]:
+    """Return the request's assumptions, the approximations of its tables, and even lookups, each once."""
+    approximated = chain.from_iterable(map(approximations, request.tables))
+    return tuple(dict.fromkeys((*request.assumptions, *approximated, *_even_rows(task, parts))))
 
 
 def _even_rows(task: ShardingTask, parts: Sequence[TablePart]) -> Iterator[Assumption]:

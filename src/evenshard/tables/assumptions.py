@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from evenshard.tables.table import Table
+from evenshard.tables.table import MEAN, Table
+
+# Data types whose kernels are measured; all others are timed by their bits.
+TIMED_TYPES = ("fp32", "fp16")
 
 
 @dataclass(frozen=True)
@@ -64,3 +67,15 @@ def assumed_weight_bits(table_name: str, weight_bits: int) -> Assumption:
 def assumed_miss_ratios(table_name: str, source: str) -> Assumption:
     """What the cache of a table misses, where that was not counted in traffic: see ``cache.miss_source``."""
     return Assumption(table_name, "miss_ratios", f"{source}: a cache of recent rows is expected to miss no more")
+
+
+def approximations(table: Table) -> Iterator[Assumption]:
+    """Yield the properties of a table whose times are those of a similar table."""
+    if table.dtype not in TIMED_TYPES:
+        what = table.data_type.upper() or f"{table.weight_bits}-bit data"
+        yield Assumption(table.name, "data_type", f"{what} is timed by its bits alone")
+    if table.pooling == MEAN:
+        yield Assumption(table.name, "pooling", "MEAN is timed as SUM is")
+    if table.is_weighted:
+        text = "weights of lookups are exchanged with them; the kernel is timed without"
+        yield Assumption(table.name, "is_weighted", text)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from evenshard.planner.knobs import TableSources
 from evenshard.tables.assumptions import Assumption, TableSet
 from evenshard.tables.named_lookups import with_pooling_factors
-from evenshard.tables.table import DATA_TYPES, MEAN, SEQUENCE, USUAL_DATA_TYPES, Table
+from evenshard.tables.table import DATA_TYPES, SEQUENCE, USUAL_DATA_TYPES, Table
 from evenshard.tables.torchrec_configs import DATA_TYPE_OF, UNUSED_FIELDS, unused_field
 from evenshard.torchrec.model.modules import LocatedTable, located_tables, other_tables_in
 from evenshard.utils.errors import BadConfig
@@ -27,8 +27,6 @@ DEFAULT_POOLING_FACTOR: float = TableSources.default_pooling_factor
 LEFT_TO_TORCHREC = "module"
 # Fields of TorchRec's configurations of which a table is made.
 USED_FIELDS = ("num_embeddings", "embedding_dim", "name", "data_type", "feature_names", "pooling")
-# Data types with measured times; the others are timed by their bits.
-TIMED_TYPES = ("FP32", "FP16")
 _REPEATED = re.compile(r"(.+)#\d+", re.DOTALL)
 
 
@@ -170,17 +168,9 @@ def bags_of(table: Table) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def unused_settings(located: Sequence[LocatedTable]) -> Iterator[Assumption]:
-    """What the tables' configurations say and the answer does not use."""
+    """Yield the settings of the tables' configurations that the answer does not use."""
     for one in located:
-        config = one.config
-        if config.data_type.value not in TIMED_TYPES:
-            yield Assumption(one.name, "data_type", f"{config.data_type.value} is timed by its bits alone")
-        if one.pooling == MEAN:
-            yield Assumption(one.name, "pooling", "MEAN is timed as SUM is")
-        if one.is_weighted:
-            text = "weights of lookups are exchanged with them; the kernel is timed without"
-            yield Assumption(one.name, "is_weighted", text)
-        for name in changed_fields(config):
+        for name in changed_fields(one.config):
             if name not in USED_FIELDS:
                 why = UNUSED_FIELDS.get(name, "evenshard does not know it")
                 yield unused_field(one.name, name, why)
