@@ -243,6 +243,22 @@ def test_stages_go_on_while_mlflow_is_away_and_say_so_once(workdir: Path, caplog
         raise ZeroDivisionError
 
 
+def test_a_refusal_is_told_from_a_server_that_is_away(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "./mlruns")
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+    with tracking.stage_run("evaluate", PARAMS, {}) as run:
+        run.metrics({"ms": 1.0})
+    refused, kept = (record.getMessage() for record in caplog.records)
+    assert refused.startswith("MLflow refuses to log at ./mlruns (The filesystem") and "sqlite:///mlflow.db" in refused
+    assert "set `MLFLOW_ALLOW_FILE_STORE=true`" in refused, "MLflow's remedy is at the end of its message"
+    assert kept.endswith("work/mlflow_backlog: a stage logs it once MLflow at ./mlruns takes it")
+    caplog.clear()
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    assert tracking.log_backlog(served_code) == 1 and not tracking.log_backlog(served_code)
+
+
 class Dying:
     """A client of MLflow whose nth call, and all after it, fail until it is mended; the nth may have been heard."""
 

@@ -36,6 +36,8 @@ CALLERS_FAULT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "UNAUTHEN
 # Statuses below 500 that another try may mend, and errors that none mends.
 TRY_AGAIN = (408, 425, 429)
 _NEVER_MENDED = (EvenshardError, TypeError, ValueError, LookupError, AttributeError, AssertionError, FileNotFoundError)
+# Most characters of a refusal, which ends with the remedy.
+_LONGEST_REFUSAL = 800
 # Each is refused only if another process has written something new meanwhile.
 _ATTEMPTS = 5
 
@@ -251,7 +253,10 @@ def _status_of(error: BaseException) -> int | None:
 
 
 def first_line(error: BaseException) -> str:
-    """What went wrong, short enough for a log line: of a chain of errors about a connection, what the system said."""
+    """Return what went wrong as a clause for a log line.
+
+    Of a chain of errors about a connection, it is the system's error. A refusal keeps MLflow's remedy.
+    """
     if isinstance(error, EvenshardError):
         return str(error).rstrip(".")
     root = root_of(error)
@@ -259,7 +264,13 @@ def first_line(error: BaseException) -> str:
         return root.strerror
     if isinstance(root, sqlite3.Error | TimeoutError):  # which SQLAlchemy and requests bury below their own advice
         return reason_of(root)
-    return reason_of(error)
+    return reason_of(error, _LONGEST_REFUSAL) if is_refusal(error) else reason_of(error)
+
+
+def missed_text(error: BaseException, unreached: str) -> str:
+    """Return a sentence about a failed call to MLflow; its verb is ``unreached`` unless MLflow refused the call."""
+    what = "refuses to log" if is_refusal(error) else unreached
+    return f"MLflow {what} at {address()} ({first_line(error)}). The stage goes on"
 
 
 @contextmanager

@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.tracking.backlog import KeptRun, backlog_folder, has_backlog
-from evenshard.tracking.client import address, connect, first_line, in_one_piece, short_timeouts, tracking_uri
+from evenshard.tracking.client import (
+    address,
+    connect,
+    first_line,
+    in_one_piece,
+    is_refusal,
+    missed_text,
+    short_timeouts,
+    tracking_uri,
+)
 from evenshard.tracking.dataset_inputs import dataset_record
 from evenshard.tracking.entries import Entry, Record, Sender, open_run
 from evenshard.tracking.parents import ENDED_AS, current_parent, parent_of
@@ -72,6 +81,7 @@ class StageRun:
         self._record, self._tags = record, dict(record.tags) if record else {}
         self._sender: Sender | None = None
         self._kept: KeptRun | None = None
+        self._is_refused = False
         waits = is_last or not has_backlog()  # else an earlier stage has waited already
         self._retries = MOST_RETRIES if waits else 0
 
@@ -83,10 +93,7 @@ class StageRun:
             with in_one_piece():
                 self._open(0)
         except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
-            _say(
-                f"MLflow cannot be reached at {address()} ({first_line(error)}). The stage goes on",
-                tracking_uri(),
-            )
+            _say(missed_text(error, "cannot be reached"), tracking_uri())
 
     def metrics(self, values: Mapping[str, float]) -> None:
         """Logs final metrics."""
@@ -213,7 +220,9 @@ class StageRun:
             with self._survive_full_disk():
                 self._kept.close()
                 kept_in = str(backlog_folder())
-                _say(f"What MLflow misses is kept in {kept_in}: the next stage that reaches it logs it", kept_in)
+                when = f"a stage logs it once MLflow at {address()} takes it"
+                when = when if self._is_refused else "the next stage that reaches it logs it"
+                _say(f"What MLflow misses is kept in {kept_in}: {when}", kept_in)
 
     def _points(self, points: Sequence[tuple[str, float, int]]) -> None:
         """Logs values by name and step."""
@@ -242,8 +251,8 @@ class StageRun:
                         sender.send(entry, code)
                 return
             except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
-                why = first_line(error)
-                _say(f"MLflow stopped answering at {address()} ({why}). The stage goes on", tracking_uri())
+                _say(missed_text(error, "stopped answering"), tracking_uri())
+                self._is_refused = is_refusal(error)
         with self._survive_full_disk():
             self._kept = self._kept or KeptRun(self._record)
             self._kept.add(entry)

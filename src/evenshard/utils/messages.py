@@ -89,10 +89,10 @@ def one_line(text: str) -> str:
     return cut(printable(" ".join(without_credentials(text).split())), MAX_MESSAGE)
 
 
-def reason_of(error: BaseException) -> str:
-    """What an error of a library says, as a clause: its first line, or its kind where it says nothing."""
+def reason_of(error: BaseException, most: int = 2 * MAX_VALUE) -> str:
+    """Return the first line of a library's error as a clause of at most so many characters; its kind if it is empty."""
     lines = str(error).strip().splitlines()
-    return cut(one_line(lines[0]) if lines else type(error).__name__, 2 * MAX_VALUE).rstrip(".:")
+    return cut(one_line(lines[0]) if lines else type(error).__name__, most).rstrip(".:")
 
 
 def root_of(error: BaseException) -> BaseException:
