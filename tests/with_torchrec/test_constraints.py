@@ -69,6 +69,21 @@ def test_constraints_become_rules_and_tables() -> None:
     assert [one.table for one in found.known.assumptions if one.column == "pooling_factor"] == ["b"]
 
 
+def assumed_lookups(**constraints: dict[str, Any]) -> set[str]:
+    """The tables whose lookups are assumed under constraints with these fields."""
+    given = {name: ParameterConstraints(**named) for name, named in constraints.items()}
+    found = constrained_model(CONFIGS, given, table_set_of(CONFIGS), (TABLE_WISE,), "cuda", COMPUTE_KERNELS, 512)
+    return {one.table for one in found.known.assumptions if one.column == "pooling_factor"}
+
+
+def test_one_lookup_that_is_given_is_not_assumed() -> None:
+    types = {"sharding_types": ["table_wise"]}
+    assert assumed_lookups(b={"pooling_factors": [1.0]}) == {"a"}
+    assert assumed_lookups(b={**types}) == {"a", "b"}
+    assert assumed_lookups(a={**types, "pooling_factors": [3.0, 5.0]}, b={**types, "pooling_factors": [1.0]}) == set()
+    assert assumed_lookups(a={"pooling_factors": [3.0, 5.0]}, b={**types}) == {"b"}
+
+
 def test_names_of_features_give_the_order_of_pooling_factors() -> None:
     found = of(feature_names=["g", "f"], pooling_factors=[3.0, 5.0])
     assert found.known.tables[0].feature_pooling_factors == (5.0, 3.0)

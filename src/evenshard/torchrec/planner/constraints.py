@@ -112,7 +112,7 @@ def constrained_model(
             found_lookups[table.name] = table.feature_lookups
             continue
         _check_device(table.name, own, compute_device)
-        lookups = _lookups(table.name, own, one.features)
+        lookups = _lookups(table.name, own, one.features, constraints.values())
         if lookups is not None and table.name in assumed:
             assumed.remove(table.name)
             several = lookups if len(lookups) > 1 else ()
@@ -219,16 +219,25 @@ def _check_device(name: str, own: ParameterConstraints, compute_device: str) -> 
         )
 
 
-def _lookups(name: str, own: ParameterConstraints, features: Sequence[str]) -> tuple[float, ...] | None:
-    """Pooling factors in the order of the table's features; None where TorchRec's default stands."""
+def _lookups(
+    name: str, own: ParameterConstraints, features: Sequence[str], constraints: Iterable[ParameterConstraints]
+) -> tuple[float, ...] | None:
+    """Return pooling factors in the order of the table's features; None for TorchRec's default.
+
+    A factor of 1 is given, not the default, if the constraint says nothing else, or if another one sets the same fields
+    and a factor.
+    """
     named = features if own.feature_names is None else own.feature_names
     if sorted(named) != sorted(features):
         raise BadConfig(
             f"constraints of table {brief(name)}: feature_names are {brief(own.feature_names)}, the table's are "
             f"{brief(list(features))}. Correct them."
         )
-    if "pooling_factors" not in changed_fields(own):
-        return None
+    said = {*changed_fields(own)}
+    if "pooling_factors" not in said:
+        others = [{*changed_fields(one)} for one in constraints]
+        if len(features) > 1 or (said and said | {"pooling_factors"} not in others):
+            return None
     return _of_features(name, own, features, "pooling_factors")
 
 
