@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from evenshard.measure.costs import OK, OUT_OF_MEMORY, DeviceCost, PlacementCost, Provenance, moment_problem
+from evenshard.utils.atomic import naming_full_disk
 from evenshard.utils.errors import BadFile, MeasurementFailed
 from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import brief, reason_of
@@ -133,9 +134,10 @@ class Journal:
     def close(self) -> None:
         """Flushes to disk and closes."""
         if not self._file.closed:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            with naming_full_disk(self.path):
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                self._file.close()
 
     def __enter__(self) -> Journal:
         return self
@@ -146,8 +148,9 @@ class Journal:
         self.close()
 
     def _write(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
-        self._file.flush()
+        with naming_full_disk(self.path):
+            self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+            self._file.flush()
         # A kill cannot lose what the operating system has; a power cut can. Syncing each line would slow down short
         # measurements, so at most the last second is at risk then.
         if time.monotonic() - self._synced > FSYNC_EVERY_S:

@@ -21,6 +21,8 @@ from evenshard.utils.outputs import ANY_FOLDER, File, Folder, follow_links, name
 
 # Errors of file systems that cannot sync.
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
+# Errors of a write without space: on the disk, in the quota, or within the largest size of a file.
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @contextmanager
@@ -38,21 +40,23 @@ def atomic_path(path: str | PathLike[str], kind: Folder = ANY_FOLDER) -> Iterato
     Raises:
         BadFile: something else stands at ``path`` and would be lost; see ``evenshard.utils.outputs``.
         FileNotFoundError: the block ended well but wrote nothing.
+        OSError: the disk is full, or something else failed; the error names ``path``.
     """
     target = follow_links(Path(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = _beside(target)
     try:
-        yield draft
-        if draft.is_dir():
-            kind.require(Path(path), frozenset(names_below(draft)))
-            _flush_folder(draft)
-            _replace_folder(draft, target)
-        else:
-            File().require(Path(path))
-            _flush(draft)
-            os.replace(draft, target)
-        _flush_names(target.parent)
+        with naming_full_disk(path, draft):
+            yield draft
+            if draft.is_dir():
+                kind.require(Path(path), frozenset(names_below(draft)))
+                _flush_folder(draft)
+                _replace_folder(draft, target)
+            else:
+                File().require(Path(path))
+                _flush(draft)
+                os.replace(draft, target)
+            _flush_names(target.parent)
     except OSError as error:
         if error.filename is not None and Path(error.filename) == draft:  # the user never sees the temporary name
             raise type(error)(error.errno, error.strerror, str(path)) from error
@@ -63,6 +67,32 @@ def atomic_path(path: str | PathLike[str], kind: Folder = ANY_FOLDER) -> Iterato
         else:
             with suppress(OSError):
                 draft.unlink()
+
+
+@contextmanager
+def naming_full_disk(path: str | PathLike[str], draft: Path | None = None) -> Iterator[None]:
+    """Name the file in the error of a write without space, which libraries bury below errors of their own.
+
+    Args:
+        path: file that the block writes.
+        draft: its temporary name, if it has one.
+
+    Raises:
+        OSError: in place of any error that such an error led to.
+    """
+    try:
+        yield
+    except Exception as error:
+        chain: list[BaseException] = [error]
+        while below := chain[-1].__cause__ or chain[-1].__context__:
+            chain.append(below)
+        full = next((one for one in chain if isinstance(one, OSError) and one.errno in _NO_SPACE), None)
+        if full is None:
+            raise
+        named = full.filename
+        if named is None or (draft is not None and Path(named).is_relative_to(draft)):
+            named = str(path)
+        raise OSError(full.errno, os.strerror(full.errno or 0), named) from error
 
 
 def _beside(target: Path, mark: str = "") -> Path:

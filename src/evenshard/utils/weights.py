@@ -7,6 +7,7 @@ read. Only tensors of the names, shapes and types that the network has are taken
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,16 @@ def save_weights(net: nn.Module, path: Path) -> None:
         TrainingFailed: if a number of it is not finite.
     """
     check_trained(net)
-    torch.save(net.state_dict(), path)
+    _save(net.state_dict(), path)
+
+
+def _save(state: Any, path: Path) -> None:
+    try:
+        torch.save(state, path)
+    except RuntimeError:  # in place of the error of a full disk, which this write raises
+        content = BytesIO()
+        torch.save(state, content)
+        path.write_bytes(content.getbuffer())
 
 
 def check_trained(net: nn.Module) -> None:
@@ -73,7 +83,7 @@ def save_adam(optimizer: torch.optim.Optimizer, path: Path) -> None:
     for number, kept in state["state"].items():
         for name, tensor in kept.items():
             _refuse_diverged(f"{name} of parameter {number}", tensor)
-    torch.save(state, path)
+    _save(state, path)
 
 
 def load_adam(optimizer: torch.optim.Optimizer, path: Path) -> None:
