@@ -208,7 +208,7 @@ def test_rows_replicas_and_nodes() -> None:
     for said in (
         "2 nodes x 2 simulated:h100 (a device model, not a GPU), link nvlink_h200 in a node, infiniband_ndr between",
         "table_row_wise 1 table, rows over the 2 devices of a node: b on node 1",
-        "data_parallel 1 table, 256 MB on every device: a",
+        "data_parallel 1 table, 256 MB of weights and optimizer state on every device: a",
         "b table_row_wise 1,048,576 64 0:64 2 parts of up to 524,288 rows, devices 2 to 3",
         "a data_parallel 0:1048576 0:64 all 1,048,576",
         "b table_row_wise 524288:1048576 0:64 3 524,288",

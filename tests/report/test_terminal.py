@@ -336,7 +336,7 @@ def test_a_line_for_each_way_says_which_tables_and_where(monkeypatch: pytest.Mon
         "row_wise: 1 table, rows over all 4 devices: c",
         "table_row_wise: 2 tables, rows over the 2 devices of a node: d on node 1, g on node 0",
         "grid_shard: 1 table: e 0:32 by rows on node 0, 32:64 by rows on node 1",
-        "data_parallel: 1 table, 256 MB on every device: b",
+        "data_parallel: 1 table, 256 MB of weights and optimizer state on every device: b",
     ]
     assert [row(text, device)[1] for device in (0, 1, 3)] == ["5", "4", "6"]
 

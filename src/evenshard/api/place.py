@@ -102,7 +102,7 @@ def _answer(tables: Any, asked: Knobs, progress: Callable[[float], None] | None)
     from evenshard.planner.model import model_of, named_with_hardware
     from evenshard.planner.place import PlaceConfig, place_request
     from evenshard.planner.pricing import measured_parts
-    from evenshard.planner.request import PlacementRequest, kept_knobs
+    from evenshard.planner.request import PlacementRequest, check_batch, kept_knobs
     from evenshard.planner.rules import Rules
     from evenshard.report.answer import make_displayable
     from evenshard.sharders.search.search import effort_called
@@ -116,6 +116,7 @@ def _answer(tables: Any, asked: Knobs, progress: Callable[[float], None] | None)
         memory_cap_gb=memory.memory_cap_gb,
         host=HostMemory.of(memory),
     )
+    check_batch(training.batch_size, devices.machine.num_devices)
     loaded = named or model_of(None, devices.hardware)
     loaded.require_hardware(devices.hardware)
     known = _tables(tables, training.batch_size, asked.table_sources)

@@ -67,7 +67,9 @@ def read_profile(path: Path, kind: type[Profile]) -> Profile:
             continue
         entry = content[name]
         if str(kind_of_value) == "str":
-            values[name] = str(entry)
+            if not isinstance(entry, str):
+                raise BadFile(path, f"{name} is {brief(entry)}, not a text", _REMEDY)
+            values[name] = entry
             continue
         if str(kind_of_value) in _LISTS:
             try:
@@ -149,6 +151,10 @@ def _load(path: Path) -> dict[str, Any]:
     content = read_yaml(path, _REMEDY, _REMEDY)
     if not isinstance(content, dict):
         raise BadFile(path, "is not a mapping of constants", _REMEDY)
+    for name, entry in content.items():
+        source = entry.get("source") if isinstance(entry, dict) else None
+        if source and not isinstance(source, str):
+            raise BadFile(path, f"the source of {brief(name)} is {brief(source)}, not a text", "Write it in words.")
     return _by_rules(content, path) if "vendor" in content else content
 
 

@@ -204,7 +204,11 @@ def _machine_of_flags(
     spans = math.inf if devices_per_node is not None else _spans(hardware, intra)
     if nodes is not None:
         if devices_per_node is None:
-            devices_per_node = int(min(spans, GPUS_OF_A_NODE)) if num_devices is None else max(num_devices // nodes, 1)
+            if num_devices is not None and num_devices % nodes:
+                raise BadConfig(
+                    f"{num_devices} devices cannot be divided evenly over {nodes} nodes. Correct num_devices or nodes."
+                )
+            devices_per_node = int(min(spans, GPUS_OF_A_NODE)) if num_devices is None else num_devices // nodes
         if num_devices not in (None, nodes * devices_per_node):
             raise BadConfig(
                 f"num_devices is {num_devices}, but there are {nodes} nodes of {devices_per_node} devices. Correct one "

@@ -39,6 +39,7 @@ from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile, MeasurementFailed
 from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import brief, cut, reason_of
+from evenshard.utils.signature import check_arguments
 
 _WHAT = "a placement.json"
 _REMEDY = "Write it with `evenshard place ... -o`."
@@ -92,6 +93,7 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **PlacementFile.model_json_schema()}
 
 
+@check_arguments()
 def save_answer(answer: PlacementAnswer, path: str | Path) -> None:
     """Writes placement.json as a whole or not at all."""
     with atomic_path(path) as draft:
@@ -113,6 +115,7 @@ def json_text(answer: PlacementAnswer) -> str:
     return json.dumps(record, indent=1, allow_nan=False) + "\n"
 
 
+@check_arguments()
 def load_answer(path: str | Path) -> PlacementAnswer:
     """Reads placement.json, of this version or an earlier one.
 

@@ -28,6 +28,10 @@ from evenshard.utils.params import check_ranges
 from evenshard.utils.units import gb_to_bytes
 
 
+# Share of the batch that rounding to a whole number of samples per device may change: less than times are known to.
+BATCH_SLACK = 0.01
+
+
 @dataclass(frozen=True)
 class PlacementRequest:
     """A question.
@@ -225,6 +229,21 @@ def kept_optimizers(old: PlacementRequest, new: PlacementRequest) -> dict[str, s
     names = {table.name for table in old.tables}
     both = ((table.name, new.optimizer_of(table.name)) for table in new.tables if table.name in names)
     return {name: optimizer for name, optimizer in both if old.optimizer_of(name) == optimizer}
+
+
+def check_batch(batch_size: int, num_devices: int) -> None:
+    """Raise BadConfig if devices cannot have equal whole numbers of samples, as TorchRec's ranks have.
+
+    A batch that rounding changes by no more than ``BATCH_SLACK`` may be given, such as 65,536 on 72 devices.
+    """
+    check_ranges(batch_size=batch_size)
+    below = batch_size // num_devices * num_devices
+    nearest = [one for one in (below, below + num_devices) if one]
+    if min(abs(batch_size - one) for one in nearest) > BATCH_SLACK * batch_size:
+        raise BadConfig(
+            f"batch_size is {batch_size:,}, the samples of all {num_devices:,} devices together, and each device gets "
+            f"the same number. Give {' or '.join(f'{one:,}' for one in nearest)}."
+        )
 
 
 def memory_problem(kernel: str, machine: Machine) -> str | None:

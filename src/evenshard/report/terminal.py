@@ -44,7 +44,7 @@ from evenshard.report.facts.setting import (
 from evenshard.report.facts.step import advice, bound_text, step_headline, timed_text, training_range_texts
 from evenshard.utils.console import plain_console, plain_grid, print_whole
 from evenshard.utils.messages import count_text, names_text, printable
-from evenshard.utils.units import BYTES_PER_GB, decimals, ms_text, size_text
+from evenshard.utils.units import BYTES_PER_GB, UNITS, decimals, ms_text, size_text
 
 _Number = TypeVar("_Number", int, float)
 
@@ -252,16 +252,21 @@ def _memory(answer: PlacementAnswer) -> Iterator[Line]:
     """What fills the fullest device; where tables are kept, where some are not in device memory."""
     if answer.request.training_pipeline:
         fullest, (unit, of_unit) = fullest_device(answer), _memory_unit(answer)
-        shown = [(what, size) for what, size in fullest.components if size >= 0.005 * of_unit]
-        rest = fullest.counted_bytes - sum(size for _, size in shown)
-        shown += [("the rest", rest)] if rest >= 0.005 * of_unit else []
-        parts = [f"{what} {size / of_unit:.2f}" for what, size in shown]
+        counted = fullest.counted_bytes
+        small, of_small = next((one for one in UNITS if counted >= 0.01 * one[1]), UNITS[-1])
+        if of_small > of_unit:
+            small, of_small = unit, of_unit
+        shown = [(what, size) for what, size in fullest.components if size >= 0.005 * of_small]
+        rest = counted - sum(size for _, size in shown)
+        shown += [("the rest", rest)] if rest >= 0.005 * of_small else []
+        parts = [f"{what} {size / of_small:.2f}" for what, size in shown]
         where = f"device {fullest.device}, the fullest: " if answer.num_devices > 1 else ""
         reserved = f"; {fullest.reserved / of_unit:.2f} {unit} reserved" if fullest.reserved else ""
-        total = f"{fullest.counted_bytes / of_unit:.2f} of {fullest.limit_bytes / of_unit:.2f} {unit}"
+        of_sum = "" if small == unit else f" {small}"
+        total = f"{counted / of_small:.2f}{of_sum} of {fullest.limit_bytes / of_unit:.2f} {unit}"
         peak = ""
-        if fullest.peak - fullest.counted_bytes >= 0.005 * of_unit:
-            peak = f", {fullest.peak / of_unit:.2f} when {fullest.moment}"
+        if fullest.peak - counted >= 0.005 * of_small:
+            peak = f", {fullest.peak / of_small:.2f}{of_sum} when {fullest.moment}"
         yield "memory", f"{where}{' + '.join(parts)} = {total}{peak}{reserved}", "cyan"
     for kernel, text in kept_texts(answer):
         yield "kept", f"{kernel}: {text}", "cyan"

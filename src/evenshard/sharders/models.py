@@ -106,9 +106,8 @@ def load_model(folder: str | Path, hardware: str | None = None) -> PlacementMode
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise BadFile(
-            folder, "no such folder", f"Name the folder of a round, such as work/round_3; {how_to_train()} trains it."
-        )
+        problem = "is a file, and a model is a folder" if folder.exists() else "no such folder"
+        raise BadFile(folder, problem, f"Name the folder of a round, such as work/round_3; {how_to_train()} trains it.")
     cost_model = CostModel.load(folder / COST_MODEL)
     trained_on = TrainedOn.load(folder / COST_MODEL / TRAINED_ON)
     model = PlacementModel(cost_model, _policy(folder), trained_on, str(folder), digest_of(folder))

@@ -17,7 +17,7 @@ from evenshard.placement.optimizer_state import SGD, optimizer_problem
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import distinct_tables
 from evenshard.tables.reuse import mean_counts
-from evenshard.tables.table import Table
+from evenshard.tables.table import WEIGHT_BITS, Table
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import cut
@@ -147,6 +147,8 @@ class TrainedOn:
             return f"device_error.{problem}"
         if problem := optimizer_problem(self.optimizer):
             return problem
+        if unknown := [bits for bits in self.weight_bits if bits not in WEIGHT_BITS]:
+            return f"weight_bits holds {unknown[0]}, not one of {WEIGHT_BITS}"
         return None if self.weight_bits else "weight_bits is empty"
 
     def outside(self, task: ShardingTask) -> tuple[str, ...]:

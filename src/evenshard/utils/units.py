@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 BYTES_PER_GB = 1024**3
+# Units of memory that people read, the largest first, and their bytes.
+UNITS = (("GB", BYTES_PER_GB), ("MB", 2**20), ("KB", 2**10))
 
 
 def gb_to_bytes(gigabytes: float) -> int:
@@ -49,7 +51,7 @@ def gb_text(num_bytes: float) -> str:
 
 def size_text(num_bytes: float) -> str:
     """Bytes with the unit that suits them; 1 KB = 1024 bytes."""
-    for unit, of_unit in (("GB", BYTES_PER_GB), ("MB", 2**20), ("KB", 2**10)):
+    for unit, of_unit in UNITS:
         if num_bytes >= of_unit:
             value = num_bytes / of_unit
             return f"{value:,.{min(decimals(value), 2)}f} {unit}"

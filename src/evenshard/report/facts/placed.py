@@ -122,8 +122,10 @@ def sharding_texts(answer: PlacementAnswer) -> list[tuple[str, str]]:
 def _which(answer: PlacementAnswer, way: str, tables: Sequence[SpreadTable]) -> str:
     machine = answer.request.nodes
     if TYPES[way].is_replicated:
-        size = size_text(sum(table.parts[0].size_bytes for table in tables))
-        return f", {size} on every device: {names_text([table.name for table in tables])}"
+        names = [table.name for table in tables]
+        held = zip(answer.parts, answer.part_memory, strict=True)
+        size = sum(one.weights + one.optimizer_state for part, one in held if part.table in names)
+        return f", {size_text(size)} of weights and optimizer state on every device: {names_text(names)}"
     if way in ROWS_ALONE and TYPES[way].scope == EVERYWHERE:
         return f", rows over all {machine.num_devices:,} devices: {names_text([table.name for table in tables])}"
     if way in ROWS_ALONE:
