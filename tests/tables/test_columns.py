@@ -158,8 +158,14 @@ def test_many_records_with_one_problem_are_counted() -> None:
         tables_of_records(records, 1.0)
 
 
-@pytest.mark.parametrize(("mark", "word"), [(";", "semicolons"), ("\t", "tabs"), ("|", "bars")])
-def test_a_file_without_commas_says_what_it_has(tmp_path: Path, mark: str, word: str) -> None:
-    (tmp_path / "t.csv").write_text(f"name{mark}num_rows{mark}embedding_dim\nads{mark}10{mark}4\n")
-    with pytest.raises(BadFile, match=f"its columns are separated by {word}, not by commas"):
-        load_tables(tmp_path / "t.csv")
+@pytest.mark.parametrize("mark", ",;\t|")
+def test_columns_are_separated_as_the_header_says(tmp_path: Path, mark: str) -> None:
+    lines = (("name", "num_rows", "embedding_dim", "pooling_factor"), ("ads", '"1,000,000"', "4", "2.5"))
+    (tmp_path / "t.csv").write_text("".join(mark.join(line) + "\n" for line in lines))
+    assert load_tables(tmp_path / "t.csv") == (Table("ads", 1_000_000, 4, 2.5),)
+
+
+@pytest.mark.parametrize("text", ["1,00", "1,0000", ",100", "1.000.000", "1,000.5", "1M", "1000,000"])
+def test_other_commas_are_no_thousands(text: str) -> None:
+    with pytest.raises(BadFile, match="num_rows is '.*', not a (whole )?number"):
+        tables_of_records([{"name": "ads", "num_rows": text, "embedding_dim": 4}], 1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -221,7 +222,7 @@ def _of_file(path: Path) -> Link:
 
 def bandwidth_name(gb_s: float) -> str:
     """The name of a link of which a bandwidth is all that is known."""
-    return f"{gb_s:.6g}gb_s"
+    return f"{Decimal(f'{gb_s:.6g}'):f}gb_s"
 
 
 def link_name(name: str) -> str:

@@ -27,7 +27,6 @@ from evenshard.utils.messages import brief
 from evenshard.utils.params import check_ranges
 from evenshard.utils.units import gb_to_bytes
 
-
 # Share of the batch that rounding to a whole number of samples per device may change: less than times are known to.
 BATCH_SLACK = 0.01
 

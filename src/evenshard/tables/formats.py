@@ -78,29 +78,32 @@ def _write_yaml(records: list[RawTable], path: Path) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-_NO_COMMAS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+_SEPARATORS = ",;\t|"
 
 
 def read_csv(path: Path) -> list[Any]:
-    """The records of a CSV file, all values texts; at most one more than ``MAX_TABLES``."""
+    """Return the records of a CSV file, all values texts; at most one more than ``MAX_TABLES``.
+
+    Columns are separated by the first of commas, semicolons, tabs and bars that the header has.
+    """
     try:
-        reader = csv.DictReader(StringIO(_text(path), newline=""), strict=True)
+        text = _text(path)
+        first = text.lstrip().partition("\n")[0]
+        separator = next((one for one in _SEPARATORS if one in first), ",")
+        reader = csv.DictReader(StringIO(text, newline=""), strict=True, delimiter=separator)
         header = list(reader.fieldnames or ())
         twice = next((column for column, times in Counter(header).items() if times > 1), None)
         if twice is not None:
             raise BadFile(path, f"column {brief(twice)} appears twice in the header", "Remove one.")
         if len(header) > MAX_COLUMNS:
             raise BadFile(path, f"has {len(header):,} columns, more than {MAX_COLUMNS:,}", WRITE_AGAIN)
-        if len(header) == 1 and (other := next((one for one in _NO_COMMAS if one in header[0]), None)):
-            problem = f"its columns are separated by {_NO_COMMAS[other]}, not by commas"
-            raise BadFile(path, problem, "Save it with commas, or as Parquet.")
         records = list(islice(reader, MAX_TABLES + 1))
     except csv.Error as error:
         raise BadFile(path, f"is not CSV: {reason_of(error)}", "Correct it there, or write the file again.") from error
     for number, record in enumerate(records, start=1):
         if None in record or None in record.values():
             problem = f"has {'more' if None in record else 'fewer'} fields than the header's {len(header)}"
-            raise BadFile(path, problem, "Correct the line; quote a field that holds commas.", f"record {number}")
+            raise BadFile(path, problem, f"Correct the line; quote a field that holds {separator!r}.", f"record {number}")
     return records
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields
@@ -34,6 +35,7 @@ KNOWN_COLUMNS = (*TABLE_COLUMNS, *REUSE_COLUMNS)
 # Most columns of a CSV or Parquet file; each that is not known is an error anyway.
 MAX_COLUMNS = 1_000
 WRITE_AGAIN = "Write the file again; its columns are " + ", ".join(TABLE_COLUMNS) + "."
+_WITH_COMMAS = re.compile(r"\s*\d{1,3}(,\d{3})+\s*")
 # Extra columns that a message names.
 MAX_NAMED = 12
 
@@ -244,10 +246,10 @@ def _number(value: Any, column: str) -> float:
 
 
 def _whole(value: Any, column: str) -> int:
-    """An int; pandas hands whole columns over as floats, so 1000.0 will do."""
+    """Return an int: pandas hands whole columns over as floats, such as 1000.0, and spreadsheets write 1,000,000."""
     if isinstance(value, str):
         with suppress(ValueError):
-            value = int(value)
+            value = int(value.replace(",", "") if _WITH_COMMAS.fullmatch(value) else value)
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     number = _number(value, column)

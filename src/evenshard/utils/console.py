@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 LOG_EVERY_S = 10.0
+# Seconds of silence after which a search says that it runs.
+SAY_AFTER_S = 3.0
 # Characters of a table's line.
 _WIDEST = 240
 log = logging.getLogger(__name__)
@@ -110,9 +113,18 @@ def without_progress() -> Iterator[None]:
 
 @contextmanager
 def best_so_far() -> Iterator[Callable[[float], None] | None]:
-    """Shows on stderr the best step time that a search has found, ms; None where stderr is not a terminal."""
-    if not sys.stderr.isatty() or _QUIET.get():
+    """Show on stderr the best step time that a search has found, ms; elsewhere than on a terminal, log one line."""
+    if _QUIET.get():
         yield None
+        return
+    if not sys.stderr.isatty():
+        line = threading.Timer(SAY_AFTER_S, log.info, ("searching; Ctrl-C takes the best placement so far",))
+        line.daemon = True
+        line.start()
+        try:
+            yield None
+        finally:
+            line.cancel()
         return
     from rich.console import Console
 
