@@ -31,7 +31,7 @@ def warned(**machine: Any) -> tuple[str, ...]:
         ({"inter": "400gb_s"}, "meant in Gbit/s it is 50 GB/s"),
         ({"inter": "0.000025gb_s"}, "in GB/s where TorchRec's Topology counts bytes per ms it is 25 GB/s"),
         ({"intra": "450000gb_s"}, "it is 450 GB/s"),
-        ({"intra": "0.0009gb_s"}, "less than a hundredth of 2.64,"),
+        ({"intra": "0.0009gb_s"}, "less than a hundredth of 2.639,"),
         ({"memory_cap_gb": 80 * 1024}, "(hbm_cap of a Topology) is 81,920 GB, more than 2 times 79"),
         ({"memory_cap_gb": 80 * 1024}, "meant in MB it is 80 GB"),
         ({"memory_cap_gb": 0.08}, "meant in TB it is 81.92 GB"),

@@ -452,6 +452,23 @@ document.body.dataset.seen = JSON.stringify({
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: the page was not opened in a browser")
+def test_a_narrow_page_does_not_scroll_sideways(tmp_path: Path) -> None:
+    from playwright.sync_api import sync_playwright
+
+    one, setting = full(), "without data_parallel, columns of at least 32, a greedy proposer, a performance partitioner"
+    rivals = (Rival(TORCHREC[0], 8.0, setting=setting, chosen="best by its own rating"), Rival("x" * 80, 9.0))
+    save_page(replace(one, comparison=(*one.comparison, *rivals)), tmp_path / "page.html")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        for width in (320, 400, 600):
+            tab = browser.new_page(viewport={"width": width, "height": 900})
+            tab.goto((tmp_path / "page.html").as_uri())
+            assert tab.evaluate("document.documentElement.scrollWidth") == width
+        browser.close()
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: the page was not opened in a browser")
 def test_a_browser_draws_bars_as_long_as_the_numbers_say(tmp_path: Path) -> None:
     assert CHROMIUM is not None

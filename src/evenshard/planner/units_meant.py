@@ -81,5 +81,7 @@ def _warning(field: str, value: float, unit: str, known: tuple[float, float], mo
     if value < low:
         beyond = f"less than a hundredth of {low:,.4g}, the least of any known"
     readings = ((words, value * factor) for words, factor in MEANT[unit].items())
-    meant = next((f"; meant {words} it is {own:,.4g} {unit}" for words, own in readings if low / 2 <= own <= high * 2), "")
+    meant = next(
+        (f"; meant {words} it is {own:,.4g} {unit}" for words, own in readings if low / 2 <= own <= high * 2), ""
+    )
     return f"{field} is {value:,.6g} {unit}, {beyond}{meant}"

@@ -103,7 +103,9 @@ def read_csv(path: Path) -> list[Any]:
     for number, record in enumerate(records, start=1):
         if None in record or None in record.values():
             problem = f"has {'more' if None in record else 'fewer'} fields than the header's {len(header)}"
-            raise BadFile(path, problem, f"Correct the line; quote a field that holds {separator!r}.", f"record {number}")
+            raise BadFile(
+                path, problem, f"Correct the line; quote a field that holds {separator!r}.", f"record {number}"
+            )
     return records
 
 
