@@ -124,6 +124,10 @@ def test_whole_numbers_are_numbers_too(tmp_path: Path) -> None:
         ({**SOUND, "watts": 2200}, "constant watts needs value and source"),
         ({**SOUND, "watts": {"value": 2200}}, "constant watts needs value and source"),
         ({**SOUND, "watts": {"value": 2200, "source": ""}}, "constant watts needs value and source"),
+        (
+            {**SOUND, "watts": {"value": 2200, "source": ["a", "b"]}},
+            r"the source of 'watts' is \['a', 'b'\], not a text",
+        ),
         ({**SOUND, "watts": {"source": "data sheet"}}, "constant watts is None, not a number"),
         ({**SOUND, "watts": {"value": "2200", "source": "data sheet"}}, "constant watts is '2200', not a number"),
         ({**SOUND, "watts": {"value": True, "source": "data sheet"}}, "constant watts is True, not a number"),

@@ -135,7 +135,7 @@ def test_memory_of_hosts_that_makes_no_sense(host: dict[str, float], message: st
         ({"num_devices": 12, "inter": "ib_400g"}, "12 devices do not fill nodes of 8."),
         ({"num_devices": 8, "nodes": 2, "devices_per_node": 8, "inter": "ib_400g"},
          "num_devices is 8, but there are 2 nodes of 8 devices. Correct one of the three."),
-        ({"num_devices": 9, "nodes": 2, "inter": "ib_400g"}, "9 devices cannot be divided evenly over 2 nodes. Correct num_devices or nodes."),
+        ({"num_devices": 9, "nodes": 2, "inter": "ib_400g"}, "9 devices cannot be divided evenly over 2 nodes."),
         ({"num_devices": 4, "devices_per_node": 8}, "devices_per_node is 8, but there are 4 devices."),
         ({"nodes": 2, "inter": "ib_40g"}, "inter: link is 'ib_40g'. Did you mean ib_400g"),
         ({"intra": "carrier_pigeon"}, "intra: link is 'carrier_pigeon'. Use auto, one of pcie3_host"),

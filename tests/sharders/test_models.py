@@ -125,6 +125,7 @@ def test_a_torn_file_is_a_bad_file_on_one_line(tmp_path: Path, content: str | No
         ({"num_rows": [9, 1]}, "num_rows is from 9 to 1"),
         ({"num_devices": [-1, 1]}, "num_devices is from -1 to 1"),
         ({"weight_bits": []}, "weight_bits is empty"),
+        ({"weight_bits": [0]}, "weight_bits holds 0, not one of"),
         ({"weight_bits": ["8"]}, "weight_bits.0. is '8', not a whole number"),
         ({"costs_sha256": 5}, "costs_sha256 is 5, not a list"),
         ({"num_rows_quantiles": [1.0]}, "num_rows_quantiles is not 11 finite numbers"),

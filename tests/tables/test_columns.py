@@ -167,5 +167,5 @@ def test_columns_are_separated_as_the_header_says(tmp_path: Path, mark: str) -> 
 
 @pytest.mark.parametrize("text", ["1,00", "1,0000", ",100", "1.000.000", "1,000.5", "1M", "1000,000"])
 def test_other_commas_are_no_thousands(text: str) -> None:
-    with pytest.raises(BadFile, match="num_rows is '.*', not a (whole )?number"):
+    with pytest.raises(BadFile, match=r"num_rows is '.*', not a (whole )?number"):
         tables_of_records([{"name": "ads", "num_rows": text, "embedding_dim": 4}], 1.0)
