@@ -34,7 +34,7 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("answer", [[1], None, {"a": 1}])
 def test_only_answers_are_saved(tmp_path: Path, answer: Any) -> None:
-    with pytest.raises(BadConfig, match="answer is .*, not a PlacementAnswer"):
+    with pytest.raises(BadConfig, match=r"answer is .*, not a PlacementAnswer"):
         evenshard.save_answer(answer, tmp_path / "placement.json")
     assert not list(tmp_path.iterdir())
 
