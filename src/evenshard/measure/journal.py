@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from evenshard.measure.costs import OK, OUT_OF_MEMORY, DeviceCost, PlacementCost, Provenance, moment_problem
-from evenshard.utils.atomic import naming_full_disk
+from evenshard.utils.atomic import name_full_disk
 from evenshard.utils.errors import BadFile, MeasurementFailed
 from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import brief, reason_of
@@ -134,7 +134,7 @@ class Journal:
     def close(self) -> None:
         """Flushes to disk and closes."""
         if not self._file.closed:
-            with naming_full_disk(self.path):
+            with name_full_disk(self.path):
                 self._file.flush()
                 os.fsync(self._file.fileno())
                 self._file.close()
@@ -148,7 +148,7 @@ class Journal:
         self.close()
 
     def _write(self, record: dict[str, Any]) -> None:
-        with naming_full_disk(self.path):
+        with name_full_disk(self.path):
             self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
             self._file.flush()
         # A kill cannot lose what the operating system has; a power cut can. Syncing each line would slow down short

@@ -267,7 +267,7 @@ def first_line(error: BaseException) -> str:
     return reason_of(error, _LONGEST_REFUSAL) if is_refusal(error) else reason_of(error)
 
 
-def missed_text(error: BaseException, unreached: str) -> str:
+def describe_miss(error: BaseException, unreached: str) -> str:
     """Return a sentence about a failed call to MLflow; its verb is ``unreached`` unless MLflow refused the call."""
     what = "refuses to log" if is_refusal(error) else unreached
     return f"MLflow {what} at {address()} ({first_line(error)}). The stage goes on"

@@ -27,7 +27,7 @@ from evenshard.tracking.client import (
     first_line,
     in_one_piece,
     is_refusal,
-    missed_text,
+    describe_miss,
     short_timeouts,
     tracking_uri,
 )
@@ -93,7 +93,7 @@ class StageRun:
             with in_one_piece():
                 self._open(0)
         except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
-            _say(missed_text(error, "cannot be reached"), tracking_uri())
+            _say(describe_miss(error, "cannot be reached"), tracking_uri())
 
     def metrics(self, values: Mapping[str, float]) -> None:
         """Logs final metrics."""
@@ -251,7 +251,7 @@ class StageRun:
                         sender.send(entry, code)
                 return
             except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
-                _say(missed_text(error, "stopped answering"), tracking_uri())
+                _say(describe_miss(error, "stopped answering"), tracking_uri())
                 self._is_refused = is_refusal(error)
         with self._survive_full_disk():
             self._kept = self._kept or KeptRun(self._record)

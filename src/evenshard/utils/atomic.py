@@ -46,7 +46,7 @@ def atomic_path(path: str | PathLike[str], kind: Folder = ANY_FOLDER) -> Iterato
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = _beside(target)
     try:
-        with naming_full_disk(path, draft):
+        with name_full_disk(path, draft):
             yield draft
             if draft.is_dir():
                 kind.require(Path(path), frozenset(names_below(draft)))
@@ -70,7 +70,7 @@ def atomic_path(path: str | PathLike[str], kind: Folder = ANY_FOLDER) -> Iterato
 
 
 @contextmanager
-def naming_full_disk(path: str | PathLike[str], draft: Path | None = None) -> Iterator[None]:
+def name_full_disk(path: str | PathLike[str], draft: Path | None = None) -> Iterator[None]:
     """Name the file in the error of a write without space, which libraries bury below errors of their own.
 
     Args:
