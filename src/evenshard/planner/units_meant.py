@@ -37,10 +37,10 @@ MEANT: Mapping[str, Mapping[str, float]] = {
 
 def unit_warnings(request: PlacementRequest) -> tuple[str, ...]:
     """Return a clause for each value that no known machine comes near: its field, value, unit and likely meaning."""
-    return tuple(dict.fromkeys(one for one in (*_of_links(request), *_of_memory(request)) if one))
+    return tuple(dict.fromkeys(one for one in (*_list_link_warnings(request), *_list_memory_warnings(request)) if one))
 
 
-def _of_links(request: PlacementRequest) -> Iterator[str | None]:
+def _list_link_warnings(request: PlacementRequest) -> Iterator[str | None]:
     """Check links that are a bandwidth or a file; ``LINKS`` are known."""
     machine = request.nodes
     for field, theirs, name in (("intra", "intra_host_bw", machine.intra), ("inter", "inter_host_bw", machine.inter)):
@@ -49,19 +49,19 @@ def _of_links(request: PlacementRequest) -> Iterator[str | None]:
         tier = [one for key, one in LINKS.items() if key.startswith(BETWEEN_NODES) == (field == "inter")]
         found, gb_s = link(name), [one.even_gb_s(GPUS_OF_A_NODE) for one in tier]
         what = f"{field} ({theirs} of a Topology)"
-        yield _warning(what, found.even_gb_s(GPUS_OF_A_NODE), "GB/s", (min(gb_s), max(gb_s)))
+        yield _warn_beyond(what, found.even_gb_s(GPUS_OF_A_NODE), "GB/s", (min(gb_s), max(gb_s)))
         us = [one.latency_us for one in tier]
-        yield _warning(f"the latency of {field}", found.latency_us, "us", (min(us), max(us)))
+        yield _warn_beyond(f"the latency of {field}", found.latency_us, "us", (min(us), max(us)))
 
 
-def _of_memory(request: PlacementRequest) -> Iterator[str | None]:
+def _list_memory_warnings(request: PlacementRequest) -> Iterator[str | None]:
     """Check memory of devices, hosts and SSDs, and the bandwidths of the latter."""
     machine = request.nodes
     for device, cap in enumerate(request.caps_bytes):
         profile = profile_of(HardwareName.parse(machine.hardware_of(device) or request.hardware))
         if profile is not None:
             known = (profile.memory_gb, profile.memory_gb)
-            yield _warning("memory_cap_gb (hbm_cap of a Topology)", bytes_to_gb(cap), "GB", known, MOST_MEMORY)
+            yield _warn_beyond("memory_cap_gb (hbm_cap of a Topology)", bytes_to_gb(cap), "GB", known, MOST_MEMORY)
     values = {
         "host_memory_gb": [bytes_to_gb(one) for one in machine.host_bytes],
         "host_bandwidth_gb_s": [machine.host_gb_s],
@@ -70,10 +70,10 @@ def _of_memory(request: PlacementRequest) -> Iterator[str | None]:
     }
     for field, of_field in values.items():
         for value in filter(None, of_field):  # 0 is none, or unknown
-            yield _warning(field, value, *HOSTS[field])
+            yield _warn_beyond(field, value, *HOSTS[field])
 
 
-def _warning(field: str, value: float, unit: str, known: tuple[float, float], most: float = MOST) -> str | None:
+def _warn_beyond(field: str, value: float, unit: str, known: tuple[float, float], most: float = MOST) -> str | None:
     low, high = known
     if LEAST * low <= value <= most * high:
         return None

@@ -24,10 +24,10 @@ from evenshard.tracking.backlog import KeptRun, backlog_folder, has_backlog
 from evenshard.tracking.client import (
     address,
     connect,
+    describe_miss,
     first_line,
     in_one_piece,
     is_refusal,
-    describe_miss,
     short_timeouts,
     tracking_uri,
 )
