@@ -13,7 +13,7 @@ from evenshard.compare.diff import diff
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.report.answer import make_displayable
 from evenshard.report.difference_markdown import difference_markdown
-from evenshard.report.facts.step import advice, training_range_texts
+from evenshard.report.facts.step import advice, warning_texts
 from evenshard.report.page.page import card, page
 from evenshard.report.terminal import brief_text, summary_text
 from support.answer_builders import LINEAGE, answer
@@ -66,9 +66,9 @@ def test_in_brief_the_interval_and_the_first_warning_say_it() -> None:
 
 
 def test_several_quantities_are_one_sentence() -> None:
-    (text,) = training_range_texts(answer(warnings=(ROWS, "8 devices are more than the 4 the model was trained on")))
+    (text,) = warning_texts(answer(warnings=(ROWS, "8 devices are more than the 4 the model was trained on")))
     assert text == f"{SAID.rstrip('.')}; 8 devices are more than the 4 the model was trained on."
-    assert training_range_texts(answer()) == []
+    assert warning_texts(answer()) == []
 
 
 def test_a_bound_of_a_learned_model_is_a_claim_of_that_model() -> None:

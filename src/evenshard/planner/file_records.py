@@ -118,9 +118,7 @@ class PlacementFile(FileRecord):
     uncertainty_ms: float = Field(description="half the width of the 90 % interval")
     measured: MeasuredStep | None
     comparison: tuple[Rival, ...]
-    warnings: tuple[str, ...] = Field(
-        description="values in another unit, it seems, and where the request lies outside of the model's training data"
-    )
+    warnings: tuple[str, ...] = Field(description="where the request lies outside of the model's training data")
     link: str = Field("", description="that the exchanges of the model's training data went over")
     notes: tuple[str, ...] = Field((), description="what else to know before believing a time")
     device_error: DeviceError | None = Field(

@@ -12,7 +12,7 @@ from evenshard.measure.price.device_price import ROUNDING
 from evenshard.planner.answer import PlacementAnswer, fullest_device
 from evenshard.report.difference import EQUAL, READ_BY_POSITION, payback_lines, saved_text
 from evenshard.report.facts.comparison import worth_texts
-from evenshard.report.facts.step import gap_text, training_range_texts
+from evenshard.report.facts.step import gap_text, warning_texts
 from evenshard.utils.messages import names_text, printable
 from evenshard.utils.units import bytes_to_gb, ms_text, pct_text, size_text
 
@@ -46,13 +46,14 @@ def difference_markdown(
     """
     title = title or str(new.lineage.get("tables") or "placement")
     lines = [marker(title), f"### evenshard: {code(title)}", ""]
-    reordered = [f"{one.text} {READ_BY_POSITION}" for one in difference.reordered]
-    if warnings := [*training_range_texts(new), *reordered, *new.memory_warnings]:
+    if warnings := [*warning_texts(new), *new.memory_warnings]:
         lines += ["> [!WARNING]", *(f"> {escape_markdown(one)}  " for one in warnings), ""]
     lines += [_headline(old, new), ""]
     lines += [f"{escape_markdown(line)}.  " for line in worth_texts(new)]
     lines += [""] * (lines[-1] != "")
     lines += _figures(difference, old, new)
+    if reordered := [f"{one.text} {READ_BY_POSITION}" for one in difference.reordered]:
+        lines += ["", "> [!WARNING]", *(f"> {escape_markdown(one)}  " for one in reordered)]
     if difference.equal:
         lines += ["", EQUAL]
     elif paid is not None:

@@ -41,7 +41,7 @@ from evenshard.report.facts.setting import (
     tables_and_machine,
     timing_word,
 )
-from evenshard.report.facts.step import advice, bound_text, step_headline, timed_text, training_range_texts
+from evenshard.report.facts.step import advice, bound_text, step_headline, timed_text, warning_texts
 from evenshard.utils.console import plain_console, plain_grid, print_whole
 from evenshard.utils.messages import count_text, names_text, printable
 from evenshard.utils.units import BYTES_PER_GB, UNITS, decimals, ms_text, size_text
@@ -83,7 +83,7 @@ def print_answer(answer: PlacementAnswer, file: TextIO | None = None, missing: s
     """
     console = plain_console(file)
     compared, not_compared = rival_text(answer), not_compared_text(answer, missing)
-    for text in training_range_texts(answer):
+    for text in warning_texts(answer):
         _print_text(console, f"Warning: {printable(text)}", "bold yellow")
     _print_text(console, f"{setting_text(answer)}. {reserve_text(answer.request)}.", "dim")
     if text := device_error_text(answer):
@@ -321,7 +321,7 @@ def _lines(answer: PlacementAnswer) -> Iterator[tuple[str, str]]:
         yield "kept", ", ".join(f"{count:,} {kernel}" for kernel, count in kernels.most_common())
     if (rival := best_rival(answer)) is not None and rival.predicted_ms is not None:
         yield "others", f"the best of them, {rival_label(rival)}: {ms_text(rival.predicted_ms)} ms"
-    warnings = [*training_range_texts(answer), *assumed_lookups_texts(answer), *answer.memory_warnings]
+    warnings = [*warning_texts(answer), *assumed_lookups_texts(answer), *answer.memory_warnings]
     counts = {"note": len(answer.notes), "assumption": len(assumed_groups(answer)), "warning": len(warnings)}
     said = ", ".join(count_text(count, word) for word, count in counts.items() if count)
     yield "more", f".summary(), .to_frame(), .save_report(path){f'; {said}' if said else ''}"

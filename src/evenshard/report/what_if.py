@@ -12,7 +12,7 @@ from evenshard.compare.what_if.result import Best, WhatIfAnswer
 from evenshard.measure.hardware import is_simulated
 from evenshard.planner.answer import fullest_device
 from evenshard.report.facts.setting import assumed_groups, device_error_text
-from evenshard.report.facts.step import training_range_texts
+from evenshard.report.facts.step import warning_texts
 from evenshard.utils.console import plain_console, plain_grid, print_whole
 from evenshard.utils.messages import count_text, printable
 from evenshard.utils.units import decimals, ms_text, pct_text, size_text
@@ -118,7 +118,7 @@ def notes(found: WhatIfAnswer) -> Iterator[str]:
     said: dict[str, list[str]] = {}
     for one in placed:
         assert one.answer is not None
-        for text in (*training_range_texts(one.answer), *one.answer.memory_warnings, *one.answer.notes):
+        for text in (*warning_texts(one.answer), *one.answer.memory_warnings, *one.answer.notes):
             said.setdefault(text, []).append(machine_name(one))
     for text, machines in said.items():
         where = "" if len(machines) == len(placed) else f" ({', '.join(machines)})"

@@ -6,6 +6,7 @@ from statistics import fmean
 
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.planner.answer import PlacementAnswer, model_lineage, slowest_device
+from evenshard.planner.units_meant import unit_warnings
 from evenshard.report.facts.placed import PlacedPart, placed_parts
 from evenshard.report.facts.setting import timing_word
 from evenshard.utils.units import ms_text, pct_text
@@ -38,14 +39,15 @@ def is_learned(answer: PlacementAnswer) -> bool:
     return bool(model_lineage(answer).get("trained_on"))
 
 
-def training_range_texts(answer: PlacementAnswer) -> list[str]:
-    """Describe in one sentence how the request lies outside the model's training range; no sentence if it does not."""
-    if not answer.warnings:
-        return []
-    return [
-        "The request is outside the training range of the model, so its predicted times are guesses: "
-        f"{'; '.join(answer.warnings)}."
-    ]
+def warning_texts(answer: PlacementAnswer) -> list[str]:
+    """Return the sentences that precede an answer: values in an unlikely unit, a request outside the training range."""
+    texts = [f"{clause}." for clause in unit_warnings(answer.request)]
+    if answer.warnings:
+        texts.append(
+            "The request is outside the training range of the model, so its predicted times are guesses: "
+            f"{'; '.join(answer.warnings)}."
+        )
+    return texts
 
 
 def timed_text(answer: PlacementAnswer) -> str:

@@ -295,6 +295,6 @@ def card(answer: PlacementAnswer) -> str:
         legend=list(zip(STEP_PARTS, COLOURS, strict=True)),
         ways=placed.sharding_texts(answer),
         notes=[*answer.notes, *step.advice(answer)],
-        outside=step.training_range_texts(answer),
+        outside=step.warning_texts(answer),
         warnings=[*setting.assumed_lookups_texts(answer), *answer.memory_warnings],
     )

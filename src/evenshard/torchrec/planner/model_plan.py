@@ -21,7 +21,7 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import MOST_SHARDS
 from evenshard.report.answer import make_displayable
 from evenshard.report.facts.setting import assumed_lookups_texts
-from evenshard.report.facts.step import EMBEDDING_WORK, training_range_texts
+from evenshard.report.facts.step import EMBEDDING_WORK, warning_texts
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.search.search import effort_called
 from evenshard.sharders.torchrec.compat import planner_error
@@ -167,7 +167,7 @@ class ModelPlanner:
         answer = make_displayable(place_request(request, model, config, progress=count, known=theirs))
         assumed = self.machine.assumed.notes(answer.parts)
         result.answer = replace(answer, notes=(*assumed, *answer.notes))
-        for line in (*training_range_texts(answer), *assumed, *assumed_lookups_texts(answer), *answer.notes):
+        for line in (*warning_texts(answer), *assumed, *assumed_lookups_texts(answer), *answer.notes):
             log.warning("%s", line)
         if limit_s is not None and time.monotonic() - started >= limit_s:
             result.say(f"The search ended after timeout_seconds={limit_s}: this is the best plan until then.")
