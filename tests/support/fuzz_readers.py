@@ -28,7 +28,6 @@ from evenshard.measure.traces.ranks import observe
 from evenshard.utils.errors import EvenshardError
 from support.answer_builders import answer
 from support.builders import PROVENANCE, cost, some_tables, table, task
-from support.estimator_builders import FIT
 from support.mutations import (
     damaged_bytes,
     mutated_csv,
@@ -349,23 +348,6 @@ def _read_model(path: Path) -> None:
     load_network(folder / "cost_net", DreamShardCostNet)
 
 
-@cache
-def _estimator() -> Any:
-    from evenshard.torchrec.estimator.files import save_estimator
-
-    path = _made() / "estimator.json"
-    save_estimator(FIT, path)
-    return json.loads(path.read_text())
-
-
-def _read_estimator(path: Path) -> None:
-    from torchrec.distributed.planner.types import Topology
-
-    from evenshard.torchrec.estimator import load_estimator
-
-    load_estimator(path, Topology(4, "cuda"))
-
-
 def _read_manifest(path: Path) -> None:
     from evenshard.utils.s3.transfer import Manifest
 
@@ -444,7 +426,6 @@ READERS: dict[str, Reader] = {
     "model state": _model_reader("cost_model", "state.pt", lambda rng: mutated_tensors(_state("cost_model"), rng)),
     "network config": _model_reader("cost_net", "config.json", partial(_model_json, "cost_net", "config.json")),
     "network state": _model_reader("cost_net", "state.pt", lambda rng: mutated_tensors(_state("cost_net"), rng)),
-    "estimator": Reader("e.json", lambda rng: mutated_json(_estimator(), rng), _read_estimator),
     "manifest": Reader("manifest.json", lambda rng: mutated_json(_manifest(), rng), _read_manifest),
     "trace": Reader("trace.json", lambda rng: mutated_json(_trace(), rng), lambda path: observe([path])),
     "address": Reader("address", lambda rng: damaged_bytes(rng.choice(ADDRESSES).encode(), rng), _read_address),

@@ -16,16 +16,19 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 import evenshard
 from evenshard.cli import main
+from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.pricing import part_costs
+from evenshard.planner.request import PlacementRequest
+from evenshard.sharders.model import DeviceModel
 from evenshard.tables.table import Table
 from evenshard.torchrec import shards_of, torchrec_constraints
-from evenshard.torchrec.estimator.examples import FittedMachine
 from evenshard.torchrec.plan.constraint_file import constraint_fields, constraints_text
 from support.documented import command, snippet
 
-PAGE = "docs/torchrec_estimator.md"
+PAGE = "docs/torchrec_costs.md"
 pytestmark = pytest.mark.filterwarnings("ignore:HeuristicalStorageReservation:FutureWarning")
 
 
@@ -41,9 +44,8 @@ def planned(planner: Any, tables: tuple[Table, ...]) -> Any:
 
 
 def true_ms(answer: PlacementAnswer, parts: tuple[TablePart, ...]) -> float:
-    """By the device model."""
-    times_of = FittedMachine("simulated:h100").times(answer.request)
-    return float(times_of(parts).sum(axis=1).max())
+    """Predict the step of a placement by the device model."""
+    return part_costs(answer.request, DeviceModel("simulated:h100")).predict(parts).predicted_ms
 
 
 @pytest.mark.slow
@@ -60,7 +62,7 @@ def test_the_documented_file_makes_torchrec_find_the_answer(tmp_path: Path, monk
     del sys.modules["constraints"]
     assert scope["constraints"] == torchrec_constraints(answer)
     found = shards_of(planned(scope["planner"], answer.request.tables), answer.request.tables)
-    assert true_ms(answer, found) <= 1.12 * true_ms(answer, answer.parts)  # measured: 1.08
+    assert true_ms(answer, found) <= 1.12 * true_ms(answer, answer.parts)
 
 
 def test_two_nodes() -> None:
@@ -79,7 +81,14 @@ def answer_of(*parts: TablePart) -> PlacementAnswer:
     """An answer of one table of 100 rows and 32 columns on two nodes of two devices."""
 
     class Answer:
-        request = FittedMachine("simulated:h100", devices_per_node=2).request([Table("t", 100, 32, 7.0)], 2)
+        request = PlacementRequest(
+            tables=(Table("t", 100, 32, 7.0),),
+            caps_bytes=(2**40,) * 4,
+            batch_size=65_536,
+            hardware="simulated:h100",
+            optimizer="sgd",
+            machine=Machine(4, 2, inter="infiniband_ndr"),
+        )
 
     Answer.parts = parts  # type: ignore[attr-defined]
     return Answer()  # type: ignore[return-value]

@@ -18,7 +18,6 @@ from evenshard.cli import (
     costs,
     datasets,
     decisions,
-    estimators,
     init,
     pipeline,
     place,
@@ -48,7 +47,6 @@ GROUPS = {
         "diff",
         "lineage",
         "hardware",
-        "export-estimator",
     ),
     "the loop: measure and learn": (
         *("generate-tables", "benchmark", "train-cost", "train-policy", "evaluate"),
@@ -74,7 +72,7 @@ def _parser() -> OneLineParser:
         help="print the script that completes commands, flags and files in a shell",
     )
     commands = Commands(parser)
-    families = [init, stages, costs, traces, place, what_if, placements, estimators]
+    families = [init, stages, costs, traces, place, what_if, placements]
     families += [pipeline, storage, datasets, decisions]
     for module in families:
         module.add_commands(commands)

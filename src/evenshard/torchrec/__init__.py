@@ -15,6 +15,7 @@
     predicted(plan, answer).predicted_ms                                            # what it would cost, to compare
     delta = load_delta("delta.json", model)                                         # of a running job; from the command
     reshard(model, delta)                                                           # line, diff --reshard-delta -o
+    EvenshardPerfModel(topology, "simulated:h100")                                   # rates plans in TorchRec's planner
     torchrec_constraints(answer)                                                    # for TorchRec's own planner
     dense_bytes(model, "adam")                                                      # memory of all but the tables
 
@@ -31,11 +32,13 @@ from evenshard.torchrec.plan.compare import predicted
 from evenshard.torchrec.plan.constraint_file import torchrec_constraints
 from evenshard.torchrec.plan.file import load_plan, save_plan
 from evenshard.torchrec.plan.plans import placement_of, sharding_plan, shards_of
+from evenshard.torchrec.planner.perf_model import EvenshardPerfModel
 from evenshard.torchrec.planner.planner import EvenshardPlanner
 from evenshard.torchrec.running.delta_file import load_delta, reshard_delta, save_delta
 from evenshard.torchrec.running.reshard import reshard
 
 __all__ = [
+    "EvenshardPerfModel",
     "EvenshardPlanner",
     "TablePart",
     "dense_bytes",

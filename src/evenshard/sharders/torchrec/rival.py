@@ -86,9 +86,6 @@ _PIPELINES = {
     PREFETCH: "TRAIN_PREFETCH_SPARSE_DIST",
 }
 
-# Makes a ``ShardEstimator`` of a topology and constraints.
-EstimatorOf = Callable[["Topology", dict[str, Any]], Any]
-
 
 @dataclass(frozen=True)
 class TorchRecPlan:
@@ -114,16 +111,12 @@ class TorchRecPlanner:
         bandwidths: Bandwidths,
         timeout_s: int | None = None,
         size_of: Callable[[Table], int] | None = None,
-        estimator_of: EstimatorOf | None = None,
-        rates: Callable[[Topology], Any] | None = None,
     ) -> None:
         """Loads TorchRec.
 
         Args:
             timeout_s: TorchRec's setting ``timeout_seconds``: the best plan found by then is its answer.
             size_of: bytes of a part of a table; None for its weights and the task's optimizer state.
-            estimator_of: makes what estimates the times of shards; None for TorchRec's own.
-            rates: makes the ``PerfModel`` that rates plans; None for TorchRec's own.
 
         Raises:
             MissingPackage: if TorchRec is not installed.
@@ -131,7 +124,6 @@ class TorchRecPlanner:
         require_torchrec()
         self._task, self._bandwidths, self._timeout_s = task, bandwidths, timeout_s
         self._size_of = size_of or self._weights_and_state
-        self._estimator_of, self._rates = estimator_of, rates
         self._position = {table_name(number): number for number in range(len(task.tables))}
 
     def plan(self, setting: PlannerSetting, widths: Mapping[str, int] | None = None) -> TorchRecPlan:
@@ -144,7 +136,7 @@ class TorchRecPlanner:
             InfeasibleTask: if TorchRec finds none.
         """
         constraints = self._constraints(setting, widths or {})
-        rates = self._perf_model(setting)
+        rates = NoopPerfModel(self.topology_of(setting))
         planner = EmbeddingShardingPlanner(
             topology=self.topology_of(setting),
             batch_size=self.batch_per_device,
@@ -203,7 +195,7 @@ class TorchRecPlanner:
             ]
             options.append(option)
         enumerator.populate_estimates(options)
-        return float(self._perf_model(PlannerSetting()).rate(options))
+        return float(NoopPerfModel(self.topology_of(PlannerSetting())).rate(options))
 
     @cached_property
     def _rating_templates(self) -> tuple[_SortedEnumerator, list[ShardingOption]]:
@@ -212,9 +204,6 @@ class TorchRecPlanner:
         enumerator = self._enumerator(usual, self._constraints(usual, {}))
         first = {option.name: option for option in enumerator.enumerate(self._module, self._sharders)}
         return enumerator, list(first.values())
-
-    def _perf_model(self, setting: PlannerSetting) -> Any:
-        return (self._rates or NoopPerfModel)(self.topology_of(setting))
 
     # What TorchRec is given ------------------------------------------------------------------------------------------
 
@@ -291,7 +280,7 @@ class TorchRecPlanner:
 
     def _enumerator(self, setting: PlannerSetting, constraints: dict[str, Any]) -> _SortedEnumerator:
         topology = self.topology_of(setting)
-        times = (self._estimator_of or EmbeddingPerfEstimator)(topology, constraints)
+        times = EmbeddingPerfEstimator(topology, constraints)
         estimators = [times, self._storage_estimator(setting, constraints)]
         enumerator = EmbeddingEnumerator(topology, self.batch_per_device, constraints, estimators)
         return _SortedEnumerator(enumerator, self._position)

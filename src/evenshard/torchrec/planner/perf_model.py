@@ -7,15 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from evenshard.measure.hardware import HardwareName
 from evenshard.measure.price.step import PartCosts, PredictedParts
+from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.pipeline import USUAL_PIPELINE
 from evenshard.placement.sharding import REPLICATED
+from evenshard.planner.model import model_of, named_with_hardware
+from evenshard.planner.pricing import part_costs
+from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.model import Model
 from evenshard.sharders.torchrec.compat import pod_size_of
 from evenshard.sharders.torchrec.planner import merge_parts, parts_of_shards, replica, storage_of
 from evenshard.tables.table import Table
-from evenshard.torchrec.estimator.examples import machine_to_fit
 from evenshard.torchrec.model.modules import is_placed, located_tables
 from evenshard.torchrec.model.tables import tables_of
 from evenshard.utils.errors import BadConfig
@@ -25,6 +29,8 @@ from evenshard.utils.process import one_thread
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ShardingOption, Topology
 
+# Memory decides nothing here: TorchRec's planner keeps to it.
+_UNLIMITED_BYTES = 10**15
 # Path of a table's module, and its name.
 _Key = tuple[str, str]
 
@@ -66,10 +72,19 @@ class EvenshardPerfModel:
         if topology.world_size % node or pod_size_of(topology) != 1:
             raise BadConfig(
                 f"the topology has {topology.world_size} ranks, {node} on a node; nodes must be full, and the fast "
-                "link within each. Rate such plans with the exported performance model."
+                "link within each."
             )
-        self._world_size = topology.world_size
-        self._machine = machine_to_fit(hardware, model, node, intra, inter, optimizer=optimizer)
+        loaded, hardware = named_with_hardware(model, hardware)
+        if hardware is None:
+            raise BadConfig('neither hardware nor model is given. Name one, such as hardware="simulated:h100".')
+        if loaded is None and not HardwareName.parse(hardware).kind.is_simulated:
+            raise BadConfig(
+                f"hardware is {brief(hardware)}, and only a model knows its costs. Name one, such as "
+                'model="work/round_3".'
+            )
+        self._world_size, self._hardware, self._optimizer = topology.world_size, hardware, optimizer
+        self._model = loaded or model_of(None, hardware)
+        self._machine = Machine(self._world_size, node, intra=intra, inter=inter if self._world_size > node else "")
         self._counted = {table.name: table for table in tables}
         self._of: tuple[object, ...] = ()
         self._tables: dict[_Key, Table] = {}
@@ -92,10 +107,16 @@ class EvenshardPerfModel:
         described = tuple((one.path, one.name, tuple(one.input_lengths), one.batch_size) for one in plan)
         if self._costs is None or described != self._of:
             self._of, self._tables = described, _tables_of_options(plan, self._counted)
-            batch_size = plan[0].batch_size * self._world_size
-            machine = replace(self._machine, batch_size=batch_size)
-            request = machine.request(tuple(self._tables.values()), self._world_size // machine.devices_per_node)
-            self._costs = machine.costs(replace(request, training_pipeline=self._pipeline))
+            request = PlacementRequest(
+                tables=tuple(self._tables.values()),
+                caps_bytes=(_UNLIMITED_BYTES,) * self._world_size,
+                batch_size=plan[0].batch_size * self._world_size,
+                hardware=self._hardware,
+                optimizer=self._optimizer,
+                machine=self._machine,
+                training_pipeline=self._pipeline,
+            )
+            self._costs = part_costs(request, self._model)
         with one_thread():
             return self._costs.predict([part for option in plan for part in self._parts(option)])
 
@@ -117,7 +138,7 @@ def _tables_of_options(plan: Sequence[ShardingOption], counted: Mapping[str, Tab
         if not is_placed(option.module[1]):
             raise BadConfig(
                 f"table {brief(option.name)} is in a {type(option.module[1]).__name__}, whose costs evenshard does not "
-                "know. Rate plans with the exported performance model."
+                "know."
             )
     located = located_tables(modules)
     known = {(one.path, one.config.name): table for one, table in zip(located, tables_of(modules), strict=True)}

@@ -15,16 +15,17 @@ from torchrec.distributed.planner.types import ParameterConstraints, Topology
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from evenshard.placement.machine import Machine
+from evenshard.planner.pricing import part_costs
+from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.model import DeviceModel
 from evenshard.tables.table import Table
-from evenshard.torchrec import tables_of
-from evenshard.torchrec.estimator import EvenshardPerfModel, export_estimator, fit
-from evenshard.torchrec.estimator.examples import FittedMachine
+from evenshard.torchrec import EvenshardPerfModel, tables_of
 from evenshard.torchrec.plan.plans import shards_of
 from evenshard.utils.errors import BadConfig
 from support.documented import snippet
 
-PAGE = "docs/torchrec_estimator.md"
+PAGE = "docs/torchrec_costs.md"
 BATCH = 8192
 POOLING = {"t0": [40.0], "t1": [3.0, 2.0], "t2": [9.0], "t3": [30.0], "t4": [25.0]}
 ROWS = (2_000_000, 500_000, 3_000, 800_000, 20_000)
@@ -60,28 +61,31 @@ def known_tables() -> tuple[Table, ...]:
     return tables_of(MODEL, of_features)
 
 
-def true_ms(plan: Any, machine: FittedMachine, tables: Sequence[Table] | None = None) -> float:
-    """What evenshard says of the finished plan, which it reads back."""
-    tables = tables or known_tables()
-    return machine.costs(machine.request(tables, 2)).predict(shards_of(plan, tables)).predicted_ms
+def true_ms(plan: Any, tables: Sequence[Table] | None = None) -> float:
+    """Predict the step of the finished plan, which evenshard reads back."""
+    tables = tuple(tables or known_tables())
+    request = PlacementRequest(
+        tables=tables,
+        caps_bytes=(10**15,) * 4,
+        batch_size=4 * BATCH,
+        hardware="simulated:h100",
+        optimizer="sgd",
+        machine=Machine(4, 2, inter="infiniband_ndr"),
+    )
+    return part_costs(request, DeviceModel("simulated:h100")).predict(shards_of(plan, tables)).predicted_ms
 
 
 @pytest.fixture(scope="module")
-def documented(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def documented() -> dict[str, Any]:
     """What the page's snippet leaves."""
-    folder = tmp_path_factory.mktemp("exported")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit, "WORLDS", 10)  # a rough estimator will do
-        export_estimator(folder / "estimator.json", "simulated:h100")
     scope: dict[str, Any] = {
         "EmbeddingShardingPlanner": EmbeddingShardingPlanner,
         "topology": topology(),
         "batch_size": BATCH,
         "constraints": CONSTRAINTS,
     }
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of TorchRec's default reservation
-        patch.chdir(folder)
         exec(snippet(PAGE, "import EvenshardPerfModel"), scope)
     scope["plan"] = scope["planner"].plan(MODEL, SHARDERS)
     return scope
@@ -91,20 +95,18 @@ def documented(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of TorchRec's default reservation
 def test_a_plan_is_rated_as_evenshard_prices_it(documented: dict[str, Any]) -> None:
     """It is read back from TorchRec's plan; TorchRec's own plan costs more."""
-    machine = FittedMachine("simulated:h100", devices_per_node=2, batch_size=4 * BATCH)
     planner, rates, plan = documented["planner"], documented["rates"], documented["plan"]
-    assert rates.rate(planner._best_plan) == pytest.approx(true_ms(plan, machine))
+    assert rates.rate(planner._best_plan) == pytest.approx(true_ms(plan))
     own = EmbeddingShardingPlanner(topology=topology(), batch_size=BATCH, constraints=CONSTRAINTS)
-    assert true_ms(plan, machine) < 0.95 * true_ms(own.plan(MODEL, SHARDERS), machine)
+    assert true_ms(plan) < 0.95 * true_ms(own.plan(MODEL, SHARDERS))
 
 
 @pytest.mark.slow
 def test_the_predictions_of_a_model(documented: dict[str, Any]) -> None:
     model = DeviceModel("simulated:h100")
-    machine = FittedMachine("simulated:h100", devices_per_node=2, batch_size=4 * BATCH, model=model)
     planner, plan = documented["planner"], documented["plan"]
     rates = EvenshardPerfModel(topology(), "simulated:h100", model=model)
-    assert rates.rate(planner._best_plan) == pytest.approx(true_ms(plan, machine), rel=1e-5)
+    assert rates.rate(planner._best_plan) == pytest.approx(true_ms(plan), rel=1e-5)
 
 
 @pytest.mark.slow
@@ -122,19 +124,18 @@ def test_a_step_has_waits_and_hides_what_the_pipeline_hides(documented: dict[str
 @pytest.mark.slow
 def test_what_was_counted_in_traffic_counts(documented: dict[str, Any]) -> None:
     """All lookups of t0 are of rows that a batch asks for some 16,000 times."""
-    machine = FittedMachine("simulated:h100", devices_per_node=2, batch_size=4 * BATCH)
     options, plan = documented["planner"]._best_plan, documented["plan"]
     bins = (0.0,) * 14 + (1.0, 0.0, 0.0)
     tables = [replace(one, reuse_bins=bins if one.name == "t0" else None) for one in known_tables()]
     rates = EvenshardPerfModel(topology(), "simulated:h100", tables=[tables[0]])
-    assert rates.rate(options) == pytest.approx(true_ms(plan, machine, tables))
+    assert rates.rate(options) == pytest.approx(true_ms(plan, tables))
     assert rates.times(options) != pytest.approx(documented["rates"].times(options))
 
 
 @pytest.mark.slow
 def test_rows_on_the_host_cost_more(documented: dict[str, Any]) -> None:
-    rates, costs = documented["rates"], documented["costs"]
-    options = costs.enumerator(BATCH).enumerate(MODEL, SHARDERS)
+    rates = documented["rates"]
+    options = documented["planner"]._enumerator.enumerate(MODEL, SHARDERS)
     whole = {one.name: one for one in options if (one.sharding_type, one.compute_kernel) == ("table_wise", "fused")}
     for one in whole.values():
         one.shards[0].rank = 0
@@ -145,7 +146,7 @@ def test_rows_on_the_host_cost_more(documented: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_other_modules_are_refused(documented: dict[str, Any]) -> None:
-    options = documented["costs"].enumerator(BATCH).enumerate(MODEL, SHARDERS)
+    options = documented["planner"]._enumerator.enumerate(MODEL, SHARDERS)
     options[0]._module = ("bags", nn.Linear(1, 1))
     with pytest.raises(BadConfig, match="'t0' is in a Linear, whose costs evenshard does not know"):
         documented["rates"].rate(options[:1])
