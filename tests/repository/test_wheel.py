@@ -90,7 +90,6 @@ NEEDS = {
     "describe costs.parquet": "pyarrow",
     "place tables.yaml --model work/round_3": "torch",
     "generate-tables --tables-out tables.parquet --tasks-out tasks.json": "torch",
-    "compare loop-1 loop-2": "mlflow",
     "place s3://bucket/tables.yaml": "boto3",
     "diff placement.json placement.json": "scipy",
     "pipeline compile --pipeline train --out loop.yaml": "kfp",

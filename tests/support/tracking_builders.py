@@ -6,7 +6,7 @@ import shutil
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -15,7 +15,7 @@ from typing import Any
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.sharders.trained_on import TrainedOn
 from evenshard.tracking import REGISTERED_COST, ModelVersion, registry
-from evenshard.tracking.client import connect, short_timeouts
+from evenshard.tracking.client import connect, experiment_name, short_timeouts
 from evenshard.tracking.pyfunc import ServedCode
 from evenshard.utils.provenance import Lineage
 from support.builders import PROVENANCE, cost, cost_net, measured, policy, some_tables, task
@@ -79,6 +79,25 @@ def runs_of(client: Any, name: str = "evenshard") -> dict[str, Any]:
     by_name = {run.info.run_name: run for run in found}
     assert len(by_name) == len(found)
     return by_name
+
+
+@dataclass
+class Loop:
+    """A parent run, and the stages below it, the oldest first."""
+
+    run: Any
+    children: list[Any]
+
+
+def loops() -> list[Loop]:
+    """Return the parent runs of the experiment, the newest first."""
+    client = connect()
+    experiment = client.get_experiment_by_name(experiment_name())
+    runs = [] if experiment is None else client.search_runs([experiment.experiment_id])
+    of_parent: dict[str, list[Any]] = {}
+    for run in runs:
+        of_parent.setdefault(run.data.tags.get("mlflow.parentRunId", ""), []).append(run)
+    return [Loop(run, of_parent.get(run.info.run_id, [])[::-1]) for run in of_parent.get("", [])]
 
 
 def write_costs(path: Path, lineage: Lineage | None = None) -> Path:

@@ -17,7 +17,7 @@ from evenshard import tracking
 from evenshard.tracking.client import connect
 from evenshard.tracking.sqlite_file import sqlite_file, usable_file
 from evenshard.utils.errors import TrackingFailed
-from support.tracking_builders import empty_file
+from support.tracking_builders import empty_file, loops
 
 FORK = multiprocessing.get_context("fork")
 
@@ -74,8 +74,8 @@ def test_a_kill_while_we_make_it_leaves_no_file(workdir: Path) -> None:
     (workdir / "mlflow.db-journal").write_bytes(b"of a file that was deleted")
     with tracking.stage_run("benchmark_1", {}, {}):
         pass
-    [loop] = tracking.find_runs()
-    assert [one.name for one in loop.children] == ["benchmark_1"]
+    [loop] = loops()
+    assert [one.info.run_name for one in loop.children] == ["benchmark_1"]
     there = {one.name for one in workdir.iterdir() if not one.name.startswith(".evenshard-")}
     assert there == {"mlflow.db", "params.yaml", "work"}, "and what the killed one had made beside it"
 
@@ -107,7 +107,7 @@ def test_a_broken_file_with_runs_stays_and_the_message_says_what_helps(workdir: 
         database.executescript(statement)
     before = path.stat().st_ino
     with pytest.raises(TrackingFailed, match=r"mlflow.db: MLflow cannot use this file \(.*mlflow db upgrade.*move it"):
-        tracking.find_runs()
+        connect()
     assert path.stat().st_ino == before
 
 

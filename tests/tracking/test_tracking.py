@@ -22,8 +22,7 @@ from evenshard.api.serving import served_code
 from evenshard.tracking import runs
 from evenshard.tracking.client import first_line, in_one_piece, with_time_limits
 from evenshard.tracking.parents import Parent, ensure_parent, flatten
-from evenshard.tracking.search import run_artifact
-from evenshard.utils.errors import BadConfig, TrackingFailed
+from evenshard.utils.errors import TrackingFailed
 from evenshard.utils.process import on_sigterm, terminate
 from evenshard.utils.provenance import params_hash
 from support.http_server import hanging
@@ -327,7 +326,6 @@ def test_no_command_gives_a_password_away(workdir: Path, uri: str) -> None:
     (workdir / "tables.csv").write_text("name,num_rows,embedding_dim,pooling_factor\na,1000,16,1\nb,1000,16,1\n")
     commands = [
         ["place", "tables.csv", "--devices", "2", "--model", "models:/x@champion"],
-        ["compare", "a", "b"],
         ["lineage", "none.json"],
     ]
     code = f"""
@@ -347,8 +345,8 @@ print([main(command) for command in {commands}])
     files = [path for path in workdir.rglob("*") if path.is_file()]
     assert any(path.name == "mlflow_parent.json" for path in files)
     assert "s3cr" not in said and not any(b"s3cr" in path.read_bytes() for path in files)
-    assert said.count("***@127.0.0.1:9") >= 1 + 1 + 2
-    assert done.stdout.splitlines()[-1] == ("[2, 2, 2]" if "/et" in uri else "[1, 1, 2]")
+    assert said.count("***@127.0.0.1:9") >= 1 + 1 + 1
+    assert done.stdout.splitlines()[-1] == ("[2, 2]" if "/et" in uri else "[1, 2]")
 
 
 def test_a_database_that_is_away_is_noticed_at_once(
@@ -482,37 +480,3 @@ def test_of_a_chain_of_errors_the_first_says_what_happened(raising: Callable[[],
         except Exception as error:
             raise RuntimeError("invalid literal after a long way\nand more") from error
     assert first_line(caught.value).startswith(says)
-
-
-# Search --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_loops_are_found_by_name_and_by_id(client: Any, workdir: Path) -> None:
-    a_loop(workdir)
-    [loop] = tracking.find_runs()
-    assert [one.name for one in loop.children] == ["generate_tables", "train_cost_2"]
-    assert loop.params["loop.num_rounds"] == "2" and loop.metrics == {"evenshard.mean_measured_ms": 1.5}
-    for name in (loop.name, loop.run_id, loop.run_id[:8]):
-        assert tracking.find_runs([name]) == [loop]
-    [stage] = tracking.find_runs(["train_cost_2"])
-    assert stage.parent_id == loop.run_id
-    assert tracking.find_run(stage.run_id) == stage
-    assert tracking.find_run("0" * 32) is None
-    assert run_artifact(loop.run_id, "params.yaml", workdir).read_text().startswith("loop:")
-    with pytest.raises(BadConfig, match=f"no run 'nobody'.*Loops there: {loop.name}"):
-        tracking.find_runs(["nobody"])
-    with pytest.raises(BadConfig, match="has no nothing"):
-        run_artifact(loop.run_id, "nothing", workdir)
-
-
-@pytest.mark.slow
-def test_of_two_loops_with_one_name_the_newest_is_meant(client: Any) -> None:
-    for _ in range(2):
-        with tracking.stage_run("generate_tables", PARAMS, {}):
-            pass
-    for loop in tracking.find_runs():
-        client.update_run(loop.run_id, name="of Monday")
-    newest, oldest = tracking.find_runs()
-    assert newest.name == oldest.name and newest.start_ms >= oldest.start_ms
-    assert tracking.find_runs([newest.name]) == [newest]

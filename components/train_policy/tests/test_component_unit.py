@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from evenshard import tracking
 from evenshard.sharders.checkpoint import load_checkpoint
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy
 from evenshard.utils.provenance import sha256_of
 from evenshard_components.conftest import CONFIG
 from evenshard_components.train_cost.component import train_cost
 from evenshard_components.train_policy.component import train_policy
+from support.tracking_builders import loops
 
 Artifacts = Callable[..., dict[str, Any]]
 
@@ -34,11 +34,11 @@ def test_its_run_says_what_its_cost_network_has_learned_from(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     inputs, outputs = given("tables", "tasks", "cost_net"), made("policy", "metrics")
     train_policy.python_func(**inputs, **outputs, config=CONFIG["train_policy"], round_number=1, num_rounds=1)
-    [loop] = tracking.find_runs()
+    [loop] = loops()
     [run] = loop.children
-    assert run.tags["evenshard.costs_sha256"] == sha256_of(small_round / "costs/round_001.parquet")
-    assert run.tags["evenshard.tables_sha256"] == sha256_of(small_round / "tables/tables.parquet")
-    assert run.tags["evenshard.hardware"] == "simulated: h200"
+    assert run.data.tags["evenshard.costs_sha256"] == sha256_of(small_round / "costs/round_001.parquet")
+    assert run.data.tags["evenshard.tables_sha256"] == sha256_of(small_round / "tables/tables.parquet")
+    assert run.data.tags["evenshard.hardware"] == "simulated: h200"
 
 
 def test_what_mlflow_has_missed_goes_with_the_artifacts_to_the_next_pod(
@@ -59,6 +59,6 @@ def test_what_mlflow_has_missed_goes_with_the_artifacts_to_the_next_pod(
     assert len(list(backlog.iterdir())) == 1
     inputs = {**given("tables", "tasks"), "cost_net": trained["cost_net"]}
     train_policy.python_func(**inputs, **made("policy", "metrics"), config=CONFIG["train_policy"], **rounds)
-    [loop] = tracking.find_runs()
-    assert sorted(one.name for one in loop.children) == ["train_cost_1", "train_policy_1"]
+    [loop] = loops()
+    assert sorted(one.info.run_name for one in loop.children) == ["train_cost_1", "train_policy_1"]
     assert not backlog.exists() and not list(tmp_path.rglob("mlflow_backlog"))

@@ -52,7 +52,7 @@ GROUPS = {
         *("generate-tables", "benchmark", "train-cost", "train-policy", "evaluate"),
         *("import-costs", "merge-costs", "describe", "observe", "calibrate-link", "calibrate-device"),
     ),
-    "in a team": ("dataset", "promote", "compare", "drift"),
+    "in a team": ("dataset", "promote", "drift"),
     "on a cluster": ("pipeline", "upload"),
 }
 

@@ -1,4 +1,4 @@
-"""The commands that decide: promote a model, compare loops, retrain or not."""
+"""The commands that decide: promote a model, retrain or not."""
 
 from __future__ import annotations
 
@@ -85,20 +85,6 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     return REFUSED if done.outcome is PromotionOutcome.REFUSED else {}
 
 
-def _compare(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.stages.decisions.loop_runs import loop_runs
-    from evenshard.stages.decisions.run_comparison import compare, print_comparison
-
-    if len(args.runs) < 2:
-        raise BadConfig("one run cannot be compared. Name two or more.")
-    comparison = compare(loop_runs(args.runs))
-    if args.json:
-        print(json.dumps(finite(asdict(comparison)), indent=1))
-    else:
-        print_comparison(comparison)
-    return {}
-
-
 def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.compare.diff import diff
     from evenshard.planner.file import load_answer, save_answer
@@ -161,7 +147,7 @@ def _drift_json(drift: Drift, model: Model, difference: Difference | None, probl
 
 
 def add_commands(commands: Commands) -> None:
-    """Declares promote, compare and drift."""
+    """Declares promote and drift."""
     sub = commands.add(
         "promote",
         _promote,
@@ -189,17 +175,6 @@ def add_commands(commands: Commands) -> None:
         help="largest slowdown that counts as equally fast, with 95 %% confidence (default: 1)")  # fmt: skip
     add("--out", **output_flag(PROMOTION), default=Path("work/promotion"),
         help="folder of promotion.json and the costs (default: work/promotion)")  # fmt: skip
-    add("--json", action="store_true", help="print JSON")
-
-    sub = commands.add(
-        "compare",
-        _compare,
-        "Show how loops differ: settings, costs, and whether that is noise.",
-        "Costs are compared with those of the first loop, where both are of the same hardware and tasks. "
-        "Exit code 0, or 2: bad input.",
-    )
-    add = sub.add_argument
-    add("runs", nargs="+", metavar="RUN", help="id (or its beginning) or name of a loop's run in MLflow")
     add("--json", action="store_true", help="print JSON")
 
     sub = commands.add(

@@ -25,7 +25,7 @@ from support.convex_builders import NORMALIZER
 from support.decision_builders import bad_model, good_model, write_inputs
 from support.learned import learned_model
 from support.model_builders import save_model
-from support.tracking_builders import empty_file, register_model
+from support.tracking_builders import empty_file, loops, register_model
 
 # MLflow's opinion of the code that serves a model; here warnings are errors.
 pytestmark = pytest.mark.filterwarnings("ignore:.*type hint")
@@ -189,7 +189,7 @@ def test_from_the_first_champion_to_a_regression(place: Path, capsys: pytest.Cap
     assert champion() == "models:/evenshard-cost/2"
 
     assert main(["promote", "--candidate", "models:/evenshard-cost/2"]) == 0
-    runs = [run for run in tracking.find_runs() if run.name == "promote"]
+    runs = [one.run.data for one in loops() if one.run.info.run_name == "promote"]
     outcomes = [run.tags["evenshard.promotion"] for run in runs]
     assert outcomes == ["already the champion", "refused", "promoted", "already the champion", "promoted"]
     assert all("evenshard.params_hash" in run.tags for run in runs)
