@@ -326,7 +326,7 @@ def test_no_command_gives_a_password_away(workdir: Path, uri: str) -> None:
     (workdir / "tables.csv").write_text("name,num_rows,embedding_dim,pooling_factor\na,1000,16,1\nb,1000,16,1\n")
     commands = [
         ["place", "tables.csv", "--devices", "2", "--model", "models:/x@champion"],
-        ["lineage", "none.json"],
+        ["describe", "none.json"],
     ]
     code = f"""
 import warnings

@@ -45,7 +45,6 @@ GROUPS = {
         "what-if",
         "explain",
         "diff",
-        "lineage",
         "hardware",
     ),
     "the loop: measure and learn": (

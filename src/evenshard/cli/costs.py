@@ -31,9 +31,15 @@ ADD = "add"
 
 def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.measure.describe import describe, text
+    from evenshard.planner.describe import describe_file, file_text
 
-    description = describe(args.costs)
-    print(json.dumps(description, indent=1) if args.json else text(description))
+    costs = [path for path in args.files if path.suffix == ".parquet"]
+    others = [describe_file(path) for path in args.files if path not in costs]
+    description = describe(costs) if costs else {}
+    if args.json:
+        print(json.dumps({**description, "files": others}, indent=1))
+    else:
+        print("\n\n".join([*map(file_text, others), *([text(description)] if costs else [])]))
     return {}
 
 
@@ -180,11 +186,13 @@ def add_commands(commands: Commands) -> None:
     sub = commands.add(
         "describe",
         _describe,
-        "Show what is inside a cost dataset and how noisy it is.",
-        "Origin, counts, times, spread of repeats, repeated control placements and their drift. Several datasets are "
-        "taken as several runs, whose controls show the spread from run to run.",
+        "Show what a file is and where it comes from.",
+        "A placement: its model, and the costs that it learned from. A model or a journal: hardware, versions, commit. "
+        "A cost dataset: origin, counts, times, spread of repeats, repeated control placements and their drift. Several "
+        "datasets are taken as several runs, whose controls show the spread from run to run.",
     )
-    sub.add_argument("costs", **PATH, nargs="+", help="cost datasets (.parquet)")
+    sub.add_argument("files", **{**PATH, "metavar": "FILE"}, nargs="+",
+        help="placement.json, cost dataset (.parquet), journal, or a model's folder such as work/round_3")  # fmt: skip
     sub.add_argument("--json", action="store_true", help="print JSON")
 
     sub = commands.add(

@@ -7,12 +7,11 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.cli.arguments import OUTPUT, PATH, Commands, at_least
 from evenshard.utils.console import plain_console
-from evenshard.utils.errors import BadConfig, BadInput, TrackingFailed
+from evenshard.utils.errors import BadConfig, BadInput
 from evenshard.utils.messages import count_text, cut, printable
 from evenshard.utils.units import size_text
 
@@ -131,26 +130,6 @@ def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: Placemen
     return {}
 
 
-def _lineage(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.planner.file import load_answer
-    from evenshard.planner.lineage import BROKEN, lineage_of
-
-    links = lineage_of(load_answer(args.placement), args.data)
-    broken = [link for link in links if link.state == BROKEN]
-    if args.json:
-        print(json.dumps({"placement": str(args.placement), "links": [asdict(link) for link in links]}, indent=1))
-    else:
-        console = plain_console(None)
-        for link in links:
-            console.print(f"{link.state:9}  {link.what:14}  {link.value}", soft_wrap=True)
-            if link.note:
-                console.print(f"{'':27}{link.note}", soft_wrap=True)
-    if broken:
-        names = ", ".join(dict.fromkeys(link.what for link in broken))
-        raise TrackingFailed(f"{args.placement}: {len(broken)} of {len(links)} links are broken: {names}.")
-    return {}
-
-
 def _model(args: argparse.Namespace, answer: PlacementAnswer) -> Model:
     """The model that is asked for, or the one that the file names; not the same is worth a word."""
     from evenshard.planner.model import model_of, named_model, other_model
@@ -172,7 +151,7 @@ def _model(args: argparse.Namespace, answer: PlacementAnswer) -> Model:
 
 
 def add_commands(commands: Commands) -> None:
-    """Declares explain, diff and lineage."""
+    """Declares explain and diff."""
     sub = commands.add(
         "explain",
         _explain,
@@ -212,14 +191,3 @@ def add_commands(commands: Commands) -> None:
     add("--partial", action="store_true", help="with --reshard-delta: leave tables that cannot move while a job runs")
     add("-o", "--out", **OUTPUT, help="file to write")
     add("--json", action="store_true", help="print JSON")
-    sub = commands.add(
-        "lineage",
-        _lineage,
-        "Show where a placement comes from.",
-        "Prints its model, the cost datasets, tables, settings, code, hardware and libraries behind it, and checks "
-        "that what is named is still there: the model in its folder or in MLflow, the run, the datasets in --data, "
-        "work/ or DVC's cache, the commit in git. Exit code 1 if a link is broken.",
-    )
-    sub.add_argument("placement", **PATH, help="placement.json of `evenshard place -o`")
-    sub.add_argument("--data", **PATH, default=Path("data"), help="folder of cost datasets (default: data)")
-    sub.add_argument("--json", action="store_true", help="print JSON")

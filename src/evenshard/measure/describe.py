@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from evenshard.measure.evidence import device_text
 from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.noise import controls_of_rows, drift_pct, noise_of
 from evenshard.utils.text_table import text_table
+from evenshard.utils.units import utc_text
 
 _COMPONENTS = ("fwd_compute_ms", "fwd_all_to_all_ms", "bwd_all_to_all_ms", "bwd_compute_ms", "fwd_wait_ms")
 SPREADS = {"fwd_compute_ms": "fwd_compute_spread_ms", "bwd_compute_ms": "bwd_compute_spread_ms"}
@@ -57,8 +57,8 @@ def _one(path: Path, dataset: CostRows) -> dict[str, Any]:
         "status": dict(Counter(row["status"] for row in rows)),
         "tables_per_shard": _percentiles([len(row["tables"]) for row in ran]),
         "repeats": _percentiles([row["repeats"] for row in ran]),
-        "measured_from": _utc(min(times)) if times and max(times) > 0 else None,
-        "measured_to": _utc(max(times)) if times and max(times) > 0 else None,
+        "measured_from": utc_text(min(times)) if times and max(times) > 0 else None,
+        "measured_to": utc_text(max(times)) if times and max(times) > 0 else None,
         "ms": _times(ran),
         "spread_of_repeats_pct": {
             name: _percentiles([100 * row[spread] / row[name] for row in ran if row[name]])
@@ -98,10 +98,6 @@ def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
         return None
     found = np.percentile(values, PERCENTILES)
     return {f"p{percent}": float(value) for percent, value in zip(PERCENTILES, found, strict=True)}
-
-
-def _utc(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def text(description: Mapping[str, Any]) -> str:

@@ -36,6 +36,12 @@ def journal_beside(output: Path) -> Path:
     return output.with_name(f".{output.name}.journal")
 
 
+def is_journal(path: Path) -> bool:
+    """Return whether a file begins as a journal does."""
+    with path.open("rb") as file:
+        return file.read(len(_BEGINNING)) == _BEGINNING
+
+
 @dataclass(frozen=True)
 class Origin:
     """What a visit was measured on, and how.
@@ -80,8 +86,12 @@ class Visit:
 class Journal:
     """The measurements of a campaign on disk. A context manager: opened for appending, closed at the end."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, read_only: bool = False) -> None:
         """Reads what is there, drops a torn last line, and opens the file for appending.
+
+        Args:
+            path: the file.
+            read_only: leave the file as it is, whoever writes it.
 
         Raises:
             BadFile: if a whole line cannot be read, the file is not a journal or of another version, or another process
@@ -90,11 +100,15 @@ class Journal:
         self.path = path
         self._visits: dict[tuple[str, int], list[Visit]] = {}
         self._origin: Origin | None = None
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a+b")
+        if not read_only:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("rb" if read_only else "a+b")
         try:
-            self._lock()
-            self._file.truncate(self._read())
+            if read_only:
+                self._read()
+            else:
+                self._lock()
+                self._file.truncate(self._read())
         except BaseException:
             self._file.close()
             raise
@@ -102,12 +116,16 @@ class Journal:
 
     def __len__(self) -> int:
         """Visits on record."""
-        return sum(map(len, self._visits.values()))
+        return len(self.visits())
 
     def find(self, job: str, number: int, origin: Origin | None = None) -> Visit | None:
         """The last such visit of this origin (None: of any), or None."""
         visits = self._visits.get((job, number), [])
         return next((visit for visit in reversed(visits) if origin is None or visit.origin == origin), None)
+
+    def visits(self) -> list[Visit]:
+        """Return all visits."""
+        return [visit for visits in self._visits.values() for visit in visits]
 
     def append(self, visit: Visit) -> None:
         """Writes one finished visit; after this call a kill of the process cannot lose it."""
@@ -127,7 +145,7 @@ class Journal:
 
     def add_all(self, other: Journal) -> None:
         """Appends the visits of another journal that this one does not hold."""
-        for visit in (one for visits in other._visits.values() for one in visits):
+        for visit in other.visits():
             if self.find(visit.job, visit.number, visit.origin) is None:
                 self.append(visit)
 

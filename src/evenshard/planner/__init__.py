@@ -12,6 +12,6 @@
     explain/              what a step would take with a table elsewhere, sharded otherwise or kept otherwise
     more_memory           what more device memory would save
     diff/                 what moves between two answers, and what that saves
-    lineage               where an answer comes from, and whether all of that is still there
+    describe              what a file of ours is, and where it comes from
     torchrec/             plans for TorchRec, and a planner with its interface
 """

@@ -82,7 +82,7 @@ class _FollowedModel(BaseModel):
 
 
 class _Followed(BaseModel):
-    """What ``evenshard lineage`` and the page look up in the lineage, where it stands there."""
+    """What ``evenshard describe`` and the page look up in the lineage, where it stands there."""
 
     model: _FollowedModel | None = None
     evenshard_version: str = ""

@@ -9,7 +9,6 @@
     dataset_inputs  cost datasets as MLflow shows them
     registry        registered models: folders become versions, versions become folders
     pyfunc          registered models as MLflow serves them
-    search          runs, by id
     entries         what a run logs, entry by entry, each of which counts once
     backlog         what MLflow has missed, kept until it answers
     client          MLflow's client: addresses, time limits of requests, errors, calls of several processes at once
@@ -33,7 +32,6 @@ from evenshard.tracking.registry import (
     version_of_files,
 )
 from evenshard.tracking.runs import MUST_REGISTER, StageRun, end_loop, log_to_parent, stage_run, study_run
-from evenshard.tracking.search import find_run
 
 __all__ = [
     "BACKLOG",
@@ -49,7 +47,6 @@ __all__ = [
     "champion",
     "download_model",
     "end_loop",
-    "find_run",
     "log_backlog",
     "log_to_parent",
     "model_version",

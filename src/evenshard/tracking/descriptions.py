@@ -63,7 +63,7 @@ def experiment_tags(experiment_id: str = "") -> dict[str, str]:
         "contests and studies stand by themselves.",
         f"- {' · '.join(links)}",
         f"- models: {' · '.join(_link(name, f'#/models/{name}') for name in MODELS)}",
-        "- commands: `evenshard promote`, `evenshard lineage placement.json`",
+        "- commands: `evenshard promote`, `evenshard describe placement.json`",
     ]
     return {**EXPERIMENT_KIND, NOTE: _note(lines)}
 

@@ -14,7 +14,7 @@
     |-- TrainingFailed        a network's numbers are not finite any more          (exit code 1)
     |-- DatasetRefused        measured costs are too noisy, or have drifted        (exit code 1)
     |-- PipelineFailed        a run of a pipeline failed, or its server is down    (exit code 1)
-    |-- TrackingFailed        MLflow did not take something, or a lineage is broken (exit code 1)
+    |-- TrackingFailed        MLflow did not take something                (exit code 1)
     +-- StorageFailed         S3 is down or full, or bytes arrived damaged         (exit code 1)
 """
 
@@ -118,7 +118,7 @@ class PipelineFailed(EvenshardError):
 
 
 class TrackingFailed(EvenshardError):
-    """MLflow did not take something, or a link of a placement's lineage leads nowhere."""
+    """MLflow did not take something."""
 
 
 class StorageFailed(EvenshardError):

@@ -71,14 +71,3 @@ def git_commit(folder: Path | None = None, made: Sequence[Path] = RESULT) -> str
         return git("rev-parse", "HEAD") + ("-dirty" if dirty else "")
     except (OSError, subprocess.SubprocessError):
         return UNKNOWN
-
-
-def knows_commit(commit: str, folder: Path | None = None) -> bool | None:
-    """Whether git has this commit; None outside of a repository, or where git is missing."""
-    words = ["git", "cat-file", "-e", f"{commit}^{{commit}}"]
-    try:
-        if git_commit(folder) == UNKNOWN:
-            return None
-        return subprocess.run(words, cwd=folder, capture_output=True, timeout=10).returncode == 0
-    except (OSError, subprocess.SubprocessError):
-        return None

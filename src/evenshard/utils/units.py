@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 
 BYTES_PER_GB = 1024**3
 # Units of memory that people read, the largest first, and their bytes.
@@ -37,6 +38,11 @@ def decimals(largest: float) -> int:
 def ms_text(time_ms: float) -> str:
     """Three digits, without the unit."""
     return f"{time_ms:,.{decimals(time_ms)}f}" if math.isfinite(time_ms) else "out of memory"
+
+
+def utc_text(seconds: float) -> str:
+    """Return a time in seconds since 1970 as UTC, in ISO 8601."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def pct_text(per_cent: float) -> str:

@@ -1,0 +1,122 @@
+"""Descriptions of our files: what a placement, a model or a journal is, and where it comes from.
+
+Cost datasets have a description of their own (``measure/describe.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from evenshard.measure.journal import Journal, is_journal
+from evenshard.planner.answer import model_lineage
+from evenshard.planner.file import load_answer
+from evenshard.sharders.model import digest_of
+from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
+from evenshard.utils.errors import BadFile
+from evenshard.utils.outputs import MODEL_PARTS
+from evenshard.utils.provenance import UNKNOWN, sha256_of
+from evenshard.utils.units import ms_text, utc_text
+
+# Folders in which cost datasets are looked for, by their SHA-256.
+DATASETS = (Path("data"), Path("work"))
+
+
+def describe_file(path: Path) -> dict[str, str]:
+    """Describe a placement, a model's folder or a journal, as texts by label.
+
+    Raises:
+        BadFile: if it is none of them, or cannot be read.
+    """
+    if path.is_dir():
+        return {"file": str(path), **_model(path)}
+    if path.is_file() and is_journal(path):
+        return {"file": str(path), **_journal(path)}
+    return {"file": str(path), **_placement(path)}
+
+
+def file_text(facts: Mapping[str, str]) -> str:
+    """Return the description for a terminal."""
+    lines = [f"  {label:<15}{text}" for label, text in facts.items() if label != "file"]
+    return "\n".join([facts["file"], *lines])
+
+
+def _placement(path: Path) -> dict[str, str]:
+    answer = load_answer(path)
+    model, origin = model_lineage(answer), answer.lineage
+    facts = {
+        "kind": "placement",
+        "tables": f"{len(answer.request.tables)} from {origin.get('tables') or 'Python'}",
+        "devices": f"{answer.num_devices} x {answer.request.hardware}",
+        "predicted": f"{ms_text(answer.predicted_ms)} ms per step",
+        "evenshard": str(origin.get("evenshard_version", UNKNOWN)),
+    }
+    if "source" in model:
+        facts["model"] = f"{model['source']} (sha256 {str(model.get('sha256'))[:12]}){_state_of(model)}"
+    for label, named in (("MLflow", model.get("mlflow")), ("MLflow policy", (model.get("mlflow") or {}).get("policy"))):
+        if named:
+            run = f", run {named['run_id']}" if named.get("run_id") else ""
+            facts[label] = f"models:/{named['name']}/{named['version']}{run}"
+    return {**facts, **_training(model.get("trained_on") or {})}
+
+
+def _state_of(model: Mapping[str, Any]) -> str:
+    """Compare a model's folder with the digest that the placement names."""
+    source = str(model["source"])
+    if ":" in source:  # built in, registered, or on S3
+        return ""
+    if not Path(source).is_dir():
+        return ", whose folder is not here"
+    found = digest_of(Path(source))
+    return ", unchanged" if found == model.get("sha256") else f", CHANGED since (sha256 {found[:12]})"
+
+
+def _model(folder: Path) -> dict[str, str]:
+    parts = [part for part in MODEL_PARTS if (folder / part).is_dir()]
+    if MODEL_PARTS[0] not in parts:
+        raise BadFile(folder, f"has no {MODEL_PARTS[0]}", "Name a model's folder, such as work/round_3.")
+    trained_on = TrainedOn.load(folder / MODEL_PARTS[0] / TRAINED_ON)
+    facts = {
+        "kind": f"model ({', '.join(parts)})",
+        "sha256": digest_of(folder),
+        "evenshard": trained_on.evenshard_version,
+    }
+    return {**facts, **_training(asdict(trained_on))}
+
+
+def _training(trained_on: Mapping[str, Any]) -> dict[str, str]:
+    """Describe what a model learned from, and where those datasets are now."""
+    if not trained_on:
+        return {}
+    hashes = tuple(trained_on.get("costs_sha256") or ())
+    wanted, found = set(hashes), {}
+    for path in (
+        path for folder in DATASETS for path in sorted(folder.rglob("*.parquet")) if path.is_file() and wanted
+    ):
+        if (sha256 := sha256_of(path)) in wanted:
+            found[sha256] = str(path)
+            wanted.remove(sha256)
+    costs = [f"{found.get(one, 'not in data/ or work/ (try dvc pull)')} (sha256 {one[:12]})" for one in hashes]
+    return {
+        "learned from": f"{trained_on.get('num_measured', UNKNOWN)} measured placements",
+        "hardware": str(trained_on.get("hardware", UNKNOWN)),
+        "versions": str(trained_on.get("versions", UNKNOWN)),
+        "git commit": str(trained_on.get("git_commit", UNKNOWN)),
+        "costs": "; ".join(costs) or "measured while it was trained",
+    }
+
+
+def _journal(path: Path) -> dict[str, str]:
+    with Journal(path, read_only=True) as journal:
+        visits = journal.visits()
+    origins = {visit.origin.provenance for visit in visits}
+    times = sorted(visit.measured_at for visit in visits)
+    return {
+        "kind": "journal",
+        "visits": f"{len(visits)} of {len({visit.job for visit in visits})} jobs",
+        "hardware": "; ".join(sorted({one.hardware for one in origins})) or UNKNOWN,
+        "versions": "; ".join(sorted({one.versions for one in origins})) or UNKNOWN,
+        "measured": f"{utc_text(times[0])} to {utc_text(times[-1])}" if times else "nothing",
+    }

@@ -1,0 +1,110 @@
+"""Descriptions of placements, models and journals: what each is, and where it comes from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import evenshard
+from evenshard.api.serving import served_code
+from evenshard.cli import main
+from evenshard.measure.journal import Journal, Origin, Visit
+from evenshard.planner.file import save_answer
+from evenshard.tracking.registry import register_folder
+from evenshard.utils.provenance import Lineage
+from support.builders import PROVENANCE, cost, some_tables
+from support.tracking_builders import empty_mlflow, write_costs, write_model
+
+TABLES = some_tables(4)
+
+
+def place(model: str | Path | None) -> None:
+    hardware = "simulated:h200" if model is None else "auto"
+    save_answer(evenshard.place(TABLES, 2, 1.0, batch_size=64, model=model, hardware=hardware), "placement.json")
+
+
+def described(capsys: pytest.CaptureFixture[str], path: str) -> dict[str, str]:
+    assert main(["describe", path, "--json"]) == 0
+    [facts] = json.loads(capsys.readouterr().out)["files"]
+    assert facts.pop("file") == path
+    return facts
+
+
+@pytest.fixture
+def model(workdir: Path) -> Path:
+    """A model of the working directory that learned from work/round_1/costs.parquet."""
+    costs = write_costs(Path("work/round_1/costs.parquet"), Lineage("c0ffee"))
+    return write_model(Path("work/model"), (costs,), commit="c0ffee-dirty")
+
+
+def test_a_placement_of_a_device_model(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place(None)
+    facts = described(capsys, "placement.json")
+    assert facts["kind"] == "placement" and facts["tables"] == "4 from Python" and facts["devices"].startswith("2 x ")
+    assert facts["model"].startswith("simulated:h200 (sha256 ") and "costs" not in facts
+    assert main(["describe", "placement.json"]) == 0
+    assert capsys.readouterr().out.startswith("placement.json\n  kind           placement\n  tables ")
+
+
+def test_a_placement_says_whether_its_model_has_changed(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place(model)
+    facts = described(capsys, "placement.json")
+    assert facts["model"].endswith("), unchanged") and facts["git commit"] == "c0ffee-dirty"
+    assert facts["costs"].startswith("work/round_1/costs.parquet (sha256 ")
+    write_model(model, seed=3)
+    assert "CHANGED since" in described(capsys, "placement.json")["model"]
+    shutil.rmtree(model)
+    assert described(capsys, "placement.json")["model"].endswith("whose folder is not here")
+
+
+@pytest.mark.slow
+def test_a_placement_of_a_registered_model_names_version_run_and_policy(
+    model: Path, workdir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workdir}/mlflow.db")
+    empty_mlflow(workdir)
+    register_folder(model, served_code())
+    place("models:/evenshard-cost/1")
+    facts = described(capsys, "placement.json")
+    assert facts["MLflow"].startswith("models:/evenshard-cost/1")
+    assert facts["MLflow policy"].startswith("models:/evenshard-policy/1")
+
+
+def test_datasets_are_found_in_data_too(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("data").mkdir()
+    shutil.move("work/round_1/costs.parquet", "data/costs.parquet")
+    assert described(capsys, str(model))["costs"].startswith("data/costs.parquet")
+    write_costs(Path("data/costs.parquet"), Lineage("other"))
+    assert described(capsys, str(model))["costs"].startswith("not in data/ or work/ (try dvc pull) (sha256 ")
+
+
+def test_a_model(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = described(capsys, str(model))
+    assert facts["kind"] == "model (cost_model, cost_net, policy)" and len(facts["sha256"]) == 64
+    assert facts["learned from"] == "1 measured placements" and facts["hardware"] == "simulated: adds up"
+
+
+def test_a_journal_that_another_process_writes(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path("journal.jsonl")
+    with Journal(path) as journal:
+        for number in (0, 1):
+            journal.append(Visit("job", number, cost(1.0, 2.0), 3600.0 * number, Origin(PROVENANCE, {})))
+        content = path.read_bytes()
+        facts = described(capsys, str(path))
+    assert facts["visits"] == "2 of 1 jobs" and facts["hardware"] == PROVENANCE.hardware
+    assert facts["measured"] == "1970-01-01T00:00:00+00:00 to 1970-01-01T01:00:00+00:00"
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("path", "said"), [("placement.json", "no such file"), ("empty", "has no cost_model"), ("odd.txt", "odd.txt: ")]
+)
+def test_bad_input_is_exit_code_2(workdir: Path, capsys: pytest.CaptureFixture[str], path: str, said: str) -> None:
+    Path("empty").mkdir()
+    Path("odd.txt").write_text("odd")
+    assert main(["describe", path]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
