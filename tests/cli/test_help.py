@@ -27,7 +27,7 @@ def refused(words: str, capsys: pytest.CaptureFixture[str]) -> str:
             "evenshard place: unknown flag '--devcies'. Did you mean --devices? Try evenshard place --help.",
         ),
         ("diff a b c", "evenshard diff: unexpected 'c'. Try evenshard diff --help."),
-        ("dataset add --qqq", "evenshard dataset add: the following arguments are required"),
+        ("pipeline compile --qqq", "evenshard pipeline compile: the following arguments are required"),
         ("place x.csv --format jsn", "evenshard place: --format is 'jsn'. Choose from json, torchrec"),
         ("place x.csv --format jsn", "Did you mean json? Try evenshard place --help."),
     ],

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from evenshard.cli import main
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.measure.costs import CONTROL, DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.measure.describe import describe, text
 from evenshard.utils.errors import BadFile
 from evenshard.utils.provenance import Lineage
 from support.builders import PROVENANCE, measured, some_tables, task
+from support.dataset_builders import measure
 
 TABLES = some_tables(3)
 TASK = task(TABLES, devices=2, task_id="train-000")
@@ -114,3 +116,12 @@ def test_what_confirms_a_simulated_device_is_said_below_its_name(tmp_path: Path)
         save_costs([replace(one, provenance=provenance)], tmp_path / "costs.parquet")
         found = describe([tmp_path / "costs.parquet"])
         assert found["datasets"][0]["device_error"] == said and all(line in text(found) for line in said)
+
+
+def test_a_noisy_dataset_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    costs, _ = measure(tmp_path, noise=0.2)
+    assert main(["describe", str(costs)]) == main(["describe", str(costs), "--max-noise", "30"]) == 0
+    assert main(["describe", str(costs), "--max-noise", "15"]) == 1
+    assert "repeats of one placement spread by 2" in capsys.readouterr().err
+    (tmp_path / "placement.json").write_text("{}")
+    assert main(["describe", str(tmp_path / "placement.json"), "--max-noise", "15"]) == 2

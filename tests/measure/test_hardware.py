@@ -14,7 +14,6 @@ from evenshard.measure.hardware import (
     provenance_problem,
 )
 from evenshard.measure.simulated.gpu_profile import gpu_profile, profile_of
-from evenshard.tracking.datasets.partition import Partition
 from evenshard.utils.errors import BadConfig
 
 H200 = HardwareName.of("simulated", "h200")
@@ -27,7 +26,7 @@ def test_one_parser_reads_flags_provenances_and_folders(spelling: str) -> None:
 
 
 def test_a_name_in_every_spelling() -> None:
-    assert (str(H200), H200.provenance, H200.folder) == ("simulated:h200", "simulated: h200", "simulated-h200")
+    assert (str(H200), H200.provenance) == ("simulated:h200", "simulated: h200")
     assert (str(REAL_H200), REAL_H200.provenance) == ("cuda", "cuda: NVIDIA H200")
     own = HardwareName.parse("simulated:profiles/my-gpu.v2.yaml")
     assert (str(own), own.provenance) == ("simulated:profiles/my-gpu.v2.yaml", "simulated: my-gpu.v2")
@@ -53,13 +52,6 @@ def test_a_profile_may_be_called_by_its_name_alone(short: str, full: str) -> Non
     assert str(HardwareName.parse(short)) == MeasureConfig(short).hardware == full
     with pytest.raises(BadConfig, match=f"Did you mean {short.strip().lower()}"):
         HardwareName.parse(f"{short}x")
-
-
-def test_in_data_a_name_without_its_kind_is_of_a_real_device() -> None:
-    assert Partition.of("h100", "reference").is_simulated is False
-    assert Partition.of("simulated:h100", "reference").is_simulated
-    with pytest.raises(BadConfig, match="which is not hardware 'h100'"):
-        Partition.of("h100", "reference").require_hardware(["simulated: h100"])
 
 
 @pytest.mark.parametrize(
@@ -96,23 +88,6 @@ def test_only_real_hardware_measures(hardware: str, word: str) -> None:
 )
 def test_whose_costs_they_are(asked: str, provenance: str, has: bool) -> None:
     assert HardwareName.parse(asked).has_measured(provenance) is has
-
-
-@pytest.mark.parametrize(
-    ("provenance", "folder", "may"),
-    [
-        ("cuda: NVIDIA H200", "h200", True),
-        ("cuda: NVIDIA GeForce RTX 2080 Ti", "rtx_2080_ti", True),
-        ("cuda: NVIDIA H200", "a100", False),
-        ("cuda: NVIDIA H200", "simulated-h200", False),
-        ("simulated: h200", "h200", False),
-        ("simulated: h200", "simulated-h200", True),
-        ("simulated: a100_80gb", "simulated-a100_80gb", True),
-        ("cpu: AMD EPYC (1 thread)", "cpu", True),
-    ],
-)
-def test_costs_of_a_device_model_lie_in_a_folder_that_says_so(provenance: str, folder: str, may: bool) -> None:
-    assert HardwareName.parse(provenance).may_lie_in(folder) is may
 
 
 def test_measurements_are_of_a_known_kind() -> None:

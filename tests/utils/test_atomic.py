@@ -13,7 +13,7 @@ import pytest
 
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadFile
-from evenshard.utils.outputs import DATASET_FOLDER, NETWORK_FOLDER, Folder
+from evenshard.utils.outputs import NETWORK_FOLDER, Folder
 from support.patience import PATIENCE_S
 from support.repository import ROOT
 
@@ -163,8 +163,6 @@ def test_a_folder_of_no_known_sort_replaces_what_it_has_too(tmp_path: Path) -> N
         (NETWORK_FOLDER, ["config.json", "state.pt"]),
         (NETWORK_FOLDER, ["config.json", "state.pt", "optimizer.pt"]),
         (NETWORK_FOLDER, ["config.json", "state.pt", "optimizer.pt", "trained_on.json"]),
-        (DATASET_FOLDER, ["dataset.json", "tables.parquet", "costs.parquet"]),
-        (DATASET_FOLDER, ["dataset.json", "tables.csv", "costs_1.parquet", "costs_2.parquet", "tasks.json"]),
     ],
 )
 def test_outputs_of_older_versions_can_be_replaced(tmp_path: Path, kind: Folder, older: list[str]) -> None:

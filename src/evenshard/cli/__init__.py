@@ -16,7 +16,6 @@ from typing import Any
 
 from evenshard.cli import (
     costs,
-    datasets,
     decisions,
     init,
     pipeline,
@@ -51,7 +50,7 @@ GROUPS = {
         *("generate-tables", "benchmark", "train-cost", "train-policy", "evaluate"),
         *("import-costs", "merge-costs", "describe", "observe", "calibrate-link", "calibrate-device"),
     ),
-    "in a team": ("dataset", "promote", "drift"),
+    "in a team": ("promote", "drift"),
     "on a cluster": ("pipeline", "upload"),
 }
 
@@ -72,7 +71,7 @@ def _parser() -> OneLineParser:
     )
     commands = Commands(parser)
     families = [init, stages, costs, traces, place, what_if, placements]
-    families += [pipeline, storage, datasets, decisions]
+    families += [pipeline, storage, decisions]
     for module in families:
         module.add_commands(commands)
     return parser

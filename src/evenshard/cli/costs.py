@@ -22,7 +22,7 @@ from evenshard.cli.arguments import (
 from evenshard.cli.options import add_option
 from evenshard.planner.knobs import place_knob
 from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig
+from evenshard.utils.errors import BadConfig, DatasetRefused
 from evenshard.utils.params import load_params, section
 
 # Instead of the name of some hardware.
@@ -35,11 +35,19 @@ def _describe(args: argparse.Namespace) -> Mapping[str, Any]:
 
     costs = [path for path in args.files if path.suffix == ".parquet"]
     others = [describe_file(path) for path in args.files if path not in costs]
+    if args.max_noise is not None and not costs:
+        raise BadConfig("--max-noise is for cost datasets. Name one (.parquet).")
     description = describe(costs) if costs else {}
     if args.json:
         print(json.dumps({**description, "files": others}, indent=1))
     else:
         print("\n\n".join([*map(file_text, others), *([text(description)] if costs else [])]))
+    spread_pct = description["noise"]["within_run_pct"] if costs else None
+    if args.max_noise is not None and (spread_pct or 0.0) > args.max_noise:
+        raise DatasetRefused(
+            f"repeats of one placement spread by {spread_pct:.1f} %, more than {args.max_noise:g} %. Measure on a "
+            "quieter machine, or raise --max-noise."
+        )
     return {}
 
 
@@ -188,11 +196,14 @@ def add_commands(commands: Commands) -> None:
         _describe,
         "Show what a file is and where it comes from.",
         "A placement: its model, and the costs that it learned from. A model or a journal: hardware, versions, commit. "
-        "A cost dataset: origin, counts, times, spread of repeats, repeated control placements and their drift. Several "
-        "datasets are taken as several runs, whose controls show the spread from run to run.",
+        "A cost dataset: origin, counts, times, spread of repeats, repeated control placements and their drift. "
+        "Several datasets are taken as several runs, whose controls show the spread from run to run. Exit code 0; 1: "
+        "noisier than --max-noise; 2: bad input.",
     )
     sub.add_argument("files", **{**PATH, "metavar": "FILE"}, nargs="+",
         help="placement.json, cost dataset (.parquet), journal, or a model's folder such as work/round_3")  # fmt: skip
+    sub.add_argument("--max-noise", type=at_least(0, float), metavar="PCT",
+        help="fail where repeats of a placement spread by more (standard deviation)")  # fmt: skip
     sub.add_argument("--json", action="store_true", help="print JSON")
 
     sub = commands.add(

@@ -214,11 +214,6 @@ class HardwareName:
         device = Path(self.device).stem if self.device.endswith((".yaml", ".yml")) else self.device
         return f"{self.kind.name}: {device}"
 
-    @property
-    def folder(self) -> str:
-        """The name as a folder of data/ has it."""
-        return folder_name(self.provenance)
-
     def has_measured(self, provenance: str) -> bool:
         """Whether all of these costs are of this hardware: those of any device where it names none.
 
@@ -231,14 +226,6 @@ class HardwareName:
         return bool(names) and all(
             name.kind == self.kind and (not self.device or name.provenance == self.provenance) for name in names
         )
-
-    def may_lie_in(self, folder: str) -> bool:
-        """Whether costs of this provenance belong into a folder of data/: those of a device model only into its own.
-
-        "cuda: NVIDIA H200" may lie in h200.
-        """
-        is_own = not self.kind.is_simulated or folder.startswith(f"{self.kind.name}-")
-        return is_own and _words(folder) <= _words(self.provenance)
 
 
 def names_in(text: str) -> tuple[HardwareName, ...]:
@@ -282,12 +269,3 @@ def _short_name(text: str) -> HardwareName:
         meant = did_you_mean(short, [*known, *_KIND_OF])
         raise BadConfig(f"hardware is {brief(text)}. Use one of {CHOICES}, or for short {', '.join(known)}.{meant}")
     return HardwareName.of("simulated", profile)
-
-
-def folder_name(hardware: str) -> str:
-    """A name as part of a folder's name."""
-    return re.sub(r"[\s:]+", "-", hardware.strip().lower())
-
-
-def _words(text: str) -> set[str]:
-    return set(re.findall(r"[a-z0-9]+", text.lower()))

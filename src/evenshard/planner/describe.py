@@ -78,12 +78,12 @@ def _model(folder: Path) -> dict[str, str]:
     if MODEL_PARTS[0] not in parts:
         raise BadFile(folder, f"has no {MODEL_PARTS[0]}", "Name a model's folder, such as work/round_3.")
     trained_on = TrainedOn.load(folder / MODEL_PARTS[0] / TRAINED_ON)
-    facts = {
+    return {
         "kind": f"model ({', '.join(parts)})",
         "sha256": digest_of(folder),
         "evenshard": trained_on.evenshard_version,
+        **_training(asdict(trained_on)),
     }
-    return {**facts, **_training(asdict(trained_on))}
 
 
 def _training(trained_on: Mapping[str, Any]) -> dict[str, str]:
@@ -91,13 +91,8 @@ def _training(trained_on: Mapping[str, Any]) -> dict[str, str]:
     if not trained_on:
         return {}
     hashes = tuple(trained_on.get("costs_sha256") or ())
-    wanted, found = set(hashes), {}
-    for path in (
-        path for folder in DATASETS for path in sorted(folder.rglob("*.parquet")) if path.is_file() and wanted
-    ):
-        if (sha256 := sha256_of(path)) in wanted:
-            found[sha256] = str(path)
-            wanted.remove(sha256)
+    files = [path for folder in DATASETS for path in folder.rglob("*.parquet") if path.is_file()] if hashes else []
+    found = {sha256_of(path): str(path) for path in sorted(files, reverse=True)}
     costs = [f"{found.get(one, 'not in data/ or work/ (try dvc pull)')} (sha256 {one[:12]})" for one in hashes]
     return {
         "learned from": f"{trained_on.get('num_measured', UNKNOWN)} measured placements",

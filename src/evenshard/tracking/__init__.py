@@ -1,4 +1,4 @@
-"""MLflow and DVC: runs of loops and stages, registered models, and the team's cost datasets.
+"""MLflow: runs of loops and stages, registered models, and the cost datasets behind them.
 
 ::
 
@@ -13,7 +13,6 @@
     backlog         what MLflow has missed, kept until it answers
     client          MLflow's client: addresses, time limits of requests, errors, calls of several processes at once
     sqlite_file     the file that holds runs where there is no server
-    datasets/       cost datasets in data/, checked and named, for DVC
 
 Runs go to MLFLOW_TRACKING_URI, or to ``sqlite:///mlflow.db`` in the working directory.
 """

@@ -12,7 +12,7 @@
     |                         for one placement; a row of the report in a study)
     |-- MeasurementFailed     a kernel or a device failed while being measured     (exit code 1)
     |-- TrainingFailed        a network's numbers are not finite any more          (exit code 1)
-    |-- DatasetRefused        measured costs are too noisy, or have drifted        (exit code 1)
+    |-- DatasetRefused        measured costs are too noisy                         (exit code 1)
     |-- PipelineFailed        a run of a pipeline failed, or its server is down    (exit code 1)
     |-- TrackingFailed        MLflow did not take something                (exit code 1)
     +-- StorageFailed         S3 is down or full, or bytes arrived damaged         (exit code 1)
@@ -110,7 +110,7 @@ class TrainingFailed(EvenshardError):
 
 
 class DatasetRefused(EvenshardError):
-    """Measured costs are too noisy, or too far from those of the version before."""
+    """Measured costs are too noisy."""
 
 
 class PipelineFailed(EvenshardError):

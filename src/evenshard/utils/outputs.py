@@ -148,7 +148,6 @@ MODEL_FOLDER = Folder(
     (f"cost_model/{_CONFIG}", f"cost_model/{_STATE}"),
     tuple(f"{part}/{name}" for part in MODEL_PARTS for name in (_CONFIG, _STATE, *_OTHERS)),
 )
-DATASET_FOLDER = Folder("a cost dataset", ("dataset.json", "tables.*", "costs*.parquet"), ("tasks.json",))
 ANY_FOLDER = Folder("what takes its place", ())
 # The folder of a loop's report, beside its params.yaml.
 REPORTS = "reports"
