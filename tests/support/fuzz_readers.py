@@ -200,11 +200,6 @@ def _state(part: str) -> Any:
     return torch.load(_made() / "model" / part / "state.pt", weights_only=True)
 
 
-def _manifest() -> Any:
-    files = [{"path": name, "size_bytes": 5, "sha256": "ab" * 32} for name in ("a.json", "cost_model/state.pt")]
-    return {"schema": 1, "files": files}
-
-
 ADDRESSES = ["s3://bucket/folder/name.parquet", "s3://b/k", "s3://bucket/a b/ü@x"]
 RULES = {"pinned": {"a": 0, "b": [0, 1]}, "forbidden": {"a": 1}, "forbidden_devices": [1], "together": [["a", "b"]],
          "apart": [["a", "c"]]}  # fmt: skip
@@ -348,12 +343,6 @@ def _read_model(path: Path) -> None:
     load_network(folder / "cost_net", DreamShardCostNet)
 
 
-def _read_manifest(path: Path) -> None:
-    from evenshard.utils.s3.transfer import Manifest
-
-    Manifest.from_json(path.read_bytes(), "s3://bucket/folder/manifest")
-
-
 def _read_address(path: Path) -> None:
     from evenshard.utils.s3.client import Address
 
@@ -426,7 +415,6 @@ READERS: dict[str, Reader] = {
     "model state": _model_reader("cost_model", "state.pt", lambda rng: mutated_tensors(_state("cost_model"), rng)),
     "network config": _model_reader("cost_net", "config.json", partial(_model_json, "cost_net", "config.json")),
     "network state": _model_reader("cost_net", "state.pt", lambda rng: mutated_tensors(_state("cost_net"), rng)),
-    "manifest": Reader("manifest.json", lambda rng: mutated_json(_manifest(), rng), _read_manifest),
     "trace": Reader("trace.json", lambda rng: mutated_json(_trace(), rng), lambda path: observe([path])),
     "address": Reader("address", lambda rng: damaged_bytes(rng.choice(ADDRESSES).encode(), rng), _read_address),
     "batch.pt": Reader("b.pt", lambda rng: mutated_tensors(list(dlrm(TRAFFIC)), rng), _read_batch),

@@ -16,9 +16,7 @@ import pytest
 
 from evenshard.utils.errors import BadConfig, BadFile, StorageFailed
 from evenshard.utils.s3 import (
-    MANIFEST,
     Address,
-    Manifest,
     content_hash,
     download,
     is_address,
@@ -31,8 +29,7 @@ from evenshard.utils.s3.client import readable_errors, s3_client
 from support.faulty_network import faulty_network
 from support.http_server import Silent, serving
 from support.learned import LEARNED
-from support.patience import PATIENCE_S
-from support.servers import S3, missing_seaweedfs, seaweedfs
+from support.servers import S3
 
 MIB = 1 << 20
 # The least that S3 allows.
@@ -92,103 +89,20 @@ def objects(s3: S3, at: str) -> list[str]:
 @pytest.mark.parametrize("size", [0, 1, PART, PART + 1, 2 * PART + 77])
 def test_a_file_comes_back(store: S3, at: str, tmp_path: Path, size: int) -> None:
     (tmp_path / "one").write_bytes(blob(size))
-    manifest = upload(tmp_path / "one", at)
-    assert [(one.size_bytes, one.sha256) for one in manifest.files] == [(size, sha256(blob(size)))]
+    upload(tmp_path / "one", at)
     assert objects(store, at) == [Address.of(at).key]  # a plain object that others read, and no leftovers
-    found = store.client().get_object(Bucket=store.bucket, Key=Address.of(at).key)
-    assert found["Metadata"]["sha256"] == sha256(blob(size))
     assert download(at, tmp_path / "new" / "two").read_bytes() == blob(size)
     assert os.listdir(tmp_path / "new") == ["two"]
-
-
-def test_a_folder_comes_back(store: S3, at: str, tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "model", a=b"1", deep__er__b=b"22", same=b"1", empty=b"", big=blob(PART + 1))
-    manifest = upload(folder, at)
-    assert manifest == Manifest.of(folder)
-    assert sum(one.size_bytes for one in manifest.files) == PART + 5
-    assert len(objects(store, at)) == 5  # four contents and the manifest
-    assert contents(download(at, tmp_path / "back")) == contents(folder)
-    with local(at) as path:
-        assert contents(path) == contents(folder)
-    assert not path.exists()
-
-
-def test_any_file_name_comes_back(store: S3, at: str, tmp_path: Path) -> None:
-    folder = tmp_path / "odd"
-    folder.mkdir()
-    for name in ["a b", "\u00fc", "plus+", "%20", "?", "#", "new\nline", "b", ".b.partial", "L" * 250]:
-        (folder / name).write_bytes(name.encode())
-    upload(folder, at)
-    assert contents(download(at, tmp_path / "back")) == contents(folder)
-
-
-@pytest.mark.slow
-def test_what_would_not_come_back_is_refused(store: S3, at: str, tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "data", a=b"1", c=b"2")
-    (folder / "b").symlink_to(folder / "a")
-    upload(folder, at)
-    assert contents(download(at, tmp_path / "back")) == {"a": b"1", "b": b"1", "c": b"2"}
-    folder_of(tmp_path / "elsewhere", inner=b"1")
-    for target in (tmp_path / "elsewhere", tmp_path / "nowhere"):
-        (folder / "link").symlink_to(target)
-        with pytest.raises(BadFile, match="link: neither a file nor a link to one"):
-            upload(folder, at)
-        (folder / "link").unlink()
-    for name in ("back\\slash", "not \udcff UTF-8"):
-        (folder / name).write_bytes(b"1")
-        with pytest.raises(BadFile, match="not a plain path"):
-            upload(folder, at)
-        (folder / name).unlink()
-
-
-@pytest.mark.slow
-def test_a_newer_folder_replaces_an_older_one_and_nothing_else(store: S3, at: str, tmp_path: Path) -> None:
-    upload(folder_of(tmp_path / "old", a=b"old"), at)
-    here = download(at, tmp_path / "here")
-    upload(folder_of(tmp_path / "new", a=b"new", b=b"new"), at)
-    assert contents(download(at, here)) == {"a": b"new", "b": b"new"}
-    folder_of(here, thesis=b"mine")
-    with pytest.raises(BadFile, match="holds thesis, which is not part of what takes its place"):
-        download(at, here)
-    assert contents(here) == {"a": b"new", "b": b"new", "thesis": b"mine"}
-
-
-@pytest.mark.slow
-def test_what_is_there_is_not_sent_again(store: S3, at: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = folder_of(tmp_path / "model", a=b"1", b=b"2")
-    with caplog.at_level("INFO"):
-        upload(folder, at)
-        folder_of(folder, b=b"3")
-        upload(folder, at)
-    assert [record.getMessage().split(": ")[1] for record in caplog.records if "to upload" in record.message] == [
-        "2 of 2 files to upload",
-        "1 of 2 files to upload",
-    ]
-
-
-@pytest.mark.slow
-def test_a_file_of_others_without_a_checksum_comes_with_a_warning(
-    store: S3, at: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    store.client().put_object(Bucket=store.bucket, Key=Address.of(at).key, Body=b"tables", ChecksumAlgorithm="CRC32")
-    assert download(at, tmp_path / "t").read_bytes() == b"tables"
-    assert "no SHA-256" in caplog.text
 
 
 @pytest.mark.slow
 def test_what_identifies_the_content_changes_with_it(store: S3, at: str, tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(b"1")
     upload(tmp_path / "one", at)
-    assert content_hash(at) == f"sha256:{sha256(b'1')}"
-    key = Address.of(at).key
-    for name, sums in (("crc", "CRC32"), ("sha", "SHA256")):
-        store.client().put_object(Bucket=store.bucket, Key=f"{key}.{name}", Body=b"1", ChecksumAlgorithm=sums)
-    assert content_hash(f"{at}.crc").startswith("etag:") and content_hash(f"{at}.sha") == content_hash(at)
-    found = set()
-    for content in (b"1", b"2", b"1"):
-        upload(folder_of(tmp_path / "data", a=content), f"{at}.folder")
-        found.add(content_hash(f"{at}.folder"))
-    assert len(found) == 2
+    first = content_hash(at)
+    (tmp_path / "one").write_bytes(b"2")
+    upload(tmp_path / "one", at)
+    assert first.startswith("etag:") and content_hash(at) != first
     with pytest.raises(BadFile, match="no such file"):
         content_hash(f"{at}.none")
 
@@ -210,24 +124,10 @@ def test_local_leaves_paths_alone(tmp_path: Path) -> None:
 # Nothing half-visible -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_a_folder_without_its_manifest_is_not_there(store: S3, at: str, tmp_path: Path) -> None:
-    upload(folder_of(tmp_path / "model", a=b"1", b=b"2"), at)
-    store.client().delete_object(Bucket=store.bucket, Key=f"{Address.of(at).key}/{MANIFEST}")
-    assert len(objects(store, at)) == 2
-    with pytest.raises(BadFile, match="no folder that was uploaded to its end"):
-        download(at, tmp_path / "back")
-    assert not (tmp_path / "back").exists()
-
-
 UPLOAD = f"""
 import sys
 from pathlib import Path
-from typing import ClassVar
-from urllib.parse import parse_qs
-from evenshard.utils.s3 import transfer
-from evenshard.utils.s3 import upload
-from support.patience import PATIENCE_S
+from evenshard.utils.s3 import transfer, upload
 transfer.PART_BYTES = {PART}
 upload(Path(sys.argv[1]), sys.argv[2])
 """
@@ -243,27 +143,16 @@ def in_parts(store: S3, source: Path, at: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["file", "folder"])
-def test_a_killed_upload_is_not_seen(store: S3, at: str, tmp_path: Path, kind: str) -> None:
-    source = folder_of(tmp_path / "data", big=b"old") / ("big" if kind == "file" else "")
+def test_a_killed_upload_is_not_seen(store: S3, at: str, tmp_path: Path) -> None:
+    source = tmp_path / "big"
+    source.write_bytes(b"old")
     upload(source, at)
-    folder_of(tmp_path / "data", big=blob(8 * PART))
+    source.write_bytes(blob(8 * PART))
     with in_parts(store, source, at) as process:
         process.kill()
-    back = download(at, tmp_path / "back")
-    assert (back if kind == "file" else back / "big").read_bytes() == b"old"
+    assert download(at, tmp_path / "back").read_bytes() == b"old"
     upload(source, at)
-    back = download(at, tmp_path / "back")
-    assert (back if kind == "file" else back / "big").read_bytes() == blob(8 * PART)
-
-
-@pytest.mark.slow
-def test_two_uploads_at_once_leave_one_of_them_whole(store: S3, at: str, tmp_path: Path) -> None:
-    shared = blob(3 * PART)
-    folders = [folder_of(tmp_path / name, big=shared, own=name.encode() * 9) for name in ("left", "right")]
-    running = [subprocess.Popen([sys.executable, "-c", UPLOAD, str(folder), at]) for folder in folders]
-    assert [process.wait(60) for process in running] == [0, 0]
-    assert contents(download(at, tmp_path / "back")) in [contents(folder) for folder in folders]
+    assert download(at, tmp_path / "back").read_bytes() == blob(8 * PART)
 
 
 # Folders of others --------------------------------------------------------------------------------------------------
@@ -277,22 +166,14 @@ def put(s3: S3, at: str, **contents: bytes) -> None:
 
 
 @pytest.mark.slow
-def test_a_folder_that_others_wrote_is_what_its_listing_names(
-    store: S3, at: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_is_what_its_listing_names(store: S3, at: str, tmp_path: Path) -> None:
     put(store, at, a=b"1", deep__er__b=b"22", empty=b"", big=blob(PART + 1))
     put(store, at + "-other", c=b"3")
     put(store, at, deep__=b"", __=b"")  # what a console makes of a folder
-    caplog.set_level("INFO", "evenshard")
     wanted = {"a": b"1", "deep/er/b": b"22", "empty": b"", "big": blob(PART + 1)}
-    assert contents(download(at, tmp_path / "back", listed=True)) == wanted
-    assert caplog.messages == [f"{at} has no manifest: its 4 files are those of its listing"]
-    with local(at, listed=True) as path:
+    assert contents(download(at, tmp_path / "back")) == wanted
+    with local(at) as path:
         assert contents(path) == wanted
-    with pytest.raises(BadFile, match=r"uploaded to its end. Check the address, or upload it with"):
-        download(at, tmp_path / "whole")  # where half a folder will not do
-    upload(folder_of(tmp_path / "data", mine=b"1"), at)
-    assert contents(download(at, tmp_path / "mine", listed=True)) == {"mine": b"1"}  # a manifest tells what is whole
 
 
 @pytest.mark.slow
@@ -302,15 +183,6 @@ def test_a_folder_is_removed_and_nothing_beside_it(store: S3, at: str, tmp_path:
     remove(at)
     assert objects(store, at) == [f"{Address.of(at).key}-other/c"]
     remove(at)
-
-
-@pytest.mark.slow
-def test_an_upload_that_did_not_end_is_no_folder_of_others(store: S3, at: str, tmp_path: Path) -> None:
-    upload(folder_of(tmp_path / "data", a=b"1", b=b"2"), at)
-    store.client().delete_object(Bucket=store.bucket, Key=f"{Address.of(at).key}/{MANIFEST}")
-    for missing in (at, f"{at}-none"):
-        with pytest.raises(BadFile, match="no such file"):
-            download(missing, tmp_path / "back", listed=True)
 
 
 @pytest.mark.slow
@@ -334,7 +206,7 @@ def test_a_listing_leads_nowhere_else(
     with serving(Listing) as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         with pytest.raises(BadFile, match="is not a plain path"):
-            download("s3://bucket/job/traces", tmp_path / "back", listed=True)
+            download("s3://bucket/job/traces", tmp_path / "back")
     assert not list(tmp_path.iterdir())
 
 
@@ -386,42 +258,16 @@ def test_damage_on_the_way_there_is_refused_by_the_server(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["file", "folder"])
-def test_damage_on_the_way_back_is_seen(
-    store: S3, at: str, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = folder_of(tmp_path / "data", one=b"ABCD" * 1000) / ("one" if kind == "file" else "")
-    upload(source, at)
+def test_damage_on_the_way_back_is_seen(store: S3, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one").write_bytes(b"ABCD" * 1000)
+    upload(tmp_path / "one", at)
     with faulty_network(store.endpoint) as faults:
         monkeypatch.setenv("AWS_ENDPOINT_URL", faults.endpoint)
         s3_client.cache_clear()
         faults.flip = (b"ABCD", b"ABxD")
-        with pytest.raises(StorageFailed, match=r"one|back.*damaged"):
+        with pytest.raises(StorageFailed, match="damaged"):
             download(at, tmp_path / "back")
     assert not (tmp_path / "back").exists()
-    s3_client.cache_clear()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", store.endpoint)
-    download(at, tmp_path / "back")
-
-
-@pytest.mark.slow
-def test_a_server_that_is_killed_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if reason := missing_seaweedfs():
-        pytest.skip(reason)
-    folder = folder_of(tmp_path / "data", a=b"1", big=blob(8 * PART))
-    with seaweedfs() as server:
-        for name, value in server.settings().items():
-            monkeypatch.setenv(name, value)
-        at = f"s3://{server.bucket}/data"
-        with in_parts(server, folder, at) as process:
-            server.kill()
-            _, said = process.communicate(timeout=PATIENCE_S)
-        assert "StorageFailed" in said.splitlines()[-1] and "does not answer" in said.splitlines()[-1]
-        server.start()
-        with pytest.raises(BadFile):
-            download(at, tmp_path / "back")
-        upload(folder, at)
-        assert contents(download(at, tmp_path / "back")) == contents(folder)
 
 
 # One clear line for each trouble ------------------------------------------------------------------------------------
@@ -453,7 +299,6 @@ def test_no_bucket(store: S3, tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(b"1")
     at = "s3://nowhere/one"
     for call in (
-        lambda: upload(tmp_path, at),
         lambda: upload(tmp_path / "one", at),
         lambda: download(at, tmp_path / "x"),
     ):
@@ -463,12 +308,12 @@ def test_no_bucket(store: S3, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_bucket_that_may_only_be_read(store: S3, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    upload(folder_of(tmp_path / "data", a=b"1"), at)
+    put(store, at, a=b"1")
     for name, value in store.settings(store.reader_key, store.reader_secret).items():
         monkeypatch.setenv(name, value)
     s3_client.cache_clear()
     folder_of(tmp_path / "data", a=b"2", big=blob(PART + 1))
-    for source in (tmp_path / "data", tmp_path / "data/a", tmp_path / "data/big"):
+    for source in (tmp_path / "data/a", tmp_path / "data/big"):
         with pytest.raises(BadConfig, match="may not write here"):
             upload(source, at)
     assert contents(download(at, tmp_path / "back")) == {"a": b"1"}
@@ -517,85 +362,13 @@ def test_an_expired_token(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
             download(at, tmp_path / "two")
 
 
-A_FILE = {"path": "a", "size_bytes": 1, "sha256": sha256(b"1")}
-
-
-@pytest.mark.parametrize("path", ["../a", "/a", "a/../../b", "a//b", "./a", "a\\b", ".", "", "a\0b", "\ud800x"])
-def test_a_manifest_leads_nowhere_else(path: str) -> None:
-    with pytest.raises(BadFile, match=r"s3://b/m: .*(not a plain path|surrogate)"):
-        Manifest.from_json(json.dumps({"schema": 1, "files": [{**A_FILE, "path": path}]}).encode(), "s3://b/m")
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        [],
-        [A_FILE, A_FILE],
-        [A_FILE, {**A_FILE, "path": "a/b"}],
-        [A_FILE, {**A_FILE, "path": "a/b/c"}],
-        [{**A_FILE, "size_bytes": "1"}],
-        [{**A_FILE, "size_bytes": True}],
-        [{**A_FILE, "sha256": "../../x"}],
-        [{**A_FILE, "sha256": 7}],
-        [{**A_FILE, "path": 7}],
-        [{**A_FILE, "path": ["a"]}],
-        [{**A_FILE, "more": 7}],
-        [{"path": "a"}],
-        [7],
-        {"a": A_FILE},
-        "files",
-        None,
-    ],
-)
-def test_a_manifest_that_makes_no_sense_is_one_line(files: object) -> None:
-    with pytest.raises(BadFile, match=r"^s3://b/m: .* Upload the folder again\.$"):
-        Manifest.from_json(json.dumps({"schema": 1, "files": files}).encode(), "s3://b/m")
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"[]", b"\xff", b"[" * 100_000, b'{"files": []}', b'{"schema": 2, "files": []}']
-)
-def test_what_is_not_a_manifest_is_one_line(content: bytes) -> None:
-    with pytest.raises(BadFile, match=r"^s3://b/m: .* Upload the folder again\.$"):
-        Manifest.from_json(content, "s3://b/m")
-
-
-@pytest.mark.slow
-def test_a_manifest_of_the_wrong_kind_is_seen_by_a_download(store: S3, at: str, tmp_path: Path) -> None:
-    upload(folder_of(tmp_path / "data", a=b"1"), at)
-    manifest = json.dumps({"schema": 1, "files": [{**A_FILE, "path": "../a"}]}).encode()
-    store.client().put_object(Bucket=store.bucket, Key=f"{Address.of(at).key}/{MANIFEST}", Body=manifest)
-    with pytest.raises(BadFile, match=f"{MANIFEST}: path '../a' is not a plain path"):
-        download(at, tmp_path / "deep" / "back")
-    assert contents(tmp_path) == {"data/a": b"1"}
-
-
-@pytest.mark.slow
-def test_a_file_whose_name_is_too_long_for_this_disk_is_one_line(store: S3, at: str, tmp_path: Path) -> None:
-    upload(folder_of(tmp_path / "data", a=b"1"), at)
-    manifest = json.dumps({"schema": 1, "files": [{**A_FILE, "path": "a" * 256}]}).encode()
-    store.client().put_object(Bucket=store.bucket, Key=f"{Address.of(at).key}/{MANIFEST}", Body=manifest)
-    with pytest.raises(BadFile, match="cannot be read or written here"):
-        download(at, tmp_path / "back")
-
-
 @pytest.mark.slow
 def test_a_full_disk(store: S3, at: str, tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(b"1")
-    [file] = upload(tmp_path / "one", at).files
+    upload(tmp_path / "one", at)
     address = Address.of(at)
     with pytest.raises(StorageFailed, match="the disk here is full"), readable_errors(address, "read"):
-        transfer._fetch(address, Path("/dev/full"), file)
-
-
-@pytest.mark.slow
-def test_a_file_that_changes_while_it_is_uploaded_is_not_there(store: S3, at: str, tmp_path: Path) -> None:
-    (tmp_path / "one").write_bytes(b"before")
-    file = transfer.StoredFile.of(tmp_path / "one", "one")
-    (tmp_path / "one").write_bytes(b"during")
-    with pytest.raises(BadFile, match="changed while it was uploaded"):
-        transfer._send(tmp_path / "one", Address.of(at), file)
-    assert not objects(store, at)
+        transfer._fetch(address, Path("/dev/full"), 1)
 
 
 @pytest.mark.slow
@@ -609,18 +382,6 @@ def test_no_password_of_the_endpoint_is_shown(store: S3, tmp_path: Path, monkeyp
     assert done.returncode == 1 and "hunter2" not in done.stderr and "alice" not in done.stderr
 
 
-@pytest.mark.slow
-def test_a_damaged_object_is_named_and_can_be_replaced(store: S3, at: str, tmp_path: Path) -> None:
-    [file] = upload(folder_of(tmp_path / "data", a=b"1"), at).files
-    where = {"Bucket": store.bucket, "Key": f"{Address.of(at).key}/{file.blob}"}
-    store.client().put_object(**where, Body=b"2")
-    with pytest.raises(StorageFailed, match=rf"{file.blob}: a is damaged.* delete this object and upload a again"):
-        download(at, tmp_path / "back")
-    store.client().delete_object(**where)
-    upload(tmp_path / "data", at)
-    assert contents(download(at, tmp_path / "back")) == {"a": b"1"}
-
-
 @pytest.mark.parametrize(
     "text", ["s3://", "s3://bucket", "s3://bucket/", "s3:///key", "bucket/key", "s3://b/a/../c", "s3://b//c"]
 )
@@ -631,11 +392,8 @@ def test_what_is_no_address(text: str) -> None:
 
 @pytest.mark.slow
 def test_nothing_to_upload(store: S3, at: str, tmp_path: Path) -> None:
-    with pytest.raises(BadFile, match="no such file"):
+    with pytest.raises(BadFile, match="No such file or directory"):
         upload(tmp_path / "none", at)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(BadFile, match="no folder with files in it"):
-        upload(tmp_path / "empty", at)
 
 
 @pytest.mark.slow
@@ -646,7 +404,7 @@ def test_place_reads_tables_and_model_from_s3(
 
     (tmp_path / "t.csv").write_text("name,num_rows,embedding_dim,pooling_factor\na,1000,8,1\nb,2000,8,2\n")
     upload(tmp_path / "t.csv", f"{at}/t.csv")
-    upload(LEARNED, f"{at}/model")
+    put(store, f"{at}/model", **contents(LEARNED))
     flags = ["--devices", "2", "--model", f"{at}/model", "-o", str(tmp_path / "placement.json")]
     assert main(["place", f"{at}/t.csv", *flags]) == 0
     answer = json.loads((tmp_path / "placement.json").read_text())

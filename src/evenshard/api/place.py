@@ -180,7 +180,7 @@ def _near(in_use: InUse) -> "Near | None":
     from evenshard.torchrec.running.current_placement import load_placement
     from evenshard.utils.s3 import is_address, local
 
-    with local(near, listed=True) if is_address(near) else nullcontext(near) as here:
+    with local(near) if is_address(near) else nullcontext(near) as here:
         old = load_placement(Path(here))
     return Near(old, str(near), None if max_move_gb is None else gb_to_bytes(max_move_gb))
 
@@ -238,7 +238,7 @@ def _tables(tables: Any, batch_size: int, sources: TableSources) -> "TableSet":
     traffic, columns, weight_bits = sources.traffic, sources.columns, sources.weight_bits
     default_pooling_factor = sources.default_pooling_factor
     if isinstance(tables, str | Path):
-        with local(tables, listed=True) if is_address(tables) else nullcontext(tables) as here:
+        with local(tables) if is_address(tables) else nullcontext(tables) as here:
             return tables_from(
                 here, batch_size, traffic, sources.embedding_dim, weight_bits, default_pooling_factor, columns
             )

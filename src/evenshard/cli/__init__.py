@@ -22,7 +22,6 @@ from evenshard.cli import (
     place,
     placements,
     stages,
-    storage,
     traces,
     what_if,
 )
@@ -51,7 +50,7 @@ GROUPS = {
         *("import-costs", "merge-costs", "describe", "observe", "calibrate-link", "calibrate-device"),
     ),
     "in a team": ("promote", "drift"),
-    "on a cluster": ("pipeline", "upload"),
+    "on a cluster": ("pipeline",),
 }
 
 
@@ -71,7 +70,7 @@ def _parser() -> OneLineParser:
     )
     commands = Commands(parser)
     families = [init, stages, costs, traces, place, what_if, placements]
-    families += [pipeline, storage, decisions]
+    families += [pipeline, decisions]
     for module in families:
         module.add_commands(commands)
     return parser

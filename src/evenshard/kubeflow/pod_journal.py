@@ -111,7 +111,7 @@ def _continue_journal(journal: Path, earlier: Sequence[Path]) -> Path:
 def _earlier_on_s3(address: str, scratch: Path) -> list[Path]:
     """The journals of earlier tries, put together from their parts."""
     try:
-        folder = with_retries(download)(address, scratch / "earlier", listed=True)
+        folder = with_retries(download)(address, scratch / "earlier")
     except BadFile:  # there is none
         return []
     except EvenshardError as error:

@@ -91,7 +91,7 @@ def place_tables(
     text = "No plan in use was named: nothing to compare with.\n"
     if in_use is not None:
         judge = model_of(named_model(answer))
-        with local(in_use, listed=True) as path:
+        with local(in_use) as path:
             old = placement_in_use(path, answer, judge)
         text = _as_markdown(lambda file: print_difference(diff(old, answer, judge), file))
     return answer, text
@@ -151,7 +151,7 @@ def drift_since(tables: str, model: str, request: Mapping[str, Any]) -> tuple[Dr
     asked = section({"drift": dict(request)}, "drift", DriftRequest)
     held = learned_model_of(model, None)
     batch_size = asked.batch_size or int(held.trained_on.batch_size[1])
-    with local(tables, listed=True) as path:
+    with local(tables) as path:
         now = tables_from(
             path,
             batch_size,
@@ -183,12 +183,12 @@ def watch_training(
     """
     config = section({"watch": dict(request)}, "watch", WatchConfig)
     observation.mkdir(parents=True, exist_ok=True)
-    with local(traces, listed=True) as traced, local(in_use, listed=True) as folder:
+    with local(traces) as traced, local(in_use) as folder:
         placement = folder / PLACEMENT if folder.is_dir() else folder
         old = load_answer(placement)
         today = None
         if tables is not None:
-            with local(tables, listed=True) as path:
+            with local(tables) as path:
                 today = tables_from(path, old.request.batch_size)
         model = model_of(model_uri or named_model(old), None)
         found = watch(traces_in(traced), placement, model, config, today, costs=observation / "costs.parquet")

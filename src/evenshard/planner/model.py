@@ -30,8 +30,8 @@ def model_of(where: str | Path | None, hardware: str | None = None) -> Model:
     """A model from a folder, S3 or MLflow (``models:/name@alias`` or ``models:/name/version``), or a device model.
 
     Args:
-        where: None or ``simulated:h200`` for the device model of simulated hardware. On S3 it is a folder that
-            ``evenshard.utils.s3.upload`` left there.
+        where: None or ``simulated:h200`` for the device model of simulated hardware. On S3: the address
+            of a folder.
         hardware: hardware that the model must have been trained on, such as simulated:h200 or cuda; None or auto for
             any.
 

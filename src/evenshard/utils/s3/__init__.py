@@ -1,17 +1,8 @@
-"""Files and folders on S3: ``upload`` and ``download``, whole or not at all; the only package that knows boto3.
+"""Files and folders on S3, with boto3's transfer manager; the only package that knows boto3.
 
-::
-
-    s3://bucket/some/tables.parquet                     a file: one object, its SHA-256 in the object's metadata
-    s3://bucket/some/model/evenshard-manifest.json      a folder: names, sizes and SHA-256 of its files, written last
-    s3://bucket/some/model/files/<sha256>               what they hold
-    s3://bucket/some/traces/rank_0.json.gz              a file of a folder that others wrote: its listing names them
-
-boto3's transfer manager sends and fetches, large files in parts. An object appears when all of its parts are there, and
-a folder is what its manifest says: until that comes, in one piece, an older version stays whole. The server checks what
-arrives there against SHA-256, we check what arrives here. What a newer manifest no longer names stays in the bucket, as
-it may be in use. So do the parts of an upload that was killed, unseen, until a lifecycle rule of the bucket
-(AbortIncompleteMultipartUpload) removes them.
+A file is one object, which appears when all of its parts are there. A folder is what the server lists below its
+address. boto3 and the server check what arrives by checksums. The parts of an upload that was killed stay unseen, until
+a lifecycle rule of the bucket (AbortIncompleteMultipartUpload) removes them.
 
 Keys, region and endpoint come from where boto3 finds them: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN,
 AWS_PROFILE, AWS_DEFAULT_REGION, AWS_ENDPOINT_URL.
@@ -26,14 +17,12 @@ from pathlib import Path
 
 from evenshard.utils.errors import BadConfig, BadInput
 from evenshard.utils.s3.client import SCHEME, Address
-from evenshard.utils.s3.transfer import MANIFEST, Manifest, content_hash, download, remove, upload
+from evenshard.utils.s3.transfer import content_hash, download, remove, upload
 from evenshard.utils.scratch import scratch_folder
 
 __all__ = [
-    "MANIFEST",
     "SCHEME",
     "Address",
-    "Manifest",
     "content_hash",
     "download",
     "is_address",
@@ -49,11 +38,8 @@ def is_address(source: str | PathLike[str]) -> bool:
 
 
 @contextmanager
-def local(source: str | PathLike[str], listed: bool = False) -> Iterator[Path]:
+def local(source: str | PathLike[str]) -> Iterator[Path]:
     """A path to read ``source`` from: what is on S3 is here within the block, anything else stays where it is.
-
-    Args:
-        listed: see ``download``.
 
     Raises:
         BadInput, StorageFailed: see ``download``.
@@ -62,7 +48,7 @@ def local(source: str | PathLike[str], listed: bool = False) -> Iterator[Path]:
         yield Path(source)
         return
     with scratch_folder() as folder:
-        path = download(str(source), folder / Address.of(str(source)).name, listed)
+        path = download(str(source), folder / Address.of(str(source)).name)
         try:
             yield path
         except BadInput as error:  # the user knows the address, not where it was fetched to

@@ -128,8 +128,8 @@ def _explain(error: Any, address: Address, doing: str) -> NoReturn:
     if code == "NoSuchBucket" or ((code in MISSING or status >= 500) and _no_bucket(address.bucket)):
         said = f"the endpoint {_endpoint()} has no bucket {address.bucket!r}. Create it, or correct the name."
     elif code in MISSING:
-        problem = "no such file, and no folder that was uploaded to its end"
-        raise BadFile(str(address), problem, "Check the address, or upload it with `evenshard upload`.") from None
+        remedy = "Check the address, or upload it: `aws s3 cp --recursive`."
+        raise BadFile(str(address), "no such file or folder", remedy) from None
     elif code in _WRONG_KEY:
         said = f"the endpoint {_endpoint()} does not know this key ({code}). Check {KEYS}."
     elif code in _EXPIRED:
