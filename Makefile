@@ -95,6 +95,7 @@ check: setup
 	$(BIN)/python components/generate.py --check
 	$(BIN)/python docs/tree.py --check
 	$(BIN)/mkdocs build --quiet --strict
+	$(BIN)/python tools/size.py
 
 # The site, in work/site; the table of packages in docs/architecture.md comes from their docstrings.
 docs: setup
