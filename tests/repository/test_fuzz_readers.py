@@ -79,7 +79,7 @@ def test_a_failure_is_kept_and_can_be_read_again(tmp_path: Path, capsys: pytest.
     (folder / "rules.yaml").write_text("[" * 100)
     assert fuzz.main(["--replay", str(folder)]) == 0
     assert capsys.readouterr().out == "rules\nthen: RecursionError\nnow: nothing\n"
-    words = ["--count", "4", "--readers", "rules", "manifest", "--seed", "3", "--out", str(tmp_path / "out")]
+    words = ["--count", "4", "--readers", "rules", "tasks.json", "--seed", "3", "--out", str(tmp_path / "out")]
     assert fuzz.main(words) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "0 of 4 inputs failed (seed 3)"
     assert not list((tmp_path / "out").iterdir())
