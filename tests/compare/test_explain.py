@@ -628,7 +628,7 @@ def test_another_model_is_worth_a_warning(folder: Path, capsys: pytest.CaptureFi
     ("lineage", "message"),
     [
         ({"model": {"source": "gone", "sha256": "0"}}, "the model that the file names cannot be loaded: gone: no such"),
-        ({"model": {"source": "bundled:none", "sha256": "0"}}, "simulated device is 'none'"),
+        ({"model": {"source": "simulated:none", "sha256": "0"}}, "simulated device is 'none'"),
         ({}, "names no model. Name one (--model)"),
     ],
 )

@@ -13,17 +13,15 @@ import jsonschema
 import pytest
 
 from evenshard.measure.costs import DeviceCost, PlacementCost
-from evenshard.measure.evidence import DeviceError
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE, Communication
-from evenshard.placement.storage import ON_DEVICE, Storage
+from evenshard.placement.sharding import TABLE_WISE, Communication
+from evenshard.placement.storage import Storage
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.file import json_schema, json_text, load_answer, save_answer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.rules import Rules
-from evenshard.tables.assumptions import assumed_reuse_bins
 from evenshard.utils.errors import BadFile
 from support.answer_builders import answer as made
 from support.builders import table
@@ -149,77 +147,6 @@ def test_link_and_notes_come_back_and_files_from_before_them_load(tmp_path: Path
     assert load_answer(tmp_path / "placement.json") == replace(one, link="", notes=())
 
 
-OLD = Path(__file__).parent / "data" / "placement_v1.json"
-
-
-def test_a_file_of_version_1_is_the_answer_that_it_was(tmp_path: Path) -> None:
-    """It said the one device of each part, which had all rows."""
-    old = load_answer(OLD)
-    assert [(one.table, *one.rows, *one.columns, *one.devices) for one in old.parts] == [
-        ("a", 0, 1000, 0, 8, 1),
-        ("b", 0, 1000, 0, 16, 0),
-        ("c", 0, 1000, 0, 32, 0),
-        ("c", 0, 1000, 32, 64, 1),
-    ]
-    assert old.alone_ms[2:] == (1.9499213695526123, 1.9499213695526123)
-    assert old.request.rules == Rules({"a": (1,)}, apart=(("a", "b"),))
-    assert old.request.assumptions == (assumed_reuse_bins("a"),)
-    assert old.request.sharding_types == BY_COLUMNS
-    assert old.measured == PlacementCost((DeviceCost(1, 2, 3, 4.5),) * 2, "modelled")
-    record, written = json.loads(OLD.read_text()), json.loads(json_text(old))
-    changed = {name for name in written if written[name] != record.get(name)}
-    ours = {"measured", "predicted", "uncertainty_ms", "device_error"}  # say now that nothing confirms the device
-    added = {"type_of_table", "notes", "comparison", "memory"}  # a rival has a setting
-    assert changed == {"schema_version", "shards", "request"} | added | ours
-    assert old.notes == ("The lower bound is an older one: of the parts that tables were cut into, not of all cuts.",)
-    save_answer(old, tmp_path / "placement.json")
-    assert load_answer(tmp_path / "placement.json") == old
-
-
-def test_files_from_before_device_errors_were_kept_have_the_models_interval(tmp_path: Path) -> None:
-    path = tmp_path / "placement.json"
-    for hardware, error in (("simulated:h200", DeviceError()), ("cuda", None)):
-        one = answer(hardware=hardware)
-        record = json.loads(json_text(one))
-        del record["device_error"], record["predicted"]["model_low_ms"], record["predicted"]["model_high_ms"]
-        record["predicted"].update(low_ms=one.model_low_ms, high_ms=one.model_high_ms)
-        path.write_text(json.dumps(record))
-        assert load_answer(path) == replace(one, device_error=error)
-
-
-def test_a_part_of_version_1_has_all_rows_of_its_table(tmp_path: Path) -> None:
-    record = json.loads(OLD.read_text())
-    record["request"]["tables"][2]["num_rows"] = 70
-    (tmp_path / "placement.json").write_text(json.dumps(record))
-    assert [part.rows for part in load_answer(tmp_path / "placement.json").parts] == [
-        (0, 1000),
-        (0, 1000),
-        *[(0, 70)] * 2,
-    ]
-
-
-# Of a request, what version 3 knew nothing of.
-UNCOUNTED = ("reserved_share", "dense_bytes", "training_pipeline", "compute_kernels")
-
-
-def of_version_3(one: PlacementAnswer) -> dict[str, Any]:
-    """The file of an answer as version 3 had it."""
-    record: dict[str, Any] = json.loads(json_text(one))
-    del record["memory"]
-    for name in UNCOUNTED:
-        del record["request"][name]
-    return {**record, "schema_version": 3}
-
-
-def test_a_file_of_version_3_counts_weights_and_states_alone(tmp_path: Path) -> None:
-    one = every_way()
-    (tmp_path / "placement.json").write_text(json.dumps(of_version_3(one)))
-    read = load_answer(tmp_path / "placement.json")
-    assert read == one and read.request.training_pipeline == ""
-    assert all(storage == ON_DEVICE for storage in read.storage_of_table.values())
-    assert [each.counted_bytes for each in read.memory] == list(read.used_bytes)
-
-
 def offloaded() -> PlacementAnswer:
     """Table a in device memory, b behind a cache, c in host memory; all that there is to count."""
     kept = (Storage(), Storage("fused_uvm_caching", 0.25), Storage("fused_uvm"))
@@ -257,63 +184,6 @@ def test_storage_and_memory_are_in_the_file(tmp_path: Path) -> None:
     assert load_answer(tmp_path / "placement.json") == one
     jsonschema.validate(record, json_schema())
     assert json.loads(json_text(every_way()))["memory"]["hosts"] == []
-
-
-def of_version_2(one: PlacementAnswer, allow_column_split: bool) -> dict[str, Any]:
-    """The file of an answer as version 2 had it."""
-    record = of_version_3(one)
-    del record["type_of_table"]
-    for name in ("sharding_types", "machine", "communication"):
-        del record["request"][name]
-    record["request"]["allow_column_split"] = allow_column_split
-    for device in record["predicted"]["devices"]:
-        del device["input_dist_ms"]
-    return {**record, "schema_version": 2}
-
-
-def test_a_file_of_version_2_is_the_answer_that_it_was(tmp_path: Path) -> None:
-    path, one = tmp_path / "placement.json", answer()
-    record = of_version_2(one, allow_column_split=False)
-    path.write_text(json.dumps(record))
-    devices = tuple(replace(device, predicted_input_dist_ms=0.0) for device in one.devices)
-    assert load_answer(path) == replace(one, devices=devices)
-    path.write_text(json.dumps({**record, "schema_version": 3}))
-    with pytest.raises(BadFile, match=r"the field is unknown|the field is missing"):
-        load_answer(path)
-    record["request"]["allow_column_split"] = 3
-    path.write_text(json.dumps(record))
-    with pytest.raises(BadFile, match=r"request\.allow_column_split: .* valid boolean"):
-        load_answer(path)
-
-
-def test_parts_of_a_table_that_shared_a_device_are_read_as_one(tmp_path: Path) -> None:
-    """Its columns 0:16 and 48:64 were on device 1, and those between on device 0."""
-    record = of_version_2(made((0, 1, 1), cuts={"c": ()}), allow_column_split=True)
-    record["shards"][2].update(columns=[0, 16], alone_ms=0.5, adds_ms=0.25)
-    record["shards"].append({**record["shards"][2], "columns": [16, 48], "devices": [0]})
-    record["shards"].append({**record["shards"][2], "columns": [48, 64], "alone_ms": 0.75})
-    (tmp_path / "placement.json").write_text(json.dumps(record))
-    read = load_answer(tmp_path / "placement.json")
-    assert [(part.columns, part.devices) for part in read.parts_of_table["c"]] == [((0, 32), (1,)), ((32, 64), (0,))]
-    assert (read.alone_ms[2:], read.adds_ms[2:]) == ((0.75, 0.5), (0.5, 0.25))
-    assert "shared a device are shown as one wider part" in read.notes[0]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda r: r["shards"][0].update(device=7), "on device 7, but the devices are 0 to 1"),
-        (lambda r: r["shards"][0].update(table="x"), "'x', which is not among the tables"),
-        (lambda r: r["shards"][0].update(rows=[0, 1000]), r"shards\.0\.rows: .*: the field is unknown"),
-        (lambda r: r["shards"][0].pop("device"), r"shards\.0\.device: .*: the field is missing"),
-    ],
-)
-def test_a_damaged_file_of_version_1_is_refused(tmp_path: Path, change: Any, message: str) -> None:
-    record = json.loads(OLD.read_text())
-    change(record)
-    (tmp_path / "placement.json").write_text(json.dumps(record))
-    with pytest.raises(BadFile, match=message):
-        load_answer(tmp_path / "placement.json")
 
 
 def test_more_devices_than_the_models_link_connects_are_noted() -> None:
@@ -361,9 +231,9 @@ def measured(ms: float) -> dict[str, Any]:
         (lambda r: r["request"]["rules"].update(extra=1), r"request\.rules\.extra: .*: the field is unknown"),
         (lambda r: r["request"]["tables"][0].update(num_rows=0.5), r"request\.tables\.0\.num_rows: .* valid integer"),
         (lambda r: r["request"]["tables"][0].update(num_rows=0), "table 'a': num_rows is 0"),
-        (lambda r: r.update(schema_version=0), "schema_version: .* should be 4"),
+        (lambda r: r.update(schema_version=3), "schema_version is 3, and this evenshard reads 4. Place again"),
         (lambda r: r.update(world_size=2), "is a plan for TorchRec or what moves between two, without times. Name the"),
-        (lambda r: r.update(schema_version=5), "schema_version is 5, but this evenshard reads 4 and earlier.* Update"),
+        (lambda r: r.update(schema_version=5), "schema_version is 5, and this evenshard reads 4. Place again"),
         (
             lambda r: r["shards"][0].update(rows=[0, 999]),
             r"'a' has parts with the rows '?0:999'?; each of its 1000 rows",

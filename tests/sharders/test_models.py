@@ -17,7 +17,7 @@ from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import HardwareName
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
-from evenshard.planner.model import learned_model_of, model_of
+from evenshard.planner.model import model_of
 from evenshard.sharders.cost_model.sharder import EvenshardSharder
 from evenshard.sharders.model import digest_of
 from evenshard.sharders.models import load_model, save_cost_model
@@ -340,9 +340,3 @@ def test_each_profile_is_a_model_of_its_own(hardware: str) -> None:
     assert model_of(found.source).digest == found.digest
     with pytest.raises(BadConfig, match="is no model of"):
         found.require_hardware("cuda")
-
-
-def test_what_older_placements_name_is_the_device_model_now() -> None:
-    assert model_of("bundled:h200") == model_of(None, "h200")
-    with pytest.raises(BadConfig, match="is a device model"):
-        learned_model_of("bundled:h200")

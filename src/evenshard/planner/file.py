@@ -1,7 +1,7 @@
 """placement.json: what it holds, its JSON schema (``evenshard place --schema``), writing and reading.
 
 The file holds the request too, tables included, so that ``evenshard explain`` and ``evenshard diff`` need nothing else
-but the model that its lineage names. ``file_records`` says what stands in it, also in earlier versions.
+but the model that its lineage names. ``file_records`` says what stands in it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ from pydantic import BaseModel, ValidationError
 
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.measure.evidence import DeviceError
-from evenshard.measure.hardware import is_simulated, measured_or_simulated
+from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.price.step import PredictedDevice
 from evenshard.placement.parts import TablePart
 from evenshard.placement.storage import ON_DEVICE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file_records import (
     FILE_VERSION,
-    OLDER_FILES,
     STEP_TIMES,
     WAIT_TIMES,
     DeviceTimes,
-    FileOfVersion3,
     MeasuredStep,
     MemoryRecord,
     PlacementFile,
@@ -117,7 +115,7 @@ def json_text(answer: PlacementAnswer) -> str:
 
 @check_arguments()
 def load_answer(path: str | Path) -> PlacementAnswer:
-    """Reads placement.json, of this version or an earlier one.
+    """Read placement.json of the current version.
 
     Raises:
         BadFile: if it is missing, torn, or says something impossible.
@@ -128,15 +126,12 @@ def load_answer(path: str | Path) -> PlacementAnswer:
             problem = "is a plan for TorchRec or what moves between two, without times"
             raise BadFile(path, problem, "Name the placement.json of `evenshard place`.")
         version = content.get("schema_version") if isinstance(content, dict) else None
-        if isinstance(version, int) and version > FILE_VERSION:
-            problem = f"schema_version is {brief(version)}, but this evenshard reads {FILE_VERSION} and earlier ones"
-            raise BadFile(path, problem, "Update evenshard, or read it with the one that wrote it.")
-        known: type[PlacementFile] = PlacementFile
-        if isinstance(version, int):
-            known = OLDER_FILES.get(version, PlacementFile)
-        record = validate_record(known, content, path, _WHAT, _REMEDY)
+        if isinstance(version, int) and version != FILE_VERSION:
+            problem = f"schema_version is {brief(version)}, and this evenshard reads {FILE_VERSION}"
+            raise BadFile(path, problem, "Place again with `evenshard place ... -o`.")
+        record = validate_record(PlacementFile, content, path, _WHAT, _REMEDY)
         validate_record(_Followed, record.lineage, path, _WHAT, _REMEDY)
-        return _answer(record.newest() if isinstance(record, FileOfVersion3) else record)
+        return _answer(record)
     except (BadConfig, MeasurementFailed) as error:
         raise BadFile(path, str(error).rstrip("."), _REMEDY) from None
 
@@ -242,7 +237,7 @@ def _answer(record: PlacementFile) -> PlacementAnswer:
     if record.num_devices != request.num_devices or len(record.predicted.devices) != request.num_devices:
         raise BadConfig(f"num_devices is {record.num_devices}, the request has {request.num_devices} devices")
     answer = PlacementAnswer(
-        **{**_as_it_stands(record), "device_error": _device_error(record)},
+        **_as_it_stands(record),
         parts=tuple(TablePart(one.table, one.rows, one.columns, one.devices, one.storage) for one in record.shards),
         alone_ms=tuple(one.alone_ms for one in record.shards),
         adds_ms=tuple(one.adds_ms for one in record.shards),
@@ -274,10 +269,3 @@ def _answer(record: PlacementFile) -> PlacementAnswer:
 
 def _times_of(times: DeviceTimes, prefix: str = "", names: Sequence[str] = STEP_TIMES) -> dict[str, Any]:
     return {f"{prefix}{name}": getattr(times, name) for name in names}
-
-
-def _device_error(record: PlacementFile) -> DeviceError | None:
-    """The device error of the file. The first files do not state it, so nothing confirms their simulated devices."""
-    if "device_error" in record.model_fields_set:
-        return record.device_error
-    return DeviceError() if is_simulated(record.request.hardware) else None

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 REGISTERED = "models:/"
 # Prefix of a device model's name, before its profile: simulated:h200.
 SIMULATED = "simulated:"
-# Prefix in older placements of a model that imitated a device model, before its profile: bundled:h200.
-BUNDLED = "bundled:"
 
 
 def model_of(where: str | Path | None, hardware: str | None = None) -> Model:
@@ -91,8 +89,6 @@ def _device_model(where: str | Path | None, hardware: str | None) -> DeviceModel
         BadConfig: if no model is named, and none is known for the hardware.
     """
     named = str(where or "")
-    if named.startswith(BUNDLED):
-        named = str(HardwareName.of("simulated", named.removeprefix(BUNDLED)))
     if named.startswith(SIMULATED):
         found = DeviceModel(named)
         if hardware is not None:
