@@ -25,7 +25,6 @@ IRREGULAR = {
 # Function: why it may be called so.
 NO_PARTICIPLES = {
     "predicted": "users import it from evenshard.torchrec",
-    "_docstring": "a noun",
     "_listing": "a noun: the objects of a folder",
     "_sharding": "TorchRec's noun",
     "heading": "a noun: the line above a table",

@@ -59,7 +59,7 @@ def _placement(path: Path) -> dict[str, str]:
         if named:
             run = f", run {named['run_id']}" if named.get("run_id") else ""
             facts[label] = f"models:/{named['name']}/{named['version']}{run}"
-    return {**facts, **_training(model.get("trained_on") or {})}
+    return {**facts, **_trained_on(model.get("trained_on") or {})}
 
 
 def _state_of(model: Mapping[str, Any]) -> str:
@@ -82,11 +82,11 @@ def _model(folder: Path) -> dict[str, str]:
         "kind": f"model ({', '.join(parts)})",
         "sha256": digest_of(folder),
         "evenshard": trained_on.evenshard_version,
-        **_training(asdict(trained_on)),
+        **_trained_on(asdict(trained_on)),
     }
 
 
-def _training(trained_on: Mapping[str, Any]) -> dict[str, str]:
+def _trained_on(trained_on: Mapping[str, Any]) -> dict[str, str]:
     """Describe what a model learned from, and where those datasets are now."""
     if not trained_on:
         return {}
