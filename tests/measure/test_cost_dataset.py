@@ -19,7 +19,6 @@ from evenshard.measure import cost_rows
 from evenshard.measure.cost_dataset import load_costs, load_shardings, save_costs
 from evenshard.measure.cost_rows import COLUMNS, TIMES, read_lineage, read_rows
 from evenshard.measure.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost
-from evenshard.measure.evidence import DeviceError
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.placement import Placement
@@ -439,24 +438,12 @@ def test_a_table_that_the_pool_does_not_hold_is_named(tmp_path: Path) -> None:
 # Broken files --------------------------------------------------------------------------------------------------------
 
 
-LATER = ("device_error_percent", "device_error_points", "optimizer", "devices_per_node", "input_dist_ms")
-
-
-@pytest.mark.parametrize("column", [name for name in COLUMNS if name not in LATER])
+@pytest.mark.parametrize("column", COLUMNS)
 def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
     path = tampered(tmp_path / "costs.parquet")
     pq.write_table(pq.read_table(path).drop_columns([column]), path)
     with pytest.raises(BadFile, match=f"column {column} is missing"):
         read_rows(path)
-
-
-def test_files_from_before_device_errors_and_optimizers_were_kept_are_read(tmp_path: Path) -> None:
-    path = tampered(tmp_path / "costs.parquet")
-    before = load_costs(path, POOL)
-    pq.write_table(pq.read_table(path).drop_columns(LATER), path)
-    assert load_costs(path, POOL) == before
-    assert before[0].provenance.device_error == DeviceError(), "simulated, and nothing confirms it"
-    assert before[0].provenance.optimizer == "sgd"
 
 
 def test_a_column_that_nobody_knows_is_named(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""What a loop of an earlier evenshard left is read: costs, their journal, a model, and a placement that it made.
+"""A saved loop goes on: from its costs, their journal, its model and a placement that it made.
 
 ``data/earlier_loop`` was made at commit 8d6dd00, before whole tables were parts, by one round on simulated:h200, whose
 profile was ``LEARNED_DEVICE``; the optimizers' states, which only another round of training would read, are left out.
+The files are in the format of today.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model that has learned: of H200s, simulated, written by an earlier version; it must stay readable.
+"""A model that has learned: of H200s, simulated, fitted before an H200 was measured.
 
 The device that it learned of is the profile ``h200`` as it was before an H200 was measured.
 """

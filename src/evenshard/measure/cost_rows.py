@@ -9,7 +9,7 @@ by the same rules before it is written.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 from evenshard.measure.costs import OK, OUT_OF_MEMORY, moment_problem, time_problem
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import provenance_problem
-from evenshard.placement.optimizer_state import SGD, optimizer_problem
+from evenshard.placement.optimizer_state import optimizer_problem
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadFile, MeasurementFailed
 from evenshard.utils.extras import require_package
@@ -70,14 +70,6 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "device_error_percent": (_NUMBER, "%"),
     "device_error_points": (_WHOLE, ""),
     "optimizer": (_TEXT, ""),
-}
-# Columns that the first files do not have, and what stands for them.
-_LATER: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
-    "device_error_percent": lambda row: 0.0,
-    "device_error_points": lambda row: 0,
-    "optimizer": lambda row: SGD,
-    "devices_per_node": lambda row: row["num_devices"],
-    "input_dist_ms": lambda row: 0.0 if row["status"] == OK else None,
 }
 _TYPES: Mapping[str, Any] = {_TEXT: str, _WHOLE: int, _NUMBER: float, _TEXTS: tuple[str, ...]}
 TIMES = tuple(name for name in COLUMNS if name.endswith("_ms"))
@@ -147,7 +139,6 @@ def read_rows(path: Path) -> CostRows:
         rows = table.to_pylist()
     seen: set[tuple[str, int]] = set()
     for number, row in enumerate(rows, start=1):
-        row.update({name: value_of(row) for name, value_of in _LATER.items() if name not in row})
         problem = _row_problem(row)
         key = (row["measurement_id"], row["device_id"])
         if problem is None and key in seen:
@@ -192,8 +183,6 @@ def _check_schema(path: Path, schema: Any, num_rows: int) -> None:
     if version != SCHEMA_VERSION:
         raise BadFile(path, f"cost schema version is {cut(version)}, this evenshard reads {SCHEMA_VERSION}", REMEDY)
     for field in _schema():
-        if field.name in _LATER and field.name not in schema.names:
-            continue
         if schema.names.count(field.name) != 1:
             raise BadFile(path, f"column {field.name} is missing or duplicated", REMEDY)
         found = schema.field(field.name).type

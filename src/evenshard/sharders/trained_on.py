@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
 
 from evenshard.measure.costs import MeasuredPlacement, optimizer_of
 from evenshard.measure.evidence import DeviceError
-from evenshard.measure.hardware import is_simulated
 from evenshard.placement.optimizer_state import SGD, optimizer_problem
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import distinct_tables
@@ -252,19 +251,15 @@ class TrainedOn:
         with reading_saved(path, "description of training data", _REMEDY):
             content = load_json(path.read_bytes())
             found = record_of(TrainedOn, content)
-            missing = {field.name for field in fields(TrainedOn)} - {*content, *_LATER}
+            missing = {field.name for field in fields(TrainedOn)} - {*content}
             if missing:  # a default would speak of the code that reads
                 raise ValueError(f"missing: {', '.join(sorted(missing))}")
             if problem := found.problem():
                 raise ValueError(problem)
-            if "device_error" not in content and is_simulated(found.hardware):
-                return replace(found, device_error=DeviceError())
             return found
 
 
 _QUANTILES = ("num_rows_quantiles", "embedding_dim_quantiles", "pooling_factor_quantiles", "reuse_quantiles")
-# The first files do not have them.
-_LATER = (*_QUANTILES, "device_error", "timed_apart", "optimizer")
 _RANGES = tuple(field.name for field in fields(TrainedOn) if field.type == "SeenRange")
 
 

@@ -6,7 +6,7 @@ read. Only tensors of the names, shapes and types that the network has are taken
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -48,11 +48,8 @@ def check_trained(net: nn.Module) -> None:
         _refuse_diverged(name, tensor)
 
 
-def load_weights(net: nn.Module, path: Path, added: Collection[str] = ()) -> None:
+def load_weights(net: nn.Module, path: Path) -> None:
     """Fills a network with what ``save_weights`` wrote.
-
-    Args:
-        added: weights that files of earlier versions lack; these are 0.
 
     Raises:
         ValueError: if the file holds anything else; one line.
@@ -63,8 +60,6 @@ def load_weights(net: nn.Module, path: Path, added: Collection[str] = ()) -> Non
     if unknown is not None:
         raise ValueError(f"{path.name} holds {brief(unknown)}, which the network does not have")
     for name, wanted in expected.items():
-        if name not in state and name in added:
-            state[name] = torch.zeros_like(wanted)
         if name not in state:
             raise ValueError(f"{path.name} holds no {name}")
         _check_like(f"{path.name}, {name}", state[name], wanted)

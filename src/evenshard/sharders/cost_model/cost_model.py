@@ -46,8 +46,6 @@ KIND = "convex_cost_model"
 
 # Columns of a representation, after its dims.
 JUMPS, INPUTS = slice(1, 1 + NUM_JUMP_SUMS), slice(1 + NUM_JUMP_SUMS, None)
-# Weights that files of earlier versions lack.
-ADDED_WEIGHTS = ("net.lane_weight",)
 LEAST_HALF_WIDTH = 0.005  # held-out placements of known tables say too little about unseen tables
 
 
@@ -185,7 +183,7 @@ class CostModel(nn.Module):
                 raise ValueError(problem)
             model = CostModel(config.sizes, config.normalizer)
             model.exchange, model.calibration = config.exchange, config.calibration
-            load_weights(model, path / "state.pt", ADDED_WEIGHTS)
+            load_weights(model, path / "state.pt")
             if not model.net.is_convex():
                 raise ValueError("its weights are not those of a convex network")
             return model
