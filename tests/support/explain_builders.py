@@ -19,7 +19,7 @@ from support.builders import parts_of, table
 from support.convex_builders import NORMALIZER
 from support.request_builders import untrained
 
-ROOM = 2**40
+ROOM = 2**36
 
 
 def additive(overhead_ms: float = 0.0) -> PlacementModel:

@@ -31,6 +31,7 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import Candidate, rival_label, rival_placements, rivals
 from evenshard.planner.rules import Rules
 from evenshard.planner.saving import saving_against
+from evenshard.planner.whole_tables import make_small_tables_whole
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.learned import proposals
 from evenshard.sharders.model import Model
@@ -141,6 +142,8 @@ def place_request(
         (chosen, taken), beside = min(found, key=lambda one: without_last_digits(one[0].step_ms)), None
         best, is_interrupted = chosen.result.best, chosen.result.is_interrupted
         candidates = chosen.result.candidates
+        if not config.num_measured:
+            best = make_small_tables_whole(costs, best)
     else:
         chosen, beside = _nearest(means.found, near, request)
         best, candidates, is_interrupted = beside.best, beside.candidates, beside.is_interrupted
