@@ -58,7 +58,10 @@ def test_cpus_train_tables_of_any_width() -> None:
             WIDE,
             {"sharding_types": (TABLE_COLUMN_WISE,), "machine": Machine(2, 1, inter=LINK), "devices": 2},
         ),
-        (WIDE, {"sharding_types": (GRID_SHARD,)}),
+        (
+            Table("wide", 1000, 8192, 2.0),
+            {"sharding_types": (GRID_SHARD,), "machine": Machine(4, 2, inter=LINK), "devices": 4},
+        ),
     ],
 )
 def test_tables_that_no_sharding_type_makes_narrow_enough_are_refused(table: Table, asked: dict[str, Any]) -> None:

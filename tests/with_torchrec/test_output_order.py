@@ -110,6 +110,7 @@ def four_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[ShardingEnv]:
     dist.destroy_process_group()
 
 
+@pytest.mark.filterwarnings("ignore:`broadcast_buffers` is deprecated:FutureWarning")  # TorchRec passes it to torch
 def test_the_order_is_that_of_torchrec_for_mixes_of_all_types_on_two_nodes(four_ranks: ShardingEnv) -> None:
     reordered = 0
     for seed in range(40):

@@ -301,10 +301,14 @@ def test_it_answers_as_evenshard_place_does(caplog: pytest.LogCaptureFixture) ->
     }
     planner = EvenshardPlanner(**settings, **asked)
     plan = planner.plan(model)
-    lookups, note, replicas, warning = (one.getMessage() for one in caplog.records if one.name.startswith("evenshard"))
+    said = [one.getMessage() for one in caplog.records if one.name.startswith("evenshard")]
+    unit, warning, lookups, note, replicas = said
+    assert unit.startswith("memory_cap_gb (hbm_cap of a Topology) is ")
     assert lookups.startswith("The lookups per sample of 4 tables (user.ebc.id, wide, item.id and 1 more) are assumed")
-    assert note.startswith("The interval is ") and replicas.startswith("3 tables (clicks, item.id, tags) are repl")
-    assert warning.startswith("2 tables have a larger dim than the 8")
+    assert note.startswith("Outside the training range, times may ") and replicas.startswith(
+        "3 tables (clicks, item.id, tags) are repl"
+    )
+    assert "outside the training range" in warning and "2 tables have a larger dim than the 8" in warning
     tables = tables_of(model, {"clicks": 7.5})
     same = {name: settings[name] for name in (*WEIGHTS, "host_memory_gb")}
     answer = evenshard.place(tables, 2, gb(8000), batch_size=2 * 512, **same, **asked)
