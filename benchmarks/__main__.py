@@ -57,7 +57,7 @@ def _study(args: argparse.Namespace) -> Mapping[str, Any]:
 
 def _headline(study: Mapping[str, Any]) -> dict[str, float]:
     """The metrics that MLflow gets, such as ``40x4.evenshard.mean_ms``."""
-    shown = ("mean_ms", "speedup_over_random_pct", "difference_to_best_heuristic_pct", "gap_to_best_known_pct")
+    shown = ("mean_ms", "speedup_over_random_pct", "difference_to_best_heuristic_pct")
     return {
         f"{setting}.{sharder}.{name}": row[name]
         for setting, compared in study["settings"].items()

@@ -1,1 +1,1 @@
-"""The best placements known of small tasks, by long searches over a simulated device's own times."""
+"""Measurements of other people."""

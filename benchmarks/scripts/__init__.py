@@ -1,1 +1,1 @@
-"""Single measurements: speed, memory, loops of several seeds."""
+"""Fits of profiles and links, speed, and checks of many answers."""

@@ -32,7 +32,7 @@ from benchmarks.shardbench.results import (
 from evenshard.cli.arguments import Commands, at_least
 
 # Planners that take minutes run only where asked for, those that are trained for each GPU on the H100 alone.
-PLANNERS = tuple(name for name in NAMES if name not in ("best_known", "evenshard_long"))
+PLANNERS = tuple(name for name in NAMES if name != "evenshard_long")
 UNTRAINED = tuple(name for name in PLANNERS if name not in ("autoshard", "dreamshard"))
 # Models, devices and planners: every model on 8 and 16 H100, one on more, two on 8 of each other device, and some more
 # on 8 H200, whose kernels were timed, too.

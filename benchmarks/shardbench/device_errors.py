@@ -21,7 +21,6 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import spearmanr
 
-from benchmarks.scripts.differences import BANDS
 from benchmarks.shardbench.cases import Cell
 from benchmarks.shardbench.loads import Load, key_of, loads_of, write_loads
 from benchmarks.shardbench.page import by_cell
@@ -37,6 +36,8 @@ from evenshard.utils.errors import BadInput
 PLANS = KERNEL_TIMES / "shardbench_plans.jsonl.gz"
 # Exchanges that are simulated on both sides err by nothing.
 EXACT = DeviceError(0.0, 10**6)
+# Shares of work that two plans have in common.
+BANDS = ((0.0, 0.3), (0.3, 0.6), (0.6, 0.9), (0.9, 1.01))
 # Plans are compared of which neither is predicted to take longer than the other by this factor.
 ALIKE = 1.5
 KINDS: dict[str, Callable[[Load], bool]] = {

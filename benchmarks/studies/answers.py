@@ -54,24 +54,18 @@ class Row:
     Attributes:
         sharder: its name.
         seed: seed of its training; None if it was not trained.
-        answers: answers by task; None where the sharder was not asked.
+        answers: answers by task.
     """
 
     sharder: str
     seed: int | None
-    answers: tuple[Answer | None, ...]
+    answers: tuple[Answer, ...]
 
 
-def rows_of(sources: Sequence[Unit], store: Store, num_tasks: int) -> list[Row]:
-    """All rows of the units that answered.
-
-    A unit's result has ``answers``: for each sharder a list, which begins at task ``first`` (0 where it is not said).
-    """
-    rows: dict[tuple[str, int | None], list[Answer | None]] = {}
-    for source in sources:
-        result = store.result(source)
-        first, seed = result.get("first", 0), getattr(source, "seed", None)
-        for sharder, answers in result["answers"].items():
-            row = rows.setdefault((sharder, seed), [None] * num_tasks)
-            row[first : first + len(answers)] = answers
-    return [Row(sharder, seed, tuple(answers)) for (sharder, seed), answers in rows.items()]
+def rows_of(sources: Sequence[Unit], store: Store) -> list[Row]:
+    """Return the rows of all units that answered: the ``answers`` of each result, a list for each sharder."""
+    return [
+        Row(sharder, getattr(source, "seed", None), tuple(answers))
+        for source in sources
+        for sharder, answers in store.result(source)["answers"].items()
+    ]

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.studies.autoshard import PlaceAutoShard, TrainAutoShard
-from benchmarks.studies.reference import BestKnown, MeasureAnswers
+from benchmarks.studies.measuring import MeasureAnswers
 from benchmarks.studies.rows import (
     AUTOSHARD,
     EXTERNAL,
     LEARNED,
-    REFERENCE,
     SEARCH,
     SINGLE_COSTS,
     SUFFIX,
@@ -22,9 +21,6 @@ from benchmarks.studies.trained_sharders import PlaceLearned, TrainNetworks
 from benchmarks.studies.units import Unit
 from benchmarks.studies.untrained_sharders import NUM_REAL_SAMPLES, NUM_SAMPLES, Peers, RandomSearch, SingleCosts
 from evenshard.sharders.catalog import HEURISTICS
-
-# Test tasks of one unit of annealing: about a minute.
-TASKS_PER_CHUNK = 5
 
 
 @dataclass(frozen=True)
@@ -100,11 +96,6 @@ def plan_setting(
         if balanced := among(*AUTOSHARD):
             taught = TrainAutoShard(teaching, trained_at, seed, budgets.autoshard, budgets.num_shards)
             answers.append(PlaceAutoShard(own, setting, taught, balanced))
-    if REFERENCE in rows:
-        sources = tuple(answers)
-        for first in range(0, own.test_tasks, TASKS_PER_CHUNK):
-            last = min(first + TASKS_PER_CHUNK, own.test_tasks)
-            answers.append(BestKnown(own, setting, first, last, sources, budgets.anneal))
     return SettingPlan(setting, own, trained_at, tuple(answers), search, MeasureAnswers(own, setting, tuple(answers)))
 
 

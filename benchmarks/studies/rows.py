@@ -19,23 +19,22 @@ VARIANTS = {"dreamshard": ("dreamshard_argmax", "dreamshard"), "evenshard": ("ev
 LEARNED = tuple(name for one in SHARDERS if one.name in VARIANTS for name in VARIANTS.get(one.name, (one.name,)))
 SUFFIX = "_transferred"
 TRANSFERRED = ("dreamshard_transferred", "evenshard_transferred")
-REFERENCE = "best_known"
 SEARCH = "random_search"
 
 # The rows of each study.
 ROWS = {
-    "dlrm": (*HEURISTICS, *SINGLE_COSTS, *EXTERNAL, SEARCH, *LEARNED, REFERENCE),
-    "mixed": (*HEURISTICS, *SINGLE_COSTS, *EXTERNAL, SEARCH, "autoshard", *LEARNED, REFERENCE),
-    "generalize": (*HEURISTICS, "dreamshard", "evenshard", *TRANSFERRED, REFERENCE),
+    "dlrm": (*HEURISTICS, *SINGLE_COSTS, *EXTERNAL, SEARCH, *LEARNED),
+    "mixed": (*HEURISTICS, *SINGLE_COSTS, *EXTERNAL, SEARCH, "autoshard", *LEARNED),
+    "generalize": (*HEURISTICS, "dreamshard", "evenshard", *TRANSFERRED),
     "autoshard": (*HEURISTICS, SINGLE_COST, "dreamshard", "evenshard", *AUTOSHARD),
 }
 # They measured the test tables, or placements of the test tasks.
-PRIVILEGED_ROWS = (*SINGLE_COSTS, SEARCH, "evenshard_measured", REFERENCE)
+PRIVILEGED_ROWS = (*SINGLE_COSTS, SEARCH, "evenshard_measured")
 # Modules without which a row is left out; the study says so.
 NEEDS = {one.name: one.package for one in SHARDERS if one.package}
 
 
-def left_out(study: str, is_simulated: bool, skip: Sequence[str]) -> dict[str, str]:
+def left_out(study: str, skip: Sequence[str]) -> dict[str, str]:
     """Rows that the study has and this run does not, with the reason.
 
     Raises:
@@ -48,8 +47,6 @@ def left_out(study: str, is_simulated: bool, skip: Sequence[str]) -> dict[str, s
     for name in ROWS[study]:
         if name in NEEDS and not _is_installed(NEEDS[name]):
             out.setdefault(name, f"needs {NEEDS[name]}, which is not installed")
-    if REFERENCE in ROWS[study] and not is_simulated:
-        out.setdefault(REFERENCE, "needs simulated hardware")
     return out
 
 

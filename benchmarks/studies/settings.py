@@ -11,7 +11,6 @@ import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from benchmarks.references.annealing import AnnealConfig
 from benchmarks.studies.trainings import AutoShardConfig, DreamShardConfig, EvenshardConfig
 from evenshard.measure.config import MeasureConfig
 from evenshard.placement.task import ShardingTask
@@ -179,7 +178,6 @@ class Budgets:
         evenshard: additional measurements and fits of evenshard's training.
         autoshard: its two trainings.
         num_shards: random shards measured for AutoShard's cost network.
-        anneal: the search for the best known placement.
         search: evenshard's; its seed is the training's.
     """
 
@@ -187,7 +185,6 @@ class Budgets:
     evenshard: EvenshardConfig = field(default_factory=EvenshardConfig)
     autoshard: AutoShardConfig = field(default_factory=AutoShardConfig)
     num_shards: int = 2000
-    anneal: AnnealConfig = field(default_factory=AnnealConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def measured_placements(self, num_devices: int) -> int:

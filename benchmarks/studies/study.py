@@ -78,7 +78,7 @@ def run_study(config: BenchConfig) -> dict[str, Any]:
     ground, budgets = ground_of(study, config.hardware, config.train_tasks, config.test_tasks)
     budgets = config.budgets or budgets
     open_hardware(ground.measure).close()
-    out = left_out(config.study, ground.is_simulated, config.skip)
+    out = left_out(config.study, config.skip)
     for name, reason in out.items():
         if reason != "skipped":
             log.warning("%s is left out: %s", name, reason)
@@ -132,8 +132,8 @@ def _comparison(name: str, study: Study, plan: SettingPlan, names: Sequence[str]
     transferred = [store.result(unit) for unit in plan.placings if unit.suffix == SUFFIX]
     samples = store.result(plan.random_search)["samples"]
     networks = sample_accuracy(samples, at_home) if at_home else {}
-    rows_at_home = rows_of([unit for unit in plan.placings if unit.suffix != SUFFIX], store, plan.ground.test_tasks)
-    own = [[answer or {} for answer in row.answers] for row in rows_at_home if row.sharder == "evenshard"]
+    rows_at_home = rows_of([unit for unit in plan.placings if unit.suffix != SUFFIX], store)
+    own = [[answer for answer in row.answers] for row in rows_at_home if row.sharder == "evenshard"]
     if own:
         networks["convex"]["own_placements"] = own_placements(own, measured["evenshard"].ms)
     return {

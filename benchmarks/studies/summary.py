@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmarks.studies.rows import EXTERNAL, PRIVILEGED_ROWS, REFERENCE, SUFFIX, TRANSFERRED
+from benchmarks.studies.rows import EXTERNAL, PRIVILEGED_ROWS, SUFFIX, TRANSFERRED
 from evenshard.sharders.catalog import HEURISTICS
 from evenshard.sharders.greedy import SINGLE_COST
 from evenshard.stages.sharder_comparison import Interval, common_tasks, fastest
@@ -81,7 +81,6 @@ def _row(name: str, costs: Mapping[str, Sequence[float]], best: str | None) -> d
         "mean_ms": fmean(own) if own else None,
         "ci95_ms": ends(Interval.of(own)) if own else None,
         "speedup_over_random_pct": above_pct(costs.get("random"), own),
-        "gap_to_best_known_pct": above_pct(own, costs.get(REFERENCE)),
         **difference("difference_to_best_heuristic_pct", "difference_ci95_pct", own, costs.get(best or "")),
     }
     for other in COMPARED:

@@ -13,7 +13,7 @@ Row = Mapping[str, Any]
 Column = tuple[str, Callable[[Row], str]]
 LEGEND = (
     "speedup: over random; vs best: paired difference to the best heuristic",
-    "gap: above the best known placements; drop: above networks trained for the size",
+    "drop: above networks trained for the size",
     "balance and compute speedup: as AutoShard, without the exchange",
     "seed dev.: standard deviation of the mean from training to training; infeasible: tasks not placed",
 )
@@ -96,7 +96,6 @@ def _columns(setting: Mapping[str, Any]) -> list[Column]:
         ("speedup %", lambda row: _number(row["speedup_over_random_pct"], "+.1f")),
         ("vs best %", lambda row: _number(row["difference_to_best_heuristic_pct"], "+.1f")),
         ("95 % interval", lambda row: _ends(row["difference_ci95_pct"], "+.1f")),
-        ("gap %", lambda row: _number(row["gap_to_best_known_pct"], "+.1f")),
         ("drop ms", lambda row: _number(row.get("drop_ms"), "+.3f")),
         ("drop %", lambda row: _number(row.get("drop_pct"), "+.1f")),
         ("balance", lambda row: _number(row.get("degree_of_balance"))),

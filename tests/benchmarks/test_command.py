@@ -41,7 +41,7 @@ STUDY = {
         (["mixed", "--hardware", "tpu"], "hardware is 'tpu'"),
         (["mixed", "--hardware", "simulated:nothing"], "nothing"),
         (["mixed", "--skip", "nobody"], "'nobody' is not a row"),
-        (["autoshard", "--skip", "best_known"], "'best_known' is not a row"),
+        (["generalize", "--skip", "autoshard"], "'autoshard' is not a row"),
         (["mixed", "--json", "out.md"], "markdown"),
         (["mixed", *[word for name in ROWS["mixed"] for word in ("--skip", name)]], "leaves no row"),
     ],
@@ -68,12 +68,12 @@ def test_flags_that_the_parser_refuses_exit_with_2(flags: list[str], capsys: pyt
 
 def test_a_row_whose_package_is_missing_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.studies.rows.find_spec", lambda name: None if name == "torchrec" else object())
-    out = left_out("dlrm", True, ["random"])
+    out = left_out("dlrm", ["random"])
     missing = "needs torchrec, which is not installed"
     assert out == {"random": "skipped", "torchrec_planner": missing, "torchrec_planner_perf": missing}
     assert "torchrec_planner" not in rows("dlrm", out)
     with pytest.raises(BadConfig, match="not a row"):
-        left_out("generalize", True, ["torchrec_planner"])
+        left_out("generalize", ["torchrec_planner"])
 
 
 @pytest.mark.slow

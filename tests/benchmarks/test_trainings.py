@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 import torch
 
-from benchmarks.studies.reference import measured_balance
+from benchmarks.studies.measuring import measured_balance
 from benchmarks.studies.trainings import (
     AutoShardConfig,
     DreamShardConfig,

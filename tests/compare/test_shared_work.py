@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.scripts.savings import pairs
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.saving import MOST_ALIKE, difference_error, error_correlation, shared_work
 from support.explain_builders import answered, asked
-from support.learned import learned_model
 
 FOUR = {"a": 6.0, "b": 2.0, "c": 3.0, "d": 1.0}
 
@@ -43,20 +41,3 @@ def test_errors_that_are_alike_go_out_of_a_difference() -> None:
     assert difference_error(3, 3, 1) == 0
     assert difference_error(3, 3, error_correlation(1.0)) == pytest.approx(3 * (2 * (1 - MOST_ALIKE)) ** 0.5)
     assert error_correlation(0) == 0 < error_correlation(0.5) < error_correlation(1) < 1
-
-
-@pytest.mark.slow
-def test_the_rule_has_about_as_many_savings_in_narrower_intervals_than_independent_errors() -> None:
-    """Six simulated tasks that made no rule, by a model of kernels as they were simulated earlier.
-
-    Its errors are far larger here than it tells, so that by no rule are nine in ten savings inside: independent errors
-    have 22 of 92, the rule 14. Of models that know their kernels they have 93 and 91 %
-    (benchmarks/savings_202611.md).
-    """
-    found = [pair for number in range(300, 306) for pair in pairs(learned_model(), number)]
-    ruled = [pair.interval(error_correlation(pair.shared)) for pair in found]
-    independent = [pair.interval(0.0) for pair in found]
-    fewer = sum(inside for inside, _ in independent) - sum(inside for inside, _ in ruled)
-    assert len(found) > 80 and fewer <= 0.1 * len(found)
-    narrower = sum(width for _, width in ruled) / sum(width for _, width in independent)
-    assert narrower < 0.85

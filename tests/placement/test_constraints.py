@@ -11,8 +11,6 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 
-from benchmarks.references.annealing import AnnealConfig
-from benchmarks.references.best_known import BestKnownSharder
 from evenshard.placement.items import Items, allowed_together, apart_groups, canonical_devices
 from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.plan import check_placement
@@ -33,10 +31,10 @@ from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.state import State, choices_of, parts_of
 from evenshard.sharders.search.whole_starts import whole_starts
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.errors import InfeasibleTask
 from support import builders
 from support.additive_price import Additive
-from support.builders import ROOMY, every_placement, sized, some_tables, split_by, table, task, working
+from support.builders import every_placement, sized, some_tables, split_by, table, task, working
 from support.constraint_builders import is_legal, legal_placements, limited, limited_tasks, only
 from support.convex_builders import NORMALIZER, predicted_ms, random_model
 
@@ -372,9 +370,3 @@ def test_dreamshard_fills_unlike_devices_and_refuses_what_breaks_a_rule() -> Non
     assert sorted(policy().place(limited(task(tables, 2), room_bytes=(24, 48))).device_of_table) == [0, 1, 1]
     with pytest.raises(InfeasibleTask, match=r"on device \d, allowed are \[2\]"):
         policy().place(limited(task(some_tables(6), 3), allowed=(only(2),) * 6))
-
-
-def test_best_known_says_that_it_knows_no_constraints() -> None:
-    sharder = BestKnownSharder("simulated:h200", AnnealConfig(evaluations=1))
-    with pytest.raises(BadConfig, match="knows one memory cap and no other constraints"):
-        sharder.place(limited(task(some_tables(3), 2, ROOMY), apart=((0, 1),)))

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.references.annealing import AnnealConfig
 from benchmarks.studies.settings import Budgets, Setting
 from benchmarks.studies.study import BenchConfig
 from benchmarks.studies.trainings import AutoShardConfig, DreamShardConfig, EvenshardConfig
@@ -21,7 +20,6 @@ TINY = Budgets(
     evenshard=EvenshardConfig(num_shards=4, own_placements=2, fit=CostModelFitConfig(num_updates=20), search=QUICK),
     autoshard=AutoShardConfig(FitConfig(5, 8, 1e-3), ImpalaConfig(num_updates=2, num_slots=2, unroll_length=6)),
     num_shards=10,
-    anneal=AnnealConfig(evaluations=2000, stages=4),
     search=QUICK,
 )
 SMALL = Setting(6, 2)

@@ -11,9 +11,9 @@ With a cache in device memory, the forward pass first finds out which rows are i
 for the call, which the device model adds (``ShardWork.cached``). Each distinct row that is missing then comes in while
 another goes out. The backward pass finds all weights in the cache, but no states: FBGEMM caches none.
 
-The constants are those of an H100 with PCIe 5, fitted by benchmarks/scripts/fit_offload.py to public measurements of
-rows of 512 bytes (benchmarks/offload_h100_202611.md). Nothing was measured of ``key_value`` and
-``host``: what they cost here is bytes over rates that the user or an assumption names.
+The constants are those of an H100 with PCIe 5, fitted at commit 98165ba4 to public measurements of rows of 512 bytes
+(benchmarks/offload_h100_202611.md). Nothing was measured of ``key_value`` and ``host``: what they cost here is bytes
+over rates that the user or an assumption names.
 
 Legend: P tables looked up, K = 17 reuse bins.
 """
@@ -41,7 +41,7 @@ from evenshard.tables.cache import set_miss_ratio
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
-# Fitted by benchmarks/scripts/fit_offload.py, as HOST_GB_S is; what they mean stands in HostLink.
+# Fitted at commit 98165ba4, as HOST_GB_S is; what they mean stands in HostLink.
 UNDER_WAY_BYTES = 143e3
 UPDATE_SHARE = 0.89
 FIND_NS_PER_LOOKUP = 0.79

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.scripts.two_hosts import Host, NotPermitted, torchrun_on, two_hosts
 from evenshard.measure.cost_dataset import load_shardings
 from evenshard.measure.link import link
 from evenshard.placement.tasks import TaskSplit, save_tasks
 from evenshard.tables.files import save_tables
 from support.builders import table, task
+from support.two_hosts import Host, NotPermitted, torchrun_on, two_hosts
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from benchmarks.references.shard_times import ShardTimes
 from benchmarks.scripts.fit_devices import Point, published_points
 from evenshard.measure.calibrate.device import measured_shards
 from evenshard.measure.config import MeasureConfig
@@ -56,14 +55,6 @@ def test_the_state_takes_memory() -> None:
     assert cost("a100_40gb", "rowwise_adagrad", shard).status == OK
     assert cost("a100_40gb", "adagrad", shard).status == cost("a100_40gb", "adam", shard).status == OUT_OF_MEMORY
     assert cost("a100_80gb", "adam", shard).status == OK
-
-
-def test_the_best_known_placement_is_searched_with_the_optimizer() -> None:
-    hardware = SimulatedHardware(MeasureConfig("simulated:h200", optimizer="adam"))
-    of = task(some_tables(6), devices=2, batch_size=65536)
-    placement = Placement((0, 1, 0, 1, 0, 1), 2)
-    measured_ms = hardware.measure(of, placement).max_device_ms
-    assert ShardTimes(hardware, of).slowest_ms(np.array(placement.device_of_table)) == pytest.approx(measured_ms)
 
 
 def test_a_calibration_knows_the_optimizer_and_takes_one_alone() -> None:

@@ -1,4 +1,4 @@
-"""The best known placements of a study's tasks, and the measured costs of all answers."""
+"""The measured costs of all answers to a setting's test tasks."""
 
 from __future__ import annotations
 
@@ -6,53 +6,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.references.annealing import AnnealConfig
-from benchmarks.studies.answers import Answer, Row, answer_with, ask_all, placement_of, rows_of
+from benchmarks.studies.answers import Row, placement_of, rows_of
 from benchmarks.studies.meter import Meter
 from benchmarks.studies.settings import Ground, Setting
 from benchmarks.studies.units import Result, Store, Unit
 from evenshard.measure.costs import PlacementCost
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
-
-
-@dataclass(frozen=True)
-class BestKnown(Unit):
-    """Long annealing from every answer to some of the test tasks, on the true simulated cost.
-
-    Attributes:
-        first, last: the test tasks from ``first`` on, before ``last``.
-        sources: the units with the answers.
-        config: settings of the annealing.
-    """
-
-    ground: Ground
-    setting: Setting
-    first: int
-    last: int
-    sources: tuple[Unit, ...]
-    config: AnnealConfig
-
-    @property
-    def name(self) -> str:
-        """As progress shows it."""
-        return f"{self.setting.name} best known {self.first}-{self.last - 1}"
-
-    def do(self, store: Store) -> Result:
-        """``answers`` of best_known from task ``first`` on, and ``seconds`` per task."""
-        from benchmarks.references.best_known import BestKnownSharder
-
-        tasks = self.ground.test(self.setting)
-        rows = rows_of(self.sources, store, len(tasks))
-        sharder = BestKnownSharder(self.ground.measure, self.config)
-        answers_to = {task.task_id: [row.answers[n] for row in rows] for n, task in enumerate(tasks)}
-
-        def improve(task: ShardingTask) -> Answer:
-            starts = dict.fromkeys(placement_of(answer or {}, task) for answer in answers_to[task.task_id])
-            return answer_with(sharder.improve(task, [start for start in starts if start is not None])[0])
-
-        answers, seconds = ask_all(tasks[self.first : self.last], improve)
-        return {"first": self.first, "answers": {"best_known": answers}, "seconds": {"best_known": seconds}}
 
 
 @dataclass(frozen=True)
@@ -76,11 +36,11 @@ class MeasureAnswers(Unit):
         """``rows``: sharder and seed with ms, balance and compute_speedup by task, null where infeasible; ``noise``."""
         start = time.perf_counter()
         split = self.ground.split(self.setting)
-        rows = rows_of(self.sources, store, len(split.test))
+        rows = rows_of(self.sources, store)
         jobs: dict[tuple[int, Placement], tuple[ShardingTask, Placement]] = {}
         for number, task in enumerate(split.test):
             for row in rows:
-                placement = placement_of(row.answers[number] or {}, task)
+                placement = placement_of(row.answers[number], task)
                 if placement is not None:
                     jobs[number, placement] = (task, placement)
         with Meter(self.ground.measure, store.journal(self), self.name) as meter:
@@ -89,7 +49,7 @@ class MeasureAnswers(Unit):
         cost_of = dict(zip(jobs, costs, strict=True))
 
         def costs_of(row: Row) -> list[PlacementCost | None]:
-            placements = [placement_of(one or {}, task) for one, task in zip(row.answers, split.test, strict=True)]
+            placements = [placement_of(one, task) for one, task in zip(row.answers, split.test, strict=True)]
             return [None if one is None else cost_of[number, one] for number, one in enumerate(placements)]
 
         nothing: list[PlacementCost | None] = [None] * len(split.test)
