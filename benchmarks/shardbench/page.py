@@ -1,4 +1,4 @@
-"""The page of a CSV of results: summary, picture, table, where evenshard does not win, and the dataset card."""
+"""The page of a CSV of results: summary, picture, planners, where evenshard does not win, and the dataset card."""
 
 from __future__ import annotations
 
@@ -156,13 +156,13 @@ def planners(rows: Sequence[Result]) -> Iterator[str]:
 
 
 def losses(rows: Sequence[Result]) -> Iterator[str]:
-    """Markdown: every cell where another's plan is better, by each oracle, the worst first."""
+    """Markdown: every cell where another's plan is better, the worst first; for TorchRec's own rating their number."""
     for oracle, name in ORACLES.items():
         found = sorted(beaten(rows, oracle), key=lambda one: -one[3])
         judged = sum(best_of(of_cell, oracle, [OURS]) is not None for of_cell in by_cell(rows).values())
         yield f"By {name}: {len(found)} of {judged} cells."
         yield ""
-        if found:
+        if found and oracle != "torchrec":
             yield _row("cell", "evenshard, ms", "best, ms", "whose plan", "evenshard above it")
             yield "|---|---:|---:|---|---:|"
             for cell, ours, best, above in found:
@@ -211,7 +211,7 @@ def draw(rows: Sequence[Result], path: Path) -> None:
     pyplot.close(figure)
 
 
-PARTS = (summary, timed_plans, planners, cut_off, losses, table)
+PARTS = (summary, timed_plans, planners, cut_off, losses)
 
 
 def page(rows: Sequence[Result], name: str) -> str:

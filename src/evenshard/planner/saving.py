@@ -2,7 +2,7 @@
 
 Two errors count. A learned model's error of a step is mostly its error of the slowest device. Where that does the same
 work in both placements, the error is the same, and goes out of the difference; of other work it is another error.
-benchmarks/savings_202611.md measures how far that goes: with the correlation here, nine in ten true savings lie in
+benchmarks/measured_once_202611.md says how far that goes: with the correlation here, nine in ten true savings lie in
 their 90 % intervals. A simulated device and its links err in their constants, which are the same for all placements:
 that scales what kernels and what exchanges save. Work that is unlike adds an error of its own, and so does what a
 device model lacks, as timed kernels of plans show (docs/decisions/0042-differences.md).
