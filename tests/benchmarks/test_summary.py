@@ -189,7 +189,7 @@ def test_the_markdown_has_sharders_as_rows_and_settings_as_columns() -> None:
     assert "| sharder | 40x4 | 80x8 |" in lines
     cell = "2.000 [-0.484, 4.484] (+100.0 %)"
     assert f"| dim_greedy | {cell} | {cell} |" in lines
-    assert any(line.startswith("| random_search \\* |") for line in lines)
+    assert any(line.startswith("| single_cost_greedy \\* |") for line in lines)
     assert "`python -m benchmarks study mixed`" in text
     assert "Left out: autoshard (skipped)." in lines
     assert "## 80x8" in lines
