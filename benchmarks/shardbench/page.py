@@ -156,13 +156,13 @@ def planners(rows: Sequence[Result]) -> Iterator[str]:
 
 
 def losses(rows: Sequence[Result]) -> Iterator[str]:
-    """Markdown: every cell where another's plan is better, the worst first; for TorchRec's own rating their number."""
+    """Markdown: every cell where another's plan is better, the worst first; by other oracles than timed kernels their number."""
     for oracle, name in ORACLES.items():
         found = sorted(beaten(rows, oracle), key=lambda one: -one[3])
         judged = sum(best_of(of_cell, oracle, [OURS]) is not None for of_cell in by_cell(rows).values())
         yield f"By {name}: {len(found)} of {judged} cells."
         yield ""
-        if found and oracle != "torchrec":
+        if found and oracle == "kernels":
             yield _row("cell", "evenshard, ms", "best, ms", "whose plan", "evenshard above it")
             yield "|---|---:|---:|---|---:|"
             for cell, ours, best, above in found:

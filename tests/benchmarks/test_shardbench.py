@@ -167,7 +167,7 @@ def test_where_evenshard_loses_is_told_by_every_oracle() -> None:
     untimed = comparable([rows[0], replace(rows[1], kernels_ms=None), rows[2]])
     assert "By kernels, timed: 0 of 0 cells." in page(untimed, "bench")
     assert "| mixed_3 | 8 x h100 | kernels |" not in "\n".join(table(untimed))
-    assert "| mixed_3, 8 x h100 | 2.000 | 1.600 | greedy | 25.0 % |" in text
+    assert "| mixed_3, 8 x h100 | 4.000 | 3.200 | greedy | 25.0 % |" in text
     assert "| mixed_3 | 8 x h100 | device | 1.000 | evenshard | - | - | -33.3 % | - |" in table(rows)
     assert "| torchrec_swept | - | 1 | 1 | 1 | 0 | 0 | 0.0 |" in text
     assert "the device model, TorchRec swept in full" in text and "cut off in" not in text
