@@ -156,7 +156,7 @@ def planners(rows: Sequence[Result]) -> Iterator[str]:
 
 
 def losses(rows: Sequence[Result]) -> Iterator[str]:
-    """Markdown: every cell where another's plan is better, the worst first; by other oracles than timed kernels their number."""
+    """Markdown: the number of cells where another's plan is better; by timed kernels each, the worst first."""
     for oracle, name in ORACLES.items():
         found = sorted(beaten(rows, oracle), key=lambda one: -one[3])
         judged = sum(best_of(of_cell, oracle, [OURS]) is not None for of_cell in by_cell(rows).values())
