@@ -81,7 +81,7 @@ def key_of(load: Load) -> str:
     return _digest(tuple(map(astuple, load)), 16)
 
 
-def rounded(value: Any) -> Any:
+def round_floats(value: Any) -> Any:
     """Round the floats in nested tuples to 6 significant digits: their last digits differ between CPUs.
 
     They are rounded to 12 digits first: a short decimal that ends in 5 lies between two values of 6 digits, and its
@@ -89,7 +89,7 @@ def rounded(value: Any) -> Any:
     """
     if isinstance(value, float):
         return float(f"{float(f'{value:.12g}'):.6g}")
-    return tuple(map(rounded, value)) if isinstance(value, tuple) else value
+    return tuple(map(round_floats, value)) if isinstance(value, tuple) else value
 
 
 def _digest(value: Any, length: int) -> str:
@@ -97,7 +97,7 @@ def _digest(value: Any, length: int) -> str:
 
 
 def _order(value: Any) -> str:
-    return repr(rounded(value))
+    return repr(round_floats(value))
 
 
 def loads_of(task: ShardingTask, parts: Sequence[TablePart]) -> list[Load]:

@@ -152,11 +152,11 @@ def check_times(results: Sequence[Result]) -> None:
         BadInput: with the count of those that have none.
     """
 
-    def described(one: Result) -> tuple[object, ...]:
+    def describe(one: Result) -> tuple[object, ...]:
         return one.cell, one.planner, one.variant, one.parts_count, one.linear_ms
 
-    timed = {described(one) for one in read_csv(PUBLISHED) if one.kernels_ms is not None}
-    missing = sum(one.kernels_ms is None and described(one) in timed for one in results)
+    timed = {describe(one) for one in read_csv(PUBLISHED) if one.kernels_ms is not None}
+    missing = sum(one.kernels_ms is None and describe(one) in timed for one in results)
     if missing:
         raise BadInput(
             f"{missing} plans with timed kernels in {PUBLISHED.name} have no times in {KERNEL_TIMES}. Pull them with "

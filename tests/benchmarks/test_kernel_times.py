@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.shardbench import device_errors, results, time_loads, timed
 from benchmarks.shardbench.cases import BenchMachine, Cell, tables_called
-from benchmarks.shardbench.loads import Load, key_of, loads_of, read_loads, rounded, write_loads
+from benchmarks.shardbench.loads import Load, key_of, loads_of, read_loads, round_floats, write_loads
 from benchmarks.shardbench.page import summary
 from benchmarks.shardbench.planners import load_planner
 from benchmarks.shardbench.results import FITS, Result, parts_of, read_csv, read_journal, write_journal
@@ -128,8 +128,8 @@ def test_a_key_does_not_depend_on_last_digits(task: ShardingTask) -> None:
 def test_a_short_decimal_between_two_rounded_values_is_rounded_one_way() -> None:
     for middle in (1.0000005, 0.1953125, 2.5000015):
         ends = [float(np.nextafter(middle, end)) for end in (-np.inf, middle, np.inf)]
-        assert len(set(map(rounded, ends))) == 1
-    assert rounded((1 / 3, (2, "a"), None)) == (0.333333, (2, "a"), None)
+        assert len(set(map(round_floats, ends))) == 1
+    assert round_floats((1 / 3, (2, "a"), None)) == (0.333333, (2, "a"), None)
 
 
 def test_features_of_a_table_are_drawn_each(task: ShardingTask) -> None:
