@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.cli.arguments import OUTPUT, PATH, Commands, Source, at_least, output_flag
 from evenshard.kubeflow.image import image
-from evenshard.kubeflow.remote import ENDPOINT, Endpoint, Remote, RunStatus
-from evenshard.kubeflow.status_text import failure_of, notes_on, progress_of
+from evenshard.kubeflow.remote import ENDPOINT, Endpoint, Remote
+from evenshard.kubeflow.run_status import RunStatus, failure_of, notes_on, progress_of
 from evenshard.utils.errors import BadConfig, PipelineFailed
 from evenshard.utils.extras import require_package
 from evenshard.utils.messages import brief

@@ -11,7 +11,7 @@
     requests, addresses  the tasks of ``place``, ``drift`` and ``watch``, and addresses that a pod reads
     package             a pipeline as a file
     local, containers   a pipeline on this machine, its tasks as processes or in containers
-    remote              a pipeline on a cluster (token, api_errors; run_tasks, pods, status_text: how a run is doing)
+    remote              a pipeline on a cluster (api_errors; run_status, pods: the status of a run and its reasons)
 
 ``kfp`` is imported only inside the functions that need it.
 """

@@ -23,7 +23,7 @@ from urllib.error import HTTPError
 from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
 from evenshard.kubeflow.remote import pod_token_file
-from evenshard.kubeflow.run_tasks import FAILED, SUCCEEDED, TaskStatus, tasks_of
+from evenshard.kubeflow.run_status import FAILED, SUCCEEDED, TaskStatus, tasks_of
 from evenshard.stages.record_outcome import UNKNOWN_STATE, Seen
 from evenshard.tracking import LOCAL, LOOP_ID
 from evenshard.utils.messages import reason_of

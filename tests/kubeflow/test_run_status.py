@@ -11,9 +11,16 @@ from typing import Any
 import pytest
 from kfp_server_api import ApiClient
 
-from evenshard.kubeflow.remote import RunStatus, was_stopped
-from evenshard.kubeflow.run_tasks import NOTED_WITHIN, TaskStatus, has_open, record_ends, tasks_of
-from evenshard.kubeflow.status_text import failure_of
+from evenshard.kubeflow.run_status import (
+    NOTED_WITHIN,
+    RunStatus,
+    TaskStatus,
+    failure_of,
+    has_open,
+    record_ends,
+    tasks_of,
+    was_stopped,
+)
 from support.kfp_server import RUNS, more_runs, nodes_of, runs_with_history
 
 
