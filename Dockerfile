@@ -36,8 +36,8 @@ RUN printf '%s\n' '#!/bin/sh' \
 WORKDIR /build/evenshard
 
 # What evenshard needs, in a layer of its own: it is built again for a new pyproject.toml, not for a new line of code.
-# kfp is there for its executor, which runs on the standard library and typing_extensions; TorchRec would bring the CUDA
-# build of FBGEMM, see the Makefile.
+# kfp is there for its executor, which runs on the standard library and typing_extensions, and the clients of Kubeflow
+# Pipelines and Kubernetes for the exit handler; TorchRec would bring the CUDA build of FBGEMM, see the Makefile.
 FROM build AS build-evenshard
 ARG KFP_VERSION=2.17.0
 ARG EXTRA=cpu
@@ -47,6 +47,7 @@ COPY src/evenshard/version.py src/evenshard/
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     touch README.md \
     && add --constraint requirements/constraints-${EXTRA}.txt ".[${EXTRA},loop,torchrec,tracking]" \
+    && add --constraint requirements/constraints-${EXTRA}.txt kfp-server-api kubernetes \
     && add --constraint requirements/constraints-${EXTRA}.txt --no-deps torchrec "kfp==${KFP_VERSION}" \
     && trim
 COPY README.md ./

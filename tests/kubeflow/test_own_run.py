@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from kfp import dsl
+from kubernetes.config import incluster_config
 
 from evenshard.kubeflow import own_run
 from evenshard.kubeflow.own_run import look
@@ -25,7 +26,9 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KF_PIPELINES_SA_TOKEN_PATH", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("EVENSHARD_LOOP_ID", "wf")
-    monkeypatch.setattr(own_run, "ACCOUNT", tmp_path / "account")
+    monkeypatch.setenv("KUBECONFIG", "none")
+    for name, file in (("TOKEN", "token"), ("CERT", "ca.crt")):
+        monkeypatch.setattr(incluster_config, f"SERVICE_{name}_FILENAME", str(tmp_path / "account" / file))
     monkeypatch.setattr(own_run.time, "sleep", lambda seconds: None)
 
 
@@ -109,7 +112,7 @@ def test_kubernetes_gives_the_pod_a_token_for_kubeflow(
         assert asked == [
             (
                 "/api/v1/namespaces/team-a/serviceaccounts/evenshard-runner/token",
-                f"Bearer {OWN_TOKEN}",
+                f"bearer {OWN_TOKEN}",
                 {"spec": {"audiences": ["pipelines.kubeflow.org"], "expirationSeconds": 600}},
             )
         ]

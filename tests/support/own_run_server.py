@@ -19,7 +19,13 @@ ACCOUNT = {"namespace": "team-a", "serviceaccount": {"name": "evenshard-runner",
 _CLAIMS = base64.urlsafe_b64encode(json.dumps({"kubernetes.io": ACCOUNT}).encode()).decode().rstrip("=")
 # The token of a pod's account, as the kubelet projects it.
 OWN_TOKEN = f"header.{_CLAIMS}.signature"
-ANSWERS = {"status": {"token": "for kubeflow"}}
+ANSWERS = {
+    "kind": "TokenRequest",
+    "apiVersion": "authentication.k8s.io/v1",
+    "metadata": {"name": "evenshard-runner", "namespace": "team-a"},
+    "spec": {"audiences": ["pipelines.kubeflow.org"], "expirationSeconds": 600, "boundObjectRef": None},
+    "status": {"token": "for kubeflow", "expirationTimestamp": "2026-11-28T20:00:00Z"},
+}
 
 
 def as_asked(name: str) -> dict[str, Any]:
@@ -87,7 +93,7 @@ def kubernetes(folder: Path, allowed: bool = True) -> Iterator[tuple[str, list[A
             _send(self, *((201, ANSWERS) if allowed else (403, {"message": "forbidden"})))
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "token").write_text(OWN_TOKEN + "\n")
+    (folder / "token").write_text(OWN_TOKEN)
     _make_certificate(folder)
     served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     served.load_cert_chain(folder / "ca.crt", folder / "key.pem")

@@ -1,8 +1,8 @@
-"""How a run ends, asked of Kubeflow Pipelines' API by a pod of that run: what its exit handler is told is not enough.
+"""The end of a run, asked of Kubeflow Pipelines' API by a pod of that run, whose exit handler is not told enough.
 
-Plain HTTP, as images have kfp's executor without its client. A Kubeflow with users wants a token for its own audience:
-that of a volume where something projects one into pods (Kubeflow's PodDefault does), else Kubernetes gives one to the
-pod's account, which may ask for it (k8s/base/accounts.yaml).
+A Kubeflow with users wants a token for its own audience: that of a volume where something projects one into pods
+(Kubeflow's PodDefault does), else Kubernetes gives one to the pod's account, which may ask for it
+(k8s/base/accounts.yaml).
 """
 
 from __future__ import annotations
@@ -11,17 +11,12 @@ import base64
 import json
 import os
 import re
-import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
+from evenshard.kubeflow.pods import kubernetes_api
 from evenshard.kubeflow.remote import pod_token_file
 from evenshard.kubeflow.run_status import FAILED, SUCCEEDED, TaskStatus, tasks_of
 from evenshard.stages.record_outcome import UNKNOWN_STATE, Seen
@@ -32,9 +27,6 @@ from evenshard.utils.messages import reason_of
 API = "KF_PIPELINES_API"
 DEFAULT_API = "http://ml-pipeline.kubeflow:8888"
 AUDIENCE = "pipelines.kubeflow.org"
-# Folder of a pod with the token of its account, and the cluster's certificate.
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_KUBERNETES = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
 # Shortest life that Kubernetes gives a token.
 TOKEN_S = 600
 TIMEOUT_S = 10.0
@@ -45,7 +37,7 @@ _HANDLER = "record-outcome"
 
 
 def look(run_id: str, pauses_s: Sequence[float] = PAUSES_S) -> Seen:
-    """What the API says of a run whose exit handler this is; nothing where the pipeline runs on this machine."""
+    """Return what the API says of a run whose exit handler this is; nothing where the pipeline runs on this machine."""
     if os.environ.get(LOOP_ID, LOCAL).startswith(LOCAL):
         return Seen()
     seen = _look(run_id)
@@ -60,20 +52,30 @@ def look(run_id: str, pauses_s: Sequence[float] = PAUSES_S) -> Seen:
 def _look(run_id: str) -> Seen:
     address = os.environ.get(API) or DEFAULT_API
     try:
-        run = _ask(Request(f"{address.rstrip('/')}/apis/v2beta1/runs/{run_id}", headers=_bearer(_token())))
-        return _summarize_run(run)
-    except HTTPError as error:
-        said = f"{error.code} {error.reason}"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # away, or no such API
-        said = reason_of(error)
+        return _summarize_run(_get_run(address, run_id))
+    except Exception as error:  # away, or no such API; kfp_server_api's errors are exceptions of its own
+        status = getattr(error, "status", None)
+        said = f"{status} {getattr(error, 'reason', '')}" if status else reason_of(error)
     return Seen(problem=f"{address} could not be asked for the run: {said}")
 
 
-def _summarize_run(run: Mapping[str, Any]) -> Seen:
-    details = [_node(one) for one in (run.get("run_details") or {}).get("task_details") or ()]
+def _get_run(address: str, run_id: str) -> Any:
+    from kfp_server_api import ApiClient, Configuration, RunServiceApi
+
+    settings = Configuration(host=address.rstrip("/"))
+    settings.retries = False
+    if token := _token():
+        settings.api_key, settings.api_key_prefix = {"authorization": token}, {"authorization": "Bearer"}
+    return RunServiceApi(ApiClient(settings)).run_service_get_run(run_id, _request_timeout=TIMEOUT_S)
+
+
+def _summarize_run(run: Any) -> Seen:
+    if run.state is None:
+        raise ValueError("no state in the answer")
+    details = run.run_details.task_details or () if run.run_details else ()
     tasks = [one for one in tasks_of(details) if not one.name.startswith(_HANDLER) and not one.prepares_a_group]
     ended = [one.state for one in details if _HANDLED.fullmatch(one.display_name or "")]
-    state = "CANCELED" if run["state"] in ("CANCELING", "CANCELED") else str(next(iter(ended), UNKNOWN_STATE))
+    state = "CANCELED" if run.state in ("CANCELING", "CANCELED") else str(next(iter(ended), UNKNOWN_STATE))
     known = state in ("CANCELED", SUCCEEDED, FAILED)
     return Seen(
         state=state if known else UNKNOWN_STATE,
@@ -88,46 +90,18 @@ def _names(tasks: Sequence[TaskStatus], state: str, cached: bool = False) -> tup
     return tuple(dict.fromkeys(one.name for one in tasks if (one.state, one.cached) == (state, cached)))
 
 
-def _node(said: Mapping[str, Any]) -> Any:
-    """A node of the API's JSON, as its SDK reads it."""
-    children = [SimpleNamespace(pod_name=one.get("pod_name")) for one in said.get("child_tasks") or ()]
-    return SimpleNamespace(
-        display_name=said.get("display_name"),
-        state=said.get("state"),
-        start_time=datetime.fromisoformat(said["start_time"]),
-        child_tasks=children,
-    )
-
-
 def _token() -> str | None:
-    """A token for Kubeflow Pipelines; None where neither a volume nor Kubernetes gives one: single users need none."""
+    """Return a token for Kubeflow Pipelines; None where neither a volume nor Kubernetes gives one: some need none."""
     if (path := pod_token_file()) is not None:
         return path.read_text().strip()
-    host, port = (os.environ.get(name) for name in _KUBERNETES)
-    with suppress(OSError, ValueError, KeyError):
-        own = (ACCOUNT / "token").read_text().strip()
-        claims = own.split(".")[1]
+    with suppress(Exception):  # no rights, no Kubernetes: dozens of kinds
+        from kubernetes.client import AuthenticationV1TokenRequest, V1TokenRequestSpec
+
+        api = kubernetes_api()
+        claims = api.api_client.configuration.api_key["authorization"].split(".")[1]
         account = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["kubernetes.io"]
-        namespace, name = account["namespace"], account["serviceaccount"]["name"]
-        wanted = {"spec": {"audiences": [AUDIENCE], "expirationSeconds": TOKEN_S}}
-        request = Request(
-            f"https://{host}:{port}/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token",
-            json.dumps(wanted).encode(),
-            {**_bearer(own), "Content-Type": "application/json"},
-        )
-        trusted = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
-        return str(_ask(request, trusted)["status"]["token"])
+        wanted = AuthenticationV1TokenRequest(spec=V1TokenRequestSpec([AUDIENCE], expiration_seconds=TOKEN_S))
+        where = account["serviceaccount"]["name"], account["namespace"]
+        answer = api.create_namespaced_service_account_token(*where, wanted, _request_timeout=TIMEOUT_S)
+        return str(answer.status.token)
     return None
-
-
-def _bearer(token: str | None) -> dict[str, str]:
-    return {} if token is None else {"Authorization": f"Bearer {token}"}
-
-
-def _ask(request: Request, trusted: ssl.SSLContext | None = None) -> dict[str, Any]:
-    opener = build_opener(ProxyHandler({}), HTTPSHandler(context=trusted))  # both are inside of the cluster
-    with opener.open(request, timeout=TIMEOUT_S) as answer:
-        found = json.load(answer)
-    if not isinstance(found, dict):
-        raise ValueError("no JSON object in the answer")
-    return found

@@ -78,7 +78,7 @@ def _ask(question: Callable[[Any], _Answer]) -> _Answer | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return question(_api())
+            return question(kubernetes_api())
     except Exception as error:  # no kubeconfig, a cluster that is away, no right: dozens of kinds
         log.debug("Kubernetes cannot be asked (%s)", error)
         return None
@@ -101,7 +101,8 @@ def _read_nodes(api: Any, namespace: str, workflow: str) -> dict[str, Pod]:
     return {number: Pod("", "Pending", _in_brief(message)) for number, message in said.items()}
 
 
-def _api() -> Any:
+def kubernetes_api() -> Any:
+    """Return Kubernetes' core API, by a kubeconfig or by the account of this pod."""
     from kubernetes import client, config
 
     settings = client.Configuration()

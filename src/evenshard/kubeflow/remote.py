@@ -193,10 +193,12 @@ class Remote:
     def _all(self, kind: str, experiment_id: str) -> Iterator[Any]:
         """Yield the runs of an experiment, or its recurring_runs."""
         look, page = getattr(self._client, f"list_{kind}"), ""
-        while page is not None:
+        while True:
             answer = self._call(f"list of {kind}", look, page_token=page, page_size=50, experiment_id=experiment_id)
             yield from getattr(answer, kind) or ()
-            page = answer.next_page_token or None
+            page = answer.next_page_token
+            if not page:
+                return
 
     def stop(self, run_id: str) -> RunStatus:
         """Stop a run: its pods end, and only ``record_outcome`` still runs. Return its status before."""
