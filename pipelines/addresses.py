@@ -4,7 +4,7 @@ from typing import Any
 
 from kfp import dsl
 
-from evenshard.kubeflow.addresses import is_imported
+from evenshard.kubeflow.component import is_imported
 
 
 def read(name: str, address: Any, compiled_with: str) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evenshard.kubeflow.addresses import require_known
 from evenshard.kubeflow.cluster import Cluster, load_cluster
+from evenshard.kubeflow.component import is_imported, require_readable
 from evenshard.kubeflow.package import ADDRESSES, SECTIONS, check_names, data_hash
 from evenshard.utils.extras import require_package
 from evenshard.utils.params import load_params
@@ -43,7 +43,8 @@ def build(
     # a section that is given for the run is checked, and used, as if it stood in the file
     params |= {SECTIONS[key]: value for key, value in values.items() if key in SECTIONS}
     for key in ADDRESSES & values.keys():
-        require_known(str(values[key]))
+        if not is_imported(str(values[key])):
+            require_readable(str(values[key]))
     if name == TRAIN:
         from evenshard_pipelines.dvc_rounds import sources
         from evenshard_pipelines.train import train_pipeline

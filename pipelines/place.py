@@ -24,7 +24,7 @@ def place_pipeline(
 
     Args:
         params: sections; ``place`` becomes the default of ``request``.
-        tables_at, model_at, in_use_at: the addresses that are known already; see ``evenshard.kubeflow.addresses``.
+        tables_at, model_at, in_use_at: the addresses that are known already; see ``evenshard.kubeflow.component``.
 
     Raises:
         BadConfig: if the section makes no sense.

@@ -26,7 +26,7 @@ def retrain_pipeline(params: dict[str, Any], cluster: Cluster, tables_at: str = 
 
     Args:
         params: sections of params.yaml; ``drift`` becomes the default of ``drift_request``.
-        tables_at: the address of the tables, if it is known already; see ``evenshard.kubeflow.addresses``.
+        tables_at: the address of the tables, if it is known already; see ``evenshard.kubeflow.component``.
 
     Raises:
         BadConfig: if a section makes no sense, or names a file that pods do not have.

@@ -15,7 +15,7 @@ def train_pipeline(params: dict[str, Any], cluster: Cluster, source_at: str = ""
     Args:
         params: sections of params.yaml, which become the defaults of the pipeline's parameters.
         source_at: the address of the user's own tables; "" generates them. It becomes the default of the parameter
-            ``source``; see ``evenshard.kubeflow.addresses``.
+            ``source``; see ``evenshard.kubeflow.component``.
         given_hash: of what is there, the default of the parameter ``data_hash``. Without it, the tables are made again
             in every run.
 

@@ -24,7 +24,7 @@ def watch_pipeline(
 
     Args:
         params: sections; ``watch`` becomes the default of ``watch_request``.
-        traces_at, in_use_at, tables_at: the addresses that are known already; see ``evenshard.kubeflow.addresses``.
+        traces_at, in_use_at, tables_at: the addresses that are known already; see ``evenshard.kubeflow.component``.
 
     Raises:
         BadConfig: if the section makes no sense.

@@ -4,7 +4,7 @@ from typing import List  # noqa: UP035 -- Kubeflow takes no list[...] of artifac
 
 from kfp import dsl
 
-from evenshard.kubeflow.image import image
+from evenshard.kubeflow.component import image
 
 
 @dsl.component(base_image=image(), install_kfp_package=False)

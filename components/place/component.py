@@ -4,7 +4,7 @@ from typing import Any
 
 from kfp import dsl
 
-from evenshard.kubeflow.image import image
+from evenshard.kubeflow.component import image
 
 
 @dsl.component(base_image=image(), install_kfp_package=False)

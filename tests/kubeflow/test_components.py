@@ -15,7 +15,7 @@ import yaml
 from kfp import compiler
 
 from evenshard.kubeflow.cluster import COMPONENTS
-from evenshard.kubeflow.image import DEFAULT_IMAGE
+from evenshard.kubeflow.component import DEFAULT_IMAGE
 from evenshard.stages.loop import STAGES
 from evenshard.stages.stage import Stage
 from evenshard_components.generate import component, component_names, component_of, metadata_of, readme_of

@@ -6,6 +6,7 @@ Files tell, not what the runner says about itself.
 from __future__ import annotations
 
 import gc
+import io
 import json
 import warnings
 from pathlib import Path
@@ -14,10 +15,9 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
-from kfp.local import docker_task_handler
 
 from evenshard.cli import main
-from evenshard.kubeflow import containers, local
+from evenshard.kubeflow import local
 from evenshard.measure.cost_rows import read_rows
 from evenshard.planner.file import load_answer
 from evenshard.sharders.checkpoint import kind_in
@@ -204,41 +204,46 @@ def test_a_run_that_leaves_nothing_has_failed(workdir: Path) -> None:
         local.run_here(pipeline, {}, "subprocess", workdir / "out", "evaluate/report/metrics.json")
 
 
-def test_a_container_stays_until_its_exit_code_is_read(capsys: pytest.CaptureFixture[str]) -> None:
-    """kubeflow/pipelines#13332: one that is gone before would be a success."""
-    done: list[str] = []
+PRINTED = """15:01:50.256 - INFO - Executing task \x1b[96m'place'\x1b[0m
+15:01:50.256 - INFO - Streamed logs:
 
-    class Container:
-        def logs(self, stream: bool) -> list[bytes]:
-            return [b"no memory\n"]
-
-        def wait(self) -> dict[str, int]:
-            assert not done
-            return {"StatusCode": 137}
-
-        def remove(self, force: bool) -> None:
-            done.append("removed")
-
-    class Client:
-        def __init__(self) -> None:
-            self.containers, self.options = self, dict[str, Any]()
-
-        def run(self, **options: Any) -> Container:
-            self.options = options
-            return Container()
-
-    client = Client()
-    own = {"/own.csv": {"bind": "/own.csv", "mode": "ro"}}
-    assert containers.run_container(client, "e:1", ["true"], {"/work": {}}, own, user="0:0") == 137
-    assert done == ["removed"] and capsys.readouterr().out == "no memory\n"
-    assert client.options["user"] == "0:0" and not client.options.get("auto_remove")
-    assert client.options["volumes"] == {"/work": {}, **own}
+    [KFP Executor 2026-11-23 15:01:50,399 INFO]: Got executor_input:
+    {
+        "inputs": {
+            "parameterValues": {}
+        }
+    }
+    15:01:52 round 1: timing 16 placements
+    ValueError: what went wrong
+15:01:55.156 - WARNING - a disk is full
+15:01:55.156 - INFO - Task \x1b[96m'place'\x1b[0m finished with status \x1b[92mSUCCESS\x1b[0m
+15:01:55.157 - INFO - Task \x1b[96m'place'\x1b[0m outputs:
+    page: HTML( name='page',
+--------------------------------------------------------------------------------
+"""
 
 
-def test_containers_see_the_files_that_the_user_has_named(tmp_path: Path) -> None:
-    theirs = docker_task_handler.run_docker_container
-    with containers.containers_as_here([tmp_path]):
-        ours: Any = docker_task_handler.run_docker_container
-        assert ours.func is containers.run_container
-        assert ours.keywords == {"mounts": {str(tmp_path): {"bind": str(tmp_path), "mode": "ro"}}}
-    assert docker_task_handler.run_docker_container is theirs
+def logged(text: str, step: int = 7) -> tuple[local.RunLog, str, str]:
+    file, shown = io.StringIO(), io.StringIO()
+    log = local.RunLog(file, shown)
+    for start in range(0, len(text), step):
+        print(text[start : start + step], end="", file=log)
+    return log, file.getvalue(), shown.getvalue()
+
+
+def test_tasks_and_what_they_log_are_shown_and_everything_is_in_the_file() -> None:
+    _, file, shown = logged(PRINTED)
+    assert shown.splitlines() == [
+        "15:01:50 Executing task 'place'",
+        "    15:01:52 round 1: timing 16 placements",
+        "15:01:55 a disk is full",
+        "15:01:55 Task 'place' finished with status SUCCESS",
+    ]
+    assert len(file.splitlines()) == len(PRINTED.splitlines()) and "parameterValues" in file and "\x1b" not in file
+
+
+def test_the_last_lines_are_those_of_people() -> None:
+    log, _, _ = logged(PRINTED)
+    assert "ValueError: what went wrong" in log.last_lines() and "parameterValues" not in log.last_lines()
+    many, _, _ = logged("".join(f"line {number}\n" for number in range(100)))
+    assert many.last_lines().splitlines() == [f"line {number}" for number in range(100 - local.LAST_LINES, 100)]

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from evenshard.cli import main
-from evenshard.kubeflow.image import DEFAULT_IMAGE
+from evenshard.kubeflow.component import DEFAULT_IMAGE
 from evenshard.kubeflow.package import data_hash, pipeline_documents, require_fits
 from evenshard.tracking import LOOP_ID
 from evenshard.utils.errors import BadConfig

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.cli.arguments import OUTPUT, PATH, Commands, Source, at_least, output_flag
-from evenshard.kubeflow.image import image
+from evenshard.kubeflow.component import image
 from evenshard.kubeflow.remote import ENDPOINT, Endpoint, Remote
 from evenshard.kubeflow.run_status import RunStatus, failure_of, notes_on, progress_of
 from evenshard.utils.errors import BadConfig, PipelineFailed

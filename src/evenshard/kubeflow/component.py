@@ -1,28 +1,93 @@
-"""The names that a stage's files and settings have as inputs, outputs and parameters of its component."""
+"""The names of a component: its image, the addresses that it reads, and its inputs, outputs and parameters.
+
+The image of every stage is that of EVENSHARD_IMAGE when a pipeline is compiled. Kubeflow's cache knows an image by its
+name. A name that may mean another image tomorrow would give yesterday's results for tomorrow's code, so the name needs
+a version or a digest.
+
+===========================  ==========================================================================================
+``s3://bucket/key``          the pod reads it with boto3: endpoint and keys are those of the namespace
+``/path``                    the pod reads it: a file of its image, or of a volume
+``minio://``, ``gs://``      Kubeflow's importer brings it: the pipeline has to be compiled with such an address
+===========================  ==========================================================================================
+
+Kubeflow's importer takes ``s3://`` too, but only Amazon's: it puts the bucket into the name of the host.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+
 from evenshard.stages.rounds import WRITERS
 from evenshard.stages.stage import Flag, Reads, Stage, WhichRound, Writes, declarations_of
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief
+from evenshard.utils.s3 import is_address
+from evenshard.version import __version__
 
 EARLIER, NUM_GPUS, METRICS = "earlier", "num_gpus", "metrics"
+IMPORTED = ("minio://", "gs://")
+_VARIABLE = "EVENSHARD_IMAGE"
+DEFAULT_IMAGE = f"localhost/evenshard:{__version__}-cpu"
+MOVING_TAGS = ("latest", "main", "master", "dev", "nightly", "stable", "edge")
+_NAME = re.compile(
+    r"(?P<name>[a-z0-9][a-zA-Z0-9._:/-]*?)(?::(?P<tag>\w[\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+
+
+def image() -> str:
+    """Return the image of EVENSHARD_IMAGE, or the one that ``make image`` builds of this version.
+
+    Raises:
+        BadConfig: if its name has neither a version nor a digest.
+    """
+    name = os.environ.get(_VARIABLE) or DEFAULT_IMAGE
+    remedy = f"Name a version or a digest in {_VARIABLE}, such as registry.example.com/evenshard:{__version__}-cpu."
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise BadConfig(f"image {brief(name)} is not the name of an image. {remedy}")
+    if found["digest"] is None:
+        if found["tag"] is None:
+            raise BadConfig(f"image {brief(name)} has no tag, which means latest. {remedy}")
+        if found["tag"].lower() in MOVING_TAGS:
+            raise BadConfig(f"image {brief(name)}: the tag {found['tag']} may mean another image tomorrow. {remedy}")
+    return name
+
+
+def is_imported(address: str) -> bool:
+    """True if Kubeflow has to bring what is there."""
+    return address.startswith(IMPORTED)
+
+
+def require_readable(address: str) -> None:
+    """Raise BadConfig unless a pod can read this address by itself."""
+    if is_imported(address):
+        raise BadConfig(
+            f"{brief(address)}: Kubeflow has to import this address, and this pipeline was not compiled for that. "
+            f"Compile it with this address (--set), or name one that begins with s3://."
+        )
+    if "://" in address and not is_address(address):
+        raise BadConfig(
+            f"{brief(address)}: pipelines read s3://, minio:// and gs:// addresses, and absolute paths of a pod. Put "
+            f"the file there."
+        )
 
 
 def accumulates(name: str) -> bool:
-    """Whether an artifact is a folder with one file for each round so far: stages read it of all rounds."""
+    """True if an artifact is a folder with one file for each round so far, of which stages read all."""
     every = [declarations_of(stage.inputs, Reads).get(name) for stage in WRITERS.values()]
     return any(one is not None and one.of is WhichRound.SO_FAR for one in every)
 
 
 def input_name(stage: Stage, name: str) -> str:
-    """What a component calls an input of its stage; that of the previous round, beside the same output, has its own."""
+    """Return a component's name for an input of its stage; that of the round before, beside such an output, differs."""
     if (option := declarations_of(stage.inputs, Flag).get(name)) is not None:
         return option.parameter
     return f"previous_{name}" if name in declarations_of(stage.outputs, Writes) else name
 
 
 def own_file(stage: Stage) -> str:
-    """The setting that a file of the user's may take the place of; "" if there is none."""
+    """Return the setting that a file of the user's may take the place of; "" if there is none."""
     return next(
         (name for name, one in declarations_of(stage.config, Flag).items() if one.kind is str and not one.choices), ""
     )

@@ -1,35 +1,54 @@
-"""Runs of a pipeline on this machine with kfp.local, each task a process or a container."""
+"""Runs of a pipeline on this machine with kfp.local, each task a process or a container.
+
+Containers run through a Docker API, Docker's own or podman's. kfp.local takes a container that it no longer finds for a
+success, and a failed one may be gone (kubeflow/pipelines#13332): files tell how a run ended.
+"""
 
 from __future__ import annotations
 
 import builtins
 import contextlib
+import io
 import os
+import re
 import secrets
 import shutil
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from evenshard.kubeflow.containers import container_runner, containers_as_here
-from evenshard.kubeflow.local_log import LOG, TERMINAL_COLOURS, RunLog
+from evenshard.kubeflow.component import image
 from evenshard.tracking import BACKLOG, BACKLOG_NAME, LOCAL, LOOP_ID
-from evenshard.utils.errors import BadFile, PipelineFailed
+from evenshard.utils.errors import BadConfig, BadFile, PipelineFailed
+from evenshard.utils.extras import require_package
+from evenshard.utils.installation import checkout
+from evenshard.utils.messages import reason_of
 from evenshard.utils.s3 import is_address
 from evenshard.utils.scratch import scratch_folder
 
+TERMINAL_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+# The file with kfp's log, in the folder of a run.
+LOG = "log.txt"
+# Lines of the log of a failed run that are shown at its end.
+LAST_LINES = 20
+_KFP = re.compile(r"(?P<time>\d\d:\d\d:\d\d)\.\d+ - (?P<level>\w+) - (?P<text>.*)")
+_PROGRESS = re.compile(r"Executing task |(?:Task|Pipeline) .* finished with status ")
+_OF_A_TASK = re.compile(r"\s+\d\d:\d\d:\d\d \S")
+_DUMP = re.compile(r"\s*([{}\[\]\"]|$)|-+$")
+
 
 def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, expected: str) -> Path:
-    """Runs a pipeline and returns the folder of its artifacts, one folder for each task.
+    """Run a pipeline and return the folder of its artifacts, one folder for each task.
 
     Args:
         values: values of the pipeline's parameters. Files among them are absolute paths (``local_file``).
         runner: subprocess or container. The latter needs a Docker API, such as podman's, and the image.
         out: folder that gets a new folder for this run.
-        expected: a file that the run must leave, such as ``evaluate/report/metrics.json``: files tell, not what a
-            runner says about itself.
+        expected: a file that the run must leave, such as ``evaluate/report/metrics.json``.
 
     Raises:
         BadConfig: if there is no Docker API, or it has no image.
@@ -42,9 +61,9 @@ def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, e
         scratch_folder() as scratch,
         _redirect_log(scratch / LOG, lambda: _find_run_folder(out, before)) as run_log,
         _one_loop(),
-        containers_as_here(shown=[Path(value) for value in values.values() if _is_file(value)]),
     ):
-        chosen = local.SubprocessRunner(use_venv=False) if runner == "subprocess" else container_runner()
+        files = [value for value in values.values() if _is_file(value)]
+        chosen = local.SubprocessRunner(use_venv=False) if runner == "subprocess" else container_runner(files)
         # kfp removes the workspace after each run, so it is never a folder of the user's
         local.init(chosen, pipeline_root=str(out.resolve()), workspace_root=str(scratch / "workspace"))
         try:
@@ -61,8 +80,54 @@ def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, e
     return made
 
 
+def container_runner(shown: Sequence[str] = ()) -> Any:
+    """Return the runner of kfp, if there is a Docker API that has the image.
+
+    Args:
+        shown: files and folders of this machine that containers find where they are here, but cannot write.
+
+    Raises:
+        BadConfig: if not.
+    """
+    from kfp import local
+
+    require_package("docker")
+    import docker
+
+    try:
+        with contextlib.closing(docker.from_env()) as api:
+            api.ping()
+            _require_image(api, image())
+    except BadConfig:
+        raise
+    except Exception as error:  # docker wraps errors of requests, urllib3 and its own
+        raise BadConfig(
+            f"--runner container found no Docker API ({reason_of(error)}). Start Docker, or `podman system service` "
+            f"and name its socket in DOCKER_HOST; or use --runner subprocess."
+        ) from None
+    # what containers write into the run's folder belongs to whoever started them, who has the keys to S3, too
+    keys = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    mounts = [docker.types.Mount(path, path, type="bind", read_only=True) for path in shown]
+    return local.DockerRunner(user=f"{os.getuid()}:{os.getgid()}", environment=keys, mounts=mounts)
+
+
+def _require_image(api: Any, name: str) -> None:
+    import docker.errors
+
+    try:
+        api.images.get(name)
+    except docker.errors.ImageNotFound:
+        try:
+            api.images.pull(name)
+        except docker.errors.APIError as error:
+            remedy = "Name" if checkout() is None else "Build it with `make image`, or name"
+            raise BadConfig(
+                f"image {name} is neither on this machine nor can it be pulled ({reason_of(error)}). "
+                f"{remedy} another one in EVENSHARD_IMAGE."
+            ) from None
+
+
 def _find_run_folder(out: Path, before: Collection[Path]) -> Path | None:
-    """The folder of the run, once there is one."""
     made = sorted(set(out.glob("*")) - set(before))
     return made[-1] if made else None
 
@@ -72,7 +137,7 @@ def _where_it_says_why(made: Path | None) -> str:
 
 
 def local_file(address: str) -> str:
-    """A file as a task on this machine takes it: an absolute path, or its address on S3.
+    """Return a file as a task on this machine takes it: an absolute path, or its address on S3.
 
     Raises:
         BadFile: if there is no such file.
@@ -104,10 +169,9 @@ def _one_loop() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _redirect_log(path: Path, folder: Callable[[], Path | None]) -> Iterator[RunLog]:
-    """Keeps kfp's log out of stdout, which belongs to results: it goes into a file, which ends in the run's folder.
+    """Keep kfp's log out of stdout, which belongs to results: it goes into a file, which ends in the run's folder.
 
-    Its warnings are for its own authors. It replaces ``print`` by one that indents, and under ParallelFor, whose
-    threads race, may leave that behind.
+    kfp replaces ``print`` by one that indents, and under ParallelFor, whose threads race, may leave that behind.
     """
     own_print = builtins.print
     try:
@@ -120,3 +184,46 @@ def _redirect_log(path: Path, folder: Callable[[], Path | None]) -> Iterator[Run
         builtins.print = own_print
         if (made := folder()) is not None:
             shutil.copyfile(path, made / LOG)
+
+
+class RunLog(io.TextIOBase):
+    """The stdout of a pipeline that runs: all of it for a file, and what a user wants to know for the terminal.
+
+    Kubeflow's executor prints the inputs and outputs of every task as JSON. Tasks may print from several threads.
+
+    Args:
+        file: gets every line, without colours.
+        shown: gets the beginning and the end of tasks, what they log, and warnings.
+    """
+
+    def __init__(self, file: TextIO, shown: TextIO) -> None:
+        super().__init__()
+        self._file, self._shown = file, shown
+        self._rest, self._last, self._lock = "", deque[str](maxlen=LAST_LINES), threading.Lock()
+
+    def writable(self) -> bool:
+        """See ``io``."""
+        return True
+
+    def write(self, text: str) -> int:
+        """See ``io``."""
+        with self._lock:
+            *lines, self._rest = (self._rest + text).split("\n")
+            for line in lines:
+                self._take(TERMINAL_COLOURS.sub("", line))
+        return len(text)
+
+    def last_lines(self) -> str:
+        """Return the last lines that are no JSON: why a run has failed stands there."""
+        return "\n".join(self._last)
+
+    def _take(self, line: str) -> None:
+        self._file.write(f"{line}\n")
+        found = _KFP.match(line)
+        if found is not None:
+            if found["level"] != "INFO" or _PROGRESS.match(found["text"]):
+                self._shown.write(f"{found['time']} {found['text']}\n")
+        elif _OF_A_TASK.match(line):
+            self._shown.write(f"{line}\n")
+        if not _DUMP.match(line):
+            self._last.append(line)

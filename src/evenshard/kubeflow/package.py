@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from evenshard.kubeflow.addresses import is_imported, require_readable
+from evenshard.kubeflow.component import is_imported, require_readable
 from evenshard.kubeflow.requests import DriftRequest, place_arguments
 from evenshard.stages.decisions.watch import WatchConfig
 from evenshard.stages.loop import LOOP_SECTIONS
@@ -21,7 +21,7 @@ from evenshard.utils.provenance import sha256_of
 from evenshard.utils.s3 import content_hash, is_address
 from evenshard.utils.yaml_files import load_documents, read_yaml
 
-# Parameters of pipelines that are addresses; see ``evenshard.kubeflow.addresses``.
+# Parameters of pipelines that are addresses; see ``evenshard.kubeflow.component``.
 ADDRESSES = {"tables", "source", "model", "in_use", "traces"}
 # Parameters of pipelines that are sections of settings.
 SECTIONS = {

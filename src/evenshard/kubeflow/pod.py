@@ -14,8 +14,15 @@ from typing import Any
 
 from evenshard import tracking
 from evenshard.api.serving import served_code
-from evenshard.kubeflow.addresses import require_readable
-from evenshard.kubeflow.component import EARLIER, METRICS, NUM_GPUS, accumulates, input_name, own_file
+from evenshard.kubeflow.component import (
+    EARLIER,
+    METRICS,
+    NUM_GPUS,
+    accumulates,
+    input_name,
+    own_file,
+    require_readable,
+)
 from evenshard.kubeflow.pod_backlog import backlog_of
 from evenshard.kubeflow.pod_journal import kept_journal
 from evenshard.kubeflow.pod_measurement import on_gpus

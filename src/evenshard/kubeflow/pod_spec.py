@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from evenshard.kubeflow.cluster import BACKOFF_FACTOR, MEASURING, Cluster
-from evenshard.kubeflow.image import image
+from evenshard.kubeflow.component import image
 from evenshard.kubeflow.pod_journal import FOLDER as JOURNAL_FOLDER
 from evenshard.kubeflow.retry import PAUSES
 from evenshard.tracking import BACKLOG, BACKLOG_NAME, LOOP_ID
