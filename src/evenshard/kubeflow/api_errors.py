@@ -9,7 +9,6 @@ from evenshard.utils.errors import BadConfig, EvenshardError, PipelineFailed
 from evenshard.utils.messages import cut, one_line, reason_of
 
 _MAX_REASON = 300  # characters of the server's own words
-
 _BUSY = (429, 502, 503)
 
 
@@ -22,11 +21,11 @@ class Busy(ServerTrouble):
 
 
 class TokenRefused(BadConfig):
-    """The server does not accept the token, or cannot ask Kubernetes whose it is."""
+    """An answer of a server that does not accept the token, or cannot ask Kubernetes whose it is."""
 
 
 def error_of(error: Exception, what: str, url: str, namespace: str, token_file: Path | None) -> EvenshardError:
-    """What to raise for an error of the SDK.
+    """Return the exception to raise for an error of the SDK.
 
     Args:
         what: subject of the call, such as "run 1234".
@@ -52,29 +51,25 @@ def error_of(error: Exception, what: str, url: str, namespace: str, token_file: 
 
 
 def _of_answer(status: int, said: str, what: str, url: str, namespace: str, token_file: Path | None) -> EvenshardError:
-    if status == 401:
-        whose = f"the token in {token_file}" if token_file else "a call without a token"
-        return TokenRefused(
-            f"{url} does not accept {whose} (401): {said}. Get a new token and name its file with --token-file."
-        )
-    if status == 403:
-        return BadConfig(
-            f"{what}: not allowed in namespace {namespace} (403): {said}. Ask for the right, or name another one."
-        )
-    if status == 404:
-        return BadConfig(
-            f"{what}: not found at {url} (404): {said}. Check the id, or whether --endpoint is the API's address."
-        )
+    if status == 0:
+        return PipelineFailed(f"{what}: no secure connection to {url}: {said}.")
     if status in _BUSY or status >= 500:
         trouble = Busy if status in _BUSY else ServerTrouble
         return trouble(f"{what}: {url} is in trouble ({status}): {said}. Try again later.")
-    if status == 0:
-        return PipelineFailed(f"{what}: no secure connection to {url}: {said}.")
-    return BadConfig(f"{what}: {url} refuses it ({status}): {said}. Correct what it names.")
+    whose = f"the token in {token_file}" if token_file else "a call without a token"
+    if status == 401:
+        return TokenRefused(
+            f"{url} does not accept {whose} (401): {said}. Get a new token and name its file with --token-file."
+        )
+    happened, remedy = {
+        403: (f"not allowed in namespace {namespace}", "Ask for the right, or name another one."),
+        404: (f"not found at {url}", "Check the id, or whether --endpoint is the API's address."),
+    }.get(status, (f"{url} refuses it", "Correct what it names."))
+    return BadConfig(f"{what}: {happened} ({status}): {said}. {remedy}")
 
 
 def _server_message(error: Exception) -> str:
-    """The server's own words, which the API puts under "message", "error" or "error_message"."""
+    """Return the server's own words, which the API puts under "message", "error" or "error_message"."""
     body = getattr(error, "body", None) or getattr(error, "reason", None) or ""
     try:
         content = json.loads(body)

@@ -19,16 +19,16 @@ from evenshard.utils.params import CORRECT_IT, load_params, require, section
 COMPONENTS = (*(stage.name for stage in STAGES), "merge_costs", "drift", "place", "watch", "record_outcome")
 MEASURING = tuple(stage.name for stage in STAGES if stage.measures)
 BACKOFF_FACTOR = 2
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_QUANTITY = (re.compile(r"\d+(\.\d+)?(m|[kMGTP]i?)?"), "Write it as 4, 250m or 32Gi")
-_SECONDS = (re.compile(r"\d+s"), "Write seconds, such as 60s")
-# How settings of a stage are written, and what to do where one is not.
+_NAME = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
+_LABEL = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_QUANTITY, _SECONDS = r"\d+(\.\d+)?(m|[kMGTP]i?)?", r"\d+s"
+# Patterns of a stage's settings, each with the remedy for another value.
 _FORMS = {
-    **dict.fromkeys(("cpu", "memory", "shared_memory"), _QUANTITY),
-    **dict.fromkeys(("backoff", "max_backoff"), _SECONDS),
+    **dict.fromkeys(("cpu", "memory", "shared_memory"), (_QUANTITY, "Write it as 4, 250m or 32Gi")),
+    **dict.fromkeys(("backoff", "max_backoff"), (_SECONDS, "Write seconds, such as 60s")),
     "gpu_product": (_LABEL, "Name one of `kubectl get nodes -L nvidia.com/gpu.product`"),
     "queue": (_NAME, "Name one of `kubectl get localqueues`"),
+    **dict.fromkeys(("gpus", "timeout_minutes", "retries"), (r"\d+", "Make it at least 0")),
 }
 # Folders for caches by the variable that names them: matplotlib's and others', compiled kernels, compiled graphs.
 CACHES = {"XDG_CACHE_HOME": "home", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
@@ -39,7 +39,7 @@ OF_A_MACHINE = ("hosts", "intra", "inter", "nodes_per_domain")
 
 @dataclass(frozen=True)
 class StageResources:
-    """What the pods of one stage get.
+    """The resources of the pods of one stage.
 
     Attributes:
         cpu: cores, as Kubernetes writes them: 4 or 250m.
@@ -51,7 +51,7 @@ class StageResources:
             failures (``retry``). After an eviction, retries of the whole run by who waits for it.
         backoff, max_backoff: seconds before the first retry within a pod, doubled before each further one, and the
             most of them.
-        cache: whether an earlier result of the same inputs will do.
+        cache: true to take an earlier result of the same inputs.
         gpu_product: the GPU that its pods need, as the label of nodes names it, such as NVIDIA-H100-80GB-HBM3; None
             takes any. Of stages without GPUs it says nothing.
         queue: Kueue's local queue for its pods; None starts them at once.
@@ -88,7 +88,7 @@ class Toleration:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a GPU is called on this cluster, which label of a node names its GPU, and where pods with one may run."""
+    """The resource name of GPUs, the label of a node that names its GPU, and the nodes for pods with one."""
 
     resource: str = "nvidia.com/gpu"
     product_label: str = "nvidia.com/gpu.product"
@@ -114,8 +114,8 @@ class Volume:
     journals: str = "journals"
 
     def problem(self) -> str | None:
-        """Says in one clause what makes it impossible, or None."""
-        if not _NAME.fullmatch(self.claim):
+        """Return in one clause why it is impossible, or None."""
+        if not re.fullmatch(_NAME, self.claim):
             return f"claim is {brief(self.claim)}, which no PersistentVolumeClaim is called"
         if not self.path.startswith("/") or self.path.rstrip("/") == "":
             return f"path is {brief(self.path)}, not a folder such as /data"
@@ -125,19 +125,8 @@ class Volume:
                 return f"{name} is {brief(folder)}, not a folder of the volume such as {name}"
         return None
 
-    @property
-    def cache_folders(self) -> dict[str, str]:
-        """Where libraries keep what they have compiled or downloaded: folders by environment variable."""
-        if not self.caches:
-            return {}
-        return {name: f"{self._folder(self.caches)}/{folder}" for name, folder in CACHES.items()}
-
-    @property
-    def journal_folder(self) -> str:
-        """Where stages that measure keep their journals; "" for nowhere."""
-        return self.journals and self._folder(self.journals)
-
-    def _folder(self, name: str) -> str:
+    def folder(self, name: str) -> str:
+        """Return the path of one of its folders."""
         return f"{self.path.rstrip('/')}/{name}"
 
 
@@ -170,18 +159,18 @@ class Cluster:
     volume: Volume | None = None
 
     def with_measure_settings(self, **settings: Any) -> Cluster:
-        """The cluster with other settings of the stages that measure, such as ``gpus=2``."""
+        """Return the cluster with other settings of the stages that measure, such as ``gpus=2``."""
         measuring = {name: replace(self.stages[name], **settings) for name in MEASURING}
         return replace(self, stages={**self.stages, **measuring})
 
     def for_one_machine(self) -> Cluster:
-        """The cluster without what one machine lacks: parts, retries after a wait, and pods to limit."""
+        """Return the cluster without what one machine lacks: parts, retries after a wait, and pods to limit."""
         here = {name: replace(one, retries=0, gpus=0) for name, one in self.stages.items()}
         return replace(self, num_parts=1, stages=here)
 
 
 def load_cluster(path: Path) -> Cluster:
-    """The settings in a YAML file.
+    """Return the settings in a YAML file.
 
     Raises:
         BadFile: if it is missing or no YAML mapping.
@@ -215,15 +204,13 @@ def _resources(path: Path, name: str, values: dict[str, Any]) -> StageResources:
     found = _read_settings(where, as_text, StageResources)
     for key, (form, remedy) in _FORMS.items():
         value = getattr(found, key)
-        require(value is None or bool(form.fullmatch(value)), f"{where}.{key} is {brief(value)}. {remedy}.")
-    for key in ("gpus", "timeout_minutes", "retries"):
-        value = getattr(found, key)
-        require(value >= 0, f"{where}.{key} is {value}. Make it at least 0.")
+        fits = value is None or re.fullmatch(form, str(value)) is not None
+        require(fits, f"{where}.{key} is {brief(value)}. {remedy}.")
     return found
 
 
 def _read_settings(where: str, values: dict[str, Any], kind: type[_Settings]) -> _Settings:
-    """Settings as their dataclass; what is wrong is said of ``where``, which is no section of params.yaml."""
+    """Return settings as their dataclass; errors name ``where``, which is no section of params.yaml."""
     try:
         return section({"": values}, "", kind)
     except BadConfig as error:

@@ -39,7 +39,7 @@ TABLES = "tables.parquet"
 
 
 def run_in_pod(name: str, **arguments: Any) -> None:
-    """Runs a stage of the loop on the arguments of its component; see ``evenshard.kubeflow.component``.
+    """Run a stage of the loop on the arguments of its component; see ``evenshard.kubeflow.component``.
 
     MLflow gets the run where MLFLOW_TRACKING_URI names a server: a file in a pod would be gone with it.
 
@@ -63,7 +63,8 @@ def run_in_pod(name: str, **arguments: Any) -> None:
         if num_gpus := arguments.get(NUM_GPUS, 0):
             metrics = with_retries(on_gpus)(stage, num_gpus, params, inputs, outputs)  # the command logs to MLflow
         else:
-            metrics = run_stage(stage, settings, inputs, outputs, params, _has_server(), with_retries).metrics
+            tracked = bool(os.environ.get("MLFLOW_TRACKING_URI"))
+            metrics = run_stage(stage, settings, inputs, outputs, params, tracked, with_retries).metrics
     log_metrics(arguments[METRICS], metrics)
 
 
@@ -81,7 +82,7 @@ def _inputs(stage: Stage, arguments: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def _with_journal(stage: Stage, inputs: Any, arguments: Mapping[str, Any]) -> Iterator[Any]:
-    """The inputs of a stage; of one that measures, with a journal that outlives this pod, where there is a place."""
+    """Yield the inputs of a stage; of one that measures, with a journal that outlives this pod, if it can be kept."""
     if not stage.measures:
         yield inputs
         return
@@ -104,7 +105,7 @@ def _outputs(stage: Stage, arguments: Mapping[str, Any]) -> Any:
 
 
 def _artifacts(stage: Stage, arguments: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
-    """The artifacts that a stage reads and writes. Of parts that run side by side, the first has them all to itself."""
+    """Return the artifacts that a stage reads and writes; of parts side by side, the first alone reads any."""
     read = [path_of(arguments[input_name(stage, name)]) for name in declarations_of(stage.inputs, Reads)]
     written = [arguments[name].path for name, one in declarations_of(stage.outputs, Writes).items() if one.artifact]
     is_first = arguments.get("part", 1) == 1
@@ -116,12 +117,12 @@ def _file_in(path: Path, name: str) -> Path:
 
 
 def path_of(artifact: Any) -> Path | None:
-    """Where an artifact lies; None for one that was not given."""
+    """Return the path of an artifact; None for one that was not given."""
     return None if artifact is None else Path(artifact.path)
 
 
 def path_or_address(artifact: Any, address: str) -> str | None:
-    """What a stage is to read: the path of an artifact, or an address that it reads itself; None for neither.
+    """Return the path of an artifact, or an address that the stage reads itself; None for neither.
 
     Raises:
         BadConfig: if that is an address which a pod cannot read.
@@ -133,11 +134,7 @@ def path_or_address(artifact: Any, address: str) -> str | None:
 
 
 def require_address(name: str, artifact: Any, address: str) -> str:
-    """What a task cannot do without, as ``path_or_address`` finds it.
-
-    Raises:
-        BadConfig: if there is neither, too.
-    """
+    """Return the same for an input that a task needs; raise BadConfig if there is neither."""
     found = path_or_address(artifact, address)
     if found is None:
         raise BadConfig(f"the address of {name} is empty. Give one.")
@@ -145,42 +142,38 @@ def require_address(name: str, artifact: Any, address: str) -> str:
 
 
 def log_metrics(metrics: Any, values: Mapping[str, float | None]) -> None:
-    """Logs metrics as a component's metrics artifact; those that are not numbers are left out."""
+    """Log metrics as a component's metrics artifact; those that are not numbers are left out."""
     for name, value in values.items():
         if value is not None and math.isfinite(value):
             metrics.log_metric(name, float(value))
 
 
 def record_end(state: str, page: str, seen: Seen) -> None:
-    """Tells MLflow how the run ended, where MLFLOW_TRACKING_URI names a server."""
-    if _has_server():
+    """Tell MLflow how the run ended, where MLFLOW_TRACKING_URI names a server."""
+    if os.environ.get("MLFLOW_TRACKING_URI"):
         tracking.log_backlog(served_code)
         ended = "stopped" if state == "CANCELED" else "failed"
         tracking.end_loop(state, page, {ended: seen.failed, "cached": seen.cached, "ran": seen.ran})
 
 
 def page_of(run_id: str) -> str:
-    """The address of a run's page, where KF_PIPELINES_ENDPOINT is set in the pod; else its id."""
+    """Return the address of a run's page, where KF_PIPELINES_ENDPOINT is set in the pod; else its id."""
     endpoint = os.environ.get(ENDPOINT)
     return run_page(endpoint, run_id) if endpoint else run_id
 
 
-def _has_server() -> bool:
-    return bool(os.environ.get("MLFLOW_TRACKING_URI"))
-
-
 def round_path(folder: Path, round_number: int) -> Path:
-    """The cost dataset of a round, in the artifact ``costs``."""
+    """Return the cost dataset of a round, in the artifact ``costs``."""
     return folder / f"round_{round_number:03d}.parquet"
 
 
 def round_costs(folder: Path) -> tuple[Path, ...]:
-    """The cost datasets of all rounds so far, in their order."""
+    """Return the cost datasets of all rounds so far, in their order."""
     return tuple(sorted(folder.glob("round_*.parquet")))
 
 
 def add_round(folder: Path, round_number: int, earlier: Path | None) -> Path:
-    """Copies the cost datasets of earlier rounds into ``folder``; returns where this round's is to go."""
+    """Copy the cost datasets of earlier rounds into ``folder``; return where this round's is to go."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in round_costs(earlier) if earlier is not None else ():
         shutil.copy(path, folder / path.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evenshard.kubeflow.cluster import BACKOFF_FACTOR, MEASURING, Cluster
+from evenshard.kubeflow.cluster import BACKOFF_FACTOR, CACHES, MEASURING, Cluster
 from evenshard.kubeflow.component import image
 from evenshard.kubeflow.pod_journal import FOLDER as JOURNAL_FOLDER
 from evenshard.kubeflow.retry import PAUSES
@@ -23,7 +23,7 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 def on_cluster(task: Any, stage: str, cluster: Cluster) -> Any:
-    """The pipeline task with image, resources, retries, timeout, cache and secrets of its stage.
+    """Return the pipeline task with image, resources, retries, timeout, cache and secrets of its stage.
 
     Args:
         task: a ``kfp.dsl.PipelineTask`` of a component of ``components/``.
@@ -69,20 +69,11 @@ def on_cluster(task: Any, stage: str, cluster: Cluster) -> Any:
     if cluster.volume is not None:
         kubernetes.mount_pvc(task, pvc_name=cluster.volume.claim, mount_path=cluster.volume.path)
         task.set_env_variable(BACKLOG, f"{cluster.volume.path}/{BACKLOG_NAME}")
-        for name, folder in cluster.volume.cache_folders.items():
-            task.set_env_variable(name, folder)
-        if stage in MEASURING and cluster.volume.journal_folder:
-            task.set_env_variable(JOURNAL_FOLDER, cluster.volume.journal_folder)
-    return with_credentials(task, cluster)
-
-
-def with_credentials(task: Any, cluster: Cluster) -> Any:
-    """The pipeline task with the environment variables of the cluster's ConfigMap and secrets.
-
-    All of them are optional: a cluster without MLflow, or with S3 rights from its service account, has none.
-    """
-    from kfp import kubernetes
-
+        for name, folder in CACHES.items() if cluster.volume.caches else ():
+            task.set_env_variable(name, f"{cluster.volume.folder(cluster.volume.caches)}/{folder}")
+        if stage in MEASURING and cluster.volume.journals:
+            task.set_env_variable(JOURNAL_FOLDER, cluster.volume.folder(cluster.volume.journals))
+    # all optional: a cluster without MLflow, or with S3 rights from its service account, has none
     if cluster.config_map:
         kubernetes.use_config_map_as_env(
             task, cluster.config_map, {key: key for key in cluster.config_keys}, optional=True
