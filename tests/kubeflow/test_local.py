@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import io
 import json
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from evenshard.sharders.models import load_model
 from evenshard.tables.files import save_tables
 from evenshard.torchrec.plan.file import load_plan_parts
 from evenshard.utils.units import gb_to_bytes
+from support import http_server
 from support.documented import command
 from support.kubeflow_builders import SMALL_PARAMS
 from support.learned import LEARNED
@@ -194,6 +196,25 @@ def test_containers_need_a_docker_api(
         assert main(["pipeline", "run", "--runner", "container"]) == 2
         gc.collect()
     assert "found no Docker API" in capsys.readouterr().err
+
+
+def test_containers_see_the_files_that_the_user_has_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Docker(http_server.Silent):
+        """A Docker API that has the image."""
+
+        def do_GET(self) -> None:
+            body = json.dumps({"ApiVersion": "1.44", "Id": "1"}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    with http_server.serving(Docker) as url:
+        monkeypatch.setenv("DOCKER_HOST", url.replace("http", "tcp"))
+        given = local.container_runner([str(tmp_path)]).container_run_args
+    assert given["mounts"] == [{"Target": str(tmp_path), "Source": str(tmp_path), "Type": "bind", "ReadOnly": True}]
+    assert given["user"] == f"{os.getuid()}:{os.getgid()}" and given["environment"]["AWS_ACCESS_KEY_ID"] == "key"
 
 
 def test_a_run_that_leaves_nothing_has_failed(workdir: Path) -> None:
