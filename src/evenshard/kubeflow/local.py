@@ -35,8 +35,7 @@ TERMINAL_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LOG = "log.txt"
 # Lines of the log of a failed run that are shown at its end.
 LAST_LINES = 20
-_KFP = re.compile(r"(?P<time>\d\d:\d\d:\d\d)\.\d+ - (?P<level>\w+) - (?P<text>.*)")
-_PROGRESS = re.compile(r"Executing task |(?:Task|Pipeline) .* finished with status ")
+_KFP = re.compile(r"(\d\d:\d\d:\d\d)\.\d+ - (?:INFO - (?=Executing task |.* finished with status )|(?!INFO)\w+ - )(.*)")
 _OF_A_TASK = re.compile(r"\s+\d\d:\d\d:\d\d \S")
 _DUMP = re.compile(r"\s*([{}\[\]\"]|$)|-+$")
 
@@ -219,10 +218,8 @@ class RunLog(io.TextIOBase):
 
     def _take(self, line: str) -> None:
         self._file.write(f"{line}\n")
-        found = _KFP.match(line)
-        if found is not None:
-            if found["level"] != "INFO" or _PROGRESS.match(found["text"]):
-                self._shown.write(f"{found['time']} {found['text']}\n")
+        if found := _KFP.match(line):
+            self._shown.write(f"{found[1]} {found[2]}\n")
         elif _OF_A_TASK.match(line):
             self._shown.write(f"{line}\n")
         if not _DUMP.match(line):

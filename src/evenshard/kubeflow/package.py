@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def compile_to(pipeline: Any, path: Path, values: Mapping[str, Any]) -> None:
-    """Writes the package and its platform spec as two YAML documents in one file.
+    """Write the package and its platform spec as two YAML documents in one file.
 
     Args:
         values: become the defaults of the pipeline's parameters.
@@ -52,7 +52,7 @@ def compile_to(pipeline: Any, path: Path, values: Mapping[str, Any]) -> None:
 
 
 def pipeline_documents(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Package and platform spec of a compiled pipeline.
+    """Return package and platform spec of a compiled pipeline.
 
     Raises:
         BadFile: if it is missing or none.
@@ -60,25 +60,23 @@ def pipeline_documents(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     remedy = "Write it with `evenshard pipeline compile`."
     try:
         documents = [one for one in load_documents(read_text(path)) if isinstance(one, dict)]
-    except FileNotFoundError:
-        raise BadFile(path, "no such file", remedy) from None
     except (OSError, ValueError) as error:
-        raise BadFile(path, f"not readable as YAML ({error})", remedy) from None
+        missing = isinstance(error, FileNotFoundError)
+        raise BadFile(path, "no such file" if missing else f"not readable as YAML ({error})", remedy) from None
     if not documents or "deploymentSpec" not in documents[0]:
         raise BadFile(path, "is not a compiled pipeline", remedy)
     return documents[0], documents[1] if len(documents) > 1 else {}
 
 
 def require_fits(package: Path, values: Mapping[str, Any]) -> None:
-    """Raises BadInput unless a compiled pipeline can be run with these values of its parameters."""
+    """Raise BadInput unless a compiled pipeline can be run with these values of its parameters."""
     spec, _ = pipeline_documents(package)
     check_names(values, spec["root"].get("inputDefinitions", {}).get("parameters", {}))
     if "request" in values:
         place_arguments(values["request"])
-    if "drift_request" in values:
-        section({"drift": values["drift_request"]}, "drift", DriftRequest)
-    if "watch_request" in values:
-        section({"watch": values["watch_request"]}, "watch", WatchConfig)
+    for name, kind in (("drift", DriftRequest), ("watch", WatchConfig)):
+        if f"{name}_request" in values:
+            section({name: values[f"{name}_request"]}, name, kind)
     imported = _importer_parameters(spec)
     for key in ADDRESSES & values.keys():
         if key not in imported:
@@ -91,15 +89,10 @@ def require_fits(package: Path, values: Mapping[str, Any]) -> None:
 
 
 def data_hash(source: str, runs_now: bool = True) -> str:
-    """What identifies the content of a table file: its hash in a .dvc file beside it, or its own SHA-256.
+    """Return the hash of a table file's content: that in a .dvc file beside it, or its own SHA-256.
 
-    Args:
-        source: path or address.
-        runs_now: see ``build``.
-
-    Returns:
-        "" if there is no such file, for an address that this machine cannot read, and for one on S3 that is to be read
-        some other day: another file may be there then.
+    It is "" if there is no such file, for an address that this machine cannot read, and for one on S3 unless the run
+    starts at once (``runs_now``): another file may be there some other day.
     """
     if is_address(source):
         try:
@@ -119,7 +112,7 @@ def data_hash(source: str, runs_now: bool = True) -> str:
 
 
 def _importer_parameters(spec: Mapping[str, Any]) -> set[str]:
-    """The parameters of a compiled pipeline whose values are addresses for Kubeflow's importer."""
+    """Return the parameters of a compiled pipeline whose values are addresses for Kubeflow's importer."""
     components, executors = spec["components"], spec["deploymentSpec"]["executors"]
     importers = [name for name, one in components.items() if "importer" in executors.get(one.get("executorLabel"), {})]
     dags = [one["dag"] for one in (spec["root"], *components.values()) if "dag" in one]
@@ -129,7 +122,7 @@ def _importer_parameters(spec: Mapping[str, Any]) -> set[str]:
 
 
 def check_names(values: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raises BadConfig if a pipeline has no parameter of one of these names."""
+    """Raise BadConfig if a pipeline has no parameter of one of these names."""
     for name in values:
         if name not in known:
             raise BadConfig(f"the pipeline has no parameter {brief(name)}. It has {', '.join(sorted(known))}.")

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def kept_journal(task: str, output_address: str) -> Iterator[Path | None]:
-    """The journal that a stage is to write; it holds what earlier tries of the task have measured.
+    """Yield the journal that a stage is to write, with the measurements of earlier tries of the task.
 
     It is removed if the block ends well, and else stays for the next try. None where it can be kept nowhere.
 
@@ -66,7 +66,6 @@ def kept_journal(task: str, output_address: str) -> Iterator[Path | None]:
 
 @contextmanager
 def _on_volume(folder: Path, scratch: Path) -> Iterator[Path | None]:
-    """Each measurement is there at once."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         earlier = [Path(shutil.copy(path, scratch)) for path in sorted(folder.glob("*.jsonl"))]
@@ -81,7 +80,6 @@ def _on_volume(folder: Path, scratch: Path) -> Iterator[Path | None]:
 
 @contextmanager
 def _on_s3(address: str, scratch: Path) -> Iterator[Path]:
-    """What was measured is there within ten seconds, or at once if the pod is asked to end."""
     journal = _continue_journal(scratch / "journal.jsonl", _earlier_on_s3(address, scratch))
     with _keep_uploading(journal, f"{address}/{_name_of_try()}"):
         yield journal
@@ -92,12 +90,10 @@ def _on_s3(address: str, scratch: Path) -> Iterator[Path]:
 
 
 def _name_of_try() -> str:
-    """Later tries come later in the order of names."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
 
 
 def _continue_journal(journal: Path, earlier: Sequence[Path]) -> Path:
-    """The journal, with all that earlier ones hold."""
     with Journal(journal) as mine:
         for path in earlier:
             try:
@@ -109,7 +105,6 @@ def _continue_journal(journal: Path, earlier: Sequence[Path]) -> Path:
 
 
 def _earlier_on_s3(address: str, scratch: Path) -> list[Path]:
-    """The journals of earlier tries, put together from their parts."""
     try:
         folder = with_retries(download)(address, scratch / "earlier")
     except BadFile:  # there is none
@@ -121,7 +116,7 @@ def _earlier_on_s3(address: str, scratch: Path) -> list[Path]:
 
 
 def _join_parts(parts: Path) -> Path:
-    """One journal of its parts, up to the first that is missing."""
+    """Join the parts of a journal, up to the first that is missing."""
     journal = parts.with_suffix(".jsonl")
     with journal.open("wb") as file:
         for part in sorted(parts.iterdir()):

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def on_gpus(stage: Stage, num_gpus: int, params: Mapping[str, Any], inputs: Any, outputs: Any) -> dict[str, float]:
-    """Runs the command of a stage that measures, one process for each GPU under torchrun; returns its metrics.
+    """Run the command of a stage that measures, one process for each GPU under torchrun; return its metrics.
 
     Args:
         num_gpus: GPUs of the pod. 2 or more must be the devices of the tasks.
@@ -55,7 +55,7 @@ def on_gpus(stage: Stage, num_gpus: int, params: Mapping[str, Any], inputs: Any,
 
 
 def _exit_code(words: Sequence[str], folder: Path) -> int:
-    """Exit code of a command, which is told of a SIGTERM too and has time to end properly."""
+    """Return the exit code of a command, which is told of a SIGTERM too and has time to end properly."""
     stopped = []
     with subprocess.Popen(words, cwd=folder) as child:
 

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 def place_arguments(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of ``evenshard.place`` that a request gives, and the defaults of the others.
+    """Return the arguments of ``evenshard.place`` that a request gives, and the defaults of the others.
 
     Args:
         request: section ``place`` of the settings.
@@ -69,7 +69,7 @@ def place_arguments(request: Mapping[str, Any]) -> dict[str, Any]:
 def place_tables(
     tables: str, model: str | None, request: Mapping[str, Any], in_use: str | None
 ) -> tuple[PlacementAnswer, str]:
-    """The placement of tables beside those of the heuristics, and what it changes of the plan in use, in Markdown.
+    """Place tables; return the answer, and its difference to the plan in use as Markdown.
 
     Args:
         tables: path or S3 address of a table file, folder of traffic or DLRM batch file.
@@ -98,9 +98,9 @@ def place_tables(
 
 
 def save_placement(answer: PlacementAnswer, placement: Path, plan: Path, page: Path) -> None:
-    """Writes placement.json and plan.json into their folders, and the page.
+    """Write placement.json and plan.json into their folders, and the page.
 
-    Where TorchRec cannot have this placement, such as tables on kernels that it has none of, no_plan.txt says why.
+    Where TorchRec cannot have this placement, such as for kernels that it lacks, no_plan.txt says why.
     """
     for folder in (placement, plan):
         folder.mkdir(parents=True, exist_ok=True)
@@ -138,15 +138,11 @@ class DriftRequest:
 
 @with_retries
 def drift_since(tables: str, model: str, request: Mapping[str, Any]) -> tuple[Drift, str]:
-    """What has become of a model's ground, and the same in Markdown.
+    """Compare today's tables with a model's training data; return the drift, and the same as Markdown.
 
     Args:
-        tables: path or S3 address of a table file, folder of traffic or DLRM batch file.
-        model: a model's folder, here or on S3, or its MLflow URI.
+        tables, model: as for ``place_tables``.
         request: fields of ``DriftRequest``.
-
-    Raises:
-        BadInput: if something of that cannot be used.
     """
     asked = section({"drift": dict(request)}, "drift", DriftRequest)
     held = learned_model_of(model, None)
@@ -167,7 +163,7 @@ def drift_since(tables: str, model: str, request: Mapping[str, Any]) -> tuple[Dr
 def watch_training(
     traces: str, in_use: str, tables: str | None, model_uri: str, request: Mapping[str, Any], observation: Path
 ) -> tuple[Watched, str]:
-    """Whether a training should move to another placement, and which; and the same in Markdown.
+    """Decide if a training should move to another placement, and to which; return that, and the same as Markdown.
 
     Args:
         traces: path or S3 address of a trace, an archive, or a folder of them.
@@ -178,7 +174,6 @@ def watch_training(
         observation: folder that gets observation.json and, where the traces can be one, the cost dataset costs.parquet.
 
     Raises:
-        BadInput: if something of that cannot be used.
         InfeasibleTask: if today's tables do not fit on the old devices.
     """
     config = section({"watch": dict(request)}, "watch", WatchConfig)
@@ -203,7 +198,7 @@ def watch_training(
 
 
 def watched_metrics(watched: Watched) -> dict[str, float | None]:
-    """The figures of a run of ``watch``, by which one day can be compared with another."""
+    """Return the figures of a run of ``watch``, by which one day can be compared with another."""
     return {
         "observed_ms": watched.comparison.observed_ms,
         "predicted_ms": watched.comparison.predicted_ms,
@@ -215,7 +210,7 @@ def watched_metrics(watched: Watched) -> dict[str, float | None]:
 
 
 def _as_markdown(print_to: Callable[[TextIO], None]) -> str:
-    """What a command prints, as a block of Markdown, which Kubeflow shows."""
+    """Return the output of a command as a block of Markdown, which Kubeflow shows."""
     text = io.StringIO()
     print_to(text)
     lines = "\n".join(line.rstrip() for line in text.getvalue().splitlines())

@@ -1,12 +1,8 @@
 """Retries in the same pod: of S3 or MLflow that do not answer, and of a kernel that fails.
 
-Kubeflow Pipelines itself tries a pod again that was deleted, as where its node was drained or lost, and no other: a
-stock installation sets Argo's ``retryPolicy: OnError``, and its compiler has no word for another one
-(kubeflow/pipelines#9950). To Argo, a pod that the kubelet has evicted has failed, as one with bad input has; who waits
-for the run tries it again (``remote``).
-
-What a stage can get over itself, it gets over here. One that measures goes on from its journal, in this pod or in
-the next (``pod_journal``). Bad input stays bad, and no memory stays none: they are not tried again.
+Kubeflow Pipelines itself only tries a pod again that was deleted: a stock installation sets Argo's
+``retryPolicy: OnError``, and its compiler has no word for another one (kubeflow/pipelines#9950). To Argo, a pod
+that the kubelet has evicted has failed, as one with bad input has; who waits for the run tries it again (``remote``).
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ Made = TypeVar("Made")
 
 
 def with_retries(stage: Callable[Given, Made]) -> Callable[Given, Made]:
-    """The stage with retries after failures that may pass, as many as the pod's settings say."""
+    """Return the stage with retries after failures that may pass, as many as the pod's settings say."""
 
     @wraps(stage)
     def patient(*args: Given.args, **kwargs: Given.kwargs) -> Made:
