@@ -31,7 +31,7 @@ def test_a_job_whose_tables_lie_badly_is_to_move(tmp_path: Path, made: Artifacts
     assert new.predicted_ms < in_use.predicted_ms and len({part.device for part in new.parts}) == 2
     text = Path(outputs["summary"].path).read_text()
     assert text.startswith("```text\nReplan: the new placement pays over 10,000,000 steps.\n")
-    assert "times what was predicted" in text and "Pays back after" in text
+    assert "times as long as predicted" in text and "Pays back after" in text
     found = json.loads(Path(outputs["observation"].path, "observation.json").read_text())
     assert found["pays"] and outputs["metrics"].metadata["pays"] == 1.0
     assert outputs["metrics"].metadata["observed_ms"] == pytest.approx(found["comparison"]["observed_ms"])
