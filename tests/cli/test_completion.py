@@ -32,7 +32,7 @@ def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
         (["place", "--host"], {"--host-memory-gb", "--host-bandwidth-gb-s"}),
         (["place", "m"], {"mine.yaml", "mlperf_dlrm_v2"}),
         (["place", "--rules", "m"], {"mine.yaml"}),
-        (["place", "--what-if", ""], {"memory"}),
+        (["place", "--format", ""], {"json", "torchrec", "torchrec-constraints"}),
         (["pipeline", "s"], {"submit", "stop", "schedule", "status"}),
     ],
 )

@@ -68,18 +68,10 @@ def test_torchrec_is_compared_where_tables_are_a_sample_of_traffic() -> None:
     assert all(times[name] is not None for name in (*TORCHREC, FULL_SPACE))
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--json", "-o", "-"], "both write to standard output"),
-        (["--json", "--what-if", "memory"], "--what-if prints a table"),
-        (["-o", "-", "--what-if", "memory"], "--what-if prints a table"),
-    ],
-)
-def test_stdout_holds_one_thing(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*PLACE, *flags]) == 2
+def test_stdout_holds_one_thing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLACE, "--json", "-o", "-"]) == 2
     printed = capsys.readouterr()
-    assert words in printed.err and printed.out == ""
+    assert "both write to standard output" in printed.err and printed.out == ""
 
 
 @pytest.mark.slow

@@ -29,6 +29,9 @@ class WhatIf:
         "or simulated:h100)",
     )
     devices: Sequence[int] = knob((8,), "numbers of devices")
+    memory_cap_gb: float | Sequence[float] | None = knob(
+        None, "sizes of device memory, GB of 1024**3 bytes, each on every machine (default: that of the hardware)"
+    )
     price: str | Path | Prices | None = knob(
         None, "prices by the hour, for the cost of samples: a YAML file, or Prices"
     )
@@ -99,7 +102,7 @@ def what_if(
     progress: Callable[[Sequence[Any]], Iterable[Any]] | None = None,
     **knobs: Any,
 ) -> "WhatIfAnswer":
-    """The same tables on several machines: every kind of hardware with every number of devices.
+    """Place the same tables on every kind of hardware with every number of devices and every size of memory.
 
     Where a machine cannot hold the tables, its option says what is missing. Where one value for all or one for each
     kind of hardware may be given, the latter is a mapping such as {"h100": 12, "a100": 25}.
@@ -130,7 +133,7 @@ def _answer(
     tables: Any, asked: WhatIf, shared: Knobs, progress: Callable[[Sequence[Any]], Iterable[Any]] | None
 ) -> "WhatIfAnswer":
     from evenshard.compare.what_if.machines import of_hardware, whole_machine
-    from evenshard.compare.what_if.question import Question, sizes_of
+    from evenshard.compare.what_if.question import Question, keep_faster_placements, sizes_of
     from evenshard.compare.what_if.result import WhatIfAnswer
     from evenshard.planner.model import model_of, named_with_hardware
 
@@ -184,6 +187,13 @@ def _answer(
         sync_every=asked.sync_every,
         knobs={**given, "dense_gb": bytes_to_gb(dense_bytes_of(tables, shared.memory.dense_gb))},
     )
-    in_groups = [(name, machine, size) for name, machine in machines for size in sizes_of(machine, asked.group_sizes)]
-    options = (question.option(*one) for one in (in_groups if progress is None else progress(in_groups)))
-    return WhatIfAnswer(tuple(options), question, max_step_ms)
+    caps = asked.memory_cap_gb
+    memory = sorted(set(caps)) if isinstance(caps, Sequence) else [caps]
+    wanted = [
+        (name, machine, size, cap)
+        for name, machine in machines
+        for size in sizes_of(machine, asked.group_sizes)
+        for cap in memory or [None]
+    ]
+    options = (question.option(*one) for one in (wanted if progress is None else progress(wanted)))
+    return WhatIfAnswer(tuple(keep_faster_placements(options)), question, max_step_ms)

@@ -65,8 +65,6 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
         print(json_text(answer), end="")
     elif not args.quiet and args.out != STDOUT:
         print_answer(answer, missing=missing)
-    if args.what_if == "memory":
-        _print_more_memory(args, answer)
     return {}
 
 
@@ -95,22 +93,9 @@ def _write(text: str, path: Path) -> None:
 
 
 def _check_stdout(args: argparse.Namespace) -> None:
-    """Standard output holds one thing."""
+    """Reject flags that would write two documents to standard output."""
     if args.json and args.out == STDOUT:
         raise BadConfig("--json and -o - both write to standard output. Give one of them, or -o a file.")
-    if args.what_if is not None and (args.json or args.quiet or args.out == STDOUT):
-        raise BadConfig(
-            "--what-if prints a table. Leave out --json, --quiet and -o -, or ask evenshard explain for it."
-        )
-
-
-def _print_more_memory(args: argparse.Namespace, answer: PlacementAnswer) -> None:
-    from evenshard.compare.more_memory import more_memory
-    from evenshard.planner.model import model_of
-    from evenshard.report.more_memory import print_more_memory
-
-    print()
-    print_more_memory(more_memory(answer, model_of(args.model, answer.request.hardware)))
 
 
 def _torchrec() -> tuple[tuple[str, ...], str]:
@@ -158,7 +143,6 @@ def add_commands(commands: Commands) -> None:
     add("--json", action="store_true", help="print placement.json in place of the summary")
     add("-q", "--quiet", action="store_true", help="print no summary and no progress, only errors")
     add("--report", **OUTPUT, help="HTML page to write; compares with TorchRec's planner too, where it is installed")
-    add("--what-if", choices=("memory",), help="what more device memory would save, too: searches again, 4 or 5 times")
     add("--schema", action="store_true", help="print the JSON schema of placement.json, and nothing else")
     add("--rules", **PATH, help="YAML file with rules of tables: pinned, forbidden, together, apart, ...")
     add("--format", choices=("json", "torchrec", CONSTRAINTS), default="json",

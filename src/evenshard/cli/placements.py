@@ -29,20 +29,14 @@ MODEL_HELP = (
 def _explain(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.compare.explain.explain import explain
     from evenshard.compare.explain.overview import overview
-    from evenshard.compare.more_memory import more_memory
     from evenshard.planner.file import load_answer
     from evenshard.report.explanation import print_explanation, print_overview
-    from evenshard.report.more_memory import print_more_memory
 
-    if args.table is not None and args.what_if is not None:
-        raise BadConfig("name one of two: a table (--table), or what if there were more memory (--what-if memory).")
     answer = load_answer(args.placement)
     model = _model(args, answer)
     found: Any
     show: Callable[[Any], None]
-    if args.what_if is not None:
-        found, show = more_memory(answer, model), print_more_memory
-    elif args.table is None:
+    if args.table is None:
         found, show = overview(answer, model), print_overview
     else:
         found, show = explain(answer, model, args.table), print_explanation
@@ -162,7 +156,6 @@ def add_commands(commands: Commands) -> None:
     add = sub.add_argument
     add("placement", **{**PATH, "metavar": "PLACEMENT"}, help="placement.json, as `evenshard place -o` writes it")
     add("--table", metavar="NAME", help="a table, or a part of one such as 'clicks[64:128]'")
-    add("--what-if", choices=("memory",), help="what more device memory would save, instead of a table")
     add("--model", metavar="PATH|URI", help=MODEL_HELP)
     add("--json", action="store_true", help="print JSON")
     sub = commands.add(

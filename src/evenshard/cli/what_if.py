@@ -100,8 +100,8 @@ def add_commands(commands: Commands) -> None:
         "what-if",
         _what_if,
         "Compare machines by time, memory and cost for the same tables.",
-        "Each kind of hardware with each number of devices, and each size of groups of 2D parallelism. Exit code 0, "
-        "also where the tables do not fit a machine: its line says what is missing; 2: bad input.",
+        "Each kind of hardware with each number of devices, size of memory and size of groups of 2D parallelism. Exit "
+        "code 0, also where the tables do not fit a machine: its line says what is missing; 2: bad input.",
     )
     add = sub.add_argument
     add("tables", type=SOURCE, metavar="TABLES", help="tables, as `evenshard place` takes them")

@@ -10,7 +10,6 @@
     memory                what fills devices and hosts, and what tables outside of device memory take
     summary, highlights/  the answer on the terminal; page/: as one HTML page
     explain/              what a step would take with a table elsewhere, sharded otherwise or kept otherwise
-    more_memory           what more device memory would save
     diff/                 what moves between two answers, and what that saves
     describe              what a file of ours is, and where it comes from
     torchrec/             plans for TorchRec, and a planner with its interface

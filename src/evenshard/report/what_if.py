@@ -64,9 +64,14 @@ def heading(found: WhatIfAnswer) -> str:
 
 
 def machine_name(one: WhatIfOption) -> str:
-    """Such as 16 x h100 and, of several groups, their size."""
-    name = f"{one.num_devices:,} x {short_name(one.hardware)}"
+    """Such as 16 x h100 with 40 GB and, of several groups, their size."""
+    name = _devices_text(one)
     return name if one.num_groups == 1 else f"{name} in {one.num_groups:,} groups of {one.group_size:,}"
+
+
+def _devices_text(one: WhatIfOption) -> str:
+    memory = "" if one.memory_cap_gb is None else f" with {one.memory_cap_gb:g} GB"
+    return f"{one.num_devices:,} x {short_name(one.hardware)}{memory}"
 
 
 def short_name(hardware: str) -> str:
@@ -215,10 +220,12 @@ def _heads(found: WhatIfAnswer) -> Iterator[str]:
     yield "samples/s"
     if found.question.prices is not None:
         yield f"{_currency(found)}/10^{round(math.log10(SAMPLES_OF_COST))}"
+    if _has_offloaded(found):
+        yield "not in device memory"
 
 
 def _cells(found: WhatIfAnswer, one: WhatIfOption) -> Iterator[str]:
-    yield f"{one.num_devices:,} x {short_name(one.hardware)}"
+    yield _devices_text(one)
     yield f"{one.machine.num_nodes:,}"
     if found.has_groups:
         yield f"{one.group_size:,}"
@@ -233,3 +240,11 @@ def _cells(found: WhatIfAnswer, one: WhatIfOption) -> Iterator[str]:
     yield interval_text(one.samples_per_s)
     if found.question.prices is not None:
         yield "" if one.cost is None else interval_text(one.cost)
+    if _has_offloaded(found):
+        tables = {offloaded.part.table for offloaded in one.answer.offloaded}
+        size = sum(host.used_bytes + host.ssd for host in one.answer.host_memory)
+        yield f"{size_text(size)} of {count_text(len(tables), 'table')}" if tables else "nothing"
+
+
+def _has_offloaded(found: WhatIfAnswer) -> bool:
+    return any(one.answer is not None and one.answer.offloaded for one in found.options)

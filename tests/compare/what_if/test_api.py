@@ -63,7 +63,7 @@ def test_tables_that_do_not_fit_say_what_is_missing() -> None:
     assert not small.fits and "Raise memory_cap_gb to" in small.problem and enough.fits
     assert found.fastest is not None and found.fastest.option is enough and found.cheapest is None
     said = text_of(found)
-    assert "does not fit" in said and f"1 x h100: {small.problem}"[:40] in said.replace("\n", " ")
+    assert "does not fit" in said and f"1 x h100 with 8 GB: {small.problem}"[:40] in said.replace("\n", " ")
 
 
 def test_groups_are_placed_with_their_share_of_the_batch_and_averaged() -> None:

@@ -69,6 +69,7 @@ class WhatIfOption:
         price_per_hour: of all devices and nodes; None if unknown.
         sync: what keeps groups alike; None for one group.
         replicas_ms: what the all-reduce of replicated tables over all groups takes longer than in one group.
+        memory_cap_gb: memory of each device, GB of 1024**3 bytes; None for that of the hardware.
     """
 
     hardware: str
@@ -83,6 +84,7 @@ class WhatIfOption:
     price_per_hour: float | None = None
     sync: Sync | None = None
     replicas_ms: float = 0.0
+    memory_cap_gb: float | None = None
 
     @property
     def num_devices(self) -> int:

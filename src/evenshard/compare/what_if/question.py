@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from evenshard.compare.what_if.prices import Prices
 from evenshard.measure.step_time import without_last_digits
 from evenshard.placement.machine import Machine
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.request import caps_of
 from evenshard.sharders.model import Model
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief
@@ -55,17 +56,24 @@ class Question:
     sync_every: int
     knobs: Mapping[str, Any]
 
-    def option(self, hardware: str, machine: Machine, group_size: int) -> WhatIfOption:
-        """The answer for a machine in groups of a size, in the layout that is faster."""
+    def option(
+        self, hardware: str, machine: Machine, group_size: int, memory_cap_gb: float | None = None
+    ) -> WhatIfOption:
+        """Place the tables on a machine in groups of a size, in the faster layout."""
         if group_size < machine.num_devices and self.knobs.get("host_memory_gb"):
             raise BadConfig(
                 "tables in host memory (host_memory_gb) are not priced in groups: their weights would be averaged "
                 "over the hosts' links. Leave host_memory_gb or group_sizes out."
             )
-        found = [self._in_layout(hardware, machine, layout, group) for layout, group in layouts_of(machine, group_size)]
+        found = [
+            self._in_layout(hardware, machine, layout, group, memory_cap_gb)
+            for layout, group in layouts_of(machine, group_size)
+        ]
         return min(found, key=lambda one: without_last_digits(one.step_ms.value) if one.fits else float("inf"))
 
-    def _in_layout(self, hardware: str, machine: Machine, layout: str, group: Machine) -> WhatIfOption:
+    def _in_layout(
+        self, hardware: str, machine: Machine, layout: str, group: Machine, memory_cap_gb: float | None
+    ) -> WhatIfOption:
         batch = self.batch_size or (self.batch_per_device or 0) * machine.num_devices
         price = None if self.prices is None else self.prices.price_of(hardware)
         option = WhatIfOption(
@@ -77,6 +85,7 @@ class Question:
             dense_ms=self._dense_ms(hardware, batch / machine.num_devices),
             overlap=self.overlap,
             price_per_hour=None if price is None else price.per_hour(machine.num_devices, machine.num_nodes),
+            memory_cap_gb=memory_cap_gb,
         )
         try:
             answer = self._place_on(option, group)
@@ -125,7 +134,7 @@ class Question:
             nodes_per_domain=group.nodes_per_domain,
             intra=group.intra,
             inter=group.inter,
-            **{**self.knobs, **(memory or {})},
+            **{**self.knobs, "memory_cap_gb": option.memory_cap_gb, **(memory or {})},
         )
         return answer if like is None else replace(answer, request=like.request)
 
@@ -133,6 +142,32 @@ class Question:
         """The dense time of a device with so many samples."""
         scale = 1.0 if self.dense_batch is None else samples / self.dense_batch
         return scale * self.dense_ms[hardware]
+
+
+def keep_faster_placements(options: Iterable[WhatIfOption]) -> Iterator[WhatIfOption]:
+    """Give a machine the placement that the same machine with less memory has, if its own is slower.
+
+    A placement that is legal with less memory is legal with more.
+
+    Args:
+        options: those of one machine in ascending order of memory.
+    """
+    less: WhatIfOption | None = None
+    for one in options:
+        if less is not None and _differ_in_memory(less, one) and less.answer is not None:
+            assert one.memory_cap_gb is not None, "only memory that is asked for differs"
+            if one.answer is None or less.step_ms.value < one.step_ms.value:
+                caps = caps_of(one.memory_cap_gb, less.answer.num_devices)
+                bound_ms = 0.0 if one.answer is None else min(one.answer.lower_bound_ms, less.answer.predicted_ms)
+                request = replace(less.answer.request, caps_bytes=caps)
+                answer = replace(less.answer, request=request, lower_bound_ms=bound_ms)
+                one = replace(less, answer=answer, memory_cap_gb=one.memory_cap_gb)
+        yield one
+        less = one
+
+
+def _differ_in_memory(one: WhatIfOption, other: WhatIfOption) -> bool:
+    return (one.hardware, one.machine, one.group_size) == (other.hardware, other.machine, other.group_size)
 
 
 def sizes_of(machine: Machine, group_sizes: Sequence[int] | str) -> Iterator[int]:

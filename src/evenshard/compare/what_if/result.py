@@ -85,7 +85,7 @@ class WhatIfAnswer:
     """The answer of ``evenshard.what_if``.
 
     Attributes:
-        options: by hardware, number of devices and size of groups, in the order asked for.
+        options: by hardware, number of devices, size of groups and memory.
         question: what was asked of each.
         max_step_ms: the longest step that is wanted; None for any.
     """
@@ -171,6 +171,7 @@ def _option_record(one: WhatIfOption) -> dict[str, Any]:
         "batch_size": one.batch_size,
         "group_size": one.group_size,
         "layout": one.layout,
+        "memory_cap_gb": one.memory_cap_gb,
         "price_per_hour": one.price_per_hour,
         "fits": one.fits,
         "problem": one.problem,
