@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -28,22 +28,15 @@ MODEL_HELP = (
 
 def _explain(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.compare.explain.explain import explain
-    from evenshard.compare.explain.overview import overview
     from evenshard.planner.file import load_answer
-    from evenshard.report.explanation import print_explanation, print_overview
+    from evenshard.report.explanation import print_explanation
 
     answer = load_answer(args.placement)
-    model = _model(args, answer)
-    found: Any
-    show: Callable[[Any], None]
-    if args.table is None:
-        found, show = overview(answer, model), print_overview
-    else:
-        found, show = explain(answer, model, args.table), print_explanation
+    found = explain(answer, _model(args, answer), args.table)
     if args.json:
         print(json.dumps(asdict(found), indent=1))
     else:
-        show(found)
+        print_explanation(found)
     return {}
 
 
@@ -149,13 +142,13 @@ def add_commands(commands: Commands) -> None:
     sub = commands.add(
         "explain",
         _explain,
-        "Show what a step waits for, or why a table lives where it does.",
-        "Without --table: the slowest device, what makes it slow, and the best changes of its tables. With it: what "
-        "each device would cost with it, whether that is legal, and the next best move. Exit code 0, or 2: bad input.",
+        "Show the device that a step waits for, and the best changes.",
+        "The times of the slowest device beside the mean of all, and the three best legal changes: of its tables, or "
+        "of the table that --table names. Exit code 0, or 2: bad input.",
     )
     add = sub.add_argument
     add("placement", **{**PATH, "metavar": "PLACEMENT"}, help="placement.json, as `evenshard place -o` writes it")
-    add("--table", metavar="NAME", help="a table, or a part of one such as 'clicks[64:128]'")
+    add("--table", default="", metavar="NAME", help="a table to change, or a part such as 'clicks[64:128]'")
     add("--model", metavar="PATH|URI", help=MODEL_HELP)
     add("--json", action="store_true", help="print JSON")
     sub = commands.add(

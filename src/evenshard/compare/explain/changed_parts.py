@@ -17,17 +17,16 @@ import numpy.typing as npt
 from evenshard.measure.price.step import PartCosts, predicted_phases
 from evenshard.measure.step_time import windows
 from evenshard.placement.items import device_mask, joined_groups
+from evenshard.placement.parts import TablePart
+from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     COLUMNS_ALONE,
-    ROWS_ALONE,
     SHARDING_TYPES,
-    TABLE_WISE,
-    TYPES,
     freest_by_columns,
 )
 from evenshard.placement.storage import Storage
-from evenshard.placement.task import TableLimits, ruled_out
+from evenshard.placement.task import TableLimits
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.pricing import part_costs
 from evenshard.sharders.model import Model
@@ -35,9 +34,8 @@ from evenshard.sharders.search.sharding_option import ShardingOption
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.state import Choice, State, choices_of, parts_of
 from evenshard.tables.table import MEAN
-from evenshard.utils.errors import BadConfig
+from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import names_text
-from evenshard.utils.units import missing_text
 
 # Other choices, by the position of the table.
 Changes = Mapping[int, Choice]
@@ -50,12 +48,10 @@ class ChangeOutcome:
     Attributes:
         windows_WD: times of the devices in each window of a step.
         used_D: memory that their tables take, bytes.
-        host_D: memory that these take of their hosts.
     """
 
     windows_WD: npt.NDArray[np.float64]
     used_D: npt.NDArray[np.int64]
-    host_D: npt.NDArray[np.int64]
 
     @property
     def ms_D(self) -> npt.NDArray[np.float64]:
@@ -68,7 +64,7 @@ class ChangeOutcome:
         return float(self.windows_WD.max(axis=1).sum())
 
 
-class WhatIf:
+class ChangedPlacement:
     """The placement of an answer, priced by a model.
 
     Raises:
@@ -78,7 +74,6 @@ class WhatIf:
 
     def __init__(self, answer: PlacementAnswer, model: Model) -> None:
         self.answer, self.task = answer, answer.task
-        self._asked = answer.request.task()
         of_request = part_costs(answer.request, model)
         free = tuple(TableLimits(types=frozenset(self.types(position))) for position in range(len(self.task.tables)))
         self.costs = PartCosts(
@@ -96,7 +91,7 @@ class WhatIf:
         windows_WD = np.stack([window.total for window in windows(phases, self.costs.pipeline)])
         # The state takes all rows of a table for as busy as the busiest; changes are added to the exact prediction.
         self._offset_WD = windows_WD - self._state.windows_WD
-        self.now = ChangeOutcome(windows_WD, *self._state.used_3D[:2])
+        self.now = ChangeOutcome(windows_WD, self._state.used_3D[0])
         self.room_D = np.array(self.task.room_bytes, dtype=np.int64)
         for group in self.task.together:
             self._require_together(sorted(group))
@@ -138,16 +133,15 @@ class WhatIf:
         """What the changes lead to."""
         state = self._state.copy()
         state.replace_all(list(changes.items()))
-        return ChangeOutcome(state.windows_WD + self._offset_WD, *state.used_3D[:2])
+        return ChangeOutcome(state.windows_WD + self._offset_WD, state.used_3D[0])
 
-    def step_ms(self, position: int, choice: Choice) -> float:
-        """Time of a step with a table sharded otherwise, each part priced with its own rows."""
-        name = self.task.tables[position].name
-        choices = [choice if one == position else self.choice(one) for one in range(len(self.task.tables))]
-        stay = [part for part in self.answer.parts if part.table != name]
-        return self.costs.predict(
-            [*stay, *(part for part in parts_of(self.space, choices) if part.table == name)]
-        ).predicted_ms
+    def parts_after(self, changes: Changes) -> list[TablePart]:
+        """Return the parts of the placement with other choices of some tables."""
+        tables = self.task.tables
+        choices = [changes.get(one, self.choice(one)) for one in range(len(tables))]
+        names = {tables[position].name for position in changes}
+        stay = [part for part in self.answer.parts if part.table not in names]
+        return [*stay, *(part for part in parts_of(self.space, choices) if part.table in names)]
 
     def without(self, position: int) -> ChangeOutcome:
         """The placement without a table."""
@@ -172,24 +166,13 @@ class WhatIf:
         groups = joined_groups(len(self.task.tables), self.task.together)
         return next(group for group in groups if position in group)
 
-    def illegal(self, changes: Changes, outcome: ChangeOutcome) -> tuple[str, ...]:
-        """Why the changes may not be, in clauses; what is broken now and stays so says nothing.
-
-        Args:
-            outcome: of the changes.
-        """
-        found = [reason for position, choice in changes.items() for reason in self._reasons(position, choice, changes)]
-        missing_D = outcome.used_D - self.room_D
-        worse = np.flatnonzero((missing_D > 0) & (outcome.used_D > self.now.used_D)).tolist()
-        if worse:
-            most = max(worse, key=lambda device: int(missing_D[device]))
-            where = f" on device {most}" if len(worse) > 1 else ""
-            found.append(f"{missing_text(int(missing_D[most]))}{where}")
-        machine = self.task.machine
-        if machine.host_bytes:
-            used_N, now_N = (one.host_D.reshape(machine.num_nodes, -1).sum(axis=1) for one in (outcome, self.now))
-            found += more_missing(used_N, now_N, machine.host_bytes, "in the memory of host")
-        return tuple(dict.fromkeys(found))
+    def is_legal(self, parts: Sequence[TablePart]) -> bool:
+        """Return True if a placement keeps the answer's rules and fits."""
+        try:
+            check_sharding(self.task, parts)
+        except (BadConfig, InfeasibleTask):
+            return False
+        return True
 
     def may_live(self, position: int) -> npt.NDArray[np.bool_]:
         """[D] where the rules let some of a table live; memory left aside."""
@@ -199,69 +182,8 @@ class WhatIf:
                 may_D[[device for other in group if other != position for device in self.devices(other)]] = False
         return may_D
 
-    def _reasons(self, position: int, choice: Choice, changes: Changes) -> Iterator[str]:
-        option, limits = self.option(position, choice), self.task.limits_of(position)
-        devices = self.devices(position, choice)
-        yield from self._about_type(position, option, devices)
-        if len(devices) < len(choice.places) * option.span:
-            yield "holds another part of it, and parts of one table never share a device"
-        widths = [piece.columns for piece in option.pieces]
-        if len(widths) > 1 and min(widths) < limits.min_columns:
-            yield f"parts have {limits.min_columns} columns at least"
-        for device in devices:
-            if limits.devices is not None and device not in limits.devices:
-                yield from self._about_device(position, device)
-        for group in self.task.apart:
-            if position in group:
-                there = [
-                    other
-                    for other in group
-                    if other != position and set(self.devices(other, changes.get(other))) & set(devices)
-                ]
-                if there:
-                    yield f"must stay apart from {self._names(there)}"
-
-    def _about_type(self, position: int, option: ShardingOption, devices: Sequence[int]) -> Iterator[str]:
-        name = option.sharding_type
-        with_it = [other for other in self.moves_with(position) if other != position]
-        if with_it and name != TABLE_WISE:
-            yield f"a rule keeps it with {self._names(with_it)}, whole and on one device"
-        if name not in self.task.limits_of(position).types:
-            is_asked = name in self._asked.limits_of(position).types
-            yield (
-                "its collection is cut by rows as a whole, for its means" if is_asked else "not among the allowed types"
-            )
-        elif self._has_means_of_rows and name in ROWS_ALONE and (why := ruled_out(self.task, position).get(name)):
-            yield why
-        if option.span == 1 and len({device // option.home_span for device in devices}) > 1:
-            yield f"its columns must stay on one {TYPES[name].within}"
-
-    def _about_device(self, position: int, device: int) -> Iterator[str]:
-        rules, name = self.answer.request.rules, self.task.tables[position].name
-        nodes = rules.pinned_nodes.get(name)
-        if device in rules.forbidden_devices:
-            yield "no table may live there"
-        if device not in rules.pinned.get(name, (device,)):
-            yield f"{name} is pinned to {devices_text(rules.pinned[name])}"
-        if nodes is not None and self.task.machine.node_of(device) not in nodes:
-            yield f"{name} is pinned to node{'s' if len(nodes) > 1 else ''} {ranges_text(nodes)}"
-        if device in rules.forbidden.get(name, ()):
-            yield f"forbidden for {name}"
-
     def _names(self, positions: Sequence[int]) -> str:
         return names_text([self.task.tables[position].name for position in positions])
-
-
-def more_missing(used: npt.ArrayLike, before: npt.ArrayLike, room: npt.ArrayLike, where: str) -> Iterator[str]:
-    """Where the most memory is missing, a clause; nothing where none is, or not more is used than before.
-
-    Args:
-        used, before, room: bytes, of each device or host.
-        where: what of a device or host it is, before its number.
-    """
-    missing = np.where(np.greater(used, before), np.subtract(used, room), 0)
-    if missing.max() > 0:
-        yield f"{missing_text(int(missing.max()))} {where} {int(missing.argmax())}"
 
 
 def devices_text(devices: Sequence[int]) -> str:
