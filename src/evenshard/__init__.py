@@ -19,7 +19,7 @@ The packages, each of which imports only from those before it (import-linter hol
     tracking     MLflow, and the team's cost datasets
     planner      a request in an engineer's words, and its answer
     compare      two answers, or many: what moves, what would change, which machine
-    report       what an answer says, and how a terminal, a notebook and a page show it
+    report       what an answer says, and how a terminal and a page show it
     torchrec     placements as TorchRec's plans: the drop-in planner, plans, running jobs
     api          what users call: place, what_if, load_answer
     stages       the stages of the loop, and the decisions after it

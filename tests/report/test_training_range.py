@@ -14,7 +14,7 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.report.answer import make_displayable
 from evenshard.report.difference_markdown import difference_markdown
 from evenshard.report.facts.step import advice, warning_texts
-from evenshard.report.page.page import card, page
+from evenshard.report.page.page import page
 from evenshard.report.terminal import brief_text, summary_text
 from support.answer_builders import LINEAGE, answer
 from support.builders import cost
@@ -38,7 +38,6 @@ def text_of(html: str) -> str:
 FORMS: dict[str, tuple[Callable[[PlacementAnswer], str], str]] = {
     "terminal": (summary_text, TIME),
     "page": (lambda one: text_of(page(one)), TIME),
-    "notebook": (lambda one: text_of(card(one)), TIME),
     "Markdown": (markdown, "Embedding work takes"),
 }
 

@@ -68,16 +68,11 @@ FLAG_SETTINGS: Mapping[str, Mapping[str, Any]] = {
 def _what_if(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.compare.what_if.result import save_what_if
     from evenshard.report.what_if import print_what_if
-    from evenshard.report.what_if_plot import require_plot, save_plot
 
-    if args.plot is not None:
-        require_plot(args.plot)
     own = {one.name: getattr(args, one.name) for one in knobs_of(WhatIf)}
     found = what_if(args.tables, **own, **_shared_values(args), progress=partial(progress, description="machines"))
     if args.out is not None:
         save_what_if(found, args.out)
-    if args.plot is not None:
-        save_plot(found, args.plot)
     if args.json:
         print(json.dumps(found.record(), indent=1, allow_nan=False))
     else:
@@ -106,7 +101,6 @@ def add_commands(commands: Commands) -> None:
     add = sub.add_argument
     add("tables", type=SOURCE, metavar="TABLES", help="tables, as `evenshard place` takes them")
     add("-o", "--out", **OUTPUT, help="JSON file to write")
-    add("--plot", **OUTPUT, help="picture to write: .png, .svg or .pdf; needs matplotlib")
     add("--json", action="store_true", help="print JSON in place of the table")
     for one in knobs_of(WhatIf):
         add_option(sub, one, FLAG_SETTINGS.get(one.name))

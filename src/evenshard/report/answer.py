@@ -36,10 +36,10 @@ class PlacementAnswer(answer.PlacementAnswer):
         return brief_text(self)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        from evenshard.report.page.page import card
+        """Return the page of ``evenshard place --report`` in a frame, for notebooks."""
+        from evenshard.report.page.page import frame
 
-        return card(self)
+        return frame(self)
 
     def summary(self) -> str:
         """The answer as ``evenshard place`` prints it."""

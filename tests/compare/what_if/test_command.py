@@ -19,11 +19,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_picture_of_no_known_kind_is_refused_before_the_work(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["what-if", "examples/tables.yaml", "--plot", "picture.doc"]) == 2
-    assert "a picture ends in .png, .svg or .pdf" in capsys.readouterr().err
-
-
 def test_an_output_is_replaced_but_no_input(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "what_if.json").write_text("{}")
     (here / "link.yaml").write_text("{}")

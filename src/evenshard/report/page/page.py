@@ -1,8 +1,7 @@
-"""An answer as HTML: one file with everything in it, for ``--report``, and a card for notebooks.
+"""An answer as HTML: one page with everything in it, for ``--report`` and for notebooks.
 
 The page loads nothing: styles and script stand in it, and it tells the browser to load nothing else. Names are the
-user's own and are escaped. ``charts.py`` says how long bars are, ``page.html.j2`` how it all looks. In the card, styles
-stand in the elements: a notebook has its own, and may be light or dark.
+user's own and are escaped. ``charts.py`` computes the lengths of bars, ``page.html.j2`` is the layout.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.price.step import STEP_PARTS, predicted_step_times
@@ -24,7 +23,6 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import FULL_SPACE, RULE
 from evenshard.report.facts import comparison, memory, placed, setting, step
 from evenshard.report.page.charts import MEMORY_KINDS, device_bars, device_text, host_bars, rival_axis, time_axis
-from evenshard.report.terminal import shown_devices
 from evenshard.sharders.catalog import label_of
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.messages import count_text, printable
@@ -47,8 +45,6 @@ _LABELLED_PCT = 7.0
 _MAX_BADLY_SERVED = 5
 # Tables that an assumption names.
 _LISTED = 12
-# Colours of the five times in a bar, in the order of a step; the same as those of the page.
-COLOURS = ("#009e73", "#0072b2", "#6bbdec", "#efb336", "#d55e00")
 
 
 def save_page(answer: PlacementAnswer, path: Path, missing: str = "") -> None:
@@ -271,30 +267,9 @@ def _range(values: Iterable[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def card(answer: PlacementAnswer) -> str:
-    """The headline and a bar for each device as a piece of HTML, for notebooks; the same answer gives the same text."""
-    slowest, fullest = shown_devices(answer)
-    longest_ms = max(one.predicted_total_ms for one in answer.devices) or 1.0
-    bars = []
-    for device in sorted((*slowest, *fullest)):
-        times = predicted_step_times(answer.devices[device])
-        widths = [100 * time_ms / longest_ms for time_ms in times]
-        bars.append((device, answer.devices[device].predicted_total_ms, list(zip(widths, COLOURS, strict=True))))
-    return render_template(
-        "card.html.j2",
-        title=count_text(len(answer.request.tables), "table"),
-        setting=setting.setting_text(answer),
-        headline=step.step_headline(answer),
-        worth=[step.timed_text(answer), *comparison.worth_texts(answer)],
-        bars=bars,
-        memory=answer.memory,
-        num_parts=[len(held) for held in answer.parts_on_device],
-        slowest=slowest_device(answer.devices),
-        digits=decimals(answer.predicted_ms),
-        left_out=answer.num_devices - len(bars),
-        legend=list(zip(STEP_PARTS, COLOURS, strict=True)),
-        ways=placed.sharding_texts(answer),
-        notes=[*answer.notes, *step.advice(answer)],
-        outside=step.warning_texts(answer),
-        warnings=[*setting.assumed_lookups_texts(answer), *answer.memory_warnings],
+def frame(answer: PlacementAnswer) -> str:
+    """Return the page in a frame for notebooks, which keeps its styles and its script to itself."""
+    return (
+        f'<iframe title="placement" srcdoc="{escape(page(answer))}" sandbox="allow-scripts" '
+        'style="border:0;width:100%;height:45em"></iframe>'
     )
