@@ -78,7 +78,7 @@ test-floors:
 	$(FLOORS)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(PYTHON) -c 'import re; print(*(f"{name}=={floor}.*" for name, floor in \
 	    re.findall(r"\"([\w-]+)>=([\d.]+)\"", open("pyproject.toml").read())), sep="\n")' > $(FLOORS)/floors.txt
-	$(FLOORS)/bin/python -m pip install --quiet --constraint $(FLOORS)/floors.txt --editable '.[exact,parquet,torchrec]' \
+	$(FLOORS)/bin/python -m pip install --quiet --constraint $(FLOORS)/floors.txt --editable '.[parquet,torchrec]' \
 	    hypothesis jsonschema pandas pytest pytest-xdist
 	$(FLOORS)/bin/python -m pip install --quiet --no-deps 'torchrec==1.1.*' 'fbgemm-gpu-cpu==1.1.*'
 	@$(FLOORS)/bin/python -m pytest -m 'not containers' --override-ini filterwarnings= \

@@ -142,7 +142,7 @@ PROPERTIES = [
 ]
 NO_FLAG = {"tables", "compare", "constraints", "progress", *GROUPS}
 # By a small request: imports are most of what it waits for.
-UNUSED = {"pandas", "pyarrow", "scipy", "ortools", "matplotlib", "mlflow", "dvc", "torchrec", "fbgemm_gpu", "jinja2"}
+UNUSED = {"pandas", "pyarrow", "scipy", "matplotlib", "mlflow", "dvc", "torchrec", "fbgemm_gpu", "jinja2"}
 HEAVY = {*UNUSED, "torch", "numpy", "pydantic", "rich", "yaml"}
 FLAGS = [
     ("--devices 3", "num_devices", 3),

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ortools.sat.python import cp_model
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
@@ -30,6 +29,7 @@ from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.units import BYTES_PER_GB as GB
 from evenshard.utils.units import gb_to_bytes
 from support.builders import cuts_of
+from support.integer_program import Program, Sum, total
 from support.request_builders import request, untrained
 
 # How many are asked; 2,000 take some minutes.
@@ -57,20 +57,20 @@ def may_live_on(asked: PlacementRequest, name: str, device: int) -> bool:
 
 def can_be_placed(asked: PlacementRequest) -> bool | None:
     """Whether there is a way, by columns in steps of four on each device; None where the solver does not know."""
-    model, devices = cp_model.CpModel(), range(asked.num_devices)
+    model, devices = Program(), range(asked.num_devices)
     kept = {name for group in asked.rules.together for name in group}
-    here = {(table.name, d): model.new_bool_var("") for table in asked.tables for d in devices}
-    used: list[list[cp_model.LinearExprT]] = [[] for _ in devices]
+    here = {(table.name, d): model.variable() for table in asked.tables for d in devices}
+    used: list[list[Sum | int]] = [[] for _ in devices]
     widest = max(asked.tables, key=lambda table: part_bytes(asked, table, table.embedding_dim)).name
     for table in asked.tables:
         name, dim = table.name, table.embedding_dim
         step = 4 if COLUMN_WISE in asked.types and name not in kept and dim % 4 == 0 else dim
-        steps = [model.new_int_var(0, dim // step, "") for _ in devices]
-        model.add(sum(steps) == dim // step)
+        steps = [model.variable(dim // step) for _ in devices]
+        model.add(total(steps) == dim // step)
         no_columns = part_bytes(asked, table, 0) if step < dim else 0
         for d in devices:
-            model.add(steps[d] == 0).only_enforce_if(~here[name, d])
-            model.add(steps[d] >= 1).only_enforce_if(here[name, d])
+            model.add(steps[d] <= dim // step * here[name, d])
+            model.add(steps[d] >= here[name, d])
             if not may_live_on(asked, name, d):
                 model.add(steps[d] == 0)
             each = (part_bytes(asked, table, dim) - no_columns) // (dim // step)
@@ -79,16 +79,14 @@ def can_be_placed(asked: PlacementRequest) -> bool | None:
             for d in devices[1:]:  # all devices are alike
                 model.add(steps[d - 1] >= steps[d])
     for d, cap in enumerate(asked.caps_bytes):
-        model.add(sum(used[d]) <= cap - asked.reserved_bytes)
+        model.add(total(used[d]) <= cap - asked.reserved_bytes)
         for group in asked.rules.apart:
-            model.add_at_most_one(here[name, d] for name in group)
+            model.add(total(here[name, d] for name in group) <= 1)
         for first, *others in asked.rules.together:
             for other in others:
                 model.add(here[first, d] == here[other, d])
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.max_deterministic_time = 10
-    return {cp_model.FEASIBLE: True, cp_model.OPTIMAL: True, cp_model.INFEASIBLE: False}.get(solver.solve(model))
+    answer = model.solve(seconds=10)
+    return None if answer.values is None and not answer.is_infeasible else not answer.is_infeasible
 
 
 def check_parts(asked: PlacementRequest, parts: Sequence[TablePart]) -> None:

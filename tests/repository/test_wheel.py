@@ -93,7 +93,7 @@ NEEDS = {
     "place s3://bucket/tables.yaml": "boto3",
     "diff placement.json placement.json": "scipy",
     "pipeline compile --pipeline train --out loop.yaml": "kfp",
-    "place many.yaml --devices 2 --memory-cap-gb 1.42 --batch-size 2 --sharding-types table_wise": "ortools",
+    "place many.yaml --devices 2 --memory-cap-gb 1.42 --batch-size 2 --sharding-types table_wise": "scipy",
 }
 
 

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ortools.sat.python import cp_model
-
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import (
@@ -26,6 +24,7 @@ from evenshard.placement.sharding import (
 from evenshard.placement.storage import CACHED_KERNELS, COMPUTE_KERNELS, FUSED, Storage
 from evenshard.placement.task import ShardingTask, memory_of_part
 from evenshard.tables.table import Table
+from support.integer_program import Program, total
 
 STEP = 4
 # Share of a table's rows: smaller caches are not asked for.
@@ -50,7 +49,7 @@ class _Program:
     """The program while it is made: what is taken of devices, hosts and SSDs, and who is where."""
 
     task: ShardingTask
-    model: Any = field(default_factory=cp_model.CpModel)
+    model: Program = field(default_factory=Program)
     taken: dict[tuple[str, int], list[Any]] = field(default_factory=dict)
     present: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
     found: list[Any] = field(default_factory=list)
@@ -67,11 +66,11 @@ class _Program:
                 self.taken.setdefault((what, place), []).append(size * times)
 
 
-def legal_placement(task: ShardingTask, steps: float = 2.0) -> Ended:
+def legal_placement(task: ShardingTask, seconds: float = 10.0) -> Ended:
     """Some legal placement of a task, if there is one.
 
     Args:
-        steps: the solver's own seconds, at most.
+        seconds: the solver's, at most.
     """
     program = _Program(task)
     model = program.model
@@ -79,30 +78,27 @@ def legal_placement(task: ShardingTask, steps: float = 2.0) -> Ended:
     if not all(ways_of):
         return Ended(None, True)
     for ways in ways_of:
-        model.add_exactly_one(way for _, way in ways)
+        model.add(total(way for _, way in ways) == 1)
     for group in task.together:
         for kernel in COMPUTE_KERNELS:  # they are kept alike
             first, *others = ([way for one, way in ways_of[position] if one == kernel] for position in group)
             for other in others:
-                model.add(sum(first) == sum(other))
+                model.add(total(first) == total(other))
         for device in range(task.num_devices):
             first, *others = (program.present.get((position, device), [0]) for position in group)
             for other in others:
-                model.add(sum(first) == sum(other))
+                model.add(total(first) == total(other))
     for group in task.apart:
         for device in range(task.num_devices):
-            model.add(sum(one for position in group for one in program.present.get((position, device), ())) <= 1)
+            model.add(total(one for position in group for one in program.present.get((position, device), ())) <= 1)
     machine = task.machine
     rooms = {"device": task.room_bytes, "host": machine.host_bytes, "ssd": machine.ssd_bytes}
     for (what, place), taken in program.taken.items():
-        model.add(sum(taken) <= (rooms[what][place] if rooms[what] else 0))
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.max_deterministic_time = steps
-    status = solver.solve(model)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Ended(None, status == cp_model.INFEASIBLE)
-    parts = tuple(part for found in program.found for part in found(solver))
+        model.add(total(taken) <= (rooms[what][place] if rooms[what] else 0))
+    answer = model.solve(seconds)
+    if answer.values is None:
+        return Ended(None, answer.is_infeasible)
+    parts = tuple(part for found in program.found for part in found(answer))
     check_sharding(task, parts)
     return Ended(parts, True)
 
@@ -147,11 +143,11 @@ def _ways(program: _Program, position: int) -> Iterator[tuple[str, Any]]:
 
 def _fixed(program: _Program, position: int, parts: Sequence[TablePart]) -> Any:
     """Parts that are known."""
-    way = program.model.new_bool_var("")
+    way = program.model.variable()
     for part in parts:
         for device in part.devices:
             program.take(position, device, part, way)
-    program.found.append(lambda solver: parts if solver.value(way) else ())
+    program.found.append(lambda answer: parts if answer.value(way) else ())
     return way
 
 
@@ -171,25 +167,25 @@ def _any_rows(program: _Program, position: int, whole: TablePart, devices: Seque
     A part with every row is another matter: its outputs are sent.
     """
     task, table, model = program.task, program.task.tables[position], program.model
-    way = model.new_bool_var("")
+    way = model.variable()
     one = _bytes(task, table, replace(whole, rows=Span(0, 1), devices=(0,)))
     many = max(table.num_rows - 1, 1)
     most = _bytes(task, table, replace(whole, rows=Span(0, many), devices=(0,)))
     rounded = 8 + 2 * table.embedding_dim * (2 if whole.storage.is_cached else 1) * 4
-    counts = {device: model.new_int_var(0, table.num_rows, "") for device in devices}
+    counts = {device: model.variable(table.num_rows) for device in devices}
     for device, count in counts.items():
-        model.add(count >= 1).only_enforce_if(way)
+        model.add(count >= way)
         program.present.setdefault((position, device), []).append(way)
         slopes = tuple(-(-(more - less) // max(many - 1, 1)) for less, more in zip(one, most, strict=True))
         program.add(device, slopes, count)
         rest = tuple(less + rounded * bool(less) - slope for less, slope in zip(one, slopes, strict=True))
         program.add(device, rest, way)
-    model.add(sum(counts.values()) == table.num_rows * way)
+    model.add(total(counts.values()) == table.num_rows * way)
 
-    def found(solver: Any) -> Iterator[TablePart]:
+    def found(answer: Any) -> Iterator[TablePart]:
         stop = 0
         for device, count in counts.items():
-            if size := solver.value(count):
+            if size := answer.value(count):
                 start, stop = stop, stop + size
                 yield replace(whole, rows=Span(start, stop), devices=(device,))
 
@@ -200,13 +196,14 @@ def _any_rows(program: _Program, position: int, whole: TablePart, devices: Seque
 def _by_columns(program: _Program, position: int, whole: TablePart, scopes: Sequence[Sequence[int]]) -> Any:
     """Fours of columns on some of the scopes, at least two; the rows of each are cut evenly over its devices."""
     task, table, model = program.task, program.task.tables[position], program.model
-    way, fours = model.new_bool_var(""), table.embedding_dim // STEP
+    way, fours = model.variable(), table.embedding_dim // STEP
     least = max(-(-task.limits_of(position).min_columns // STEP), 1)
-    counts = [model.new_int_var(0, fours, "") for _ in scopes]
-    chosen = [model.new_bool_var("") for _ in scopes]
+    counts = [model.variable(fours) for _ in scopes]
+    chosen = [model.variable() for _ in scopes]
     for devices, count, held in zip(scopes, counts, chosen, strict=True):
-        model.add(count == 0).only_enforce_if(~held)
-        model.add(count >= least).only_enforce_if(held)
+        model.add(count <= fours * held)
+        model.add(count >= least * held)
+        model.add(held <= way)
         for part in _even(whole, table, devices):
             narrow, wide = (
                 _bytes(task, table, replace(part, columns=Span(0, columns))) for columns in (STEP, 2 * STEP)
@@ -215,15 +212,13 @@ def _by_columns(program: _Program, position: int, whole: TablePart, scopes: Sequ
             program.add(part.device, slopes, count)
             program.add(part.device, tuple(less - slope for less, slope in zip(narrow, slopes, strict=True)), held)
             program.present.setdefault((position, part.device), []).append(held)
-    model.add(sum(counts) == fours * way)
-    model.add(sum(chosen) >= 2 * way)
-    for held in chosen:
-        model.add_implication(held, way)
+    model.add(total(counts) == fours * way)
+    model.add(total(chosen) >= 2 * way)
 
-    def found(solver: Any) -> Iterator[TablePart]:
+    def found(answer: Any) -> Iterator[TablePart]:
         stop = 0
         for devices, count in zip(scopes, counts, strict=True):
-            if size := solver.value(count):
+            if size := answer.value(count):
                 start, stop = stop, stop + size
                 for part in _even(whole, table, devices):
                     yield replace(part, columns=Span(STEP * start, STEP * stop))

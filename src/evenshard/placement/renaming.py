@@ -8,7 +8,7 @@ Legend: D devices, O devices of the old answer, N devices of the new one; both p
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -23,23 +23,19 @@ Names = npt.NDArray[np.int64]
 
 
 def device_kinds(task: ShardingTask) -> list[int]:
-    """A number for each device; devices that share one can change names without breaking anything."""
+    """Return a number for each device; devices of one number can change names without breaking anything."""
     limits = [task.limits_of(position).devices for position in range(len(task.tables))]
     machine = task.machine
     hosts = [sizes or (0,) * machine.num_nodes for sizes in (machine.host_bytes, machine.ssd_bytes)]
-    return kinds_of(
+    signs = [
         (
             room,
             machine.hardware_of(device),
             *(sizes[machine.node_of(device)] for sizes in hosts),
-            tuple(one is None or device in one for one in limits),
+            *(one is None or device in one for one in limits),
         )
         for device, room in enumerate(task.room_bytes)
-    )
-
-
-def kinds_of(signs: Iterable[Hashable]) -> list[int]:
-    """A number for each device, the same for devices of one sign: all that tells devices apart, where names do not."""
+    ]
     kinds: dict[Hashable, int] = {}
     return [kinds.setdefault(sign, len(kinds)) for sign in signs]
 

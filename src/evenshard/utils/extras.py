@@ -13,12 +13,11 @@ from evenshard.utils.messages import reason_of
 
 # The smallest extra of pyproject.toml that has a package, and what needs it, by the package's imported name.
 EXTRAS = {
-    "scipy": ("near", "Naming devices so that least moves"),
+    "scipy": ("near", "An exact solver"),
     "torch": ("learn", "A learned model, and what learns or measures,"),
     "pandas": ("pandas", "A data frame"),
     "shtab": ("completion", "Shell completion"),
     "pyarrow": ("parquet", "A Parquet file"),
-    "ortools": ("exact", "An exact search"),
     "torchrec": ("torchrec", "TorchRec's planner"),
     "matplotlib": ("loop", "A plot"),
     "fbgemm_gpu": ("benchmark", "Measuring kernels"),

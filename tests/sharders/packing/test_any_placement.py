@@ -43,7 +43,7 @@ def test_the_solver_alone_knows_exactly_what_is_possible(of_task: ShardingTask) 
     items = PackedItems.of(of_task.as_whole)
     assume(all(item.allowed_D.any() for item in items.items))
     assume(Items.of(of_task).needs_IR[:, 1:].max(initial=0) < 2)  # together and apart: a plain reason
-    ended = solve_program(items, 0, 10.0)
+    ended = solve_program(items, 10.0)
     if legal := legal_placements(of_task):
         assert ended.parts is not None and not ended.impossible
         device_of = {part.table: part.device for part in ended.parts}

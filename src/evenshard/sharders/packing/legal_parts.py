@@ -19,7 +19,7 @@ from evenshard.utils.errors import InfeasibleTask, MissingPackage
 from evenshard.utils.extras import require_package
 from evenshard.utils.messages import cut
 
-# Items times devices that the solver is given; it then needs about 1 GB.
+# Items times devices that the solver is given; it then needs about 0.5 GB.
 MAX_PAIRS = 150_000
 # Items times devices that are packed in more than the quick ways.
 MAX_TRIED_PAIRS = 1_000_000
@@ -28,12 +28,12 @@ MOST_TRIED_OFFLOADS, MOST_MORE_WAYS = 8, 8
 
 
 def legal_parts(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LIMIT_S) -> tuple[TablePart, ...]:
-    """Some legal parts, those of a table one after the other; the same arguments give the same.
+    """Return some legal parts, those of a table one after the other; the same arguments give the same.
 
     Args:
         task: the tables to shard.
-        seed: seed of random orders and of the solver.
-        time_limit_s: the solver's own seconds, which count its steps; each is one to three seconds of one core.
+        seed: seed of random orders.
+        time_limit_s: the solver's time; if it ends early, another run may find a placement.
 
     Raises:
         InfeasibleTask: if there are none, or none were found in time; the message says which of the two.
@@ -55,10 +55,10 @@ def legal_parts(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LI
     if pairs > MAX_PAIRS:
         raise no_parts_found(task, "no placement was found by packing (the task is too large to solve exactly)", items)
     try:
-        require_package("ortools")
+        require_package("scipy")
     except MissingPackage as error:
         raise no_parts_found(task, f"no placement was found by packing ({error})", items) from None
-    ended = solve_program(items, seed, time_limit_s)
+    ended = solve_program(items, time_limit_s)
     if ended.impossible and not _is_rounded(task, items):
         raise no_parts_found(task, "no placement fits", items)
     if (found := _sort_if_legal(task, ended.parts)) is not None:

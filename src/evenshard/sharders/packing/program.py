@@ -1,60 +1,38 @@
-"""Packing as an integer program: what CP-SAT finds, or proves not to exist.
+"""Packing as an integer program: a solver finds a way to pack items, or proves that there is none.
 
 Legend: D devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any
+from itertools import chain
 
 import numpy as np
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
-from evenshard.placement.renaming import kinds_of
 from evenshard.sharders.packing.cuts import Cut, Grid, Taken
+from evenshard.sharders.packing.integer_program import IntegerProgram
 from evenshard.sharders.packing.items import PackedItem, PackedItems
 
 
 @dataclass(frozen=True)
 class Solved:
-    """How the solver ended.
+    """The outcome of packing with a solver.
 
     Attributes:
-        parts: of all items on their devices; None where none were found.
-        impossible: there are none: that is proven.
+        parts: of all items on their devices; None if none were found.
+        impossible: there is a proof that no parts fit.
     """
 
     parts: list[TablePart] | None = None
     impossible: bool = False
 
 
-# Knowledge of grids in a program: nothing; those of even rows; their bytes alone, wherever each of them goes.
-NO_GRIDS, EVEN_GRIDS, ANY_GRIDS = "none", "even", "any"
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """Variables of an item.
-
-    Attributes:
-        item: the item, kept somewhere.
-        whole: 1 where it lives whole, by device.
-        blocks: for each cut, how many blocks each device holds.
-        known: 1 where it lives so, for each of the ways whose parts are known.
-        grid: fours of columns on each node, of a grid of even rows; empty without one.
-        is_grid: 1 where it is a grid of which no more than its bytes is known.
-    """
-
-    item: PackedItem
-    whole: dict[int, Any]
-    blocks: tuple[dict[int, Any], ...]
-    known: tuple[Any, ...]
-    grid: tuple[Any, ...]
-    is_grid: Any = None
+# Parts of an item, or a function of the values of all variables that returns them.
+_Parts = Sequence[TablePart] | Callable[[Sequence[int]], Sequence[TablePart]]
 
 
 @dataclass
@@ -62,236 +40,172 @@ class _Model:
     """The program while it is made.
 
     Attributes:
-        model: of CP-SAT.
         machine: hosts of the devices.
+        even_grids: rows of a grid are cut evenly; if False, only the bytes of a grid count, wherever each of them goes.
+        program: for the solver.
         taken: what is taken of devices, hosts and SSDs: variables, each with its bytes.
         holders: variables that put a table of a group on a device, by group and device.
+        found: parts of each sharding, by the variable that is 1 if it is chosen.
     """
 
-    model: Any
     machine: Machine
-    taken: dict[tuple[str, int], list[tuple[Any, int]]] = field(default_factory=dict)
-    holders: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
+    even_grids: bool
+    program: IntegerProgram = field(default_factory=IntegerProgram)
+    taken: dict[tuple[str, int], list[tuple[int, float]]] = field(default_factory=dict)
+    holders: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    found: dict[int, tuple[PackedItem, _Parts]] = field(default_factory=dict)
 
-    def bool(self) -> Any:
-        return self.model.new_bool_var("")
+    def add_sharding(self, item: PackedItem, parts: _Parts) -> int:
+        """Add a variable that is 1 if an item is sharded so."""
+        variable = self.program.variable()
+        self.found[variable] = item, parts
+        return variable
 
-    def count(self, most: int) -> Any:
-        return self.model.new_int_var(0, most, "")
-
-    def blocks(self, cut: Cut | Grid, way: Any) -> tuple[Any, Any]:
-        """How many blocks a place holds, and 1 where it holds any: none unless the way is taken."""
-        count, held = self.count(cut.widest), self.bool()
-        self.model.add(count <= cut.widest * held)
-        self.model.add(count >= cut.least_blocks * held)
-        self.model.add_implication(held, way)
+    def blocks(self, cut: Cut | Grid, sharding: int) -> tuple[int, int]:
+        """Add the number of blocks on a device or node, and a variable that is 1 if there are any."""
+        count, held = self.program.variable(cut.widest), self.program.variable()
+        self.program.limit([(count, 1), (held, -cut.widest)], most=0)
+        self.program.limit([(count, 1), (held, -cut.least_blocks)], least=0)
+        self.program.limit([(held, 1), (sharding, -1)], most=0)
         return count, held
 
-    def take(self, device: int, variable: Any, taken: Taken) -> None:
-        """Takes memory of a device and of its host: this much, times the value of a variable."""
+    def take(self, device: int, variable: int, taken: Taken) -> None:
+        """Take memory of a device and of its host: this much, times the value of a variable."""
         node = self.machine.node_of(device)
         for place, size in zip((("device", device), ("host", node), ("ssd", node)), taken, strict=True):
             if size:
                 self.taken.setdefault(place, []).append((variable, size))
 
-    def hold(self, item: PackedItem, device: int, variable: Any) -> None:
-        """A variable puts an item on a device."""
+    def hold(self, item: PackedItem, device: int, variable: int) -> None:
+        """Put an item on a device if a variable is 1."""
         for group in item.apart:
             self.holders.setdefault((group, device), []).append(variable)
 
     def limit(self, items: PackedItems) -> None:
-        """Nothing holds more than it has, nor two of a group."""
+        """Limit memory to what there is, and each device to one table of a group."""
         machine = self.machine
         rooms = {"device": items.room_D.tolist(), "host": machine.host_bytes, "ssd": machine.ssd_bytes}
         for (what, number), takes in self.taken.items():
-            self.model.add(_sum(takes) <= (rooms[what][number] if rooms[what] else 0))
+            self.program.limit(takes, most=rooms[what][number] if rooms[what] else 0)
         for present in self.holders.values():
-            self.model.add(sum(present) <= 1)
+            self.program.limit(_ones(present), most=1)
 
 
-def solve_program(items: PackedItems, seed: int, time_limit_s: float) -> Solved:
-    """What the solver finds. Grids are much for it: whether there is another way, it finds out with them aside.
+def solve_program(items: PackedItems, time_limit_s: float) -> Solved:
+    """Return what the solver finds.
 
     Args:
         items: what is packed.
-        seed: seed of the solver.
-        time_limit_s: the solver's own seconds, which count its steps; each is one to three seconds of one core.
+        time_limit_s: the solver's time.
     """
-    found = _solve(items, seed, time_limit_s, NO_GRIDS)
+    found = _solve(items, time_limit_s, even_grids=True)
     if found.impossible and any(one.grid is not None for own in _storage_variants(items) for one in own):
-        found = _solve(items, seed, time_limit_s, EVEN_GRIDS)
-        if found.impossible:
-            return _solve(items, seed, time_limit_s, ANY_GRIDS)
+        return Solved(impossible=_solve(items, time_limit_s, even_grids=False).impossible)
     return found
 
 
 def _storage_variants(items: PackedItems) -> Sequence[tuple[PackedItem, ...]]:
-    """Each item, wherever it may be kept."""
     others = items.others or ((),) * len(items.items)
     return [(item, *more) for item, more in zip(items.items, others, strict=True)]
 
 
-def _solve(items: PackedItems, seed: int, time_limit_s: float, grids: str) -> Solved:
-    from ortools.sat.python import cp_model
+def _solve(items: PackedItems, time_limit_s: float, even_grids: bool) -> Solved:
+    model = _Model(items.machine, even_grids)
+    for own in _storage_variants(items):
+        model.program.limit(_ones(one for item in own for one in _shardings(model, item)), most=1, least=1)
+    model.limit(items)
+    values, is_infeasible = model.program.solve(time_limit_s)
+    if is_infeasible or len(values) < len(model.program.most):
+        return Solved(impossible=is_infeasible)
+    chosen = (found for variable, found in model.found.items() if values[variable])
+    found = [item.with_storage(parts(values) if callable(parts) else parts) for item, parts in chosen]
+    return Solved(list(chain(items.replica_parts(), *found)))
 
-    program = _Model(cp_model.CpModel(), items.machine)
-    order = sorted(
-        _storage_variants(items), key=lambda own: (bool(own[0].cuts), -len(own[0].apart), -own[0].size_bytes)
+
+def _shardings(model: _Model, item: PackedItem) -> list[int]:
+    """Add the variables of an item and return those of its shardings, of which one is chosen."""
+    may_go = np.flatnonzero(item.allowed_D).tolist()
+    found = []
+    for device in may_go if item.may_be_whole else ():
+        found.append(whole := model.add_sharding(item, item.whole(device)))
+        model.take(device, whole, item.outside._replace(device=item.size_bytes))
+        model.hold(item, device, whole)
+    for known in item.known:
+        found.append(one := model.add_sharding(item, known.parts))
+        for device, taken in known.taken.items():
+            model.take(device, one, taken)
+            model.hold(item, device, one)
+    found += [_add_cut(model, item, cut) for cut in item.cuts]
+    if item.grid is not None:
+        found.append(_add_grid(model, item, item.grid) if model.even_grids else _add_bytes(model, item, item.grid))
+    return found
+
+
+def _add_cut(model: _Model, item: PackedItem, cut: Cut) -> int:
+    program = model.program
+    counts: dict[int, int] = {}
+    sharding = model.add_sharding(item, lambda values: cut.parts(item.tables[0], _blocks_of(counts, values)))
+    scopes = [program.variable() for _ in cut.scopes] if len(cut.scopes) > 1 else [sharding]
+    if len(scopes) > 1:
+        program.equate(_ones(scopes), [(sharding, 1)])
+    holds = []
+    for chosen, scope in zip(scopes, cut.scopes, strict=True):
+        own = []
+        for device in scope.tolist():
+            counts[device], held = model.blocks(cut, chosen)
+            model.take(device, counts[device], cut.line.block)
+            model.take(device, held, cut.line.part)
+            model.hold(item, device, held)
+            own.append((counts[device], held))
+        if cut.in_rows:
+            _fill_with_rows(program, cut, own, chosen)
+        holds += [held for _, held in own]
+    program.equate(_ones(counts.values()), [(sharding, cut.blocks)])
+    program.limit([*_ones(holds), (sharding, -item.least_parts)], least=0)
+    return sharding
+
+
+def _fill_with_rows(program: IntegerProgram, cut: Cut, own: Sequence[tuple[int, int]], chosen: int) -> None:
+    """Put rows on every device; or as many on each as an even share is, which may leave the last ones without."""
+    on_all, even = program.variable(int(len(own) >= cut.fills)), cut.even_rows
+    program.limit([(on_all, 1), (chosen, -1)], most=0)
+    for count, _ in own:
+        program.limit([(count, 1), (chosen, -even.step), (on_all, even.step - cut.widest)], most=0)
+    program.equate(_ones(held for _, held in own), [(chosen, len(even)), (on_all, len(own) - len(even))])
+
+
+def _add_grid(model: _Model, item: PackedItem, grid: Grid) -> int:
+    """Add columns on each node, on two at least, where rows are cut evenly over the devices of a node."""
+    counts: list[int] = []
+    holds = []
+    sharding = model.add_sharding(
+        item, lambda values: grid.even_parts(item.tables[0], [values[count] for count in counts])
     )
-    named = not any(one.is_free for own in order for one in own)
-    kinds = _device_kinds(items, grids)
-    rank_D = [kinds[:device].count(kind) if named else 0 for device, kind in enumerate(kinds)]
-    choices = []
-    for number, own in enumerate(order):
-        ways: list[Any] = []
-        for item in own:
-            may_go = [device for device in np.flatnonzero(item.allowed_D).tolist() if rank_D[device] <= number]
-            choices.append(_choice(program, item, may_go, grids, ways))
-        program.model.add_exactly_one(ways)
-    program.limit(items)
-    if not named:
-        _name_devices(program.model, choices, kinds)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.interleave_search = True
-    solver.parameters.random_seed = seed
-    solver.parameters.max_deterministic_time = time_limit_s
-    status = solver.solve(program.model)
-    assert status != cp_model.MODEL_INVALID, "the integer program is wrong"
-    if status == cp_model.INFEASIBLE:
-        return Solved(impossible=True)
-    if status == cp_model.UNKNOWN or any(one.is_grid is not None and solver.value(one.is_grid) for one in choices):
-        return Solved()
-    parts = (part for one in choices for part in one.item.with_storage(_parts(solver, one)))
-    return Solved([*items.replica_parts(), *parts])
-
-
-def _choice(program: _Model, item: PackedItem, may_go: list[int], grids: str, ways: list[Any]) -> _Choice:
-    """Adds the variables of an item, what they take, and a variable to ``ways`` for each way in which it may live."""
-    whole = {device: program.bool() for device in may_go} if item.may_be_whole else {}
-    for device, variable in whole.items():
-        program.take(device, variable, item.outside._replace(device=item.size_bytes))
-        program.hold(item, device, variable)
-    blocks, known = [], []
-    for cut in item.cuts:
-        ways.append(way := program.bool())
-        blocks.append(_blocks(program, item, cut, way))
-    for one in item.known:
-        known.append(way := program.bool())
-        for device, taken in one.taken.items():
-            program.take(device, way, taken)
-            program.hold(item, device, way)
-    ways += [*whole.values(), *known]
-    if item.grid is None or grids == NO_GRIDS:
-        return _Choice(item, whole, tuple(blocks), tuple(known), ())
-    ways.append(way := program.bool())
-    if grids == EVEN_GRIDS:
-        return _Choice(item, whole, tuple(blocks), tuple(known), _even_grid(program, item, item.grid, way))
-    total = item.grid.blocks * item.grid.num_rows
-    counts = {device: program.count(total) for device in may_go}
-    program.model.add(sum(counts.values()) == total * way)
-    for device, count in counts.items():
-        program.take(device, count, Taken(item.grid.block_bytes))
-    return _Choice(item, whole, tuple(blocks), tuple(known), (), way)
-
-
-def _even_grid(program: _Model, item: PackedItem, grid: Grid, way: Any) -> tuple[Any, ...]:
-    """Fours of columns on each node, on two at least, where rows are cut evenly over the devices of a node."""
-    counts, holds = [], []
     for node in grid.nodes:
-        count, held = program.blocks(grid, way)
+        count, held = model.blocks(grid, sharding)
         for (_, line), device in zip(grid.even, node.tolist(), strict=False):
-            program.take(device, held, line.part)
-            program.take(device, count, line.block)
-            program.hold(item, device, held)
+            model.take(device, held, line.part)
+            model.take(device, count, line.block)
+            model.hold(item, device, held)
         counts.append(count)
         holds.append(held)
-    program.model.add(sum(counts) == grid.blocks * way)
-    program.model.add(sum(holds) >= 2 * way)
-    return tuple(counts)
+    model.program.equate(_ones(counts), [(sharding, grid.blocks)])
+    model.program.limit([*_ones(holds), (sharding, -2)], least=0)
+    return sharding
 
 
-def _blocks(program: _Model, item: PackedItem, cut: Cut, way: Any) -> dict[int, Any]:
-    """How many blocks each device holds; none unless an item is cut in this way."""
-    model = program.model
-    held: dict[int, Any] = {}
-    holds: dict[int, Any] = {}
-    scopes = [program.bool() for _ in cut.scopes] if len(cut.scopes) > 1 else [way]
-    if len(scopes) > 1:
-        model.add(sum(scopes) == way)
-    for chosen, scope in zip(scopes, cut.scopes, strict=True):
-        for device in scope.tolist():
-            held[device], holds[device] = program.blocks(cut, chosen)
-            program.take(device, held[device], cut.line.block)
-            program.take(device, holds[device], cut.line.part)
-            program.hold(item, device, holds[device])
-        if cut.in_rows:
-            own = [(held[device], holds[device]) for device in scope.tolist()]
-            _add_filled(model, cut, own, chosen)
-    model.add(sum(held.values()) == cut.blocks * way)
-    model.add(sum(holds.values()) >= item.least_parts * way)
-    return held
+def _add_bytes(model: _Model, item: PackedItem, grid: Grid) -> int:
+    sharding, total = model.add_sharding(item, ()), grid.blocks * grid.num_rows
+    counts = {device: model.program.variable(total) for device in np.flatnonzero(item.allowed_D).tolist()}
+    model.program.equate(_ones(counts.values()), [(sharding, total)])
+    for device, count in counts.items():
+        model.take(device, count, Taken(grid.block_bytes))
+    return sharding
 
 
-def _add_filled(model: Any, cut: Cut, own: list[tuple[Any, Any]], chosen: Any) -> None:
-    """Rows are on every device; or as many to each as an even share is, which may leave the last ones without."""
-    on_all, even = model.new_bool_var(""), cut.even_rows
-    if len(own) < cut.fills:
-        model.add(on_all == 0)
-    for count, holds in own:
-        model.add(holds == 1).only_enforce_if(chosen, on_all)
-        model.add(count <= even.step).only_enforce_if(chosen, ~on_all)
-    model.add(sum(holds for _, holds in own) == len(even)).only_enforce_if(chosen, ~on_all)
+def _ones(variables: Iterable[int]) -> list[tuple[int, float]]:
+    return [(variable, 1) for variable in variables]
 
 
-def _device_kinds(items: PackedItems, grids: str) -> list[int]:
-    """A number for each device; those that share one can swap names."""
-    every = [item for own in _storage_variants(items) for item in own]
-    uneven = any(len(set(known.taken.values())) > 1 for item in every for known in item.known)
-    if uneven or (grids == EVEN_GRIDS and any(item.grid is not None for item in every)):
-        return list(range(len(items.room_D)))
-    in_nodes = any(len(cut.scopes) > 1 for item in every for cut in item.cuts) or bool(items.others)
-    allowed_ID = np.array([item.allowed_D for item in items.items])
-    return kinds_of(
-        (room, allowed_ID[:, device].tobytes(), items.machine.node_of(device) if in_nodes else -1)
-        for device, room in enumerate(items.room_D.tolist())
-    )
-
-
-def _name_devices(model: Any, choices: list[_Choice], kinds: list[int]) -> None:
-    """Devices of one kind are named by how much of the largest item they hold: the solver sees each placement once."""
-    choice = max((one for one in choices if one.blocks), key=lambda one: one.item.size_bytes, default=None)
-    if choice is None:
-        return
-    item = choice.item
-    holds: list[list[tuple[Any, int]]] = [[] for _ in kinds]
-    for device, variable in choice.whole.items():
-        holds[device].append((variable, item.size_bytes))
-    for cut, held in zip(item.cuts, choice.blocks, strict=True):
-        for device, count in held.items():
-            holds[device].append((count, cut.block_bytes))
-    for kind in set(kinds):
-        alike = [device for device, one in enumerate(kinds) if one == kind and holds[device]]
-        for more, less in pairwise(alike):
-            model.add(_sum(holds[more]) >= _sum(holds[less]))
-
-
-def _sum(terms: list[tuple[Any, int]]) -> Any:
-    from ortools.sat.python import cp_model
-
-    return cp_model.LinearExpr.weighted_sum([variable for variable, _ in terms], [weight for _, weight in terms])
-
-
-def _parts(solver: Any, choice: _Choice) -> Sequence[TablePart]:
-    """Where the solver puts an item; nothing where it is kept elsewhere."""
-    item = choice.item
-    for device, variable in choice.whole.items():
-        if solver.boolean_value(variable):
-            return item.whole(device)
-    for variable, known in zip(choice.known, item.known, strict=True):
-        if solver.boolean_value(variable):
-            return known.parts
-    for cut, held in zip(item.cuts, choice.blocks, strict=True):
-        if counts := {device: count for device, variable in held.items() if (count := solver.value(variable))}:
-            return cut.parts(item.tables[0], counts)
-    return item.grid.even_parts(item.tables[0], list(map(solver.value, choice.grid))) if item.grid else []
+def _blocks_of(counts: dict[int, int], values: Sequence[int]) -> dict[int, int]:
+    return {device: values[count] for device, count in counts.items() if values[count]}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evenshard.placement.plan import check_sharding
+from evenshard.sharders.packing.integer_program import IntegerProgram
 from evenshard.sharders.search.moves import Moves
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.state import Choice, firsts_of, parts_of
@@ -28,55 +29,40 @@ _SLACK = 1e-5
 
 
 def least_moves(space: SearchSpace, construction: Construction, moves: Moves) -> list[Choice] | None:
-    """Choices that move least; None where none are found.
+    """Return the choices that move least, or None if none are found.
 
     Args:
         space: groups and options.
         construction: knows which groups stay apart.
         moves: what each choice moves.
     """
-    from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import coo_array
-
     candidates = [(group, choice) for group in range(len(space.groups)) for choice in _choices(space, moves, group)]
     if len(candidates) > MOST_VARIABLES or len({group for group, _ in candidates}) < len(space.groups):
         return None
     rooms = _Rooms(space)
-    rows: list[int] = []
-    columns: list[int] = []
-    values: list[float] = []
-    apart: dict[tuple[int, int], int] = {}
-    for number, (group, choice) in enumerate(candidates):
+    program = IntegerProgram()
+    of_group: list[list[int]] = [[] for _ in space.groups]
+    taken: list[list[tuple[int, float]]] = [[] for _ in range(rooms.count)]
+    apart: dict[tuple[int, int], list[int]] = {}
+    for group, choice in candidates:
+        of_group[group].append(variable := program.variable())
         for row, value in rooms.shares_of(group, choice):
-            rows.append(row)
-            columns.append(number)
-            values.append(value)
+            taken[row].append((variable, value))
         if space.groups[group].options[choice.option].span == 1:
             for rule in space.groups[group].apart:
                 for place in choice.places:
-                    rows.append(rooms.count + apart.setdefault((rule, place), len(apart)))
-                    columns.append(number)
-                    values.append(1.0)
-    shape = (rooms.count + len(apart), len(candidates))
-    limits = np.concatenate([np.full(rooms.count, 1 - _SLACK), np.ones(len(apart))])
-    of_group = coo_array(
-        (np.ones(len(candidates)), ([group for group, _ in candidates], range(len(candidates)))),
-        shape=(len(space.groups), len(candidates)),
-    )
-    moved = np.array([moves.bytes_of(group, choice) for group, choice in candidates], dtype=np.float64)
-    solved = milp(
-        moved / max(moves.all_bytes, 1),
-        integrality=np.ones(len(candidates)),
-        bounds=Bounds(0, 1),
-        constraints=[
-            LinearConstraint(of_group.tocsr(), 1, 1),
-            LinearConstraint(coo_array((values, (rows, columns)), shape=shape).tocsr(), -np.inf, limits),
-        ],
-        options={"time_limit": MOVES_TIME_LIMIT_S},
-    )
-    if solved.x is None:
+                    apart.setdefault((rule, place), []).append(variable)
+    for own in of_group:
+        program.equate(((variable, 1) for variable in own), constant=1)
+    for terms in taken:
+        program.limit(terms, most=1 - _SLACK)
+    for present in apart.values():
+        program.limit(((variable, 1) for variable in present), most=1)
+    moved = [moves.bytes_of(group, choice) / max(moves.all_bytes, 1) for group, choice in candidates]
+    values, _ = program.solve(MOVES_TIME_LIMIT_S, moved)
+    chosen = {candidates[number][0]: candidates[number][1] for number, value in enumerate(values) if value}
+    if len(chosen) < len(space.groups):
         return None
-    chosen = {candidates[number][0]: candidates[number][1] for number in np.flatnonzero(solved.x > 0.5).tolist()}
     choices = [chosen[group] for group in range(len(space.groups))]
     try:
         check_sharding(space.task, parts_of(space, choices))

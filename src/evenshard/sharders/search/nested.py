@@ -36,7 +36,7 @@ MOST_NESTED = 8_192
 # Memory of all devices in that of all tables, whole.
 LITTLE_MEMORY = 1.1
 # Time limit of the solver, s, if nothing else finds room for tables of fewer types.
-PACKING_S = 0.5
+PACKING_S = 2.0
 
 # Legal placements of a task, found within so many seconds; raises InfeasibleTask where there are none at all.
 Starts = Callable[[ShardingTask, float | None], Sequence[Sequence[TablePart]]]
