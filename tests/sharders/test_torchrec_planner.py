@@ -113,7 +113,7 @@ def test_what_is_left_out_is_torchrecs_own() -> None:
     from torchrec.distributed.planner.constants import CROSS_NODE_BANDWIDTH, HBM_MEM_BW, INTRA_NODE_BANDWIDTH
 
     told = TorchRecSharder(lambda _: Bandwidths(1.0, 2.0, 3.0)).planner(task(some_tables(3)))
-    keeps_its_own = told.topology_of(PlannerSetting(own_constants=True))
+    keeps_its_own = told.topology_of(PlannerSetting(told=False))
     topology = SHARDER.planner(task(some_tables(3))).topology_of(PlannerSetting())
     assert keeps_its_own.hbm_mem_bw == topology.hbm_mem_bw != told.topology_of(PlannerSetting()).hbm_mem_bw
     assert topology.hbm_mem_bw == HBM_MEM_BW == pytest.approx(963e6, rel=1e-3)

@@ -19,7 +19,7 @@ from evenshard.placement.sharding import DATA_PARALLEL, GRID_SHARD, IN_ROWS, TAB
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.torchrec.planner import Bandwidths, machine_bandwidths, merge_parts
 from evenshard.sharders.torchrec.rival import TorchRecPlanner
-from evenshard.sharders.torchrec.settings import DYNAMIC, PLAIN, PlannerSetting, free_hands
+from evenshard.sharders.torchrec.settings import AS_IT_COMES, SETTINGS, PlannerSetting
 from evenshard.tables.catalog import load_catalog
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
@@ -142,24 +142,11 @@ def test_sequences_modules_shared_and_weighted_tables_are_taken() -> None:
     assert rated(history, shared, replace(weighted, is_weighted=False), mean) < usual
 
 
-def test_free_hands_are_what_differs_for_a_task_as_it_comes_first(mlperf: tuple[Table, ...]) -> None:
-    one_node, two_nodes = (sharding(mlperf, devices) for devices in (8, 16))
-    for task, grids in ((one_node, {False}), (two_nodes, {False, True})):
-        found = free_hands(task)
-        assert found[:2] == PLAIN and len(set(found)) == len({str(one) for one in found}) == len(found)
-        assert {one.grid_shard for one in found} == grids
-        assert {(one.replicas, one.rows) for one in found} == {*product((True, False), repeat=2)}
-        assert {one.min_partition for one in found} == {None, 8, 16, 32, 64}
-        assert {one.own_constants for one in found} == {one.lookups for one in found} == {False, True}
-        assert {one.sort_by for one in found} == {"storage", "perf"}
-        for replicas, rows in product((True, False), repeat=2):
-            of_types = [one for one in found[2:] if (one.replicas, one.rows) == (replicas, rows)]
-            assert {one.own_constants for one in of_types} == {False, True}
-            assert {DYNAMIC, ""} <= {one.proposers for one in of_types}
-    assert [len(free_hands(task)) for task in (one_node, two_nodes)] == [31, 37]
-    whole = replace(one_node, limits=(TableLimits(types=frozenset({TABLE_WISE})),) * 26)
-    assert {one.min_partition for one in free_hands(whole)} == {None}
-    assert all(one.replicas and one.rows for one in free_hands(whole))
+def test_the_settings_of_a_report_are_its_defaults_and_three_changes() -> None:
+    assert SETTINGS[0] == AS_IT_COMES == PlannerSetting(told=False)
+    assert [(one.min_partition, one.replicas) for one in SETTINGS] == [*product((None, 32), (True, False))]
+    assert all(one.told for one in SETTINGS[1:])
+    assert len({str(one) for one in SETTINGS}) == 4
 
 
 def test_types_that_a_setting_leaves_out_are_not_used(mlperf: tuple[Table, ...]) -> None:
@@ -171,12 +158,11 @@ def test_types_that_a_setting_leaves_out_are_not_used(mlperf: tuple[Table, ...])
     assert {DATA_PARALLEL} & {*free} and not {*bound} & {DATA_PARALLEL, *IN_ROWS}
 
 
-@pytest.mark.parametrize("proposers", ["greedy", "uniform", "dynamic programming"])
-def test_each_group_of_proposers_finds_a_plan(mlperf: tuple[Table, ...], proposers: str) -> None:
+def test_dynamic_programming_finds_a_plan(mlperf: tuple[Table, ...]) -> None:
     task = sharding(mlperf[:4], 4)
-    plan = TorchRecPlanner(task, GB_S).plan(PlannerSetting(proposers=proposers))
+    plan = TorchRecPlanner(task, GB_S).plan(PlannerSetting(dynamic=True))
     check_sharding(task, plan.parts)
-    assert str(plan.setting) == f"default min_partition, by storage, {proposers} proposers"
+    assert str(plan.setting) == "default min_partition, by storage, dynamic programming proposers"
 
 
 # Ratings -------------------------------------------------------------------------------------------------------------

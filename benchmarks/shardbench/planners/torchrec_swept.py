@@ -12,13 +12,13 @@ from itertools import product
 from benchmarks.shardbench.cases import BenchMachine
 from evenshard.placement.parts import TablePart
 from evenshard.sharders.torchrec.rival import TorchRecPlanner
-from evenshard.sharders.torchrec.settings import DYNAMIC, PlannerSetting
+from evenshard.sharders.torchrec.settings import PlannerSetting
 from evenshard.tables.table import Table
 
 OWN_ORACLE = "torchrec"
 SETTINGS = (
     PlannerSetting(),
-    PlannerSetting(proposers=DYNAMIC),  # the quickest
+    PlannerSetting(dynamic=True),  # the quickest
     PlannerSetting(rows=False),
     PlannerSetting(replicas=False),
     PlannerSetting(sort_by="perf"),

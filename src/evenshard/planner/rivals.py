@@ -1,26 +1,22 @@
 """Rival placements of the same tables: rules of thumb and TorchRec's planner, compared by the same model.
 
 Rules of thumb place whole tables; where the request allows more, the best of those that replicate small tables and cut
-the costliest ones is a rival, too. TorchRec's planner is asked for whole tables, in two orders, and with free hands: as
-it comes, and with the settings of ``sharders.torchrec.settings``; with caches and UVM where nothing else fits. Its plan
-as it comes, the one that it rates best itself and the best by the model are three rivals. A rival that knows nothing of
-a rule may break it, and is then marked.
+the costliest ones is a rival, too. TorchRec's planner is asked for whole tables, in two orders, and for every sharding
+type, with the settings of ``sharders.torchrec.settings``; with caches and UVM where nothing else fits. Its plan as it
+comes, the one that it rates best itself and the best by the model are three rivals. A rival that knows nothing of a
+rule may break it, and is then marked.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING
 
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import AUTO
 from evenshard.measure.price.step import PartCosts
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import broken_rule, parts_by_table
-from evenshard.placement.sharding import ROWS_OF_ALL
 from evenshard.placement.task import TASK_ID
 from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Rival, Saving
 from evenshard.planner.pricing import PartsMeasurer
@@ -32,20 +28,9 @@ from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.state import parts_of
 from evenshard.sharders.torchrec.compat import require_torchrec
 from evenshard.sharders.torchrec.planner import machine_bandwidths
-from evenshard.sharders.torchrec.settings import (
-    AS_IT_COMES,
-    OUR_MEMORY,
-    PLAIN,
-    PlannerSetting,
-    free_hands,
-    hands_text,
-    offload_settings,
-)
+from evenshard.sharders.torchrec.settings import AS_IT_COMES, OFFLOAD_SETTINGS, SETTINGS
 from evenshard.utils.errors import BadConfig, InfeasibleTask
-from evenshard.utils.messages import brief, count_text
-
-if TYPE_CHECKING:
-    from evenshard.sharders.torchrec.rival import TorchRecPlan, TorchRecPlanner
+from evenshard.utils.messages import brief
 
 # The best rule of thumb over all sharding types: small tables replicated, the costliest ones cut, the rest dealt out.
 RULE = "best_rule_of_thumb"
@@ -57,12 +42,8 @@ CUTTING = (FULL_SPACE, RULE)
 TORCHREC = tuple(one.name for one in SHARDERS if one.package == "torchrec" and not one.is_full_space)
 # Tables times devices that these are asked for: TorchRec takes seconds for 26 x 16 and minutes for 400 x 8.
 MOST_SHARDS = 2_000
-# TorchRec's planner is asked with these where tables do not fit: with our count of memory, so that its plans fit, too.
-OFFLOAD_SETTINGS = offload_settings((0.02, 0.1), (None, 32), ("", *ROWS_OF_ALL), (OUR_MEMORY,))
-# After which it answers with the best plan so far, for each setting; as it comes it has all the time that it takes.
+# TorchRec's timeout for each setting: the best plan found by then counts. With its defaults it has no timeout.
 _TIMEOUT_S = 5
-# After which it is asked with no further setting.
-_SWEEP_S = 60
 
 
 # A rival without its times, and its placement; None where there is none.
@@ -164,38 +145,25 @@ def _full_space(request: PlacementRequest, costs: PartCosts) -> Iterator[Candida
     from evenshard.sharders.torchrec.rival import TorchRecPlanner
 
     task = request.task()
-    planner = partial(TorchRecPlanner, task, machine_bandwidths(request.hardware, request.nodes, costs.links))
-    chosen = free_hands(task)
-    asked_s = [(setting, None if setting in PLAIN else _TIMEOUT_S) for setting in chosen]
-    plans = list(_swept(planner, asked_s))
+    bandwidths = machine_bandwidths(request.hardware, request.nodes, costs.links)
+    patient, planner = (TorchRecPlanner(task, bandwidths, timeout_s) for timeout_s in (None, _TIMEOUT_S))
+    plans, num_settings = [*patient.plans(SETTINGS[:1]), *planner.plans(SETTINGS[1:])], len(SETTINGS)
     if not plans and task.may_offload:
-        chosen = (*chosen, *OFFLOAD_SETTINGS)
-        plans = list(_swept(planner, [(setting, _TIMEOUT_S) for setting in OFFLOAD_SETTINGS]))
+        plans, num_settings = [*planner.plans(OFFLOAD_SETTINGS)], num_settings + len(OFFLOAD_SETTINGS)
     if not plans:
-        raise InfeasibleTask(f"TorchRec's planner found no plan in any of {len(chosen)} settings")
+        raise InfeasibleTask(f"TorchRec's planner found no plan in any of {num_settings} settings")
     plain = next((one for one in plans if one.setting == AS_IT_COMES), None)
     if plain is None:
         note = "TorchRec's planner as it comes found no plan"
         yield Rival(FULL_SPACE, None, None, note, str(AS_IT_COMES), chosen=PLAIN_PLAN), None
     else:
         yield Rival(FULL_SPACE, None, setting=str(plain.setting), chosen=PLAIN_PLAN), plain.parts
-    raters = planner()
     on_device = all(part.storage.is_on_device for plan in plans for part in plan.parts)
-    rated = min(plans, key=lambda one: raters.rating_ms(one.parts) if on_device else one.rating_ms)
+    rated = min(plans, key=lambda one: planner.rating_ms(one.parts) if on_device else one.rating_ms)
     yield Rival(FULL_SPACE, None, setting=str(rated.setting), chosen=BY_RATING), rated.parts
     best = min(plans, key=lambda one: (bool(_rule_broken_by(costs, one.parts)), costs.predict(one.parts).predicted_ms))
-    asked = f"of {count_text(len(plans), 'plan')}: {hands_text([one.setting for one in plans])}"
-    yield Rival(FULL_SPACE, None, setting=f"{best.setting}; {asked}", chosen=BY_MODEL), best.parts
-
-
-def _swept(
-    planner: Callable[[int | None], TorchRecPlanner], asked_s: Sequence[tuple[PlannerSetting, int | None]]
-) -> Iterator[TorchRecPlan]:
-    """The plans of settings with which it finds one, each in so many seconds, until the time of all is over."""
-    began = time.monotonic()
-    for setting, timeout_s in asked_s:
-        if timeout_s is None or time.monotonic() - began < _SWEEP_S:
-            yield from planner(timeout_s).plans([setting])
+    setting = f"{best.setting}; best of {num_settings} settings"
+    yield Rival(FULL_SPACE, None, setting=setting, chosen=BY_MODEL), best.parts
 
 
 def _rule_broken_by(costs: PartCosts, parts: Sequence[TablePart]) -> str:

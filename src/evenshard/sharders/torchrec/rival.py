@@ -2,11 +2,11 @@
 
 Every sharding type on fused kernels, and where a setting names a load factor of caches, on
 ``fused_uvm_caching`` and ``fused_uvm`` too: caches begin with it, and ``EmbeddingOffloadScaleupProposer``, TorchRec's
-for this, makes them larger with the same miss ratios as ours. It gets the pooling factors (unless a setting leaves
-them out), data types, weighted features, batch size of a device, nodes and bandwidths: see ``torchrec_planner``.
+for this, makes them larger with the same miss ratios as ours. It gets the pooling factors and bandwidths (unless a
+setting leaves them out), data types, weighted features, batch size of a device and nodes: see ``torchrec_planner``.
 
 Memory: in device memory alone both sides keep the same rule, and TorchRec its own count for the order of the tables.
-With caches memory is counted as the setting says; by TorchRec's own count a plan may then not fit by ours.
+With caches memory is counted as evenshard counts it: by TorchRec's own count a plan might not fit.
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, Shard, ShardingOption, Topology
 from torchrec.distributed.planner.types import Storage as TorchRecStorage
-from torchrec.distributed.types import CacheParams, PipelineType
+from torchrec.distributed.types import CacheParams
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from evenshard.measure.simulated.gpu_profile import HOST_GB_S
 from evenshard.placement.machine import Machine
-from evenshard.placement.optimizer_state import SGD, state_bytes
+from evenshard.placement.optimizer_state import state_bytes
 from evenshard.placement.parts import TablePart
 from evenshard.placement.pipeline import PREFETCH
 from evenshard.placement.placement import Placement
@@ -68,23 +67,12 @@ from evenshard.sharders.torchrec.planner import (
     storage_of,
     table_name,
 )
-from evenshard.sharders.torchrec.settings import (
-    DYNAMIC,
-    OUR_MEMORY,
-    PlannerSetting,
-)
+from evenshard.sharders.torchrec.settings import PlannerSetting
 from evenshard.tables.table import MEAN, Table
 from evenshard.utils.errors import InfeasibleTask
 
 # Smaller tables are in device memory: the scale-up divides by what more rows of a cache take, which may be nothing.
 LEAST_ROWS = 1000
-_PIPELINES = {
-    "": "NONE",
-    "none": "NONE",
-    "base": "TRAIN_BASE",
-    "sparse_dist": "TRAIN_SPARSE_DIST",
-    PREFETCH: "TRAIN_PREFETCH_SPARSE_DIST",
-}
 
 
 @dataclass(frozen=True)
@@ -150,10 +138,9 @@ class TorchRecPlanner:
             debug=False,
             timeout_seconds=self._timeout_s,
         )
-        module = self._module if setting.load_factor is None else self._module_with_optimizers
         try:
             with _without_warnings():
-                plan = planner.plan(module, self._sharders).plan
+                plan = planner.plan(self._module, self._sharders).plan
         except PlannerError:
             raise InfeasibleTask(f"TorchRec's planner found no plan ({setting})") from None
         rating_ms = float(rates.rate(planner._best_plan))
@@ -214,10 +201,10 @@ class TorchRecPlanner:
 
     def topology_of(self, setting: PlannerSetting) -> Topology:
         """The machine; where tables may be kept elsewhere, with each device's share of its host's memory."""
-        machine, bandwidths = self._task.machine, Bandwidths() if setting.own_constants else self._bandwidths
+        machine, bandwidths = self._task.machine, self._bandwidths if setting.told else Bandwidths()
         if setting.load_factor is None:
             return machine_topology(machine, self._task.room_bytes, bandwidths)
-        if bandwidths.host_gb_s is None and not setting.own_constants:
+        if bandwidths.host_gb_s is None and setting.told:
             bandwidths = replace(bandwidths, host_gb_s=HOST_GB_S)
         sizes = machine.host_bytes or (0,) * machine.num_nodes
         shares = [sizes[machine.node_of(device)] // machine.devices_per_node for device in range(machine.num_devices)]
@@ -237,12 +224,12 @@ class TorchRecPlanner:
         for name, position in self._position.items():
             table, types = self._task.tables[position], self._task.types[position]
             able = [way for way in SHARDING_TYPES if way in types]
-            allowed = [setting.only] if setting.only in able else [way for way in able if way not in left_out] or able
+            allowed = [way for way in able if way not in left_out] or able
             found[name] = ParameterConstraints(
                 sharding_types=allowed,
                 compute_kernels=[FUSED, DENSE_KERNEL],
                 min_partition=widths.get(table.name, setting.min_partition),
-                pooling_factors=list(table.feature_lookups) if setting.lookups else [1.0] * table.num_features,
+                pooling_factors=list(table.feature_lookups) if setting.told else [1.0] * table.num_features,
                 is_weighted=table.is_weighted,
             )
             if setting.load_factor is not None:
@@ -264,19 +251,11 @@ class TorchRecPlanner:
 
     def _proposers(self, setting: PlannerSetting) -> list[Any] | None:
         """None for TorchRec's default ones."""
-        if not setting.proposers:
-            return None if setting.load_factor is None else [proposers.EmbeddingOffloadScaleupProposer()]
-        dynamic = proposers.DynamicProgrammingProposer()
-        if setting.proposers == DYNAMIC:
-            return [dynamic]
-        return [
-            proposers.GreedyProposer(),
-            proposers.GreedyProposer(use_depth=False),
-            proposers.UniformProposer(),
-            proposers.GridSearchProposer(),
-            proposers.EmbeddingOffloadScaleupProposer(),
-            dynamic,
-        ]
+        if setting.dynamic:
+            return [proposers.DynamicProgrammingProposer()]
+        if setting.load_factor is None:
+            return None
+        return [proposers.GreedyProposer(), proposers.EmbeddingOffloadScaleupProposer()]  # the first for tables in UVM
 
     def _enumerator(self, setting: PlannerSetting, constraints: dict[str, Any]) -> _SortedEnumerator:
         topology = self.topology_of(setting)
@@ -286,13 +265,10 @@ class TorchRecPlanner:
         return _SortedEnumerator(enumerator, self._position)
 
     def _storage_estimator(self, setting: PlannerSetting, constraints: dict[str, Any]) -> Any:
-        topology = self.topology_of(setting)
         if setting.load_factor is None:
-            return _CappedWeights(EmbeddingStorageEstimator(topology, constraints), self._shard_bytes)
-        if setting.memory == OUR_MEMORY:
-            return _OurMemory(self._task, self._position)
-        pipeline = PipelineType[_PIPELINES[self._task.pipeline]]
-        return EmbeddingStorageEstimator(topology, constraints, pipeline_type=pipeline)
+            estimator = EmbeddingStorageEstimator(self.topology_of(setting), constraints)
+            return _CappedWeights(estimator, self._shard_bytes)
+        return _OurMemory(self._task, self._position)
 
     def _shard_bytes(self, name: str, rows: int, columns: int) -> int:
         table = self._task.tables[self._position[name]]
@@ -305,20 +281,6 @@ class TorchRecPlanner:
 
     @cached_property
     def _module(self) -> nn.Module:
-        return self._collections()
-
-    @cached_property
-    def _module_with_optimizers(self) -> nn.Module:
-        """The tables, whose state of the optimizer TorchRec counts."""
-        kinds = {SGD: torch.optim.SGD, "rowwise_adagrad": RowWiseAdagrad, "adam": torch.optim.Adam}
-        module = self._collections()
-        for path, weights in module.named_parameters():
-            table = self._task.tables[self._position[path.split(".")[-2]]]
-            kind = kinds.get(self._task.optimizer_of(table.name), torch.optim.Adagrad)  # others count once, as there
-            weights._optimizer_classes = [kind]  # type: ignore[attr-defined]
-        return module
-
-    def _collections(self) -> nn.Module:
         """The tables as TorchRec's collections, weighted ones apart, without memory behind them."""
         # It has no weights of 8 bits or less to train.
         types = {"fp32": DataType.FP32, "bf16": DataType.BF16}
