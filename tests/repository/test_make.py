@@ -19,7 +19,7 @@ def recipe(*words: str) -> str:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize(("words", "version"), [((), "1.7"), (("TORCHREC_VERSION=1.5",), "1.5")])
+@pytest.mark.parametrize(("words", "version"), [((), "1.7"), (("TORCHREC_VERSION=1.9",), "1.9")])
 def test_the_tests_with_another_torchrec_name_its_version_and_not_ours(words: tuple[str, ...], version: str) -> None:
     assert set(re.findall(r"torchrec==([\d.]+)\.\*", recipe("test-torchrec", *words))) == {version} != {__version__}
 
@@ -32,7 +32,7 @@ def test_no_variable_of_the_makefile_is_given_two_values() -> None:
 
 def test_the_docs_command_of_another_torchrec_is_that_of_the_makefile() -> None:
     (command,) = re.findall(r"^    make (test-torchrec TORCHREC_VERSION=\S+)$", DOCS.read_text(), flags=re.MULTILINE)
-    assert "torchrec==1.5.*" in recipe(*command.split())
+    assert "torchrec==1.9.*" in recipe(*command.split())
 
 
 # TorchRec's own tests -------------------------------------------------------------------------------------------------

@@ -99,9 +99,6 @@ def topology(world_size: int, compute_device: str = "cuda", **kwargs: Any) -> An
     from torchrec.distributed.planner import types
 
     given = {"world_size": world_size, "local_world_size": world_size, "hbm_cap_bytes": BYTES_PER_GB, **kwargs}
-    if not hasattr(types, "TopologyFactory"):  # TorchRec before 1.6
-        caps = {name.removesuffix("_bytes"): value for name, value in given.items()}
-        return types.Topology(compute_device=compute_device, **caps)
     return types.TopologyFactory.create_topology(
         types.TrainerConfig(**given),
         types.HardwareConfig(),

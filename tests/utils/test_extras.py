@@ -69,12 +69,15 @@ def test_on_a_gpu_the_command_installs_the_cuda_build(monkeypatch: pytest.Monkey
     assert {*packages_of("cuda"), *packages_of("loop")} >= {"fbgemm-gpu", "pyarrow"}
 
 
-def test_a_torch_too_old_for_measuring_is_replaced_and_one_for_torchrec_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_too_old_for_measuring_or_for_torchrec_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.version.cuda", None)
     monkeypatch.setattr("torch.__version__", "2.6.0")
     command = "pip install 'evenshard[benchmark]' 'torch==2.13.*' 'fbgemm-gpu-cpu==1.8.*'"
     assert install_command("fbgemm_gpu") == command
-    assert install_command("torchrec").startswith("pip install 'evenshard[torchrec]' torch==2.6.0 && ")
+    assert install_command("torchrec") == (
+        "pip install 'evenshard[torchrec]' 'torch==2.12.*' && "
+        "pip install --no-deps 'torchrec==1.7.*' 'fbgemm-gpu-cpu==1.7.*'"
+    )
 
 
 def test_all_has_everything_but_one_build_of_fbgemm_and_the_developers_tools() -> None:

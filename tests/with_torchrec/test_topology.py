@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from torchrec.distributed import comm
 
 from evenshard.torchrec import EvenshardPlanner
 from evenshard.torchrec.planner.machine import machine_of
@@ -67,8 +66,6 @@ def test_a_machine_described_and_read_back() -> None:
 
 def test_pods_are_those_of_the_jobs_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight ranks of four nodes in pods of two, as TorchRec's planner finds them without a topology; described so."""
-    if not hasattr(comm, "get_topology_domain_multiple"):
-        pytest.skip("this TorchRec knows no pods")
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda *group: 8)
     monkeypatch.setenv("TOPOLOGY_DOMAIN_MULTIPLE", "2")

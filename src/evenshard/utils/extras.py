@@ -76,7 +76,7 @@ def remedy(package: str) -> str:
 def install_command(package: str) -> str:
     """The command that installs a package of ``EXTRAS``, from where evenshard itself was installed.
 
-    It leaves the installed torch alone, unless that is too old for an FBGEMM that can be measured.
+    It leaves the installed torch alone, unless that is too old for an FBGEMM that can be measured, or for TorchRec 1.7.
     """
     command = f"pip install {pip_words(EXTRAS[package][0])}"
     if package not in ("fbgemm_gpu", "torchrec") or importlib.util.find_spec("torch") is None:
@@ -87,15 +87,11 @@ def install_command(package: str) -> str:
     extra, build, oldest = (
         ("benchmark", "fbgemm-gpu-cpu", 13) if torch.version.cuda is None else ("cuda,loop", "fbgemm-gpu", 11)
     )
+    oldest = 12 if package == "torchrec" else oldest
     minor = int(number.split(".")[1])
+    wanted = f"torch=={number}" if minor >= oldest else f"'torch==2.{oldest}.*'"
+    release = f"1.{max(minor, oldest) - 5}.*"  # of FBGEMM and TorchRec: 1.7 was built for torch 2.12, 1.8 for 2.13
     if package == "torchrec":
         # TorchRec would bring the CUDA build of FBGEMM everywhere, and a new tensordict a new torch.
-        release = _paired_release(minor)
-        return f"{command} torch=={number} && pip install --no-deps 'torchrec=={release}' '{build}=={release}'"
-    wanted = f"torch=={number}" if minor >= oldest else f"'torch==2.{oldest}.*'"
-    return f"pip install {pip_words(extra)} {wanted} '{build}=={_paired_release(max(minor, oldest))}'"
-
-
-def _paired_release(torch_minor: int) -> str:
-    """Releases of FBGEMM and TorchRec that were built for torch 2.x: 1.1 for 2.6, 1.2 for 2.7, and so on."""
-    return f"1.{torch_minor - 5}.*"
+        return f"{command} {wanted} && pip install --no-deps 'torchrec=={release}' '{build}=={release}'"
+    return f"pip install {pip_words(extra)} {wanted} '{build}=={release}'"

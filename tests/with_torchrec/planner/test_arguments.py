@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from torchrec.distributed.planner import EmbeddingShardingPlanner
+from torchrec.distributed import planner as torchrec_planner
+from torchrec.distributed.planner import EmbeddingShardingPlanner, planners
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner
 from torchrec.distributed.planner.perf_models import NoopStorageModel
@@ -16,8 +19,10 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ShardingPlanner
 
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import ShardingTask
 from evenshard.torchrec import EvenshardPlanner
-from evenshard.utils.errors import BadConfig, MissingPackage
+from evenshard.utils.errors import BadConfig, InfeasibleTask, MissingPackage
 from support.documented import ROOT, snippet
 from support.drop_in_builders import Sparse, TableWise, bags, entries, planner, two_gpus
 
@@ -30,7 +35,7 @@ def test_it_takes_what_torchrecs_planner_takes_in_its_order() -> None:
     positional = [name for name, one in own.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
     assert positional[: len(theirs)] == list(theirs)
     assert {name: own[name].default for name in theirs} == {name: one.default for name, one in theirs.items()}
-    assert set(positional) - set(theirs) <= {"plan_loader"}, "which TorchRec has since 1.4"
+    assert set(positional) == set(theirs)
     for method in ("plan", "collective_plan"):
         asked = inspect.signature(getattr(EmbeddingShardingPlanner, method)).parameters
         assert list(inspect.signature(getattr(EvenshardPlanner, method)).parameters) == list(asked)
@@ -54,19 +59,46 @@ def test_a_batch_is_torchrecs_where_none_is_given() -> None:
         assert one.answer is not None and one.answer.request.batch_size == expected
 
 
-def test_proposer_and_partitioner_decide_nothing_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    model = Sparse(bags(2))
-    alone, several = (
-        planner(partitioner=GreedyPerfPartitioner()),
-        planner(proposer=[GreedyProposer(), UniformProposer()]),
-    )
-    assert alone.plan(model) == several.plan(model) == planner().plan(model)
-    assert alone.notes == (
-        "partitioner (GreedyPerfPartitioner) decides nothing: evenshard's own search proposes and places.",
-    )
-    assert several.notes[0].startswith("proposer (GreedyProposer, UniformProposer) decides nothing")
-    assert several.answer is not None and several.answer.notes[-1:] == several.notes
-    assert several.notes[0] in caplog.messages
+def test_arguments_of_torchrecs_search_are_listed_once_at_debug(caplog: pytest.LogCaptureFixture) -> None:
+    model, machine = Sparse(bags(2)), two_gpus(100)
+    caplog.set_level(logging.DEBUG, "evenshard")
+    own = planner(machine).plan(model)
+    assert "does not use" not in caplog.text
+    idle = {"partitioner": GreedyPerfPartitioner(), "performance_model": NoopStorageModel(machine)}
+    one = planner(machine, proposer=[GreedyProposer(), UniformProposer()], **idle)
+    assert one.plan(model) == one.plan(model) == own and one.notes == ()
+    listed = [record for record in caplog.records if "does not use" in record.message]
+    assert [(one.levelno, one.message) for one in listed] == [
+        (logging.DEBUG, "evenshard does not use these arguments: proposer, partitioner, performance_model")
+    ]
+
+
+def test_an_argument_of_a_newer_torchrec_is_handed_on_and_a_misspelt_one_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Newer(EmbeddingShardingPlanner):  # type: ignore[misc]
+        def __init__(self, topology: Any = None, *, shadow: int = 0, **others: Any) -> None:
+            super().__init__(topology, **others)
+            seen.append(shadow)
+
+    seen: list[int] = []
+    for module in (planners, torchrec_planner):
+        monkeypatch.setattr(module, "EmbeddingShardingPlanner", Newer)
+    caplog.set_level(logging.DEBUG, "evenshard")
+    one = EvenshardPlanner(two_gpus(100), shadow=3, fallback=True, sharder=Failing())  # type: ignore[arg-type]
+    assert len(entries(one.plan(Sparse(bags(2)), [TableWise()]))) == 2
+    assert seen == [3] and "evenshard does not use these arguments: shadow" in caplog.messages
+    with pytest.raises(TypeError, match="unexpected keyword argument 'shadows'"):
+        planner(shadows=3)
+
+
+class Failing:
+    """A sharder that finds no placement."""
+
+    name = "failing"
+
+    def place(self, task: ShardingTask) -> Placement:
+        raise InfeasibleTask("found none")
 
 
 def test_an_enumerator_bounds_the_ways() -> None:
@@ -77,15 +109,6 @@ def test_an_enumerator_bounds_the_ways() -> None:
     found = planner(machine, enumerator=enumerator).plan(model)
     assert {entry.sharding_type for entry in entries(found).values()} == {"table_wise"}
     assert {entry.sharding_type for entry in entries(planner(machine).plan(model)).values()} == {"data_parallel"}
-
-
-def test_a_performance_model_rates_the_plan() -> None:
-    machine = two_gpus(100)
-    one = planner(machine, performance_model=NoopStorageModel(machine))
-    one.plan(Sparse(bags(2)), [TableWise()])
-    assert one._best_plan is not None
-    most = max(NoopStorageModel(machine).rate([option]) for option in one._best_plan)
-    assert one.notes[0].startswith(f"performance_model (NoopStorageModel) rates the plan {most:.4g}; it chose nothing")
 
 
 def test_the_search_ends_after_the_timeout() -> None:
@@ -108,7 +131,7 @@ def test_the_pages_snippet_runs() -> None:
 
 def test_the_page_says_of_every_argument_what_it_does() -> None:
     page = (ROOT / REFERENCE).read_text(encoding="utf-8")
-    for name in (*inspect.signature(EmbeddingShardingPlanner.__init__).parameters, "plan_loader"):
+    for name in inspect.signature(EmbeddingShardingPlanner.__init__).parameters:
         assert name == "self" or f"`{name}`" in page, name
 
 
@@ -123,4 +146,12 @@ def test_without_torchrec_nothing_is_planned(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setitem(sys.modules, "torchrec.distributed.model_parallel", None)
     with pytest.raises(MissingPackage):
+        EvenshardPlanner(world_size=2, fallback=True)
+
+
+def test_a_torchrec_that_is_too_old_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torchrec-1.6.2.dist-info").mkdir()
+    (tmp_path / "torchrec-1.6.2.dist-info" / "METADATA").write_text("Name: torchrec\nVersion: 1.6.2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BadConfig, match=r"^TorchRec 1\.6\.2 is installed; evenshard needs 1\.7 or newer\. Upgrade"):
         EvenshardPlanner(world_size=2, fallback=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from torchrec.distributed.planner import constants
 from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, PlannerErrorType
 from torchrec.distributed.types import BoundsCheckMode, CacheAlgorithm, CacheParams, CacheStatistics, KeyValueParams
 from torchrec.modules.embedding_configs import DataType
@@ -130,8 +129,6 @@ def test_a_cache_misses_what_statistics_of_the_constraints_say() -> None:
 
 
 def test_a_table_on_ssds_has_the_constraints_directory_and_the_cache_of_the_search() -> None:
-    if not hasattr(constants, "SSD_CAP"):
-        pytest.skip("TorchRec knows no SSDs before 1.8")
     given = KeyValueParams(ssd_storage_directory="/ssd@local_rank", l2_cache_size=2, max_l1_cache_size=7)
     constraints = {"table_0": ParameterConstraints(compute_kernels=["key_value"], key_value_params=given)}
     one = planner(two_gpus(100, ssd_cap_bytes=100 * MB), constraints=constraints, ssd_gb=1)
@@ -146,7 +143,7 @@ def test_tables_of_another_group_of_devices_are_refused_or_left_to_torchrec() ->
     model = Sparse(bags(2))
     with pytest.raises(PlannerError, match="device_group is 'cpu', the devices are cuda") as caught:
         planner(constraints=constraints).plan(model)
-    wrong = getattr(PlannerErrorType, "INPUT_VALIDATION", PlannerErrorType.OTHER)
+    wrong = PlannerErrorType.INPUT_VALIDATION
     assert caught.value.error_type is wrong and isinstance(caught.value.__cause__, BadConfig)
     plan = planner(constraints=constraints, fallback=True).plan(model)
     assert list(entries(plan)) == ["table_1"], "TorchRec plans each group by itself"

@@ -72,18 +72,16 @@ class Named(TableWise):
 
 
 def test_the_plan_has_the_modules_whose_tables_are_sharded() -> None:
-    """TorchRec 1.8 checks that, where it has a function for it."""
+    """TorchRec checks that."""
     model = Sparse(bags(2))
     model.other = EmbeddingBagCollection(
         tables=[replace(bags(1)[0], name="other", feature_names=["other"])], is_weighted=True, device=META
     )
     plan = planner().plan(model, [Named()])
     assert list(plan.plan) == ["sparse.ebc"] and list(planner().plan(model).plan) == ["sparse.ebc", "other"]
-    check = getattr(planners, "validate_modules_inclusion_in_sharding_plan", None)
-    if check is not None:
-        check(plan, model, [Named()])
-        with pytest.raises(PlannerError):
-            check(plan, model, [TableWise()])
+    planners.validate_modules_inclusion_in_sharding_plan(plan, model, [Named()])
+    with pytest.raises(PlannerError):
+        planners.validate_modules_inclusion_in_sharding_plan(plan, model, [TableWise()])
 
 
 def test_sequences_and_shared_features_are_planned_together() -> None:

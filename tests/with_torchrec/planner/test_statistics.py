@@ -10,8 +10,7 @@ from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.perf_models import NoopPerfModel
 from torchrec.distributed.planner.stats import EmbeddingStats, NoopEmbeddingStats
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-from torchrec.distributed.planner.types import ShardingOption, Stats, Topology
-from torchrec.distributed.types import ShardingPlan
+from torchrec.distributed.planner.types import ShardingOption, Stats
 
 from support.drop_in_builders import MB, Sparse, TableOrRowWise, TableWise, bags, entries, planner, two_gpus
 from support.torchrec_builders import topology
@@ -52,16 +51,6 @@ class Kept(Stats):
         self.given = given
 
 
-class Old(Stats):
-    """Statistics of somebody's own, with the arguments of years ago."""
-
-    def __init__(self) -> None:
-        self.plan: ShardingPlan | None = None
-
-    def log(self, sharding_plan: ShardingPlan, topology: Topology, debug: bool = False) -> None:  # type: ignore[override]
-        self.plan = sharding_plan
-
-
 def test_statistics_are_torchrecs(caplog: pytest.LogCaptureFixture) -> None:
     """The usual table is logged, of evenshard's plan."""
     one = planner()
@@ -89,12 +78,12 @@ def test_other_statistics_none_and_several() -> None:
         one = planner(stats=stats)
         one.plan(model)
         assert len(one._stats) == number
-    kept, old = Kept(), Old()
+    kept = Kept()
     one = planner(
-        two_gpus(100), stats=[kept, old], batch_size=64, storage_reservation=FixedPercentageStorageReservation(0.5)
+        two_gpus(100), stats=[kept], batch_size=64, storage_reservation=FixedPercentageStorageReservation(0.5)
     )
     plan = one.plan(model)
-    assert old.plan == kept.given["sharding_plan"] == plan
+    assert kept.given["sharding_plan"] == plan
     assert kept.given["best_plan"] is one._best_plan and kept.given["batch_size"] == 64
     assert kept.given["storage_reservation"]._percentage == 0.5 and kept.given["num_plans"] >= 1
     for option in kept.given["best_plan"]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from torchrec.distributed.planner.storage_reservations import (
+    FixedAbsoluteStorageReservation,
     FixedPercentageStorageReservation,
     HeuristicalStorageReservation,
     InferenceStorageReservation,
@@ -39,10 +40,7 @@ def test_tables_get_what_a_reservation_leaves() -> None:
 
 
 def test_a_reservation_of_so_many_bytes() -> None:
-    kind = pytest.importorskip("torchrec.distributed.planner.storage_reservations")
-    if not hasattr(kind, "FixedAbsoluteStorageReservation"):
-        pytest.skip("TorchRec has none before 1.8")
-    assert rooms_with(kind.FixedAbsoluteStorageReservation(30 * MB)) == (70 * MB,) * 2
+    assert rooms_with(FixedAbsoluteStorageReservation(30 * MB)) == (70 * MB,) * 2
 
 
 def test_a_reservation_leaves_each_rank_its_own_and_goes_with_a_cap() -> None:

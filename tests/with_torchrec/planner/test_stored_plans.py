@@ -6,16 +6,13 @@ import pytest
 from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
-from torchrec.distributed.planner.types import PlannerError, PlannerErrorType, ShardingOption
+from torchrec.distributed.planner.types import PlanLoader, PlannerError, PlannerErrorType, ShardingOption
 from torchrec.distributed.sharding_plan import get_default_sharders
 
 from support.drop_in_builders import WARNINGS, Sparse, TableWise, bags, entries, planner, two_gpus
 
-types = pytest.importorskip("torchrec.distributed.planner.types")
-HAS_LOADER = hasattr(types, "PlanLoader")
 
-
-class Stored(getattr(types, "PlanLoader", object)):  # type: ignore[misc]
+class Stored(PlanLoader):  # type: ignore[misc]
     """A stored plan, or none."""
 
     def __init__(self, options: dict[int, ShardingOption] | None, context: str | None = None) -> None:
@@ -31,7 +28,6 @@ class Stored(getattr(types, "PlanLoader", object)):  # type: ignore[misc]
         return "stored"
 
 
-@pytest.mark.skipif(not HAS_LOADER, reason="TorchRec 1.4 or newer")
 def test_a_stored_plan_is_loaded_by_torchrec() -> None:
     """A plan of evenshard's own, with the ranks changed by hand: it is what counts."""
     machine, model, sharders = two_gpus(100), Sparse(bags(4)), [TableWise()]
@@ -58,9 +54,6 @@ def test_a_stored_plan_is_loaded_by_torchrec() -> None:
 
 
 @WARNINGS
-@pytest.mark.skipif(
-    not hasattr(EmbeddingShardingPlanner, "hash_planner_context_inputs"), reason="TorchRec 1.3 or newer"
-)
 def test_the_hash_of_the_context_is_torchrecs() -> None:
     machine, model, sharders = two_gpus(100), Sparse(bags(2)), get_default_sharders()
     enumerator = EmbeddingEnumerator(machine, batch_size=128)

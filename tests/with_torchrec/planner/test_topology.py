@@ -45,9 +45,7 @@ def test_a_device_that_evenshard_does_not_know_is_left_to_torchrec_if_asked() ->
 
 
 def made(trainer: dict[str, Any], **kernel: Any) -> Any:
-    """As TorchRec 1.6 or newer makes a topology, of 2 MB per rank."""
-    if not hasattr(types, "TopologyFactory"):
-        pytest.skip("TorchRec 1.6 or newer")
+    """Make a topology of 2 MB per rank."""
     own = {"world_size": 4, "local_world_size": 2, "hbm_cap_bytes": 2 * MB, **trainer}
     config = types.KernelConfig(compute_device="cuda", **kernel)
     return types.TopologyFactory.create_topology(types.TrainerConfig(**own), types.HardwareConfig(), config)
@@ -62,8 +60,6 @@ def request_on(machine: Any, **more: Any) -> PlacementRequest:
 
 def test_bandwidths_of_ones_own_are_the_links() -> None:
     """200 and 50 GB/s, in bytes per millisecond; of a class of one's own, its two bandwidths, not each collective's."""
-    if not hasattr(types, "TopologyFactory"):
-        pytest.skip("TorchRec 1.6 or newer")
 
     class Own(types.GeneralizedCommsBandwidth):  # type: ignore[misc,name-defined]
         inter_host_bw, intra_host_bw = 50e6, 200e6
@@ -78,8 +74,6 @@ def test_bandwidths_of_ones_own_are_the_links() -> None:
 
 def test_a_rank_has_its_own_memory_of_each_kind() -> None:
     """TorchRec's data of single devices; what tables may take of a node is what its ranks have together."""
-    if "ssd_cap" not in types.CustomTopologyData.supported_fields:
-        pytest.skip("TorchRec knows no SSDs before 1.8")
     data = {"hbm_cap": [1, 2, 3, 4], "ddr_cap": [10, 20, 30, 40], "ssd_cap": [5, 6, 7, 8]}
     in_bytes = {name: [MB * one for one in values] for name, values in data.items()}
     custom = types.CustomTopologyData(data=in_bytes, world_size=4)

@@ -5,13 +5,14 @@ Modules that evenshard does not place are planned by it, in the memory that is l
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from evenshard.planner.knobs import place_knobs
-from evenshard.sharders.torchrec.compat import known_arguments, planner_error
+from evenshard.sharders.torchrec.compat import planner_error
 from evenshard.torchrec.model.modules import qualified_name
 from evenshard.torchrec.planner.machine import TorchRecMachine, of_nodes
 from evenshard.torchrec.planner.topology import with_memory
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
     )
     from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
+log = logging.getLogger(__name__)
+
+# Arguments that only TorchRec's own planner uses.
+_IDLE = ("proposer", "partitioner", "performance_model")
 # Samples per rank; TorchRec's planner assumes the same.
 DEFAULT_BATCH_SIZE = 512
 
@@ -103,7 +108,10 @@ def planner_knobs() -> tuple[Knob, ...]:
 
 @dataclass(frozen=True)
 class PlannerArguments:
-    """What ``EmbeddingShardingPlanner`` takes, by its names and in its order; None where it was left out."""
+    """The arguments of ``EmbeddingShardingPlanner``, by its names and in its order; None where one was left out.
+
+    ``unknown`` has those that only a newer TorchRec takes.
+    """
 
     topology: Topology | None = None
     batch_size: int = DEFAULT_BATCH_SIZE
@@ -118,12 +126,13 @@ class PlannerArguments:
     callbacks: Sequence[Callable[[list[ShardingOption]], list[ShardingOption]]] | None = None
     timeout_seconds: float | None = None
     plan_loader: PlanLoader | None = None
+    unknown: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Says what else stands where TorchRec has its topology, and what makes no sense.
+        """List the arguments that evenshard does not use.
 
         Raises:
-            BadConfig: it says which.
+            BadConfig: if an argument makes no sense.
         """
         if self.topology is not None and not hasattr(self.topology, "world_size"):
             raise BadConfig(
@@ -131,24 +140,17 @@ class PlannerArguments:
             )
         if self.timeout_seconds is not None and self.timeout_seconds <= 0:
             raise BadConfig(f"timeout_seconds is {brief(self.timeout_seconds)}. Give a number above 0, or None.")
+        idle = [name for name in _IDLE if getattr(self, name) is not None]
+        if idle or self.unknown:
+            log.debug("evenshard does not use these arguments: %s", ", ".join((*idle, *self.unknown)))
 
     @property
     def constraints_by_table(self) -> dict[str, ParameterConstraints]:
         """TorchRec's constraints; empty where there are none."""
         return dict(self.constraints or {})
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """One line about the arguments that decide nothing."""
-        idle = {"proposer": self.proposer, "partitioner": self.partitioner}
-        named = [f"{name} ({_types_of(one)})" for name, one in idle.items() if one is not None]
-        if not named:
-            return ()
-        verb = "decides" if len(named) == 1 else "decide"
-        return (f"{' and '.join(named)} {verb} nothing: evenshard's own search proposes and places.",)
-
     def planner(self, **others: Any) -> EmbeddingShardingPlanner:
-        """TorchRec's planner with these arguments, as far as the installed version has them.
+        """Return TorchRec's planner with these arguments.
 
         Args:
             others: arguments that have another value.
@@ -156,10 +158,11 @@ class PlannerArguments:
         from torchrec.distributed.planner import EmbeddingShardingPlanner
 
         own = replace(self, **others)
-        given = {one.name: getattr(own, one.name) for one in fields(own) if getattr(own, one.name) is not None}
+        given = {name: value for name, value in vars(own).items() if value is not None} | dict(self.unknown)
+        del given["unknown"]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of the reservation that it makes where none is given
-            return EmbeddingShardingPlanner(**known_arguments(EmbeddingShardingPlanner.__init__, given))
+            return EmbeddingShardingPlanner(**given)
 
     def after_reservation(
         self,

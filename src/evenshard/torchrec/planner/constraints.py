@@ -360,7 +360,7 @@ def carry_over(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraint
             for word in CARRIED:
                 setattr(entry, word, getattr(own, word))
             for word in OF_KERNELS:
-                given, ours = getattr(own, word, None), getattr(entry, word)
+                given, ours = getattr(own, word), getattr(entry, word)
                 if given is None:
                     continue
                 if ours is None and word == "cache_params":
@@ -414,7 +414,7 @@ def _left_to_plans(constraints: Mapping[str, ParameterConstraints]) -> tuple[str
     found = {
         name: (
             *(field for field in changed_fields(own) if field in CARRIED),
-            *(left for word in OF_KERNELS for left in left_aside(word, getattr(own, word, None), is_kept=False)),
+            *(left for word in OF_KERNELS for left in left_aside(word, getattr(own, word), is_kept=False)),
         )
         for name, own in constraints.items()
     }

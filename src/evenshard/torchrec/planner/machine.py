@@ -16,13 +16,7 @@ from evenshard.placement.storage import KEY_VALUE
 from evenshard.planner.cluster import NO_HOST_MEMORY, HostMemory
 from evenshard.planner.device_memory import RESERVED_SHARE, gpu_bytes, own_memory_gb, reserve_of, reserves_of
 from evenshard.planner.request import caps_of
-from evenshard.sharders.torchrec.compat import (
-    default_ssd_bytes,
-    pod_size_of,
-    pod_size_of_job,
-    require_torchrec,
-    ssd_bytes_of,
-)
+from evenshard.sharders.torchrec.compat import pod_size_of, require_torchrec
 from evenshard.torchrec.plan.entries import checked_local_world_size
 from evenshard.torchrec.planner.topology import assumed_link, device_of_process
 from evenshard.utils.errors import BadConfig
@@ -130,7 +124,7 @@ def machine_of(
             )
         world_size = dist.get_world_size()
         local_world_size = comm.get_local_size(world_size) if local_world_size is None else local_world_size
-        pod_size = pod_size_of_job()
+        pod_size = comm.get_topology_domain_multiple() or 1
     if problem := RANGES["num_devices"].problem(world_size):
         raise BadConfig(f"world_size {problem}. Correct it.")
     if compute_device is None:
@@ -223,7 +217,7 @@ def _constants(world_size: int) -> _RankMemory:
     """What TorchRec assumes of a rank with a GPU."""
     from torchrec.distributed.planner import constants
 
-    hbm, ddr, ssd = constants.HBM_CAP, constants.DDR_CAP, default_ssd_bytes()
+    hbm, ddr, ssd = constants.HBM_CAP, constants.DDR_CAP, constants.SSD_CAP
     note = (
         f"Memory is assumed: {size_text(hbm)} of each GPU is TorchRec's constant, as there is no GPU here to ask. "
         f"{SAY_IT}"
@@ -238,7 +232,7 @@ def _of_topology(topology: Topology, on_cpu: bool, gpu: int | None, of_rank: int
 
     storages = [one.storage for one in topology.devices]
     hbm, ddr = tuple(one.hbm for one in storages), tuple(one.ddr for one in storages)
-    ssd = tuple(map(ssd_bytes_of, storages))
+    ssd = tuple(one.ssd for one in storages)
     if on_cpu:
         note = ""
         if set(ddr) == {constants.DDR_CAP} and of_rank < constants.DDR_CAP:
@@ -253,9 +247,9 @@ def _of_topology(topology: Topology, on_cpu: bool, gpu: int | None, of_rank: int
             f"The topology has TorchRec's constant of {size_text(constants.HBM_CAP)} for each GPU; the one here has "
             f"{size_text(gpu)}. {SAY_IT}"
         )
-    ssd_cap = default_ssd_bytes()
     hosts = _host_note(constants.DDR_CAP) if set(ddr) == {constants.DDR_CAP} else ""
-    return _RankMemory(hbm, ddr, ssd, Assumed(note, "", hosts, _ssd_note(ssd_cap) if set(ssd) == {ssd_cap} else ""))
+    ssds = _ssd_note(constants.SSD_CAP) if set(ssd) == {constants.SSD_CAP} else ""
+    return _RankMemory(hbm, ddr, ssd, Assumed(note, "", hosts, ssds))
 
 
 def _host_note(ddr: int) -> str:

@@ -87,7 +87,7 @@ class ModelPlanner:
             _check_dense(machine, dense)
             asked = request_of(module, sharders, machine, dense, constraints, self.settings, given.enumerator)
             result.lookups = asked.lookups
-            request, parts = self._place(asked.request, (*asked.notes, *given.notes), result)
+            request, parts = self._place(asked.request, asked.notes, result)
             result.plan = sharding_plan(
                 parts if result.answer is None else result.answer,
                 request.tables,

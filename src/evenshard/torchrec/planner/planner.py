@@ -10,6 +10,7 @@ What the model's traffic looks like is worth telling: ``EvenshardPlanner(pooling
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from evenshard.planner.knobs import Knobs, group_knobs
 from evenshard.planner.rules import Rules
 from evenshard.report.answer import PlacementAnswer
 from evenshard.sharders.base import Sharder
-from evenshard.sharders.torchrec.compat import planner_base, planner_error, require_torchrec
+from evenshard.sharders.torchrec.compat import planner_error, require_torchrec
 from evenshard.torchrec.planner.arguments import (
     DEFAULT_BATCH_SIZE,
     PlannerArguments,
@@ -110,8 +111,8 @@ class EvenshardPlanner:
                 statistics. What they say decides nothing.
             storage_reservation: what it leaves of the topology is for tables; then nothing else is kept, and dense_gb
                 is 0 where left out. Where left out: see reserved_gb and dense_gb.
-            proposer, partitioner: decide nothing, as evenshard searches by itself; a note says so.
-            performance_model: rates the plan, in a note.
+            proposer, partitioner, performance_model: used only by TorchRec's planner, for modules that evenshard does
+                not place; listed in the log at DEBUG.
             stats: TorchRec's statistics, or several; ``EmbeddingStats`` where left out. Their times and memory are
                 TorchRec's estimates of the plan; evenshard's are in ``answer``.
             constraints: TorchRec's constraints, by table. What of them changes nothing is named in a note; those of
@@ -130,7 +131,8 @@ class EvenshardPlanner:
                 if it is of NCCL, and otherwise cuda if there is a GPU.
             knobs: those of ``evenshard.place`` that a model and its topology do not tell (``planner_knobs``), each by
                 its own name, or several in the dataclasses of ``evenshard.planner.knobs``. ``OWN_MEANINGS`` says what
-                some of them mean here, as devices are ranks.
+                some of them mean here, as devices are ranks. An argument that only a newer TorchRec takes is handed
+                on to TorchRec's planner, and listed in the log at DEBUG.
 
         Raises:
             BadConfig: if ranks are unknown, something is given twice or makes no sense, or TorchRec is not installed.
@@ -143,6 +145,8 @@ class EvenshardPlanner:
         self._failure: EvenshardError | None = None
         self._planner: ModelPlanner | None = None
         require_torchrec()
+        from torchrec.distributed.planner.planners import EmbeddingPlannerBase, EmbeddingShardingPlanner
+
         from evenshard.torchrec.planner.model_plan import ModelPlanner
         from evenshard.torchrec.planner.report import stats_of
 
@@ -163,9 +167,10 @@ class EvenshardPlanner:
             callbacks,
             timeout_seconds,
             plan_loader,
+            {name: knobs.pop(name) for name in inspect.signature(EmbeddingShardingPlanner).parameters if name in knobs},
         )
         self._topology: Topology | None = topology
-        planner_base().register(type(self))  # so that isinstance takes it for one of TorchRec's
+        EmbeddingPlannerBase.register(type(self))  # so that isinstance takes it for one of TorchRec's
         try:
             asked = Knobs.of(knobs, [one.name for one in planner_knobs()])
             memory, sharding = asked.memory, asked.sharding
@@ -291,7 +296,7 @@ class EvenshardPlanner:
         return int(self._with_context().hash_planner_context_inputs())
 
     def hash_planner_context_inputs_str(self) -> str:
-        """The hash of what the planner was given, as text; TorchRec 1.4 or newer."""
+        """Return the hash of what the planner was given, as text."""
         return str(self._with_context().hash_planner_context_inputs_str())
 
     def _say(self, note: str) -> None:

@@ -15,6 +15,7 @@ from torchrec.distributed.planner.stats import EmbeddingStats
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import (
     Enumerator,
+    PlanDebugStats,
     PlannerError,
     Shard,
     ShardingOption,
@@ -26,7 +27,6 @@ from torchrec.distributed.types import ModuleSharder, ParameterSharding, Shardin
 
 from evenshard.placement.sharding import REPLICATED
 from evenshard.report.answer import PlacementAnswer
-from evenshard.sharders.torchrec.compat import check_ranks, debug_statistics, known_arguments
 from evenshard.torchrec.planner.arguments import PlannerArguments, heuristical
 from evenshard.torchrec.planner.machine import TorchRecMachine
 from evenshard.utils.messages import reason_of
@@ -85,7 +85,7 @@ class PlanReport:
     sharders: list[ModuleSharder[Any]]
 
     def finish(self, result: ModelPlan, seconds: float) -> bool:
-        """Calls the callbacks with the plan, rates it where a performance model is given, and logs the statistics.
+        """Call the callbacks with the plan and log the statistics.
 
         Args:
             result: the plan; it gets TorchRec's options, and what callbacks make of both.
@@ -102,14 +102,9 @@ class PlanReport:
         try:
             enumerator = self._fill_estimates(options)
         except Exception as error:  # of an estimate that only statistics need
-            if given.enumerator is not None or given.performance_model is not None:
+            if given.enumerator is not None:
                 raise
             result.say(f"no statistics were logged: TorchRec's estimates of the plan failed ({reason_of(error)}).")
-        if given.performance_model is not None:
-            result.say(
-                f"performance_model ({type(given.performance_model).__name__}) rates the plan "
-                f"{given.performance_model.rate(plan=options):.4g}; it chose nothing: evenshard's cost model did."
-            )
         if given.callbacks:
             options, result.plan = self._called_back(options)
         result.options = options
@@ -127,10 +122,10 @@ class PlanReport:
                 "sharders": self.sharders,
                 "enumerator": enumerator,
                 "debug": given.debug,
-                **debug_statistics(planner_type=self.planner_type, timeout_seconds=given.timeout_seconds),
+                "debug_stats": PlanDebugStats(self.planner_type, given.timeout_seconds),
             }
             for one in given.stats:
-                one.log(**known_arguments(one.log, values))
+                one.log(**values)
         return bool(result.plan != plan)
 
     def _called_back(self, options: list[ShardingOption]) -> tuple[list[ShardingOption], ShardingPlan]:
@@ -138,7 +133,7 @@ class PlanReport:
         for callback in self.arguments.callbacks or ():
             options = callback(options)
         plan = planners.to_sharding_plan(options, self.topology)
-        check_ranks(plan, self.topology)
+        planners.validate_rank_assignment(plan, self.topology)
         return options, plan
 
     def _reservation(self) -> StorageReservation:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from evenshard.measure.link import bandwidth_name
-from evenshard.sharders.torchrec.compat import link_bandwidths, make_topology
+from evenshard.sharders.torchrec.compat import make_topology
 from evenshard.sharders.torchrec.planner import BYTES_PER_MS
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def assumed_link(topology: Topology | None) -> str:
     """What to know of a topology's link between nodes where it is TorchRec's constant; empty where the user said it."""
     from torchrec.distributed.planner.constants import CROSS_NODE_BANDWIDTH
 
-    if topology is None or link_bandwidths(topology)[1] != CROSS_NODE_BANDWIDTH:
+    if topology is None or topology.comms_bandwidths.inter_host_bw != CROSS_NODE_BANDWIDTH:
         return ""
     return (
         f"The link between nodes is assumed: {CROSS_NODE_BANDWIDTH / BYTES_PER_MS:.1f} GB/s is TorchRec's constant, "
@@ -84,6 +84,7 @@ def links_of_topology(topology: Topology) -> tuple[str, str]:
     """
     from torchrec.distributed.planner.constants import INTRA_NODE_BANDWIDTH
 
-    within, between = link_bandwidths(topology)
-    intra = "" if within == INTRA_NODE_BANDWIDTH else bandwidth_name(within / BYTES_PER_MS)
-    return intra, bandwidth_name(between / BYTES_PER_MS)
+    links = topology.comms_bandwidths
+    is_default = links.intra_host_bw == INTRA_NODE_BANDWIDTH
+    intra = "" if is_default else bandwidth_name(links.intra_host_bw / BYTES_PER_MS)
+    return intra, bandwidth_name(links.inter_host_bw / BYTES_PER_MS)
