@@ -33,13 +33,12 @@ from evenshard.measure.calibrate.constants import (
     predicted_ms,
 )
 from evenshard.measure.calibrate.device import measured_shards
-from evenshard.measure.calibrate.trace import CONSTANTS_OF_KERNEL
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.evidence import Evidence
 from evenshard.measure.profile_file import write_profile
 from evenshard.measure.profiles import profile_path
 from evenshard.measure.simulated.device_model import BACKWARD_KERNELS, FORWARD_KERNELS, KERNELS
-from evenshard.measure.simulated.gpu_profile import BY_KERNEL, GpuProfile, gpu_profile
+from evenshard.measure.simulated.gpu_profile import BY_KERNEL, FREE_CONSTANTS, GpuProfile, gpu_profile
 from evenshard.measure.simulated.shard_work import WorkCounter
 from evenshard.tables.files import load_tables
 from evenshard.tables.reuse import FloatArray
@@ -76,10 +75,11 @@ STARTS = {
 MEMORY = "hbm_efficiency"  # that of a copy within device memory, which was measured
 # So far beyond what lookups need, or so short, that the times of calls do not tell them.
 UNSEEN = {"l2_gb_s": 40_000.0, "hot_lookup_ns": 0.01}
+OF_CALLS = ("_overhead_us", "_host_us", "_call_us")  # endings of constants that no single kernel has
 FREE = tuple(
     name
-    for name in (*dict.fromkeys(one for names in CONSTANTS_OF_KERNEL.values() for one in names), *BY_KERNEL)
-    if name not in UNSEEN and name != MEMORY
+    for name in (*FREE_CONSTANTS, *BY_KERNEL)
+    if name not in UNSEEN and name != MEMORY and not name.endswith(OF_CALLS)
 )
 GROUPS: Mapping[str, tuple[str, ...]] = {
     **{name: (name,) for name in KERNELS},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,15 +17,12 @@ from evenshard.measure.cost_rows import read_rows
 from evenshard.measure.traces import RECORDING
 from evenshard.measure.traces.collectives import collectives
 from evenshard.measure.traces.kineto import read_traces
-from evenshard.placement.parts import Span, TablePart
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import save_answer
 from evenshard.report.facts.setting import device_error_text
-from evenshard.stages.observe import tables_of_devices
 from evenshard.tables.files import load_tables, save_tables
 from evenshard.tables.table import Table
 from evenshard.torchrec import save_plan
-from support.answer_builders import answer as made_by_hand
 from support.traced_training import LOCAL_BATCH, LOOKUPS, PLAN, TABLES, WORLD_SIZE, record
 from support.truth import truth_file
 
@@ -206,33 +202,6 @@ def test_what_is_missing_is_said_in_a_line(training: Path, tmp_path: Path, capsy
     compared = observed(capsys, *both, "--placement", str(tmp_path / "wider.json"))["comparison"]
     assert "is this the placement" in compared["notes"][0]
     assert not (tmp_path / "costs.parquet").exists()
-
-
-def test_rows_are_tables_of_their_rank_and_replicas_are_in_no_fused_call(tmp_path: Path) -> None:
-    parts = (
-        TablePart("a", Span(0, 30), Span(0, 8), (0,)),
-        TablePart("a", Span(30, 40), Span(0, 8), (1,)),
-        TablePart("b", Span(0, 40), Span(0, 8), (0, 1)),
-    )
-    tables = [Table("a", 40, 8, 4.0), Table("b", 40, 8, 4.0)]
-    save_answer(made_by_hand((), tables=tables, parts=parts, asked={"sharding_types": ()}), tmp_path / "rows.json")
-    (first,), (second,) = tables_of_devices(tmp_path / "rows.json", None)
-    assert (first.num_rows, first.pooling_factor) == (30, 3.0) and (second.num_rows, second.pooling_factor) == (10, 1.0)
-
-
-def test_a_cpu_s_traces_fit_no_device_model(training: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the placement, or with the plan and its table file, each rank's tables are known."""
-    argv = ["calibrate-device", "--trace", *traces(training), "--profile", "h200", "--out", str(tmp_path / "mine.yaml")]
-    plan = ["--placement", str(training / PLAN)]
-    for flags, problem in (
-        (["--placement", str(training / "placement.json")], "rank 0: it has no kernels of a GPU"),
-        ([*plan, "--tables", str(training / "tables.json")], "rank 0: it has no kernels of a GPU"),
-        (plan, "Add the table file: --tables"),
-        (["--tables", str(training / "tables.json")], "which tables its rank holds"),
-    ):
-        assert main([*argv, *flags]) == 2
-        assert re.search(problem, capsys.readouterr().err)
-    assert not (tmp_path / "mine.yaml").exists()
 
 
 def test_the_help_shows_how_to_record(capsys: pytest.CaptureFixture[str]) -> None:

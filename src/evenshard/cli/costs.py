@@ -104,10 +104,7 @@ def _calibrate_link(args: argparse.Namespace) -> Mapping[str, Any]:
 def _calibrate_device(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.stages import calibrate_device as stage
 
-    inputs = stage.CalibrateDeviceInputs(
-        args.tables, tuple(args.costs), args.profile, tuple(args.trace), args.placement
-    )
-    print(stage.run(inputs, args.out))
+    print(stage.run(args.tables, args.costs, args.profile, args.out))
     print(f"saved: {args.out} (hardware: simulated:{args.out} uses it)")
     return {}
 
@@ -224,20 +221,11 @@ def add_commands(commands: Commands) -> None:
     sub = commands.add(
         "calibrate-device",
         _calibrate_device,
-        "Fit a simulated device's free constants to measured costs, or to a training's traces.",
-        "Half of the shards are fitted, the other half judges: errors of forward and backward, or of traces per "
-        "kernel, before and after.",
+        "Fit a simulated device's free constants to measured costs.",
+        "Half of the shards are fitted, the other half judges: errors of forward and backward, before and after.",
     )
-    sub.add_argument("--costs", **PATH, nargs="+", default=[], help="cost datasets of one hardware (.parquet)")
-    sub.add_argument(
-        "--trace", **PATH, nargs="+", default=[], help="traces of ranks, as `evenshard observe` reads them"
-    )
-    sub.add_argument(
-        "--placement", **PATH, help="that the traced training ran with: placement.json, or evenshard's TorchRec plan"
-    )
-    sub.add_argument(
-        "--tables", **PATH, help="the tables of the costs, of a TorchRec plan, or of the one rank whose trace is given"
-    )
+    sub.add_argument("--costs", **PATH, nargs="+", required=True, help="cost datasets of one hardware (.parquet)")
+    sub.add_argument("--tables", **PATH, required=True, help="the tables that the costs were measured with")
     sub.add_argument(
         "--profile",
         type=SOURCE,

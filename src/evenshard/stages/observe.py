@@ -15,7 +15,7 @@ from evenshard.measure.profiles import profile_of_gpu
 from evenshard.measure.step_time import device_ms, step_ms
 from evenshard.measure.traces.ranks import ObservedTraining, RankTimes, observe
 from evenshard.placement.optimizer_state import NUMBERS, optimizer_problem
-from evenshard.placement.parts import TablePart, part_table, tables_of_parts, whole_tables
+from evenshard.placement.parts import TablePart, tables_of_parts, whole_tables
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import BY_COLUMNS, sharding_type
 from evenshard.placement.task import ShardingTask
@@ -207,27 +207,6 @@ def _without_replicas(
         tuple(part for part in parts if part.table not in replicated),
         (f"Both leave out data_parallel tables, which traces do not show apart from dense layers: {names}.",),
     )
-
-
-def tables_of_devices(source: Path, tables: Path | None) -> tuple[tuple[Table, ...], ...]:
-    """What each device looks up in fused calls, of a placement or of a plan for TorchRec with its table file.
-
-    Replicas are looked up by dense calls.
-
-    Raises:
-        BadInput: if a file cannot be used, or a plan comes without a table file.
-    """
-    if "world_size" in _keys_of(source):
-        parts, known, num_devices = _of_plan(source, tables)
-    else:
-        answer = load_answer(source)
-        parts, known, num_devices = answer.parts, answer.request.tables, answer.num_devices
-    by_name = {table.name: table for table in known}
-    found: list[list[Table]] = [[] for _ in range(num_devices)]
-    for part in parts:
-        if len(part.devices) == 1:
-            found[part.device].append(part_table(part, by_name[part.table]))
-    return tuple(map(tuple, found))
 
 
 def _keys_of(source: Path) -> set[str]:

@@ -53,12 +53,10 @@ class Calibration:
         constants: names of the fitted constants.
         num_fitted: shards that were fitted.
         num_held_out: shards that were not.
-        before: errors of the original profile on the held-out shards, by what was measured of them; on the fitted ones
-            where none are held out.
+        before: errors of the original profile on the held-out shards, by what was measured of them.
         after: errors of the fitted profile on the same shards.
         at_bound: fitted constants that ended at one of their ``BOUNDS``.
         hardware: what was measured.
-        points: what the shards are, as the evidence says it.
         source: where the measurements come from.
     """
 
@@ -70,39 +68,35 @@ class Calibration:
     after: Mapping[str, Errors]
     at_bound: tuple[str, ...]
     hardware: str
-    points: str
     source: str
 
     @property
     def evidence(self) -> Evidence:
         """What the fitted profile says about itself: the errors of the times that it predicts worst."""
         worst = max(self.after.values(), key=lambda errors: errors.p90_percent)
-        judged = self.num_held_out > 0
         return Evidence(
-            points=self.points,
+            points="nonempty shards, forward and backward compute",
             source=self.source,
             fitted=self.num_fitted,
             held_out=self.num_held_out,
-            median_error_percent=round(worst.median_percent, 2) if judged else None,
-            p90_error_percent=round(worst.p90_percent, 2) if judged else None,
+            median_error_percent=round(worst.median_percent, 2),
+            p90_error_percent=round(worst.p90_percent, 2),
         )
 
-    def save(self, template: str, path: Path, what: str = "shards of", extrapolated_from: str = "") -> None:
+    def save(self, template: str, path: Path) -> None:
         """Writes the fitted profile as YAML.
 
         Args:
             template: the profile that the fit began from: a name, or a YAML file. Its other constants keep their
                 sources.
             path: the file to write; it appears whole or not at all.
-            what: what was fitted of the source, in words that go before it.
-            extrapolated_from: the profile that says what the measurements do not.
 
         Raises:
             BadInput: if the template cannot be read.
         """
-        source = f"calibrated on {self.num_fitted} {what} {self.source}"
+        source = f"calibrated on {self.num_fitted} shards of {self.source}"
         values = {name: float(getattr(self.profile, name)) for name in self.constants}
-        write_profile(profile_path(template), values, source, (self.evidence,), path, extrapolated_from)
+        write_profile(profile_path(template), values, source, (self.evidence,), path)
 
 
 @dataclass(frozen=True)
@@ -187,13 +181,11 @@ def fit_constants(
     return with_constants(found.x), tuple(np.array(free)[at_bound_P].tolist())
 
 
-def prediction_errors(
-    profile: GpuProfile, measured: MeasuredShards, times: Sequence[str] = SHARD_TIMES
-) -> dict[str, Errors]:
+def prediction_errors(profile: GpuProfile, measured: MeasuredShards) -> dict[str, Errors]:
     """Errors of a profile on measured shards, by what was measured of them."""
     predicted_NM = predicted_ms(profile, measured.work, measured.optimizer)
     errors = {}
-    for name in times:
+    for name in SHARD_TIMES:
         times_N = measured.times_ms_NM[:, SHARD_TIMES.index(name)]
         known_N = np.isfinite(times_N)
         if known_N.any():

@@ -67,7 +67,6 @@ def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed
         after=prediction_errors(result, held_out),
         at_bound=at_bound,
         hardware=hardware,
-        points="nonempty shards, forward and backward compute",
         source=f"{hardware}, {versions}, {measured_on.date().isoformat()}",
     )
 
