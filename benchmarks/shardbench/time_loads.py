@@ -25,10 +25,10 @@ from typing import Any
 import torch
 
 from benchmarks.scripts.gpu_kernels import CHECKED_LEARNING_RATE, reference_step
+from benchmarks.shardbench.dense_calls import dense_operator
 from benchmarks.shardbench.loads import Load, LoadCall, key_of, read_loads
 from evenshard.measure.clock import CacheFlush, stopwatch
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.distributed.part_kernels import dense_operator
 from evenshard.measure.fbgemm import (
     LEARNING_RATE,
     LoadedShard,

@@ -23,12 +23,12 @@ from evenshard.measure.costs import (
     Provenance,
     combine_visits,
 )
-from evenshard.measure.hardware import ExchangingHardware, Hardware
+from evenshard.measure.hardware import Hardware
 from evenshard.measure.journal import Journal, Origin, Visit
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.task import ShardingTask, whole_task_text
-from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.errors import BadFile
 
 # The settings without which a visit means something else; what the hardware is called is part of the provenance.
 MEANING = ("link", "num_batches", "warmup", "repeats", "recorded_batch", "keep_cache_warm", "noise", "seed")
@@ -77,24 +77,8 @@ class Job:
         return placement_of_whole(self.task, self.parts)
 
     def measure_on(self, hardware: Hardware) -> PlacementCost:
-        """One visit."""
-        if self.task.is_whole:
-            return hardware.measure(self.task, self.placement)
-        return self.require_exchange(hardware).measure_parts(self.task, self.parts)
-
-    def require_exchange(self, hardware: Hardware) -> ExchangingHardware:
-        """The hardware, whose devices exchange for real.
-
-        Raises:
-            BadConfig: if they are measured in turn, or simulated.
-        """
-        if not isinstance(hardware, ExchangingHardware):
-            devices = self.task.num_devices
-            raise BadConfig(
-                f"placements of parts are measured on all {devices} devices at once, by kernels. Start "
-                f"torchrun --nproc-per-node {devices} -m evenshard benchmark, with hardware auto, cpu or cuda."
-            )
-        return hardware
+        """One visit; ``ShardedJob`` measures tables that are not whole."""
+        return hardware.measure(self.task, self.placement)
 
 
 def with_controls(jobs: Sequence[Job], controls: Sequence[tuple[ShardingTask, Placement]], repeats: int) -> list[Job]:

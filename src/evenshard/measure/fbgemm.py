@@ -125,17 +125,15 @@ class ShardKernels:
         gradient = torch.full((batch_size, sum(table.embedding_dim for table in shard)), 1e-3, device=self.device)
         return LoadedShard(operator, self._batches(shard, batch_size), gradient)
 
-    def reserve(self, num_bytes: int) -> None:
-        """Makes room for the weights of several operators together; see ``operator``."""
+    def free_bytes(self) -> int:
+        """Return the device memory that is left, without what torch only keeps for speed."""
         if self.device.type == "cpu":
-            self._weights.borrow(num_bytes, torch.uint8)
+            return _free_host_memory()
+        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return torch.cuda.mem_get_info(self.device)[0] + kept
 
     def operator(
-        self,
-        shard: Sequence[Table],
-        pooling: str = SUM,
-        feature_table_map: Sequence[int] | None = None,
-        first_byte: int = 0,
+        self, shard: Sequence[Table], pooling: str = SUM, feature_table_map: Sequence[int] | None = None
     ) -> Any:
         """The fused embedding operator of a shard.
 
@@ -143,7 +141,6 @@ class ShardKernels:
             shard: its tables.
             pooling: what it does with a bag.
             feature_table_map: position of the table of each feature; None for one each.
-            first_byte: where its weights begin in the memory that all operators share.
         """
         from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
@@ -163,7 +160,7 @@ class ShardKernels:
         options: dict[str, Any] = (
             {"embedding_table_index_type": torch.int32, "embedding_table_offset_type": torch.int32}
             if on_gpu
-            else {"preallocated_host_buffers": {"weights": self._weights.borrow(num_weights, dtype, first_byte)}}
+            else {"preallocated_host_buffers": {"weights": self._weights.borrow(num_weights, dtype)}}
         )
         if not on_gpu and sum(state_bytes(table, self._config.optimizer) for table in shard) > _free_host_memory():
             raise OutOfDeviceMemory  # FBGEMM makes the state itself, and Linux would kill the process
@@ -273,13 +270,13 @@ class _WeightArena:
         self._block = torch.empty(0, dtype=torch.uint8)
         self._touched = 0
 
-    def borrow(self, num_weights: int, dtype: torch.dtype, first_byte: int = 0) -> torch.Tensor:
-        """A flat view, [num_weights] of ``dtype``, filled with small numbers, of the block from ``first_byte`` on.
+    def borrow(self, num_weights: int, dtype: torch.dtype) -> torch.Tensor:
+        """A flat view, [num_weights] of ``dtype``, filled with small numbers, of the block.
 
         Raises:
             OutOfDeviceMemory: before the operating system would kill the process.
         """
-        num_bytes = first_byte + num_weights * dtype.itemsize
+        num_bytes = num_weights * dtype.itemsize
         if num_bytes > self._touched and num_bytes - self._touched > _free_host_memory():
             raise OutOfDeviceMemory
         if num_bytes > self._block.numel():
@@ -291,7 +288,7 @@ class _WeightArena:
         if num_bytes > self._touched:
             self._block[self._touched : num_bytes].fill_(0x22)  # 2.2e-18 as FP32, 0.012 as FP16: no zeros or subnormals
             self._touched = num_bytes
-        return self._block[first_byte:num_bytes].view(dtype)
+        return self._block[:num_bytes].view(dtype)
 
 
 def _free_host_memory() -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from evenshard.measure.profiles import SHORT_NAMES, profile_names
 from evenshard.utils.errors import BadConfig
@@ -20,7 +20,6 @@ from evenshard.utils.messages import brief, did_you_mean
 if TYPE_CHECKING:
     from evenshard.measure.config import MeasureConfig
     from evenshard.measure.costs import PlacementCost, Provenance
-    from evenshard.placement.parts import TablePart
     from evenshard.placement.placement import Placement
     from evenshard.placement.task import ShardingTask
 
@@ -50,15 +49,6 @@ class Hardware(Protocol):
 
     def close(self) -> None:
         """Frees the devices."""
-        ...
-
-
-@runtime_checkable
-class ExchangingHardware(Protocol):
-    """Hardware whose devices exchange for real, which is what placements of parts are measured on."""
-
-    def measure_parts(self, task: ShardingTask, parts: Sequence[TablePart]) -> PlacementCost:
-        """Measures one training step of a placement of parts; see ``Hardware.measure``."""
         ...
 
 

@@ -25,6 +25,7 @@ from evenshard.stages.loop import BenchmarkConfig, BenchmarkInputs, BenchmarkOut
 from evenshard.stages.propose import Proposers, among_controls, in_part, placement_jobs, shard_jobs, sharding_jobs
 from evenshard.stages.stage import Outcome
 from evenshard.tables.files import load_tables
+from evenshard.torchrec.running.measured_step import ShardedJob
 from evenshard.utils.console import progress
 from evenshard.utils.errors import BadFile, MeasurementFailed
 from evenshard.utils.extras import require_package
@@ -71,7 +72,9 @@ def run(
     return _outcome(measured, len(jobs), share, inputs.round)
 
 
-def _plan(config: BenchmarkConfig, measure: MeasureConfig, inputs: BenchmarkInputs) -> tuple[list[Job], list[Job]]:
+def _plan(
+    config: BenchmarkConfig, measure: MeasureConfig, inputs: BenchmarkInputs
+) -> tuple[list[Job], list[ShardedJob]]:
     """All jobs of the round in the order of measuring; a time budget then cuts off a random sample of the first."""
     for name in ("placements_per_round", "shards_per_round", "sharded_per_round"):
         require(getattr(config, name) >= 0, f"benchmark.{name} is {getattr(config, name)}. Make it at least 0.")
@@ -118,8 +121,8 @@ def _measure(
 ) -> tuple[list[MeasuredPlacement], TimeShare]:
     with closing(open_hardware(measure)) as hardware:
         for job in jobs:
-            if not job.task.is_whole:
-                job.require_exchange(hardware)  # before anything else is measured
+            if isinstance(job, ShardedJob):
+                job.check(hardware)  # before anything else is measured
         log.info("round %d: timing %d placements on %s", inputs.round, len(jobs), hardware.provenance.hardware)
         if len(journal):
             log.info("%s: %d timings of an earlier run are on record", journal.path, len(journal))

@@ -29,6 +29,7 @@ from evenshard.sharders.learned import load_sharder
 from evenshard.sharders.random import RandomSharder, random_placement, random_sharding
 from evenshard.stages.sharder_comparison import Answer
 from evenshard.tables.table import Table
+from evenshard.torchrec.running.measured_step import ShardedJob
 from evenshard.utils.console import progress
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.messages import brief
@@ -181,7 +182,7 @@ def sharding_jobs(
     optimizer: str,
     round_number: int,
     seed: int,
-) -> list[Job]:
+) -> list[ShardedJob]:
     """``count`` random placements of parts of the tasks' tables, each task in turn.
 
     Raises:
@@ -204,7 +205,7 @@ def sharding_jobs(
         sharding = replace(task, machine=machine, optimizer=optimizer, limits=())
         parts = random_sharding(sharding, types or SHARDING_TYPES, rng)
         name = f"round{round_number}-sharded-{number:05d}"
-        jobs.append(Job(name, sharding, parts, round_number, RandomSharder.name, name))
+        jobs.append(ShardedJob(name, sharding, parts, round_number, RandomSharder.name, name))
     return jobs
 
 

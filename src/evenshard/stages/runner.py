@@ -42,7 +42,9 @@ def run_stage(
         MeasurementFailed: if a kernel fails.
     """
     if stage.measures and collective.is_follower():
-        collective.serve(settings["measure"])
+        from evenshard.torchrec.running.measured_step import RANK_JOBS
+
+        collective.serve(settings["measure"], RANK_JOBS)
         return Outcome({})
     arguments = (*settings.values(), inputs, outputs, *([Lineage.here(params)] if stage.takes_lineage else []))
     tracked = tracked and stage.tracked(inputs, outputs)

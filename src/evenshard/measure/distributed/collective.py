@@ -36,6 +36,7 @@ from evenshard.measure.distributed.jobs import (
     JOBS,
     Kinds,
     MeasurePlacement,
+    PlacementJob,
     RankJob,
     decode_answer,
     decode_job,
@@ -46,9 +47,7 @@ from evenshard.measure.distributed.ranks import INPUT_REFUSED, MEASURING_FAILED,
 from evenshard.measure.distributed.transport import link_of, transport_problem
 from evenshard.measure.fbgemm import kernel_provenance, real_device
 from evenshard.measure.hardware import TimeShare
-from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement
-from evenshard.placement.sharding import Communication
 from evenshard.placement.task import ShardingTask
 from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
 from evenshard.utils.messages import reason_of
@@ -103,17 +102,14 @@ def _stop() -> None:
 # Rank 0 --------------------------------------------------------------------------------------------------------------
 
 
-def lead(config: MeasureConfig, device: torch.device, kinds: Kinds = JOBS) -> CollectiveHardware:
+def lead(config: MeasureConfig, device: torch.device) -> CollectiveHardware:
     """Waits for the other ranks and connects with them. On rank 0.
-
-    Args:
-        kinds: of jobs that the other ranks know.
 
     Raises:
         MeasurementFailed: if a rank does not come.
         BadConfig: if a rank was started with other settings, or exchanges do not take the network that is expected.
     """
-    return CollectiveHardware(config, device, kinds)
+    return CollectiveHardware(config, device)
 
 
 def dismiss() -> None:
@@ -127,16 +123,16 @@ def dismiss() -> None:
 
 
 class CollectiveHardware:
-    """Several devices at once, with real exchanges; this process is the first of them.
+    """Several devices at once, with real exchanges; this process is the first of them, and has ``device``.
 
     ``close`` ends the other ranks. If this process ends without it, they end as well.
     """
 
     opened = False  # ever in this process: only then do the other ranks learn from it that they may go
 
-    def __init__(self, config: MeasureConfig, device: torch.device, kinds: Kinds = JOBS) -> None:
+    def __init__(self, config: MeasureConfig, device: torch.device) -> None:
         CollectiveHardware.opened = True
-        self._config, self._kinds = config, kinds
+        self._config, self.device = config, device
         self._in_step = False  # no rank waits for another in the middle of a job
         self._next_job = 0
         self._kernel_s = 0.0
@@ -172,35 +168,27 @@ class CollectiveHardware:
             BadInput: if the task has not one device for each rank, or a shard cannot be run as it is.
             MeasurementFailed: if a kernel fails, or a rank hangs or dies. After the latter nothing can be measured.
         """
-        if placement.num_devices not in (1, self._size):
-            raise BadInput(
-                f"task {task.task_id} has {placement.num_devices} devices, torchrun started {self._size} "
-                f"processes. Start --nproc-per-node {placement.num_devices}."
-            )
         if placement.num_devices == 1:
             return self._cost([measure_alone(self._worker, task, placement)], task.task_id)
-        parts = placement.parts(task.tables)
-        job = MeasurePlacement(task.tables, task.machine, task.batch_size, parts, is_whole=True)
-        return self._measure(job, task.task_id)
+        job = MeasurePlacement(task.tables, task.machine, task.batch_size, placement.parts(task.tables))
+        return self.measure_together(job, task.task_id)
 
-    def measure_parts(self, task: ShardingTask, parts: Sequence[TablePart]) -> PlacementCost:
-        """Measures a placement of parts on all ranks, with every exchange that it makes.
+    def measure_together(self, job: PlacementJob, what: str) -> PlacementCost:
+        """Measure a placement by a job that all ranks run at once.
+
+        Args:
+            job: its answers are findings.
+            what: name of its task.
 
         Raises:
-            BadInput: if the machine has not one device for each rank, or parts cannot be run as they are.
+            BadInput: if the machine has not one device for each rank, or the ranks cannot run the job.
             MeasurementFailed: see ``measure``.
         """
-        if task.num_devices != self._size:
+        if job.machine.num_devices != self._size:
             raise BadInput(
-                f"a placement is on {task.num_devices} devices, torchrun started {self._size} processes. Start "
-                f"--nproc-per-node {task.num_devices}."
+                f"task {what} has {job.machine.num_devices} devices, torchrun started {self._size} processes. Start "
+                f"--nproc-per-node {job.machine.num_devices}."
             )
-        if task.communication != Communication():
-            raise BadInput("Communication in fewer bits than fp32 cannot be measured. Ask for fp32.")
-        job = MeasurePlacement(task.tables, task.machine, task.batch_size, tuple(parts))
-        return self._measure(job, "a placement of parts")
-
-    def _measure(self, job: MeasurePlacement, what: str) -> PlacementCost:
         return self._cost(self.run_on_all(job, f"measuring {what}"), what)
 
     def _cost(self, findings: Sequence[Finding], what: str) -> PlacementCost:
@@ -274,7 +262,7 @@ class CollectiveHardware:
 
     def _hand_out(self, job: RankJob | None) -> None:
         try:
-            self._store.set(f"job/{self._next_job}", encode_job(job, self._kinds))
+            self._store.set(f"job/{self._next_job}", encode_job(job))
         except RuntimeError as error:
             raise PeerLost(f"the store of torchrun is gone: {reason_of(error)}") from error
         self._next_job += 1

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from evenshard.measure.distributed.exchange import Finding, Worker, measure_shard
-from evenshard.measure.distributed.part_step import measure_own_parts
 from evenshard.measure.distributed.ranks import Splits
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
@@ -55,30 +54,27 @@ class RankJob(Protocol):
 
 
 @dataclass(frozen=True)
-class MeasurePlacement:
-    """Every rank measures its parts of a placement; rules and memory of its task make no difference to that.
+class PlacementJob:
+    """A placement that every rank measures its share of; rules and memory of its task make no difference to that.
 
     Attributes:
         tables: whole.
         machine: with a device for each rank.
         batch_size: global batch, samples.
         parts: of the tables, with their devices.
-        is_whole: whether tables stay whole, and no lookups are distributed (``measure_shard``).
     """
 
     tables: tuple[Table, ...]
     machine: Machine
     batch_size: int
     parts: tuple[TablePart, ...]
-    is_whole: bool = False
     ANSWER: ClassVar[Any] = Finding
 
     @property
     def task(self) -> ShardingTask:
         """The task that the parts belong to, with enough memory for everything."""
         devices = self.machine.num_devices
-        task = ShardingTask(self.tables, self.machine, (MAX_TOTAL_BYTES // devices,) * devices, self.batch_size)
-        return task.as_whole if self.is_whole else task
+        return ShardingTask(self.tables, self.machine, (MAX_TOTAL_BYTES // devices,) * devices, self.batch_size)
 
     def check(self, num_ranks: int) -> None:
         """See ``RankJob``."""
@@ -91,20 +87,33 @@ class MeasurePlacement:
             raise ValueError(f"a placement on {self.machine.num_devices} devices is not for {num_ranks} ranks")
         if problem := self.machine.problem() or RANGES["batch_size"].problem(self.batch_size):
             raise ValueError(problem)
-        if self.batch_size % num_ranks and not self.is_whole:
-            raise ValueError(f"batch_size is {self.batch_size}, which {num_ranks} ranks cannot share evenly")
         try:
-            task = self.task
-            by_table = parts_by_table(task, self.parts)
+            parts_by_table(self.task, self.parts)
         except BadConfig as error:
             raise ValueError(str(error)) from None
-        if self.is_whole and (broken := broken_rule(task, by_table)):
+
+    def run(self, worker: Worker) -> Finding:
+        """See ``RankJob``."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class MeasurePlacement(PlacementJob):
+    """A placement of whole tables, whose lookups are not distributed (``measure_shard``)."""
+
+    @property
+    def task(self) -> ShardingTask:
+        """The task, in which tables stay whole."""
+        return super().task.as_whole
+
+    def check(self, num_ranks: int) -> None:
+        """See ``RankJob``."""
+        super().check(num_ranks)
+        if broken := broken_rule(self.task, parts_by_table(self.task, self.parts)):
             raise ValueError(broken)
 
     def run(self, worker: Worker) -> Finding:
         """See ``RankJob``."""
-        if not self.is_whole:
-            return measure_own_parts(worker, self.task, self.parts)
         device_of = {part.table: part.device for part in self.parts}
         devices = tuple(device_of[table.name] for table in self.tables)
         return measure_shard(worker, self.task, Placement(devices, self.machine.num_devices))
@@ -209,11 +218,7 @@ class TimeCollectives:
 
 
 Kinds = Mapping[str, type[RankJob]]
-JOBS: Kinds = {
-    "measure_placement": MeasurePlacement,
-    "time_exchanges": TimeExchanges,
-    "time_collectives": TimeCollectives,
-}
+JOBS: Kinds = {kind.__name__: kind for kind in (MeasurePlacement, TimeExchanges, TimeCollectives)}
 
 # On the way ----------------------------------------------------------------------------------------------------------
 
@@ -224,12 +229,11 @@ class _Envelope:
     settings: dict[str, Any]
 
 
-def encode_job(job: RankJob | None, kinds: Kinds) -> str:
+def encode_job(job: RankJob | None) -> str:
     """A job as it stands in the store; None: there is nothing more to do."""
     if job is None:
         return "null"
-    name = next(name for name, kind in kinds.items() if type(job) is kind)
-    return json.dumps(asdict(_Envelope(name, asdict(job))))  # type: ignore[call-overload]
+    return json.dumps(asdict(_Envelope(type(job).__name__, asdict(job))))  # type: ignore[call-overload]
 
 
 def decode_job(content: str | bytes, kinds: Kinds, num_ranks: int) -> RankJob | None:

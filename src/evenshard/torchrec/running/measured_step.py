@@ -1,0 +1,364 @@
+"""A training step of cut and replicated tables, run by TorchRec's ``DistributedModelParallel`` and timed on every rank.
+
+::
+
+    | input dist | lookups | output dist | output dist back | lookups back | all-reduce | dense update |
+        timed       timed      timed            timed            timed         timed         timed
+
+TorchRec's sharded modules do the work of every phase. There is a barrier before each phase, and a phase takes all
+modules one after the other, as a step does that overlaps nothing. The outputs of the lookups are cut out of the
+autograd graph, so that communication and lookups of the backward pass are timed apart. Replicas are not wrapped by DDP,
+whose all-reduce overlaps with the backward pass: their gradients are reduced afterwards. That all-reduce counts as
+backward communication, and the update of replicas as backward compute.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from evenshard.measure.campaign import Job
+from evenshard.measure.costs import OUT_OF_MEMORY, PlacementCost
+from evenshard.measure.distributed.collective import CollectiveHardware, local_world_size
+from evenshard.measure.distributed.exchange import GRADIENT, Finding, Step, Worker, run_together, time_work
+from evenshard.measure.distributed.jobs import JOBS, PlacementJob
+from evenshard.measure.fbgemm import EMB_OPT_TYPES, LEARNING_RATE, OutOfDeviceMemory, ShardKernels, weights_dtype
+from evenshard.measure.hardware import Hardware
+from evenshard.measure.kernel_calls import feature_tables
+from evenshard.placement.optimizer_state import state_bytes
+from evenshard.placement.parts import part_table
+from evenshard.placement.sharding import Communication
+from evenshard.placement.storage import ON_DEVICE
+from evenshard.sharders.torchrec.compat import require_torchrec
+from evenshard.tables.table import Table
+from evenshard.torchrec.model.modules import sharded_collections
+from evenshard.torchrec.plan.plans import plan_of_parts
+from evenshard.utils.errors import BadConfig, BadInput
+
+_DENSE_OPTIMIZERS = {
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "rowwise_adagrad": torch.optim.Adagrad,  # torch has none by rows
+    "adam": torch.optim.Adam,
+    # torch has none of these, but one that keeps as much of a weight
+    "lars_sgd": torch.optim.Adagrad,
+    "partial_rowwise_adam": torch.optim.Adam,
+    "partial_rowwise_lamb": torch.optim.Adam,
+    "lamb": torch.optim.Adam,
+}
+
+
+@dataclass(frozen=True)
+class ShardedJob(Job):
+    """A placement of cut and replicated tables to measure."""
+
+    def check(self, hardware: Hardware) -> None:
+        """Raise an error if the hardware cannot measure the placement.
+
+        Raises:
+            BadInput: if devices are measured in turn or simulated, TorchRec is missing, or it cannot train the parts.
+        """
+        measured = self._require_ranks(hardware)
+        self.rank_job.plan(measured.device.type)
+
+    def measure_on(self, hardware: Hardware) -> PlacementCost:
+        """Measure the placement once."""
+        return self._require_ranks(hardware).measure_together(self.rank_job, "a placement of parts")
+
+    @property
+    def rank_job(self) -> MeasureParts:
+        """The same placement as a job of ranks."""
+        return MeasureParts(self.task.tables, self.task.machine, self.task.batch_size, self.parts)
+
+    def _require_ranks(self, hardware: Hardware) -> CollectiveHardware:
+        devices = self.task.num_devices
+        if not isinstance(hardware, CollectiveHardware):
+            raise BadConfig(
+                f"placements of parts are measured on all {devices} devices at once, by kernels. Start "
+                f"torchrun --nproc-per-node {devices} -m evenshard benchmark, with hardware auto, cpu or cuda."
+            )
+        if self.task.communication != Communication():
+            raise BadInput("Communication in fewer bits than fp32 cannot be measured. Ask for fp32.")
+        return hardware
+
+
+@dataclass(frozen=True)
+class MeasureParts(PlacementJob):
+    """A job in which every rank trains its parts of a placement under ``DistributedModelParallel``."""
+
+    def check(self, num_ranks: int) -> None:
+        """See ``RankJob``."""
+        super().check(num_ranks)
+        if self.batch_size % num_ranks:
+            raise ValueError(f"batch_size is {self.batch_size}, which {num_ranks} ranks cannot share evenly")
+
+    def run(self, worker: Worker) -> Finding:
+        """See ``RankJob``. If a rank runs out of memory none can train, and all of them report it."""
+        for _ in range(2):  # memory of earlier placements may have been in the way of the first attempt
+            finding, worst = run_together(worker, lambda: self._steps(worker))
+            if worst != OUT_OF_MEMORY:
+                return finding
+            worker.kernels.free()
+        return Finding(problem=OUT_OF_MEMORY)
+
+    def plan(self, compute_device: str) -> tuple[torch.nn.ModuleDict, Any]:
+        """Return the model, without weights, and TorchRec's plan for it.
+
+        Raises:
+            BadInput: if TorchRec is missing, cannot train the parts, or a precision cannot be measured.
+        """
+        require_torchrec()
+        if compute_device == "cuda" and self.machine.devices_per_node != local_world_size():
+            raise BadConfig(
+                f"a node has {self.machine.devices_per_node} devices, but torchrun started {local_world_size()} "
+                f"processes on this host. On GPUs both are the same: leave --devices-per-node out."
+            )
+        deduplicated = {table.is_deduplicated for table in self.tables if table.is_sequence}
+        if len(deduplicated) > 1:
+            raise BadInput("TorchRec deduplicates indices in all EmbeddingCollections or in none. Make them alike.")
+        if compute_device == "cpu" and True in deduplicated:
+            raise BadInput("FBGEMM deduplicates indices on GPUs alone. Measure deduplicated tables there.")
+        names = {table.name: f"t{at}" for at, table in enumerate(self.tables)}
+        modules = {str(at): _collection(group, names) for at, group in enumerate(self.collections)}
+        tables = [replace(table, name=names[table.name]) for table in self.tables]
+        parts = [replace(part, table=names[part.table]) for part in self.parts]
+        plan = plan_of_parts(parts, tables, modules, self.machine, compute_device, allowed={})
+        return torch.nn.ModuleDict(modules), plan
+
+    @cached_property
+    def collections(self) -> tuple[tuple[Table, ...], ...]:
+        """The tables of each TorchRec module."""
+        found: dict[tuple[str, bool, bool], list[Table]] = {}
+        for table in self.tables:
+            found.setdefault((table.module, table.is_sequence, table.is_weighted), []).append(table)
+        return tuple(map(tuple, found.values()))
+
+    def _steps(self, worker: Worker) -> tuple[Step, ...]:
+        config, ranks = worker.config, worker.ranks
+        with worker.kernels.watch_failures(self.tables), _nodes_of(self.machine.devices_per_node, ranks.rank):
+            model, plan = self.plan(ranks.device.type)
+            self._require_memory(worker)
+            ranks.go_on_together()
+            training = TrainingStep(worker, self, model, plan)
+            ranks.go_on_together()
+            steps = tuple(training.run(number) for number in range(config.warmup + config.repeats))
+            ranks.go_on_together()
+            return steps
+
+    def _require_memory(self, worker: Worker) -> None:
+        gc.collect()  # modules of the placement before refer to each other
+        tables = {table.name: table for table in self.tables}
+        rank, optimizer = worker.ranks.rank, worker.config.optimizer
+        held = [
+            part_table(part, tables[part.table])
+            for part in self.parts
+            if rank in part.devices and part.storage == ON_DEVICE
+        ]
+        num_bytes = sum(table.size_bytes + state_bytes(table, optimizer) for table in held)
+        if num_bytes > worker.kernels.free_bytes():
+            raise OutOfDeviceMemory
+
+
+class TrainingStep:
+    """A model under ``DistributedModelParallel`` on one rank, and the phases of its training step."""
+
+    def __init__(self, worker: Worker, job: MeasureParts, model: torch.nn.ModuleDict, plan: Any) -> None:
+        """Shard the model, in step with the other ranks."""
+        from torchrec.distributed.model_parallel import DistributedModelParallel
+        from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+        # FBGEMM's dense call differentiates on the CPU without a kernel for that; tests compare its gradients.
+        warnings.filterwarnings("ignore", ".*an autograd kernel was not registered", UserWarning)
+        self._worker, device = worker, worker.ranks.device
+        sharders = _sharders(job.tables, worker.config.optimizer)
+        built: list[Any] = []
+        worker.ranks.timed_ms(  # which detects a lost rank
+            lambda: built.append(
+                DistributedModelParallel(model, device=device, plan=plan, sharders=sharders, init_data_parallel=False)
+            )
+        )
+        self._model = built.pop()
+        sharded = sharded_collections(self._model)
+        self.modules = [sharded[path] for path in model]
+        replicas = [weight for _, weight in in_backward_optimizer_filter(self._model.named_parameters())]
+        # TorchRec shows each table of a dense call as a slice of one tensor.
+        whole = {id(one): one for one in (getattr(weight, "_original_tensor", weight) for weight in replicas)}
+        self._replicas = list(whole.values())
+        kind = _DENSE_OPTIMIZERS[worker.config.optimizer]
+        self._optimizer = kind(self._replicas, lr=LEARNING_RATE) if self._replicas else None
+        self.batches = [
+            [
+                local_batch(worker.kernels, group, job.batch_size, worker.ranks.rank, worker.ranks.size, number)
+                for number in range(worker.config.num_batches)
+            ]
+            for group in job.collections
+        ]
+
+    def run(self, number: int) -> Step:
+        """Train on a batch, and return the times of the phases."""
+        ranks = self._worker.ranks
+
+        def communicate(phase: Callable[[], None]) -> float:
+            ranks.go_on_together()
+            return ranks.timed_ms(phase)
+
+        def compute(phase: Callable[[], None]) -> float:
+            ranks.go_on_together()
+            return time_work(ranks.device, phase)[1]
+
+        self._worker.flush()
+        inputs_ms = communicate(lambda: self.distribute_inputs(number))
+        forward_ms = compute(self.look_up)
+        wait_ms = ranks.go_on_together()
+        out_ms = ranks.timed_ms(self.distribute_outputs)
+        gradients = self.upstream()
+        back_ms = communicate(lambda: self.return_gradients(gradients))
+        backward_ms = compute(self.look_up_back)
+        back_ms += communicate(self.reduce_replicas)
+        backward_ms += compute(self.update_replicas)
+        return Step(forward_ms, wait_ms, out_ms, back_ms, backward_ms, inputs_ms)
+
+    def distribute_inputs(self, number: int) -> None:
+        """Send the lookups of this rank's samples to the ranks of their parts."""
+        self._contexts = [module.create_context() for module in self.modules]
+        self._inputs = [
+            module.input_dist(context, own[number % len(own)]).wait().wait()
+            for module, context, own in zip(self.modules, self._contexts, self.batches, strict=True)
+        ]
+
+    def look_up(self) -> None:
+        """Run the lookups of this rank's parts."""
+        self._found = [
+            module.compute(context, inputs)
+            for module, context, inputs in zip(self.modules, self._contexts, self._inputs, strict=True)
+        ]
+
+    def distribute_outputs(self) -> None:
+        """Send the outputs to the ranks of their samples."""
+        self._leaves = [[one.detach().requires_grad_() for one in found] for found in self._found]
+        self.outputs: list[Any] = [
+            module.output_dist(context, leaves).wait()
+            for module, context, leaves in zip(self.modules, self._contexts, self._leaves, strict=True)
+        ]
+
+    def values(self) -> list[torch.Tensor]:
+        """Return the outputs for this rank's samples."""
+        of_modules = (output.values() if isinstance(output, dict) else [output] for output in self.outputs)
+        return [one.values() for outputs in of_modules for one in outputs]
+
+    def upstream(self) -> list[torch.Tensor]:
+        """Return the gradients that the dense model would send back."""
+        return [torch.full_like(one, GRADIENT) for one in self.values()]
+
+    def return_gradients(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Send gradients of the outputs back to the ranks of the parts."""
+        torch.autograd.backward(self.values(), list(gradients))
+
+    def look_up_back(self) -> None:
+        """Compute the gradients of weights; fused calls update the weights, too."""
+        pairs = [
+            (output, leaf.grad)
+            for outputs, leaves in zip(self._found, self._leaves, strict=True)
+            for output, leaf in zip(outputs, leaves, strict=True)
+            if output.requires_grad and leaf.grad is not None
+        ]
+        if pairs:
+            outputs_of_calls, gradients = zip(*pairs, strict=True)
+            torch.autograd.backward(outputs_of_calls, gradients)
+        self._found, self._leaves, self.outputs = [], [], []
+
+    def reduce_replicas(self) -> None:
+        """Average the gradients of replicas over all ranks, as DDP does."""
+        ranks = self._worker.ranks
+        for weight in self._replicas:
+            ranks.all_reduce(weight.grad.div_(ranks.size))
+
+    def update_replicas(self) -> None:
+        """Update replicas by an optimizer of torch."""
+        if self._optimizer is not None:
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+
+
+def local_batch(
+    kernels: ShardKernels, tables: Sequence[Table], batch_size: int, rank: int, num_ranks: int, number: int
+) -> Any:
+    """Return the lookups of a rank's own samples as a ``KeyedJaggedTensor``."""
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    own = batch_size // num_ranks
+    keys, lengths, values = [], [], []
+    for table in tables:
+        for feature in feature_tables(table):
+            indices, of_samples = kernels.table_batches(feature, batch_size)[number]
+            start = int(of_samples[: rank * own].sum())
+            lengths.append(of_samples[rank * own : (rank + 1) * own])
+            values.append(indices[start : start + int(lengths[-1].sum())])
+            keys.append(feature.name)
+    joined = torch.cat(values)
+    weights = torch.ones(len(joined), device=joined.device) if tables[0].is_weighted else None
+    return KeyedJaggedTensor(keys, joined, weights, lengths=torch.cat(lengths))
+
+
+def _collection(tables: Sequence[Table], names: dict[str, str]) -> Any:
+    """Return a TorchRec collection of tables on the meta device."""
+    from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+    data_types = {torch.float16: DataType.FP16, torch.float32: DataType.FP32}
+    configs = []
+    for table in tables:
+        settings: dict[str, Any] = {
+            "name": names[table.name],
+            "feature_names": [feature.name for feature in feature_tables(table)],
+            "num_embeddings": table.num_rows,
+            "embedding_dim": table.embedding_dim,
+            "data_type": data_types[weights_dtype([table])],
+        }
+        if table.is_sequence:
+            configs.append(EmbeddingConfig(**settings))
+        else:
+            configs.append(EmbeddingBagConfig(**settings, pooling=PoolingType[table.pooling.upper()]))
+    meta = torch.device("meta")
+    if tables[0].is_sequence:
+        return EmbeddingCollection(tables=configs, device=meta)
+    return EmbeddingBagCollection(tables=configs, is_weighted=tables[0].is_weighted, device=meta)
+
+
+def _sharders(tables: Sequence[Table], optimizer: str) -> list[Any]:
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+
+    fused = {"optimizer": EmbOptimType[EMB_OPT_TYPES[optimizer]], "learning_rate": LEARNING_RATE}
+    return [
+        EmbeddingBagCollectionSharder(fused),
+        EmbeddingCollectionSharder(fused, use_index_dedup=any(table.is_deduplicated for table in tables)),
+    ]
+
+
+@contextmanager
+def _nodes_of(devices_per_node: int, rank: int) -> Iterator[None]:
+    """Tell TorchRec, which reads torchrun's variables, how many ranks a node has."""
+    told = {"LOCAL_WORLD_SIZE": str(devices_per_node), "LOCAL_RANK": str(rank % devices_per_node)}
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update(told)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name)
+            else:
+                os.environ[name] = value
+
+
+RANK_JOBS = {**JOBS, MeasureParts.__name__: MeasureParts}
