@@ -38,7 +38,6 @@ def no_mlflow(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -
     """Runs untracked unless the test asks for MLflow: opening its database takes seconds."""
     if "tracked" not in request.keywords:
         monkeypatch.setattr("evenshard.tracking.runs._open", lambda *args: StageRun())
-        monkeypatch.setattr("evenshard.tracking.log_to_parent", lambda *args: None)
 
 
 def settings(change: Callable[[dict[str, Any]], None]) -> None:

@@ -27,7 +27,6 @@ BENCHMARK = ["benchmark", *POOL, "--out", "costs.parquet"]
 @pytest.fixture(autouse=True)
 def untracked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evenshard.tracking.runs._open", lambda *args: StageRun())
-    monkeypatch.setattr("evenshard.tracking.log_to_parent", lambda *args: None)
 
 
 @pytest.fixture

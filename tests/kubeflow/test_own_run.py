@@ -182,7 +182,7 @@ def test_mlflow_has_the_loop_and_its_stages_as_they_ended(
     left: dict[str, str],
 ) -> None:
     """Told RUNNING, as the handlers of all of these were or may have been."""
-    from evenshard.tracking.runs import _open, log_to_parent
+    from evenshard.tracking.runs import _open
     from support.tracking_builders import empty_mlflow, runs_of
 
     client = empty_mlflow(tmp_path)
@@ -211,10 +211,12 @@ def test_mlflow_has_the_loop_and_its_stages_as_they_ended(
         _open("train_cost_1", {"loop": {"num_rounds": 1}}, {}).end("FINISHED")
         loop = runs["loop-wf"].info.run_id
         assert client.get_run(loop).info.status == "FAILED"  # it may fail again
-        _open("evaluate", {"loop": {"num_rounds": 1}}, {}).start()  # in a pod that was ended
-        log_to_parent({"evenshard.mean_measured_ms": 1.5})
+        _open("benchmark_2", {"loop": {"num_rounds": 1}}, {}).start()  # in a pod that was ended
+        run = _open("evaluate", {"loop": {"num_rounds": 1}}, {})
+        run.conclude({"evenshard.mean_measured_ms": 1.5})
+        run.end("FINISHED")
         assert client.get_run(loop).info.status == "FINISHED"
         assert client.get_run(loop).data.tags["evenshard.outcome"] == "SUCCEEDED"
         experiment = client.get_run(loop).info.experiment_id
-        (ended,) = client.search_runs([experiment], "attributes.run_name = 'evaluate'")
+        (ended,) = client.search_runs([experiment], "attributes.run_name = 'benchmark_2'")
         assert ended.info.status == "KILLED"

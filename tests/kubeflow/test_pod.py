@@ -10,7 +10,7 @@ from kfp import dsl
 
 from evenshard.kubeflow.pod import log_metrics, record_end, round_costs
 from evenshard.stages.record_outcome import Seen
-from evenshard.tracking import BACKLOG, log_to_parent, stage_run
+from evenshard.tracking import BACKLOG, stage_run
 from evenshard.tracking.parents import Parent, ensure_parent
 from evenshard_components.conftest import CONFIG
 from evenshard_components.generate_tables.component import generate_tables
@@ -33,7 +33,7 @@ def test_pods_of_one_run_have_one_parent(tmp_path: Path, monkeypatch: pytest.Mon
             monkeypatch.chdir(tmp_path / loop / stage)
             with stage_run(stage, LOOP, {}) as run:
                 run.metrics({"one": 1.0})
-    log_to_parent({"evenshard.mean_measured_ms": 2.5})
+                run.conclude({"evenshard.mean_measured_ms": 2.5})
     record_end("FAILED", "http://kubeflow/#/runs/details/1", Seen(failed=("evaluate",)))
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("evenshard")
@@ -87,11 +87,11 @@ def test_the_exit_handler_logs_what_mlflow_has_missed(tmp_path: Path, monkeypatc
         raise ConnectionResetError("the server is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr("evenshard.tracking.runs.connect", gone)
+        patch.setattr("evenshard.tracking.run_files.connect", gone)
         with stage_run("evaluate", LOOP, {}) as run:
             run.metrics({"one": 1.0})
-        log_to_parent({"evenshard.mean_measured_ms": 2.5})
-    assert len(list(tmp_path.glob("volume/*"))) == 2
+            run.conclude({"evenshard.mean_measured_ms": 2.5})
+    assert len(list(tmp_path.glob("volume/*"))) == 1
     record_end("SUCCEEDED", "http://kubeflow/#/runs/details/1", Seen())
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("evenshard")

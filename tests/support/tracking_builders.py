@@ -108,6 +108,11 @@ def write_costs(path: Path, lineage: Lineage | None = None) -> Path:
     return path
 
 
+def parts_of(folder: Path) -> dict[str, Path]:
+    """The folders of a model's networks, by the name of the part."""
+    return {path.name: path for path in folder.iterdir() if path.is_dir()}
+
+
 def write_model(
     folder: Path,
     costs: tuple[Path, ...] = (),

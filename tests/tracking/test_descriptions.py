@@ -12,7 +12,7 @@ import pytest
 from evenshard import tracking
 from evenshard.api.serving import served_code
 from evenshard.tracking.descriptions import NOTE, model_description
-from support.tracking_builders import empty_mlflow, runs_of, write_costs, write_model
+from support.tracking_builders import empty_mlflow, parts_of, runs_of, write_costs, write_model
 
 PARAMS = {"loop": {"num_rounds": 1}}
 
@@ -29,8 +29,8 @@ def evaluated(folder: Path, seed: int = 0, commit: str = "abc") -> Path:
     model = write_model(folder / f"model_{seed}_{commit}", (costs,), seed, commit)
     with tracking.stage_run("evaluate", PARAMS, {}, "Measures every sharder.") as run:
         run.costs([costs], "training")
-        run.register(model, served_code(), {"evenshard.mean_measured_ms": 1.5})
-    tracking.log_to_parent({"evenshard.mean_measured_ms": 1.5}, run.origin)
+        run.register(parts_of(model), served_code(), {"evenshard.mean_measured_ms": 1.5})
+        run.conclude({"evenshard.mean_measured_ms": 1.5})
     return model
 
 
@@ -80,7 +80,8 @@ def test_what_somebody_wrote_stays(client: Any, workdir: Path) -> None:
     loop = next(run for name, run in runs.items() if name != "evaluate")
     client.set_tag(loop.info.run_id, NOTE, "Ours, of Monday")
     client.set_experiment_tag(loop.info.experiment_id, NOTE, "Team ads")
-    tracking.log_to_parent({"kendall_tau": 0.9})
+    with tracking.stage_run("train_cost_1", PARAMS, {}):
+        pass
     assert client.get_run(loop.info.run_id).data.tags[NOTE] == "Ours, of Monday"
     assert client.get_experiment(loop.info.experiment_id).tags[NOTE] == "Team ads"
 

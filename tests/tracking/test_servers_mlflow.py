@@ -24,7 +24,7 @@ from support import servers
 from support.dying_server import ANSWER, MIDDLE, REQUEST, Dying, dying
 from support.http_server import hanging
 from support.loops import CHANGES, Loop, params_with
-from support.tracking_builders import write_costs, write_model
+from support.tracking_builders import parts_of, write_costs, write_model
 
 PARAMS = {"loop": {"num_rounds": 1}}
 LOSSES = [4.0, 3.0, 2.5, 2.25]
@@ -53,8 +53,8 @@ def a_stage() -> None:
         run.metrics({"median_abs_pct_error": 7.5})
         run.costs([Path("measured/costs.parquet")], "training")
         run.artifact(Path("measured/costs.parquet"))
-        run.register(Path("round_1"), served_code(), {"evenshard.mean_measured_ms": 1.5})
-    tracking.log_to_parent({"evenshard.mean_measured_ms": 1.5})
+        run.register(parts_of(Path("round_1")), served_code(), {"evenshard.mean_measured_ms": 1.5})
+        run.conclude({"evenshard.mean_measured_ms": 1.5})
 
 
 def known_to(url: str) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def test_an_s3_behind_it_that_is_away_for_a_while_costs_nothing(
 def test_a_stage_waits_no_longer_than_it_may(
     at: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """For a server that hangs: tries and pauses end, and the stages after it do not wait again."""
+    """For a server that hangs: tries and pauses end."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     with hanging() as server:
@@ -212,9 +212,8 @@ def test_a_stage_waits_no_longer_than_it_may(
         first = len(server.taken)
         with tracking.stage_run("benchmark_2", PARAMS, {}) as run:
             run.metrics({"one": 1.0})
-        tracking.log_to_parent({"one": 1.0})
-    assert first == 1 + 3 + 1, "at the start, for the stage, and for the loop's run"
-    assert len(server.taken) == first + 2 + 1
+    assert first == 1 + 3, "at the start, and for its file"
+    assert len(server.taken) == 2 * first
     assert len(warnings_in(caplog)) == 2
 
 
@@ -278,7 +277,7 @@ def test_a_server_that_hangs_is_left(
             run.series("loss", LOSSES)
             own_server.hang()
             run.artifact(Path("file.bin"))
-        tracking.log_to_parent({"evenshard.mean_measured_ms": 1.5})
+            run.conclude({"evenshard.mean_measured_ms": 1.5})
     finally:
         own_server.hang(False)
     away, kept = warnings_in(caplog)

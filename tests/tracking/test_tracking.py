@@ -19,14 +19,14 @@ import pytest
 
 from evenshard import tracking
 from evenshard.api.serving import served_code
-from evenshard.tracking import runs
+from evenshard.tracking import run_files
 from evenshard.tracking.client import first_line, in_one_piece, with_time_limits
 from evenshard.tracking.parents import Parent, ensure_parent, flatten
 from evenshard.utils.errors import TrackingFailed
 from evenshard.utils.process import on_sigterm, terminate
 from evenshard.utils.provenance import params_hash
 from support.http_server import hanging
-from support.tracking_builders import AWAY, empty_mlflow, runs_of, write_costs, write_model
+from support.tracking_builders import AWAY, empty_mlflow, parts_of, runs_of, write_costs, write_model
 
 PARAMS = {"loop": {"num_rounds": 2}, "train_cost": {"seed": 0}}
 POINTS = [("loss", 3.0, 1000, 0), ("loss", 2.0, 1000, 1)]
@@ -58,8 +58,8 @@ def a_loop(folder: Path) -> None:
         run.metrics({"loss": 1.0})
         run.artifact(costs)
         run.artifact(model / "cost_net")
-        run.register(model, served_code(), {"evenshard.mean_measured_ms": 1.5})
-    tracking.log_to_parent({"evenshard.mean_measured_ms": 1.5}, run.origin)
+        run.register(parts_of(model), served_code(), {"evenshard.mean_measured_ms": 1.5})
+        run.conclude({"evenshard.mean_measured_ms": 1.5})
 
 
 def check_loop(client: Any) -> None:
@@ -126,9 +126,8 @@ def test_a_loop_is_a_run_with_a_run_for_each_stage(
 @pytest.mark.slow
 def test_loops_of_equal_settings_have_names_of_their_own(client: Any) -> None:
     for _ in range(2):
-        with tracking.stage_run("generate_tables", PARAMS, {}):
-            pass
-        tracking.log_to_parent({"one": 1.0})
+        with tracking.stage_run("generate_tables", PARAMS, {}) as run:
+            run.conclude({"one": 1.0})
     experiment = client.get_experiment_by_name("evenshard").experiment_id
     names = [run.info.run_name for run in client.search_runs([experiment])]
     assert len(names) == 4 and len({*names}) == 2 + 1
@@ -287,10 +286,10 @@ def test_wherever_mlflow_dies_it_has_all_of_a_loop_once_when_it_is_back(
 ) -> None:
     dying = Dying(client, nth, heard)
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "connect", lambda: dying)
+        patch.setattr(run_files, "connect", lambda: dying)
         a_loop(workdir)
     assert dying.calls >= nth
-    shutil.rmtree(workdir / "work" / "round_1")  # the backlog has its own copy
+    shutil.rmtree(workdir / "work" / "round_1")  # the run's file has its own copy
     assert tracking.log_backlog(served_code) >= 1
     check_loop(client)
     assert not tracking.log_backlog(served_code), "nothing is left"
@@ -365,7 +364,7 @@ def test_a_model_that_must_be_registered_fails_its_stage(workdir: Path, monkeypa
     model = write_model(workdir / "work" / "round_1")
     says = rf"The model is not registered: MLflow at {AWAY} did not take it"
     with pytest.raises(TrackingFailed, match=says), tracking.stage_run("evaluate", PARAMS, {}) as run:
-        run.register(model, served_code(), {})
+        run.register(parts_of(model), served_code(), {})
 
 
 def test_what_is_kept_names_no_file_elsewhere(
@@ -374,7 +373,7 @@ def test_what_is_kept_names_no_file_elsewhere(
     """A backlog on a volume may be written by others."""
     (workdir / "secret").write_text("s3cr")
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "connect", lambda: Dying(client, 1, False))
+        patch.setattr(run_files, "connect", lambda: Dying(client, 1, False))
         with tracking.stage_run("benchmark_1", PARAMS, {}) as run:
             run.artifact(workdir / "secret")
     [kept] = workdir.glob("work/mlflow_backlog/*/run.json")
@@ -386,7 +385,7 @@ def test_what_is_kept_names_no_file_elsewhere(
 def test_a_copy_of_what_was_kept_counts_once(workdir: Path, monkeypatch: pytest.MonkeyPatch, client: Any) -> None:
     """Pods that read the same artifact have one each."""
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "connect", lambda: Dying(client, 1, False))
+        patch.setattr(run_files, "connect", lambda: Dying(client, 1, False))
         with tracking.stage_run("benchmark_1", PARAMS, {"seed": 0}) as run:
             run.series("ms", [3.0, 2.0])
     shutil.copytree(workdir / "work" / "mlflow_backlog", workdir / "copy")
@@ -432,7 +431,7 @@ def test_a_database_has_time_limits_of_its_own(monkeypatch: pytest.MonkeyPatch, 
 def test_a_server_that_hangs_is_given_up(
     monkeypatch: pytest.MonkeyPatch, workdir: Path, caplog: pytest.LogCaptureFixture, scheme: str
 ) -> None:
-    """It takes connections and says nothing: at the start, when there is something to log, and for the loop's run."""
+    """It takes connections and says nothing: at the start, and when there is something to log."""
     if "+" in scheme:
         pytest.importorskip("psycopg")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
@@ -442,10 +441,10 @@ def test_a_server_that_hangs_is_given_up(
         with tracking.stage_run("evaluate", PARAMS, {}) as run:
             run.metrics({"one": 1.0})
             run.metrics({"two": 1.0})
-        tracking.log_to_parent({"one": 1.0})
+            run.conclude({"one": 1.0})
         with pytest.raises(TrackingFailed) as caught:
             tracking.champion()
-    assert len(server.taken) == 2 + 1 + 1
+    assert len(server.taken) == 2 + 1
     away, kept = (one.getMessage() for one in caplog.records)
     for said in (away, str(caught.value)):
         assert "://***@127.0.0.1" in said and ("timed out" in said or "timeout expired" in said)

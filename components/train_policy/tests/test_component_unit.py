@@ -53,7 +53,7 @@ def test_what_mlflow_has_missed_goes_with_the_artifacts_to_the_next_pod(
 
     trained, rounds = made("cost_net", "cost_model", "metrics"), {"round_number": 1, "num_rounds": 1}
     with monkeypatch.context() as patch:
-        patch.setattr("evenshard.tracking.runs.connect", gone)
+        patch.setattr("evenshard.tracking.run_files.connect", gone)
         train_cost.python_func(**given("tables", "tasks", "costs"), **trained, config=CONFIG["train_cost"], **rounds)
     backlog = Path(trained["cost_net"].path, "mlflow_backlog")
     assert len(list(backlog.iterdir())) == 1

@@ -50,14 +50,12 @@ def run_stage(
     tracked = tracked and stage.tracked(inputs, outputs)
     values = {name: value for one in settings.values() for name, value in asdict(one).items()}
     name = stage.run_name(inputs)
-    in_mlflow = tracking.stage_run(name, params, values, stage.what, stage.concludes)
+    in_mlflow = tracking.stage_run(name, params, values, stage.what)
     with on_sigterm(terminate), in_mlflow if tracked else nullcontext(StageRun()) as run:
         outcome = attempts(stage.run)(*arguments)
         _log(run, stage, inputs, outputs, outcome)
     if tracked and not run.is_kept:
         tracking.log_backlog(served_code)
-    if tracked and stage.concludes:
-        tracking.log_to_parent(outcome.metrics, run.origin)
     return outcome
 
 
@@ -87,7 +85,8 @@ def _log(run: StageRun, stage: Stage, inputs: Any, outputs: Any, outcome: Outcom
         run.learned_from(path)
     if stage.concludes:
         parts = {name: path for name in MODEL_PARTS for path in _paths(inputs, name)}
-        run.register_parts(parts, served_code(), outcome.metrics)
+        run.register(parts, served_code(), outcome.metrics)
+        run.conclude(outcome.metrics)
 
 
 def _paths(of: Any, name: str) -> tuple[Path, ...]:

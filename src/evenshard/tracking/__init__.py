@@ -9,15 +9,13 @@
     dataset_inputs  cost datasets as MLflow shows them
     registry        registered models: folders become versions, versions become folders
     pyfunc          registered models as MLflow serves them
-    entries         what a run logs, entry by entry, each of which counts once
-    backlog         what MLflow has missed, kept until it answers
+    run_files       a file for each run, which MLflow is told from, kept until it answers
     client          MLflow's client: addresses, time limits of requests, errors, calls of several processes at once
     sqlite_file     the file that holds runs where there is no server
 
 Runs go to MLFLOW_TRACKING_URI, or to ``sqlite:///mlflow.db`` in the working directory.
 """
 
-from evenshard.tracking.backlog import BACKLOG, BACKLOG_NAME, log_backlog
 from evenshard.tracking.client import RETRIES
 from evenshard.tracking.parents import LOCAL, LOOP_ID
 from evenshard.tracking.registry import (
@@ -30,7 +28,8 @@ from evenshard.tracking.registry import (
     set_champion,
     version_of_files,
 )
-from evenshard.tracking.runs import MUST_REGISTER, StageRun, end_loop, log_to_parent, stage_run, study_run
+from evenshard.tracking.run_files import BACKLOG, BACKLOG_NAME, log_backlog
+from evenshard.tracking.runs import MUST_REGISTER, StageRun, end_loop, stage_run, study_run
 
 __all__ = [
     "BACKLOG",
@@ -47,7 +46,6 @@ __all__ = [
     "download_model",
     "end_loop",
     "log_backlog",
-    "log_to_parent",
     "model_version",
     "set_champion",
     "stage_run",
