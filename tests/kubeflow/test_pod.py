@@ -48,7 +48,6 @@ def test_pods_of_one_run_have_one_parent(tmp_path: Path, monkeypatch: pytest.Mon
     ended = parents["wf-2"]
     assert (ended.info.status, ended.data.tags["evenshard.outcome"]) == ("FAILED", "FAILED")
     assert ended.data.tags["evenshard.tasks_failed"] == "evaluate"
-    assert "tasks that have failed: evaluate" in ended.data.tags["mlflow.note.content"]
     assert ended.data.params == {"loop.num_rounds": "3"}
     assert ended.data.metrics["evenshard.mean_measured_ms"] == 2.5
     goes_on = parents["wf-1"]  # until its exit handler ends it, whatever its stages do
@@ -56,7 +55,7 @@ def test_pods_of_one_run_have_one_parent(tmp_path: Path, monkeypatch: pytest.Mon
     for run in runs:
         assert run.data.tags["evenshard.git_commit"] and "torch " in run.data.tags["evenshard.libraries"]
     assert "evenshard.params_hash" not in ended.data.tags  # of all sections, which no pod knows
-    assert not list(tmp_path.glob("wf-*/*/work"))
+    assert not [path for path in tmp_path.glob("wf-*/*/work/**/*") if path.is_file()]
 
 
 @pytest.mark.tracked

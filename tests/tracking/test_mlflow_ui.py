@@ -16,7 +16,7 @@ from urllib.parse import quote
 import pytest
 
 from evenshard.tracking.descriptions import NOTE
-from evenshard.tracking.parents import PARENT_TAG
+from evenshard.tracking.tags import PARENT_TAG
 from support import servers
 from support.loops import Loop
 from support.patience import PATIENCE_S
@@ -107,7 +107,6 @@ def test_each_link_opens_what_it_names_in_a_browser_that_has_not_been_there(
         (experiment.tags[NOTE], "runs", loop.name),
         (experiment.tags[NOTE], "charts", loop.name),
         (experiment.tags[NOTE], "evenshard-cost", "names the version to use"),
-        (run.data.tags[NOTE], "evaluate", "Compare all sharders on the held-out tasks"),
         (version.description, "evaluate", "Compare all sharders on the held-out tasks"),
     ):
         (address,) = re.findall(rf"\[{link}\]\((#[^)]+)\)", note)
@@ -214,33 +213,32 @@ def children_of(loop: Loop, server: servers.MLflow, experiment: str) -> list[Any
 def test_descriptions_lead_from_page_to_page(
     page: Any, picture: Any, runs_page: str, three_loops: list[Loop], mlflow_server: servers.MLflow
 ) -> None:
-    """From a loop to its stage, to the model that it made, to the costs that it learned from, and back to the loop."""
+    """From a version of a model to its loop, and to the runs that wrote and read the costs that it learned from."""
     from mlflow import MlflowClient
 
     loop = three_loops[-1]
 
-    def follow(text: str | re.Pattern[str]) -> None:  # it opens another tab
-        link = page.locator("a[target=_blank]").get_by_text(text, exact=True).first
-        link.wait_for()
-        page.goto(f"{mlflow_server.url}/{link.get_attribute('href')}")
-
     page.goto(f"{runs_page}/{loop.run_id}")
-    page.get_by_text("Show more", exact=True).first.click()
     page.get_by_text("docs/mlflow.md").first.wait_for()
     picture("loop", 560)
-    follow("evaluate")
-    page.get_by_text("Compare all sharders on the held-out tasks").first.wait_for()
-    follow(re.compile(r"^evenshard-cost \d+$"))
+    client, experiment = MlflowClient(mlflow_server.url), runs_page.split("/")[-2]
+    (made,) = (run for run in children_of(loop, mlflow_server, experiment) if run.info.run_name == "evaluate")
+    version = made.data.tags["evenshard.registered"].split(", ")[0].rpartition("/")[2]
+    page.goto(f"{mlflow_server.url}/#/models/evenshard-cost/versions/{version}")
     page.get_by_text("learned from costs").wait_for()
     picture("version", 560)
-    back = page.locator(f'a[href*="/runs/{loop.run_id}"]').first
-    page.goto(f"{mlflow_server.url}/{back.get_attribute('href')}")
-    page.get_by_role("heading", name=loop.name, exact=True).wait_for()
-    follow("round_2/costs.parquet")  # which the second round wrote, and what came after read
-    experiment = runs_page.split("/")[-2]
     (wrote,) = (run for run in children_of(loop, mlflow_server, experiment) if run.info.run_name == "benchmark_2")
     sha256 = wrote.data.tags["evenshard.costs_sha256"]
-    client = MlflowClient(mlflow_server.url)
+    to_loop, to_costs = (
+        f"{mlflow_server.url}/{link.get_attribute('href')}"
+        for link in (
+            page.locator(f'a[href*="/runs/{loop.run_id}"]').first,
+            page.locator("a[target=_blank]").get_by_text(sha256[:12], exact=True).first,
+        )
+    )
+    page.goto(to_loop)
+    page.get_by_role("heading", name=loop.name, exact=True).wait_for()
+    page.goto(to_costs)  # which the second round wrote, and later stages read
     some = client.search_runs([experiment], f"tags.`evenshard.costs_sha256` LIKE '%{sha256}%'")
     assert {"benchmark_2", "train_cost_2"} <= {run.info.run_name for run in some}
     page.get_by_text(f"{len(some)} matching runs").wait_for()

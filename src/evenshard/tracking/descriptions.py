@@ -1,7 +1,7 @@
-"""Descriptions of experiment, runs and models on MLflow's pages: what each is, with links to what belongs to it.
+"""Descriptions of experiment, runs and models on MLflow's pages, written when each is made.
 
 The links begin with # and hold wherever the server is. They open the pages for models: a browser that has not been
-there shows those for chats ("GenAI"), which know no runs. A description that somebody else has written stays.
+there shows those for chats ("GenAI"), which know no runs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from evenshard.tracking.client import experiment_name, make_once, write_together
-from evenshard.tracking.parents import PARENT_TAG
-from evenshard.tracking.tags import COSTS_SHA256, OUTCOME, STAGE, TASKS
+from evenshard.tracking.tags import COSTS_SHA256, PARENT_TAG
 from evenshard.version import __version__
 
 NOTE = "mlflow.note.content"
@@ -21,19 +20,9 @@ NOTE = "mlflow.note.content"
 EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
 # Query in an address of MLflow's pages that shows the menu for models, in 3.17 whatever the kind is.
 FOR_MODELS = "workflowType=machine_learning"
-# Tag of a run: the model versions that hold its model, as models:/ addresses.
-REGISTERED_AS = "evenshard.registered"
 # Address of the documentation as `make docs` builds it, for links to it.
 DOCS = "EVENSHARD_DOCS"
 _OURS = "**evenshard**"
-# Lines of a loop's description about the tasks of its pipeline, by what has become of them.
-TASK_LINES = {
-    "failed": "tasks that have failed",
-    "stopped": "tasks that were stopped",
-    "cached": "tasks whose earlier results Kubeflow Pipelines took",
-    "ran": "tasks that ran",
-}
-
 MODELS = {
     "evenshard-cost": "cost model, and the policy where one was trained: what `evenshard place --model "
     "models:/evenshard-cost@champion` places tables with",
@@ -76,29 +65,24 @@ def describe_experiment(client: Any, experiment: Any) -> None:
             write_together(client.set_experiment_tag, experiment_id, key, value)
 
 
-def describe_run(client: Any, run_id: str, about: str = "") -> None:
-    """Writes the descriptions of a run that has ended, and of the loop that it is a stage of.
+def stage_note(experiment_id: str, name: str, about: str, parent_id: str) -> dict[str, str]:
+    """Return the tag that describes a new run.
 
     Args:
-        about: what a stage does, in a sentence.
+        about: purpose of a stage, in a sentence.
+        parent_id: id of its loop's run; "" for a run outside of any.
     """
-    run = client.get_run(run_id)
-    parent_id = run.data.tags.get(PARENT_TAG, "")
-    if STAGE not in run.data.tags:
-        _describe_loop(client, run)
-        return
-    parent = client.get_run(parent_id) if parent_id else None
-    what = f"`{run.info.run_name}`"
-    if parent is not None:
-        what = f"stage {what} of the loop {_run_link(parent)}"
-    lines = [f"{what}. {about}".strip(), *_model_lines([run]), *_data_lines([run])]
-    _set_note(client, run, lines)
-    if parent is not None:
-        _describe_loop(client, parent)
+    of = f"stage `{name}` of {_run_link('its loop', experiment_id, parent_id)}" if parent_id else f"`{name}`"
+    return {NOTE: _note([f"{of}. {about}".strip()])}
+
+
+def loop_note() -> dict[str, str]:
+    """Return the tag that describes a new loop."""
+    return {NOTE: _note(["a loop; its parameters are all of params.yaml, its child runs are its stages."])}
 
 
 def model_description(name: str) -> str:
-    """The description of a registered model."""
+    """Return the description of a registered model."""
     lines = [
         f"{MODELS[name]}.",
         "- the alias `champion` names the version to use; `evenshard promote` moves it",
@@ -108,55 +92,18 @@ def model_description(name: str) -> str:
 
 
 def version_description(client: Any, name: str, run_id: str, model_id: str, tags: Mapping[str, str]) -> str:
-    """The description of a new version: its run and loop, its costs, and its files."""
+    """Return the description of a new version: its run and loop, its costs, and its files."""
     lines = [f"a version of {_link(name, f'#/models/{name}')}."]
-    experiment = ""
+    costs = [one for one in tags.get(COSTS_SHA256, "").split(",") if one]
+    texts = [f"`{one[:12]}`" for one in costs]
     if run_id:
         run = client.get_run(run_id)
-        experiment = run.info.experiment_id
-        lines.append(f"- made by {_run_link(run)}")
-        if parent_id := run.data.tags.get(PARENT_TAG):
-            lines[-1] += f" of the loop {_run_link(client.get_run(parent_id))}"
-    costs = [one for one in tags.get(COSTS_SHA256, "").split(",") if one]
-    if costs:
-        lines.append(f"- learned from costs: {', '.join(_costs_link(experiment, one, one[:12]) for one in costs)}")
-    if experiment:
+        experiment, parent_id = run.info.experiment_id, run.data.tags.get(PARENT_TAG)
+        made = f"- made by {_run_link(run.info.run_name, experiment, run_id)}"
+        lines.append(made + (f" of {_run_link('its loop', experiment, parent_id)}" if parent_id else ""))
         lines.append(f"- files: {_link(model_id, f'#/experiments/{experiment}/models/{model_id}')}")
-    return _note(lines)
-
-
-def _describe_loop(client: Any, run: Any) -> None:
-    search = f"tags.`{PARENT_TAG}` = '{run.info.run_id}'"
-    stages = sorted(client.search_runs([run.info.experiment_id], search), key=lambda one: one.info.start_time)
-    tags, what = run.data.tags, "a loop; its parameters are all of params.yaml."
-    if OUTCOME in tags and not stages:
-        what = "a run of a pipeline; none of its stages had anything to log."
-    lines = [what, *_model_lines(stages), *_data_lines(stages)]
-    if stages:
-        lines.append(f"- stages: {', '.join(_run_link(one) for one in stages)}")
-    lines += [f"- {text}: {tags[TASKS + key]}" for key, text in TASK_LINES.items() if TASKS + key in tags]
-    _set_note(client, run, lines)
-
-
-def _data_lines(runs: Iterable[Any]) -> list[str]:
-    """The cost datasets of runs, each with a link to all runs that have written or read it."""
-    found = {}
-    for run in runs:
-        for one in run.inputs.dataset_inputs if run.inputs else ():
-            sha256 = {tag.key: tag.value for tag in one.tags}.get(COSTS_SHA256, "")
-            found[sha256] = _costs_link(run.info.experiment_id, sha256, one.dataset.name)
-    return [f"- datasets, with the runs that wrote or read them: {', '.join(found.values())}"] if found else []
-
-
-def _model_lines(runs: Iterable[Any]) -> list[str]:
-    uris = [uri for run in runs for uri in run.data.tags.get(REGISTERED_AS, "").split(", ") if uri]
-    links = [_version_link(uri) for uri in dict.fromkeys(uris)]
-    return [f"- models: {', '.join(links)}"] if links else []
-
-
-def _set_note(client: Any, run: Any, lines: Iterable[str]) -> None:
-    if run.data.tags.get(NOTE, _OURS).startswith(_OURS):
-        write_together(client.set_tag, run.info.run_id, NOTE, _note(lines))
+        texts = [_costs_link(experiment, one) for one in costs]
+    return _note([*lines, *([f"- learned from costs: {', '.join(texts)}"] if texts else [])])
 
 
 def _note(lines: Iterable[str]) -> str:
@@ -171,20 +118,13 @@ def _docs_link() -> str:
     return _link("which data, which code, which model", f"{site}/mlflow.html")
 
 
-def _run_link(run: Any) -> str:
-    return _link(run.info.run_name, f"#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}")
+def _run_link(text: str, experiment: str, run_id: str) -> str:
+    return _link(text, f"#/experiments/{experiment}/runs/{run_id}")
 
 
-def _version_link(uri: str) -> str:
-    name, _, version = uri.removeprefix("models:/").partition("/")
-    return _link(f"{name} {version}", f"#/models/{name}/versions/{version}")
-
-
-def _costs_link(experiment: str, sha256: str, text: str) -> str:
-    if not experiment or not sha256:
-        return f"`{text}`"
+def _costs_link(experiment: str, sha256: str) -> str:
     search = quote(f"tags.`{COSTS_SHA256}` LIKE '%{sha256}%'", safe="")
-    return _link(text, f"#/experiments/{experiment}/runs?searchFilter={search}")
+    return _link(sha256[:12], f"#/experiments/{experiment}/runs?searchFilter={search}")
 
 
 def _link(text: str, address: str) -> str:

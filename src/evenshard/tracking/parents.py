@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.tracking.client import address, write_together
-from evenshard.tracking.tags import origin_tags
+from evenshard.tracking.descriptions import loop_note
+from evenshard.tracking.tags import PARENT_TAG, origin_tags
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.provenance import params_hash
 
@@ -23,7 +24,6 @@ PARENT_FILE = Path("work/mlflow_parent.json")
 LOOP_ID, LOOP_TAG = "EVENSHARD_LOOP_ID", "evenshard.loop_id"
 # Begins the id of a loop whose pipeline runs on this machine.
 LOCAL = "local-"
-PARENT_TAG = "mlflow.parentRunId"
 # MLflow's status of a loop by the state of its pipeline's run.
 ENDED_AS = {"SUCCEEDED": "FINISHED", "FAILED": "FAILED", "CANCELED": "KILLED"}
 # MLflow's status of a stage whose process is gone without a word, by the same state; FAILED else.
@@ -76,7 +76,7 @@ def parent_of(params: Mapping[str, Any], new_loop: bool) -> Parent:
                 draft.write_text(json.dumps({**identity, "key": secrets.token_hex(8)}) + "\n")
     parent = current_parent()
     assert parent is not None
-    return replace(parent, tags=of_code, params=params)
+    return replace(parent, tags={**of_code, **loop_note()}, params=params)
 
 
 def current_parent() -> Parent | None:

@@ -27,10 +27,9 @@ from typing import Any
 
 from evenshard.tracking.client import address, connect, first_line, in_one_piece, is_refusal, short_timeouts
 from evenshard.tracking.dataset_inputs import dataset_input
-from evenshard.tracking.descriptions import REGISTERED_AS, describe_run, experiment_id
+from evenshard.tracking.descriptions import experiment_id, stage_note
 from evenshard.tracking.parents import (
     KEY_TAG,
-    PARENT_TAG,
     Parent,
     end_with_stages,
     ensure_parent,
@@ -41,7 +40,7 @@ from evenshard.tracking.parents import (
 )
 from evenshard.tracking.pyfunc import ServedCode
 from evenshard.tracking.registry import ensure_models
-from evenshard.tracking.tags import OUTCOME
+from evenshard.tracking.tags import OUTCOME, PARENT_TAG, REGISTERED_AS
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.messages import reason_of
 
@@ -230,7 +229,8 @@ def _open_run(client: Any, record: Record) -> str:
     parent_id = "" if parent is None else ensure_parent(client, experiment, parent, record.start_ms)
     if not record.key:
         return parent_id
-    tags = {**record.tags, **({PARENT_TAG: parent_id} if parent_id else {})}
+    tags = {**record.tags, **stage_note(experiment, record.name, record.about, parent_id)}
+    tags |= {PARENT_TAG: parent_id} if parent_id else {}
     run_id = ensure_run(client, experiment, (KEY_TAG, record.key), record.start_ms, tags, record.name)
     client.log_batch(run_id, params=[Param(key, value) for key, value in record.params.items()])
     return run_id
@@ -254,7 +254,6 @@ def _send(client: Any, run_id: str, record: Record, folder: Path, code: Callable
     share_with_parent(client, run_id)
     if record.outcome:
         end_with_stages(client, run_id, record.outcome)
-    describe_run(client, run_id, record.about)
     if record.status:
         client.set_terminated(run_id, record.status, record.end_ms)
     parent_id = client.get_run(run_id).data.tags.get(PARENT_TAG)

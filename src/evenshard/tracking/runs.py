@@ -51,7 +51,9 @@ from evenshard.tracking.tags import (
 from evenshard.utils.errors import MissingPackage, TrackingFailed
 from evenshard.utils.extras import require_package
 
-MODEL_TAGS = (COMMIT, PARAMS_HASH, VERSION, LIBRARIES, TABLES_SHA256, COSTS_SHA256, COSTS_DVC_MD5, HARDWARE, VERSIONS)
+# Tags of a stage that its loop gets too, and those that its models get.
+DATA_TAGS = (TABLES_SHA256, COSTS_SHA256, COSTS_DVC_MD5, HARDWARE, VERSIONS)
+MODEL_TAGS = (COMMIT, PARAMS_HASH, VERSION, LIBRARIES, *DATA_TAGS)
 # Variable: if it is set, a stage whose model MLflow does not take fails.
 MUST_REGISTER = "EVENSHARD_MUST_REGISTER"
 # Retries of a stage's request, by MLflow's own setting, whose pauses of 4, 8, 16, ... s add up to a minute.
@@ -166,7 +168,7 @@ class StageRun:
         """Put the loop's headline metrics and its origin on its own run, so that loops can be compared side by side."""
         if self._record is not None:
             self._record.loop_points = _points(values)
-            self._record.loop_tags = {key: value for key, value in self._record.tags.items() if key in MODEL_TAGS}
+            self._record.loop_tags = {key: value for key, value in self._record.tags.items() if key in DATA_TAGS}
 
     def end(self, status: str) -> None:
         """End the run as FINISHED, FAILED or KILLED, and log it; if MLflow does not take it, the next stage logs it.

@@ -17,6 +17,9 @@ from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
 from evenshard.utils.provenance import UNKNOWN, git_commit, params_hash, sha256_of
 from evenshard.version import __version__
 
+PARENT_TAG = "mlflow.parentRunId"
+# Tag of a run: the model versions that hold its model, as models:/ addresses.
+REGISTERED_AS = "evenshard.registered"
 STAGE, ROUND = "evenshard.stage", "evenshard.round"
 # Tags of a loop on Kubeflow Pipelines: how it ended; and, with failed, cached or ran behind it, names of its tasks.
 OUTCOME, TASKS = "evenshard.outcome", "evenshard.tasks_"
