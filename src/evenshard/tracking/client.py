@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import sqlite3
@@ -28,9 +27,8 @@ TIMEOUTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "AWS_MAX_ATTEMPTS": "2",  # boto3 uploads in threads that Python waits for when it ends
 }
-# boto3 uploads in threads that Python waits for when it ends: 5 attempts of 60 s each, if nothing is said.
-S3_TIMEOUTS = {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_attempts": 2}}
 # Codes of MLflow's answers to a wrong question.
 CALLERS_FAULT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "UNAUTHENTICATED", "PERMISSION_DENIED")
 # Statuses below 500 that another try may mend, and errors that none mends.
@@ -154,13 +152,12 @@ def short_timeouts(max_retries: int | None = None) -> Iterator[None]:
         max_retries: how often MLflow repeats a request by itself, if the user has not said it; None for once. 0 holds
             whatever the user has said.
     """
-    retries = {} if max_retries is None else {RETRIES: str(max_retries)}
+    values = TIMEOUTS if max_retries is None else {**TIMEOUTS, RETRIES: str(max_retries)}
+    chosen = os.environ.keys() - ({RETRIES} if max_retries == 0 else set())
     with (
-        _unset(RETRIES) if max_retries == 0 else nullcontext(),
         quiet("urllib3.connectionpool", logging.ERROR),
         quiet("mlflow.store.db.utils", logging.CRITICAL),  # whose errors come with a traceback
-        _environment({**TIMEOUTS, **retries}),
-        _short_s3_timeouts(),
+        _environment({name: value for name, value in values.items() if name not in chosen}),
     ):
         yield
 
@@ -172,27 +169,6 @@ def in_one_piece() -> AbstractContextManager[None]:
     20 s; or it turns into an ordinary error, and the SIGTERM is lost. A call to a server that is away may take minutes.
     """
     return nullcontext() if tracking_uri().startswith(("http:", "https:")) else sigterm_waits()
-
-
-@contextmanager
-def _short_s3_timeouts() -> Iterator[None]:
-    """Timeouts of boto3 clients that are made inside, as MLflow makes its own, unless the user has a session."""
-    if importlib.util.find_spec("boto3") is None:
-        yield
-        return
-    import boto3
-    import botocore.session
-    from botocore.config import Config
-
-    before = boto3.DEFAULT_SESSION
-    if before is None:
-        session = botocore.session.get_session()
-        session.set_default_client_config(Config(**S3_TIMEOUTS))
-        boto3.setup_default_session(botocore_session=session)
-    try:
-        yield
-    finally:
-        boto3.DEFAULT_SESSION = before
 
 
 @contextmanager
@@ -209,25 +185,17 @@ def quiet(logger: str, level: int = logging.WARNING) -> Iterator[None]:
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for a while, unless the user has set them: MLflow reads its settings nowhere else."""
-    missing = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(missing)
+    """Set environment variables for a while: MLflow reads its settings nowhere else."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        for name in missing:
-            os.environ.pop(name, None)
-
-
-@contextmanager
-def _unset(name: str) -> Iterator[None]:
-    """An environment variable is not there for a while."""
-    before = os.environ.pop(name, None)
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.environ[name] = before
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -273,12 +273,8 @@ def _with_files(client: Any, name: str, folder: Path, run_id: str = "") -> Model
             copy_parts(folder, scratch, name)
         except BadFile:
             return None
-        weights, files = digest_of(scratch, weights_only=True), digest_of(scratch)
-    for tag, digest in ((WEIGHTS_SHA256, weights), (SHA256, files)):  # the first versions have the second alone
-        found = _last(client, f"name = '{name}' AND tags.`{tag}` = '{digest}'", run_id)
-        if found is not None:
-            return found
-    return None
+        weights = digest_of(scratch, weights_only=True)
+    return _last(client, f"name = '{name}' AND tags.`{WEIGHTS_SHA256}` = '{weights}'", run_id)
 
 
 def register_folder(folder: Path, code: ServedCode) -> tuple[ModelVersion, ModelVersion | None]:

@@ -14,7 +14,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -218,30 +218,32 @@ def log_record(record: Record, code: Callable[[], ServedCode], max_retries: int)
 
 @contextmanager
 def stage_run(
-    stage: str, params: Mapping[str, Any], settings: Mapping[str, Any], about: str = ""
+    stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, Any], about: str = ""
 ) -> Iterator[StageRun]:
-    """The child run of one stage, marked failed if the stage raises.
+    """Log a stage, as the child run of its loop; mark it as failed if the block raises.
 
     Args:
         stage: run name, such as ``train_cost_2``.
-        params: all of params.yaml, which identifies the loop.
-        settings: this stage's own settings, logged as the run's parameters.
+        params: all of params.yaml, which identifies the loop; None for a run outside of any.
+        settings: the stage's own settings, logged as the run's parameters.
         about: its purpose, in a sentence, for MLflow's pages.
     """
-    with _start_and_end(_open(stage, params, settings, about)) as run:
+    run = _open(stage, params, settings, about)
+    try:
+        run.start()
         yield run
+        run.end("FINISHED")
+    except (KeyboardInterrupt, SystemExit):  # Ctrl-C, or SIGTERM as ``run_stage`` hears it
+        run.end("KILLED")
+        raise
+    except BaseException:
+        run.end("FAILED")
+        raise
 
 
-@contextmanager
-def study_run(study: str, settings: Mapping[str, Any]) -> Iterator[StageRun]:
-    """A run of its own, outside of any loop, marked failed if the study raises.
-
-    Args:
-        study: run name, such as ``bench_mixed``.
-        settings: logged as the run's parameters.
-    """
-    with _start_and_end(_open(study, None, settings)) as run:
-        yield run
+def study_run(study: str, settings: Mapping[str, Any]) -> AbstractContextManager[StageRun]:
+    """Log a study, such as ``bench_mixed``, as a run outside of any loop."""
+    return stage_run(study, None, settings)
 
 
 def end_loop(state: str, page: str, tasks: Mapping[str, Sequence[str]] | None = None) -> None:
@@ -259,20 +261,6 @@ def end_loop(state: str, page: str, tasks: Mapping[str, Sequence[str]] | None = 
     tags |= {OUTCOME: state, "evenshard.kubeflow_run": page}
     record = Record(_now_ms(), parent, tags=tags, outcome=state, must_exist=state not in ENDED_AS)
     log_record(record, _no_code, MOST_RETRIES)
-
-
-@contextmanager
-def _start_and_end(run: StageRun) -> Iterator[StageRun]:
-    try:
-        run.start()
-        yield run
-        run.end("FINISHED")
-    except (KeyboardInterrupt, SystemExit):  # Ctrl-C, or SIGTERM as ``run_stage`` hears it
-        run.end("KILLED")
-        raise
-    except BaseException:
-        run.end("FAILED")
-        raise
 
 
 def _open(stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, Any], about: str = "") -> StageRun:
