@@ -492,7 +492,7 @@ def lineage(content: bytes) -> dict[bytes, bytes]:
         (None, "version is none"),
         ({b"evenshard_cost_schema": b"\xff\x00"}, "version is .*, this evenshard reads 2"),
         (lineage(b"{torn"), "lineage is not readable .it is not JSON"),
-        (lineage(b"[" * 100_000), "lineage is not readable .it is nested more than 100 levels deep"),
+        (lineage(b"[" * 100_000), "lineage is not readable .it is nested too deep"),
         (lineage(b"[]"), r"lineage is not readable .it is \[\], not an object"),
         (lineage(b"\xff"), "lineage is not readable .it is not UTF-8"),
         (lineage(b'{"git_commit": ["c0ffee"]}'), r"git_commit is \['c0ffee'\], not a string"),

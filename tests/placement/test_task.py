@@ -125,7 +125,7 @@ def test_a_record_that_is_no_mapping_is_refused(tmp_path: Path, record: Any) -> 
         ("{", "it is not JSON"),
         ('{"train": [{"memory_cap_gb": NaN}], "test": []}', "'NaN' is not a valid number"),
         ('{"train": [{"memory_cap_gb": 1' + "0" * 400 + '}], "test": []}', "is not a valid number"),
-        ("[" * 100_000, "more than 100 levels deep"),
+        ("[" * 100_000, "nested too deep"),
         ("", "it is not JSON"),
         ("[]", "no lists of train and test"),
         ('{"train": []}', "test"),

@@ -364,7 +364,7 @@ def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
         ("t.json", "3", "holds neither a list"),
         ("t.json", '{"table": []}', "holds neither a list"),
         ("t.json", "[3]", "record 1: is 3, not a record"),
-        ("t.json", "[" * 100_000, "more than 100 levels deep"),
+        ("t.json", "[" * 100_000, "nested too deep"),
         ("t.yaml", "", "holds no table"),
         ("t.yaml", "tables:\n", "holds no table"),
         ("t.yaml", "- {name: ads\n- b", "not readable as YAML"),

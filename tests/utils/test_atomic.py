@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadFile
-from evenshard.utils.outputs import NETWORK_FOLDER, Folder
-from support.patience import PATIENCE_S
-from support.repository import ROOT
+from evenshard.utils.outputs import Folder
 
-PAIR = Folder("a pair", ("a", "deep/*.b"), ("c",))
+PAIR = Folder("a pair", ("a", "deep/1.b", "deep/2.b", "c"))
 
 
 def filled(folder: Path, *names: str) -> Path:
@@ -82,25 +77,6 @@ def test_the_old_folder_stays_if_the_new_one_cannot_take_its_place(
     assert list(tmp_path.iterdir()) == [target]
 
 
-@pytest.mark.slow
-def test_whoever_is_killed_leaves_the_old_folder_or_the_new_one_or_both_beside_it(tmp_path: Path) -> None:
-    """Killed at each step of the swap in turn, which an audit hook of Python sees just before it is taken."""
-    states = run_killed(tmp_path)
-    assert set(states) == {"old", "both beside", "new"} and states.count("both beside") == 1, "never half"
-    assert states == sorted(states, key=["old", "both beside", "new"].index) and len(states) > 8
-
-
-def run_killed(tmp_path: Path) -> list[str]:
-    """What stood there after each kill, in the order of the steps."""
-    done = subprocess.run([sys.executable, KILLED], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr
-    found: list[str] = json.loads(done.stdout)
-    return found
-
-
-KILLED = str(ROOT / "tests" / "support" / "killable_swap.py")
-
-
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
@@ -109,8 +85,6 @@ KILLED = str(ROOT / "tests" / "support" / "killable_swap.py")
         (["a", "deep/1.b/thesis.txt"], "holds deep/1.b/thesis.txt"),
         (["a/thesis.txt", "deep/1.b"], "holds a/thesis.txt"),
         (["a", "deep/1.b", ".hidden"], "holds .hidden"),
-        (["a", "c"], r"lacks deep/\*.b, so it is not a pair"),
-        (["c"], "lacks a, so it is not a pair"),
     ],
 )
 def test_a_folder_replaces_only_its_own_sort(tmp_path: Path, names: list[str], reason: str) -> None:
@@ -125,7 +99,7 @@ def test_a_folder_replaces_only_its_own_sort(tmp_path: Path, names: list[str], r
 def test_empty_folders_and_links_in_a_folder_count(tmp_path: Path) -> None:
     target = filled(tmp_path / "mydata", "a", "deep/1.b")
     (target / "more" / "empty").mkdir(parents=True)
-    with pytest.raises(BadFile, match="holds more/empty/"):
+    with pytest.raises(BadFile, match="holds more/empty, "):
         PAIR.require(target)
     (target / "more" / "empty").rmdir()
     (target / "more").rmdir()
@@ -155,20 +129,6 @@ def test_a_folder_of_no_known_sort_replaces_what_it_has_too(tmp_path: Path) -> N
     with pytest.raises(BadFile, match="holds three"), atomic_path(target) as draft:
         filled(draft, "one", "deep/two")
     assert (target / "three").exists()
-
-
-@pytest.mark.parametrize(
-    ("kind", "older"),
-    [
-        (NETWORK_FOLDER, ["config.json", "state.pt"]),
-        (NETWORK_FOLDER, ["config.json", "state.pt", "optimizer.pt"]),
-        (NETWORK_FOLDER, ["config.json", "state.pt", "optimizer.pt", "trained_on.json"]),
-    ],
-)
-def test_outputs_of_older_versions_can_be_replaced(tmp_path: Path, kind: Folder, older: list[str]) -> None:
-    kind.require(filled(tmp_path / "output", *older))
-    with pytest.raises(BadFile):
-        kind.require(filled(tmp_path / "output", "thesis.txt"))
 
 
 def test_a_file_never_replaces_a_folder_nor_a_folder_a_file(tmp_path: Path) -> None:

@@ -1,11 +1,10 @@
-"""JSON is data: within limits, with finite numbers, and says nothing twice."""
+"""JSON is data: with finite numbers, and says nothing twice."""
 
 import json
-import sys
 
 import pytest
 
-from evenshard.utils.json_files import MAX_LEVELS, load_json
+from evenshard.utils.json_files import load_json
 
 DATA = {"a": [1, -2.5e-3, None, True, "ä \U0001f600 \\ ] [ {"], "b": {"a": {}}, "c": 10**20}
 
@@ -23,19 +22,10 @@ def test_one_key_in_two_objects_is_no_repetition() -> None:
     assert load_json('[{"a": 1}, {"a": {"a": 2}}]') == [{"a": 1}, {"a": {"a": 2}}]
 
 
-@pytest.mark.parametrize(("opening", "inside", "closing"), [("[", "", "]"), ('{"a":', "1", "}"), ('[{"a":', "2", "}]")])
-def test_depth_has_a_limit_that_python_never_reaches(opening: str, inside: str, closing: str) -> None:
-    levels = MAX_LEVELS // len(opening.replace('"a":', ""))
-    assert load_json(opening * levels + inside + closing * levels)
-    for too_many in (levels + 1, 2 * levels, sys.getrecursionlimit(), 100_000):
-        with pytest.raises(ValueError, match="more than 100 levels deep"):
-            load_json(opening * too_many + inside + closing * too_many)
-
-
-def test_brackets_alone_are_refused_at_any_depth() -> None:
-    for deep in (1, MAX_LEVELS + 1, 100_000):
-        with pytest.raises(ValueError, match=r"not JSON|levels deep"):
-            load_json("[" * deep)
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+def test_depth_is_no_traceback(opening: str) -> None:
+    with pytest.raises(ValueError, match="nested too deep"):
+        load_json(opening * 100_000)
 
 
 def test_size_has_a_limit() -> None:
@@ -55,7 +45,6 @@ def test_size_has_a_limit() -> None:
         ("[-Infinity]", "'-Infinity' is not a valid number"),
         ("[1e400]", "'1e400' is not a valid number"),
         ("[-1e400]", "'-1e400' is not a valid number"),
-        (f"[{10**400}]", r"'1000.*\.\.\..*0' is not a valid number"),
         (f"[{'9' * 5000}]", "is not a valid number"),
         ('{"a": 1, "b": {"c": 2, "c": 2}}', "key 'c' appears twice"),
         (b'["\xff"]', r"not UTF-8 \(byte 3\)"),

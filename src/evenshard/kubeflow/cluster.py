@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from evenshard.stages.loop import STAGES
-from evenshard.utils.errors import BadConfig
+from evenshard.utils.errors import BadConfig, blame_file
 from evenshard.utils.messages import brief
 from evenshard.utils.params import CORRECT_IT, load_params, require, section
 
@@ -169,6 +169,7 @@ class Cluster:
         return replace(self, num_parts=1, stages=here)
 
 
+@blame_file
 def load_cluster(path: Path) -> Cluster:
     """Return the settings in a YAML file.
 

@@ -26,7 +26,7 @@ from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import sharding_type
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import SEQUENCE, Table
-from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.errors import BadConfig, BadFile, blame_file
 from evenshard.utils.messages import brief, cut, reason_of
 from evenshard.utils.provenance import Lineage
 
@@ -75,6 +75,7 @@ def _tables_by_device(measured: MeasuredPlacement) -> list[list[str]]:
     return found
 
 
+@blame_file
 def load_costs(path: Path, pool: Sequence[Table]) -> tuple[MeasuredPlacement, ...]:
     """Reads a cost dataset back into records (needs pyarrow).
 

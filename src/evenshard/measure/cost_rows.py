@@ -20,7 +20,7 @@ from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import provenance_problem
 from evenshard.placement.optimizer_state import optimizer_problem
 from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadFile, MeasurementFailed
+from evenshard.utils.errors import BadFile, MeasurementFailed, blame_file
 from evenshard.utils.extras import require_package
 from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import brief, cut, reason_of
@@ -149,6 +149,7 @@ def read_rows(path: Path) -> CostRows:
     return CostRows(rows, _lineage(path, schema))
 
 
+@blame_file
 def read_lineage(path: Path) -> dict[str, Any]:
     """What the file says about its origin (``CostRows.lineage``), without reading its rows (needs pyarrow).
 

@@ -20,7 +20,7 @@ from evenshard.placement.plan import parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.errors import BadConfig, BadFile, blame_file
 from evenshard.utils.json_files import load_json
 from evenshard.utils.limits import RANGES
 from evenshard.utils.messages import brief, reason_of
@@ -82,6 +82,7 @@ class _Record:
     group: str
 
 
+@blame_file
 def load_measure_plan(path: Path) -> tuple[list[Job], MeasureConfig]:
     """Jobs and settings as they were saved; a job's key is the same.
 

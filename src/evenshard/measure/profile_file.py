@@ -19,7 +19,7 @@ from evenshard.measure.evidence import Evidence, evidence_of
 from evenshard.measure.link_model import curves_of
 from evenshard.measure.profiles import profile_path
 from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadFile
+from evenshard.utils.errors import BadFile, blame_file
 from evenshard.utils.limits import Range
 from evenshard.utils.messages import brief
 from evenshard.utils.yaml_files import read_yaml
@@ -43,6 +43,7 @@ _SHEET_REMEDY = f"A data sheet says vendor, link, {', '.join(gpu_rules.SHEET)}: 
 _HEADER = "# A simulated device or a link; what its constants mean stands in evenshard/measure/, where they are read\n"
 
 
+@blame_file
 def read_profile(path: Path, kind: type[Profile]) -> Profile:
     """A profile as its dataclass: numbers, strings, evidence and curves; fields with a default may be left out.
 

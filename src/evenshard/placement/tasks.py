@@ -13,7 +13,7 @@ import numpy as np
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.errors import BadConfig, BadFile, blame_file
 from evenshard.utils.json_files import load_json
 from evenshard.utils.limits import RANGES, read_text
 from evenshard.utils.messages import brief, reason_of
@@ -137,6 +137,7 @@ def save_tasks(split: TaskSplit, path: Path) -> None:
         draft.write_text(json.dumps(sides, indent=1) + "\n")
 
 
+@blame_file
 def load_tasks(path: Path, pool: Sequence[Table]) -> TaskSplit:
     """Reads tasks that refer to the tables of ``pool``.
 

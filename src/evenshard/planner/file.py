@@ -34,7 +34,7 @@ from evenshard.planner.file_records import (
 )
 from evenshard.tables.table import LATER_FIELDS
 from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig, BadFile, MeasurementFailed
+from evenshard.utils.errors import BadConfig, BadFile, MeasurementFailed, blame_file
 from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import brief, cut, reason_of
 from evenshard.utils.signature import check_arguments
@@ -114,6 +114,7 @@ def json_text(answer: PlacementAnswer) -> str:
 
 
 @check_arguments()
+@blame_file
 def load_answer(path: str | Path) -> PlacementAnswer:
     """Read placement.json of the current version.
 

@@ -27,7 +27,7 @@ from evenshard.placement.parts import COLUMN_STEP
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.storage import COMPUTE_KERNELS, FUSED
 from evenshard.placement.task import TableLimits
-from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.errors import BadConfig, BadFile, blame_file
 from evenshard.utils.messages import brief, cut
 from evenshard.utils.yaml_files import read_yaml
 
@@ -162,6 +162,7 @@ def _allowed_devices(
 RULES = tuple(field.name for field in fields(Rules))
 
 
+@blame_file
 def load_rules(path: Path) -> Rules:
     """Reads a rules file.
 

@@ -18,7 +18,7 @@ from torch import nn
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
 from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadFile
+from evenshard.utils.errors import BadFile, blame_file
 from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import cut
 from evenshard.utils.outputs import NETWORK_FOLDER
@@ -114,6 +114,7 @@ def load_checkpoint(folder: Path, kind: type[Net]) -> Checkpoint[Net]:
         return replace(checkpoint, round=round_number)
 
 
+@blame_file
 def load_network(folder: Path, kind: type[Net]) -> tuple[Net, FeatureNormalizer]:
     """Reads a network of the given class to use it, whether or not its optimizer was kept.
 

@@ -27,7 +27,7 @@ from evenshard.sharders.learned import load_sharder
 from evenshard.sharders.model import digest_of
 from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
 from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.errors import BadConfig, BadFile, blame_file
 from evenshard.utils.installation import how_to_train
 from evenshard.utils.outputs import MODEL_PARTS, NETWORK_FOLDER
 
@@ -92,6 +92,7 @@ class PlacementModel:
             )
 
 
+@blame_file
 def load_model(folder: str | Path, hardware: str | None = None) -> PlacementModel:
     """The model in a folder.
 

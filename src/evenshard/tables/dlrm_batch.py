@@ -16,7 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenshard.utils.errors import BadFile
+from evenshard.utils.errors import BadFile, blame_file
 from evenshard.utils.messages import brief, reason_of
 from evenshard.utils.packed_files import is_gzipped, unpack_file
 from evenshard.utils.tensor_files import load_tensors, not_integers
@@ -77,6 +77,7 @@ class DlrmBatch:
         return begins
 
 
+@blame_file
 def read_dlrm_batch(path: str | PathLike[str]) -> DlrmBatch:
     """Reads and checks a ``.pt`` or gzipped ``.pt.gz`` file. A gzipped one is unpacked into the temporary folder first.
 

@@ -41,13 +41,14 @@ from evenshard.tables.records import (
 from evenshard.tables.table import MEAN, Table
 from evenshard.tables.torchrec_configs import unused_in
 from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig, BadFile, BadRecords
+from evenshard.utils.errors import BadConfig, BadFile, BadRecords, blame_file
 from evenshard.utils.limits import MAX_TABLES, RANGES
 from evenshard.utils.messages import brief, names_text, reason_of
 
 log = logging.getLogger(__name__)
 
 
+@blame_file
 def load_tables(path: str | PathLike[str], columns: Mapping[str, str] | None = None) -> tuple[Table, ...]:
     """The tables of a file, in its order, every value checked. Columns that are not used are named in the log.
 

@@ -20,10 +20,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from functools import wraps
 from os import PathLike
+from typing import ParamSpec, TypeVar
 
-from evenshard.utils.messages import one_line
+from evenshard.utils.messages import one_line, reason_of
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 # Problems of one file that are listed.
 MAX_PROBLEMS = 20
@@ -123,3 +130,25 @@ class TrackingFailed(EvenshardError):
 
 class StorageFailed(EvenshardError):
     """Something could not be stored or fetched, and may well be on another try."""
+
+
+def blame_file(read: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Decorate a reader of a file that the user named: any unforeseen error of it is the file's fault.
+
+    Args:
+        read: reader whose first argument is the path. An error of ours, of the system or of an import passes.
+    """
+
+    @wraps(read)
+    def read_or_blame(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return read(*args, **kwargs)
+        except (EvenshardError, OSError, ImportError):
+            raise
+        except Exception as error:
+            path = next(iter(inspect.signature(read).bind(*args, **kwargs).arguments.values()))
+            logging.getLogger(__name__).debug("unforeseen error in %s", read.__qualname__, exc_info=True)
+            problem = f"cannot be read ({type(error).__name__}: {reason_of(error)})"
+            raise BadFile(str(path), problem, "Check its content, or make it again.") from error
+
+    return read_or_blame

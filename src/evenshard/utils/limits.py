@@ -20,14 +20,8 @@ MAX_TABLE_BYTES = 2**50
 MAX_TOTAL_BYTES = 2**62
 # Largest file of text: YAML, JSON or CSV.
 MAX_TEXT_BYTES = 64 * 2**20
-# Most values in a JSON document or a Parquet file of tables: 100,000 tables with histograms have three million.
+# Most values in a Parquet file of tables.
 MAX_VALUES = 4_000_000
-# YAML is read at a tenth of the speed.
-MAX_YAML_VALUES = 1_000_000
-# Most digits of a whole number in YAML or JSON, so that it still is a float.
-MAX_DIGITS = 300
-# Deepest nesting of lists and mappings in a YAML or JSON document; Python's own readers fail at some 990.
-MAX_LEVELS = 100
 # Most bytes that a Parquet file of tables takes in memory.
 MAX_DECODED_BYTES = 512 * 2**20
 

@@ -1,25 +1,21 @@
 """The rule of what a command may replace: only an earlier output of the same kind.
 
-A file takes the place of a file. A folder that is written as a whole takes the place of an empty one, or of one that
-holds what this kind of folder holds and nothing else. Devices, pipes and sockets are never replaced; a link stays, and
-what it leads to is written.
+A file takes the place of a file. A folder that is written as a whole takes the place of one without files of other
+names. Devices, pipes and sockets are never replaced. A link stays, and its target is written.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NoReturn
 
 from evenshard.utils.errors import BadConfig, BadFile
 
 ELSEWHERE = "Name another path."
 STDOUT = Path("-")
-MAX_LINKS = 40  # as many as Linux follows
 
 
 class Output:
@@ -82,13 +78,11 @@ class Folder(Output):
 
     Attributes:
         what: kind of the folder, such as "a network".
-        always: names of the files in each; "*" stands for any part of a name.
-        sometimes: names of files that only some have.
+        names: names of its files.
     """
 
     what: str
-    always: tuple[str, ...]
-    sometimes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
     def require(self, path: Path, also: Collection[str] = ()) -> None:
         """See ``Output``.
@@ -101,19 +95,12 @@ class Folder(Output):
         if mode is None:
             return
         _require_folder(path, mode)
-        if target.samefile(Path()) or target.is_mount():
-            raise BadFile(path, "is the working directory or a mount point, which is never replaced", ELSEWHERE)
-        missing = set(self.always)
-        for name in names_below(target):
-            fitting = {pattern for pattern in (*self.always, *self.sometimes) if _fits(name, pattern)}
-            if not fitting and name not in also:
-                self._refuse(path, f"holds {name}, which is not part of {self.what} and would be lost")
-            missing -= fitting
-        if missing and any(target.iterdir()):
-            self._refuse(path, f"lacks {min(missing)}, so it is not {self.what} that evenshard wrote")
-
-    def _refuse(self, path: Path, problem: str) -> NoReturn:
-        raise BadFile(path, problem, "Name another folder, or move this one away.")
+        if target == Path.cwd():
+            raise BadFile(path, "is the working directory, which is never replaced", ELSEWHERE)
+        other = next((name for name in names_below(target) if name not in self.names and name not in also), None)
+        if other is not None:
+            problem = f"holds {other}, which is not part of {self.what} and would be lost"
+            raise BadFile(path, problem, "Name another folder, or move this one away.")
 
 
 @dataclass(frozen=True)
@@ -140,15 +127,11 @@ class FilesInside(Output):
             File().require(one)
 
 
-_CONFIG, _STATE, _OTHERS = "config.json", "state.pt", ("optimizer.pt", "trained_on.json")
-NETWORK_FOLDER = Folder("a network", (_CONFIG, _STATE), _OTHERS)
+_NETWORK_FILES = ("config.json", "state.pt", "optimizer.pt", "trained_on.json")
+NETWORK_FOLDER = Folder("a network", _NETWORK_FILES)
 MODEL_PARTS = ("cost_model", "cost_net", "policy")
-MODEL_FOLDER = Folder(
-    "a model",
-    (f"cost_model/{_CONFIG}", f"cost_model/{_STATE}"),
-    tuple(f"{part}/{name}" for part in MODEL_PARTS for name in (_CONFIG, _STATE, *_OTHERS)),
-)
-ANY_FOLDER = Folder("what takes its place", ())
+MODEL_FOLDER = Folder("a model", tuple(f"{part}/{name}" for part in MODEL_PARTS for name in _NETWORK_FILES))
+ANY_FOLDER = Folder("the new folder")
 # The folder of a loop's report, beside its params.yaml.
 REPORTS = "reports"
 # The hardware that the loop measures on (``evenshard hardware --here``), beside its report.
@@ -198,43 +181,21 @@ def require_apart(written: Mapping[str, tuple[Path, ...]], read: Mapping[str, tu
     outputs = [(name, path) for name, paths in written.items() for path in paths]
     for number, (name, path) in enumerate(outputs):
         for other, source in ((other, source) for other, sources in read.items() for source in sources):
-            if _same(path, source) or _is_part(path, source):
+            if follow_links(path) == follow_links(source) or _is_part(path, source):
                 raise BadConfig(f"{path} is to be written ({name}), and is what {other} reads. {ELSEWHERE}")
         for other, second in outputs[:number]:
-            real, other_real = _real(path), _real(second)
+            real, other_real = follow_links(path), follow_links(second)
             if real.is_relative_to(other_real) or other_real.is_relative_to(real):
                 raise BadConfig(f"{path} would be written twice, by {other} and {name}. {ELSEWHERE}")
 
 
 def follow_links(path: Path) -> Path:
-    """Where a path leads: what stands behind a link or behind several, whether it exists or not.
-
-    Raises:
-        BadFile: if links lead in a circle, or to an open file of a process, as /dev/stdout does.
-    """
-    target = path
-    for _ in range(MAX_LINKS):
-        if not target.is_symlink():
-            return target
-        if _real(target.parent).is_relative_to("/proc"):
-            raise BadFile(path, "is an open file of a process, not a path to write to", ELSEWHERE)
-        target = target.parent / target.readlink()
-    raise BadFile(path, "is a link that leads in a circle", ELSEWHERE)
-
-
-def _same(path: Path, source: Path) -> bool:
-    try:
-        return path.samefile(source)
-    except OSError:  # one of them is not there
-        return _real(path) == _real(source)
+    """Return the path behind all links, existent or not."""
+    return Path(os.path.realpath(path))
 
 
 def _is_part(path: Path, folder: Path) -> bool:
-    return os.path.isdir(folder) and os.path.exists(path) and _real(path).is_relative_to(_real(folder))
-
-
-def _real(path: Path) -> Path:
-    return Path(os.path.realpath(path))
+    return os.path.isdir(folder) and os.path.exists(path) and follow_links(path).is_relative_to(follow_links(folder))
 
 
 def _mode(path: Path) -> int | None:
@@ -249,21 +210,11 @@ def _require_folder(path: Path, mode: int) -> None:
         raise BadFile(path, "is not a folder, and a folder is to be written there", ELSEWHERE)
 
 
-def names_below(folder: Path) -> Iterator[str]:
-    """Paths of all files and empty folders below a folder, from the folder on."""
-
-    def give_up(error: OSError) -> NoReturn:
-        raise error
-
-    for where, folders, files in os.walk(folder, onerror=give_up):
-        inside = Path(where).relative_to(folder)
-        links = [name for name in folders if Path(where, name).is_symlink()]  # which are not walked into
-        if inside.parts and not folders and not files:
-            yield f"{inside.as_posix()}/"
-        for name in sorted((*files, *links)):
-            yield (inside / name).as_posix()
-
-
-def _fits(name: str, pattern: str) -> bool:
-    parts, patterns = name.split("/"), pattern.split("/")
-    return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
+def names_below(folder: Path) -> list[str]:
+    """Return the paths of all files, links and empty folders below a folder, from the folder on."""
+    found = [
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_symlink() or not path.is_dir() or not any(path.iterdir())
+    ]
+    return sorted(found)

@@ -9,7 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
-from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.errors import BadConfig, BadFile, blame_file
 from evenshard.utils.limits import RANGES
 from evenshard.utils.messages import brief, cut
 from evenshard.utils.yaml_files import read_yaml
@@ -18,6 +18,7 @@ Config = TypeVar("Config")
 CORRECT_IT = "Correct it in params.yaml, or in the file of --params."
 
 
+@blame_file
 def load_params(path: Path) -> dict[str, Any]:
     """The sections of a params.yaml.
 

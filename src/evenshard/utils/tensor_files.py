@@ -1,12 +1,7 @@
-"""A reader of tensor files from elsewhere: as data alone, and no more than the file really holds.
-
-A file of torch.save is a pickle, which could run code, in a zip archive, which could unpack to a thousand times its
-size, and a tensor in it may claim a billion values where there is one.
-"""
+"""A reader of tensor files from other programs: as data alone, since a pickle could run code."""
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,7 +9,7 @@ from evenshard.utils.errors import BadFile
 
 
 def load_tensors(path: Path, source: Path | IO[bytes] | None = None, mmap: bool = False) -> Any:
-    """Reads what torch.save wrote.
+    """Read a file of torch.save.
 
     Args:
         path: path that the user knows.
@@ -33,15 +28,13 @@ def load_tensors(path: Path, source: Path | IO[bytes] | None = None, mmap: bool 
 
 
 def read_tensors(source: Path | IO[bytes], mmap: bool = False) -> Any:
-    """Reads what torch.save wrote, with an error that does not name the file.
+    """Read a file of torch.save, with an error that does not name the file.
 
     Raises:
         ValueError: if it is torn, or holds anything but plain data; one line.
     """
     import torch
 
-    if _is_bomb(source):
-        raise ValueError("unpacks to more than its size, which torch.save never does")
     try:
         # weights_only: a pickle from elsewhere must not be able to run code.
         return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
@@ -63,17 +56,3 @@ def not_integers(value: Any) -> str | None:
     if value.device.type != "cpu" or value.numel() * value.element_size() > value.untyped_storage().nbytes():
         return f"claims {value.numel():,} values, more than the file holds"
     return None
-
-
-def _is_bomb(source: Path | IO[bytes]) -> bool:
-    """Whether the parts of a zip archive are larger than the archive: torch.save packs nothing."""
-    try:
-        with zipfile.ZipFile(source) as archive:
-            num_bytes = sum(part.file_size for part in archive.infolist())
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, UnicodeDecodeError):
-        num_bytes = 0  # files of torch before 1.6 are not archives; what is torn, torch finds out
-    if isinstance(source, Path):
-        return num_bytes > source.stat().st_size
-    size = source.seek(0, 2)
-    source.seek(0)
-    return num_bytes > size

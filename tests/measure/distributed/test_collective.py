@@ -443,7 +443,7 @@ def test_a_pickle_in_the_store_is_not_unpickled(tmp_path: Path) -> None:
     [
         (pickle.dumps(RankOf()), "not UTF-8"),
         (b"", "not JSON"),
-        (b"[" * 100_000, "levels deep"),
+        (b"[" * 100_000, "nested too deep"),
         (b"3", "not an object"),
         (b'{"job": "os.system", "settings": {}}', "'os.system' is not a job"),
         (b'{"job": ["RankOf"], "settings": {}}', "not a string"),

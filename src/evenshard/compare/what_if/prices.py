@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from evenshard.measure.hardware import HardwareName
-from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.errors import BadConfig, BadFile, blame_file
 from evenshard.utils.limits import Range
 from evenshard.utils.messages import brief
 from evenshard.utils.records import record_of
@@ -67,6 +67,7 @@ class Prices:
         return next((price for name, price in self.hardware.items() if str(HardwareName.parse(name)) == hardware), None)
 
 
+@blame_file
 def load_prices(path: str | Path) -> Prices:
     """Reads a file of prices.
 

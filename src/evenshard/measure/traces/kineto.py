@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import math
@@ -16,10 +17,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
-from evenshard.utils.errors import BadFile
+from evenshard.utils.errors import BadFile, blame_file
 from evenshard.utils.limits import RANGES
 from evenshard.utils.messages import reason_of
-from evenshard.utils.packed_files import UnpackedFile, UnpackLimit, begins_gzipped, is_gzipped
+from evenshard.utils.packed_files import begins_gzipped, is_gzipped
 
 HOW_TO_RECORD = "Record every rank with torch.profiler as `evenshard observe --help` shows"
 
@@ -142,15 +143,14 @@ def read_traces(path: Path) -> Iterator[Trace]:
 def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
     """Each trace's name and JSON; a file is read once, from its begin to its end."""
     try:
-        limit = UnpackLimit(path)
         with ExitStack() as opened:
             packed = opened.enter_context(path.open("rb"))
-            file = opened.enter_context(UnpackedFile(packed, limit)) if is_gzipped(path) else packed
+            file = opened.enter_context(gzip.open(packed)) if is_gzipped(path) else packed
             begin = file.read(tarfile.BLOCKSIZE)
             file.seek(0)
             if _begins_archive(begin):
                 archive = opened.enter_context(tarfile.open(fileobj=file, mode="r|"))
-                yield from _members(path, archive, limit)
+                yield from _members(path, archive)
             else:
                 yield str(path), _content(path, file)
     except FileNotFoundError:
@@ -168,25 +168,25 @@ def _begins_archive(begin: bytes) -> bool:
     return True
 
 
-def _members(path: Path, archive: tarfile.TarFile, limit: UnpackLimit) -> Iterator[tuple[str, bytes]]:
+def _members(path: Path, archive: tarfile.TarFile) -> Iterator[tuple[str, bytes]]:
     found = False
     for member in archive:
-        # The holes of a sparse file take no bytes of the archive, and any number in memory.
-        if not member.isfile() or member.issparse() or not member.name.endswith((".json", ".json.gz")):
+        if not member.isfile() or not member.name.endswith((".json", ".json.gz")):
             continue
         found = True
         file = archive.extractfile(member)
         assert file is not None  # it is a file
         content = _content(path, file)
         if begins_gzipped(content):
-            content = _content(path, UnpackedFile(io.BytesIO(content), limit))
+            with gzip.open(io.BytesIO(content)) as unpacked:
+                content = _content(path, unpacked)
         yield f"{path}:{member.name}", content
     if not found:
         raise BadFile(path, "the archive holds no .json and no .json.gz", f"{HOW_TO_RECORD}.")
 
 
-def _content(path: Path, file: IO[bytes] | UnpackedFile) -> bytes:
-    """A file in pieces: the size that a reader is given would be set aside at once."""
+def _content(path: Path, file: IO[bytes] | gzip.GzipFile) -> bytes:
+    """Read a file in pieces: the size that a reader is given would be set aside at once."""
     content = io.BytesIO()
     while piece := file.read(2**20):
         content.write(piece)
@@ -196,6 +196,7 @@ def _content(path: Path, file: IO[bytes] | UnpackedFile) -> bytes:
     return content.getvalue()
 
 
+@blame_file
 def _trace(path: Path, source: str, content: bytes) -> Trace:
     where = source.removeprefix(f"{path}").lstrip(":") or None
     try:

@@ -25,7 +25,7 @@ from evenshard.tables.traffic.reuse_intervals import remembered_rows
 from evenshard.tables.traffic.sample import Sample, Survey
 from evenshard.tables.traffic.sources import opened_sample
 from evenshard.utils.console import progress
-from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.errors import BadConfig, BadFile, blame_file
 from evenshard.utils.messages import brief, names_text
 from evenshard.utils.params import check_ranges
 
@@ -35,6 +35,7 @@ GROUP_LOOKUPS = 1 << 24
 BLOCK_LOOKUPS = 1 << 21
 
 
+@blame_file
 def tables_from_traffic(
     source: str | PathLike[str],
     batch_size: int,

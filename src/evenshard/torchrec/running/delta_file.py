@@ -33,7 +33,7 @@ from evenshard.torchrec.plan.entries import TableEntry, parts_of_entry, table_en
 from evenshard.torchrec.plan.file import contents_of
 from evenshard.torchrec.plan.plans import parameter_sharding, shards_of
 from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.errors import BadConfig, BadFile, blame_file
 from evenshard.utils.messages import brief, cut
 from evenshard.utils.params import check_ranges
 
@@ -172,6 +172,7 @@ def save_delta(delta: DeltaFile, path: str | Path) -> None:
         draft.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
+@blame_file
 def read_delta(path: str | Path) -> DeltaFile:
     """Reads what ``save_delta`` wrote.
 
