@@ -15,6 +15,7 @@ import yaml
 from hypothesis import settings
 from xdist.scheduler import LoadGroupScheduling
 
+from evenshard.utils import console
 from support import servers
 from support.effort import FULL, LITTLE, search_with
 from support.loops import Loop, run_at_once
@@ -29,6 +30,8 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 # A server that is away is tried once, but by the tests that are about waiting.
 os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
+# On a busy machine any search takes seconds: stderr does not depend on that.
+console.SAY_AFTER_S = 3600.0
 # A busy machine is slow at random: no example of hypothesis is too slow.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
