@@ -118,7 +118,7 @@ class PlacementAnswer:
         model_low_ms, model_high_ms: the 90 % interval of that by the cost model alone, to compare placements on the
             same hardware with; wider outside of what the model was trained on (``extrapolation``).
         lower_bound_ms: no placement that the request allows is predicted to cost less.
-        warnings: clauses on how the request lies outside the training range.
+        warnings: clauses on values in an unlikely unit, then on how the request lies outside the training range.
         comparison: placements of other sharders and their costs.
         measured: the cost on the hardware, where that was asked for.
         measured_ms: time of the step by it.

@@ -114,7 +114,9 @@ class PlacementFile(FileRecord):
     uncertainty_ms: float = Field(description="half the width of the 90 % interval")
     measured: MeasuredStep | None
     comparison: tuple[Rival, ...]
-    warnings: tuple[str, ...] = Field(description="where the request lies outside of the model's training data")
+    warnings: tuple[str, ...] = Field(
+        description="values in an unlikely unit, and how the request lies outside the training range"
+    )
     link: str = Field("", description="that the exchanges of the model's training data went over")
     notes: tuple[str, ...] = Field((), description="what else to know before believing a time")
     device_error: DeviceError | None = Field(

@@ -31,6 +31,7 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import Candidate, rival_label, rival_placements, rivals
 from evenshard.planner.rules import Rules
 from evenshard.planner.saving import saving_against
+from evenshard.planner.units_meant import unit_warnings
 from evenshard.planner.whole_tables import make_small_tables_whole
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.learned import proposals
@@ -171,7 +172,10 @@ def place_request(
         request=replace(request, assumptions=_assumptions(request, task, best.parts)),
         **vars(answered),
         lower_bound_ms=min(_bound_ms(means, best.predicted_ms), best.predicted_ms),
-        warnings=() if model.trained_on is None else model.trained_on.outside(request.task()),
+        warnings=(
+            *unit_warnings(request),
+            *(() if model.trained_on is None else model.trained_on.outside(request.task())),
+        ),
         comparison=rivals(others, costs, measure if config.num_measured else None, saves),
         measured=cost,
         measured_ms=None if cost is None else cost.step_ms(costs.pipeline),

@@ -41,20 +41,26 @@ def is_learned(answer: PlacementAnswer) -> bool:
 
 def warning_texts(answer: PlacementAnswer) -> list[str]:
     """Return the sentences that precede an answer: values in an unlikely unit, a request outside the training range."""
-    texts = [f"{clause}." for clause in unit_warnings(answer.request)]
-    if answer.warnings:
+    outside = _outside_range(answer)
+    texts = [f"{clause}." for clause in answer.warnings if clause not in outside]
+    if outside:
         texts.append(
             "The request is outside the training range of the model, so its predicted times are guesses: "
-            f"{'; '.join(answer.warnings)}."
+            f"{'; '.join(outside)}."
         )
     return texts
+
+
+def _outside_range(answer: PlacementAnswer) -> list[str]:
+    units = unit_warnings(answer.request)
+    return [clause for clause in answer.warnings if clause not in units]
 
 
 def timed_text(answer: PlacementAnswer) -> str:
     """Describe the source of the step time, predicted or measured, and its interval."""
     interval = f"90 %: {ms_text(answer.low_ms)} to {ms_text(answer.high_ms)} ms"
     if answer.measured_ms is None:
-        return f"Predicted{' outside the training range' if answer.warnings else ''} ({interval})"
+        return f"Predicted{' outside the training range' if _outside_range(answer) else ''} ({interval})"
     return f"{timing_word(answer).capitalize()} ({ms_text(answer.predicted_ms)} predicted, {interval})"
 
 
