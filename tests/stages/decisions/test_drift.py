@@ -169,15 +169,6 @@ def test_quantiles_by_hand(tmp_path: Path) -> None:
     assert TrainedOn.load(tmp_path / "seen.json") == seen
 
 
-def test_a_file_without_quantiles_still_loads(tmp_path: Path) -> None:
-    SEEN.save(tmp_path / "seen.json")
-    content = json.loads((tmp_path / "seen.json").read_text())
-    old = {key: value for key, value in content.items() if not key.endswith("_quantiles")}
-    (tmp_path / "seen.json").write_text(json.dumps(old))
-    loaded = TrainedOn.load(tmp_path / "seen.json")
-    assert loaded.num_rows_quantiles == () and loaded.num_rows == SEEN.num_rows
-
-
 def test_reuse_is_mean_lookups_of_an_index() -> None:
     assert mean_reuse(table("once"), 64) == 1
     assert mean_reuse(replace(table("twice", pooling=100.0), reuse_bins=all_reused(1)), 64) == 2
