@@ -98,7 +98,7 @@ def test_a_batch_concerns_all_tables_and_devices_the_exchange() -> None:
 @pytest.mark.slow
 def test_an_answer_far_outside_says_so_and_is_less_sure() -> None:
     def half_widths(*tables: Table) -> tuple[float, float]:
-        answer = evenshard.place(tables, 2, 1000.0, model=learned_model(), batch_size=4096)
+        answer = evenshard.place(tables, 2, 100.0, model=learned_model(), batch_size=4096)
         assert any("wider" in note for note in answer.notes) == bool(answer.warnings)
         return answer.predicted_ms / answer.model_low_ms, answer.model_high_ms / answer.predicted_ms
 
