@@ -170,8 +170,16 @@ class CollectiveHardware:
         """
         if placement.num_devices == 1:
             return self._cost([measure_alone(self._worker, task, placement)], task.task_id)
+        self._check_size(placement.num_devices, task.task_id)
         job = MeasurePlacement(task.tables, task.machine, task.batch_size, placement.parts(task.tables))
         return self.measure_together(job, task.task_id)
+
+    def _check_size(self, num_devices: int, what: str) -> None:
+        if num_devices != self._size:
+            raise BadInput(
+                f"task {what} has {num_devices} devices, torchrun started {self._size} processes. Start "
+                f"--nproc-per-node {num_devices}."
+            )
 
     def measure_together(self, job: PlacementJob, what: str) -> PlacementCost:
         """Measure a placement by a job that all ranks run at once.
@@ -184,11 +192,7 @@ class CollectiveHardware:
             BadInput: if the machine has not one device for each rank, or the ranks cannot run the job.
             MeasurementFailed: see ``measure``.
         """
-        if job.machine.num_devices != self._size:
-            raise BadInput(
-                f"task {what} has {job.machine.num_devices} devices, torchrun started {self._size} processes. Start "
-                f"--nproc-per-node {job.machine.num_devices}."
-            )
+        self._check_size(job.machine.num_devices, what)
         return self._cost(self.run_on_all(job, f"measuring {what}"), what)
 
     def _cost(self, findings: Sequence[Finding], what: str) -> PlacementCost:
