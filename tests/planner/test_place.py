@@ -319,7 +319,7 @@ def test_a_reader_who_has_seen_enough_is_no_failure(table_file: Path) -> None:
     done = subprocess.run(
         ["bash", "-c", f"{words} > >(exec 0<&-) ; exit $?"], capture_output=True, text=True, timeout=PATIENCE_S
     )
-    said = [line for line in done.stderr.splitlines() if "searching" not in line]  # a slow machine says that it searches
+    said = [line for line in done.stderr.splitlines() if "searching" not in line]  # said on a slow machine
     assert (done.returncode, said) == (0, [])
 
 
