@@ -162,7 +162,7 @@ def require_place(output: Output, path: Path) -> None:
     """Raises BadFile where nothing can be written at the path."""
     if isinstance(output, FileOrStdout) and path == STDOUT:
         return
-    found = path if isinstance(output, FilesInside) else follow_links(path).parent
+    found = path if isinstance(output, FilesInside) else (follow_links(path) if path.is_symlink() else path).parent
     while not found.exists() and found != found.parent:
         found = found.parent  # the missing folders are made when there is something to put into them
     if not found.is_dir():
