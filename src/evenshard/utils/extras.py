@@ -18,7 +18,7 @@ EXTRAS = {
     "pandas": ("pandas", "A data frame"),
     "shtab": ("completion", "Shell completion"),
     "pyarrow": ("parquet", "A Parquet file"),
-    "torchrec": ("torchrec", "TorchRec's planner, and measuring cut tables,"),
+    "torchrec": ("torchrec", "Measuring cut tables or using TorchRec's planner"),
     "matplotlib": ("loop", "A plot"),
     "fbgemm_gpu": ("benchmark", "Measuring kernels"),
     "boto3": ("mlops", "S3"),
