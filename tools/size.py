@@ -44,7 +44,10 @@ def executed_files() -> set[Path]:
     )
     if done.returncode:
         sys.exit(f"evenshard {' '.join(COMMAND)} failed:\n{done.stderr}")
-    return {path for line in done.stderr.splitlines() if (path := Path(line)).is_relative_to(SOURCE)}
+    found = {path for line in done.stderr.splitlines() if (path := Path(line)).is_relative_to(SOURCE)}
+    if not found:
+        sys.exit(f"no file of {SOURCE} was executed: evenshard is imported from another folder. Unset PYTHONPATH.")
+    return found
 
 
 def main() -> int:
