@@ -108,3 +108,12 @@ def test_require_speaks_only_when_the_condition_does_not_hold() -> None:
     require(True, "never said")
     with pytest.raises(BadConfig, match="Make it above 0"):
         require(False, "Make it above 0.")
+
+
+def test_repeated_aliases_are_walked_once(tmp_path: Path) -> None:
+    """Forty doubling aliases would be 2^40 values."""
+    path = tmp_path / "params.yaml"
+    doubled = "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+    path.write_text("a0: &a0 [x]\n" + doubled)
+    with pytest.raises(BadConfig, match="valid integer"):
+        section({"train": {"num_updates": load_params(path)["a39"]}}, "train", Config)

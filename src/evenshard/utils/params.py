@@ -35,13 +35,18 @@ def load_params(path: Path) -> dict[str, Any]:
 
 
 def _odd_keys(content: Any) -> Iterator[Any]:
-    """Keys that are not strings, at any depth: they can be neither sorted nor written as JSON."""
-    if isinstance(content, dict):
-        yield from (key for key in content if not isinstance(key, str))
-        content = list(content.values())
-    if isinstance(content, list):
-        for inner in content:
-            yield from _odd_keys(inner)
+    """Yield the keys that are no strings, at any depth: they can be neither sorted nor written as JSON."""
+    waiting, seen = [content], set()
+    while waiting:
+        inner = waiting.pop()
+        if not isinstance(inner, (dict, list)) or id(inner) in seen:
+            continue
+        seen.add(id(inner))  # a YAML alias repeats its object: each is walked once
+        if isinstance(inner, dict):
+            yield from (key for key in inner if not isinstance(key, str))
+            waiting.extend(inner.values())
+        else:
+            waiting.extend(inner)
 
 
 def section(params: dict[str, Any], name: str, kind: type[Config], **overrides: Any) -> Config:
