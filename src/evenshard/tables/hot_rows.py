@@ -10,6 +10,7 @@ Legend: K = 17 reuse bins, R runs of rows.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -51,6 +52,7 @@ class _HotRows:
         return np.asarray(np.interp(hottest, self.rows_K, self.shares_K) + (1 - self.shares_K[-1]) * beyond)
 
 
+@lru_cache(maxsize=8_192)  # a search asks of the same tables again and again
 def hot_rows_together(table: Table, batch_size: int) -> float | None:
     """Share of a table's hot rows that lie side by side; 0 if all are scattered, or where it makes no difference.
 

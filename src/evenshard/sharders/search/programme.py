@@ -124,8 +124,10 @@ class Programme:
 
     def _loads(self, shares_CM: FloatArray, chosen_G: Numbers) -> tuple[FloatArray, FloatArray]:
         """[W, C] what a device of each class takes in each window, and [C] the part of its memory that is taken."""
-        groups, count = np.arange(len(chosen_G)), len(self.class_M)
-        sums_WM = np.array([np.bincount(chosen_G, works_GM[groups, chosen_G], count) for works_GM in self.works_WGM])
+        groups, windows, count = np.arange(len(chosen_G)), len(self.works_WGM), len(self.class_M)
+        bins_WG = chosen_G + count * np.arange(windows)[:, None]
+        works_WG = self.works_WGM[:, groups, chosen_G]
+        sums_WM = np.bincount(bins_WG.ravel(), works_WG.ravel(), windows * count).reshape(windows, count)
         bytes_M = np.bincount(chosen_G, self.bytes_GM[groups, chosen_G], count)
         return sums_WM @ shares_CM.T, shares_CM @ bytes_M / self.room
 
