@@ -104,10 +104,11 @@ docs: setup
 	$(BIN)/python docs/tree.py
 	$(BIN)/mkdocs build --quiet --strict
 
-# What documented commands print, and figures that sentences of the docs quote: make docs-output PAGES="README.md docs/place.md"
+# Writes the outputs of documented commands, and the figures that sentences quote: make docs-output PAGES="README.md docs/place.md"
+# FLAGS=--check compares only; a workflow does that every night.
 PAGES ?=
 docs-output: setup
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m docs.output $(PAGES)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m docs.output $(FLAGS) $(PAGES)
 
 # All sharders compared, as in the papers' tables: make bench STUDY=mixed FLAGS="--settings 40x4 --seeds 1". Started again, it goes on.
 STUDY ?= mixed

@@ -128,15 +128,10 @@ def _commands(block: Block) -> Iterator[tuple[int, int, str]]:
 
 
 class Page:
-    """A page, and what its commands print: they run one after the other, in a folder of their own.
+    """A page, and the outputs of its commands: they run one after the other, in a folder of their own."""
 
-    Args:
-        shown_only: commands that show no output are not run.
-    """
-
-    def __init__(self, name: str, shown_only: bool = False) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.shown_only = shown_only
         self.text = (ROOT / name).read_text(encoding="utf-8")
         self.left = RULES["left"].get(name, {})
         self.folder = Path(tempfile.mkdtemp())
@@ -156,8 +151,7 @@ class Page:
                 raise LookupError(
                     f"{self.name} shows what {step.code!r} prints: say in docs/output.yaml why it is left"
                 )
-        run = [step for step in kept if step.is_python or step.code.startswith(("evenshard ", "python "))]
-        return [step for step in run if step.shows_output or not self.shown_only]
+        return [step for step in kept if step.is_python or step.code.startswith(("evenshard ", "python "))]
 
     @functools.cached_property
     def said(self) -> dict[str, list[str]]:
@@ -258,17 +252,13 @@ def _printed_alone(code: str) -> list[str]:
         return run_command(code, Path(folder))
 
 
-def with_figures(name: str, text: str, only_files: bool = False) -> str:
-    """A page's text with the figures that its sentences quote.
-
-    Args:
-        only_files: leave alone what is quoted from commands.
-    """
+def with_figures(name: str, text: str) -> str:
+    """Return a page's text with the figures that its sentences quote."""
     quotes = [
         (Quote(name, says, where), rule["of"])
         for rule in RULES["quotes"]
         for on, says, where in rule["figures"]
-        if on == name and ("command" not in rule["of"] or not only_files)
+        if on == name
     ]
     for quote, source in quotes:
         text = quote.of(text, _source(source))

@@ -23,8 +23,8 @@ class Quote:
         Raises:
             LookupError: the words are not on the page, or not in the source, or more than once.
         """
-        found = _only(self.says, text, self.page)
-        figures = _only(self.where, source, f"the source of {self.says!r}").groups()
+        found = find_once(self.says, text, self.page)
+        figures = find_once(self.where, source, f"the source of {self.says!r}").groups()
         if len(figures) != len(found.groups()):
             raise LookupError(f"{self.says!r} has {len(found.groups())} figures, its source {len(figures)}")
         for number in reversed(range(len(figures))):
@@ -33,8 +33,12 @@ class Quote:
         return text
 
 
-def _only(template: str, text: str, name: str) -> re.Match[str]:
-    """Where the template's words stand, whatever the line breaks and blanks between them."""
+def find_once(template: str, text: str, name: str) -> re.Match[str]:
+    """Find the template's words, with any line breaks and blanks between them.
+
+    Raises:
+        LookupError: the words do not stand there, or stand there more than once.
+    """
     words = (re.escape(word) for word in template.split())
     pattern = r"\s+".join(words).replace(r"\{\}", f"({NUMBER})").replace(r"\{\*\}", f"(?:{NUMBER})")
     found = list(re.finditer(rf"(?<![\w.]){pattern}", text))
