@@ -96,13 +96,13 @@ check: setup
 	$(BIN)/python pipelines/dvc_rounds.py --check
 	$(BIN)/python components/generate.py --check
 	$(BIN)/python docs/tree.py --check
-	$(BIN)/mkdocs build --quiet --strict
+	$(BIN)/mkdocs build --strict
 	$(BIN)/python tools/size.py
 
-# The site, in work/site; the table of packages in docs/architecture.md comes from their docstrings.
+# The site, in work/site (--quiet would let --strict pass broken links); the table of packages in docs/architecture.md comes from their docstrings.
 docs: setup
 	$(BIN)/python docs/tree.py
-	$(BIN)/mkdocs build --quiet --strict
+	$(BIN)/mkdocs build --strict
 
 # Writes the outputs of documented commands, and the figures that sentences quote: make docs-output PAGES="README.md docs/place.md"
 # FLAGS=--check compares only; a workflow does that every night.
