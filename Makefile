@@ -99,7 +99,8 @@ check: setup
 	$(BIN)/mkdocs build --strict
 	$(BIN)/python tools/size.py
 
-# The site, in work/site (--quiet would let --strict pass broken links); the table of packages in docs/architecture.md comes from their docstrings.
+# The site, in work/site; the table of packages in docs/architecture.md comes from their docstrings. With --quiet, --strict
+# passes broken links.
 docs: setup
 	$(BIN)/python docs/tree.py
 	$(BIN)/mkdocs build --strict
