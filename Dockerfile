@@ -45,12 +45,14 @@ COPY requirements requirements
 COPY pyproject.toml LICENSE ./
 COPY src/evenshard/version.py src/evenshard/
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    touch README.md \
+    touch README.md && mkdir components pipelines \
     && add --constraint requirements/constraints-${EXTRA}.txt ".[${EXTRA},loop,torchrec,tracking]" \
     && add --constraint requirements/constraints-${EXTRA}.txt kfp-server-api kubernetes \
     && add --constraint requirements/constraints-${EXTRA}.txt --no-deps torchrec "kfp==${KFP_VERSION}" \
     && trim
 COPY README.md ./
+COPY components components
+COPY pipelines pipelines
 COPY src src
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     add --no-deps --force-reinstall . && list-packages

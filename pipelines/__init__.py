@@ -1,4 +1,5 @@
 """The stages, wired: ``train``, the loop on Kubeflow Pipelines; ``place``; ``retrain``; and the loop in dvc.yaml.
 
-The package is called ``evenshard_pipelines`` (``src/evenshard_pipelines`` is a link to this folder).
+An installation calls this folder ``evenshard_pipelines`` (pyproject.toml, ``package-dir``). Its modules import each
+other by relative names, which type checkers follow.
 """

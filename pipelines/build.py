@@ -46,24 +46,24 @@ def build(
         if not is_imported(str(values[key])):
             require_readable(str(values[key]))
     if name == TRAIN:
-        from evenshard_pipelines.dvc_rounds import sources
-        from evenshard_pipelines.train import train_pipeline
+        from .dvc_rounds import sources
+        from .train import train_pipeline
 
         if files := sources(params):
             values.setdefault("source", files[0])
         source = str(values.get("source", ""))
         pipeline = train_pipeline(params, cluster, source, data_hash(source, runs_now) if source else "")
     elif name == RETRAIN:
-        from evenshard_pipelines.retrain import retrain_pipeline
+        from .retrain import retrain_pipeline
 
         pipeline = retrain_pipeline(params, cluster, str(values.get("tables", "")))
     elif name == WATCH:
-        from evenshard_pipelines.watch import watch_pipeline
+        from .watch import watch_pipeline
 
         addresses = [str(values.get(key, "")) for key in ("traces", "in_use", "tables")]
         pipeline = watch_pipeline(params, cluster, *addresses)
     else:
-        from evenshard_pipelines.place import place_pipeline
+        from .place import place_pipeline
 
         addresses = [str(values.get(key, "")) for key in ("tables", "model", "in_use")]
         pipeline = place_pipeline(params, cluster, *addresses)

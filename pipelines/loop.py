@@ -23,7 +23,8 @@ from evenshard.utils.messages import brief
 from evenshard.utils.params import require, section
 from evenshard_components.merge_costs.component import merge_costs
 from evenshard_components.record_outcome.component import record_outcome
-from evenshard_pipelines.dvc_rounds import measured_with
+
+from .dvc_rounds import measured_with
 
 # How often MLflow's client repeats a request of the last stage: ten minutes in all.
 MOST_RETRIES = "10"

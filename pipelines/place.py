@@ -8,7 +8,8 @@ from evenshard.kubeflow.cluster import Cluster
 from evenshard.kubeflow.pod_spec import on_cluster
 from evenshard.kubeflow.requests import place_arguments
 from evenshard_components.place.component import place
-from evenshard_pipelines.addresses import read
+
+from .addresses import read
 
 
 def place_pipeline(

@@ -12,8 +12,9 @@ from evenshard.kubeflow.pod_spec import on_cluster
 from evenshard.kubeflow.requests import DriftRequest
 from evenshard.utils.params import section
 from evenshard_components.drift.component import drift
-from evenshard_pipelines.addresses import read
-from evenshard_pipelines.loop import Sections, checked_rounds, learn, outcome_recorded, section_of, with_sections
+
+from .addresses import read
+from .loop import Sections, checked_rounds, learn, outcome_recorded, section_of, with_sections
 
 CHAMPION = "models:/evenshard-cost@champion"
 

@@ -5,8 +5,9 @@ from typing import Any
 from kfp import dsl
 
 from evenshard.kubeflow.cluster import Cluster
-from evenshard_pipelines.addresses import read
-from evenshard_pipelines.loop import Sections, checked_rounds, learn, outcome_recorded, with_sections
+
+from .addresses import read
+from .loop import Sections, checked_rounds, learn, outcome_recorded, with_sections
 
 
 def train_pipeline(params: dict[str, Any], cluster: Cluster, source_at: str = "", given_hash: str = "") -> Any:

@@ -9,7 +9,8 @@ from evenshard.kubeflow.pod_spec import on_cluster
 from evenshard.stages.decisions.watch import WatchConfig
 from evenshard.utils.params import section
 from evenshard_components.watch.component import watch
-from evenshard_pipelines.addresses import read
+
+from .addresses import read
 
 
 def watch_pipeline(

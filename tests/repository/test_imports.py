@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import ast
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 
 from support.repository import ROOT
 
-SRC = ROOT / "src"
+PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
 MODULES = {
-    ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__"): path
-    for folder in ("evenshard", "evenshard_pipelines")
-    for path in sorted((SRC / folder).rglob("*.py"))
+    ".".join((package, *path.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__"): path
+    for package in ("evenshard", "evenshard_pipelines")
+    for folder in (ROOT / PACKAGES[package],)
+    for path in sorted(folder.rglob("*.py"))
 }
 # Our own modules that bring no package and yet take a while, each with what it would add to `evenshard --help`.
 SLOW = {
@@ -22,7 +25,7 @@ SLOW = {
 }
 
 
-def _imports(node: ast.AST, inside: bool = False) -> Iterator[tuple[bool, int, frozenset[str]]]:
+def _imports(node: ast.AST, package: str, inside: bool = False) -> Iterator[tuple[bool, int, frozenset[str]]]:
     """Whether each import is inside a function, its line, and the modules that it names."""
     for child in ast.iter_child_nodes(node):
         match child:
@@ -30,13 +33,18 @@ def _imports(node: ast.AST, inside: bool = False) -> Iterator[tuple[bool, int, f
                 continue
             case ast.Import(names=names):
                 yield inside, child.lineno, frozenset(one.name for one in names)
-            case ast.ImportFrom(module=str(module), names=names, level=0):
+            case ast.ImportFrom(module=str(module), names=names, level=level):
+                module = f"{package}.{module}" if level else module
                 of_names = (f"{module}.{one.name}" for one in names)
                 yield inside, child.lineno, frozenset(one if one in MODULES else module for one in of_names)
-        yield from _imports(child, inside or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda))
+        is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        yield from _imports(child, package, inside or is_function)
 
 
-IMPORTS = {name: tuple(_imports(ast.parse(path.read_text(encoding="utf-8")))) for name, path in MODULES.items()}
+IMPORTS = {
+    name: tuple(_imports(ast.parse(path.read_text(encoding="utf-8")), name.partition(".")[0]))
+    for name, path in MODULES.items()
+}
 
 
 @cache
@@ -50,6 +58,13 @@ def _packages(modules: frozenset[str]) -> frozenset[str]:
         own = {one for inside, _, named in IMPORTS.get(name, ()) if not inside for one in named}
         ahead |= (parents | own) - seen
     return frozenset(one.partition(".")[0] for one in seen - MODULES.keys()) - sys.stdlib_module_names
+
+
+def test_packages_are_those_of_this_checkout() -> None:
+    found = {package: import_module(package).__file__ for package in PACKAGES}
+    assert found == {package: str(ROOT / folder / "__init__.py") for package, folder in PACKAGES.items()}, (
+        "tests run another checkout's code. Install this one: pip install --no-deps --editable ."
+    )
 
 
 def test_an_import_inside_a_function_brings_a_package() -> None:

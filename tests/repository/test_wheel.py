@@ -1,7 +1,7 @@
 """The package can be installed: it carries its data, brings little, and places tables without the checkout.
 
 What is real: the sdist holds every file that git tracks and builds the wheel, and tests run from it; the wheel holds
-every file of ``src/evenshard`` as it is; every Python that it names compiles it, where that Python is installed; pip
+every file of its three packages as it is; every Python that it names compiles it, where that Python is installed; pip
 installs it, with its dependencies resolved, into a clean environment, and must neither fetch a package beyond ``CORE``
 nor, in an image that trains with TorchRec, touch what is there. What is not: the image's packages and those of
 ``CORE`` are links to the ones installed here, since to unpack them takes half a minute.
@@ -19,7 +19,7 @@ import sys
 import tarfile
 import tomllib
 import venv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import Parser
@@ -38,7 +38,9 @@ MADE_HERE = {".git", ".hypothesis", ".venv", "build", "data", "dist", "work"}
 CORE = ("jinja2", "numpy", "pydantic", "pyyaml", "rich")
 TORCHREC = ("fbgemm-gpu-cpu", "scipy", "torch", "torchrec")
 CORE_MB = 200
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+PACKAGES: dict[str, str] = PYPROJECT["tool"]["setuptools"]["package-dir"]
 PYTHONS = [
     line.rpartition(" ")[2]
     for line in PROJECT["classifiers"]
@@ -79,6 +81,14 @@ try:
 except BadInput as error:
     print(error)
 """
+FINDS_PACKAGES = """
+import json, pathlib, evenshard, evenshard_components, evenshard_pipelines
+from evenshard_pipelines.build import default_cluster
+default_cluster(small=True)
+packages = (evenshard, evenshard_components, evenshard_pipelines)
+components = pathlib.Path(evenshard_components.__file__).parent.glob("*/metadata.yaml")
+print(json.dumps([{one.__name__: one.__file__ for one in packages}, sorted(path.parent.name for path in components)]))
+"""
 TABLES = """
 - {name: users, num_rows: 1000000, embedding_dim: 64, pooling_factor: 1.0}
 - {name: clicks, num_rows: 200000, embedding_dim: 32, pooling_factor: 20.0}
@@ -111,16 +121,20 @@ class Built:
     sdist: Path
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """sdist and wheel of a copy of the tree: building leaves files behind that a later build would pack."""
-    tree, out = tmp_path_factory.mktemp("tree") / "evenshard", tmp_path_factory.mktemp("dist")
+def copy_checkout(folder: Path) -> Path:
+    """A copy of the checkout, since building leaves files behind that a later build would pack."""
     patterns = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*_cache")
 
     def leave_out(folder: str, names: list[str]) -> set[str]:
         return patterns(folder, names) | (MADE_HERE if Path(folder) == ROOT else set())
 
-    shutil.copytree(ROOT, tree, symlinks=True, ignore=leave_out)
+    return Path(shutil.copytree(ROOT, folder / "evenshard", symlinks=True, ignore=leave_out))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """sdist and wheel of the checkout."""
+    tree, out = copy_checkout(tmp_path_factory.mktemp("tree")), tmp_path_factory.mktemp("dist")
     done = run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out)], tree)
     # setuptools says so where it packs data of folders that it does not list
     assert "absent from the `packages`" not in done.stdout + done.stderr
@@ -140,8 +154,8 @@ def metadata_of(file: Path) -> Message:
         return Parser().parsestr(content.read().decode())
 
 
-def environment(home: Path, wheel: Path, distributions: Iterable[str], extra: str = "") -> Path:
-    """Where the programs of a clean environment are, with links to some distributions and the wheel installed.
+def environment(home: Path, package: str, distributions: Iterable[str], flags: Sequence[str] = ()) -> Path:
+    """Where the programs of a clean environment are, with links to some distributions and evenshard installed.
 
     No link comes with a RECORD, without which pip refuses to replace a distribution by another version.
     """
@@ -156,7 +170,7 @@ def environment(home: Path, wheel: Path, distributions: Iterable[str], extra: st
             elif not target.exists():
                 target.symlink_to(source)
     pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
-    run([*pip, "install", "--quiet", "--no-index", f"{wheel}{extra}"], home)
+    run([*pip, "install", "--quiet", "--no-index", *flags, package], home)
     return home / "bin"
 
 
@@ -180,38 +194,54 @@ def with_requirements(names: Iterable[str]) -> Iterator[Distribution]:
 @pytest.fixture(scope="module")
 def core(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Programs of an environment with the core alone."""
-    return environment(tmp_path_factory.mktemp("core") / "venv", built.wheel, CORE)
+    return environment(tmp_path_factory.mktemp("core") / "venv", str(built.wheel), CORE)
 
 
 @pytest.fixture(scope="module")
 def beside_torchrec(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Programs of an environment with the extra for TorchRec, in an image that has TorchRec."""
-    return environment(tmp_path_factory.mktemp("torchrec") / "venv", built.wheel, (*CORE, *TORCHREC), "[torchrec]")
+    home = tmp_path_factory.mktemp("torchrec") / "venv"
+    return environment(home, f"{built.wheel}[torchrec]", (*CORE, *TORCHREC))
 
 
-def source_files() -> dict[str, bytes]:
-    files = (path for path in (ROOT / "src" / "evenshard").rglob("*") if path.is_file())
+def source_files() -> dict[str, Path]:
+    """The files of the packages, by their names in a wheel."""
     return {
-        path.relative_to(ROOT / "src").as_posix(): path.read_bytes()
-        for path in files
-        if "__pycache__" not in path.parts
+        f"{package}/{path.relative_to(ROOT / folder).as_posix()}": path
+        for package, folder in PACKAGES.items()
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
     }
 
 
-def test_the_wheel_holds_every_file_of_the_package(built: Built) -> None:
+def test_the_wheel_holds_every_file_of_its_packages(built: Built) -> None:
     with ZipFile(built.wheel) as archive:
-        packed = {name: archive.read(name) for name in archive.namelist() if name.startswith("evenshard/")}
-    expected = source_files()
+        packed = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
+    expected = {name: path.read_bytes() for name, path in source_files().items()}
+    assert {name.partition("/")[0] for name in expected} == {"evenshard", "evenshard_components", "evenshard_pipelines"}
     assert sorted(packed) == sorted(expected)
     assert packed == expected
     for kind in (".json", ".yaml", ".j2", "py.typed"):
         assert any(name.endswith(kind) for name in packed), kind
 
 
-def test_the_sdist_holds_every_file_of_the_package(built: Built) -> None:
+def test_the_sdist_holds_every_file_of_its_packages(built: Built) -> None:
     with tarfile.open(built.sdist) as archive:
-        packed = {name.partition("/src/")[2] for name in archive.getnames() if "/src/evenshard/" in name}
-    assert set(source_files()) <= packed
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    assert {path.relative_to(ROOT).as_posix() for path in source_files().values()} <= packed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["lenient", "strict"])
+def test_an_editable_install_finds_its_packages_in_the_checkout(mode: str, tmp_path: Path) -> None:
+    tree = copy_checkout(tmp_path / "cloned")  # python -c would take a folder evenshard beside it for the package
+    flags = ("--no-build-isolation", f"--config-settings=editable_mode={mode}", "--editable")
+    programs = environment(tmp_path / "venv", str(tree), (*CORE, "setuptools"), flags)
+    files, components = json.loads(run([str(programs / "python"), "-c", FINDS_PACKAGES], tmp_path).stdout)
+    assert files.keys() == PACKAGES.keys()
+    for package, file in files.items():
+        assert Path(file).resolve() == tree / PACKAGES[package] / "__init__.py"
+    assert components == sorted(path.parent.name for path in ROOT.glob("components/*/component.py"))
 
 
 @pytest.mark.slow
@@ -330,4 +360,6 @@ def test_python_finds_the_installed_package(core: Path, tmp_path: Path) -> None:
     question = "import evenshard, json, sys; json.dump([evenshard.__file__, evenshard.__version__], sys.stdout)"
     file, version = json.loads(run([str(core / "python"), "-c", question], tmp_path).stdout)
     assert Path(file).is_relative_to(core.parent)
+    files, components = json.loads(run([str(core / "python"), "-c", FINDS_PACKAGES], tmp_path).stdout)
+    assert all(Path(one).is_relative_to(core.parent) for one in files.values()) and "place" in components
     assert re.search(rf'^__version__ = "{re.escape(version)}"$', (ROOT / "src/evenshard/version.py").read_text(), re.M)

@@ -173,10 +173,10 @@ def _build_pipeline(args: argparse.Namespace, cluster: Cluster, local: bool = Fa
         cluster = replace(cluster, num_parts=args.num_parts)
     if args.gpus is not None:
         cluster = cluster.with_measure_settings(gpus=args.gpus)
-    built = build(args.pipeline, params, cluster, dict(args.set), runs_now=args.call is _submit)
+    pipeline, values = build(args.pipeline, params, cluster, dict(args.set), runs_now=args.call is _submit)
     if not local and image().startswith("localhost/"):
         log.warning("%s: a cluster cannot pull this image. Push one, and name it in EVENSHARD_IMAGE.", image())
-    return built
+    return pipeline, values
 
 
 @contextmanager
