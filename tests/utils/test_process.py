@@ -1,4 +1,4 @@
-"""One thread inside the block and as many as before after it; SIGTERM and Ctrl-C inside the block and after it."""
+"""Threads and variables inside the block, and as before after it; SIGTERM and Ctrl-C inside the block and after it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ import signal
 import pytest
 import torch
 
-from evenshard.utils.process import TERMINATED, on_interrupt, on_sigterm, one_thread, sigterm_waits, terminate
+from evenshard.utils.process import (
+    TERMINATED,
+    environment,
+    on_interrupt,
+    on_sigterm,
+    one_thread,
+    sigterm_waits,
+    terminate,
+)
 
 
 def test_one_thread_inside_and_as_before_afterwards() -> None:
@@ -23,6 +31,14 @@ def test_one_thread_inside_and_as_before_afterwards() -> None:
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_variables_hold_inside_and_are_as_before_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENSHARD_KNOWN", "before")
+    with pytest.raises(ValueError), environment({"EVENSHARD_KNOWN": "inside", "EVENSHARD_NEW": "1"}):
+        assert (os.environ["EVENSHARD_KNOWN"], os.environ["EVENSHARD_NEW"]) == ("inside", "1")
+        raise ValueError
+    assert os.environ["EVENSHARD_KNOWN"] == "before" and "EVENSHARD_NEW" not in os.environ
 
 
 def test_the_order_to_end_is_heard_inside_the_block_and_not_after_it() -> None:

@@ -27,6 +27,7 @@ from evenshard.utils.errors import BadConfig, BadFile, PipelineFailed
 from evenshard.utils.extras import require_package
 from evenshard.utils.installation import checkout
 from evenshard.utils.messages import reason_of
+from evenshard.utils.process import environment
 from evenshard.utils.s3 import is_address
 from evenshard.utils.scratch import scratch_folder
 
@@ -153,17 +154,10 @@ def _is_file(value: Any) -> bool:
     return isinstance(value, str) and value.startswith("/") and Path(value).exists()
 
 
-@contextlib.contextmanager
-def _one_loop() -> Iterator[None]:
-    """All tasks of the run find one parent run in MLflow, and one backlog of what MLflow has missed."""
+def _one_loop() -> contextlib.AbstractContextManager[None]:
+    """Let all tasks of the run find one parent run in MLflow, and one backlog of what MLflow has missed."""
     own = {LOOP_ID: f"{LOCAL}{secrets.token_hex(6)}", BACKLOG: str(Path("work", BACKLOG_NAME).resolve())}
-    own = {name: value for name, value in own.items() if name not in os.environ}
-    os.environ.update(own)
-    try:
-        yield
-    finally:
-        for name in own:
-            del os.environ[name]
+    return environment({name: value for name, value in own.items() if name not in os.environ})
 
 
 @contextlib.contextmanager

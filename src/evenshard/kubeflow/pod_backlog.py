@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from evenshard.tracking import BACKLOG, BACKLOG_NAME
+from evenshard.utils.process import environment
 from evenshard.utils.scratch import scratch_folder
 
 
@@ -29,11 +30,10 @@ def backlog_of(inputs: Iterable[Path], outputs: Iterable[Path]) -> Iterator[None
     with scratch_folder() as scratch:
         own = scratch / BACKLOG_NAME
         carry(inputs, own)
-        os.environ[BACKLOG] = str(own)
         try:
-            yield
+            with environment({BACKLOG: str(own)}):
+                yield
         finally:
-            del os.environ[BACKLOG]
             target = next(filter(Path.is_dir, outputs), None)
             if target is not None and own.is_dir():
                 carry([scratch], target / BACKLOG_NAME)

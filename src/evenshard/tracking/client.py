@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from evenshard.tracking.sqlite_file import usable_file
 from evenshard.utils.errors import BadConfig, EvenshardError, TrackingFailed
 from evenshard.utils.extras import require_package
 from evenshard.utils.messages import reason_of, root_of, without_credentials
-from evenshard.utils.process import sigterm_waits
+from evenshard.utils.process import environment, sigterm_waits
 
 EXPERIMENT = "evenshard"
 DEFAULT_URI = "sqlite:///mlflow.db"
@@ -157,7 +157,8 @@ def short_timeouts(max_retries: int | None = None) -> Iterator[None]:
     with (
         quiet("urllib3.connectionpool", logging.ERROR),
         quiet("mlflow.store.db.utils", logging.CRITICAL),  # whose errors come with a traceback
-        _environment({name: value for name, value in values.items() if name not in chosen}),
+        # MLflow reads its settings from the environment alone
+        environment({name: value for name, value in values.items() if name not in chosen}),
     ):
         yield
 
@@ -181,21 +182,6 @@ def quiet(logger: str, level: int = logging.WARNING) -> Iterator[None]:
         yield
     finally:
         talkative.setLevel(before)
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for a while: MLflow reads its settings nowhere else."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from evenshard.utils.process import environment
+
 _CONNECTION = re.compile(r"\bvia NET/(?P<network>.+?)/\d+(?:\(\d+\))?(?P<direct>/GDRDMA)?")
 _IN_NODE = re.compile(r"\bvia (?P<transport>P2P|SHM)/")
 UNKNOWN = "network not known, as NCCL_DEBUG is set"
@@ -35,12 +37,10 @@ def nccl_log() -> Iterator[Path | None]:
     handle, name = tempfile.mkstemp(prefix="evenshard-nccl-")
     os.close(handle)
     settings = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "NET,P2P,SHM", "NCCL_DEBUG_FILE": name}
-    os.environ.update(settings)
     try:
-        yield Path(name)
+        with environment(settings):
+            yield Path(name)
     finally:
-        for setting in settings:
-            os.environ.pop(setting, None)
         Path(name).unlink(missing_ok=True)
 
 

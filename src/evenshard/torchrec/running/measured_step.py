@@ -15,10 +15,9 @@ backward communication, and the update of replicas as backward compute.
 from __future__ import annotations
 
 import gc
-import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -42,6 +41,7 @@ from evenshard.tables.table import Table
 from evenshard.torchrec.model.modules import sharded_collections
 from evenshard.torchrec.plan.plans import plan_of_parts
 from evenshard.utils.errors import BadConfig, BadInput
+from evenshard.utils.process import environment
 
 _DENSE_OPTIMIZERS = {
     "sgd": torch.optim.SGD,
@@ -345,20 +345,9 @@ def _sharders(tables: Sequence[Table], optimizer: str) -> list[Any]:
     ]
 
 
-@contextmanager
-def _nodes_of(devices_per_node: int, rank: int) -> Iterator[None]:
+def _nodes_of(devices_per_node: int, rank: int) -> AbstractContextManager[None]:
     """Tell TorchRec, which reads torchrun's variables, how many ranks a node has."""
-    told = {"LOCAL_WORLD_SIZE": str(devices_per_node), "LOCAL_RANK": str(rank % devices_per_node)}
-    before = {name: os.environ.get(name) for name in told}
-    os.environ.update(told)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name)
-            else:
-                os.environ[name] = value
+    return environment({"LOCAL_WORLD_SIZE": str(devices_per_node), "LOCAL_RANK": str(rank % devices_per_node)})
 
 
 RANK_JOBS = {**JOBS, MeasureParts.__name__: MeasureParts}
