@@ -31,20 +31,20 @@ MODELS = {
 
 
 def experiment_id(client: Any) -> str:
-    """Id of the experiment that runs go to, which is made and described if it is missing."""
+    """Return the id of the experiment that runs go to, which is made and described if that is missing."""
     name = experiment_name()
     found = client.get_experiment_by_name(name)
     if found is None:
-        make_once(client.create_experiment, name, tags=experiment_tags())
+        make_once(client.create_experiment, name, tags=dict(EXPERIMENT_KIND))
         found = client.get_experiment_by_name(name)
-    describe_experiment(client, found)
+    for key, value in _experiment_tags(found.experiment_id).items():
+        if key not in found.tags:
+            write_together(client.set_experiment_tag, found.experiment_id, key, value)
     return str(found.experiment_id)
 
 
-def experiment_tags(experiment_id: str = "") -> dict[str, str]:
-    """Kind and description of the experiment; its own links need its id."""
-    if not experiment_id:
-        return dict(EXPERIMENT_KIND)
+def _experiment_tags(experiment_id: str) -> dict[str, str]:
+    """Return kind and description of the experiment, whose links need its id."""
     runs = f"#/experiments/{experiment_id}/runs"
     links = [_link("runs", runs), _link("charts", f"{runs}?compareRunsMode=CHART")]
     lines = [
@@ -55,14 +55,6 @@ def experiment_tags(experiment_id: str = "") -> dict[str, str]:
         "- commands: `evenshard promote`, `evenshard describe placement.json`",
     ]
     return {**EXPERIMENT_KIND, NOTE: _note(lines)}
-
-
-def describe_experiment(client: Any, experiment: Any) -> None:
-    """Writes what of ``experiment_tags`` an experiment lacks."""
-    experiment_id = experiment.experiment_id
-    for key, value in experiment_tags(str(experiment_id)).items():
-        if key not in experiment.tags:
-            write_together(client.set_experiment_tag, experiment_id, key, value)
 
 
 def stage_note(experiment_id: str, name: str, about: str, parent_id: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from evenshard.tracking.client import address, write_together
 from evenshard.tracking.descriptions import loop_note
+from evenshard.tracking.registry import log_output
 from evenshard.tracking.tags import PARENT_TAG, origin_tags
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.provenance import params_hash
@@ -108,11 +109,6 @@ def ensure_parent(client: Any, experiment: str, parent: Parent, start_ms: int) -
     return str(run_id)
 
 
-def has_ended(client: Any, run_id: str) -> bool:
-    """Whether a loop's own run is over."""
-    return str(client.get_run(run_id).info.status) != "RUNNING"
-
-
 def end_with_stages(client: Any, run_id: str, state: str) -> None:
     """Ends a loop, and the stages that no process will end any more.
 
@@ -161,23 +157,17 @@ def share_with_parent(client: Any, run_id: str) -> None:
     def share() -> None:
         parent = client.get_run(parent_id)
         read = {(one.dataset.name, one.dataset.digest) for one in _datasets(parent)}
-        made = {one.model_id for one in _models(parent)}
         inputs = [one for one in _datasets(run) if (one.dataset.name, one.dataset.digest) not in read]
-        outputs = [one for one in _models(run) if one.model_id not in made]
         if inputs:
             client.log_inputs(parent_id, inputs)
-        if outputs:
-            client.log_outputs(parent_id, outputs)
+        for one in run.outputs.model_outputs if run.outputs else ():
+            log_output(client, parent_id, one.model_id)
 
     write_together(share)
 
 
 def _datasets(run: Any) -> Sequence[Any]:
     return run.inputs.dataset_inputs if run.inputs else ()
-
-
-def _models(run: Any) -> Sequence[Any]:
-    return run.outputs.model_outputs if run.outputs else ()
 
 
 def find_parent(client: Any, experiment: str, parent: Parent) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from evenshard.tracking.client import (
 )
 from evenshard.tracking.descriptions import experiment_id, model_description, version_description
 from evenshard.tracking.pyfunc import ServedCode, save_pyfunc
-from evenshard.tracking.tags import COMMIT, SHA256, VERSION, WEIGHTS_SHA256, model_tags
+from evenshard.tracking.tags import COMMIT, SHA256, VERSION, WEIGHTS_SHA256, network_tags
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.scratch import scratch_folder
 
@@ -110,7 +110,15 @@ def ensure_models(
             for name in reversed(names)  # evenshard-cost is what others look for: it comes last
             if known[name] is None
         ]
-        made = dict(_all_or_none(client, ready, run_id))
+        made: dict[str, ModelVersion] = {}
+        try:
+            for logged in ready:
+                made[logged.name] = _ensured_version(client, logged, run_id)
+        except BaseException:
+            for one in made.values():
+                with suppress(Exception):  # the server that has not taken the other one may not take this either
+                    client.delete_model_version(one.name, one.version)
+            raise
     return tuple(known[name] or made[name] for name in names)
 
 
@@ -123,7 +131,7 @@ def _find_version(client: Any, name: str, folder: Path, run_id: str) -> ModelVer
         return known
     log.info("%s has these weights already: no new version is registered", known.uri)
     if run_id and known.model_id:
-        _log_output(client, run_id, known.model_id)
+        log_output(client, run_id, known.model_id)
     return known
 
 
@@ -137,6 +145,8 @@ def _upload_model(
     run_id: str,
 ) -> Any:
     """A logged model that has all of its files; one of this run that an earlier attempt has left half-made is used."""
+    from mlflow.entities import LoggedModelStatus
+
     with scratch_folder() as scratch:
         model, served = scratch / "model", scratch / "pyfunc"
         copy_parts(folder, model, name)
@@ -144,23 +154,14 @@ def _upload_model(
         headline = {f"{METRIC_TAG}{key}": f"{value:.6g}" for key, value in metrics.items()}
         logged = _logged_model(client, name, run_id, {**tags, **headline, **hashes})
         save_pyfunc(model, code, served, name, logged, run_id)
-        with _ready(client, logged):
+        try:
             client.log_model_artifacts(logged.model_id, str(served))
+        except BaseException:
+            with suppress(Exception):  # the server that did not take the files may not take this either
+                client.finalize_logged_model(logged.model_id, LoggedModelStatus.FAILED)
+            raise
+        client.finalize_logged_model(logged.model_id, LoggedModelStatus.READY)
     return logged
-
-
-def _all_or_none(client: Any, ready: Sequence[Any], run_id: str) -> Iterator[tuple[str, ModelVersion]]:
-    """Makes logged models versions of the registered models of their names."""
-    made: list[ModelVersion] = []
-    try:
-        for logged in ready:
-            made.append(_ensured_version(client, logged, run_id))
-    except BaseException:
-        for one in made:
-            with suppress(Exception):  # the server that has not taken the other one may not take this either
-                client.delete_model_version(one.name, one.version)
-        raise
-    return ((one.name, one) for one in made)
 
 
 def _ensured_version(client: Any, logged: Any, run_id: str) -> ModelVersion:
@@ -190,15 +191,14 @@ def copy_parts(folder: Path, target: Path, name: str = REGISTERED_COST) -> None:
     Raises:
         BadFile: if a part is missing.
     """
-    from evenshard.sharders.models import COST_MODEL, COST_NET
-    from evenshard.sharders.models import POLICY as POLICY_PART
+    from evenshard.sharders.models import COST_MODEL, COST_NET, POLICY
 
-    parts = {REGISTERED_POLICY: (COST_NET, POLICY_PART), REGISTERED_COST: (COST_MODEL,)}[name]
+    parts = {REGISTERED_POLICY: (COST_NET, POLICY), REGISTERED_COST: (COST_MODEL,)}[name]
     for part in parts:
         if not (folder / part).is_dir():
             raise BadFile(folder, f"{part} is missing", "Name a model's folder, such as work/round_3.")
-    if name == REGISTERED_COST and (folder / POLICY_PART).is_dir():
-        parts = (*parts, COST_NET, POLICY_PART)
+    if name == REGISTERED_COST and (folder / POLICY).is_dir():
+        parts = (*parts, COST_NET, POLICY)
     for part in parts:
         shutil.copytree(folder / part, target / part)
 
@@ -250,7 +250,7 @@ def newest_version(name: str = REGISTERED_COST) -> ModelVersion | None:
     Raises:
         TrackingFailed: if MLflow cannot be reached.
     """
-    with _ask_for_versions(name):
+    with _ask_for_model(name):
         return _last(connect(), f"name = '{name}'")
 
 
@@ -263,7 +263,7 @@ def version_of_files(name: str, folder: Path, run_id: str = "") -> ModelVersion 
     Raises:
         TrackingFailed: if MLflow cannot be reached.
     """
-    with _ask_for_versions(name):
+    with _ask_for_model(name):
         return _with_files(connect(), name, folder, run_id)
 
 
@@ -286,10 +286,10 @@ def register_folder(folder: Path, code: ServedCode) -> tuple[ModelVersion, Model
         BadFile: if the folder is not a model.
         TrackingFailed: if MLflow cannot be reached, or does not take it.
     """
-    from evenshard.sharders.models import load_model
+    from evenshard.sharders.models import COST_MODEL, load_model
 
     seen = load_model(folder).trained_on
-    tags = {COMMIT: seen.git_commit, VERSION: seen.evenshard_version, **model_tags(folder)}
+    tags = {COMMIT: seen.git_commit, VERSION: seen.evenshard_version, **network_tags(folder / COST_MODEL)}
     with ask_mlflow(registry_uri(), "did not take this model", "Name another folder.", str(folder)):
         version, *policy = ensure_models(folder, code, tags)
     return version, policy[0] if policy else None
@@ -316,14 +316,6 @@ def download_model(uri: str) -> Iterator[Path]:
         yield got / _INSIDE if (got / _INSIDE).is_dir() else got  # a plain folder can be a version too
 
 
-@contextmanager
-def _ask_for_versions(name: str) -> Iterator[None]:
-    """Explains that MLflow does not tell the versions of a registered model."""
-    require_mlflow(name, _OR_A_FOLDER)
-    with ask_mlflow(registry_uri(), f"did not tell the versions of {name}", "Set MLFLOW_TRACKING_URI."):
-        yield
-
-
 def _last(client: Any, wanted: str, run_id: str = "") -> ModelVersion | None:
     """The last version that a search finds, of this run if there is one; a search leaves its aliases out."""
     known = list(client.search_model_versions(wanted))
@@ -335,10 +327,10 @@ def _last(client: Any, wanted: str, run_id: str = "") -> ModelVersion | None:
 
 
 @contextmanager
-def _ask_for_model(uri: str) -> Iterator[None]:
-    """Explains that MLflow does not give a registered model."""
-    require_mlflow(uri, _OR_A_FOLDER)
-    with ask_mlflow(registry_uri(), "did not give this model", _remedy(uri), uri):
+def _ask_for_model(what: str) -> Iterator[None]:
+    """Explain that MLflow does not give a registered model, by its name or the address of a version."""
+    require_mlflow(what, _OR_A_FOLDER)
+    with ask_mlflow(registry_uri(), "did not give this model", _remedy(what), what):
         yield
 
 
@@ -364,44 +356,28 @@ def _parse_uri(uri: str) -> tuple[str, str, str]:
 
 
 def _logged_model(client: Any, name: str, run_id: str, tags: Mapping[str, str]) -> Any:
-    """A logged model to upload into, an output of its run if it has one."""
+    """Return a logged model to upload into, which is an output of its run if it has one.
+
+    One of this run, with these weights, that was not finished is used.
+    """
     experiment = str(client.get_run(run_id).info.experiment_id) if run_id else experiment_id(client)
-    logged = _half_made(client, experiment, name, run_id, tags) or client.create_logged_model(
+    wanted = f"name = '{name}' AND tags.`{WEIGHTS_SHA256}` = '{tags[WEIGHTS_SHA256]}'"
+    known = client.search_logged_models([experiment], wanted) if run_id else ()
+    logged = next((one for one in known if one.source_run_id == run_id), None) or client.create_logged_model(
         experiment, name, run_id or None, dict(tags), model_type="evenshard"
     )
     if run_id:
-        _log_output(client, run_id, logged.model_id)
+        log_output(client, run_id, logged.model_id)
     return logged
 
 
-def _half_made(client: Any, experiment: str, name: str, run_id: str, tags: Mapping[str, str]) -> Any:
-    """A logged model of this run, with these weights, that was not finished; None where there is none."""
-    wanted = f"name = '{name}' AND tags.`{WEIGHTS_SHA256}` = '{tags[WEIGHTS_SHA256]}'"
-    found = client.search_logged_models([experiment], wanted) if run_id else ()
-    return next((one for one in found if one.source_run_id == run_id), None)
-
-
-def _log_output(client: Any, run_id: str, model_id: str) -> None:
-    """Makes a logged model an output of a run; MLflow itself refuses one that it is already."""
+def log_output(client: Any, run_id: str, model_id: str) -> None:
+    """Make a logged model an output of a run; MLflow itself refuses one that it is already."""
     from mlflow.entities import LoggedModelOutput
 
     outputs = client.get_run(run_id).outputs
     if model_id not in {one.model_id for one in (outputs.model_outputs if outputs else ())}:
         client.log_outputs(run_id, [LoggedModelOutput(model_id, step=0)])
-
-
-@contextmanager
-def _ready(client: Any, logged: Any) -> Iterator[None]:
-    """Marks the logged model as complete, or as failed."""
-    from mlflow.entities import LoggedModelStatus
-
-    try:
-        yield
-    except BaseException:
-        with suppress(Exception):  # the server that did not take the files may not take this either
-            client.finalize_logged_model(logged.model_id, LoggedModelStatus.FAILED)
-        raise
-    client.finalize_logged_model(logged.model_id, LoggedModelStatus.READY)
 
 
 def _version(one: Any) -> ModelVersion:

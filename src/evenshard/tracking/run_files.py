@@ -35,7 +35,6 @@ from evenshard.tracking.parents import (
     ensure_parent,
     ensure_run,
     find_parent,
-    has_ended,
     share_with_parent,
 )
 from evenshard.tracking.pyfunc import ServedCode
@@ -261,7 +260,8 @@ def _send(client: Any, run_id: str, record: Record, folder: Path, code: Callable
         _send_values(client, parent_id, record.loop_points, record.loop_tags)
         if record.parent is None or not record.parent.has_exit_handler:
             client.set_terminated(parent_id, record.status, record.end_ms)
-        elif has_ended(client, parent_id):  # its exit handler has ended it as failed: the pipeline was tried again
+        elif client.get_run(parent_id).info.status != "RUNNING":
+            # its exit handler has ended it as failed: the pipeline was tried again
             client.set_tag(parent_id, OUTCOME, "SUCCEEDED")
             end_with_stages(client, parent_id, "SUCCEEDED")
 

@@ -18,13 +18,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from evenshard.tracking.client import (
-    address,
-    describe_miss,
-    first_line,
-    is_refusal,
-    tracking_uri,
-)
+from evenshard.tracking.client import address, describe_miss, first_line, is_refusal, tracking_uri
 from evenshard.tracking.dataset_inputs import dataset_record
 from evenshard.tracking.parents import ENDED_AS, current_parent, parent_of
 from evenshard.tracking.pyfunc import ServedCode
@@ -46,10 +40,10 @@ from evenshard.tracking.tags import (
     costs_tags,
     network_tags,
     origin_tags,
-    tables_tags,
 )
 from evenshard.utils.errors import MissingPackage, TrackingFailed
 from evenshard.utils.extras import require_package
+from evenshard.utils.provenance import sha256_of
 
 # Tags of a stage that its loop gets too, and those that its models get.
 DATA_TAGS = (TABLES_SHA256, COSTS_SHA256, COSTS_DVC_MD5, HARDWARE, VERSIONS)
@@ -137,7 +131,7 @@ class StageRun:
     def tables(self, path: Path) -> None:
         """Tag the run with the hash of the tables that it works on."""
         if self._record is not None:
-            self.tags(tables_tags(path))
+            self.tags({TABLES_SHA256: sha256_of(path)})
 
     def learned_from(self, cost_net: Path) -> None:
         """Tag the run of a policy with the data that its cost network was trained on."""
@@ -272,12 +266,9 @@ def _open(stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, A
         return StageRun()
     number = re.search(r"_(\d+)(?:_part_\d+)?$", stage)
     hardware = settings.get("hardware")
-    tags = {
-        **origin_tags(params),
-        STAGE: stage,
-        **({ROUND: number[1]} if number else {}),
-        **({HARDWARE: str(hardware)} if hardware else {}),
-    }
+    tags = {**origin_tags(params), STAGE: stage}
+    tags |= {ROUND: number[1]} if number else {}
+    tags |= {HARDWARE: str(hardware)} if hardware else {}
     parent = None if params is None else parent_of(params, new_loop=stage == "generate_tables")
     values = {name: str(value)[:6000] for name, value in settings.items()}
     return StageRun(Record(_now_ms(), parent, secrets.token_hex(8), stage, about, tags, values))

@@ -62,11 +62,6 @@ def costs_tags(paths: Sequence[Path]) -> dict[str, str]:
     }
 
 
-def tables_tags(path: Path) -> dict[str, str]:
-    """Tags of a table file: its hash."""
-    return {TABLES_SHA256: sha256_of(path)}
-
-
 def network_tags(folder: Path) -> dict[str, str]:
     """Tags of a cost network's folder: what it was trained on; none if that is unknown.
 
@@ -81,13 +76,6 @@ def network_tags(folder: Path) -> dict[str, str]:
     tags[COSTS_SHA256] = ",".join(seen.costs_sha256)
     tags[DEVICE_ERROR] = "" if seen.device_error is None else str(seen.device_error)
     return {key: value for key, value in tags.items() if value}
-
-
-def model_tags(folder: Path) -> dict[str, str]:
-    """Tags of a model's folder: what its cost network was trained on."""
-    from evenshard.sharders.models import COST_MODEL
-
-    return network_tags(folder / COST_MODEL)
 
 
 def _md5_of(path: Path) -> str:
