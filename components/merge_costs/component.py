@@ -27,12 +27,11 @@ def merge_costs(
     from pathlib import Path
 
     from evenshard.kubeflow.pod import add_round, log_metrics, path_of, round_path
-    from evenshard.kubeflow.pod_backlog import carry
+    from evenshard.kubeflow.pod_backlog import backlog_of
     from evenshard.stages import merge_costs as stage
-    from evenshard.tracking import BACKLOG_NAME
 
     folders = [Path(part.path) for part in parts]
     of_round = [round_path(folder, round_number) for folder in folders]
-    target = add_round(Path(costs.path), round_number, path_of(earlier))
-    log_metrics(metrics, stage.run(of_round, target))
-    carry(folders, Path(costs.path, BACKLOG_NAME))  # what MLflow has missed of the parts
+    with backlog_of(folders, [Path(costs.path)]):
+        target = add_round(Path(costs.path), round_number, path_of(earlier))
+        log_metrics(metrics, stage.run(of_round, target))

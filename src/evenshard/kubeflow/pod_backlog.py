@@ -19,7 +19,7 @@ from evenshard.utils.scratch import scratch_folder
 
 @contextmanager
 def backlog_of(inputs: Iterable[Path], outputs: Iterable[Path]) -> Iterator[None]:
-    """The backlog of a stage that runs in the block: what its inputs brought along; what is left goes with its outputs.
+    """Give what runs in the block the backlog that its inputs brought along; the rest of it goes with its outputs.
 
     Args:
         inputs, outputs: artifacts. Of the outputs, the first that is a folder gets it.
@@ -29,18 +29,18 @@ def backlog_of(inputs: Iterable[Path], outputs: Iterable[Path]) -> Iterator[None
         return
     with scratch_folder() as scratch:
         own = scratch / BACKLOG_NAME
-        carry(inputs, own)
+        _carry(inputs, own)
         try:
             with environment({BACKLOG: str(own)}):
                 yield
         finally:
             target = next(filter(Path.is_dir, outputs), None)
             if target is not None and own.is_dir():
-                carry([scratch], target / BACKLOG_NAME)
+                _carry([scratch], target / BACKLOG_NAME)
 
 
-def carry(folders: Iterable[Path], target: Path) -> None:
-    """Moves the backlogs of artifacts into a folder, which is made if there is something to move."""
+def _carry(folders: Iterable[Path], target: Path) -> None:
+    """Move the backlogs of artifacts into a folder, which is made if there is something to move."""
     for backlog in filter(Path.is_dir, (folder / BACKLOG_NAME for folder in folders)):
         for run in sorted(backlog.glob("[!.]*")):
             target.mkdir(parents=True, exist_ok=True)
