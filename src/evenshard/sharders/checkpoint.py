@@ -140,7 +140,6 @@ def _explain_read_errors(folder: Path) -> AbstractContextManager[None]:
 
 
 def _read_network(folder: Path, kind: type[Net]) -> tuple[Net, FeatureNormalizer, int]:
-    """The network, its normalizer, and the rounds behind it."""
     config = record_of(_Config, load_json((folder / "config.json").read_bytes()))
     if config.kind != kind.kind:
         raise BadFile(folder, f"holds a {cut(config.kind)}, not a {kind.__name__}", "Name the other folder.")

@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # torch takes a second to import, and the command line asks f
     from evenshard.sharders.checkpoint import Checkpoint, Network, Round
     from evenshard.sharders.training import FitConfig, FittedCostNet, Track
 
-# The module that declares each learned sharder, by the sharder's name.
 LEARNED = {
     "dreamshard": "evenshard.sharders.dreamshard.learned",
     "autoshard": "evenshard.sharders.autoshard.learned",

@@ -124,7 +124,7 @@ def save_cost_model(folder: Path, cost_model: CostModel, trained_on: TrainedOn) 
 
 
 def _policy(folder: Path) -> TrainedSharder | None:
-    """The policy, if the folder has one: before it is trained, there is a cost network alone."""
+    """Return None before the policy is trained, when there is a cost network alone."""
     if not (folder / POLICY).exists():
         return None
     return load_sharder(folder / COST_NET, folder / POLICY)

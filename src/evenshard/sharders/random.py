@@ -18,7 +18,6 @@ from evenshard.sharders.packing.reasons import no_room, require_room
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
 
-# Placements that are drawn until one fits.
 ATTEMPTS = 20
 
 
@@ -122,6 +121,5 @@ def _parts(table: Table, way: str, machine: Machine, rng: np.random.Generator, f
 
 
 def _cut(table: Table, fewest: int, most: int, rng: np.random.Generator) -> list[Span]:
-    """Its columns in ``fewest`` to ``most`` parts, as even as can be."""
     count = int(rng.integers(max(fewest, 2), min(most, table.embedding_dim // COLUMN_STEP) + 1))
     return lay_out(even_widths(table.embedding_dim, count))

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import torch
 
-# DreamShard ----------------------------------------------------------------------------------------------------------
-
 
 def negative_predicted_cost_B(predicted_ms_B: torch.Tensor) -> torch.Tensor:
     """Minus the predicted overall cost, [B] (DreamShard, section 3.3): the only reward, given at the end."""
@@ -19,9 +17,6 @@ def standardised_B(returns_B: torch.Tensor) -> torch.Tensor:
     """Returns minus their mean, over their deviation, [B]; zeros if all episodes ended alike."""
     centred_B = returns_B - returns_B.mean()
     return centred_B / (centred_B.square().mean().sqrt() + 1e-8)
-
-
-# AutoShard -----------------------------------------------------------------------------------------------------------
 
 
 def degree_of_balance_B(costs_BD: torch.Tensor, device_mask_BD: torch.Tensor) -> torch.Tensor:

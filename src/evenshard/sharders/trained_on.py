@@ -25,7 +25,6 @@ from evenshard.utils.records import record_of
 from evenshard.utils.saved import reading_saved
 from evenshard.version import __version__
 
-# Beside the weights of a network.
 TRAINED_ON = "trained_on.json"
 SeenRange = tuple[float, float]
 TABLE_SLACK = 1.25  # factor beyond a range that says nothing yet, where a table or the batch is concerned
@@ -278,7 +277,7 @@ def beyond(value: float, seen: SeenRange) -> int:
 
 
 def _factor(value: float, seen: SeenRange) -> float:
-    """How many times beyond a range a value is; 1 inside, and a little beyond."""
+    """Return how many times beyond a range a value is; 1 inside, and a little beyond."""
     low, high = seen
     where = beyond(value, seen)
     if where > 0:
@@ -287,12 +286,11 @@ def _factor(value: float, seen: SeenRange) -> float:
 
 
 def _loads(tables: Sequence[Table], num_devices: int) -> tuple[float, float]:
-    """Tables and dims on a mean device."""
+    """Return the tables and dims of a mean device."""
     return len(tables) / num_devices, sum(table.embedding_dim for table in tables) / num_devices
 
 
 def _beyond(tables: Sequence[Table], seen: SeenRange, of: Callable[[Table], float], more: str, fewer: str) -> list[str]:
-    """A line for the tables above the range, and one for those below it."""
     low, high = seen
     lines = []
     if above := [table for table in tables if beyond(of(table), seen) > 0]:
@@ -313,7 +311,7 @@ def _count(tables: Sequence[Table]) -> str:
 
 
 def _number(value: float) -> str:
-    """Whole numbers in full, others with three digits."""
+    """Show whole numbers in full, others with three digits."""
     return f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.3g}"
 
 

@@ -158,7 +158,7 @@ class BalanceEnv:
         return Transition(reward_B, done_B)
 
     def _row_B(self) -> torch.Tensor:
-        """The step as an index; the last table's in a slot that has placed all of them."""
+        """Return the step as an index, at most that of the last table."""
         return self.step_B.clamp(max=self._table_KT.shape[1] - 1)
 
     def _legal_BD(self) -> torch.Tensor:

@@ -13,7 +13,7 @@ from evenshard.sharders.learned import LearnedSharder
 def _sharder(
     cost_net: AutoShardCostNet, policy: AutoShardPolicy, normalizer: FeatureNormalizer, num_rollouts: int
 ) -> AutoShardSharder:
-    """Its most probable placement alone: the published inference, however many rollouts others compare."""
+    """Take the most probable placement alone, as published, whatever ``num_rollouts`` says."""
     return AutoShardSharder(cost_net, policy, normalizer)
 
 

@@ -25,7 +25,6 @@ from evenshard.utils.errors import InfeasibleTask
 STATE_SIZE = 2 * REPRESENTATION_SIZE
 LSTM_LAYERS = 2
 
-# Memory of the LSTM about each slot: hidden and cell values, [layers, B, S] each.
 Memory = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -90,7 +89,7 @@ class AutoShardPolicy(ScaledNetwork):
         return Judgement(logits_UBD.masked_fill(~seen.legal_BD, -torch.inf), value_UB, memory)
 
     def _states(self, seen: Observation, memory: Memory) -> tuple[torch.Tensor, Memory]:
-        """[U, B, S] outputs of the LSTM, which runs in one go between the steps where an episode begins."""
+        """Run the LSTM in one go between the steps where an episode begins, [U, B, S]."""
         inputs_UBF = torch.cat([seen.table_BH, seen.step_ratio_B[..., None]], dim=-1)
         begins = seen.fresh_B.any(dim=1).nonzero().flatten().tolist()
         cuts = [0, *(step for step in begins if step > 0), len(inputs_UBF)]

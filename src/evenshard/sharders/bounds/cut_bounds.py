@@ -30,23 +30,12 @@ from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 
 Numbers = npt.NDArray[np.int64]
-# Widths that are priced at most.
 MOST_WIDTHS = 1_000
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """A table that may be cut by columns in a type.
-
-    Attributes:
-        position: of the table.
-        way: sharding type.
-        options: numbers, among all options, of those that cut it so.
-        parts: least and largest number of parts that each of them stands for.
-        rows: of each part; None for all.
-        least_blocks: of the narrowest part that is allowed.
-        blocks: of all columns.
-    """
+    """A table that a type may cut by columns; each option stands for a range of ``parts``."""
 
     position: int
     way: str
@@ -107,7 +96,6 @@ class CutBounds:
             )
 
     def _price_widths(self) -> None:
-        """The columns of a part of each width of each table."""
         task = self._space.task
         lookups, width_of_P, width_E, volume_EV = list[Lookup](), list[int](), list[tuple[int, int]](), []
         for number, cut in enumerate(self._cuts):
@@ -211,7 +199,7 @@ class CutBounds:
         return np.stack([self._by_blocks(works_E) for works_E in works_2E])
 
     def _by_blocks(self, values_E: FloatArray) -> FloatArray:
-        """[F, U] values of widths by their table and their blocks; infinite where there is no such width."""
+        """Index values of widths by table and blocks, [F, U]; infinite where there is no such width."""
         found = np.full((len(self._cuts), max(cut.blocks for cut in self._cuts)), np.inf)
         found[self._cut_E, self._blocks_E - 1] = values_E
         return found

@@ -92,8 +92,6 @@ Tighten = Callable[[float], Iterator[tuple[float, "Tighten | None"]]]
 
 @dataclass(order=True)
 class _Open:
-    """A bound of some placements, and how to get a larger one."""
-
     bound_ms: float
     number: int
     tighten: Tighten | None = field(compare=False)
@@ -101,13 +99,7 @@ class _Open:
 
 @dataclass(frozen=True)
 class _Lines:
-    """Lines below the times of a mean device.
-
-    Attributes:
-        of_kinds: for each kind of device, those of the classes.
-        at_0_2: forward and backward, of what is at 0.
-        works_2W: of all options along them, of all devices together.
-    """
+    """Lines below a mean device's times; ``works_2W`` is along them, of all devices together."""
 
     of_kinds: tuple[tuple[TangentLine, ...], ...]
     at_0_2: FloatArray
@@ -116,14 +108,7 @@ class _Lines:
 
 @dataclass(frozen=True)
 class _Case:
-    """Placements that use all of some classes and no other, and whose volumes are in some ranges.
-
-    Attributes:
-        classes: [Y] which.
-        is_own_W: options of these.
-        alone_W: what the longest piece takes alone.
-        exchange_X: a line of each volume.
-    """
+    """Placements that use exactly some classes, with volumes in some ranges; ``alone_W`` times the longest piece."""
 
     classes: npt.NDArray[np.bool_]
     is_own_W: npt.NDArray[np.bool_]
@@ -132,12 +117,6 @@ class _Case:
 
 
 class _Bounds:
-    """What all sets of types have in common.
-
-    Args:
-        space: groups and options.
-    """
-
     def __init__(self, space: SearchSpace) -> None:
         self._space, self._flat = space, space.flat
         task, costs, flat = space.task, space.costs, space.flat
@@ -150,7 +129,6 @@ class _Bounds:
         update_ms = min(dense_ms(1.0, kind.bytes_per_ns, task.optimizer) for kind in costs.kinds)
         self._replicas_W = flat.values_W * update_ms
         self._apart_W = (self._replicas_W + offload.offload_W) * flat.copies_W
-        # Mean volumes of a device, and what exchanges of them take at least.
         copies_W = flat.copies_W / self._devices
         self._volume_XW = np.stack([*(flat.volume_WV * copies_W[:, None]).T, flat.values_W * copies_W])
         self._lines_X, self._lines_beside_nodes_X = (
@@ -173,7 +151,6 @@ class _Bounds:
         self._divide_into_classes()
 
     def _shared_steps(self) -> SharedSteps:
-        """Passes that tables share on devices of one kind, for the first option of each group: whole, where allowed."""
         if len(self._kinds) > 1:
             return SharedSteps()
         flat, task, ((price, columns_PH),) = self._flat, self._space.task, self._kinds
@@ -182,7 +159,7 @@ class _Bounds:
         return price.shared_steps(columns_PH[flat.row_C[first_C]], self._devices, rows)
 
     def _divide_into_classes(self) -> None:
-        """Classes of options: those whose kernel calls are launched, and their outputs exchanged, together."""
+        """Group options whose calls are launched, and outputs exchanged, together."""
         space, flat, machine = self._space, self._flat, self._space.task.machine
         call_W = [
             min(space.groups[group].options[number].calls)
@@ -203,10 +180,8 @@ class _Bounds:
         for least_Y, least_C in zip(self._least_call_2Y, self._least_call_2C, strict=True):
             np.minimum.at(least_Y, self._class_W[flat.option_C], least_C)
 
-    # Sets -------------------------------------------------------------------------------------------------------------
-
     def sets(self) -> Iterator[tuple[float, npt.NDArray[np.bool_]]]:
-        """The sets of classes that every group has an option of, with what is quickly seen to be below their bounds."""
+        """Yield sets of classes that give every group an option, each with a quick bound."""
         flat, lines = self._flat, self._lines_of_wholes
         all_lines_X = zip(self._lines_X, self._lines_beside_nodes_X, strict=True)
         slopes_X = [min(one.slope + one.own_slope for one in (*some, *others)) for some, others in all_lines_X]
@@ -222,7 +197,6 @@ class _Bounds:
                 yield float(mean_ms + self._offset_ms(classes, lines.at_0_2, KERNELS)), classes
 
     def of_set(self, classes: npt.NDArray[np.bool_], enough: float) -> Iterator[tuple[float, Tighten | None]]:
-        """Bounds of placements that use all of these classes and no other, for ranges of what is exchanged."""
         is_own_W = classes[self._class_W]
         alone_W = np.where(is_own_W, self._alone_W + self._latency_Y[classes].sum(), np.inf)
         for exchange_X in product(*self._ranges(classes, is_own_W)):
@@ -231,7 +205,6 @@ class _Bounds:
             yield bound_ms, partial(self._of_mean_device, case)
 
     def _ranges(self, classes: npt.NDArray[np.bool_], is_own_W: npt.NDArray[np.bool_]) -> Iterator[list[ExchangeLine]]:
-        """The lines of each volume that may hold for it."""
         has_nodes = self._space.task.machine.nodes_per_domain > 1
         has_nodes = has_nodes and bool(self._volume_XW[VOLUMES.index(OF_A_NODE), is_own_W].any())
         lines_X = self._lines_beside_nodes_X if has_nodes else self._lines_X
@@ -243,7 +216,7 @@ class _Bounds:
             yield [line for line in lines if least <= line.most and line.least <= most]
 
     def _of_mean_device(self, case: _Case, enough: float) -> Iterator[tuple[float, Tighten | None]]:
-        """The bound by what devices take on the mean, along lines that suit what tables choose."""
+        """Bound by the mean device's time, along lines that suit the tables' options."""
         lines, chosen_G = self._lines_of_wholes, None
         best, found = 0.0, (case, lines)
         for _ in range(LINES):
@@ -266,11 +239,7 @@ class _Bounds:
     def _least_ms(
         self, case: _Case, lines: _Lines, counted: tuple[bool, bool], known: float
     ) -> tuple[float, Numbers | None]:
-        """What the devices take on the mean, and what each group chooses; ``known`` where that is more.
-
-        Args:
-            counted: of each pass the kernels, or the launches.
-        """
+        """Return the mean device's least time, or ``known`` if that is more, and each group's option."""
         slopes_X = [one.slope + one.own_slope for one in case.exchange_X]
         works_W = np.array(counted) @ lines.works_2W + self._apart_W + self._exchanged_W(slopes_X) * self._devices
         total_GW, alone_GW = (
@@ -282,11 +251,10 @@ class _Bounds:
 
     @cached_property
     def _lines_of_wholes(self) -> _Lines:
-        """Lines for whole tables, where allowed."""
         return self._lines(None)
 
     def _of_whole_pieces(self, case: _Case, lines: _Lines, low: float, enough: float) -> Iterator[tuple[float, None]]:
-        """The bound where pieces are not shared out evenly."""
+        """Bound placements whose pieces are not shared out evenly."""
         flat = self._flat
         own_V = np.array([one.alone_slope for one in case.exchange_X[: len(VOLUMES)]])
         work_A = np.bincount(flat.piece_C, self._row_works(lines), len(flat.option_A)) + flat.volume_AV @ own_V
@@ -314,7 +282,6 @@ class _Bounds:
         yield pieces.least_ms(low, enough if np.isfinite(enough) else 2 * low), None
 
     def _row_works(self, lines: _Lines) -> FloatArray:
-        """[C] work of each looked-up row along the lines, with the steps that its own rows need."""
         flat, found = self._flat, list[FloatArray]()
         class_C = self._class_W[flat.option_C]
         for (price, columns_PH), of_classes in zip(self._kinds, lines.of_kinds, strict=True):
@@ -324,13 +291,12 @@ class _Bounds:
         return np.asarray(np.min(found, axis=0))
 
     def _cut_works_FU(self, lines: _Lines, own_V: FloatArray) -> FloatArray:
-        """Work of a part of a table that is cut, by its blocks of columns."""
         of_kinds = enumerate(lines.of_kinds)
         works_K2FU = [self._cuts.part_works_2FU(kind, of_classes, self._class_W) for kind, of_classes in of_kinds]
         return np.asarray(np.min([one.sum(axis=0) for one in works_K2FU], axis=0)) + self._cuts.exchanged_FU(own_V)
 
     def _once_W(self, classes: npt.NDArray[np.bool_]) -> FloatArray:
-        """What a call with an option takes once, beyond what ``_offset_ms`` counts."""
+        """Return a call's fixed time beyond what ``_offset_ms`` counts."""
         of_some = classes & ~self._is_everywhere_Y
         least_Y = self._least_call_2Y.sum(axis=0)
         least_Y[of_some] = least_Y[of_some].min(initial=np.inf)
@@ -340,14 +306,10 @@ class _Bounds:
         return np.where(classes[self._class_W], np.maximum(more_W, 0.0), 0.0) * self._has_backward
 
     def _exchanged_W(self, slopes_X: Sequence[float]) -> FloatArray:
-        """What a device exchanges of an option on the mean, along lines of these slopes."""
         return np.asarray(np.array(slopes_X) @ self._volume_XW)
 
     def _offset_ms(self, classes: npt.NDArray[np.bool_], at_0_2: FloatArray, counted: tuple[bool, ...]) -> float:
-        """What some device takes beside its tables' work: floors of kernels, or launches, and latencies.
-
-        Calls of pieces that live everywhere are launched on every device, and one of the others' on some device.
-        """
+        """Add up kernel floors or launches, and latencies; calls of copies run on all devices, others on one."""
         of_all, of_some = classes & self._is_everywhere_Y, classes & ~self._is_everywhere_Y
         calls = int(of_all.sum() + of_some.any())
         once_2 = self._least_call_2Y[:, of_all].sum(axis=1)
@@ -359,10 +321,8 @@ class _Bounds:
         passes_2 = np.where([True, self._has_backward], passes_2, 0.0)
         return float(passes_2.sum() + self._latency_Y[classes].sum())
 
-    # Lines ------------------------------------------------------------------------------------------------------------
-
     def _lines(self, chosen_G: npt.NDArray[np.int64] | None) -> _Lines:
-        """Lines that touch the kernel times of a mean device of the chosen options; where left out, of whole tables."""
+        """Return tangents to a mean device's kernel times at the chosen options, or at whole tables."""
         found = [self._lines_of(kind, chosen_G) for kind in range(len(self._kinds))]
         at_0_2 = np.min([one.at_0_2 for one in found], axis=0) + self._shared.at_0_2
         of_kinds = tuple(one.of_kinds[0] for one in found)
@@ -389,17 +349,16 @@ class _Bounds:
         return _Lines((tuple(lines),), np.min([line.at_0_2 for line in lines], axis=0), works_2W)
 
     def _sum_copies(self, works_2P: FloatArray) -> FloatArray:
-        """[2, W] work of all copies of each option."""
         return np.array([self._flat.sum_by_option(works_P) for works_P in works_2P]) * self._flat.copies_W
 
 
 def _least_alone_ms(kinds: list[tuple[DevicePrice, Columns]]) -> FloatArray:
-    """[P] what each lookup takes on the fastest kind of device, whatever else that holds."""
+    """Time each lookup on the fastest kind of device, whatever else that holds."""
     return np.asarray(np.min([price.least_ms(columns_PH) for price, columns_PH in kinds], axis=0))
 
 
 def _room(space: SearchSpace) -> float:
-    """Memory of all devices; without end where tables could leave it with options that the space does not have."""
+    """Sum the devices' memory; infinite if tables could leave it by options that the space lacks."""
     task = space.task
     if task.may_offload and not space.offloads:
         return float("inf")
@@ -424,10 +383,7 @@ class _Offload(NamedTuple):
 
 
 def _least_offload(space: SearchSpace) -> _Offload:
-    """What no cache takes less than, whatever its size: each option stands for those up to the next larger cache.
-
-    It takes the memory of its own cache, the smallest none, and the time of the next larger one, the largest none.
-    """
+    """Take each cache's own memory (the smallest none), and the next larger one's time (the largest none)."""
     flat = space.flat
     bytes_W, offload_W, longest_W = flat.bytes_W.copy(), flat.offload_W.copy(), flat.longest_offload_W.copy()
     shapes: dict[tuple[object, ...], list[tuple[float, int]]] = {}

@@ -54,7 +54,7 @@ def least_time_ms(
 
 
 def _fit_options(options: Options, time_ms: float, offset: float, room: float, devices: int) -> Numbers | None:
-    """[G] options that fit into a time, as far as a price of memory tells; None where none can."""
+    """Return options that fit into a time, as far as a price of memory tells; None if none do."""
     total = np.where(options.alone_GW <= time_ms, options.total_GW, np.inf)
     rows = np.arange(len(total))
     chosen = np.asarray(total.argmin(axis=1))

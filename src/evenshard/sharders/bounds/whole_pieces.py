@@ -42,7 +42,6 @@ PRICES = (0.0, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
 MOST_HALVES, NARROW = 7, 3e-3
 # Relative difference of times at which a bisection ends.
 CLOSE = 4e-3
-# Rounding of a sum of numbers.
 _ROUNDING = 1e-9
 
 
@@ -107,7 +106,7 @@ class WholePieces:
         return False
 
     def _excess(self, is_allowed_W: npt.NDArray[np.bool_], room: float, most: float) -> float:
-        """How much the pieces have above 1 for each device, where at most so much is taken on every device."""
+        """Count the pieces above 1 for each device, if every device takes at most ``most``."""
         common_W = self.common_W * (1 + self.is_spread_W * self.once_W / most)
         share_Q = self.work_Q * (1 + self.once_W[self.option_Q] / room) / room
         is_allowed_W = is_allowed_W & (self._widest_W * (1 + self.once_W / room) <= room * (1 + _ROUNDING))
@@ -133,7 +132,7 @@ class WholePieces:
 
     @cached_property
     def _widest_W(self) -> FloatArray:
-        """What the widest piece takes at least; of cuts by columns, however uneven."""
+        """Bound the widest piece's time from below, however uneven its cut is."""
         widest_W = np.zeros(len(self.alone_W))
         np.maximum.at(widest_W, self.option_Q, self.work_Q)
         if len(self.cuts.options):
@@ -141,7 +140,6 @@ class WholePieces:
         return widest_W
 
     def _least_FM(self, numbers_FW: FloatArray, common_W: FloatArray, prices_M: FloatArray) -> FloatArray:
-        """The least sums of numbers and priced work over the options of all groups."""
         flat = self.flat
         shape = int(flat.group_W.max()) + 1, int(flat.number_W.max()) + 1
         numbers_FGO = np.full((len(numbers_FW), *shape), np.inf)
@@ -153,12 +151,12 @@ class WholePieces:
 
 
 def _by_share(share_Q: FloatArray, least: float) -> FloatArray:
-    """Small pieces count nothing, and what leaves room for small ones alone a whole device."""
+    """Count small pieces as 0, and pieces that leave room for small pieces alone as a whole device."""
     return np.where(share_Q > 1 - least, 1.0, np.where(share_Q < least, 0.0, share_Q))
 
 
 def _by_count(share_Q: FloatArray, count: int) -> FloatArray:
-    """Whole steps of 1 / (count + 1) that a piece exceeds: pieces on one device exceed ``count`` of them at most."""
+    """Count whole steps of 1 / (count + 1): at most ``count`` pieces of a device exceed one."""
     times_Q = (count + 1) * share_Q
     return np.where(times_Q == np.round(times_Q), share_Q, np.floor(times_Q) / count)
 

@@ -67,7 +67,6 @@ def _predict_measured(model: CostModel, measured: Sequence[MeasuredPlacement]) -
 
 
 def _members_KN(predicted: Sequence[PredictedParts]) -> torch.Tensor:
-    """[K, N] what each member predicts of each placement, ms."""
     return torch.tensor([one.members_ms for one in predicted]).T
 
 

@@ -44,7 +44,6 @@ from evenshard.utils.weights import load_weights, save_weights
 
 KIND = "convex_cost_model"
 
-# Columns of a representation, after its dims.
 JUMPS, INPUTS = slice(1, 1 + NUM_JUMP_SUMS), slice(1 + NUM_JUMP_SUMS, None)
 LEAST_HALF_WIDTH = 0.005  # held-out placements of known tables say too little about unseen tables
 
@@ -143,8 +142,6 @@ class CostModel(nn.Module):
         dims_T1 = torch.tensor([[float(table.embedding_dim)] for table in tables])
         inputs_TI = self.net.encode(*self.net.table_inputs(tables, batch_size))
         return torch.cat([dims_T1, jump_sums_TJ(tables), inputs_TI], dim=1)
-
-    # Files -----------------------------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
         """Writes a folder, config.json and state.pt, as a whole or not at all.

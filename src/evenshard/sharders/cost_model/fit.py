@@ -181,7 +181,6 @@ def fit_cost_model(
         across_batches=config.across_batches,
         sees_hot_rows=len({*map(hot_rows_together, rows.tables, rows.batch_sizes)} - {None}) > 1,
     )
-    # Mean and deviation are of features that do not depend on the batch size.
     normalizer = FeatureNormalizer.fit(rows.tables, rows.batch_sizes[0])
     model = CostModel(sizes, normalizer, generator)
     held_out_by_N = held_out_members(measured, config.num_members, generator)
@@ -213,13 +212,7 @@ def _learn(
     generator: torch.Generator,
     track: Callable[[range], Iterable[int]],
 ) -> list[float]:
-    """Trains the network in place: robust errors of the logarithms of forward, backward and both times together.
-
-    Where only the sum is known, the error is that of the sum, and counts as much as the three of another device do.
-
-    Returns:
-        The loss of every update.
-    """
+    """Train on robust errors of log forward, backward and total time; a total known alone counts as all three."""
     net = model.net
     mean_ms_2 = rows.times_R3[:, :2].nanmean(dim=0)
     # The scale of a part that nowhere is known: the two add up to what is known.
@@ -264,12 +257,7 @@ def _learn(
 
 
 class _Minibatches:
-    """Which tables the devices of a minibatch hold, without a matrix of all devices and all tables.
-
-    Args:
-        rows: all devices.
-        only_used: leave out the tables that no device of the minibatch holds, as pays where there are many.
-    """
+    """Tables on the devices of a minibatch, without a matrix of all devices and all tables."""
 
     def __init__(self, rows: DeviceRows, only_used: bool) -> None:
         self._pair_of_held, self._all = rows.held[:, 1], None if only_used else torch.arange(len(rows.tables))
@@ -277,7 +265,7 @@ class _Minibatches:
         self._first_R = self._count_R.cumsum(0) - self._count_R
 
     def of(self, rows_M: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[M, Q] 1 where a device of the minibatch holds a pair, float32; and which [Q] of the P pairs those are."""
+        """Return [M, Q] 1.0 where a device holds a pair, and the [Q] numbers of the pairs."""
         count_M = self._count_R[rows_M]
         row_of_held = torch.arange(len(rows_M)).repeat_interleave(count_M)
         within = torch.arange(len(row_of_held)) - (count_M.cumsum(0) - count_M)[row_of_held]
@@ -289,13 +277,12 @@ class _Minibatches:
 
 
 def _distinct(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The distinct numbers in order, and where in there each number stands."""
     found, position = np.unique(numbers.numpy(), return_inverse=True)
     return torch.from_numpy(found), torch.from_numpy(position)
 
 
 def _share_of_rate(progress: float) -> float:
-    """A rising and then a falling cosine, 0 to 1 to 0."""
+    """Rise and fall by a cosine, from 0 to 1 to 0."""
     if progress < WARM_UP:
         return 0.5 - 0.5 * math.cos(math.pi * progress / WARM_UP)
     return 0.5 + 0.5 * math.cos(math.pi * (progress - WARM_UP) / (1 - WARM_UP))
@@ -327,7 +314,7 @@ def fit_exchange(measured: Sequence[MeasuredPlacement]) -> tuple[ExchangeTime, f
 
 
 def _device_bytes(one: MeasuredPlacement) -> list[tuple[float, ...]]:
-    """Bytes of the busier direction of each device, of the one that moves most, and of all that they send."""
+    """Return bytes of each device's busier direction, of the busiest device, and of all devices."""
     dims = [float(sum(one.task.tables[p].embedding_dim for p in shard)) for shard in one.placement.shards()]
     moved = whole_table_bytes(dims, one.task.batch_size)
     slowest, total = float(moved.intra_sent.max()), float(moved.intra_sent.sum())

@@ -48,7 +48,6 @@ PASS_ROWS = (2.0**8, 2.0**16, 2.0**24, 2.0**32)
 # Columns of a table, beyond which all lookups of its shard take more lanes, or a further warp.
 WIDTHS = (*LANE_LIMITS, 2 * REQUEST_VALUES, 4 * REQUEST_VALUES)
 NUM_JUMP_SUMS = 1 + len(WIDTHS)
-# Kinds of work that take lanes: bags, rows and gradients.
 LANE_WORK = [QUANTITIES.index(name) for name in ("tables", "lookups", "unique_rows")]
 MAX_UNITS = 8192  # most in one layer of all members: the matrices between two layers grow with the square
 LEAST_OVERHEAD = 1e-4  # in units of the mean time: predictions stay above 0, where their logarithm is finite

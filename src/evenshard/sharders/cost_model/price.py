@@ -80,7 +80,6 @@ class LearnedPrice(DevicePrice):
         return found
 
     def _represent(self, lookups: Sequence[Lookup]) -> Iterator[tuple[list[int], torch.Tensor]]:
-        """The numbers of some of these lookups, and what the model sees of their tables, until it has seen all."""
         for bags, numbers in _by_bags(lookups).items():
             for first in range(0, len(numbers), MAX_REPRESENTED):
                 some = numbers[first : first + MAX_REPRESENTED]
@@ -94,7 +93,7 @@ class LearnedPrice(DevicePrice):
         return np.asarray((smooth + self._jumps_ms(sums_NH)).T)
 
     def _jumps_ms(self, sums_NH: Columns) -> Columns:
-        """[N, 2] what passes of the sort and lanes take."""
+        """Time the passes of the sort, and the lanes, [N, 2]."""
         sorts_N2 = (sums_NH[:, ROWS, None] >= PASS_ROWS_ARRAY) @ self._pass_ms_2
         issued = (sums_NH[:, WIDER, None] > 0.5) * sums_NH[:, None, WORK]
         lanes_N2 = issued.reshape(len(sums_NH), -1) @ self._lane_ms_2
@@ -193,7 +192,7 @@ class SharedPasses(SharedSteps):
 
 
 def _least_density(rows_P: FloatArray, lookups_P: FloatArray, room: float) -> float:
-    """Lookups for a row of the table that fills the room, the densest ones first; 0 if there is room for all."""
+    """Return lookups per row of the table that fills the room, densest first; 0 if all fit."""
     densities_P = lookups_P / rows_P
     order_P = np.argsort(-densities_P)
     inside = int(np.searchsorted(rows_P[order_P].cumsum(), room))
@@ -205,9 +204,6 @@ def _by_bags(lookups: Sequence[Lookup]) -> dict[int, list[int]]:
     for number, one in enumerate(lookups):
         found.setdefault(one.bags, []).append(number)
     return found
-
-
-# Whole tables ---------------------------------------------------------------------------------------------------------
 
 
 def whole_costs(model: CostModel, task: ShardingTask, price: LearnedPrice | None = None) -> PartCosts:

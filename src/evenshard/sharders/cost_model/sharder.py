@@ -31,10 +31,8 @@ from evenshard.sharders.packing.reasons import require_room
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 
-# Devices scored for each change that counts: a change scores two, and of a large step about a fifth of the changes
-# count (``MOST_COUNTED``).
+# A change scores two devices, and about a fifth of the changes of a large step count.
 SCORES_PER_CHANGE = 10
-# Proposals, the best ones by the cost model, that the search starts from.
 MOST_STARTS = 8
 
 
@@ -166,7 +164,6 @@ class EvenshardSharder:
         )
 
     def _plan_search(self, costs: PartCosts) -> PlanSearch:
-        """The search among whole tables."""
         changes = self._config.scores_per_table * len(costs.task.tables) // SCORES_PER_CHANGE
         effort = PlanSearchEffort(changes, time_limit_s=self._config.time_limit_s)
         return PlanSearch(costs, effort, self._config.seed)
@@ -204,7 +201,7 @@ class EvenshardSharder:
         return PredictedPlacement.of(placement, predicted, found.best.lower_bound_ms), cost
 
     def _rollouts(self, task: ShardingTask, generator: torch.Generator) -> list[Placement]:
-        """Legal placements of the policy, which knows memory, and no other rule."""
+        """Keep the legal placements of the policy, which knows memory but no other rule."""
         if self._policy is None:
             return []
         sampled = rollouts(self._policy, task, generator, self._config.num_rollouts)
@@ -220,12 +217,10 @@ def _is_legal(task: ShardingTask, placement: Placement) -> bool:
 
 
 def _predict_placements(costs: PartCosts, placements: Sequence[Placement]) -> dict[Placement, PredictedParts]:
-    """What is predicted of each placement."""
     return dict(zip(placements, costs.predict_whole(placements), strict=True))
 
 
 def _run_search(search: PlanSearch, starts: Sequence[Placement]) -> list[Placement]:
-    """What the search found, from these starts and its own; nothing where nothing has room."""
     task = search.costs.task
     try:
         result = search.run([one.parts(task.tables) for one in starts])
@@ -235,7 +230,6 @@ def _run_search(search: PlanSearch, starts: Sequence[Placement]) -> list[Placeme
 
 
 def _experts(task: ShardingTask) -> list[Placement]:
-    """The placements of those that found room."""
     placements = []
     for sharder in expert_sharders():
         try:

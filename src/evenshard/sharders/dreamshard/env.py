@@ -191,7 +191,6 @@ def rollout(batch: EpisodeBatch, cost_net: CostNet, policy: Policy, choose: Choo
     table_BT, size_BT = batch.table_BT.gather(1, position_BT), batch.size_BT.gather(1, position_BT)
     present_BT = batch.present_BT.gather(1, position_BT)
 
-    # All devices of all episodes in one row: S slots.
     num_episodes, num_devices = batch.device_mask_BD.shape
     first_slot_B = torch.arange(num_episodes) * num_devices
     cap_BD, barred = batch.cap_BD, torch.tensor(-torch.inf)

@@ -51,9 +51,7 @@ class DreamShardPolicy(TableNetwork):
         return logits
 
 
-# A rollout asks the networks once per table for one device of each episode. That is so little work that the calls
-# around it, the modules' own and one per head, take most of the time. The lean forms answer the same but for rounding,
-# without gradients and in one product per layer. They hold for the weights of the moment: make them for a rollout.
+# Lean forms without gradients for one rollout: calls around the tiny networks took most of the time.
 
 
 def lean_cost_net(model: CostNet) -> CostNet:
@@ -67,7 +65,7 @@ def lean_policy(policy: Policy) -> Policy:
 
 
 class _LeanCostNet:
-    """Two products for the three heads."""
+    """The three heads in two products."""
 
     @torch.no_grad()
     def __init__(self, net: DreamShardCostNet) -> None:
@@ -85,8 +83,6 @@ class _LeanCostNet:
 
 
 class _LeanPolicy:
-    """One product per layer."""
-
     @torch.no_grad()
     def __init__(self, policy: DreamShardPolicy) -> None:
         first, second = linear_layers(policy.cost_mlp)

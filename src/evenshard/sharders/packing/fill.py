@@ -69,7 +69,7 @@ def more_ways(items: PackedItems, seed: int) -> Iterator[PackingOrder]:
 
 
 def _freedom(item: PackedItem) -> int:
-    """0 for what stays whole, 1 for what is cut by columns, 2 for rows, of which any room takes some."""
+    """Rank whole items 0, column cuts 1, and row cuts, of which any room takes some, 2."""
     return 2 if item.grid is not None or any(cut.in_rows for cut in item.cuts) else bool(item.cuts)
 
 
@@ -95,12 +95,11 @@ def pack_in_order(items: PackedItems, way: PackingOrder) -> list[TablePart] | No
     return found
 
 
-# Parts, and the bytes that they take of each of their devices.
 _Placed = tuple[list[TablePart], Mapping[int, int]]
 
 
 def _place(item: PackedItem, left_D: npt.NDArray[np.int64], way: PackingOrder) -> _Placed | None:
-    """An item where there is room; -1 left is no room for any part."""
+    """Place an item where there is room; -1 left means no room for any part."""
     if item.may_be_whole and left_D.max() >= item.size_bytes:
         roomy_D = np.where(left_D >= item.size_bytes, left_D, np.iinfo(np.int64).max if way.tightest else -1)
         device = int(roomy_D.argmin() if way.tightest else roomy_D.argmax())
@@ -118,14 +117,12 @@ def _place(item: PackedItem, left_D: npt.NDArray[np.int64], way: PackingOrder) -
 
 
 def _hold(item: PackedItem, cut: Cut, scope: Devices, blocks: npt.NDArray[np.int64]) -> _Placed:
-    """An item where each device of a scope holds so many blocks."""
     held = {int(scope[at]): int(blocks[at]) for at in np.flatnonzero(blocks)}
     bytes_of = {device: cut.part_bytes + count * cut.block_bytes for device, count in held.items()}
     return cut.parts(item.tables[0], held), bytes_of
 
 
 def _roomiest(cut: Cut, left_D: npt.NDArray[np.int64]) -> Sequence[Devices]:
-    """Its scopes, those with the most room first."""
     if len(cut.scopes) < 2:
         return cut.scopes
     return sorted(cut.scopes, key=lambda scope: -int(left_D[scope].clip(min=0).sum()))
@@ -140,7 +137,6 @@ def most_blocks(cut: Cut, left_D: npt.NDArray[np.int64]) -> npt.NDArray[np.int64
 
 
 def _by_columns(cut: Cut, left_D: npt.NDArray[np.int64], tightest: bool) -> npt.NDArray[np.int64] | None:
-    """[D] blocks on the fewest devices; None if they have no room."""
     most_D = most_blocks(cut, left_D)
     if (found := _in_fewest(cut, most_D, tightest)) is None:
         return None
@@ -151,13 +147,7 @@ def _by_columns(cut: Cut, left_D: npt.NDArray[np.int64], tightest: bool) -> npt.
 
 
 def _in_fewest(cut: Cut | Grid, most: npt.NDArray[np.int64], fill: bool) -> tuple[Devices, Devices] | None:
-    """The fewest places with room for all columns, two at least, and the blocks of each; None where there are none.
-
-    Args:
-        cut: the way to cut.
-        most: blocks that there is room for on each device or node.
-        fill: parts fill their places, the roomiest first; else they are as even as the room allows.
-    """
+    """Return the fewest places, two at least, with room for all columns, and their blocks."""
     roomy = (-most).argsort(kind="stable")
     enough = most[roomy].cumsum() >= cut.blocks
     if not enough.any():
@@ -171,7 +161,7 @@ def _in_fewest(cut: Cut | Grid, most: npt.NDArray[np.int64], fill: bool) -> tupl
 
 
 def _spread(count: int, most: npt.NDArray[np.int64], fill: bool) -> npt.NDArray[np.int64]:
-    """Blocks among devices that have room for them: full ones first, or as even as they can be."""
+    """Fill one place after the other, or share blocks as evenly as room allows."""
     if fill:
         before = np.concatenate([[0], most.cumsum()[:-1]])
         return np.asarray((count - before).clip(0, most))
@@ -182,11 +172,7 @@ def _spread(count: int, most: npt.NDArray[np.int64], fill: bool) -> npt.NDArray[
 
 
 def _in_rows(cut: Cut, left_D: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-    """[D] rows on each device; None if there is not enough room.
-
-    They are even where there is room for that, else in proportion to the room that is left, at least one on each
-    device. Of few rows, some devices have none: then the others have even shares.
-    """
+    """Share rows evenly, else by room with at least one each; of few rows, over as many devices."""
     most_D = most_blocks(cut, left_D)
     even_D = np.zeros_like(most_D)
     even = cut.even_rows
@@ -203,7 +189,6 @@ def _in_rows(cut: Cut, left_D: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] |
 
 
 def _in_proportion(count: int, most: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-    """Blocks among devices as they have room for them; None if they have too little."""
     total = int(most.sum())
     if total < count:
         return None
@@ -212,7 +197,7 @@ def _in_proportion(count: int, most: npt.NDArray[np.int64]) -> npt.NDArray[np.in
 
 
 def _grid(item: PackedItem, left_D: npt.NDArray[np.int64]) -> _Placed | None:
-    """Columns over nodes, in the fewest parts and as even as they can be; the rows of each over the node's devices."""
+    """Cut columns evenly over the fewest nodes, and each part's rows over the node's devices."""
     grid = item.grid
     assert grid is not None
     most = np.array([grid.most_blocks(left_D[node]) for node in grid.nodes])

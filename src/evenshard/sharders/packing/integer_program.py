@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Variables with what each is multiplied by.
 Terms = Iterable[tuple[int, float]]
 # HiGHS checks limits to 1e-6 and ignores coefficients below 1e-9: larger numbers than this are scaled down.
 _LARGEST = 1e4

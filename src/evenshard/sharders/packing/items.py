@@ -48,7 +48,6 @@ from evenshard.tables.table import Table
 # Items by their first table and where they are kept: to build them takes far longer than to pack them.
 KnownItems = dict[tuple[int, Storage], "PackedItem"]
 NOTHING = Taken(0)
-# Load factor of a cache where memory is all that counts.
 LEAST_CACHE = 0.01
 # Kernels that keep tables outside of device memory, those that take the least of it first; a processor is the last.
 OUTSIDE = (FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE, HOST)
@@ -249,7 +248,6 @@ def _cuts(task: ShardingTask, position: int, storage: Storage) -> tuple[Cut, ...
 
 
 def _row_cuts(task: ShardingTask, position: int) -> list[int]:
-    """How many devices each type that cuts rows alone cuts them over, the fewest first."""
     return sorted(TYPES[one].span(task.machine) for one in ROWS_ALONE if one in task.types[position])
 
 
@@ -283,7 +281,7 @@ def _grid(task: ShardingTask, position: int, span: int, storage: Storage) -> Gri
 
 
 def _known_parts(task: ShardingTask, position: int, storage: Storage) -> Iterator[KnownParts]:
-    """Replicas; and even rows where what they take is not a line."""
+    """Yield replicas, and even rows whose memory is not a line."""
     table, allowed = task.tables[position], task.limits_of(position).devices
     if task.types[position] & {*REPLICATED} and storage == ON_DEVICE:
         everywhere = tuple(range(task.num_devices))
@@ -301,7 +299,7 @@ def _replica(task: ShardingTask, table: Table) -> Taken:
 
 
 def _columns(task: ShardingTask, table: Table, storage: Storage, rows: Span | None = None) -> Line:
-    """Four columns more take as much again, whatever the storage: memory is linear in columns."""
+    """Return the line of memory, which is linear in columns whatever the storage."""
     whole = whole_part(table, storage=storage)
     narrow, wide = (
         _memory_taken(task, table, replace(whole, rows=rows or whole.rows, columns=Span(0, columns)))
@@ -312,10 +310,7 @@ def _columns(task: ShardingTask, table: Table, storage: Storage, rows: Span | No
 
 
 def _rows(task: ShardingTask, table: Table, storage: Storage) -> Line:
-    """What parts of rows take at most: where lookups are even over the rows, a line of them, but for what is rounded.
-
-    Where they are counted, each part has the inputs of all of them; what even parts take is known.
-    """
+    """Bound row parts by a line; where lookups are counted, each part has the inputs of all rows."""
     whole = whole_part(table, storage=storage)
     if _has_even_lookups(task, table):
         few, many = 1, max(table.num_rows - 1, 1)  # a part with every row is sent as one
@@ -337,24 +332,21 @@ def _has_even_lookups(task: ShardingTask, table: Table) -> bool:
 
 
 def _is_line(task: ShardingTask, table: Table) -> bool:
-    """Whether what parts of rows take is a line of their rows."""
     return _has_even_lookups(task, table) and not table.embedding_dim * table.weight_bits % 8
 
 
 def _rounded_bytes(task: ShardingTask, table: Table, parts: int) -> int:
-    """What so many parts of rows may take less than their share of the whole, as each is rounded."""
+    """Bound how far rounding puts row parts below their share of the whole."""
     of_rows = table.num_rows if table.embedding_dim * table.weight_bits % 8 else 0
     return of_rows + parts * (2 + 2 * table.embedding_dim) if task.pipeline else of_rows
 
 
 def _memory_taken(task: ShardingTask, table: Table, part: TablePart) -> Taken:
-    """What a part takes of each of its devices and hosts."""
     memory = memory_of_part(task, table, part)
     return Taken(memory.device_bytes, memory.host_bytes, memory.ssd_weights)
 
 
 @lru_cache(maxsize=4096)
 def _allowed_of(machine: Machine, size: int, devices: frozenset[int] | None) -> tuple[Devices, ...]:
-    """The sets of so many devices, cut down to those that a table may live on; sets with none are left out."""
     by_set = device_mask(machine.num_devices, devices).reshape(-1, size)
     return tuple(number * size + np.flatnonzero(own) for number, own in enumerate(by_set) if own.any())

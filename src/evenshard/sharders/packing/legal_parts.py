@@ -91,11 +91,7 @@ def quick_parts(task: ShardingTask, seed: int = 0, known: KnownItems | None = No
 
 
 def _offloaded_parts(task: ShardingTask, seed: int, known: KnownItems) -> tuple[TablePart, ...] | None:
-    """Some legal parts with tables outside of device memory where its rules allow that; None where none were found.
-
-    Tables with few lookups for their size leave device memory first, as many as it takes, for the kernel that takes the
-    least of it; those that must not be there are not.
-    """
+    """Offload tables with few lookups for their size first, to the kernel with the least device memory."""
     outside = {
         at: least[0]
         for positions in joined_groups(len(task.tables), task.together)
@@ -125,7 +121,7 @@ def _offloaded_parts(task: ShardingTask, seed: int, known: KnownItems) -> tuple[
 
 
 def _fewest(task: ShardingTask, outside: Mapping[int, Storage], forced: Sequence[int], chosen: Sequence[int]) -> int:
-    """Tables of those chosen that leave device memory at least, for all bytes together to fit."""
+    """Return how many of ``chosen`` must leave device memory for all bytes to fit."""
 
     def size(at: int) -> int:
         return part_bytes(task, task.tables[at], whole_part(task.tables[at], storage=outside[at]))
@@ -152,7 +148,6 @@ def first_fit(task: ShardingTask, items: PackedItems | None = None) -> tuple[Tab
 
 
 def _sort_if_legal(task: ShardingTask, parts: list[TablePart] | None) -> tuple[TablePart, ...] | None:
-    """The parts in the order of their tables, if they are legal."""
     if parts is None:
         return None
     order = {table.name: number for number, table in enumerate(task.tables)}
@@ -165,6 +160,6 @@ def _sort_if_legal(task: ShardingTask, parts: list[TablePart] | None) -> tuple[T
 
 
 def _is_rounded(task: ShardingTask, items: PackedItems) -> bool:
-    """Whether parts may take less than was counted: inputs of counted rows are those of an even share, bytes whole."""
+    """Return whether parts may take less than was counted: inputs are even shares, bytes whole numbers."""
     in_rows = (one for one in items.items if one.grid or any(cut.in_rows for cut in one.cuts))
     return any(task.pipeline or one.tables[0].embedding_dim * one.tables[0].weight_bits % 8 for one in in_rows)

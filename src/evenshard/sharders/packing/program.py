@@ -31,22 +31,12 @@ class Solved:
     impossible: bool = False
 
 
-# Parts of an item, or a function of the values of all variables that returns them.
 _Parts = Sequence[TablePart] | Callable[[Sequence[int]], Sequence[TablePart]]
 
 
 @dataclass
 class _Model:
-    """The program while it is made.
-
-    Attributes:
-        machine: hosts of the devices.
-        even_grids: rows of a grid are cut evenly; if False, only the bytes of a grid count, wherever each of them goes.
-        program: for the solver.
-        taken: what is taken of devices, hosts and SSDs: variables, each with its bytes.
-        holders: variables that put a table of a group on a device, by group and device.
-        found: parts of each sharding, by the variable that is 1 if it is chosen.
-    """
+    """The program while it is built; ``taken`` has variables, each with its bytes, of devices, hosts and SSDs."""
 
     machine: Machine
     even_grids: bool
@@ -56,13 +46,12 @@ class _Model:
     found: dict[int, tuple[PackedItem, _Parts]] = field(default_factory=dict)
 
     def add_sharding(self, item: PackedItem, parts: _Parts) -> int:
-        """Add a variable that is 1 if an item is sharded so."""
         variable = self.program.variable()
         self.found[variable] = item, parts
         return variable
 
     def blocks(self, cut: Cut | Grid, sharding: int) -> tuple[int, int]:
-        """Add the number of blocks on a device or node, and a variable that is 1 if there are any."""
+        """Add the number of blocks on a place, and a variable that is 1 if there are any."""
         count, held = self.program.variable(cut.widest), self.program.variable()
         self.program.limit([(count, 1), (held, -cut.widest)], most=0)
         self.program.limit([(count, 1), (held, -cut.least_blocks)], least=0)
@@ -70,19 +59,16 @@ class _Model:
         return count, held
 
     def take(self, device: int, variable: int, taken: Taken) -> None:
-        """Take memory of a device and of its host: this much, times the value of a variable."""
         node = self.machine.node_of(device)
         for place, size in zip((("device", device), ("host", node), ("ssd", node)), taken, strict=True):
             if size:
                 self.taken.setdefault(place, []).append((variable, size))
 
     def hold(self, item: PackedItem, device: int, variable: int) -> None:
-        """Put an item on a device if a variable is 1."""
         for group in item.apart:
             self.holders.setdefault((group, device), []).append(variable)
 
     def limit(self, items: PackedItems) -> None:
-        """Limit memory to what there is, and each device to one table of a group."""
         machine = self.machine
         rooms = {"device": items.room_D.tolist(), "host": machine.host_bytes, "ssd": machine.ssd_bytes}
         for (what, number), takes in self.taken.items():
@@ -123,7 +109,6 @@ def _solve(items: PackedItems, time_limit_s: float, even_grids: bool) -> Solved:
 
 
 def _shardings(model: _Model, item: PackedItem) -> list[int]:
-    """Add the variables of an item and return those of its shardings, of which one is chosen."""
     may_go = np.flatnonzero(item.allowed_D).tolist()
     found = []
     for device in may_go if item.may_be_whole else ():
@@ -166,7 +151,7 @@ def _add_cut(model: _Model, item: PackedItem, cut: Cut) -> int:
 
 
 def _fill_with_rows(program: IntegerProgram, cut: Cut, own: Sequence[tuple[int, int]], chosen: int) -> None:
-    """Put rows on every device; or as many on each as an even share is, which may leave the last ones without."""
+    """Put rows on every device, or even shares that may leave the last devices without rows."""
     on_all, even = program.variable(int(len(own) >= cut.fills)), cut.even_rows
     program.limit([(on_all, 1), (chosen, -1)], most=0)
     for count, _ in own:
@@ -175,7 +160,7 @@ def _fill_with_rows(program: IntegerProgram, cut: Cut, own: Sequence[tuple[int, 
 
 
 def _add_grid(model: _Model, item: PackedItem, grid: Grid) -> int:
-    """Add columns on each node, on two at least, where rows are cut evenly over the devices of a node."""
+    """Add columns on two nodes at least, with rows cut evenly over the devices of each."""
     counts: list[int] = []
     holds = []
     sharding = model.add_sharding(

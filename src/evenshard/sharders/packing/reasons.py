@@ -142,7 +142,6 @@ def no_parts_found(task: ShardingTask, why: str, items: PackedItems | None = Non
 
 
 def _needs_and_memory(task: ShardingTask) -> str:
-    """What the tables need, and what devices, hosts and SSDs have, as a clause."""
     machine = task.machine
     rooms = {"devices": sum(task.room_bytes), "hosts": sum(machine.host_bytes), "SSDs": sum(machine.ssd_bytes)}
     have = ", ".join(f"the {what} {gb_text(room)}" for what, room in rooms.items() if room)
@@ -150,7 +149,6 @@ def _needs_and_memory(task: ShardingTask) -> str:
 
 
 def _needs_and_room(items: PackedItems) -> str:
-    """What the tables need, what the devices have and what the largest table needs, as a clause."""
     rooms = items.room_D.tolist()
     need = sum(_least_bytes(item, items.room_D) for item in items.items)
     room = f"{gb_text(need)} of the {len(rooms)} devices' {gb_text(sum(rooms))}"
@@ -159,9 +157,6 @@ def _needs_and_room(items: PackedItems) -> str:
     tables = [one for item in items.items for one in zip(item.table_bytes, item.tables, strict=True)]
     size, largest = max(tables, key=lambda one: one[0])
     return f"the tables need {room} ({caps_text(rooms)}), the largest ({_names([largest])}) {gb_text(size)}"
-
-
-# The plain reasons, each with items that the ones before let pass -----------------------------------------------------
 
 
 def _without_types(task: ShardingTask, _: PackedItems | None = None) -> Iterator[Reason]:
@@ -283,18 +278,15 @@ def _unfit(task: ShardingTask, items: PackedItems) -> Iterator[Reason]:
 def _confinements(
     allowed_ID: npt.NDArray[np.bool_],
 ) -> Iterator[tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]]:
-    """[D] sets of devices, the smallest first, and which items may live nowhere else; all devices last."""
+    """Yield sets of devices, the smallest first, with the items confined to them; all devices last."""
     sets = np.unique(allowed_ID[~allowed_ID.all(axis=1)], axis=0)
     for allowed_D in sets[sets.sum(axis=1).argsort(kind="stable")]:
         yield allowed_D, np.flatnonzero(~(allowed_ID & ~allowed_D).any(axis=1))
     yield np.ones(allowed_ID.shape[1], dtype=bool), np.arange(len(allowed_ID))
 
 
-# What an item takes at least, and where it fits -----------------------------------------------------------------------
-
-
 def _least_bytes(item: PackedItem, room_D: npt.NDArray[np.int64]) -> int:
-    """Memory that all parts of an item take at least: where only columns are cut, each has an optimizer's rows."""
+    """Bound an item's memory from below: of columns cut alone, each part has an optimizer's rows."""
     room_D = np.where(item.allowed_D, room_D, -1)
     if item.grid is not None or not item.cuts or any(cut.in_rows for cut in item.cuts):
         return item.least_bytes
@@ -307,7 +299,7 @@ def _least_bytes(item: PackedItem, room_D: npt.NDArray[np.int64]) -> int:
 
 
 def _fewest_parts(cut: Cut, room_D: npt.NDArray[np.int64]) -> int:
-    """Parts by columns at least; more than there are devices where they have no room."""
+    """Return more parts than devices where they have no room."""
     fewest = len(room_D) + 1
     for scope in cut.scopes:
         enough = (-np.sort(-most_blocks(cut, room_D[scope]))).cumsum() >= cut.blocks
@@ -317,7 +309,6 @@ def _fewest_parts(cut: Cut, room_D: npt.NDArray[np.int64]) -> int:
 
 
 def _fits_alone(task: ShardingTask, item: PackedItem, room_D: npt.NDArray[np.int64]) -> bool:
-    """Whether empty devices have room for an item, as far as its bytes tell."""
     if item.may_be_whole and room_D[item.allowed_D].max() >= item.size_bytes:
         return True
     if any(known.fit(room_D) for known in item.known):
@@ -330,7 +321,6 @@ def _fits_alone(task: ShardingTask, item: PackedItem, room_D: npt.NDArray[np.int
 
 
 def _most_of(item: PackedItem, room_D: npt.NDArray[np.int64]) -> str:
-    """What empty devices have room for of an item that may be cut, in words."""
     most = [(max(_most_together(cut, room_D[scope]) for scope in cut.scopes), cut) for cut in item.cuts]
     if not most:
         return f"{gb_text(int(room_D[item.allowed_D].sum()))} of {gb_text(item.least_bytes)}"
@@ -343,15 +333,10 @@ def _most_of(item: PackedItem, room_D: npt.NDArray[np.int64]) -> str:
 
 
 def _most_together(cut: Cut, room_D: npt.NDArray[np.int64]) -> int:
-    """Blocks that the devices of a scope have room for, in as many parts as there may be."""
     return int(np.sort(most_blocks(cut, room_D))[::-1][: cut.blocks // cut.least_blocks].sum())
 
 
-# Words ----------------------------------------------------------------------------------------------------------------
-
-
 def _names(tables: Sequence[Table]) -> str:
-    """Names of tables, the first three of many."""
     return names_text([table.name for table in tables], write=shortened)
 
 
@@ -360,7 +345,6 @@ def _subject(tables: Sequence[Table]) -> str:
 
 
 def _needs(tables: Sequence[Table], need: int, at_least: bool = False) -> str:
-    """What tables take, with what they take besides weights apart: optimizer state, inputs and outputs."""
     weights = sum(table.size_bytes for table in tables)
     parts = (
         f" ({gb_text(weights)} of weights, {gb_text(need - weights)} of state, inputs and outputs)"

@@ -12,7 +12,6 @@ from evenshard.placement.storage import ON_DEVICE
 from evenshard.sharders.search.pieces import Pieces
 from evenshard.sharders.search.state import Choice, State
 
-# Blocks of ``COLUMN_STEP`` columns that are shifted at once.
 BLOCKS = (1, 2, 4, 8, 16)
 # Devices, the least busy ones, that columns of a table are shifted to; of these, with no part of the table so far.
 MOST_TARGETS, MOST_NEW = 5, 3

@@ -25,7 +25,6 @@ from evenshard.sharders.search.space import FULL_SHARE, SearchSpace
 from evenshard.sharders.search.state import Choice
 from evenshard.tables.reuse import FloatArray
 
-# First and last price of all memory, relative to the work of all devices.
 FIRST_PRICE, DEAREST = 0.01, 1e6
 # Factors by which a price grows from step to step: where tables may be offloaded, the price decides how far.
 GROWTH, FINE_GROWTH = 2.0, 1.25
@@ -83,7 +82,7 @@ class Works:
 
 
 def _added_ms(space: SearchSpace, beside_largest: bool) -> FloatArray:
-    """[P] what each looked-up row of columns adds to a mean device, by the slowest kind of device; see ``Works.of``."""
+    """Time each looked-up row on a mean device of the slowest kind, [P]; see ``Works.of``."""
     wholes = first_rows(space)
     found = []
     for kind, (price, columns_PH) in enumerate(zip(space.costs.prices, space.lookups.columns_KPH, strict=True)):
@@ -176,7 +175,7 @@ class Construction:
         return self._known[key]
 
     def _pieces_of_types(self, types: frozenset[str]) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
-        """[G, W] the work of the largest pieces, where a group may use these types, and which of them is the least."""
+        """Return the largest pieces' work where types allow, and the least of them, [G, W]."""
         if types not in self._of_types:
             wanted = self._are_of(types) & self.fits_GW
             wanted = np.where(wanted.any(axis=1, keepdims=True), wanted, self.fits_GW)
@@ -185,14 +184,14 @@ class Construction:
         return self._of_types[types]
 
     def _are_of(self, types: frozenset[str]) -> npt.NDArray[np.bool_]:
-        """[G, W] whether options are of these types; those that only fill up a group are of none."""
+        """Return which options are of these types; options that only fill up a group are of none."""
         known = np.array([*(name in types for name in self._works.names), False])
         return np.asarray(known[self._works.types_GW])
 
     def _cheapest(
         self, total_GW: FloatArray, allowed: npt.NDArray[np.bool_], full_share: float
     ) -> npt.NDArray[np.int64]:
-        """[G] the options with the least work that memory allows together, as far as a price of it finds them."""
+        """Return the options of least work that memory allows together, by a price of it."""
         works, rows = self._works, np.arange(len(total_GW))
         chosen = np.asarray(total_GW.argmin(axis=1))
         machine = self._space.task.machine
@@ -359,7 +358,6 @@ class Places:
         return Choice(number, tuple(devices))
 
     def _take_spread(self, group: int, number: int, piece_ms: float) -> Choice | None:
-        """Places the pieces of a group that live on several devices each."""
         space = self._construction.space
         option, allowed_D = space.groups[group].options[number], space.groups[group].allowed_D
         spread, places = SpreadPlaces.of(option.span, self.load_D, self.free_D, allowed_D), list[int]()
@@ -376,7 +374,6 @@ class Places:
         return Choice(number, tuple(places))
 
     def _host_has(self, option: ShardingOption) -> npt.NDArray[np.bool_]:
-        """[places] whether the hosts of the devices have memory for the largest piece."""
         per_host = self._construction.space.task.machine.devices_per_node
         copies = min(option.span, per_host)
         host = max(piece.host_bytes for piece in option.pieces) * copies
@@ -387,7 +384,7 @@ class Places:
         return np.asarray(has_N.reshape(-1, option.span // per_host).all(axis=1))
 
     def _take_host(self, devices: range, piece: Piece) -> None:
-        """A piece on these devices, one after the other: on some of one host, or on all of some hosts."""
+        """Place a piece on consecutive devices: some of one host, or all of some hosts."""
         if not piece.host_bytes and not piece.ssd_bytes:
             return
         per_host = self._construction.space.task.machine.devices_per_node
@@ -419,7 +416,6 @@ class Places:
         return order if self._hosts_have(option, order) else None
 
     def _hosts_have(self, option: ShardingOption, devices: Sequence[int]) -> bool:
-        """Whether hosts have memory for all pieces that their devices get."""
         if option.storage.is_on_device:
             return True
         host_N, ssd_N = self.host_N.copy(), self.ssd_N.copy()
@@ -431,7 +427,7 @@ class Places:
 
 
 def _one_home(fits_D: npt.NDArray[np.bool_], load_D: FloatArray, count: int, size: int) -> npt.NDArray[np.bool_]:
-    """The devices with room of the least busy group of so many devices that has room for so many pieces."""
+    """Choose the least busy ``size`` devices in a row with room for ``count`` pieces; return those with room."""
     by_home = fits_D.reshape(-1, size)
     sums = np.where(by_home.sum(axis=1) >= count, np.where(by_home, load_D.reshape(-1, size), 0).sum(axis=1), np.inf)
     chosen = np.zeros_like(by_home)

@@ -50,7 +50,7 @@ class Kicks:
         return is_changed
 
     def _kicked_near(self, state: State, moves: Moves, group: int, choice: Choice | None) -> tuple[int, Choice | None]:
-        """The kick of a group where moves have a bound: one that moves too much brings another group home instead."""
+        """Kick within the bound on moves: instead of a kick that moves too much, bring another group home."""
         if choice is not None and moves.affords(state, [(group, choice)]):
             return group, choice
         away = list(moves.away(state))

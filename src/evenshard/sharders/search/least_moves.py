@@ -72,7 +72,6 @@ def least_moves(space: SearchSpace, construction: Construction, moves: Moves) ->
 
 
 def _choices(space: SearchSpace, moves: Moves, group: int) -> Iterator[Choice]:
-    """The places of a group that are thought of, each once."""
     own = space.groups[group]
     home = moves.homes[group]
     if home is not None:
@@ -88,7 +87,7 @@ def _choices(space: SearchSpace, moves: Moves, group: int) -> Iterator[Choice]:
 
 
 class _Rooms:
-    """The memory of devices, then of hosts, then their SSDs, as rows of constraints in parts of what there is."""
+    """Memory of devices, hosts and SSDs as rows of constraints, in parts of their total."""
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
@@ -99,7 +98,6 @@ class _Rooms:
         self.count = len(self._rooms)
 
     def shares_of(self, group: int, choice: Choice) -> Iterator[tuple[int, float]]:
-        """Rows, and what of each a choice takes."""
         machine = self._space.task.machine
         option = self._space.groups[group].options[choice.option]
         for piece, first in zip(option.pieces, firsts_of(option, choice), strict=True):

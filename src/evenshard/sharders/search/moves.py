@@ -162,7 +162,7 @@ class Moves:
         return choice if self.is_allowed(group, choice) else None
 
     def _sizes_before(self, group: int, count: int, span: int) -> np.ndarray | None:
-        """[count] columns and rows of a group on each place of so many devices, before."""
+        """Return a group's former columns and rows on each place of ``span`` devices."""
         held = np.zeros(count)
         tables = self.space.task.tables
         for position in self.space.groups[group].tables:

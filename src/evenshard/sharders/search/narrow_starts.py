@@ -31,7 +31,6 @@ from evenshard.tables.reuse import FloatArray
 
 # Steps of the prices: to compare divisions, and for those that become starts.
 FEW_STEPS, STEPS = 60, 200
-# Divisions that become starts, and the starts that are given back.
 MOST_DIVISIONS, MOST_STARTS = 6, 4
 # Limits on the time of a piece, in the bound of the programme: that shares out whatever is whole.
 LIMITS = (np.inf, 0.7, 0.5, 0.35)
@@ -68,7 +67,7 @@ def narrow_starts(construction: Construction, deadline: float = np.inf) -> list[
 
 
 def _best_divisions(programme: Programme, deadline: float) -> list[tuple[Division, float]]:
-    """Divisions of the devices with the least bounds, and these, as a descent finds them."""
+    """Descend to the divisions with the least bounds."""
     known: dict[Division, float] = {}
 
     def bound_ms(division: Division) -> float:
@@ -91,7 +90,7 @@ def _best_divisions(programme: Programme, deadline: float) -> list[tuple[Divisio
 
 
 def _neighbours(division: Division, step: int) -> Iterator[Division]:
-    """Divisions in which one class has given so many devices, or all that it has, to another."""
+    """Yield divisions in which a class gives ``step`` devices, or all it has, to another."""
     for giving, taking in permutations(range(len(division)), 2):
         if given := min(step, division[giving]):
             changed = list(division)
@@ -101,12 +100,7 @@ def _neighbours(division: Division, step: int) -> Iterator[Division]:
 
 
 def _programme_of(space: SearchSpace, widths_C: Sequence[int]) -> Programme | None:
-    """Return the programme of a space; None where the smallest options of all groups exceed the devices' memory.
-
-    Args:
-        space: groups and options.
-        widths_C: columns of the widest piece of each class.
-    """
+    """Return None if the smallest options exceed memory; ``widths_C`` is of the widest piece of each class."""
     flat, devices = space.flat, space.task.num_devices
     room = float(space.room_D.min())
     needed = float(flat.pad_by_group(flat.bytes_W).min(axis=1).sum())
@@ -147,7 +141,7 @@ def _programme_of(space: SearchSpace, widths_C: Sequence[int]) -> Programme | No
 
 
 def _widths_of_pieces(space: SearchSpace) -> Numbers:
-    """[pieces] columns of all pieces of all options; of tables that stay together, of the widest."""
+    """Return the columns of all pieces; of tables that stay together, of the widest."""
     return np.array(
         [
             piece.columns if len(group.tables) == 1 else widest
@@ -159,10 +153,7 @@ def _widths_of_pieces(space: SearchSpace) -> Numbers:
 
 
 def _mean_devices(space: SearchSpace, widths_C: Sequence[int]) -> Columns:
-    """[C, H] the mean device, as if all tables were of a class: the sums of its tables, and the maxima of its pieces.
-
-    A price without maxima, such as a learned model's, sees the lanes of a device by the tables that it holds.
-    """
+    """Return mean devices as if all tables were of a class: sums over tables, maxima over pieces."""
     (price,), (columns_PH,), flat = space.costs.prices, space.lookups.columns_KPH, space.flat
     width_P, sums = np.zeros(len(columns_PH), dtype=np.int64), slice(columns_PH.shape[1] - price.num_maxima)
     width_P[flat.row_C] = _widths_of_pieces(space)[flat.piece_C]
@@ -176,7 +167,7 @@ def _mean_devices(space: SearchSpace, widths_C: Sequence[int]) -> Columns:
 
 
 def _works_beside(space: SearchSpace, held_H: Columns) -> FloatArray:
-    """[W, N] what all pieces of options add on all devices together, each to a device that holds so much."""
+    """Sum the work that options add to devices that already hold so much, [W, N]."""
     flat, costs, task = space.flat, space.costs, space.task
     (price,), (columns_PH,) = costs.prices, space.lookups.columns_KPH
     added_2P = passes_alone_ms(price, beside(price, columns_PH, held_H)) - passes_alone_ms(price, held_H[None])
@@ -193,7 +184,7 @@ def _works_beside(space: SearchSpace, held_H: Columns) -> FloatArray:
 def _place(
     construction: Construction, programme: Programme, division: Division, solution: Solution
 ) -> list[Choice] | None:
-    """The pieces, the costliest first, each where the windows stay the shortest; None where one finds no room."""
+    """Place the costliest piece first, each where windows stay the shortest."""
     space, devices = construction.space, programme.num_devices
     class_D = np.empty(devices, dtype=np.int64)
     by_node = np.arange(devices).reshape(space.task.machine.num_nodes, -1).T.ravel()  # each class is on all nodes alike

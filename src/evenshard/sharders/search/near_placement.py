@@ -30,12 +30,9 @@ from evenshard.utils.units import bytes_to_gb
 PRICES = (16.0, 4.0, 1.0, 0.25, 0.06, 0.0)
 # The price while a placement is improved: of two that take as long, the one that moves less is better.
 LAST_PRICE = 1e-3
-# Relative difference of times below which the placement that moves less is the answer.
 ALIKE = 1e-3
-# Number of placements found without a bound that a search returns from.
 RETURNING = 3
-# Smaller bounds that every search goes through before its own, so that answers of small bounds are among those of large
-# ones: parts of what the free placement moves beyond the least. Large tasks have fewer.
+# Parts of the free placement's moves: answers of small bounds are among those of large bounds.
 RUNGS, LARGE_RUNGS = (0.0, 1 / 64, 1 / 16, 1 / 4, 1.0), (0.0, 1 / 8)
 # Shares of all changes that improve a placement within a rung, and within the bound of the search.
 RUNG_SHARE, LAST_SHARE = 1 / 12, 1 / 2
@@ -68,8 +65,6 @@ class NearResult:
 
 @dataclass(frozen=True)
 class _Found:
-    """A placement within the bound."""
-
     parts: tuple[TablePart, ...]
     moved_bytes: int
 
@@ -157,16 +152,14 @@ class NearSearch:
     def _result_of(self, state: State) -> _Found:
         return _Found(state.parts(), state.moved_bytes)
 
-    # Rows that are cut unevenly ---------------------------------------------------------------------------------------
-
     def _choices_without_bound(self, free: PlanSearchResult) -> list[list[Choice]]:
-        """The first placements without a bound, as choices that fit: even rows may not fit where uneven ones do."""
+        """Return choices that fit: even rows may not fit where uneven rows do."""
         space = self._search.space
         known = (choices_of(space, parts) for parts in free.candidates[:RETURNING])
         return [choices for choices in known if choices is not None and State(space, choices).fits()]
 
     def _as_they_are(self, free: PlanSearchResult) -> Iterator[_Found]:
-        """The earlier placement and the free one within the bound, for which there may be no choices."""
+        """Yield the earlier and the free placement, for which there may be no choices."""
         task, moves = self._search.costs.task, self._moves
         for parts in (moves.earlier_parts(), free.best.parts):
             if parts is None or (moved := moves.parts_bytes(parts)) > self._most_bytes:
@@ -175,10 +168,8 @@ class NearSearch:
                 check_sharding(task, parts)
                 yield _Found(tuple(parts), moved)
 
-    # Staying ----------------------------------------------------------------------------------------------------------
-
     def _start_choices(self) -> list[Choice] | None:
-        """Every group at home, the others where least is to do; with the least moves where that does not go."""
+        """Keep groups at home and place the others where least is to do; else take the least moves."""
         greedy = self._stay_home()
         moved = float("inf") if greedy is None else self._moved_bytes(greedy)
         if moved == 0:
@@ -187,11 +178,9 @@ class NearSearch:
         return fewer if fewer is not None and self._moved_bytes(fewer) < moved else greedy
 
     def _lacks(self, begun: Sequence[Choice] | None) -> bool:
-        """Whether there is nothing to begin with within the bound."""
         return begun is None or self._moved_bytes(begun) > self._most_bytes
 
     def _nothing_near(self, begun: Sequence[Choice] | None) -> BadConfig:
-        """The error that nothing was found near the earlier placement."""
         if begun is None:
             return BadConfig("no placement near the earlier one was found. Leave near out.")
         groups, tables = self._search.space.groups, self._search.costs.task.tables
@@ -208,7 +197,6 @@ class NearSearch:
         return sum(self._moves.bytes_of(group, choice) for group, choice in enumerate(choices))
 
     def _stay_home(self) -> list[Choice] | None:
-        """Every group at home that has one, and the others where least is to do; None where that is not legal."""
         moves, search = self._moves, self._search
         homeless = [group for group, home in enumerate(moves.homes) if home is None]
         choices = [Choice(0) if home is None else home for home in moves.homes]
@@ -223,7 +211,7 @@ class NearSearch:
         return choices
 
     def _descend(self, state: State) -> None:
-        """Steps that save most for their bytes first."""
+        """Take the steps that save most for their bytes first."""
         moves = self._moves
         for price in PRICES:
             moves.price = price * moves.step_ms / max(moves.all_bytes, 1)
@@ -234,10 +222,8 @@ class NearSearch:
         moves.price = LAST_PRICE * moves.step_ms / max(moves.all_bytes, 1)
         self._search.improve(state, int(self._search.tries * share))
 
-    # Returning --------------------------------------------------------------------------------------------------------
-
     def _return_home(self, choices: Sequence[Choice], bounds: Sequence[float]) -> dict[float, list[Choice]]:
-        """A placement with groups sent home until it is within each bound, as far as memory and rules let them."""
+        """Send groups home until the placement is within each bound, as far as memory and rules allow."""
         moves, search = self._moves, self._search
         moves.most_bytes, moves.price = float("inf"), 0.0
         state, found = State(search.space, choices, moves), dict[float, list[Choice]]()
@@ -245,7 +231,7 @@ class NearSearch:
         batch = max(1, len(list(moves.away(state))) // rounds)
 
         def note() -> bool:
-            """Whether it is within all bounds; those that it is within now are noted."""
+            """Record the bounds that hold now, and return whether all do."""
             for bound in bounds:
                 if bound not in found and state.moved_bytes <= bound:
                     found[bound] = list(state.choices)
@@ -264,7 +250,7 @@ class NearSearch:
         return found
 
     def _homeward(self, state: State) -> Iterator[tuple[float, int]]:
-        """What it costs for each byte to send a group home, and the group, as far as that is legal."""
+        """Yield what sending a group home costs per byte."""
         away = list(self._moves.away(state))
         homes = [home for home in (self._moves.homes[group] for group in away) if home is not None]
         changes = [[(group, home)] for group, home in zip(away, homes, strict=True)]

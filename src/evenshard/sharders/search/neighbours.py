@@ -24,21 +24,17 @@ from evenshard.sharders.search.state import Change, Choice, Indices, State, scor
 from evenshard.sharders.search.storages import other_storages
 from evenshard.tables.reuse import FloatArray
 
-# Devices, the least busy ones, that pieces of a slow one may move to, or change places with.
 MOVE_TARGETS, SWAP_TARGETS = 16, 8
-# Swaps that a step tries out; of more, the most promising ones.
 MOST_SWAPS = 96
-# Groups that a step gives another option, or shifts columns of; brings home, or swaps with rows of another node.
 MOST_OTHER_OPTIONS, TRIED_HOMEWARD, TRIED_ON_PLACE = 12, 6, 4
 # A step counts as at most this many changes, however many it tries: all of them together take hardly longer.
 MOST_COUNTED = 64
-# Least relative gain of the score that is worth a step.
 LEAST_STEP = 1e-4
 
 
 @dataclass(frozen=True)
 class _Held:
-    """Pieces on devices: group, number of the piece among all of the space, and device of each."""
+    """Pieces on devices: group, number of the piece in the space, device."""
 
     groups: list[int]
     piece_H: Indices
@@ -92,7 +88,7 @@ class Neighbours:
         return np.where(fits_N, scores_of(windows_WND), np.inf)
 
     def _with_moves(self, state: State, changes: Sequence[Change], scores_N: FloatArray) -> FloatArray:
-        """The scores with what moves from an earlier placement."""
+        """Add the price of moves from an earlier placement."""
         moves = state.moves
         assert moves is not None
         for number, change in enumerate(changes):
@@ -104,10 +100,7 @@ class Neighbours:
                 scores_N[number] = np.inf
         return scores_N
 
-    # Moves and swaps --------------------------------------------------------------------------------------------------
-
     def _best_exchange(self, state: State, slow: int) -> Change | None:
-        """The best move of a piece of the slow device, or swap of it for another, if it makes the score better."""
         own_groups = sorted(state.on_device[slow])
         if not own_groups:
             return None
@@ -145,7 +138,7 @@ class Neighbours:
         return change(best) if scores_N[best] < state.score * (1 - LEAST_STEP) else None
 
     def _may_go(self, state: State, groups: Sequence[int], devices: Sequence[int]) -> np.ndarray:
-        """[groups, D] whether rules let a piece of each group go to these devices; memory left aside."""
+        """Return where rules, memory aside, let each group go, [groups, D]."""
         may_GD = np.zeros((len(groups), self.pieces.costs.task.num_devices), dtype=bool)
         may_GD[:, devices] = True
         for number, group in enumerate(groups):
@@ -154,13 +147,11 @@ class Neighbours:
         return may_GD
 
     def _find_pieces(self, state: State, held: Sequence[tuple[int, int]]) -> _Held:
-        """Groups, each with a piece on its device."""
         pieces = [self.pieces.number_on(state, group, device) for device, group in held]
         device_H = np.array([device for device, _ in held], dtype=np.int64)
         return _Held([group for _, group in held], np.array(pieces, dtype=np.int64), device_H)
 
     def _swaps(self, state: State, slow: int, own: _Held, theirs: _Held, may_GD: np.ndarray) -> tuple[Indices, Indices]:
-        """Numbers of the pieces of the slow device and of others that may change places."""
         devices = theirs.device_H.tolist()
         may_GO = (np.array(own.groups)[:, None] != np.array(theirs.groups)[None]) & may_GD[:, devices]
         for at, other in enumerate(theirs.groups):
@@ -189,7 +180,7 @@ class Neighbours:
         return own_S, other_S
 
     def _gains(self, state: State, held: _Held) -> FloatArray:
-        """[H] what devices save without each piece; of exchanges, as if all devices had as much."""
+        """Return what devices save without each piece; for exchanges, as if all devices had as much."""
         count = len(held.groups)
         arrays, costs, number_H = state.space.piece_arrays, self.pieces.costs, np.arange(count)
         cells = arrays.cells(PieceChanges(number_H, held.piece_H, held.device_H, np.full(count, -1)))
@@ -199,10 +190,7 @@ class Neighbours:
         saved_2H = state.loads.compute_2D[:, held.device_H] - left_2H
         return np.asarray(saved_2H.sum(axis=0) + offload_H2.sum(axis=1) + exchanged_H)
 
-    # Other changes ----------------------------------------------------------------------------------------------------
-
     def _others(self, state: State, slow: int) -> Iterator[Change]:
-        """Groups of the slow device back to where they were, kept elsewhere, on other nodes, or with another option."""
         movable, spread = self.pieces.groups_on(state, slow)
         if state.moves is not None:
             yield from self._homeward(state, slow)
@@ -214,7 +202,7 @@ class Neighbours:
         yield from self._other_options(state, [*movable, *spread])
 
     def _homeward(self, state: State, slow: int) -> Iterator[Change]:
-        """Groups back to where they were: those of the slow device; of all, where too much has moved."""
+        """Yield returns of the slow device's groups, or of all groups where too much has moved."""
         moves = state.moves
         assert moves is not None
         is_over = state.moved_bytes > moves.most_bytes
@@ -229,7 +217,7 @@ class Neighbours:
             yield [(group, home)]
 
     def _spread_changes(self, state: State, slow: int, span: int) -> Iterator[Change]:
-        """Moves of rows that so many devices have, such as a node's, to less busy ones; swaps with what is there."""
+        """Yield moves and swaps of rows that ``span`` devices have, such as a node's."""
         home, groups_at = slow // span, state.groups_at[span]
         load_P = state.device_ms_D.reshape(-1, span).max(axis=1)
         places = [place for place in np.argsort(load_P, kind="stable").tolist() if place != home][:SWAP_TARGETS]
@@ -246,7 +234,6 @@ class Neighbours:
                         ]
 
     def _other_options(self, state: State, groups: Sequence[int]) -> Iterator[Change]:
-        """Other options of some groups, each placed where least is to do."""
         groups = self._some(groups)
         numbers = {group: list(self._other_numbers(state, group)) for group in groups}
         groups = [group for group in groups if numbers[group]]
@@ -255,13 +242,13 @@ class Neighbours:
                 yield [(group, choice)]
 
     def _some(self, groups: Sequence[int]) -> Sequence[int]:
-        """These groups; of many, some."""
+        """Sample from many groups."""
         if len(groups) <= MOST_OTHER_OPTIONS:
             return groups
         return [groups[number] for number in self._rng.permutation(len(groups))[:MOST_OTHER_OPTIONS].tolist()]
 
     def _other_numbers(self, state: State, group: int) -> Iterator[int]:
-        """The options that a group may have instead: as it is kept now, or in device memory."""
+        """Yield a group's options with its present storage, or in device memory."""
         kept = (state.option(group).storage, ON_DEVICE)
         for number, option in enumerate(self.pieces.space.groups[group].options):
             if number != state.choices[group].option and option.storage in kept and self.may_be(group, number):
@@ -319,7 +306,6 @@ def _exchange_pieces(
     other_S: np.ndarray,
     device_S: np.ndarray,
 ) -> PieceChanges:
-    """Moves of pieces from the slow device, then swaps of pieces of it with those of others."""
     moves, swaps = len(moved_M), len(moved_S)
     slow_M, slow_S = np.full(moves, slow), np.full(swaps, slow)
     number_M, number_S = np.arange(moves), np.arange(moves, moves + swaps)

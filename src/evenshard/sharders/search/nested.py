@@ -35,7 +35,6 @@ FEWER_TYPES = ({TABLE_WISE, *COLUMNS_ALONE}, {TABLE_WISE})
 MOST_NESTED = 8_192
 # Memory of all devices in that of all tables, whole.
 LITTLE_MEMORY = 1.1
-# Time limit of the solver, s, if nothing else finds room for tables of fewer types.
 PACKING_S = 2.0
 
 # Legal placements of a task, found within so many seconds; raises InfeasibleTask where there are none at all.
@@ -95,7 +94,7 @@ def search_with_fewer_types(
 def _search_fewer(
     costs: PartCosts, efforts: Sequence[PlanSearchEffort], seed: int, starts: Starts, result: PlanSearchResult | None
 ) -> Sequence[PlanSearchResult]:
-    """What a search for fewer types answers, by effort, as far as it may be better than what all types found."""
+    """Search with fewer types, as far as that may beat the search with all types."""
     bound_ms, found_ms = 0.0, [float("inf")] * len(efforts)
     if result is not None:
         if result.is_interrupted or efforts[-1].time_limit_s == 0.0:
@@ -111,7 +110,6 @@ def _search_fewer(
 
 
 def _pack_by_columns(task: ShardingTask) -> Sequence[Sequence[TablePart]]:
-    """A placement by columns in memory that hardly holds all tables, whatever there is, if one is found at once."""
     if any(types - FEWER_TYPES[0] for types in task.types) or len(task.tables) * task.num_devices > SMALL:
         return ()
     wholes = zip(task.tables, whole_tables(task.tables), strict=True)
@@ -124,7 +122,7 @@ def _pack_by_columns(task: ShardingTask) -> Sequence[Sequence[TablePart]]:
 def _legal(
     task: ShardingTask, seed: int, packing_s: float, known: Sequence[Sequence[TablePart]]
 ) -> Sequence[Sequence[TablePart]]:
-    """Any legal placement; the known ones where none is found."""
+    """Return the known placements where no legal one is found."""
     try:
         return (legal_parts(task, seed, packing_s),)
     except InfeasibleTask:

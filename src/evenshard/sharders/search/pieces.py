@@ -27,8 +27,6 @@ class Pieces:
         self.construction, self.space, self.room_D = construction, construction.space, construction.space.room_D
         self.costs = construction.space.costs
 
-    # Rules ------------------------------------------------------------------------------------------------------------
-
     def groups_on(self, state: State, device: int) -> tuple[list[int], list[int]]:
         """Groups with a piece on a device that can move, and those that live on many devices."""
         spread = set[int]().union(*(at[device // span] for span, at in state.groups_at.items() if span > 1))
@@ -78,8 +76,6 @@ class Pieces:
             if other != group
         )
 
-    # Places -----------------------------------------------------------------------------------------------------------
-
     def number_on(self, state: State, group: int, device: int) -> int:
         """The number, among all pieces of the space, of the piece of a group on a device."""
         return state.option(group).pieces[state.choices[group].places.index(device)].number
@@ -121,12 +117,7 @@ class Pieces:
     def _place_option(
         self, state: State, group: int, number: int, order_D: FloatArray, free_D: Indices, used_2D: Indices
     ) -> Choice | None:
-        """A group with one option, by the rules of a construction.
-
-        Args:
-            free_D: memory of the devices without the group.
-            used_2D: what is taken of hosts and of SSDs without it, by device.
-        """
+        """Place a group by a construction's rules; ``free_D`` and ``used_2D`` are without the group."""
         places = Places(self.construction, len(order_D))
         places.load_D, places.free_D = order_D.copy(), free_D.copy()
         if used_2D.any():

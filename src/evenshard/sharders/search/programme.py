@@ -23,15 +23,12 @@ import numpy.typing as npt
 from evenshard.tables.reuse import FloatArray
 
 Numbers = npt.NDArray[np.int64]
-# Devices of each class.
 Division = tuple[int, ...]
 # How much an overload changes a price at first, after how many steps that is less, and the same of memory.
 RATE, RATE_STEPS, MEMORY_RATE = 0.5, 4.0, 0.3
-# Roundings that are tried of each solution.
 ROUNDINGS = 48
 # How much longer than its bound a solution takes for each part of a device's memory that is missing.
 MISSING_MEMORY = 10.0
-# Time of what is not allowed.
 NEVER_MS = 1e9
 
 
@@ -123,7 +120,7 @@ class Programme:
         return np.asarray(np.where(self.class_M == self.num_classes, everywhere_CM, own_CM))
 
     def _loads(self, shares_CM: FloatArray, chosen_G: Numbers) -> tuple[FloatArray, FloatArray]:
-        """[W, C] what a device of each class takes in each window, and [C] the part of its memory that is taken."""
+        """Return each class's window times, [W, C], and the taken part of its memory, [C]."""
         groups, windows, count = np.arange(len(chosen_G)), len(self.works_WGM), len(self.class_M)
         bins_WG = chosen_G + count * np.arange(windows)[:, None]
         works_WG = self.works_WGM[:, groups, chosen_G]
@@ -132,7 +129,7 @@ class Programme:
         return sums_WM @ shares_CM.T, shares_CM @ bytes_M / self.room
 
     def _round(self, taken_GM: FloatArray, shares_CM: FloatArray, bound_ms: float) -> tuple[Numbers, FloatArray]:
-        """The best of some random choices, each by how often it was taken, and the times of its windows."""
+        """Return the best of some random choices, drawn by how often each was taken."""
         rng, sums_GM = np.random.default_rng(0), taken_GM.cumsum(axis=1) / taken_GM.sum(axis=1, keepdims=True)
         best, least = (taken_GM.argmax(axis=1), np.zeros(0)), np.inf
         for number in range(ROUNDINGS):

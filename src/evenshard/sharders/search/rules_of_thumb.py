@@ -22,11 +22,8 @@ from evenshard.sharders.search.state import Choice, State
 
 WHOLE, REPLICATED, IN_ROWS, IN_NODE_ROWS = "whole", "replicated", "in rows", "in rows of a node"
 NOT_REPLICATED = frozenset(SHARDING_TYPES) - frozenset(REPLICATED_TYPES)
-# Tables of at most so many weights are replicated; at 0, no table is.
 MOST_REPLICATED = (0, 10**4, 10**5, 2 * 10**5, 10**6, 10**7, 10**8)
-# How many of the other tables are cut, the costliest ones first; None for all of them.
 NUMBERS_CUT = (1, 2, 4, 8, 16, None)
-# Parts that the columns of a cut table are split into.
 COLUMN_PARTS = (2, 4, 8, 16)
 # Where all others are cut by columns, so many are cut by rows.
 NUMBERS_BESIDE_COLUMNS = (1, 2, 4, 8)
@@ -77,7 +74,7 @@ _Cut = tuple[str, int | None]
 
 @dataclass(frozen=True)
 class _Rule:
-    """What a rule says: tables of up to so many weights are replicated, others are cut, one cut after the other."""
+    """A limit on the weights of replicated tables, and cuts of the others, one after the other."""
 
     most: int
     cuts: tuple[_Cut, ...] = ()
@@ -92,16 +89,7 @@ class _Rule:
 
 
 class _Rules:
-    """Makes the placements of rules, each once.
-
-    Attributes:
-        cuts: that a rule may have: of one way, or of some tables by rows and all others by columns.
-        made: the placements, by the options of all groups.
-
-    Args:
-        construction: makes them.
-        most_ms: of the mean device's work, beyond which a rule is skipped.
-    """
+    """Placements of rules, each made once; a rule with a mean work above ``most_ms`` is skipped."""
 
     def __init__(self, construction: Construction, most_ms: float) -> None:
         self._construction, self._most_ms = construction, most_ms
@@ -115,14 +103,14 @@ class _Rules:
         self._without_room: set[tuple[int, ...]] = set()
 
     def cost_ms(self, rule: _Rule) -> float:
-        """What the placement costs; infinite where there is no room, or the mean device has too much work."""
+        """Return infinity if there is no room, or too much work for the mean device."""
         if rule not in self._cost_ms:
             made = self._make(rule)
             self._cost_ms[rule] = np.inf if made is None else made.cost_ms
         return self._cost_ms[rule]
 
     def fastest(self, count: int) -> list[_Rule]:
-        """So many rules, each with a placement of its own."""
+        """Return the fastest rules with placements of their own."""
         by_cost = {cost_ms: rule for rule, cost_ms in reversed(self._cost_ms.items()) if np.isfinite(cost_ms)}
         return [by_cost[cost_ms] for cost_ms in sorted(by_cost)[:count]]
 
@@ -143,7 +131,6 @@ class _Rules:
         return self.made[key]
 
     def _options(self, rule: _Rule) -> npt.NDArray[np.int64]:
-        """[G] the option of each group."""
         options_G = self._with_replicas(rule.most)
         order = np.argsort(-self._construction.total_ms(options_G), kind="stable")
         uncut_G = options_G != self._numbers_of.get(REPLICATED, -1)
@@ -154,7 +141,7 @@ class _Rules:
         return options_G
 
     def _with_replicas(self, most: int) -> npt.NDArray[np.int64]:
-        """[G] replicas of tables with at most so many weights, where these are allowed; others whole, if they fit."""
+        """Replicate tables of at most ``most`` weights where allowed; keep the others whole if they fit."""
         options_G = self._construction.options(np.inf, NOT_REPLICATED).copy()  # the construction keeps its own
         for way, may_G in ((WHOLE, True), (REPLICATED, self._weights_G <= most)):
             if way in self._numbers_of:
@@ -164,14 +151,13 @@ class _Rules:
 
 
 def _weights(construction: Construction) -> npt.NDArray[np.int64]:
-    """[G] weights of the tables of each group."""
     space = construction.space
     tables = ([space.task.tables[at] for at in group.tables] for group in space.groups)
     return np.array([sum(one.num_rows * one.embedding_dim for one in group) for group in tables], dtype=np.int64)
 
 
 def _numbers_by_way(construction: Construction) -> dict[str, npt.NDArray[np.int64]]:
-    """[G] the number of the option of each way to shard a table; -1 where it is not allowed, or finds no room."""
+    """Return each way's option of each group, -1 where not allowed or without room."""
     groups, devices = construction.space.groups, construction.space.task.num_devices
     found: dict[str, npt.NDArray[np.int64]] = {}
     for group, one in enumerate(groups):
@@ -183,7 +169,7 @@ def _numbers_by_way(construction: Construction) -> dict[str, npt.NDArray[np.int6
 
 
 def _way(option: ShardingOption, num_devices: int) -> str | None:
-    """What an option does to a table, in words; None for options that no rule of thumb uses."""
+    """Name a way to shard in words; None if no rule of thumb uses it."""
     own, parts = TYPES[option.sharding_type], len(option.pieces)
     if not option.storage.is_on_device or (parts > 1 and own.cuts_rows):
         return None

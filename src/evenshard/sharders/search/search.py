@@ -33,13 +33,10 @@ from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief
 from evenshard.utils.process import on_interrupt
 
-# On large tasks, improve at most this many starts.
 MOST_LARGE_STARTS = 4
-# Stages of a search, one after the other: share of all changes, most starts that are improved (at least one), and kicks
-# in a row that may fail. Known placements count as starts, too; they are improved in the end, if they are worth it.
+# (share of all changes, most starts, kicks in a row that may fail); known placements count as starts.
 _STAGES = ((0.15, 64, 0), (0.4, 4, 40), (0.45, 1, 200))
-# Stages of a longer search, beyond its usual changes: the placements that share each half of the further changes, and
-# the kicks in a row that may fail.
+# Placements that share each half of the further changes; kicks in a row that may fail.
 LONG_KEPT, LONG_IDLE = (4, 1), 2_000
 # From this many devices on, a search makes four times as many changes as on one.
 MOST_COUNTED_DEVICES = 128
@@ -47,15 +44,12 @@ MOST_COUNTED_DEVICES = 128
 OFFLOAD_CHANGES = 3
 # Placements in which usual cuts are tried, and the share of all changes that this takes at most, in all of them.
 MOST_FOR_CUTS, SHARE_FOR_CUTS = 4, 0.15
-# A given placement is improved if it takes at most this many times what the search found, with this share of all
-# changes on top of them.
+# Improve a given placement up to this many times the best, with this share of all changes on top.
 NEARLY, SHARE_FOR_KNOWN = 1.03, 0.2
 # Placements that have ended are predicted up to this many times the least cost: sums of a state are rounded.
 ALIKE = 1.005
-# Placements that a search gives back.
 MOST_CANDIDATES = 16
-# A start that keeps devices for narrow pieces is improved beside one that does not, unless one costs this many times
-# what the other does: changes of single groups hardly lead from one to the other.
+# Improve a start with devices for narrow pieces beside one without, up to this ratio of their costs.
 RIVALS = 1.1
 # Up to this many groups are placed beside others by trying all their options; of more, one option.
 MOST_BESIDE = 64
@@ -146,10 +140,7 @@ class PlanSearchResult:
 
 @dataclass
 class _Run:
-    """What a run has found so far: placements, of which one is improved at the moment, and the best as it began.
-
-    ``at_stops`` has the answers of runs with less effort that would have ended.
-    """
+    """The placements found, and the one being improved; ``at_stops`` has the answers of runs with less effort."""
 
     starts: list[Start]
     known: Sequence[Sequence[TablePart]]
@@ -158,7 +149,6 @@ class _Run:
     at_stops: list[PlanSearchResult] = field(default_factory=list)
 
 
-# Takes the best cost so far, ms.
 Progress = Callable[[float], None]
 
 
@@ -244,7 +234,6 @@ class PlanSearch:
         return PlanSearchResult.of_efforts((*run.at_stops, *[result] * missing, result))
 
     def _end(self, run: _Run, starts: Sequence[Start]) -> PlanSearchResult:
-        """The answer of a run that has come to these placements."""
         found = self._states(sorted(starts, key=lambda one: without_last_digits(one.cost_ms))[:MOST_CANDIDATES])
         begun, state = run.begun
         ended = [*self._predict_cheapest(found, MOST_FOR_CUTS), (begun, state.copy())]
@@ -255,7 +244,7 @@ class PlanSearch:
         return self.with_known(PlanSearchResult(best, tuple(candidates)), run.known, NEARLY)
 
     def _note_answer(self, run: _Run, starts: Sequence[Start], count: int) -> None:
-        """Notes what runs answer that end with these placements, until so many are noted, and leaves no other trace."""
+        """Note the answers of runs that end here, until ``count`` are noted, without another trace."""
         if len(run.at_stops) >= count:
             return
         neighbours, random_state = self.neighbours, self._rng.bit_generator.state
@@ -266,7 +255,7 @@ class PlanSearch:
         neighbours.types, neighbours.tried, self._last_change = before
 
     def _note_at_stop(self, state: State) -> None:
-        """Notes the answer at the next stop, if it is reached; the placement that is improved has become this state."""
+        """Note the answer if the next stop is reached."""
         run = self._run
         if run is None or len(run.at_stops) == len(self._stops):
             return
@@ -277,21 +266,20 @@ class PlanSearch:
             self._note_answer(run, starts, len(run.at_stops) + 1)
 
     def _stages(self) -> Iterator[tuple[float, int, int]]:
-        """Share of the changes, placements that are improved, and kicks that may help none."""
+        """Yield (share of the changes, placements to improve, kicks in a row that may fail)."""
         yield from _STAGES
         left = self.effort.share - sum(share for share, _, _ in _STAGES)
         if left > 0:
             yield from ((left / 2, kept, LONG_IDLE) for kept in LONG_KEPT)
 
     def _states(self, starts: Sequence[Start]) -> dict[tuple[TablePart, ...], State]:
-        """The state of each start, by its parts."""
         states = [State(self.space, start.choices) for start in starts]
         return {state.parts(): state for state in reversed(states)}
 
     def _predict_cheapest(
         self, found: Mapping[tuple[TablePart, ...], State], least: int
     ) -> list[tuple[PredictedParts, State]]:
-        """At least so many of the cheapest of these placements, and those that cost hardly more, the best first."""
+        """Predict the cheapest placements and those that cost hardly more, best first."""
         costs_ms = sorted(state.cost_ms for state in found.values())
         most_ms = max(costs_ms[0] * ALIKE, *costs_ms[:least])
         chosen = [(self.costs.predict(parts), state) for parts, state in found.items() if state.cost_ms <= most_ms]
@@ -320,7 +308,6 @@ class PlanSearch:
         return replace(result, is_interrupted=self._is_interrupted, random_state=self._rng.bit_generator.state)
 
     def _improve_start(self, begun: PredictedParts) -> Iterator[PredictedParts]:
-        """A placement as it is, and after some changes."""
         yield begun
         state = self._state_of(begun.parts)
         if state is not None:
@@ -328,12 +315,7 @@ class PlanSearch:
             yield self._with_usual_cuts([(self.costs.predict(state.parts()), state)], begun.predicted_ms)
 
     def _with_usual_cuts(self, ended: Sequence[tuple[PredictedParts, State]], most_ms: float) -> PredictedParts:
-        """The best of these placements, or one with usual cuts in the place of odd ones that costs hardly more.
-
-        Args:
-            ended: placements, the best first.
-            most_ms: what the search began with, such as a rule of thumb: a dearer placement would be no better plan.
-        """
+        """Prefer usual cuts that cost hardly more, up to ``most_ms``, the cost at the start."""
         best, state = ended[0]
         slower = MOST_SLOWER_LONG if self.neighbours.shifts_columns else MOST_SLOWER
         odd, most_ms = num_odd_cuts(state), min(best.predicted_ms * (1 + slower), most_ms)
@@ -358,13 +340,13 @@ class PlanSearch:
                 yield Start(list(state.choices), set(SHARDING_TYPES), state.cost_ms)
 
     def _state_of(self, parts: Sequence[TablePart]) -> State | None:
-        """A placement as a state; None where no choices stand for it, or not in this memory: its rows are uneven."""
+        """Return None where no choices stand for the parts: uneven rows, or too little memory."""
         choices = choices_of(self.space, parts)
         state = None if choices is None else State(self.space, choices)
         return state if state is not None and state.fits() else None
 
     def _scale_changes(self, changes: int) -> int:
-        """More changes for more devices, and where tables may leave device memory; of a large task each takes long."""
+        """Make more changes for more devices and for offload, fewer for a large task."""
         devices = min(self.costs.task.num_devices, MOST_COUNTED_DEVICES)
         changes *= OFFLOAD_CHANGES if self.space.offloads else 1
         return round(changes * (1 + 3 * devices / MOST_COUNTED_DEVICES)) if self.space.is_small else 2 * changes
@@ -374,12 +356,9 @@ class PlanSearch:
         self._is_interrupted = True
 
     def _report(self, state: State) -> None:
-        """Calls ``progress`` where the state is the best so far."""
         if self._progress is not None and state.cost_ms < self._best_ms:
             self._best_ms = state.cost_ms
             self._progress(self._best_ms)
-
-    # For the search near an earlier placement -------------------------------------------------------------------------
 
     def improve(self, state: State, changes: int, kicks: bool = True) -> None:
         """Makes a placement better by trying so many changes, of all types; without kicks until no step helps."""
@@ -419,7 +398,7 @@ class PlanSearch:
         return list(state.choices)
 
     def _anywhere(self, group: int) -> Choice:
-        """A group with its first option on the first devices that it may live on."""
+        """Choose the first option on the first devices allowed."""
         own = self.space.groups[group]
         pieces = len(own.options[0].pieces)
         if own.options[0].span == 1 and own.allowed_D is not None:
@@ -436,13 +415,11 @@ class PlanSearch:
         """Changes that the search tries out."""
         return self._tries
 
-    # Improvement ------------------------------------------------------------------------------------------------------
-
     def _over(self) -> bool:
         return self.neighbours.tried >= self._last_change or self._is_interrupted or time.monotonic() >= self._deadline
 
     def _improve(self, state: State, most_idle: int) -> None:
-        """Descends, kicks and descends again; the state ends as the best that was seen."""
+        """Descend and kick in turn; end in the best state seen."""
         self._descend(state)
         idle = 0
         while not self._over() and idle < most_idle:
@@ -458,7 +435,6 @@ class PlanSearch:
                 idle = 0
 
     def _descend(self, state: State, best: State | None = None) -> None:
-        """Takes steps until none helps; what is best so far stays so until the state is better."""
         while not self._over():
             self._note_at_stop(state if best is None or _is_better(state, best) else best)
             change = self.neighbours.step(state)
@@ -469,12 +445,7 @@ class PlanSearch:
 
 
 def _best_of_both_kinds(starts: Sequence[Start], kept: int) -> list[Start]:
-    """So many of the best starts, half of them of each kind as far as these are good; of one, one of each.
-
-    Args:
-        starts: the best first.
-        kept: how many.
-    """
+    """Keep the first starts, half of each kind as far as these are good."""
     best = starts[0]
     rivals = [one for one in starts if one.is_narrow != best.is_narrow and one.cost_ms <= RIVALS * best.cost_ms]
     if kept >= len(starts) or not rivals:

@@ -52,7 +52,6 @@ from evenshard.tables.table import Table
 MAX_CUTS = 128
 # Tables times devices up to which everything is tried; of larger tasks, less.
 SMALL = 2**16
-# Caches that are tried.
 CACHE_LOAD_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8)
 # Part of the devices' memory that is filled before options with less memory are preferred.
 FULL_SHARE = 0.97
@@ -179,7 +178,6 @@ class SearchSpace:
         return number
 
     def _find_number(self, group: int, name: str, widths: tuple[int, ...], storage: Storage) -> int | None:
-        """The number of an option that a group has."""
         own = self.groups[group]
         named = self.usual_name(own.tables[0], name)
         for number, option in enumerate(own.options):
@@ -215,12 +213,10 @@ class SearchSpace:
         )
 
     def _together(self, members: Sequence[int], storage: Storage) -> ShardingOption:
-        """Tables on one device, whole."""
         wholes = [(at, whole_part(self.task.tables[at], (0,), storage)) for at in members]
         return self._option_in(TABLE_WISE, (self._piece(wholes, TABLE_WISE),), storage)
 
     def _storages(self, members: Sequence[int]) -> list[Storage]:
-        """Where the weights of a group may be kept, in device memory first."""
         kernels = common_kernels(self.task, members)
         is_large = any(self._is_large(position) for position in members)
         elsewhere = [one for one in kernels if one != FUSED and ((self.offloads and is_large) or FUSED not in kernels)]
@@ -230,10 +226,7 @@ class SearchSpace:
         ]
 
     def _shapes(self, position: int, on_device: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Types of a table with the widths of its parts; outside of device memory no replicas, and fewer cuts.
-
-        There, and in large tasks, columns are cut into powers of two alone.
-        """
+        """Yield types with widths; no replicas outside of device memory, where columns are cut into powers of two."""
         limits, machine = self.task.limits_of(position), self.task.machine
         allowed = machine.num_devices if limits.devices is None else len(limits.devices)
         whole_columns = self.task.tables[position].embedding_dim
@@ -258,14 +251,11 @@ class SearchSpace:
         return self.by_columns(position) if name == COLUMN_WISE else name
 
     def _is_large(self, position: int) -> bool:
-        """Whether it is worth while to keep a table outside of device memory."""
+        """Return whether keeping a table outside of device memory is worthwhile."""
         return self.task.tables[position].size_bytes > LEAST_OFFLOADED * max(self.task.room_bytes)
 
     def _types(self, position: int) -> list[ShardingType]:
-        """The types that are looked for, those of the fewest pieces first, each of which no other one has all parts of.
-
-        Whole tables are table_column_wise too, and rows of the one node are row_wise.
-        """
+        """Return types with parts of their own, fewest pieces first: rows of the one node are row_wise, for one."""
         machine, types = self.task.machine, set(self.task.types[position])
         if machine.num_devices == 1:
             return [TYPES[TABLE_WISE]]
@@ -284,7 +274,7 @@ class SearchSpace:
         return sorted(found, key=lambda one: (one.is_replicated, one.cuts_rows))
 
     def _has_rows_for(self, position: int, option: ShardingType) -> bool:
-        """Whether every device that the rows of a table are cut over gets some."""
+        """Return whether every device receives at least one row."""
         devices = option.span(self.task.machine)
         return len(row_starts(self.task.tables[position].num_rows, devices)) == devices
 
@@ -294,7 +284,7 @@ class SearchSpace:
         return self._option(position, name, tuple(widths), storage)
 
     def _option(self, position: int, name: str, widths: tuple[int, ...], storage: Storage) -> ShardingOption:
-        """A table in parts of these widths; of its rows, the part with the most lookups stands for all of them."""
+        """Cut a table into these widths; of its rows, the part with the most lookups stands for all."""
         table, own, machine = self.task.tables[position], TYPES[name], self.task.machine
         rows = busiest_rows(table, own.span(machine) if own.cuts_rows else 1)
         devices = tuple(range(machine.num_devices if own.is_replicated else 1))
@@ -310,7 +300,6 @@ class SearchSpace:
         return ShardingOption(name, TYPES[name].span(machine), TYPES[name].home_span(machine), pieces, storage)
 
     def _piece(self, parts: Sequence[tuple[int, TablePart]], option: str) -> Piece:
-        """A piece of these parts, each with the position of its table."""
         devices, is_replica = self.task.num_devices, TYPES[option].is_replicated
         of_call: dict[int, tuple[Lookup, ...]] = {}
         volumes, memory, offloads, values = [], [], [], 0.0
@@ -343,7 +332,6 @@ class SearchSpace:
         return piece
 
     def _call(self, table: Table, option: str) -> int:
-        """The number of the kernel call that looks up parts of a table."""
         call = kernel_call(table, option, self.task.optimizer_of(table.name))
         if call not in self.calls:
             self.calls[call] = len(self.calls)

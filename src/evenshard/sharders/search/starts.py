@@ -13,7 +13,6 @@ from evenshard.sharders.search.space import FULL_SHARE
 from evenshard.sharders.search.state import Choice, State
 from evenshard.sharders.search.whole_starts import whole_starts
 
-# Limits on the time of a piece that constructions try, in mean works of a device.
 LIMITS = (8.0, 4.0, 2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125, 0.09, 0.06, 0.04)
 # Sets of types that constructions use: each type that is used costs a kernel call and its collectives.
 TYPE_SETS = tuple(
@@ -25,12 +24,9 @@ TYPE_SETS = tuple(
 )
 # Parts of all memory that constructions fill: the next one where large pieces found no room.
 FULL_SHARES = (FULL_SHARE, 0.85, 0.7, 0.5)
-# Factors on the work of replicas that constructions try.
 REPLICA_PRICES = (1.0, 0.3)
-# Skip a construction if the mean device alone would work this many times as long as the best start takes: of many
-# tables, making all constructions took most of the search.
+# Ratio of the mean device's time to the best start's, beyond which a construction is skipped.
 HOPELESS = 1.5
-# Placements by rules of thumb that are improved.
 MOST_RULES = 6
 # Groups times devices up to which every rule of thumb is tried; beyond, hopeless ones are skipped as constructions are.
 EVERY_RULE = 8_192
@@ -94,13 +90,7 @@ def _best_of(
     known: dict[bytes, tuple[float, list[Choice]] | None],
     most_ms: float,
 ) -> tuple[float, list[Choice]] | None:
-    """The best construction with these types, and what it costs; None where there is no room.
-
-    Args:
-        price: factor on the work of replicas.
-        known: constructions by their options, which grow here.
-        most_ms: of the mean device's work, beyond which a construction is skipped.
-    """
+    """Return the best construction and its cost; ``known`` caches by options, work above ``most_ms`` is skipped."""
     space, best = construction.space, None
     for limit in LIMITS if space.is_small else LIMITS[::3]:
         for share in FULL_SHARES if space.offloads else FULL_SHARES[:1]:

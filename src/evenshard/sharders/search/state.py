@@ -47,7 +47,6 @@ class Choice:
     places: tuple[int, ...] = (0,)
 
 
-# Groups, each once, with what they choose instead.
 Change = Sequence[tuple[int, Choice]]
 
 
@@ -94,8 +93,6 @@ class State:
         """What another state of the same space is; that one may not change any more."""
         vars(self).update(vars(other))
 
-    # Changes ----------------------------------------------------------------------------------------------------------
-
     @property
     def on_device(self) -> list[set[int]]:
         """The groups with a piece on one device alone, by device."""
@@ -130,7 +127,7 @@ class State:
         return [device for first in firsts_of(option, choice) for device in range(first, first + option.span)]
 
     def _fill(self) -> None:
-        """The sums of all choices at once; the same as ``_add`` makes of one after the other."""
+        """Sum all choices at once, with the result of one ``_add`` after the other."""
         rows = [
             (group, piece.number, first, 1)
             for group, choice in enumerate(self.choices)
@@ -173,15 +170,12 @@ class State:
             self.replicated_values += sign * piece.values
 
     def _index(self, group: int, option: ShardingOption, choice: Choice, sign: int) -> None:
-        """Remembers where a group lives, or forgets it."""
         groups_at = self.groups_at[option.span]
         for place in choice.places:
             if sign > 0:
                 groups_at[place].add(group)
             else:
                 groups_at[place].discard(group)
-
-    # Costs ------------------------------------------------------------------------------------------------------------
 
     def _windows_WD(self) -> FloatArray:
         compute_2ND, volumes_VND = (self.loads.compute_2D + self.offload_2D)[:, None], self.volumes_VD[:, None]
@@ -190,7 +184,6 @@ class State:
     def _windows(
         self, compute_2ND: FloatArray, volumes_VND: FloatArray, values_N: FloatArray, users_NC: npt.NDArray[Any]
     ) -> FloatArray:
-        """[W, N, D] times of devices in each window of a step."""
         exchanges = exchange_times(self.task, Volumes.of(np.maximum(volumes_VND, 0.0), values_N), self._costs.links)
         times = [exchanges.input_dist, exchanges.forward, exchanges.backward]
         if self.task.num_devices > 1:
@@ -232,7 +225,6 @@ class State:
         return bool(self._fits(self.used_3D[:, None])[0])
 
     def _fits(self, used_3ND: Indices) -> npt.NDArray[np.bool_]:
-        """[N] whether the memory of devices, of their hosts and of the SSDs suffices."""
         machine = self.task.machine
         fits_N = (used_3ND[0] <= self.space.room_D).all(axis=-1)
         if used_3ND[1:].any():
@@ -240,8 +232,6 @@ class State:
                 by_host = used_ND.reshape(len(used_ND), machine.num_nodes, -1).sum(axis=-1)
                 fits_N &= (by_host <= np.array(rooms or (0,) * machine.num_nodes)).all(axis=-1)
         return np.asarray(fits_N)
-
-    # Changes that are tried out ---------------------------------------------------------------------------------------
 
     def piece_changes(self, changes: Sequence[Change]) -> PieceChanges:
         """What changes add and take away."""
@@ -292,11 +282,8 @@ class State:
         return self._windows(compute_2ND, volumes_VND, values_N, self.users_C + more_NC), self._fits(used_3ND)
 
     def _offload_2F(self, on_each: PieceChanges) -> FloatArray:
-        """[2, F] how much longer forward and backward take of pieces on single devices."""
         kind_F = self._costs.kind_of_D[on_each.device_E]
         return np.asarray(self.space.piece_arrays.offload_PK2[on_each.piece_E, kind_F].T)
-
-    # Out --------------------------------------------------------------------------------------------------------------
 
     def parts(self) -> tuple[TablePart, ...]:
         """The placement, table after table."""

@@ -10,14 +10,13 @@ from evenshard.sharders.search.pieces import Pieces
 from evenshard.sharders.search.sharding_option import ShardingOption
 from evenshard.sharders.search.state import Choice, State
 
-# Changes of this kind that a step tries out.
 TRIED_STORAGES = 8
 # Storages that would make the slow device faster, and those in exchange for each, that a step thinks of.
 MOST_FASTER, MOST_INSTEAD = 16, 3
 
 
 class _OtherStorage(NamedTuple):
-    """Another storage of a group where it is: what its device saves, ms, and what it takes more of its memory."""
+    """Another storage of a group in place: what its device saves, ms, and its further memory."""
 
     group: int
     choice: Choice
@@ -50,7 +49,7 @@ def other_storages(
 
 
 def _kept_otherwise(pieces: Pieces, state: State, group: int, device: int) -> Iterator[_OtherStorage]:
-    """The other storages of a group, sharded and placed as it is."""
+    """Yield a group's other storages, sharded and placed as it is."""
     option, choice = state.option(group), state.choices[group]
     at = choice.places.index(device) if option.span == 1 else 0
     kind = int(pieces.costs.kind_of_D[device])
@@ -64,5 +63,5 @@ def _kept_otherwise(pieces: Pieces, state: State, group: int, device: int) -> It
 
 
 def _shape(option: ShardingOption) -> tuple[str, tuple[int, ...]]:
-    """An option without its storage."""
+    """Identify an option without its storage."""
     return option.sharding_type, tuple(piece.columns for piece in option.pieces)

@@ -42,7 +42,7 @@ class UsualCuts:
             self._changes.usual_cuts_only = False
 
     def _try_usual_cuts(self, state: State, groups: Sequence[int], most_ms: float) -> bool:
-        """Whether these groups could be cut as usual at this cost; where not, the state is as before."""
+        """Leave the state as it was if usual cuts cost more than ``most_ms``."""
         trial = state.copy()
         if not all([self._cut_as_usual(trial, group) for group in groups]):
             return False
@@ -54,7 +54,6 @@ class UsualCuts:
         return True
 
     def _cut_as_usual(self, state: State, group: int) -> bool:
-        """Cuts a group as usual, with the option that costs least; False where no such option has a place."""
         choices = list(self._choices(state, group))
         if not choices:
             return False
@@ -66,7 +65,7 @@ class UsualCuts:
         return True
 
     def _choices(self, state: State, group: int) -> Iterator[Choice]:
-        """A group with each usual option that is like its own but for the columns."""
+        """Yield usual options that differ in the columns alone."""
         own, (without_D,) = state.option(group), self._changes.without(state, [group])
         numbers = [
             number

@@ -23,9 +23,7 @@ from evenshard.tables.reuse import FloatArray
 
 # Which of a price's limits on rows are tried: two passes, and three. One is for fewer than most tables have.
 TRIED_PASSES = slice(1, 3)
-# Numbers of devices with few rows that are tried.
 MOST_SPLITS = 8
-# Starts that are given back.
 MOST_WHOLE_STARTS = 6
 
 
@@ -86,7 +84,6 @@ def whole_starts(space: SearchSpace) -> list[list[Choice]]:
 
 
 def _columns(space: SearchSpace, piece: Piece) -> FloatArray:
-    """[H] the columns of all that a piece looks up, on the only kind of device."""
     found_H = np.zeros_like(space.lookups.columns_KPH[0][0])
     for _, row in piece.cells:
         found_H = beside(space.costs.prices[0], found_H, space.lookups.columns_KPH[0][row])

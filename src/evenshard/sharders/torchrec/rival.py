@@ -186,13 +186,10 @@ class TorchRecPlanner:
 
     @cached_property
     def _rating_templates(self) -> tuple[_SortedEnumerator, list[ShardingOption]]:
-        """An enumerator that has seen the tables, and an option of each."""
         usual = PlannerSetting()
         enumerator = self._enumerator(usual, self._constraints(usual, {}))
         first = {option.name: option for option in enumerator.enumerate(self._module, self._sharders)}
         return enumerator, list(first.values())
-
-    # What TorchRec is given ------------------------------------------------------------------------------------------
 
     @property
     def batch_per_device(self) -> int:
@@ -250,7 +247,7 @@ class TorchRecPlanner:
         )
 
     def _proposers(self, setting: PlannerSetting) -> list[Any] | None:
-        """None for TorchRec's default ones."""
+        """Return None for TorchRec's default proposers."""
         if setting.dynamic:
             return [proposers.DynamicProgrammingProposer()]
         if setting.load_factor is None:
@@ -281,7 +278,7 @@ class TorchRecPlanner:
 
     @cached_property
     def _module(self) -> nn.Module:
-        """The tables as TorchRec's collections, weighted ones apart, without memory behind them."""
+        """Build TorchRec's collections, weighted tables apart, without memory behind them."""
         # It has no weights of 8 bits or less to train.
         types = {"fp32": DataType.FP32, "bf16": DataType.BF16}
         configs: dict[tuple[str, bool, bool], list[Any]] = defaultdict(list)
@@ -362,17 +359,13 @@ class TorchRecSharder:
         return TorchRecPlanner(sharding, bandwidths, size_of=size_bytes.__getitem__)
 
 
-# Parts of TorchRec's planner that are ours ----------------------------------------------------------------------------
-
-
 class _SortedEnumerator:
-    """TorchRec's options in one order: it takes types out of a set, whose order differs from process to process."""
+    """TorchRec's options in one order; the order of its set of types differs by process."""
 
     def __init__(self, enumerator: Any, position: Mapping[str, int]) -> None:
         self._enumerator, self._position = enumerator, position
 
     def enumerate(self, module: nn.Module, sharders: list[Any]) -> list[ShardingOption]:
-        """Table after table, type after type, kernel after kernel."""
         options = self._enumerator.enumerate(module, sharders)
         return sorted(options, key=self._key)
 
@@ -380,18 +373,16 @@ class _SortedEnumerator:
         return self._position[option.name], SHARDING_TYPES.index(option.sharding_type), option.compute_kernel
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
-        """Sets the times and storage of shards."""
         self._enumerator.populate_estimates(sharding_options)
 
 
 class _CappedWeights:
-    """TorchRec's estimate of the storage, with what our rule counts as host memory."""
+    """TorchRec's estimate of the storage, with the host memory of our rule."""
 
     def __init__(self, estimator: Any, shard_bytes: Callable[[str, int, int], int]) -> None:
         self._estimator, self._shard_bytes = estimator, cache(shard_bytes)
 
     def estimate(self, sharding_options: list[Any], sharder_data_map: Any) -> None:
-        """Sets the storage of every shard, as TorchRec's ``ShardEstimator`` does."""
         self._estimator.estimate(sharding_options, sharder_data_map)
         for option in sharding_options:
             for shard in option.shards:
@@ -399,14 +390,13 @@ class _CappedWeights:
 
 
 class _OurMemory:
-    """Storage as we count it, in place of TorchRec's estimate."""
+    """Storage by our rule, in place of TorchRec's estimate."""
 
     def __init__(self, task: ShardingTask, position: Mapping[str, int]) -> None:
         self._task, self._position = task, position
         self._memory = cache(lambda table, part: memory_of_part(task, table, part))
 
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any) -> None:
-        """Sets the storage of every shard, as TorchRec's ``ShardEstimator`` does."""
         for option in sharding_options:
             table = self._task.tables[self._position[option.name]]
             is_replicated = TYPES[option.sharding_type].is_replicated
@@ -423,7 +413,7 @@ class _OurMemory:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Silences two warnings of no use: replicated tables have no sharding spec, and one way of many is taken."""
+    """Silence TorchRec on replicated tables without a sharding spec, and on one way taken of many."""
     root = logging.getLogger()
     loggers = root, logging.getLogger("torchrec.distributed.planner.proposers")
     handler = logging.NullHandler()  # without one, the first warning would set logging up

@@ -50,7 +50,6 @@ class PlannerSetting:
 
 # TorchRec's planner with its defaults: no constraints but sharding types, and its own bandwidths.
 AS_IT_COMES = PlannerSetting(told=False)
-# The settings of ``place --report``, and those where tables do not fit in device memory.
 SETTINGS = (
     AS_IT_COMES,
     PlannerSetting(replicas=False),
