@@ -30,7 +30,6 @@ from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.task import ShardingTask, whole_task_text
 from evenshard.utils.errors import BadFile
 
-# The settings without which a visit means something else; what the hardware is called is part of the provenance.
 MEANING = ("link", "num_batches", "warmup", "repeats", "recorded_batch", "keep_cache_warm", "noise", "seed")
 
 
@@ -177,7 +176,7 @@ def _combine_visits(job: Job, visits: Sequence[Visit]) -> MeasuredPlacement:
 
 
 def _schedule(jobs: Sequence[Job], config: MeasureConfig) -> list[tuple[int, int]]:
-    """(visit, job) in the order of measuring: the groups take turns, all of them in every pass."""
+    """Order (visit, job) so that the groups take turns in every pass."""
     rng = np.random.default_rng(config.seed)
     groups: dict[str, list[int]] = {}
     for number, job in enumerate(jobs):

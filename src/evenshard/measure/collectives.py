@@ -48,7 +48,6 @@ from evenshard.placement.task import ShardingTask
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
-# Bytes of one value of a dense gradient.
 GRADIENT_BYTES = 4
 
 
@@ -100,7 +99,6 @@ class PartVolume:
         return np.array([getattr(self, name) for name in VOLUMES])
 
 
-# The kinds of volumes that devices have each for themselves (V).
 VOLUMES = tuple(one.name for one in fields(PartVolume))
 
 
@@ -165,9 +163,6 @@ def volumes_of(
     return found
 
 
-# Bytes over the two tiers ---------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class TierBytes:
     """Bytes that each device moves in a collective, [D] each, within its domain and between domains.
@@ -201,7 +196,6 @@ class TierBytes:
         return TierBytes(self.collective, self.near, *bytes_4)
 
 
-# The collective of the backward pass, where the forward pass sums up.
 _BACK = {REDUCE_SCATTER: ALL_GATHER}
 
 
@@ -221,7 +215,6 @@ def all_to_all_bytes(machine: Machine, per_device: FloatArray) -> TierBytes:
 
 
 def _of_each(per_device: FloatArray, size: int, what: np.ufunc) -> FloatArray:
-    """[..., D] the sum, or the maximum, of each group of so many devices."""
     grouped = per_device.reshape(*per_device.shape[:-1], -1, size)
     return np.asarray(what.reduce(grouped, axis=-1)).repeat(size, axis=-1)
 
@@ -254,7 +247,7 @@ def node_reduced_bytes(machine: Machine, buffers: FloatArray) -> tuple[TierBytes
 
 
 def _between_nodes(machine: Machine, per_device: FloatArray) -> TierBytes:
-    """An exchange between the devices of all nodes that have the same number in their node."""
+    """Exchange between the devices that have the same number in their nodes."""
     size, nodes = machine.devices_per_node, machine.num_nodes
     of_domain, lead = machine.domain_size // size, per_device.shape[:-1]
     by_node = per_device.reshape(*lead, nodes, size)
@@ -264,9 +257,6 @@ def _between_nodes(machine: Machine, per_device: FloatArray) -> TierBytes:
     intra, inter = np.maximum(sent_intra, domain - by_node), np.maximum(sent_inter, all_nodes - domain)
     bytes_4 = (one.reshape(per_device.shape) for one in (intra, inter, sent_intra, sent_inter))
     return TierBytes(ALL_TO_ALL, machine.domain_size, *bytes_4)
-
-
-# Times ----------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -379,7 +369,6 @@ def bends(task: ShardingTask, volumes: Volumes, links: Links) -> list[float]:
 
 
 def _inputs_ms(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray:
-    """[..., D] time of the bytes of indices, lengths and weights."""
     if not links.counts_inputs:
         return np.zeros_like(volumes.input_bytes)
     # What a device gets, the others send: an all-to-all with both sides swapped.
@@ -387,7 +376,7 @@ def _inputs_ms(task: ShardingTask, volumes: Volumes, links: Links) -> FloatArray
 
 
 def _outputs(task: ShardingTask, volumes: Volumes) -> Iterator[TierBytes]:
-    """Values of embeddings that are exchanged forward, as bytes of one byte each."""
+    """Yield the values exchanged forward, counted as one byte each."""
     yield all_to_all_bytes(task.machine, volumes.sent * task.local_batch)
     if volumes.summed.any():
         yield reduced_bytes(task.machine, volumes.summed * task.batch_size)
@@ -396,7 +385,6 @@ def _outputs(task: ShardingTask, volumes: Volumes) -> Iterator[TierBytes]:
 
 
 def _gradients(machine: Machine, volumes: Volumes) -> TierBytes:
-    """The all-reduce of dense gradients."""
     values = np.asarray(volumes.replicated_values, dtype=np.float64)[..., None]
     return all_reduced_bytes(machine, np.broadcast_to(GRADIENT_BYTES * values, volumes.sent.shape))
 
@@ -452,7 +440,6 @@ def moved_ms(machine: Machine, moved: TierBytes, links: Links) -> FloatArray:
 
 
 def _tier_ms(moved: FloatArray, sent: FloatArray, link: Link, size: int, collective: str) -> FloatArray:
-    """[..., D] time of bytes over a link that connects groups of devices of this size."""
     if size == 1:
         return np.zeros_like(moved)
     if link.counts_own_alone:

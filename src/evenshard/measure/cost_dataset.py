@@ -107,7 +107,7 @@ def _load(path: Path, pool: Sequence[Table]) -> Iterator[MeasuredPlacement]:
 
 
 def _shards_alone(measured: MeasuredPlacement) -> Iterator[MeasuredPlacement]:
-    """The devices of a placement of parts that make one fused call for all samples, as shards measured alone."""
+    """Yield devices as shards measured alone, if each part makes one fused call for all samples."""
     if not measured.cost.fits:
         return
     by_table = parts_by_table(measured.task, measured.parts)
@@ -149,7 +149,6 @@ _Numbered = list[tuple[int, dict[str, Any]]]
 
 
 def _by_measurement(path: Path, by_name: Mapping[str, Table]) -> Iterable[_Numbered]:
-    """The rows of each placement, with their numbers in the file."""
     groups: dict[str, _Numbered] = {}
     for number, row in enumerate(read_rows(path).rows, start=1):
         missing = next((name for name in row["tables"] if part_called(name, by_name) is None), None)
@@ -163,7 +162,6 @@ def _by_measurement(path: Path, by_name: Mapping[str, Table]) -> Iterable[_Numbe
 
 
 def _has_parts(rows: Sequence[Mapping[str, Any]], by_name: Mapping[str, Table]) -> bool:
-    """Whether tables are cut or replicated, or the exchange of the input was timed, as it is for such placements."""
     names = [name for row in rows for name in row["tables"]]
     on_all = bool(names) and len(rows) > 1 and max(Counter(names).values()) == len(rows)
     return on_all or any(name not in by_name for name in names) or any(row["input_dist_ms"] for row in rows)
@@ -224,7 +222,6 @@ def _task_of_parts(row: Mapping[str, Any], tables: tuple[Table, ...]) -> Shardin
 
 
 def _checked_rows(path: Path, numbered: _Numbered) -> list[dict[str, Any]]:
-    """The rows of a placement, by device; they agree, and there is one for each device."""
     first = numbered[0][1]
     for number, row in numbered:
         differing = next((name for name in _OF_THE_PLACEMENT if row[name] != first[name]), None)

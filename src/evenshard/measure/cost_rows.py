@@ -32,11 +32,9 @@ _VERSION_KEY = b"evenshard_cost_schema"
 _LINEAGE_KEY = b"evenshard_lineage"
 REMEDY = "Measure it again with `evenshard benchmark`."
 
-# Lists in the lineage; everything else there is a text.
 _ORIGINS = ("hardware", "driver", "versions")
 
-# name: (type, unit). A shard that ran out of memory has no times. Of one alone on a device, perhaps only the sum of
-# forward and backward is known: then that is its max_device_ms, and the two parts are empty.
+# (type, unit) by name; a shard out of memory has no times, and one alone perhaps just max_device_ms.
 _TEXT, _WHOLE, _NUMBER, _TEXTS = "string", "int64", "float64", "list of string"
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "measurement_id": (_TEXT, ""),
@@ -209,7 +207,7 @@ def _lineage(path: Path, schema: Any) -> dict[str, Any]:
 
 
 def _type_problem(row: Mapping[str, Any]) -> str | None:
-    """Says in one clause which value Parquet's column would not take, or None."""
+    """Name the value that Parquet's column would not take, or return None."""
     for column, value in row.items():
         try:
             if value is not None or column not in TIMES:
@@ -222,7 +220,6 @@ def _type_problem(row: Mapping[str, Any]) -> str | None:
 
 
 def _row_problem(row: Mapping[str, Any]) -> str | None:
-    """Says in one clause what makes a row impossible, or None."""
     ran = row["status"] == OK
     if not ran and row["status"] != OUT_OF_MEMORY:
         return f"status is {brief(row['status'])}, not {OK} or {OUT_OF_MEMORY}"

@@ -27,9 +27,8 @@ from evenshard.utils.messages import brief
 
 OK = "ok"
 OUT_OF_MEMORY = "out_of_memory"
-# ``proposed_by`` of a placement that is repeated to watch the noise.
+# ``proposed_by`` of repeated placements and of shards measured alone.
 CONTROL = "control"
-# ``proposed_by`` of a shard that is measured alone, on one device.
 RANDOM_SHARD = "random_shard"
 # No step takes 31 years; sums and squares of such times are still finite in float32.
 MOST_MS = 1e12
@@ -196,7 +195,7 @@ class PlacementCost:
 
     @property
     def _phases(self) -> Phases:
-        """[D] each. Where forward and backward were timed as one, they are taken as the backward pass."""
+        """Count a joint time of forward and backward as the backward pass."""
         compute = [one.split_ms if one.fwd_bwd_compute_ms is None else (0.0, one.compute_ms) for one in self.devices]
         forward, backward = np.array(compute).T
         exchanges = [(one.input_dist_ms, one.fwd_all_to_all_ms, one.bwd_all_to_all_ms) for one in self.devices]

@@ -73,7 +73,6 @@ def _one(path: Path, dataset: CostRows) -> dict[str, Any]:
 
 
 def _device_errors(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What stands behind the times of each simulated device; empty for real hardware."""
     names = [field.name for field in fields(Provenance)]
     origins = {tuple(row[name] for name in names) for row in rows}
     provenances = [Provenance(**dict(zip(names, origin, strict=True))) for origin in origins]
@@ -81,7 +80,6 @@ def _device_errors(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _times(ran: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float] | None]:
-    """Percentiles of each component, and of the shards that were timed as a whole, if there are any."""
     totals = [row["max_device_ms"] for row in ran if row["fwd_compute_ms"] is None]
     split = [row for row in ran if row["fwd_compute_ms"] is not None]
     found = {name: _percentiles([row[name] for row in split]) for name in _COMPONENTS}

@@ -16,16 +16,9 @@ from evenshard.utils.records import record_of
 
 # Fewer measurements than these have no 90th percentile.
 MIN_HELD_OUT = 10
-# The error of a profile that nothing confirms: of the logarithm, a factor of 3.5 either way.
-#
-# Profiles that were made of data sheets alone were, once real kernels could be compared with them (V100, A100, H100,
-# H200 and RTX 2080 Ti), 1.1 to 6.7 times too fast; eight of nine medians, each of a device and a direction, were within
-# a factor of 3.5.
+# As a logarithm: profiles from data sheets had eight of nine medians within a factor of 3.5.
 UNCONFIRMED_PERCENT = 125.0
-# The least error of a profile whose measurements leave much unsaid.
-#
-# So far off are nine of ten kernels of the V100 and A100 in configurations that no other measurement is like, by a
-# model that was fitted to the others.
+# Error of nine of ten kernels in unlike configurations, V100 and A100.
 EXTRAPOLATED_PERCENT = 45.0
 _COUNT = Range(0, 10**9, whole=True)
 _PERCENT = Range(0, 10_000)

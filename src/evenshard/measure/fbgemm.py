@@ -36,7 +36,6 @@ from evenshard.utils.process import one_thread
 from evenshard.utils.units import BYTES_PER_GB
 
 MEASURABLE_WEIGHT_BITS = {16: torch.float16, 32: torch.float32}
-# FBGEMM's names of the optimizers.
 EMB_OPT_TYPES = {
     "sgd": "EXACT_SGD",
     "rowwise_adagrad": "EXACT_ROWWISE_ADAGRAD",
@@ -178,7 +177,6 @@ class ShardKernels:
         )
 
     def _batches(self, shard: Sequence[Table], batch_size: int) -> list[Batch]:
-        """(indices, offsets) of the fused call for each of the batches that the repeats cycle through."""
         return call_batches([self.table_batches(table, batch_size) for table in shard])
 
     def table_batches(self, table: Table, batch_size: int) -> list[Batch]:
@@ -235,7 +233,7 @@ def weights_dtype(shard: Sequence[Table]) -> torch.dtype:
 
 
 class _LookupCache:
-    """Drawn lookups of tables, the least recently used dropped first."""
+    """Drawn lookups, the least recently used dropped first."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
@@ -264,18 +262,14 @@ def _num_bytes(batches: Sequence[Batch]) -> int:
 
 
 class _WeightArena:
-    """One block of memory that every shard's weights are laid over; pages are touched once, when first borrowed."""
+    """One block of memory that all shards' weights share; pages are touched once, when first borrowed."""
 
     def __init__(self) -> None:
         self._block = torch.empty(0, dtype=torch.uint8)
         self._touched = 0
 
     def borrow(self, num_weights: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat view, [num_weights] of ``dtype``, filled with small numbers, of the block.
-
-        Raises:
-            OutOfDeviceMemory: before the operating system would kill the process.
-        """
+        """Return a flat view of the block; raise OutOfDeviceMemory before the system would kill the process."""
         num_bytes = num_weights * dtype.itemsize
         if num_bytes > self._touched and num_bytes - self._touched > _free_host_memory():
             raise OutOfDeviceMemory
@@ -292,7 +286,7 @@ class _WeightArena:
 
 
 def _free_host_memory() -> int:
-    """Bytes that the machine and this process's control group have left."""
+    """Return the bytes left to the machine and to this process's control group."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     info = Path("/proc/meminfo")
     if info.exists():

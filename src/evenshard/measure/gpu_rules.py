@@ -34,7 +34,6 @@ FITTED = ("h100", "h200")
 _RATES, _TIMES = ("l2_gb_s", "sort_pairs_per_ns"), ("hot_lookup_ns",)
 # Share of PCIe's line rate that reads of rows in host memory reach: 50 of 63 GB/s, fitted to an H100.
 HOST_SHARE = 50 / 63
-# Taken where the data sheet does not say it: the number of data center GPUs.
 WARPS_PER_SM = 64
 
 # The rules are by benchmarks/scripts/gpu_rules.py. Nothing is known of GPUs of another vendor.

@@ -52,7 +52,6 @@ class Hardware(Protocol):
         ...
 
 
-# Measures placements, such as ``SimulatedHardware.measure_many``.
 Measure = Callable[["Sequence[tuple[ShardingTask, Placement]]"], "Sequence[PlacementCost]"]
 
 
@@ -72,9 +71,6 @@ class TimeShare:
     def kernel_share(self) -> float:
         """Part of the wall time spent inside kernels, 0 to 1."""
         return self.kernel_s / self.wall_s if self.wall_s else 0.0
-
-
-# Kinds ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -138,7 +134,6 @@ KINDS = (
     ),
 )
 _KIND_OF = {kind.name: kind for kind in (Kind(AUTO, memory_bytes_per_ns=5.0), *KINDS)}
-# The names that flags and settings may give.
 CHOICES = ", ".join(kind.usage for kind in _KIND_OF.values())
 
 
@@ -156,8 +151,6 @@ def open_hardware(config: MeasureConfig) -> Hardware:
     hardware: Hardware = getattr(import_module(module), name)(config)
     return hardware
 
-
-# Names ---------------------------------------------------------------------------------------------------------------
 
 _SPELLING = re.compile(r"([a-z]+)(?:[:-] *(.*))?", re.DOTALL)
 
@@ -251,7 +244,6 @@ def _name_in(text: str) -> HardwareName | None:
 
 
 def _short_name(text: str) -> HardwareName:
-    """A simulated device that is called by its profile alone."""
     short = text.strip().lower()
     profile = SHORT_NAMES.get(short, short)
     if profile not in profile_names():

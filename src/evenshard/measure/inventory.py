@@ -177,9 +177,6 @@ def unit_of(constant: str) -> str:
     return next((unit for suffix, unit in _SUFFIXES.items() if constant.endswith(suffix)), "")
 
 
-# For people and programs ---------------------------------------------------------------------------------------------
-
-
 def inventory() -> dict[str, Any]:
     """All of it, ready for JSON."""
     return {
@@ -270,7 +267,6 @@ _LIST_HEADS = ("factor", "fitted", "held out", "measurements")
 
 
 def _rows(head: Sequence[str], one: KnownHardware) -> Iterator[tuple[str, ...]]:
-    """The rows of a device or a link: one for each evidence; why the factor is taken, where it is not measured."""
     cells = (*head, f"{one.error.factor:.3g}")
     for evidence in one.evidence:
         yield (*cells, f"{evidence.fitted:,}", f"{evidence.held_out:,}", printable(evidence.points))
@@ -287,7 +283,6 @@ def _evidence_cells(evidence: Evidence) -> tuple[str, ...]:
 
 
 def _curve_cells(curve: Curve) -> tuple[str, ...]:
-    """What is seen of a curve: bus bandwidths of what a GPU moves, latency included."""
     sizes = 1e6 * np.array([0.25, 4, 64])
     gb_s = sizes / (curve.latency_ms + curve.bytes_ms(sizes)) / 1e6
     numbers = (curve.us[0], *gb_s.tolist(), curve.gb_s)

@@ -176,7 +176,7 @@ class Journal:
             self._synced = time.monotonic()
 
     def _lock(self) -> None:
-        """Two writers would measure everything twice. The lock ends with the process, however it ends."""
+        """Keep a second writer out; the lock ends with the process."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -187,7 +187,7 @@ class Journal:
             )
 
     def _read(self) -> int:
-        """Takes in the whole lines and returns how many bytes they are."""
+        """Take in the complete lines and return their size in bytes."""
         self._file.seek(0)
         content = self._file.read()
         whole = content.rfind(b"\n") + 1
@@ -228,7 +228,7 @@ class _VisitLine:
 
 
 def _remedy(line: bytes) -> str:
-    """The lines after an origin are of that origin: they would tell of another one without it."""
+    """Keep an origin with the lines after it, which would belong to another origin without it."""
     if b'"origin"' in line:
         return "Repair the line (the measurements after it need it), or name another journal."
     return "Repair or remove the line (what it says is then measured again), or name another journal."
@@ -250,7 +250,7 @@ def _visit(record: Any, origin: Origin | None) -> Visit:
 
 
 def _device_record(device: DeviceCost) -> dict[str, Any]:
-    """JSON has no infinity: a shard that did not fit is recorded by its status alone."""
+    """Record a shard that did not fit by its status alone, because JSON has no infinity."""
     return asdict(device) if device.status == OK else {"status": device.status}
 
 

@@ -137,7 +137,7 @@ def feature_tables(table: Table) -> tuple[Table, ...]:
 
 
 def _plain(table: Table) -> Table:
-    """The table without what its kernel does not see."""
+    """Drop the fields that the kernel does not see."""
     if table.feature_names or table.feature_pooling_factors or table.miss_ratios is not None:
         return replace(table, feature_names=(), feature_pooling_factors=(), miss_ratios=None)
     return table

@@ -24,8 +24,7 @@ from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import brief, cut
 
 DEFAULT_LINK = "ethernet_25g"
-# A provenance names one of these instead of a link where several devices measured at once, with NCCL's network in
-# brackets: nccl (NET/IB/GDRDMA).
+# Transports that a provenance may name instead of a link, such as nccl (NET/IB/GDRDMA).
 BACKENDS = ("gloo", "nccl")
 # A provenance names this where each shard was measured on one device alone, with no link to another.
 NO_LINK = "none"
@@ -39,7 +38,7 @@ _NCCL_TESTS = "nccl-tests of NVIDIA (ai-dynamo/aiconfigurator 095f58a51)"
 
 
 class _Links(Mapping[str, Link]):
-    """Links by their names. One that comes from a profile or a rule is made when it is first asked for."""
+    """Links by name, each made from its profile or rule when it is first asked for."""
 
     def __init__(self, links: Mapping[str, Link | Callable[[], Link]]) -> None:
         self._links = dict(links)
@@ -65,13 +64,13 @@ def _profile_loader(name: str) -> Callable[[], Link]:
 
 
 def _nvlink(line_gb_s: float, spans: float) -> Callable[[], Link]:
-    """The NVLink of this line rate by the rule. If a fitted link has the same rate, the error is smaller."""
+    """Make the NVLink of a line rate by the rule; its error is smaller if a fitted link has that rate."""
     evidence = _SAME_LINE if line_gb_s in NVLINK_GB_S.values() else _OTHER_LINE
     return lambda: nvlink_by_rule(line_gb_s, spans, {name: LINKS[name] for name in NVLINK_GB_S}, [evidence])
 
 
 def _infinity_fabric(line_gb_s: float) -> Callable[[], Link]:
-    """Seven links of a GPU to each other one of its node, by the rule for NVLink, which nothing confirms here."""
+    """Make the seven links of each GPU by the rule for NVLink, which nothing confirms here."""
     return lambda: nvlink_by_rule(line_gb_s, GPUS_OF_A_NODE, {name: LINKS[name] for name in NVLINK_GB_S}, ())
 
 
@@ -147,7 +146,6 @@ LINKS: Mapping[str, Link] = _Links(
         "infinity_fabric_mi350x": _infinity_fabric(537.6),
     }
 )
-# Other names of links, such as h100_nvlink.
 ALIASES = {"ib_200g": "infiniband_hdr", "ib_400g": "infiniband_ndr", "ib_800g": "infiniband_xdr"} | {
     f"{name.removeprefix('nvlink_')}_nvlink": name for name in LINKS if name.startswith("nvlink_")
 }

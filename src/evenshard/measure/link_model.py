@@ -38,7 +38,6 @@ BANDWIDTHS = {
 
 ALL_TO_ALL, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = "all_to_all", "all_gather", "reduce_scatter", "all_reduce"
 COLLECTIVES = (ALL_TO_ALL, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE)
-# A size beyond all points, so far away that no exchange gets there.
 _FAR_BYTES = 1e16
 
 
@@ -91,7 +90,7 @@ class Curve:
 
     @cached_property
     def _points(self) -> tuple[FloatArray, FloatArray]:
-        """Bytes, and ms above the latency; with a point so far away that all is between two."""
+        """Return bytes and ms above the latency, with one far point so that every size is between two."""
         moved, ms = 1e3 * np.array(self.kb), (np.array(self.us) - self.us[0]) / 1e3
         beyond_ms = ms[-1] + (_FAR_BYTES - moved[-1]) / self.gb_s / 1e6
         return np.append(moved, _FAR_BYTES), np.append(ms, beyond_ms)

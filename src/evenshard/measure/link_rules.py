@@ -12,7 +12,6 @@ import numpy as np
 from evenshard.measure.evidence import Evidence
 from evenshard.measure.link_model import ALL_TO_ALL, COLLECTIVES, Curve, Link, mean_curve
 
-# GPUs that the links inside of a node connect: DGX A100 and later, HGX machines, and hosts with PCIe cards.
 GPUS_OF_A_NODE = 8
 SLIDE = "NVIDIA, GTC25 S72583 (bus bandwidth of NCCL's all-to-all; in stas00/ml-engineering)"
 # GB/s a direction of NVLink, by data sheets, of the links that were fitted.
@@ -65,9 +64,7 @@ def nvlink_by_rule(line_gb_s: float, spans: float, others: Mapping[str, Link], e
     )
 
 
-# Shares of the line rate, and latencies (us), by the number of GPUs. Rings: RTX 4090 with peer-to-peer access (24.7 to
-# 26 GB/s on 4 and 5), RTX 5090 without (35 on 4, 28 on 8); all-to-all on 8: two hosts' CPUs with 4 GPUs each. What lies
-# between them is a guess.
+# Shares of the line rate and latencies, us, by GPUs: RTX 4090 and 5090; the values between are a guess.
 _PCIE_SHARES = {2: (0.80, 0.80), 4: (0.80, 0.40), 8: (0.44, 0.19)}
 _PCIE_US = {2: 12.0, 4: 20.0, 8: 42.0}
 

@@ -116,7 +116,7 @@ def noise_of(runs: Sequence[Sequence[ControlCost]]) -> Noise:
 
 
 def _relative_between_run_pct(runs: Sequence[dict[Hashable, list[float]]], within: float) -> float | None:
-    """Interaction of run and placement: what the means over the runs and over the placements leave unexplained."""
+    """Compute the interaction of run and placement, %."""
     shared = [placement for placement in runs[0] if all(placement in run for run in runs)] if runs else []
     if len(runs) < 2 or len(shared) < 2:
         return None
@@ -146,7 +146,7 @@ def drift_pct(run: Sequence[ControlCost]) -> float | None:
 
 
 def _log_costs(run: Sequence[ControlCost]) -> dict[Hashable, list[float]]:
-    """Logarithms of the costs of each control placement: their deviations are relative ones."""
+    """Take logarithms, so that deviations are relative."""
     costs: dict[Hashable, list[float]] = {}
     for one in run:
         costs.setdefault(one.placement, []).append(math.log(one.cost_ms))
@@ -154,5 +154,5 @@ def _log_costs(run: Sequence[ControlCost]) -> dict[Hashable, list[float]]:
 
 
 def _pooled_variance(groups: Sequence[Sequence[float]]) -> float:
-    """Variance within the groups, each weighted by its degrees of freedom."""
+    """Weight each group's variance by its degrees of freedom."""
     return sum(variance(group) * (len(group) - 1) for group in groups) / sum(len(group) - 1 for group in groups)

@@ -165,18 +165,7 @@ def offload_ms(
 
 @dataclass(frozen=True)
 class _Rows:
-    """What is looked up of tables, [P] each.
-
-    Attributes:
-        lookups: in the batch.
-        read_bytes: of all lookups.
-        weight_bytes: of the distinct rows.
-        state_bytes: of the states that these have for each weight.
-        row_state_bytes: of the states that these have for each row.
-        output_bytes: of the outputs, and of their gradients.
-        unique_bytes_PK: [P, K] of the distinct rows of each bin.
-        counts_PK: [P, K] lookups of one of them.
-    """
+    """Looked-up rows of tables, [P] each: ``state_bytes`` for each weight, ``row_state_bytes`` for each row."""
 
     lookups: FloatArray
     read_bytes: FloatArray
@@ -188,7 +177,7 @@ class _Rows:
     counts_PK: FloatArray
 
     def sent_bytes(self, under_way_bytes: float) -> FloatArray:
-        """[P] of lookups that share no transfer with another one."""
+        """Compute the bytes of lookups that share no transfer with another one."""
         read_bytes_PK = self.unique_bytes_PK * self.counts_PK
         under_way_P = np.full(len(self.lookups), under_way_bytes)
         return missed_bytes(self.unique_bytes_PK, read_bytes_PK, self.counts_PK, under_way_P)
@@ -233,13 +222,13 @@ def _cached_ns(rows: _Rows, missing_P: FloatArray, link: HostLink) -> _Passes:
 
 
 def _on_ssd_ns(rows: _Rows, missing_P: FloatArray, link: HostLink) -> _Passes:
-    """A cache as any other; what it misses is read from SSDs, and what makes way for it is written to them."""
+    """Read rows that the cache misses from SSDs, and write evicted rows to them."""
     forward, backward = _cached_ns(rows, np.zeros_like(missing_P), link)
     return forward + 2 * missing_P / link.ssd_gb_s, backward
 
 
 def _on_host_ns(rows: _Rows, missing_P: FloatArray, link: HostLink) -> _Passes:
-    """Pooled embeddings come over the link, gradients go back; no row does."""
+    """Send pooled embeddings and their gradients over the link, but no rows."""
     exchanged = rows.output_bytes / link.read_gb_s
     updated = 2 * (rows.weight_bytes + rows.state_bytes + rows.row_state_bytes)
     return exchanged + rows.read_bytes / link.processor_gb_s, exchanged + updated / link.processor_gb_s

@@ -51,7 +51,6 @@ class OneDeviceInTurn:
         self._kernels.free()
 
     def _shard_cost(self, shard: Sequence[Table], batch_size: int) -> DeviceCost:
-        """Compute times of a shard, without communication."""
         if not shard:
             return DeviceCost(0.0, 0.0, 0.0, 0.0)
         times = self._times_if_fits(shard, batch_size)
@@ -70,7 +69,7 @@ class OneDeviceInTurn:
         )
 
     def _times_if_fits(self, shard: Sequence[Table], batch_size: int) -> list[tuple[float, float]] | None:
-        """See ``_time_shard``; None, with all memory free again, if the device cannot hold the shard."""
+        """Return None, with all memory free again, if the device cannot hold the shard."""
         try:
             return self._time_shard(shard, batch_size)
         except OutOfDeviceMemory:
@@ -79,7 +78,7 @@ class OneDeviceInTurn:
         return None
 
     def _time_shard(self, shard: Sequence[Table], batch_size: int) -> list[tuple[float, float]]:
-        """(forward ms, backward ms) of every timed repeat."""
+        """Return (forward ms, backward ms) of every timed repeat."""
         times: list[tuple[float, float]] = []
         with self._kernels.load_shard(shard, batch_size) as loaded:
             for number in range(self._config.warmup + self._config.repeats):

@@ -31,12 +31,10 @@ _REMEDY = "Start from one of the profiles that come with evenshard, or calibrate
 _OTHER_VERSION = (
     "If an older version of evenshard wrote the file, calibrate again, starting from a profile that comes with it."
 )
-# Lists of records, by the type of their field.
 _LISTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "tuple[Evidence, ...]": evidence_of,
     "tuple[Curve, ...]": curves_of,
 }
-# Kinds of numbers, by the first words of their source; where those say nothing, a guess.
 DATA_SHEET, GUESS = "data sheet", "guess"
 _ORIGINS = {one: one for one in ("measured", "fitted", DATA_SHEET, GUESS)} | {"calibrated": "fitted"}
 _SHEET_REMEDY = f"A data sheet says vendor, link, {', '.join(gpu_rules.SHEET)}: docs/measure.md."
@@ -170,7 +168,7 @@ def is_data_sheet(path: Path) -> bool:
 
 
 def _by_rules(content: dict[str, Any], path: Path) -> dict[str, Any]:
-    """A data sheet as the content of a profile, with what follows from it."""
+    """Complete a data sheet to the content of a profile."""
     stated = {name: entry if isinstance(entry, dict) else {"value": entry} for name, entry in content.items()}
     for name, limits in gpu_rules.SHEET.items():
         if name not in stated:
@@ -198,7 +196,6 @@ def _by_rules(content: dict[str, Any], path: Path) -> dict[str, Any]:
 
 @cache
 def _rule_constants() -> dict[str, dict[str, float]]:
-    """All constants of the profiles that rules are learned on."""
     return {
         name: {one: entry["value"] for one, entry in _load(profile_path(name)).items() if isinstance(entry, dict)}
         for name in gpu_rules.FITTED

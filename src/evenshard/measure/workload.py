@@ -68,10 +68,7 @@ def draw_lookups(table: Table, batch_size: int, seed: int, batch_number: int = 0
 
 
 def _counts_U(bins: np.ndarray, num_lookups: int, num_rows: int, device: str) -> torch.Tensor:
-    """Lookups of each unique row, [U] int64 of at least 1, those of the upper bins first; they add up exactly.
-
-    All sums are known from the 17 bins, so the rows themselves are only touched on ``device``, in one pass.
-    """
+    """Spread lookups over unique rows, at least 1 each, the upper bins first; the sum is exact."""
     if num_lookups == 0:
         return torch.zeros(0, dtype=torch.int64, device=device)
     mean_count = float(bins @ BIN_MEAN_COUNTS)
@@ -111,7 +108,7 @@ def _counts_U(bins: np.ndarray, num_lookups: int, num_rows: int, device: str) ->
 
 
 def _largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
-    """Whole numbers proportional to ``shares`` that add up to ``total``."""
+    """Round shares to whole numbers that add up to ``total``."""
     exact = shares / shares.sum() * total
     whole: np.ndarray = np.floor(exact).astype(np.int64)
     missing = total - int(whole.sum())
@@ -122,7 +119,7 @@ def _largest_remainder(shares: np.ndarray, total: int) -> np.ndarray:
 def _rows(
     counts_U: torch.Tensor, table: Table, together: float, rng: np.random.Generator, batch_number: int
 ) -> torch.Tensor:
-    """Distinct row numbers, [U] int64: a share of the hot rows in a block, in their order, the others scattered."""
+    """Draw distinct rows: a share of the hot rows in a block, in their order, the others scattered."""
     num_hot = int((counts_U > 1).sum())
     ranks = torch.arange(len(counts_U), dtype=torch.int64, device=counts_U.device)
     in_block_U = (((ranks + 1) * together).floor() > (ranks * together).floor()) & (ranks < num_hot)
@@ -136,7 +133,6 @@ def _rows(
 
 
 def _busiest_row(table: Table) -> int:
-    """Where the busiest run of rows begins."""
     shares = table.row_shares or (1.0,)
     return int(np.argmax(shares)) * table.num_rows // len(shares)
 
@@ -144,7 +140,7 @@ def _busiest_row(table: Table) -> int:
 def _scatter_rows(
     num_unique: int, num_hot: int, num_rows: int, rng: np.random.Generator, batch_number: int, device: torch.device
 ) -> torch.Tensor:
-    """Distinct row numbers, [U] int64, hot ones first, by a fixed stride that visits every row once."""
+    """Number distinct rows by a fixed stride that visits every row once, hot rows first."""
     ranks = torch.arange(num_unique, dtype=torch.int64, device=device)
     num_cold_rows = num_rows - num_hot
     if num_cold_rows > 0:
@@ -185,7 +181,6 @@ class RecordedLookups:
         index = self._index_of[table.name]
         indices = self._recorded.indices[self._begins[index] : self._begins[index + 1]]
         lengths = self._recorded.lengths[index]
-        # FBGEMM would read row 0 instead and only log it.
         if indices.numel() and int(indices.max()) >= table.num_rows:
             raise BadConfig(
                 f"measure.recorded_batch reads row {int(indices.max())} of table {brief(table.name)}, which has "

@@ -22,11 +22,9 @@ from evenshard.placement.optimizer_state import SGD
 from evenshard.tables.reuse import FloatArray
 
 CALLS = ("forward", "backward")
-# The times that may be measured of a shard: the kernels, the two calls, and both calls together.
 SHARD_TIMES = (*KERNELS, *CALLS, "both")
 
-# Weight of staying at the start: e-fold off it counts like 5 % off one measured time. Where the measurements say
-# nothing about a constant, it stays; where some dozen shards do, this does not matter.
+# E-fold off the start counts like 5 % off one measured time.
 PRIOR_WEIGHT = 0.05
 OUTLIER = 0.1  # relative errors above this count linearly, no longer by their square
 

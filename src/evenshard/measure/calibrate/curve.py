@@ -10,10 +10,8 @@ from evenshard.measure.link_model import Curve
 from evenshard.tables.reuse import FloatArray
 from evenshard.utils.errors import MeasurementFailed
 
-# A curve has as few points as leave the mean of no size further off than this, or than it is sure to twice its standard
-# error, and no more points than these beside the first.
+# A curve has as few points as bring the mean error of each size below this, or into its noise.
 OFF, MOST_POINTS = 0.08, 4
-# Sizes among which points are sought.
 MOST_SIZES = 18
 
 
@@ -51,14 +49,13 @@ def fit_curve(collective: str, num_devices: int, moved_P: FloatArray, us_P: Floa
 
 
 class _Fit:
-    """Times at points, as steps from one to the next; the last step is that of each byte beyond, us."""
+    """Steps of time from point to point; the last is that of each further byte, us."""
 
     def __init__(self, points_K: FloatArray, steps_K: FloatArray, residual: float, ratio_P: FloatArray) -> None:
         self.points_K, self.steps_K, self.residual, self.ratio_P = points_K, steps_K, residual, ratio_P
 
     @staticmethod
     def of(points_K: FloatArray, moved_P: FloatArray, us_P: FloatArray) -> _Fit:
-        """The least squared relative error with these points."""
         from scipy.optimize import nnls
 
         lengths_K = np.diff(points_K)
@@ -72,11 +69,10 @@ class _Fit:
 
     @property
     def grows(self) -> bool:
-        """Whether the longest calls take longer with their bytes, as no noise among short ones should hide."""
         return bool(self.steps_K[-1] > 0)
 
     def is_close(self, size_P: np.ndarray) -> bool:
-        """Whether the mean over every size is close enough, or as close as its times are to each other."""
+        """Return whether the mean error of each size is small, or within the noise of its times."""
         counts_S, logs_P = np.maximum(np.bincount(size_P), 1), np.log(self.ratio_P)
         mean_S = np.bincount(size_P, logs_P) / counts_S
         variance_S = np.bincount(size_P, (logs_P - mean_S[size_P]) ** 2) / counts_S

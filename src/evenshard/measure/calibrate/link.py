@@ -176,15 +176,8 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> dict[Path
     return fits
 
 
-# Measuring -----------------------------------------------------------------------------------------------------------
-
-
 def _measured_fit(hardware: CollectiveHardware, max_bytes: int, tier: str, near: int) -> LinkFit:
-    """The link of a tier, with the curves of groups of 2, 4, ... devices, and of all that are near each other.
-
-    Args:
-        near: devices of a host, or all where there is one host or one device in each.
-    """
+    """Fit a tier's link; ``near`` is the devices of a host, or all if there is one host or one device in each."""
     points = measure_all_to_all(hardware, max_bytes, tier, near)
     fit = fit_link(points)
     if tier == BETWEEN_NODES:
@@ -201,7 +194,6 @@ def _measured_fit(hardware: CollectiveHardware, max_bytes: int, tier: str, near:
 
 
 def _measured_curves(hardware: CollectiveHardware, max_bytes: int, size: int) -> list[Curve]:
-    """Curves of all other collectives, measured in groups of this size."""
     values = tuple(max(1, one // BYTES_PER_VALUE // (size - 1)) for one in _sizes(max_bytes))
     of_ranks = hardware.run_on_all(TimeCollectives(values, size), "calibrating the link")
     times_RCS = np.array(of_ranks).reshape(len(of_ranks), -1, len(values))
@@ -271,17 +263,14 @@ def exchange_point(values: Sequence[int], rank: int, peers: Sequence[Sequence[in
 
 
 def _shapes(num_ranks: int) -> tuple[tuple[float, ...], ...]:
-    """Who sends how much, relative to whoever sends most: all alike, more with each rank, mostly the first."""
+    """Return each rank's bytes relative to the largest sender's: even, rising, mostly the first."""
     rising = tuple((rank + 1) / num_ranks for rank in range(num_ranks))
     return ((1.0,) * num_ranks, rising, (1.0, *[0.125] * (num_ranks - 1)))
 
 
 def _values(shape: Sequence[float], size: int, num_peers: int) -> tuple[int, ...]:
-    """Values that each rank sends to each peer; whoever sends most sends ``size`` bytes to all of them together."""
+    """Return the values that each rank sends to each peer; the largest sender sends ``size`` bytes in all."""
     return tuple(max(1, round(share * size / (BYTES_PER_VALUE * num_peers))) for share in shape)
-
-
-# Fitting -------------------------------------------------------------------------------------------------------------
 
 
 def fit_link(points: Sequence[ExchangePoint]) -> LinkFit:

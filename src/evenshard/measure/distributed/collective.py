@@ -53,11 +53,8 @@ from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
 from evenshard.utils.messages import reason_of
 from evenshard.utils.process import ignore_sigterm, on_sigterm
 
-# Least time that processes have to start Python and import torch.
 START_S = 60.0
-# Longest time that rank 0 may plan before it hands out its next job.
 PLANNING_S = 86_400.0
-# Longest time that rank 0 waits for the ranks that are well to say so.
 MAX_REPORT_S = 6.0
 OPENS, ENDS = "opens", "ends"
 # The pieces of a ``Step`` that are times of a device's cost, too; waiting is counted apart.
@@ -80,11 +77,6 @@ def is_follower() -> bool:
 
 
 def _join(start_s: float) -> tuple[Store, int, int]:
-    """The store of torchrun, this rank, and the number of ranks.
-
-    Raises:
-        MeasurementFailed: if there is no connection.
-    """
     try:
         store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=start_s)))
     except RuntimeError as error:
@@ -94,12 +86,9 @@ def _join(start_s: float) -> tuple[Store, int, int]:
 
 
 def _stop() -> None:
-    """Ends a job. torchrun sends SIGTERM to all as soon as one has died: time enough to say what happened."""
+    """End a job on SIGTERM, which torchrun sends when a rank has died, with time to report why."""
     ignore_sigterm()
     raise PeerLost("stopped by SIGTERM")
-
-
-# Rank 0 --------------------------------------------------------------------------------------------------------------
 
 
 def lead(config: MeasureConfig, device: torch.device) -> CollectiveHardware:
@@ -272,7 +261,6 @@ class CollectiveHardware:
         self._next_job += 1
 
     def _what_happened(self, error: PeerLost, during: str) -> str:
-        """Names the ranks that do not say that they are well."""
         ignore_sigterm()
         leave_group(orderly=False)  # wakes those that wait for this rank
         lost = list(range(1, self._size))
@@ -314,13 +302,10 @@ def device_costs(findings: Sequence[Finding], warmup: int) -> tuple[DeviceCost, 
 
 
 def _kernel_s(steps_of_ranks: Sequence[Sequence[Step]]) -> float:
-    """Seconds of all steps' timed parts, each as long as on the slowest rank."""
+    """Sum the timed parts of all steps, each on its slowest rank, s."""
     together = zip(*filter(None, steps_of_ranks), strict=True)
     slowest_ms = [max(getattr(step, piece) for step in steps) for steps in together for piece in TIMED_PIECES]
     return float(sum(slowest_ms)) / 1e3
-
-
-# The other ranks -----------------------------------------------------------------------------------------------------
 
 
 def serve(config: MeasureConfig, kinds: Kinds = JOBS) -> None:
@@ -364,7 +349,6 @@ def serve(config: MeasureConfig, kinds: Kinds = JOBS) -> None:
 
 
 def _read(store: Store, key: str) -> bytes:
-    """What rank 0 writes, however long it plans."""
     try:
         return store.get(key)
     except RuntimeError as error:
@@ -382,7 +366,7 @@ def _decode(content: bytes, number: int, kinds: Kinds, rank: int, size: int) -> 
 
 
 def _leader_lives(store: Store, rank: int, seconds: float) -> bool:
-    """Says that this rank is well, and whether rank 0 reads that: in a thread, as a store may hang with its host."""
+    """Exchange heartbeats with rank 0 from a background thread, because the store can hang with its host."""
     read = threading.Event()
 
     def report() -> None:

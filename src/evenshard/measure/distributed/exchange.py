@@ -70,9 +70,6 @@ class Exchange:
         self._ranks.all_to_all(gradient_BD.view(-1), self.gradient, self._back)
 
 
-# One placement -------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Step:
     """Times of one training step on one rank, ms; ``wait_ms`` is the barrier between forward and exchange."""
@@ -188,7 +185,6 @@ def _steps(worker: Worker, task: ShardingTask, placement: Placement, together: b
 
 
 def _load_shard(worker: Worker, shard: Sequence[Any], batch_size: int) -> AbstractContextManager[LoadedShard | None]:
-    """The shard on its device; None for a rank that holds no table."""
     return worker.kernels.load_shard(shard, batch_size) if shard else nullcontext()
 
 

@@ -220,8 +220,6 @@ class TimeCollectives:
 Kinds = Mapping[str, type[RankJob]]
 JOBS: Kinds = {kind.__name__: kind for kind in (MeasurePlacement, TimeExchanges, TimeCollectives)}
 
-# On the way ----------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class _Envelope:

@@ -61,9 +61,6 @@ class OthersStopped(Exception):
         self.problem = problem
 
 
-# Who gets what -------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class TierGroups:
     """The groups that a rank is in: of its node, and of the ranks with the same number in every node."""
@@ -99,9 +96,6 @@ def pooled_splits(device_dims: Sequence[int], batch_size: int, rank: int) -> Spl
         sent=tuple(count * device_dims[rank] for count in samples),
         received=tuple(samples[rank] * dims for dims in device_dims),
     )
-
-
-# The process group ---------------------------------------------------------------------------------------------------
 
 
 class Ranks:
@@ -240,7 +234,7 @@ class Ranks:
         return [bytes(one[:size].numpy()) for one, size in zip(everyones or [], lengths, strict=False)]
 
     def _wait_for_device(self) -> None:
-        """The host's own deadline for an exchange of GPUs: waiting for an event would never end if a rank is lost."""
+        """Wait with a deadline, because an event never completes if a rank is lost."""
         if self.device.type != "cuda":
             return
         stream = torch.cuda.current_stream(self.device)

@@ -21,7 +21,6 @@ from evenshard.utils.process import environment
 _CONNECTION = re.compile(r"\bvia NET/(?P<network>.+?)/\d+(?:\(\d+\))?(?P<direct>/GDRDMA)?")
 _IN_NODE = re.compile(r"\bvia (?P<transport>P2P|SHM)/")
 UNKNOWN = "network not known, as NCCL_DEBUG is set"
-# Prefix of the names of networks; other transports stay within a node.
 _NETWORK = "NET/"
 
 

@@ -22,7 +22,6 @@ import numpy.typing as npt
 from evenshard.measure.kernel_calls import HeldPart, Lookup
 from evenshard.tables.reuse import FloatArray
 
-# Numbers of 32 or 64 bits, as a price likes them.
 Columns = npt.NDArray[Any]
 # Sums of 32-bit numbers in another order differ by less, relatively.
 ROUNDING = 1e-5

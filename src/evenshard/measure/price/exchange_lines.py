@@ -29,14 +29,11 @@ from evenshard.measure.step_time import LARGEST_SUM, hides_inputs
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.reuse import FloatArray
 
-# The volumes of replicas, of sums over all devices, of sums of a node, and of tables that are sent.
 REPLICATED = "replicated_values"
 SUMMED_BY_ALL = ("summed", REPLICATED)
 OF_A_NODE = "summed_in_node"
 SENT = "sent"
-# Ranges of large volumes that have a line of their own.
 MOST_RANGES = 2
-# How much steeper or flatter a line becomes at once.
 TURN = 1.25
 
 
@@ -104,7 +101,7 @@ def _lines_of(task: ShardingTask, links: Links, pipeline: str, name: str, beside
 
 
 def _lines_below(curve_ms: Callable[[float], float], points: list[float]) -> list[ExchangeLine]:
-    """Lines below a time that is straight between these volumes, and 0 at 0."""
+    """Return lines below a time that is straight between these volumes, and 0 at 0."""
     if not points:
         return [ExchangeLine(0.0, curve_ms(1.0), 0.0, 0.0)]
     kept = points[-MOST_RANGES:]
@@ -118,7 +115,7 @@ def _lines_below(curve_ms: Callable[[float], float], points: list[float]) -> lis
 
 
 def _makes_up(task: ShardingTask, links: Links, pipeline: str) -> bool:
-    """Whether the forward exchange takes longer by what a device saves in the backward one, of tables that are sent."""
+    """Return whether the forward exchange of sent tables takes longer by what the backward one saves."""
     machine = task.machine
     if pipeline == LARGEST_SUM or links.inter is None or links.inter.curves:
         return False
@@ -131,7 +128,6 @@ def _makes_up(task: ShardingTask, links: Links, pipeline: str) -> bool:
 
 
 def _volumes(task: ShardingTask, name: str, volume: float, *, alone: bool = False) -> Volumes:
-    """So much of one volume on every device, or on the first one alone."""
     found = Volumes.empty(task.num_devices)
     if name == REPLICATED:
         found.replicated_values = 0.0 if alone else volume

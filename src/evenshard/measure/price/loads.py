@@ -19,7 +19,6 @@ from evenshard.measure.kernel_calls import Lookup
 from evenshard.measure.price.device_price import Columns, DevicePrice
 from evenshard.tables.reuse import FloatArray
 
-# The number of a kernel call, and the row of what is looked up in it.
 Cell = tuple[int, int]
 Indices = npt.NDArray[np.int64]
 
@@ -57,7 +56,6 @@ class LookupColumns:
 
 
 def _join_columns(price: DevicePrice, columns_PH: Columns, groups: Sequence[tuple[Lookup, ...]]) -> Columns:
-    """[groups, H] the columns of tables that are looked up together."""
     sizes = np.array([len(group) for group in groups])
     if (sizes == 1).all():
         return columns_PH
@@ -96,16 +94,7 @@ class CellChanges:
 
 @dataclass
 class _KindLoads:
-    """The loads of all devices as one kind of device would take them.
-
-    Devices of a place have the same sums: those of its first device stand for all of them.
-
-    Attributes:
-        price: of the kind.
-        sums_GDH: sums of columns, at the first device of each place.
-        times_QGD: times of the calls, on every device of the kind.
-        largest_CD2M: the two largest of each maximum of each call, at the first device of each place.
-    """
+    """Loads as one kind of device takes them; sums and the two largest maxima are of a place's first device."""
 
     price: DevicePrice
     sums_GDH: Columns
@@ -207,11 +196,9 @@ class Loads:
                 self._update_largest(call, first, rows)
 
     def _first_devices(self, cells: CellChanges) -> Indices:
-        """[E] the first device of each place."""
         return np.asarray(cells.device_E - cells.device_E % self._span_C[cells.call_E])
 
     def _on_each_device(self, cells: CellChanges) -> CellChanges:
-        """The lookups of each device by itself."""
         span_E = self._span_C[cells.call_E]
         if (span_E == 1).all():
             return cells
@@ -220,7 +207,6 @@ class Loads:
         return replace(found, device_E=self._first_devices(found) + offset_F)
 
     def _update_largest(self, call: int, first: int, rows: Sequence[int]) -> None:
-        """The two largest of each maximum of a call on a place, and the largest among the sums."""
         for one, columns_PH in zip(self._kinds, self._lookups.columns_KPH, strict=True):
             if maxima := one.price.num_maxima:
                 ordered_RM = np.sort(columns_PH[rows, -maxima:], axis=0)
@@ -263,7 +249,6 @@ class Loads:
         is_kind_D: npt.NDArray[np.bool_],
         found_2ND: FloatArray,
     ) -> None:
-        """Fills in the times of changed devices of a kind."""
         calls, devices = self.held_CD.shape
         by_call = one.price.is_by_call
         device_E = self._first_devices(changes) if by_call else changes.device_E
@@ -279,7 +264,6 @@ class Loads:
         pair_Z, more_Z = pair_Y[of_Z], np.add.reduceat(more_Y, of_Z)
         sums_ZH = self._changed_sums(one, columns_PH, group_Z, pair_Z % devices, first_Y[of_Z], row_E, sign_E)
         times_QZ = one.price.call_ms(sums_ZH)
-        # What changes on each device.
         from_X, offset_X = repeat_numbers(span_Z)
         at_X = pair_Z[from_X] + offset_X
         if len(self._kinds) > 1:
@@ -304,7 +288,7 @@ class Loads:
         row_E: Indices,
         sign_E: Indices,
     ) -> Columns:
-        """[Z, H] sums after additions and removals, those of each sum one after the other."""
+        """Apply the additions and removals of each sum one after the other."""
         count_Z, factor_E1 = np.diff(first_Z, append=len(row_E)), sign_E[:, None].astype(columns_PH.dtype)
         sums_ZH = one.sums_GDH[group_Z, device_Z]
         sums_ZH += factor_E1[first_Z] * columns_PH[row_E[first_Z]]
@@ -323,7 +307,7 @@ class Loads:
 
     @staticmethod
     def _maxima(largest_Z2M: Columns, columns_EM: Columns, sign_E: Indices, first_Z: Indices) -> Columns:
-        """[Z, M] the maxima of calls after additions, and one removal at most."""
+        """Return the maxima of calls after additions and at most one removal."""
         removed_E1 = sign_E[:, None] < 0
         removed_ZM = np.maximum.reduceat(np.where(removed_E1, columns_EM, -1.0), first_Z, axis=0)
         added_ZM = np.maximum.reduceat(np.where(removed_E1, 0.0, columns_EM), first_Z, axis=0)
@@ -331,7 +315,6 @@ class Loads:
         return np.asarray(np.maximum(left_ZM, added_ZM))
 
     def _rows_after(self, call: int, first: int, row_E: Indices, sign_E: Indices) -> list[int]:
-        """The rows of a call on a place after additions and removals."""
         rows = list(self._rows.get((call, first), ()))
         rows += row_E[sign_E > 0].tolist()
         for row in row_E[sign_E < 0].tolist():
@@ -340,7 +323,7 @@ class Loads:
 
 
 def _firsts(sorted_E: Indices) -> Indices:
-    """Where each run of equal numbers begins."""
+    """Return where each run of equal numbers begins."""
     is_first_E = np.ones(len(sorted_E), dtype=bool)  # far faster than ``np.diff`` with something before it
     is_first_E[1:] = sorted_E[1:] != sorted_E[:-1]
     return np.flatnonzero(is_first_E)

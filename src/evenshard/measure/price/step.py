@@ -94,7 +94,6 @@ class PredictedDevice:
         return sum(predicted_step_times(self))
 
 
-# The five times of a device, in the order of a training step.
 STEP_PARTS = ("input exchange", "forward", "forward exchange", "backward exchange", "backward")
 
 
@@ -213,10 +212,7 @@ class PartCosts:
     def _predict_side_by_side(
         self, by_table: Mapping[str, Sequence[TablePart]], device_NP: Indices, placed: Sequence[Sequence[TablePart]]
     ) -> list[PredictedParts]:
-        """The same of placements that hold the same parts on other devices, as of one machine that is N times as large.
-
-        Several have no replicas and no parts outside of device memory.
-        """
+        """Predict N placements that differ only in device assignment; if N > 1, without replicas or offload."""
         exchanges = exchange_times(self.task, volumes_of(self.task, by_table, device_NP), self.links)
         numbers = iter((device_NP + self.task.num_devices * np.arange(len(placed))[:, None]).ravel().tolist())
         held = [
@@ -232,7 +228,6 @@ class PartCosts:
     def _prediction(
         self, parts: Sequence[TablePart], compute_DM2: FloatArray, exchanges: ExchangeTimes
     ) -> PredictedParts:
-        """The prediction of a placement whose devices take these times."""
         members_M = step_ms(_phases(compute_DM2.T, exchanges), self.pipeline)
         mean = _phases(compute_DM2.mean(axis=1).T, exchanges)
         predicted_ms = float(step_ms(mean, self.pipeline))
@@ -285,7 +280,7 @@ class PartCosts:
     def _beside_ms(
         self, part: TablePart, table: Table, of_table: Sequence[TablePart], slopes_V: FloatArray, replica_ms: float
     ) -> float:
-        """What a part takes besides its kernels: exchanges, dense gradients, and memory that is not the device's."""
+        """Add up a part's times besides kernels: exchanges, dense gradients and other memory."""
         if len(part.devices) > 1:
             values = table.num_rows * table.embedding_dim
             return values * replica_ms + dense_ms(values, self.kinds[0].bytes_per_ns, self.task.optimizer)
@@ -304,7 +299,6 @@ class PartCosts:
         return tuple((one.forward_ms, one.backward_ms) for one in times)
 
     def _offload_D12(self, by_table: Mapping[str, Sequence[TablePart]]) -> FloatArray:
-        """[D, 1, 2] what devices take longer for parts that are not in their memory, forward and backward."""
         found = np.zeros((self.task.num_devices, 1, 2))
         for table in self.task.tables:
             for part in by_table[table.name]:
@@ -343,17 +337,11 @@ class PartCosts:
         return np.array(found)
 
     def _floors_ms(self, volumes: Volumes) -> list[float]:
-        """What each exchange takes at least on the first device, latencies left aside."""
+        """Return the least time of each exchange on the first device, without latencies."""
         return list(map(float, times_3(self.task, volumes, self.links.floor)))
 
     def _compute_ms(self, held: Sequence[HeldPart], dense_values: float = 0.0, copies: int = 1) -> FloatArray:
-        """[N, D, M, 2] compute times, forward and backward, by each member of the ensembles.
-
-        Args:
-            held: what the devices hold.
-            dense_values: weights of all replicated tables.
-            copies: N; the devices are those of so many machines, one after the other.
-        """
+        """Compute times by ensemble member, [N, D, M, 2], forward and backward, of ``copies`` (N) machines in a row."""
         devices = copies * self.task.num_devices
         found = [kind.price.held_ms(held, devices) for kind in self.kinds]
         total = np.zeros((devices, max(times.shape[1] for times in found), 2))
@@ -366,7 +354,6 @@ class PartCosts:
 
 
 def _phases(compute: FloatArray, exchanges: ExchangeTimes) -> Phases:
-    """The phases of [..., D] devices, from their compute times, [2, ..., D] forward and backward."""
     forward, backward = compute
     alike = (
         np.broadcast_to(one, forward.shape) for one in (exchanges.input_dist, exchanges.forward, exchanges.backward)

@@ -30,10 +30,8 @@ from evenshard.placement.optimizer_state import NUMBERS, SGD
 from evenshard.tables.reuse import FloatArray
 
 RADIX_BITS = 8
-# Most rows that 1, 2, ... ``sort_passes`` sort.
 ROW_LIMITS = tuple(2.0 ** (RADIX_BITS * passes) - 1 for passes in range(1, 6))
-# Lookups where the time that a backward call takes beside its kernels rises, is largest and falls; see
-# ``GpuProfile.short_call_us`` and ``medium_call_us``. A short call has fewer lookups than the second power says.
+# See ``GpuProfile.short_call_us`` and ``medium_call_us``.
 SHORT_LOOKUPS = 2.0**18
 SHORT_POWERS, SHORT_SHARES = (13.0, 17.0), (0.0, 1.0)
 MEDIUM_POWERS, MEDIUM_SHARES = (18.0, 21.0, 24.0), (0.0, 1.0, 0.0)

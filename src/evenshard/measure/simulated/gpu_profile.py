@@ -206,7 +206,6 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
 # No data sheet says these: ``evenshard calibrate-device`` fits them to measured times.
 FREE_CONSTANTS = tuple(name for name in BOUNDS if name not in BY_KERNEL)
 
-# Constants that times are divided by.
 RATES = (
     "num_sms",
     "warps_per_sm",

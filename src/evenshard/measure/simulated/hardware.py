@@ -38,13 +38,7 @@ PlacementJob = tuple[ShardingTask, Placement]
 
 @dataclass(frozen=True)
 class _TaskTables:
-    """What stays the same for all placements of a task.
-
-    Attributes:
-        task: kept, so that its id() stays its own.
-        columns_TC: work of its tables.
-        digest: tells tasks apart, by content.
-    """
+    """Work of a task's tables; ``task`` is kept so that its id() stays its own."""
 
     task: ShardingTask
     columns_TC: FloatArray
@@ -142,7 +136,6 @@ class SimulatedHardware:
         return whole_tables_in_turn(task, placement, computes, self.link)
 
     def _noise(self, task: ShardingTask, placement: Placement) -> FloatArray:
-        """[D, 2] factors on the forward and backward times of each device."""
         where = np.array(placement.device_of_table, dtype=np.int64).tobytes()
         key = hashlib.blake2b(self._tables_of(task).digest + where, digest_size=16).digest()
         visit = self._times_measured.get(key, 0)
@@ -151,7 +144,7 @@ class SimulatedHardware:
         return np.exp(self._sigma * rng.standard_normal((placement.num_devices, 2)))
 
     def _tables_of(self, task: ShardingTask) -> _TaskTables:
-        """Found by identity: hashing a task of many tables takes longer than simulating it."""
+        """Look up by identity, because hashing many tables takes longer than simulating them."""
         known = self._tasks.get(id(task))
         if known is None:
             columns_TC = self.counter.columns(task.tables, task.batch_size)

@@ -45,14 +45,11 @@ from evenshard.measure.simulated.l2_cache import WindowGrid
 from evenshard.measure.simulated.shard_work import CACHED, WorkCounter, reuse_columns
 from evenshard.tables.reuse import FloatArray
 
-# Counts of a table, and bytes of its rows.
 TABLES, BAGS, LOOKUPS, ROWS, ROW_BYTES, ROW_MISSES = range(6)
-# Kernels of the forward and the backward pass that wait for nothing, the sort apart.
 OTHER_NS = slice(6, 8)
 # ns that a kernel waits for instructions, for the L2, and for device memory.
 LOOKUP_WAITS, GRADIENT_WAITS = slice(8, 11), slice(11, 14)
-# ns of the instructions of bags, rows and gradients: with the lanes of the table's own rows, which are part of
-# ``OTHER_NS``, and with all lanes of one warp. The widest row of a call decides how many lanes all of them take.
+# ns of instructions with a table's own lanes (in ``OTHER_NS``), and with all lanes of a warp.
 OWN_LANES, ALL_LANES = slice(14, 17), slice(17, 20)
 SHARED = slice(20, 20 + 2 * len(WindowGrid.edges_W))
 LONGEST_BAG, HOTTEST, WIDEST, IS_CACHED = -4, -3, -2, -1
@@ -131,7 +128,7 @@ class DeviceModelPrice:
         return found
 
     def _shared_misses(self, sums_HN: FloatArray) -> FloatArray:
-        """[N] bytes that a call misses more because its tables share the L2; see ``WorkCounter``."""
+        """Compute the further bytes that miss because a call's tables share the L2; see ``WorkCounter``."""
         tables_N = sums_HN[TABLES]
         several_N = np.maximum(tables_N, 2.0)
         in_flight_N = self._counter.tables_in_flight(np.maximum(sums_HN[BAGS], 1.0) / several_N)
@@ -240,7 +237,6 @@ class DeviceModelPrice:
 
 
 def _by_pass(issued_3N: FloatArray) -> FloatArray:
-    """[2, N] instructions of bags, rows and gradients by the pass that they are in."""
     return np.stack([issued_3N[0] + issued_3N[1], issued_3N[2]])
 
 

@@ -81,8 +81,7 @@ class ShardWork:
 
 
 _FIELDS = tuple(field.name for field in fields(ShardWork))
-# A table's columns: those of ShardWork (its row misses are with the L2 to itself), then [K] each: distinct rows,
-# lookups, bytes of the distinct rows, bytes of the lookups.
+# ShardWork, then [K] each: distinct rows, lookups, bytes of the distinct rows, bytes of the lookups.
 NUM_WORK_COLUMNS = len(_FIELDS)
 # Columns of which a shard has the largest of its tables'; of the others it has the sum.
 MAXIMA = slice(_FIELDS.index("hottest"), len(_FIELDS))
@@ -148,11 +147,7 @@ class WorkCounter:
         return ShardWork(*work_CN)
 
     def _row_misses(self, sums_NC: FloatArray) -> FloatArray:
-        """[N] between the misses of tables that have the L2 to themselves and of tables that all share it.
-
-        Args:
-            sums_NC: [N, C] of shards of at least two tables.
-        """
+        """Interpolate between tables that have the L2 to themselves and tables that share it; two tables at least."""
         alone_N, tables_N = sums_NC[:, _ROW_MISSES], sums_NC[:, _TABLES]
         sharing_N = np.minimum(self.tables_in_flight(sums_NC[:, _BAGS] / tables_N) / (tables_N - 1), 1.0)
         together_N = missed_bytes(*reuse_columns(sums_NC), np.full(len(sums_NC), self._l2_bytes))
@@ -164,7 +159,7 @@ class WorkCounter:
 
 
 def _table_columns(tables: Sequence[Table], batch_size: int, l2_bytes: float, optimizer: str) -> FloatArray:
-    """[T, C] work of tables that have the GPU to themselves; see ``ShardWork`` for the columns."""
+    """Return the columns of ``ShardWork`` for tables that have the GPU to themselves, [T, C]."""
     rows_T = np.array([table.num_rows for table in tables], dtype=np.float64)
     dims_T = np.array([table.embedding_dim for table in tables], dtype=np.int64)
     bits_T = np.array([table.weight_bits for table in tables], dtype=np.int64)
@@ -250,7 +245,7 @@ def _grad_misses(
 
 
 def _hottest(uniques_TK: FloatArray, counts_TK: FloatArray) -> FloatArray:
-    """[T] lookups of a row in the highest bin that holds at least half a row; 0 where nothing is looked up."""
+    """Return the lookups of a row in the highest bin that holds at least half a row."""
     populated_TK = uniques_TK >= 0.5
     top_T = _BINS - 1 - np.argmax(populated_TK[:, ::-1], axis=1)
     return np.where(populated_TK.any(axis=1), counts_TK[np.arange(len(top_T)), top_T], 0.0)

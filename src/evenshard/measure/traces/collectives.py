@@ -25,7 +25,6 @@ _OF_EMBEDDINGS = re.compile(
 )
 _OF_IDS = re.compile(r"all2all_\w*data|kjt|sparse_data_dist|input_dist", re.IGNORECASE)
 _GLOO = "gloo:"
-# The operators that queue each collective of gloo.
 _QUEUED = {
     "gloo:all_to_all": "c10d::alltoall",
     "gloo:all_gather": "c10d::_?allgather",
@@ -153,14 +152,13 @@ def apart_from_waiting(
 
 
 def _least_us(of_ranks: Sequence[Sequence[Collective]]) -> list[float] | None:
-    """Own time of each collective of a kind; None where ranks have recorded different numbers of collectives."""
+    """Return None where ranks have recorded different numbers of collectives."""
     if len({*map(len, of_ranks)}) != 1:
         return None
     return [min(one.duration_us for one in same) for same in zip(*of_ranks, strict=True)]
 
 
 def _covered_us(ordered: Sequence[tuple[float, float]], start_us: float, end_us: float) -> float:
-    """Time between two moments that intervals cover, those that overlap once."""
     covered = 0.0
     for begin, end in ordered:
         if (shown := min(end, end_us)) > (begin := max(begin, start_us)):

@@ -19,7 +19,6 @@ from evenshard.utils.errors import BadFile
 
 # The kernel of weighted pooling: the gradient of ``per_sample_weights``, which device models leave out.
 WEIGHTS_GRADIENT = "weights_gradient"
-# The classes of a device model's kernels, and that one.
 TRACED_KERNELS = (*KERNELS, WEIGHTS_GRADIENT)
 
 # ``optimizer`` of a module whose weights an optimizer outside of FBGEMM updates: data parallel tables.
@@ -136,7 +135,7 @@ def fused_calls(trace: Trace) -> list[FusedCall]:
 
 
 def _in_order_of_forwards(forwards: list[tuple[Op, Op | None]], backwards: list[Op]) -> Sequence[Op | None]:
-    """Autograd numbers its nodes in the order of the forward pass; newer operators also carry the number."""
+    """Order by autograd's node numbers, which follow the forward pass; newer operators carry them, too."""
     ordered = sorted(backwards, key=lambda op: op.sequence or 0)
     if len(ordered) == len(forwards):
         return ordered

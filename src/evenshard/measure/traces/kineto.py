@@ -141,7 +141,6 @@ def read_traces(path: Path) -> Iterator[Trace]:
 
 
 def _contents(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Each trace's name and JSON; a file is read once, from its begin to its end."""
     try:
         with ExitStack() as opened:
             packed = opened.enter_context(path.open("rb"))
@@ -186,7 +185,7 @@ def _members(path: Path, archive: tarfile.TarFile) -> Iterator[tuple[str, bytes]
 
 
 def _content(path: Path, file: IO[bytes] | gzip.GzipFile) -> bytes:
-    """Read a file in pieces: the size that a reader is given would be set aside at once."""
+    """Read in pieces, because a reader sets aside all of the size that it is given."""
     content = io.BytesIO()
     while piece := file.read(2**20):
         content.write(piece)
@@ -238,7 +237,7 @@ def _of_events(source: str, document: Mapping[str, Any], events: list[dict[str, 
     }
 
     def starter(event: Mapping[str, Any]) -> Op | None:
-        """The launch of the same correlation lies inside the operator; without launches, both have one external id."""
+        """Find the operator around the launch of the same correlation, or of the same external id without launches."""
         launch = launches.get(event["args"].get("correlation"))
         if launch is None:
             return None if launches else by_external_id.get(event["args"].get("External id"))
@@ -301,7 +300,7 @@ def _gpu(
 
 
 def _nest_ops(thread: object, events: list[dict[str, Any]]) -> list[Op]:
-    """Operators of one thread in the order of their start; sorts the events by it, too."""
+    """Sort the events by start and return the operators of one thread in that order."""
     events.sort(key=lambda event: (_time(event, "ts"), -_time(event, "dur")))
     ops: list[Op] = []
     parent: Op | None = None

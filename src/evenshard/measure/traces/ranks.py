@@ -259,7 +259,6 @@ def _rank(traced: TracedRank, shared: Mapping[int, StepCollectives], steps: Sequ
 
 
 def _per_step(calls: Sequence[FusedCall], steps: Sequence[int], which: str) -> list[float]:
-    """Milliseconds of a pass in each step."""
     spans = dict.fromkeys(steps, 0.0)
     for call in calls:
         if call.step in spans:
@@ -269,7 +268,6 @@ def _per_step(calls: Sequence[FusedCall], steps: Sequence[int], which: str) -> l
 
 
 def _median_seen(of_steps: Sequence[float], calls: Sequence[FusedCall]) -> float | None:
-    """The median; None where calls have left no time in any step."""
     return None if calls and not any(of_steps) else median(of_steps)
 
 
