@@ -44,7 +44,6 @@ if TYPE_CHECKING:  # a table checks its curve with LOAD_FACTORS
 # Shares of a table's rows for which ``Table.miss_ratios`` are counted.
 LOAD_FACTORS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
 
-# Sources of a miss ratio.
 COUNTED, BOUND, ASSUMED = "counted in traffic", "a bound from reuse_bins", "a bound from the assumed reuse"
 MAX_KNOWN_CURVES = 100_000
 WAYS = 32  # rows of a set
@@ -120,7 +119,6 @@ def max_new_rows(rows_K: FloatArray, num_rows: int) -> float:
 
 
 def _rows_by_bin(table: Table, batch_size: int) -> FloatArray:
-    """[K] expected distinct rows of a batch."""
     lookups = table.pooling_factor * batch_size
     bins: ReuseBins = table.reuse_bins or feasible_reuse_bins(table.num_rows, lookups)
     rows_TK, _ = rows_and_counts(np.array([bins]), np.array([float(table.num_rows)]), np.array([lookups]))
@@ -128,7 +126,7 @@ def _rows_by_bin(table: Table, batch_size: int) -> FloatArray:
 
 
 def _tangent_bound() -> tuple[FloatArray, FloatArray]:
-    """[X] b and [X] g of the bound by rows seen more than once; see the top."""
+    """Return b and g, [X] each, of the bound by rows seen more than once; see the top."""
     points = np.geomspace(0.25, 8, 21)
     values, slopes = 1 - np.exp(-points), np.exp(-points)
     # p(x) = value and p'(x) = slope, two equations for b and g.
@@ -142,7 +140,7 @@ _SQUARES_X, _CUBES_X = _tangent_bound()
 
 
 def _sizes_of_sets(count: int = 16) -> FloatArray:
-    """Values of the gamma variable, each as likely (Wilson and Hilferty, 1931): sizes of a cache of one set."""
+    """Return equally likely values of the gamma variable (Wilson and Hilferty, 1931)."""
     normal = np.array([NormalDist().inv_cdf((number + 0.5) / count) for number in range(count)])
     sizes = (1 - 1 / (9 * WAYS) + normal / (3 * WAYS**0.5)) ** 3
     return np.asarray(sizes / sizes.mean())

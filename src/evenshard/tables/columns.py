@@ -74,7 +74,7 @@ class ColumnNames:
         return known
 
     def _target(self, name: str, value: Any) -> str | None:
-        """Our column; None for one that is extra or left out."""
+        """Return our column, or None for one that is extra or left out."""
         if name in self.given:
             self.found.add(name)
             return _resolve_target(name, self.given[name])
@@ -111,7 +111,6 @@ def close_column(name: str, known: Collection[str]) -> str | None:
 
 
 def _resolve_target(name: str, target: str) -> str | None:
-    """The column that the user means. Raises BadConfig where there is none."""
     if not target:
         return None
     target = COLUMN_ALIASES.get(target, target)
@@ -125,7 +124,6 @@ def _resolve_target(name: str, target: str) -> str | None:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a cell is a number, or a text that stands for one."""
     if isinstance(value, str):
         with suppress(ValueError):
             return float(value) is not None

@@ -66,7 +66,7 @@ def load_tables(path: str | PathLike[str], columns: Mapping[str, str] | None = N
 
 
 def _all_said(path: Path, names: ColumnNames, tables: tuple[Table, ...]) -> tuple[Table, ...]:
-    """The tables; raises BadConfig for mapped columns that are not there, and logs what is not used."""
+    """Raise BadConfig for mapped columns that are missing, and log unused columns."""
     if missed := names.absent_columns():
         raise no_column(str(path), missed)
     if note := names.note(str(path)):
@@ -151,7 +151,7 @@ def load_numbered_tables(
 
 
 def _add_defaults(number: int, record: Any, defaults: RawTable, given: Mapping[str, str]) -> Any:
-    """A record with the number as its name, and with defaults, where it has no columns for these, however called."""
+    """Name the record by its number, and fill missing columns with defaults."""
     if not isinstance(record, dict):
         return record
     known = {_ALIASES.get(column, column): value for column, value in record.items()}
@@ -176,9 +176,6 @@ def save_tables(tables: Sequence[Table], path: str | PathLike[str]) -> None:
     _, write = format_of(Path(path))
     with atomic_path(path) as draft:
         write([table_record(table) for table in tables], draft)
-
-
-# From a record to a table -------------------------------------------------------------------------------------------
 
 
 def _records(path: Path) -> list[Any]:
@@ -216,7 +213,6 @@ def records_in(path: Path, read: Callable[[Path], list[Any]], what: str, if_none
 def _tables(
     path: Path, records: Sequence[Any], names: ColumnNames, default_pooling_factor: float | None = None
 ) -> tuple[Table, ...]:
-    """The tables of records. Raises BadFile with all that is wrong."""
     tables: list[Table] = []
     wrong: dict[tuple[str, str], list[int]] = {}
     for number, record in enumerate(records, start=1):
@@ -241,7 +237,6 @@ def _tables(
 
 
 def _shared_names(records: Sequence[Any], names: ColumnNames) -> dict[str, list[int]]:
-    """Names of several tables, with the numbers of their records."""
     numbers: dict[str, list[int]] = {}
     for number, record in enumerate(records, start=1):
         name = _name_in(record, names)
@@ -251,7 +246,6 @@ def _shared_names(records: Sequence[Any], names: ColumnNames) -> dict[str, list[
 
 
 def _name_in(record: Any, names: ColumnNames) -> Any:
-    """The name that a record gives, if any."""
     if not isinstance(record, dict):
         return None
     called = [theirs for theirs, ours in (*names.given.items(), *COLUMN_ALIASES.items()) if ours == "name"]
@@ -259,7 +253,6 @@ def _name_in(record: Any, names: ColumnNames) -> Any:
 
 
 def _where(records: Sequence[Any], numbers: Sequence[int], names: ColumnNames) -> str:
-    """Where in a file: a record with its table, or the numbers of several."""
     if len(numbers) == len(records) > MAX_NAMED:
         return f"all {len(records):,} records"
     if len(numbers) > 1:
@@ -269,7 +262,6 @@ def _where(records: Sequence[Any], numbers: Sequence[int], names: ColumnNames) -
 
 
 def _list_assumptions(record: RawTable, names: ColumnNames, table: Table) -> Iterator[Assumption]:
-    """What the record does not give."""
     ours = names.ours(record)
     lacks = {column for column in TABLE_COLUMNS if is_blank(ours.get(column))}
     several = f" for each of its {table.num_features} features" if table.num_features > 1 else ""

@@ -19,18 +19,13 @@ from evenshard.utils.errors import BadConfig
 from evenshard.utils.params import check_ranges
 from evenshard.utils.units import gb_to_bytes
 
-# Tables per range of row counts; edge i is where range i begins.
 ROW_COUNTS = (143, 15, 36, 31, 29, 58, 98, 341, 66, 5, 34)
 ROW_EDGES = (1, 200, 1e3, 1e4, 1e5, 1e6, 3e6, 5.5e6, 6.2e6, 7e6, 1e7, 12.5e6)
-# Tables per range of the pooling factor. The data are printed as integers (0, 1, 2, 3-5, ... >100, at most 193), so
-# "3-5" stands for [3, 6). Log-uniform inside each range, these give a mean of 15.8 and 51 % of the lookups to the top
-# 10 % of tables, both as published. Below 1 nothing is published but the count; 0.05 is where we let it begin.
+# Printed as integers, log-uniform in each range: mean 15.8, 51 % of lookups to the top 10 % of tables; 0.05 is ours.
 POOLING_COUNTS = (144, 156, 65, 90, 94, 120, 121, 49, 17)
 POOLING_EDGES = (0.05, 1, 2, 3, 6, 11, 21, 51, 101, 194)
 
-# Tables below 1000 rows have a mean pooling factor of 2.0 while all larger ones have 17 to 27: one Gaussian copula
-# cannot say both, so the small tables' score is lowered on top of it. The two numbers were fitted to that 2.0 and to
-# the published correlation of rows and pooling, 0.19: the means over 100 pools of 856 tables.
+# Lowers small tables to a mean pooling of 2.0 (others 17 to 27), with a correlation of 0.19 of rows and pooling.
 SMALL_TABLE_ROWS = 1000
 COPULA_CORRELATION = 0.09
 SMALL_TABLE_SHIFT = 1.4
@@ -115,7 +110,7 @@ def generate_tables(config: GeneratorConfig, batch_size: int, seed: int) -> tupl
 
 
 def _rows_and_pooling(num_tables: int, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
-    """[T] whole row counts and [T] pooling factors, each with its published marginal, dependent as published."""
+    """Draw rows and pooling factors with their published marginals and dependence."""
     score_T = rng.standard_normal(num_tables)
     rows_T = np.floor(_quantile(_spread_quantiles(score_T, rng), ROW_COUNTS, ROW_EDGES))
     noise_T = rng.standard_normal(num_tables)
@@ -125,27 +120,20 @@ def _rows_and_pooling(num_tables: int, rng: np.random.Generator) -> tuple[FloatA
 
 
 def _spread_quantiles(score_T: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """[T] numbers in (0, 1) in the order of the scores, one in each T-th part.
-
-    Independent uniforms would let the mean pooling factor of an 856-table pool wander by 0.9 from seed to seed.
-    """
+    """Draw one number in each T-th part of (0, 1), because independent ones let pooling wander by 0.9."""
     rank_T = np.empty(len(score_T))
     rank_T[np.argsort(score_T)] = np.arange(len(score_T))
     return np.asarray((rank_T + rng.random(len(score_T))) / len(score_T))
 
 
 def _quantile(quantile_T: FloatArray, counts: tuple[int, ...], edges: tuple[float, ...]) -> FloatArray:
-    """[T] values of a mixture of log-uniform ranges with the given counts."""
+    """Invert a mixture of log-uniform ranges with the given counts."""
     cumulated = np.cumsum((0, *counts)) / sum(counts)
     return np.asarray(np.exp(np.interp(quantile_T, cumulated, np.log(edges))))
 
 
 def _raked_reuse(tilts_T: FloatArray, rows_T: FloatArray, lookups_T: FloatArray) -> FloatArray:
-    """[T, K] reuse histograms whose pool-wide mean is the published one.
-
-    Raking: common factors per bin are corrected until the margins agree, while each table keeps its own tilt and what
-    its rows and lookups allow. Where they cannot agree, the factors would run away; the tables are then left unraked.
-    """
+    """Rake reuse to the published pool-wide mean, [T, K]; give up where the factors would run away."""
     goal_K = np.array(DLRM_2021_REUSE)
     own_TK = np.exp(tilts_T[:, None] * np.arange(NUM_REUSE_BINS))
     unraked_TK = reuse_TK = tilt_to_feasible(goal_K * own_TK, rows_T, lookups_T)

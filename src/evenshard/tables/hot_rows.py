@@ -25,13 +25,7 @@ LEAST_DIFFERENCE = 0.1
 
 @dataclass(frozen=True)
 class _HotRows:
-    """The rows of a table, the hottest first; those that are read once are as likely to be any of the rest.
-
-    Attributes:
-        num_rows: of the table.
-        rows_K: [K] numbers of hottest rows, from 0 on, bin after bin.
-        shares_K: [K] shares of the lookups that go to as many.
-    """
+    """The hottest ``rows_K``, bin after bin, of ``num_rows``; ``shares_K`` of the lookups go to as many."""
 
     num_rows: int
     rows_K: FloatArray
@@ -47,7 +41,6 @@ class _HotRows:
         return _HotRows(table.num_rows, np.append(0.0, np.cumsum(hot_K)), np.append(0.0, shares_K))
 
     def share(self, hottest: FloatArray | float) -> FloatArray:
-        """Share of the lookups that go to this many of the hottest rows."""
         beyond = np.maximum(np.asarray(hottest) - self.rows_K[-1], 0.0) / max(self.num_rows - self.rows_K[-1], 1e-9)
         return np.asarray(np.interp(hottest, self.rows_K, self.shares_K) + (1 - self.shares_K[-1]) * beyond)
 

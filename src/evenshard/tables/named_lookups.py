@@ -55,7 +55,7 @@ Named = float | tuple[float | None, ...] | None
 
 
 def _features(table: Table) -> tuple[str, ...]:
-    """The names of its features; none of several that have none."""
+    """Return no names if one of several features has none."""
     return table.feature_names or ((table.name,) if table.num_features == 1 else ())
 
 
@@ -80,7 +80,6 @@ def _number_or_list(name: str, value: Any) -> float | tuple[float, ...]:
 
 
 def _find_numbers(table: Table, numbers: Numbers, tables: set[str]) -> Named:
-    """What is named of a table."""
     features = _features(table)
     if table.name in numbers and not (table.name in features and (set(features) - {table.name}) & numbers.keys()):
         value = numbers[table.name]
@@ -130,7 +129,7 @@ def _with_lookups(table: Table, named: Named) -> Table:
 
 
 def _drop_if_named(one: Assumption, named: Named, is_even: bool) -> Iterator[Assumption]:
-    """What of an assumption about a table is left once something of it is named."""
+    """Yield what is left of an assumption once something of its table is named."""
     is_partial = named is None or (isinstance(named, tuple) and None in named)
     if one.column not in _LOOKUPS or is_partial or (is_even and one.column == _LOOKUPS[1]):
         yield one

@@ -43,7 +43,7 @@ def read_parquet(path: Path) -> list[Any]:
 
 
 def _check_size(path: Path, metadata: Any) -> None:
-    """A few bytes of Parquet may stand for billions of values: those that it admits to are counted first."""
+    """Count values first, because a few bytes of Parquet may stand for billions."""
     if metadata.num_rows > MAX_TABLES:
         raise BadFile(path, f"holds {metadata.num_rows:,} tables, more than {MAX_TABLES:,}", "Give fewer.")
     if metadata.num_columns > MAX_COLUMNS:
@@ -60,7 +60,7 @@ def value_type(kind: Any) -> Any:
 
 
 def _plain_type(path: Path, field: Any) -> Any:
-    """The type of a column without a dictionary, behind which a value may stand any number of times."""
+    """Drop a dictionary, behind which a value may stand any number of times."""
     kind = field.type.value_type if pt.is_dictionary(field.type) else field.type
     inner = value_type(kind)
     if pt.is_nested(inner) or pt.is_dictionary(inner):
@@ -69,12 +69,12 @@ def _plain_type(path: Path, field: Any) -> Any:
 
 
 def _rows_at_a_time(metadata: Any) -> int:
-    """Few, where the file holds long texts: each row may repeat the longest of them."""
+    """Return few for long texts, because each row may repeat the longest."""
     return max(8, min(4096, 2**28 // max(1, _num_bytes(metadata))))
 
 
 def _num_bytes(metadata: Any) -> int:
-    """Size of the data without compression."""
+    """Return the uncompressed size."""
     return sum(int(metadata.row_group(number).total_byte_size) for number in range(metadata.num_row_groups))
 
 

@@ -27,16 +27,13 @@ Value = TypeVar("Value")
 
 REQUIRED_COLUMNS = ("name", "num_rows", "embedding_dim", "pooling_factor")
 PLAIN_COLUMNS = (*REQUIRED_COLUMNS, "reuse_bins", "weight_bits")
-# The type of each column as ``Table`` states it, such as ``tuple[float, ...]``.
 COLUMN_TYPES = {one.name: str(one.type).removesuffix(" | None") for one in fields(Table)}
 TABLE_COLUMNS = tuple(COLUMN_TYPES)
 REUSE_COLUMNS = tuple(f"reuse_bin_{number}" for number in range(NUM_REUSE_BINS))
 KNOWN_COLUMNS = (*TABLE_COLUMNS, *REUSE_COLUMNS)
-# Most columns of a CSV or Parquet file; each that is not known is an error anyway.
 MAX_COLUMNS = 1_000
 WRITE_AGAIN = "Write the file again; its columns are " + ", ".join(TABLE_COLUMNS) + "."
 _WITH_COMMAS = re.compile(r"\s*\d{1,3}(,\d{3})+\s*")
-# Extra columns that a message names.
 MAX_NAMED = 12
 
 
@@ -58,13 +55,12 @@ class BadRecord(Exception):
 
 
 class _Problems:
-    """What is wrong with a record; a value that cannot be read is replaced by one that is right."""
+    """Problems of a record; a value that cannot be read is replaced by a valid one."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], None] = {}
 
     def read(self, value_of: Callable[[], Value], instead: Value) -> Value:
-        """A value, or ``instead`` where it cannot be read."""
         try:
             return value_of()
         except BadRecord as error:
@@ -72,11 +68,9 @@ class _Problems:
             return instead
 
     def add(self, problem: str, remedy: str = "Correct the value.") -> None:
-        """One more."""
         self._found[problem, remedy] = None
 
     def raise_any(self) -> None:
-        """Raises BadRecord if there are any."""
         if self._found:
             (problem, remedy), *others = self._found
             raise BadRecord(problem, remedy, others)
@@ -160,12 +154,11 @@ def is_blank(value: Any) -> bool:
 
 
 def _says_nothing(value: Any) -> bool:
-    """Whether a cell is empty, or NaN, which pandas writes there."""
+    """Return whether a cell is empty, or NaN, which pandas writes there."""
     return is_blank(value) or (isinstance(value, float) and math.isnan(value))
 
 
 def _list_missing(record: RawTable, optional: Collection[str], extra: Collection[str]) -> Iterator[tuple[str, str]]:
-    """What is not there, and what to do about it."""
     for column in REQUIRED_COLUMNS:
         if column in optional:
             continue
@@ -176,7 +169,6 @@ def _list_missing(record: RawTable, optional: Collection[str], extra: Collection
 
 
 def _hint(column: str, extra: Sequence[str]) -> str:
-    """Which of the other columns may be the one that is missing; of those of spreadsheets, in capitals too."""
     plain = {name.lower(): name for name in reversed(extra)}
     close = difflib.get_close_matches(column, plain, n=1, cutoff=0.6)
     if close:
@@ -188,11 +180,7 @@ def _hint(column: str, extra: Sequence[str]) -> str:
     return f"Add it, or say which column it is (--columns THEIRS={column}). Not used: {others}."
 
 
-# Values --------------------------------------------------------------------------------------------------------------
-
-
 def _read_optional(record: RawTable, column: str, read: Callable[[Any, str], Value], default: Value) -> Value:
-    """The value of a column that may be left out."""
     value = record.get(column)
     return default if _says_nothing(value) else read(value, column)
 
@@ -212,7 +200,7 @@ def _text(value: Any, column: str) -> str:
 
 
 def _word(value: Any, column: str) -> str:
-    """A word in small letters: TorchRec's words are in capitals, and its JSON may say PoolingType.SUM."""
+    """Lower the case: TorchRec's words are in capitals, and its JSON may say PoolingType.SUM."""
     text = _text(value.value if isinstance(value, Enum) else value, column)
     return text.rpartition("Type.")[2].lower()
 
@@ -231,12 +219,12 @@ def _flag(value: Any, column: str) -> bool:
 
 
 def _read_required(record: RawTable, column: str, instead: int) -> int:
-    """A whole number; where it is missing, which is said elsewhere, ``instead``."""
+    """Return ``instead`` for a missing value, which ``_list_missing`` reports."""
     return instead if is_blank(record.get(column)) else _whole(record[column], column)
 
 
 def _number(value: Any, column: str) -> float:
-    """A float; texts are read as numbers, since CSV has only texts and YAML takes 1e6 for one."""
+    """Read texts as numbers, since CSV has only texts and YAML takes 1e6 for one."""
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
             return float(value)
@@ -246,7 +234,7 @@ def _number(value: Any, column: str) -> float:
 
 
 def _whole(value: Any, column: str) -> int:
-    """Return an int: pandas hands whole columns over as floats, such as 1000.0, and spreadsheets write 1,000,000."""
+    """Accept 1000.0, as pandas writes whole columns, and 1,000,000, as spreadsheets do."""
     if isinstance(value, str):
         with suppress(ValueError):
             value = int(value.replace(",", "") if _WITH_COMMAS.fullmatch(value) else value)
@@ -259,7 +247,6 @@ def _whole(value: Any, column: str) -> int:
 
 
 def _list(record: RawTable, column: str, example: str, remedy: str) -> list[Any] | None:
-    """The values of a column that may be left out; None where it is."""
     value = record.get(column)
     if _says_nothing(value):
         return None

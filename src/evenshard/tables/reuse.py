@@ -23,9 +23,7 @@ FloatArray = npt.NDArray[np.float64]
 ReuseBins = tuple[float, ...]
 
 NUM_REUSE_BINS = 17
-# Largest count of bins 0..15; bin 16 has none.
 MAX_COUNT_OF_BIN = tuple(2**k for k in range(NUM_REUSE_BINS - 1))
-# Smallest count of bins 0..16.
 MIN_COUNT_OF_BIN = (1, *(count + 1 for count in MAX_COUNT_OF_BIN))
 # Octaves that the counts of the last bin are taken to reach, from 2**15 to 2**18.
 OCTAVES_OF_LAST_BIN = 3
@@ -58,8 +56,7 @@ def _complete_shares(uniques: tuple[float, ...], accesses: tuple[float, ...], lo
     return tuple(float(share) for share in shares / shares.sum())
 
 
-# facebookresearch/dlrm_datasets, the analysis printed with the 2021 and the 2022 data: shares of unique indices, shares
-# of accesses, and total lookups / total unique indices.
+# Shares of unique indices and of accesses, and lookups per unique index: facebookresearch/dlrm_datasets.
 DLRM_2021_REUSE: ReuseBins = _complete_shares(
     (0.473, 0.152, 0.139, 0.112, 0.072, 0.032, 0.011),
     (.069, .044, .068, .101, .121, .104, .073, .058, .052, .050, .049, .048, .048, .043, .031, .023, .019),
@@ -165,7 +162,7 @@ def tilt_to_feasible(shares_TK: FloatArray, num_rows_T: FloatArray, num_lookups_
 
 
 def _tilt_up(shares_TK: FloatArray, means_TK: FloatArray, needed_T: FloatArray, top_T: npt.NDArray[Any]) -> FloatArray:
-    """Bisects the smallest tilt at which each row's mean count reaches what it needs."""
+    """Bisect the smallest tilt at which each mean count is as large as needed."""
     with np.errstate(divide="ignore"):
         logs_TK = np.log(shares_TK)
 
@@ -331,7 +328,7 @@ def deduplicated_reuse(bins: ReuseBins, num_devices: int) -> tuple[ReuseBins, fl
 
 
 def _power_integral(low: FloatArray, high: FloatArray, alpha: float) -> FloatArray:
-    """Integral of ``x**-alpha`` from low to high, also at and near alpha = 1."""
+    """Integrate ``x**-alpha`` from low to high, also at and near alpha = 1."""
     logs = np.log(high / low)
     if alpha == 1:
         return np.asarray(logs)

@@ -143,7 +143,7 @@ def _records_of(tables: Any) -> list[Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """A number or an array of NumPy as Python has it."""
+    """Convert NumPy's numbers and arrays to Python's."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -226,7 +226,7 @@ def _of_table_file(path: Path, default_pooling_factor: float, columns: Mapping[s
 
 
 def _check_is_no_traffic(path: Path, given: Mapping[str, str]) -> None:
-    """Raises BadFile for a Parquet file with none of a table file's columns, before all of it is read."""
+    """Reject Parquet without a table file's columns before all of it is read."""
     require_package("pyarrow")
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -94,7 +94,6 @@ class TableCounts:
         self._rows_U = self._counts_U = np.zeros(0, dtype=np.int64)
 
     def _compact(self) -> None:
-        """Turns the pending lookups into counts and adds them to the window's."""
         if not self._num_pending:
             return
         rows_L = np.concatenate(self._pending)

@@ -121,7 +121,6 @@ def features_of(source: Path, sample: Sample, columns: Mapping[str, str], wanted
 
 
 def _check_known(column: str, name: str, wanted: Collection[str] | None) -> None:
-    """Raises BadConfig for a name that no table has; columns of a table file may be called alike."""
     if wanted is None or not name or name in wanted or name in KNOWN_COLUMNS:
         return
     close = difflib.get_close_matches(cut(name), wanted, n=1, cutoff=0.0)

@@ -101,7 +101,7 @@ def _names(path: Path, file: Any) -> tuple[str, ...]:
 
 
 def _unlike_features(names: Sequence[str], file: Any) -> Mapping[str, str]:
-    """Columns that hold no row numbers, by their type, or by name and values where there is one a sample."""
+    """Return columns that hold no row numbers, by their type, or by name and values."""
     found = {}
     for name in names:
         kind = file.schema_arrow.field(name).type
@@ -118,7 +118,7 @@ def _unlike_features(names: Sequence[str], file: Any) -> Mapping[str, str]:
 
 
 def _only_0_and_1(name: str, metadata: Any) -> bool:
-    """Whether a column's statistics, which most writers give, say so."""
+    """Read a column's statistics, which most writers give."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     columns = [group.column(number) for group in groups for number in range(group.num_columns)]
     ranges = [one.statistics for one in columns if one.path_in_schema == name]
@@ -136,7 +136,7 @@ def _check_type(path: Path, name: str, kind: Any) -> None:
 
 
 def _check_size(path: Path, metadata: Any) -> None:
-    """Real lookups differ; a list that repeats one row a billion times takes a few bytes, and all memory to read."""
+    """Reject lists that repeat a row a billion times in a few bytes, and would take all memory."""
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for number in range(group.num_columns):
             column = group.column(number)
@@ -147,7 +147,6 @@ def _check_size(path: Path, metadata: Any) -> None:
 
 
 def _num_values(file: Any) -> dict[str, int]:
-    """Values of each column in the whole file, nulls and empty lists included."""
     metadata, names = file.metadata, set(file.schema_arrow.names)
     column_of_leaf: list[str | None] = []
     for number in range(metadata.num_columns):

@@ -94,7 +94,6 @@ class ReuseIntervals:
         return np.asarray(_hashes(rows) >> np.uint64(64 - self._halvings) == 0)
 
     def _count(self) -> None:
-        """Turns pending pairs into intervals, and remembers each row's last batch."""
         if not self._num_pending:
             return
         rows_P, batches_P = (np.concatenate(parts) for parts in zip(*self._pending, strict=True))
@@ -123,14 +122,14 @@ def remembered_rows(num_tables: int) -> int:
 
 
 def _sums_from(counts: Sequence[int] | IntArray, size: int) -> FloatArray:
-    """[size] the sum of the counts from each position on."""
+    """Sum the counts from each position on."""
     padded = np.zeros(max(size, len(counts)))
     padded[: len(counts)] = counts
     return np.asarray(np.cumsum(padded[::-1])[::-1][:size])
 
 
 def _hashes(rows: IntArray) -> npt.NDArray[np.uint64]:
-    """Evenly spread numbers of 64 bits, however rows are numbered: the last steps of MurmurHash3."""
+    """Spread row numbers evenly over 64 bits by the last steps of MurmurHash3."""
     mixed = rows.astype(np.uint64)
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         mixed ^= mixed >> np.uint64(33)

@@ -96,21 +96,19 @@ def tables_from_traffic(
 
 
 def _features(tables: Sequence[Table] | None) -> frozenset[str] | None:
-    """The features that tables are known to have; None where each column makes a table."""
+    """Return None where each column makes a table."""
     if tables is None:
         return None
     return frozenset(name for table in tables for name in (table.name, *table.feature_names))
 
 
 def _not_read(source: Path, sample: Sample, counts: Iterable[TableCounts]) -> Iterator[str]:
-    """Says which features no table has."""
     read = {column for one in counts for column in one.columns}
     if unread := [name for name in sample.names if name not in read]:
         yield f"{source}: no table has {_some('feature', unread)}: not read."
 
 
 def _tables_to_count(source: Path, sample: Sample, tables: Sequence[Table] | None) -> dict[str, TableCounts]:
-    """The tables to count, by name. Raises BadFile if the sample holds none of them."""
     if tables is None:
         features: dict[str, tuple[str, ...]] = {name: (name,) for name in sample.names}
     else:
@@ -151,7 +149,7 @@ def _count(sample: Sample, survey: Survey, counts: Mapping[str, TableCounts], ba
 
 
 def _groups(survey: Survey, tables: Iterable[TableCounts], batch_size: int) -> list[list[TableCounts]]:
-    """Tables to read together: each group's lookups of a mean window fit into ``GROUP_LOOKUPS``, if more than one."""
+    """Group tables whose lookups of a mean window fit into ``GROUP_LOOKUPS`` together."""
     window_samples = min(batch_size, survey.num_samples)
     groups: list[list[TableCounts]] = []
     room = 0.0
@@ -165,13 +163,10 @@ def _groups(survey: Survey, tables: Iterable[TableCounts], batch_size: int) -> l
     return groups
 
 
-# From counts to tables ------------------------------------------------------------------------------------------------
-
-
 def _fill_figures(
     table: Table, counts: TableCounts | None, num_samples: int, batch_size: int, assumptions: list[Assumption]
 ) -> Table:
-    """The table with the figures of the sample; what they do not tell is added to ``assumptions``."""
+    """Fill in the sample's figures, and add the missing ones to ``assumptions``."""
     if counts is None:
         text = "as given, since the sample does not hold the table"
         assumptions += [Assumption(table.name, column, text) for column in ("pooling_factor", "reuse_bins")]
@@ -200,7 +195,7 @@ def _fill_figures(
 def _feature_lookups(
     table: Table, counts: TableCounts, num_samples: int, assumptions: list[Assumption]
 ) -> tuple[float, ...]:
-    """Lookups per sample of each feature: counted, or as given where the sample does not hold it."""
+    """Count lookups per sample, or take the given ones where the sample lacks the feature."""
     counted = {column: number / num_samples for column, number in counts.num_lookups.items()}
     if not set(counted) & set(table.feature_names):  # one column for all features
         (together,) = counted.values()
