@@ -120,7 +120,6 @@ def _of_fused_params(params: Mapping[str, Any]) -> FusedOptimizer | None:
 
 
 def _of_fbgemm(name: str, where: str) -> FusedOptimizer:
-    """An optimizer by FBGEMM's name for it."""
     word = WORDS.get(name) or AS_LARGE.get(name)
     return FusedOptimizer(word or UNKNOWN, name, where, word is not None)
 

@@ -96,7 +96,6 @@ def qualified_name(path: str, name: str) -> str:
 def _configs(
     collections: Collections, sharders: Sequence[Any] | None
 ) -> Iterator[tuple[str, BaseEmbeddingConfig, Collection | None]]:
-    """Paths, the configurations found there, and the collections that they are of."""
     require_torchrec()
     from torch import nn
     from torchrec.modules.embedding_configs import BaseEmbeddingConfig

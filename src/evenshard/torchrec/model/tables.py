@@ -78,7 +78,6 @@ def table_set_of(
 
 
 def _left_to_torchrec(collections: Collections, sharders: Sequence[Any] | None) -> Iterator[Assumption]:
-    """The tables of a model that are not placed."""
     from torch import nn
 
     if isinstance(collections, nn.Module):
@@ -188,7 +187,6 @@ def changed_fields(record: Any) -> dict[str, Any]:
 
 
 def _is_usual(init_fn: Any) -> bool:
-    """Whether weights begin as TorchRec lets them where nothing is given."""
     from torch import nn
 
     return isinstance(init_fn, partial) and init_fn.func is nn.init.uniform_

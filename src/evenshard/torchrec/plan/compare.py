@@ -89,7 +89,6 @@ def predicted(
 
 
 def _of_placed_modules(plan: ShardingPlan, request: PlacementRequest) -> ShardingPlan:
-    """The plan without the modules that TorchRec placed in it."""
     from torchrec.distributed.types import ShardingPlan
 
     others = {one.table for one in request.assumptions if one.column == LEFT_TO_TORCHREC}

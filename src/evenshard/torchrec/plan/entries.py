@@ -114,10 +114,7 @@ def prefetches(training_pipeline: str) -> bool | None:
 
 
 def _storage(table: Table, storage: Storage, compute_device: str) -> Storage:
-    """Where TorchRec keeps the weights: on the CPU its other kernels keep them in host memory, as the fused one does.
-
-    Those of UVM are written there too, so that a plan is the same; FBGEMM takes no cache of them.
-    """
+    """Return where TorchRec keeps weights: its CPU kernels keep them in host memory, and those of UVM there too."""
     if compute_device == "cpu":
         return ON_DEVICE if storage.kernel in (HOST, KEY_VALUE) else storage
     if storage.kernel == HOST:

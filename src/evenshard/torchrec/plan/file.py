@@ -206,7 +206,6 @@ def contents_of(
 
 
 def _type_limits(record: PlanFile) -> dict[str, frozenset[str]]:
-    """The types that a table may be written as, where it is not all of them."""
     return {
         name: frozenset({TABLE_COLUMN_WISE})
         for name, entry in record.tables.items()

@@ -301,7 +301,6 @@ def other_kernels(plan: ShardingPlan, tables: Sequence[Table]) -> dict[str, str]
 
 
 def _entries(plan: ShardingPlan, tables: Sequence[Table]) -> list[tuple[Table, ParameterSharding]]:
-    """Every table with its entry."""
     entries = {(path, name): one for path, module in plan.plan.items() for name, one in _parameters(path, module)}
     keys_of: dict[str, list[tuple[str, str]]] = {}
     for key in entries:

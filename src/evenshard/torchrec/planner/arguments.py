@@ -303,7 +303,6 @@ def plan_of_others(
 
 
 def _alone(modules: Mapping[str, nn.Module]) -> nn.Module:
-    """A model of these modules only, under the same paths."""
     from torch import nn
 
     if "" in modules:

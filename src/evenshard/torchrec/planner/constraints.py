@@ -191,7 +191,6 @@ def whole_where_too_narrow(rules: Rules, known: TableSet, types: Sequence[str]) 
 
 
 def _check_kind(constraints: Mapping[str, ParameterConstraints]) -> None:
-    """Raises BadConfig if something else stands where constraints belong."""
     from torchrec.distributed.planner.types import ParameterConstraints
 
     are = "Give TorchRec's, by table: {'clicks': ParameterConstraints(pooling_factors=[37.5])}."
@@ -203,7 +202,6 @@ def _check_kind(constraints: Mapping[str, ParameterConstraints]) -> None:
 
 
 def _tables_of_others(collections: Collections, sharders: Sequence[Any] | None) -> set[str]:
-    """The tables of a model that are left to TorchRec."""
     from torch import nn
 
     if not isinstance(collections, nn.Module):
@@ -222,11 +220,7 @@ def _check_device(name: str, own: ParameterConstraints, compute_device: str) -> 
 def _lookups(
     name: str, own: ParameterConstraints, features: Sequence[str], constraints: Iterable[ParameterConstraints]
 ) -> tuple[float, ...] | None:
-    """Return pooling factors in the order of the table's features; None for TorchRec's default.
-
-    A factor of 1 is given, not the default, if the constraint says nothing else, or if another one sets the same fields
-    and a factor.
-    """
+    """Return pooling factors in the features' order, or None for TorchRec's default."""
     named = features if own.feature_names is None else own.feature_names
     if sorted(named) != sorted(features):
         raise BadConfig(
@@ -253,11 +247,7 @@ def _bags(name: str, own: ParameterConstraints, features: Sequence[str], batch_s
 
 
 def _of_features(name: str, own: ParameterConstraints, features: Sequence[str], column: str) -> tuple[float, ...]:
-    """Numbers of a constraint, in the order of the table's features.
-
-    Raises:
-        BadConfig: if they are not one finite number from 0 on for each.
-    """
+    """Return finite numbers from 0 on, in the order of the table's features."""
     values = getattr(own, column)
     if not isinstance(values, Sequence) or not all(isinstance(one, Real) for one in values):
         raise BadConfig(
@@ -289,10 +279,7 @@ def _miss_ratios(own: ParameterConstraints) -> tuple[float, ...] | None:
 def _types_and_kernels(
     name: str, own: ParameterConstraints, types: Sequence[str], kernels: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The ways in which a table may be sharded, and where its weights may be kept; empty for wherever others are.
-
-    A dense kernel is that of replicas, which device memory holds; all others are of parts.
-    """
+    """Return types and kernels, empty for no limit; a dense kernel is that of replicas."""
     asked = tuple(types) if own.sharding_types is None else _words(own.sharding_types)
     if own.compute_kernels is None:
         return asked, ()
@@ -318,7 +305,6 @@ def _types_and_kernels(
 
 
 def _words(values: Iterable[Any]) -> tuple[str, ...]:
-    """The values of TorchRec's enumerations, or the words themselves."""
     return tuple(str(getattr(one, "value", one)) for one in values)
 
 
@@ -386,7 +372,6 @@ _SIZES = ("load_factor", "reserved_memory", "max_l1_cache_size")
 
 
 def _with_own_sizes(given: Any, ours: Any) -> Any:
-    """What constraints say of a cache, where they say something, with the sizes of ours."""
     said = {one.name: getattr(given, one.name) for one in fields(given) if one.name not in _SIZES}
     return replace(ours, **{name: value for name, value in said.items() if value is not None})
 
@@ -410,7 +395,6 @@ def left_aside(word: str, given: Any, *, is_kept: bool) -> Iterator[str]:
 
 
 def _left_to_plans(constraints: Mapping[str, ParameterConstraints]) -> tuple[str, ...]:
-    """What of constraints only a plan of ``EvenshardPlanner`` hands on, in a sentence, if anything is."""
     found = {
         name: (
             *(field for field in changed_fields(own) if field in CARRIED),

@@ -171,13 +171,7 @@ def of_nodes(of_ranks: Sequence[int], local_world_size: int, asked_gb: float | N
 
 @dataclass(frozen=True)
 class _RankMemory:
-    """Memory of each rank, bytes, where its size was not given.
-
-    Attributes:
-        device: of the device where tables live; on CPU ranks, of the host.
-        host, ssd: of a GPU's host and its SSDs, the rank's share of them; 0 on CPU ranks.
-        assumed: what there is to say of these.
-    """
+    """Memory of each rank in bytes; of a host and its SSDs, the rank's share, 0 on CPU ranks."""
 
     device: tuple[int, ...]
     host: tuple[int, ...]
@@ -188,14 +182,7 @@ class _RankMemory:
 def _memory_of_ranks(
     topology: Topology | None, world_size: int, local_world_size: int, compute_device: str, hardware: str | None
 ) -> _RankMemory:
-    """The memory of each rank.
-
-    Without a topology: of a GPU what its driver says, if there is one here, or that of the hardware that is named. Of
-    a host, where the ranks are CPUs or there is a GPU here, what this machine has, divided by the ranks of a node.
-
-    Args:
-        hardware: as ``EvenshardPlanner`` takes it.
-    """
+    """Return the topology's memory, or that of this machine's driver, or of the named hardware."""
     on_cpu = compute_device == "cpu"
     gpu = None if on_cpu else gpu_bytes()
     of_rank = machine_bytes() // local_world_size
@@ -214,7 +201,6 @@ def _memory_of_ranks(
 
 
 def _constants(world_size: int) -> _RankMemory:
-    """What TorchRec assumes of a rank with a GPU."""
     from torchrec.distributed.planner import constants
 
     hbm, ddr, ssd = constants.HBM_CAP, constants.DDR_CAP, constants.SSD_CAP

@@ -118,11 +118,6 @@ class ModelPlanner:
     def _place(
         self, request: PlacementRequest, notes: Sequence[str], result: ModelPlan
     ) -> tuple[PlacementRequest, Sequence[TablePart]]:
-        """Where the columns live, by ``evenshard.place`` or the sharder, and the request with what is kept after all.
-
-        Raises:
-            PlannerError: TorchRec's, if the tables find no room.
-        """
         least = _with_least_kept(request)
         try:
             parts = self._parts(request, result)
@@ -150,7 +145,6 @@ class ModelPlanner:
             return None
 
     def _place_by_evenshard(self, request: PlacementRequest, result: ModelPlan) -> Sequence[TablePart]:
-        """Where the columns live, as ``evenshard.place`` says."""
         on, limit_s, started = self.machine.compute_device, self.arguments.timeout_seconds, time.monotonic()
         knobs = self.settings.knobs
         model, hardware = chosen_model(knobs.search.model, knobs.machine.hardware, on)
@@ -176,7 +170,6 @@ class ModelPlanner:
         return result.answer.parts
 
     def _say_changed(self, result: ModelPlan) -> None:
-        """Says what callbacks made of the time."""
         if result.answer is None:
             result.say("callbacks changed the plan.")
             return
@@ -191,11 +184,7 @@ class ModelPlanner:
 
 
 def _default_plan(request: PlacementRequest, limit_s: float | None) -> Sequence[Sequence[TablePart]]:
-    """TorchRec's plan as it comes, to begin with; none where it finds none, or would take minutes.
-
-    Args:
-        limit_s: of planning as a whole, of which TorchRec has a part.
-    """
+    """Return TorchRec's plan as it comes; None where it finds none, or would take minutes."""
     task = request.task()
     if len(task.tables) * task.num_devices > MOST_SHARDS:
         return ()
@@ -210,7 +199,6 @@ def _default_plan(request: PlacementRequest, limit_s: float | None) -> Sequence[
 
 
 def _check_dense(machine: TorchRecMachine, dense: int) -> None:
-    """Raises TorchRec's PlannerError if the dense model alone is more than each rank has."""
     if dense > max(machine.rooms_bytes):
         has = f"{size_text(max(machine.rooms_bytes))} of {size_text(max(machine.caps_bytes))}"
         error = InfeasibleTask(
@@ -222,16 +210,12 @@ def _check_dense(machine: TorchRecMachine, dense: int) -> None:
 
 
 def _with_least_kept(request: PlacementRequest) -> PlacementRequest:
-    """The request in which what devices hold for their own samples comes out of the share that is kept by default.
-
-    TorchRec's planner counts nothing of it: that is one of the things that its 15 % are for.
-    """
+    """Take buffers of inputs and outputs from the kept share, as TorchRec's 15 % does."""
     left = request.reserved_share - request.sample_memory.total / max(*request.caps_bytes, 1)
     return replace(request, reserved_share=max(left, 0.0))
 
 
 def _kept_less(request: PlacementRequest, least: PlacementRequest) -> str:
-    """Says that the tables fit only so."""
     return (
         f"The tables fit only with {pct_text(100 * least.reserved_share)} of each device's memory kept for what is not "
         f"counted, in place of {pct_text(100 * request.reserved_share)}: evenshard counts what a rank holds for its "
@@ -241,7 +225,6 @@ def _kept_less(request: PlacementRequest, least: PlacementRequest) -> str:
 
 
 def _placed_by_torchrec(plan: ShardingPlan) -> str:
-    """Says which tables TorchRec placed, and how."""
     placed = (
         f"{qualified_name(path, name)} ({entry.sharding_type}, {entry.compute_kernel})"
         for path, tables in plan.plan.items()
@@ -264,12 +247,10 @@ def _fits_in_all(request: PlacementRequest) -> bool:
 
 
 def _less(rooms: Sequence[int], used: Sequence[int]) -> list[int]:
-    """The memory that is left."""
     return [room - taken for room, taken in zip(rooms, used, strict=True)]
 
 
 def _place_by_sharder(sharder: Sharder, request: PlacementRequest) -> Sequence[TablePart]:
-    """Where the columns live, as a sharder says."""
     task = replace(request.task(), task_id="the model")
     placement = sharder.place(task)
     check_placement(task, placement)

@@ -191,7 +191,6 @@ def _left_out(request: PlacementRequest, located: Sequence[LocatedTable], bounds
 def _without_replicas(
     rules: Rules, types: tuple[str, ...], left_out: Sequence[str], num_tables: int
 ) -> tuple[Rules, tuple[str, ...]]:
-    """The rules and the types of all tables, where so many of them are not to be replicated."""
     others = tuple(way for way in types if not TYPES[way].is_replicated)
     if len(left_out) == num_tables:
         return rules, others
@@ -212,10 +211,7 @@ def _available_kernels(machine: TorchRecMachine, is_whole: bool) -> tuple[str, .
 def _types_on_cpu(
     known: TableSet, given: Rules, types: Sequence[str], machine: TorchRecMachine
 ) -> dict[str, tuple[str, ...]]:
-    """Types of the tables that FBGEMM cannot train in all ways on the CPU: no replicas of sequences, no empty ranks.
-
-    A table that may be sharded in no other way keeps what is given: its plan is refused.
-    """
+    """Leave out types that FBGEMM cannot train on the CPU: replicas of sequences, and empty ranks."""
     table_types: dict[str, tuple[str, ...]] = {}
     if machine.compute_device != "cpu":
         return table_types
@@ -267,7 +263,6 @@ def _differs(one: type, usual: type) -> bool:
 def _ways_of_enumerator(
     enumerator: Enumerator | None, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]
 ) -> Ways:
-    """The ways to shard each table in an enumerator's search space."""
     found: dict[tuple[str, str], set[tuple[str, str]]] = {}
     options = [] if enumerator is None else enumerator.enumerate(module, list(sharders))
     for one in options:
@@ -278,11 +273,6 @@ def _ways_of_enumerator(
 def _within(
     rules: Rules, ways: Ways, located: Iterable[LocatedTable], types: Sequence[str], kernels: Sequence[str]
 ) -> Rules:
-    """The rules, with the types and kernels of each table within these ways.
-
-    Raises:
-        BadConfig: if that leaves nothing to a table.
-    """
     table_types, table_kernels = dict(rules.table_types), dict(rules.table_kernels)
     for one in located:
         own = ways.get((one.path, one.config.name))

@@ -132,7 +132,6 @@ class EvenshardPerfModel:
 
 
 def _tables_of_options(plan: Sequence[ShardingOption], counted: Mapping[str, Table]) -> dict[_Key, Table]:
-    """The tables of a plan, with the lookups that the planner assumes, and with what was counted."""
     modules = {option.path: option.module[1] for option in plan}
     for option in plan:
         if not is_placed(option.module[1]):

@@ -129,7 +129,6 @@ class PlanReport:
         return bool(result.plan != plan)
 
     def _called_back(self, options: list[ShardingOption]) -> tuple[list[ShardingOption], ShardingPlan]:
-        """What the callbacks, one after the other, make of the plan."""
         for callback in self.arguments.callbacks or ():
             options = callback(options)
         plan = planners.to_sharding_plan(options, self.topology)
@@ -156,10 +155,7 @@ class PlanReport:
         return kept
 
     def _options(self, result: ModelPlan) -> list[ShardingOption]:
-        """An option for each table of the plan, with its ranks, in the plan's order; without times and memory yet.
-
-        Tables whose lookups the plan does not tell have those of the constraints, or TorchRec's default.
-        """
+        """Return an option for each table in the plan's order, without times and memory yet."""
         sharder_of = {one.module_type: one for one in self.sharders}
         found = []
         constraints, world_size = self.arguments.constraints_by_table, self.machine.nodes.num_devices
@@ -192,10 +188,7 @@ class PlanReport:
         return found
 
     def _fill_estimates(self, options: list[ShardingOption]) -> Enumerator:
-        """Fills in times and memory as TorchRec estimates them, and returns the enumerator that did.
-
-        One that was given has enumerated the model for these sharders already.
-        """
+        """Fill in TorchRec's times and memory, and return the enumerator that estimated them."""
         given = self.arguments
         enumerator = given.enumerator
         if enumerator is None:

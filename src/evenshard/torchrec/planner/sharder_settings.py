@@ -80,7 +80,6 @@ def _communication(sharder: Any, operation: str) -> Communication:
 
 
 def _word(data_type: Any) -> str:
-    """Evenshard's word for a data type of torch, FBGEMM or TorchRec."""
     name = str(getattr(data_type, "name", data_type)).removeprefix("torch.").lower()
     words = {"none": "fp32", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "uint8": "int8"}
     word = words.get(name, name)

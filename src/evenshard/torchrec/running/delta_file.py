@@ -264,7 +264,6 @@ def load_delta(path: str | Path | DeltaFile, model: DistributedModelParallel) ->
 
 
 def _parts_now(module: Any, path: str, located: Sequence[LocatedTable]) -> Mapping[str, tuple[TablePart, ...]]:
-    """The parts of each table of a collection as they run."""
     from torchrec.distributed.types import ShardingPlan
 
     tables = [Table(one.name, *one.shape, 1.0) for one in located]
@@ -278,7 +277,6 @@ def _table_after(
     moving: Mapping[str, TableDelta],
     machine: Machine,
 ) -> ShardedTable:
-    """A table of a collection as it will be sharded."""
     name = located.name
     if name not in moving:
         return sharded_table(located, running[name], machine)

@@ -309,7 +309,6 @@ def local_batch(
 
 
 def _collection(tables: Sequence[Table], names: dict[str, str]) -> Any:
-    """Return a TorchRec collection of tables on the meta device."""
     from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
     from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 

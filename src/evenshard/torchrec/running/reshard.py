@@ -67,7 +67,6 @@ def reshard(model: DistributedModelParallel, delta: Delta) -> float:
 
 
 def _rebuilt(model: DistributedModelParallel, path: str, old: Any, changed: EmbeddingModuleShardingPlan) -> Any:
-    """The collection under its new plan, with what the old one has learned."""
     import torch
 
     plan = {**old.module_sharding_plan, **changed}
@@ -91,14 +90,12 @@ def _rebuilt(model: DistributedModelParallel, path: str, old: Any, changed: Embe
 
 
 def _warn_if_reordered(path: str, old: Any, new: Any) -> None:
-    """Log that the output of a pooled collection has another order from now on."""
     before, now = (tuple(getattr(one, "_embedding_names", ())) for one in (old, new))
     if before != now:
         warn_of_order([OrderChange(path, before, now)], "Dense layers that take its values() read other columns.")
 
 
 def _replace(model: DistributedModelParallel, old: Any, new: Any) -> None:
-    """Puts the new collection wherever the model has the old one."""
     for parent in list(model.module.modules()):
         for name, child in list(parent.named_children()):
             if child is old:
@@ -128,19 +125,13 @@ def _tables(module: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Held:
-    """A table's shards on this rank.
-
-    Attributes:
-        blocks: rows and columns of each.
-        values: of "weight" and of every optimizer state, the tensors of these shards.
-    """
+    """Rows and columns of a table's shards on this rank, and their tensors by ``weight`` or optimizer state."""
 
     blocks: list[Rectangle]
     values: Mapping[str, list[torch.Tensor]]
 
 
 def _tables_held(module: Any) -> dict[str, _Held]:
-    """What a collection keeps on this rank, by table."""
     states = module.fused_optimizer.state_dict()["state"]
     result = {}
     for key, weight in module.state_dict().items():
@@ -174,11 +165,7 @@ def _move(
     env: ShardingEnv,
     device: torch.device,
 ) -> None:
-    """Fills a table's new shards with what its old ones have.
-
-    All ranks list the same pieces in the same order, so that sender and receiver agree; what stays on its rank is
-    copied there.
-    """
+    """Copy or send old shards; all ranks list the pieces in the same order, so that they agree."""
     import torch
     import torch.distributed as dist
 
@@ -217,7 +204,6 @@ def _move(
 
 
 def _shards(entry: ParameterSharding) -> tuple[list[int], list[Rectangle]]:
-    """The rank of each shard of a table, and its rows and columns."""
     shards = entry.sharding_spec.shards
     return [shard.placement.rank() for shard in shards], [
         block_of(shard.shard_offsets, shard.shard_sizes) for shard in shards
@@ -248,17 +234,11 @@ def _progress(module: Any, env: ShardingEnv) -> tuple[dict[str, float], int]:
 
 
 def _kernels(module: Any) -> list[Any]:
-    """FBGEMM's calls of a collection that count steps."""
     return [one for one in module.modules() if hasattr(one, "iter") and hasattr(one, "iter_cpu")]
 
 
 def _give_optimizers(whole: Any, old: Any, rates: Mapping[str, float]) -> None:
-    """Tells TorchRec the fused optimizer of each table, where it looks for that of ``apply_optimizer_in_backward``.
-
-    Tables may have optimizers of their own, which only the running collection knows. TorchRec groups tables by these
-    parameters, and all ranks must group them alike. So they are those of each table: to those of a group, its kernel
-    adds on its own rank.
-    """
+    """Set each table's own optimizer, so that all ranks group tables alike."""
     shardings = old._embedding_shardings if hasattr(old, "_embedding_shardings") else old._sharding_type_to_sharding
     tables = _tables(whole)
     for sharding in shardings.values() if isinstance(shardings, Mapping) else shardings:
