@@ -68,7 +68,6 @@ def refusal(request: PlacementRequest, error: InfeasibleTask) -> InfeasibleTask:
 
 
 def _not_for_tables(request: PlacementRequest) -> str:
-    """A sentence about memory of devices that the numbers of a problem leave out; empty where they leave nothing."""
     kept, dense, samples = max(request.reserves_bytes), request.dense_bytes, request.sample_memory.total
     left_out = [
         f"{gb_text(size).removesuffix(' GB')} {what}"
@@ -90,14 +89,12 @@ def _fits(task: ShardingTask, known: KnownItems | None = None) -> bool:
 
 
 def _parts(task: ShardingTask, known: KnownItems | None = None) -> tuple[TablePart, ...] | None:
-    """Legal parts, where they are found quickly; see ``quick_parts``."""
     if not all(task.types) or not all(task.kernels_of(position) for position in range(len(task.tables))):
         return None
     return quick_parts(task, known=known)
 
 
 def _enough_gb(request: PlacementRequest) -> float | None:
-    """Memory of each device, if all had the same, for which a placement was found."""
     task = request.task()
     known: KnownItems = {}
 
@@ -123,10 +120,7 @@ def _most_bytes(task: ShardingTask, position: int) -> int:
 
 
 def _enough_host_gb(request: PlacementRequest) -> int | None:
-    """Memory of each host, if all had the same, for which a placement was found; None too where devices are the host's.
-
-    What that placement takes of a host is enough for it.
-    """
+    """Return memory of each host that is enough; None where devices are the host's."""
     if HardwareName.parse(request.hardware).kind.is_host:
         return None
 
@@ -162,11 +156,7 @@ def _enough_devices(request: PlacementRequest) -> Machine | None:
 
 
 def _larger_machines(request: PlacementRequest, enough: int) -> Iterator[Machine]:
-    """Machines with more and more devices until there are enough: a larger node where there is one, else more nodes.
-
-    Nodes of one domain stay one as long as its link connects them; then, as where there are several, come domains of
-    that size. Whatever link is between them, they hold the same.
-    """
+    """List growing machines: a larger node first, then more nodes, then more domains."""
     machine, most = request.nodes, int(RANGES["num_devices"].most)
     nodes, size, per_domain = machine.num_nodes, machine.devices_per_node, machine.nodes_per_domain
     widest = max(_domain_nodes(request), per_domain) if machine.num_domains == 1 else per_domain
@@ -192,7 +182,6 @@ def _larger_machines(request: PlacementRequest, enough: int) -> Iterator[Machine
 
 
 def _domain_nodes(request: PlacementRequest) -> int:
-    """Nodes that the link of one domain connects; as many as there may be devices where nothing is known of it."""
     machine = request.nodes
     name = machine.intra or own_link(request.hardware)
     spans = LINKS[name].spans if name in LINKS else math.inf
@@ -200,7 +189,6 @@ def _domain_nodes(request: PlacementRequest) -> int:
 
 
 def _shape_text(machine: Machine, larger: Machine) -> str:
-    """How to ask for the larger machine where nodes share a domain, which its number of devices alone does not say."""
     if machine.nodes_per_domain == larger.nodes_per_domain == 1:
         return ""
     if larger.num_domains == 1:
@@ -215,13 +203,7 @@ def _grow(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
 
 
 def _least_that(fits: Callable[[int], bool], low: int, most: int) -> int | None:
-    """A number above ``low`` that fits, and next to which one does not; None if no number was found up to ``most``.
-
-    Args:
-        fits: asks for a number.
-        low: does not fit.
-        most: the largest to ask for.
-    """
+    """Return a number above low, which does not fit, that fits and next to which one does not."""
     step = 1
     while not fits(high := min(low + step, most)):
         if high == most:

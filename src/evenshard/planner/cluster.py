@@ -152,11 +152,6 @@ def devices_of(
 def _with_memory(
     machine: Machine, memory_cap_gb: float | Sequence[float] | None, hardware: Sequence[str]
 ) -> MachineAndMemory:
-    """The machine with its devices' memory; where none is given, what each of them has by itself.
-
-    Args:
-        hardware: of each device.
-    """
     if memory_cap_gb is not None:
         return MachineAndMemory(machine, caps_of(memory_cap_gb, machine.num_devices), hardware[0])
     own = {kind: own_memory_gb(kind, machine.devices_per_node) for kind in dict.fromkeys(hardware)}
@@ -229,7 +224,6 @@ def _machine_of_flags(
 
 
 def _spans(hardware: str, intra: str) -> float:
-    """MachineAndMemory that a node has at most, where its size is not given."""
     name = intra or own_link(hardware)
     if name:
         return link(name).spans
@@ -243,11 +237,7 @@ def own_link(hardware: str) -> str:
 
 
 def _check_machine(machine: Machine) -> Machine:
-    """The machine without a link between domains where there is one domain.
-
-    Raises:
-        BadConfig: if it is impossible.
-    """
+    """Return the machine without a link between domains where there is one domain."""
     if problem := machine.problem():
         raise BadConfig(problem)
     return replace(machine, inter="") if machine.num_domains == 1 else machine

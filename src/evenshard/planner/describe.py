@@ -63,7 +63,6 @@ def _placement(path: Path) -> dict[str, str]:
 
 
 def _state_of(model: Mapping[str, Any]) -> str:
-    """Compare a model's folder with the digest that the placement names."""
     source = str(model["source"])
     if ":" in source:  # built in, registered, or on S3
         return ""
@@ -87,7 +86,6 @@ def _model(folder: Path) -> dict[str, str]:
 
 
 def _trained_on(trained_on: Mapping[str, Any]) -> dict[str, str]:
-    """Describe what a model learned from, and where those datasets are now."""
     if not trained_on:
         return {}
     hashes = tuple(trained_on.get("costs_sha256") or ())

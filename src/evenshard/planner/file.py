@@ -80,8 +80,6 @@ class _FollowedModel(BaseModel):
 
 
 class _Followed(BaseModel):
-    """What ``evenshard describe`` and the page look up in the lineage, where it stands there."""
-
     model: _FollowedModel | None = None
     evenshard_version: str = ""
 
@@ -222,7 +220,6 @@ def _record(answer: PlacementAnswer) -> PlacementFile:
 
 
 def _as_it_stands(holder: PlacementAnswer | PlacementFile) -> dict[str, Any]:
-    """The fields that an answer and its file have in common."""
     return {name: getattr(holder, name) for name in AS_IT_STANDS}
 
 

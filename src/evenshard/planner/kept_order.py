@@ -39,8 +39,6 @@ Place = Callable[[PlacementRequest, float], PlacementAnswer]
 
 @dataclass(frozen=True)
 class _Limits:
-    """Types and devices of one table."""
-
     types: frozenset[str]
     devices: frozenset[int] | None = None
 
@@ -94,7 +92,6 @@ def place_in_order(request: PlacementRequest, place: Place, old: PlacementAnswer
 
 
 def _kept_orders(request: PlacementRequest, old: PlacementAnswer | None) -> Orders:
-    """The order to keep, by collection."""
     orders = orders_of_model(request.tables)
     if not orders:
         raise BadConfig(
@@ -128,7 +125,6 @@ def _text(orders: Orders) -> str:
 def _answers(
     plain: PlacementRequest, limits: Mapping[str, _Limits], place: Place, request: PlacementRequest, orders: Orders
 ) -> list[PlacementAnswer]:
-    """The answer within limits, if there is one of the order."""
     limited = _with_limits(plain, limits)
     if limited is None:
         return []
@@ -240,7 +236,6 @@ def _devices_in_order(
 
 
 def _correct_work(work: Mapping[str, float], answer: PlacementAnswer) -> dict[str, float]:
-    """The work of tables, raised where their devices are slow and lowered where they are fast."""
     total_ms = [one.predicted_total_ms for one in answer.devices]
     mean_ms = sum(total_ms) / len(total_ms) or 1.0
     factor_of: dict[str, list[float]] = {}

@@ -343,7 +343,6 @@ def _check_range(one: Knob, value: Any) -> None:
 
 
 def _hint(unknown: str, known: Iterable[Knob]) -> str:
-    """Which knob may have been meant: the one that TorchRec calls so, or one with such a name."""
     names = [one.name for one in known]
     spelled = [one.name for one in known if one.torchrec.rpartition(".")[2] == unknown]
     if spelled:

@@ -129,7 +129,6 @@ def search_means(costs: PartCosts, first: Searched | None, kept: Collections, ma
 def _search_rows(
     costs: PartCosts, collections: Collections, now_ms: float, make: Make, *, always: bool
 ) -> Searched | None:
-    """What a search among rows finds, where it may be faster than now; with all effort where it nearly is."""
     try:
         short, divided = make(costs, SHORT), divided_ms(costs, collections)
     except InfeasibleTask:  # a rule of another collection asks for rows
@@ -157,14 +156,12 @@ def _is_restricted(task: ShardingTask, position: int) -> bool:
 
 
 def _able(task: ShardingTask, restricted: Collection[int]) -> Collections:
-    """Collections of such tables all of whose tables can be cut by rows."""
     collections = frozenset(task.tables[at].collection for at in restricted)
     types = cut_by_rows(task, collections).types
     return collections - {table.collection for table, own in zip(task.tables, types, strict=True) if not own}
 
 
 def _in_rows(task: ShardingTask, parts: Sequence[TablePart]) -> Collections:
-    """Collections with a MEAN table that a placement cuts by rows."""
     by_table, machine = parts_by_table(task, parts), task.machine
     return frozenset(
         table.collection
@@ -174,7 +171,6 @@ def _in_rows(task: ShardingTask, parts: Sequence[TablePart]) -> Collections:
 
 
 def _sets(wanted: Collections, kept: Collections) -> Iterator[Collections]:
-    """Collections to cut by rows: all that want it, some of them alone, and those that are cut so already."""
     alone = sorted(wanted)[:MOST_ALONE] if len(wanted) > 1 else []
     yield from dict.fromkeys(one for one in (wanted, *(frozenset({each}) for each in alone), kept) if one)
 

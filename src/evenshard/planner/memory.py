@@ -236,7 +236,6 @@ def _brim_warnings(devices: Sequence[DeviceMemory], hosts: Sequence[NodeMemory])
 
 
 def _fullness(what: str, full: dict[int, float], of_it: str = "") -> str:
-    """The one that is, or how many and which most; and how full."""
     most = max(full, key=lambda number: full[number])
     share = f"{100 * full[most]:.0f} %"
     if len(full) == 1:

@@ -83,11 +83,7 @@ def learned_model_of(where: str | Path | None, hardware: str | None = None) -> P
 
 
 def _device_model(where: str | Path | None, hardware: str | None) -> DeviceModel | None:
-    """The device model that is asked for; None where a learned one is.
-
-    Raises:
-        BadConfig: if no model is named, and none is known for the hardware.
-    """
+    """Return the device model that is asked for; None where a learned one is."""
     named = str(where or "")
     if named.startswith(SIMULATED):
         found = DeviceModel(named)

@@ -154,7 +154,6 @@ def _output_tables(
 
 
 def _cache_key(storage: Storage, widest: int) -> Hashable:
-    """Kernels and caches that FBGEMM looks up in calls of their own."""
     if storage.kernel in (FUSED, FUSED_UVM):
         return FUSED
     return storage.kernel, storage.load_factor if storage.kernel == FUSED_UVM_CACHING else None, widest

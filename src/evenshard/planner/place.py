@@ -214,7 +214,6 @@ def _check_dims(tables: Sequence[Table]) -> None:
 def _with_means(
     costs: PartCosts, first: Searched | None, config: PlaceConfig, near: Near | None, started: float
 ) -> MeansSearched:
-    """The first search, and those among rows of MEAN tables, in the time that is left."""
     limit_s, seed = config.effort.time_limit_s, config.seed
 
     def make(of_rows: PartCosts, share: float) -> PlanSearch:
@@ -234,11 +233,6 @@ def _with_means(
 
 
 def _nearest(found: Sequence[Searched], near: Near, request: PlacementRequest) -> tuple[Searched, NearResult]:
-    """The fastest of what each search finds near an earlier placement.
-
-    Raises:
-        BadConfig: if none finds anything within the bound.
-    """
     results: list[tuple[Searched, NearResult]] = []
     failures: list[BadConfig] = []
     for one in found:
@@ -252,15 +246,11 @@ def _nearest(found: Sequence[Searched], near: Near, request: PlacementRequest) -
 
 
 def _bound_ms(means: MeansSearched, enough_ms: float) -> float:
-    """What no legal placement is predicted to take less than, as far as that is less than enough."""
     return min(means.bound_ms, *(lower_bound_ms(one.search.space, enough_ms) for one in means.found))
 
 
 def _starts(request: PlacementRequest, model: Model, seed: int, known: Sequence[Sequence[TablePart]]) -> Starts:
-    """Known placements as far as they are legal, and those that a learned policy proposes.
-
-    The latter are of whole tables, where all tables may be whole and in device memory.
-    """
+    """Return known legal placements, and a learned policy's where all tables may be whole in device memory."""
 
     @cache
     def propose() -> tuple[tuple[TablePart, ...], ...]:
@@ -276,7 +266,6 @@ def _starts(request: PlacementRequest, model: Model, seed: int, known: Sequence[
 
 
 def _with_rivals(searched: Searched, others: Sequence[Candidate]) -> tuple[Searched, str | None]:
-    """What was found, or what became of a rival's placement that is better, with a note that says so."""
     search, result, taken = searched.search, searched.result, None
     for rival, parts in others:
         if parts is None or _is_illegal(search.costs.task, parts):
@@ -300,13 +289,11 @@ def _is_illegal(task: ShardingTask, parts: Sequence[TablePart]) -> bool:
 
 
 def _assumptions(request: PlacementRequest, task: ShardingTask, parts: Sequence[TablePart]) -> tuple[Assumption, ...]:
-    """Return the request's assumptions, the approximations of its tables, and even lookups, each once."""
     approximated = chain.from_iterable(map(approximations, request.tables))
     return tuple(dict.fromkeys((*request.assumptions, *approximated, *_even_rows(task, parts))))
 
 
 def _even_rows(task: ShardingTask, parts: Sequence[TablePart]) -> Iterator[Assumption]:
-    """The assumption that lookups are even over the rows of tables that are cut by rows and have no row counts."""
     in_rows = {part.table for part in parts if len(part.devices) == 1 and part.rows.start > 0}
     for table in task.tables:
         if table.name in in_rows and table.row_shares is None:
@@ -314,7 +301,6 @@ def _even_rows(task: ShardingTask, parts: Sequence[TablePart]) -> Iterator[Assum
 
 
 def _notes(request: PlacementRequest, model: Model, parts: Sequence[TablePart]) -> Iterator[str | None]:
-    """How far the model's times are those of the request, and what trains its replicas."""
     asked_for = dict.fromkeys(request.optimizer_of(table.name) for table in request.tables)
     learned = None if model.trained_on is None else model.trained_on.optimizer
     for asked in asked_for:

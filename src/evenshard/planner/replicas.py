@@ -45,7 +45,6 @@ def replica_notes(request: PlacementRequest, replicated: Sequence[str]) -> Itera
 
 
 def _of_same_optimizer(request: PlacementRequest, names: Sequence[str]) -> str:
-    """The note on replicas whose optimizer is, or has to be, that of the other tables."""
     found = f"{_subject(names)} replicated (data_parallel): the job's dense optimizer trains replicas"
     if request.dense_optimizer:
         return (
@@ -90,7 +89,6 @@ def left_out_note(optimizers: Mapping[str, str]) -> str:
 
 
 def _tables(names: Sequence[str]) -> str:
-    """The number of tables, and the first names."""
     return f"{count_text(len(names), 'table')} ({printable(cut(', '.join(names), 60))})"
 
 

@@ -98,7 +98,6 @@ def rivals(
 
 
 def _candidates(request: PlacementRequest, costs: PartCosts, names: Sequence[str]) -> Iterator[Candidate]:
-    """The placements that are compared."""
     for name in names:
         if name in CUTTING and not asked_full_space(request):
             continue
@@ -134,13 +133,7 @@ def best_rule(costs: PartCosts) -> Candidate:
 
 
 def _full_space(request: PlacementRequest, costs: PartCosts) -> Iterator[Candidate]:
-    """TorchRec's plan as it comes, the one that it rates best, and the best by the model.
-
-    Ratings are those of its estimator with the bandwidths of the request's devices and links.
-
-    Raises:
-        InfeasibleTask: if it finds none.
-    """
+    """Return TorchRec's own plan, the one that it rates best, and the best by the model."""
     require_torchrec()
     from evenshard.sharders.torchrec.rival import TorchRecPlanner
 
@@ -167,5 +160,4 @@ def _full_space(request: PlacementRequest, costs: PartCosts) -> Iterator[Candida
 
 
 def _rule_broken_by(costs: PartCosts, parts: Sequence[TablePart]) -> str:
-    """The rule that a placement breaks; empty for none."""
     return broken_rule(costs.task, parts_by_table(costs.task, parts)) or ""

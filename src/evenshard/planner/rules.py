@@ -151,7 +151,6 @@ def _allowed_devices(
     forbidden: tuple[int, ...],
     forbidden_devices: tuple[int, ...],
 ) -> frozenset[int] | None:
-    """The devices that a table may live on; None for any."""
     devices = set(range(machine.num_devices) if pinned is None else pinned)
     if nodes is not None:
         devices &= {device for node in nodes for device in machine.devices_of_node(node)}
@@ -185,7 +184,6 @@ def load_rules(path: Path) -> Rules:
 
 
 def _join_rules(key: str, one: Any, two: Any) -> Any:
-    """Rules of one kind from two places, which do not contradict each other."""
     if not isinstance(one, Mapping):
         return (*one, *two)
     for name in one.keys() & two.keys():
@@ -208,8 +206,6 @@ def _id_problem(name: str, what: str, ids: Iterable[int], count: int) -> str | N
 
 
 def _of_tables(what: str, read: Callable[[str, Any], Any]) -> Callable[[str, Any], dict[str, Any]]:
-    """A reader of a rule of single tables: of a mapping of their names to what it says of each."""
-
     def read_all(key: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             raise BadConfig(f"{key} is {brief(value)}, not a mapping of tables to {what}s. Write {{table: {what}}}.")

@@ -41,7 +41,6 @@ def unit_warnings(request: PlacementRequest) -> tuple[str, ...]:
 
 
 def _list_link_warnings(request: PlacementRequest) -> Iterator[str | None]:
-    """Check links that are a bandwidth or a file; ``LINKS`` are known."""
     machine = request.nodes
     for field, theirs, name in (("intra", "intra_host_bw", machine.intra), ("inter", "inter_host_bw", machine.inter)):
         if not name or name in LINKS:
@@ -55,7 +54,6 @@ def _list_link_warnings(request: PlacementRequest) -> Iterator[str | None]:
 
 
 def _list_memory_warnings(request: PlacementRequest) -> Iterator[str | None]:
-    """Check memory of devices, hosts and SSDs, and the bandwidths of the latter."""
     machine = request.nodes
     for device, cap in enumerate(request.caps_bytes):
         profile = profile_of(HardwareName.parse(machine.hardware_of(device) or request.hardware))
