@@ -37,7 +37,6 @@ def run(tables: Path, costs: Sequence[Path], profile: str, out: Path) -> str:
 
 
 def _report(start: GpuProfile, name: str, calibration: Calibration) -> list[str]:
-    """Tables of the errors and of the constants."""
     errors = [["absolute error, %", "median", "p90", "fitted: median", "p90"]]
     for time, after in calibration.after.items():
         before = calibration.before[time]

@@ -131,7 +131,6 @@ def run(
 
 
 def _headline(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """What one compares loops by: the mean cost of each sharder, how well the networks predict, and the noise."""
     of_sharders = {f"{name}.mean_measured_ms": one["mean_measured_ms"] for name, one in metrics["sharders"].items()}
     others = {
         prefix + key: value
@@ -155,15 +154,12 @@ def _single_costs(
 
 
 def _add_prediction(answer: Answer, predicted_ms: Callable[[ShardingTask, Placement], float]) -> Answer:
-    """The answer with a network's opinion of its placement."""
     if answer.placement is None:
         return answer
     return replace(answer, predicted_ms=predicted_ms(answer.task, answer.placement))
 
 
 def _predicted_by(model: CostModel, results: Sequence[Result]) -> list[Result]:
-    """The results with the cost model's predictions in the place of the cost network's."""
-
     def predicted_ms(task: ShardingTask, placement: Placement) -> float:
         (predicted,) = predict_whole(model, [(task, placement)])
         return predicted.predicted_ms
@@ -172,7 +168,6 @@ def _predicted_by(model: CostModel, results: Sequence[Result]) -> list[Result]:
 
 
 def _origin(hardware: Hardware, measured: Sequence[MeasuredPlacement]) -> dict[str, Any]:
-    """Where the figures of the report come from."""
     return {
         "hardware": hardware.provenance.hardware,
         "driver": hardware.provenance.driver,

@@ -117,7 +117,6 @@ def read_shards(
 
 
 def _split(columns: Mapping[str, str], record: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The renamed columns of the shards and those of the table file."""
     of_shards = {
         theirs: ours for theirs, ours in columns.items() if ours in _OF_SHARDS or (not ours and theirs in record)
     }

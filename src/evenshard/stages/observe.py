@@ -91,13 +91,7 @@ class ObservedAndPredicted:
 
 @dataclass(frozen=True)
 class _Placed:
-    """The tables of a training and where they live.
-
-    Attributes:
-        parts: the parts and their devices.
-        known: whether the training ran with it, as far as its file says; else evenshard would choose it.
-        comparison: its prediction, beside what was observed.
-    """
+    """Parts of a training's tables, whether the training is known to have run with them, and their prediction."""
 
     request: PlacementRequest
     parts: tuple[TablePart, ...]
@@ -189,10 +183,7 @@ def _read_placement(source: Path, inputs: ObserveInputs, observation: ObservedTr
 def _without_replicas(
     source: Path, request: PlacementRequest, parts: Sequence[TablePart]
 ) -> tuple[PlacementRequest, tuple[TablePart, ...], tuple[str, ...]]:
-    """Return the request and the parts without data_parallel tables, and a sentence about these.
-
-    DDP reduces their gradients together with those of dense layers, whose optimizer updates both.
-    """
+    """Leave out data_parallel tables: DDP reduces their gradients together with those of dense layers."""
     replicated = {part.table for part in parts if len(part.devices) > 1}
     if not replicated:
         return request, tuple(parts), ()
@@ -210,7 +201,6 @@ def _without_replicas(
 
 
 def _keys_of(source: Path) -> set[str]:
-    """What tells a placement and a plan from a table file."""
     content = read_json(source, "JSON", "Check the file.") if source.suffix == ".json" else None
     return {*content} if isinstance(content, dict) else set()
 
@@ -218,7 +208,6 @@ def _keys_of(source: Path) -> set[str]:
 def _of_plan(
     source: Path, tables: Path | None, columns: Mapping[str, str] | None = None
 ) -> tuple[tuple[TablePart, ...], tuple[Table, ...], int]:
-    """Parts, whole tables and number of ranks."""
     if tables is None:
         raise BadConfig(f"{source} is a TorchRec plan, which knows no lookups. Add the table file: --tables.")
     parts, world_size = load_plan_parts(source)
@@ -277,7 +266,6 @@ def _model(where: str | None, observation: ObservedTraining) -> Model:
 def _differences(
     source: Path, request: PlacementRequest, parts: Sequence[TablePart], observation: ObservedTraining
 ) -> list[str]:
-    """Return a sentence for each rank on which other tables ran than the file says."""
     found = []
     features = {table.name: table.num_features for table in request.tables}
     for rank in observation.ranks:
@@ -291,12 +279,7 @@ def _differences(
 
 
 def _measurement_of(source: Path, placed: _Placed, observation: ObservedTraining) -> MeasuredPlacement:
-    """The observation as one measured placement.
-
-    Raises:
-        BadInput: if ranks are missing, waiting is not known, other tables ran than the placement says, the optimizer
-            is none of ``NUMBERS``, or tables are cut by rows or replicated.
-    """
+    """Return the observation as a measured placement; refuse one with unknown waiting or missing ranks."""
     if not placed.known:
         problem = "it does not say which rank holds which tables"
         raise BadFile(source, problem, "Name placement.json or the TorchRec plan: --placement.")

@@ -119,10 +119,7 @@ def _with_searched(
     proposers: Proposers,
     seed: int,
 ) -> list[tuple[Placement | None, str]]:
-    """The proposals with the search's share in their place, where the search finds something.
-
-    A task that is searched again gives its next best candidate: the best one has been proposed already.
-    """
+    """Replace the search's share; a task that is searched again gives its next best candidate."""
     mixed, asked = list(proposed), Counter[str]()
     if proposers.cost_model is None:
         return mixed

@@ -73,7 +73,6 @@ def run(inputs: RecordOutcomeInputs, outcome: Path, summary: Path) -> str:
 
 
 def _because(state: str, inputs: RecordOutcomeInputs) -> str:
-    """Why the state is what it is, where that is more than the word says."""
     seen = inputs.seen
     told = f"the exit handler is told {inputs.said}"
     if state == UNKNOWN_STATE:

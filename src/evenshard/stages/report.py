@@ -268,7 +268,6 @@ def standings_text(
 
 @contextmanager
 def _picture(path: Path, width: float, height: float, columns: int = 1) -> Iterator[tuple[Any, Any]]:
-    """A figure and its panels side by side; what the block draws is saved."""
     require_package("matplotlib")
     import matplotlib
 
@@ -356,7 +355,6 @@ def plot_cost_per_round(measured: Sequence[MeasuredPlacement], path: Path) -> No
 
 
 def _proposed_costs(measured: Sequence[MeasuredPlacement]) -> dict[str, dict[int, list[float]]]:
-    """Cost of each placement that a round tried and that fits, by who proposed it and by round."""
     found: dict[str, dict[int, list[float]]] = {label: {} for label in PROPOSED}
     for one in measured:
         if one.cost.fits and one.proposed_by not in (CONTROL, RANDOM_SHARD):

@@ -90,6 +90,5 @@ def _log(run: StageRun, stage: Stage, inputs: Any, outputs: Any, outcome: Outcom
 
 
 def _paths(of: Any, name: str) -> tuple[Path, ...]:
-    """The paths in a field: none, one or several."""
     value = getattr(of, name, None)
     return () if value is None else value if isinstance(value, tuple) else (value,)

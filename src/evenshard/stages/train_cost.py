@@ -74,7 +74,6 @@ def run(
 def _require(
     measured: Sequence[MeasuredPlacement], inputs: TrainCostInputs, remedy: str
 ) -> Sequence[MeasuredPlacement]:
-    """The measurements to learn from, where there are any."""
     if not measured:
         problem = "no placement that fits its devices, so there is nothing to learn from"
         raise BadFile(inputs.costs[-1], problem, remedy)
@@ -118,7 +117,6 @@ def _fit_cost_model(
     measured: Sequence[MeasuredPlacement],
     lineage: Lineage,
 ) -> dict[str, float]:
-    """Fits and saves evenshard's cost model and what it was trained on; returns metrics."""
     previous = CostModel.load(inputs.cost_model) if inputs.cost_model else None
     own = [one for one in measured if one.round == inputs.round and one.proposed_by == EvenshardSharder.name]
     fit = CostModelFitConfig(num_updates=config.convex_updates, seed=config.seed)

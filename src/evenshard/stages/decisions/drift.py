@@ -151,8 +151,6 @@ def _reuse_line(reuse: QuantityDrift) -> list[str]:
 
 @dataclass(frozen=True)
 class _Checked:
-    """One quantity, table by table."""
-
     drift: QuantityDrift
     outside: np.ndarray
     rare: np.ndarray | None
@@ -250,7 +248,6 @@ def _cells(one: QuantityDrift) -> tuple[str, ...]:
 
 
 def _spread(spread: Spread | None) -> str:
-    """Smallest, middle and largest."""
     if spread is None:
         return "unknown"
     middle = "" if spread.median is None else f" .. {_number(spread.median)}"

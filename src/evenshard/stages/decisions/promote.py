@@ -181,7 +181,6 @@ def _compare_with_champion(
     search: SearchConfig,
     lineage: Lineage,
 ) -> ModelComparison:
-    """The comparison of the candidate with the champion, whose costs are saved."""
     pool = load_tables(inputs.tables)
     split = load_tasks(inputs.tasks, pool)
     if not split.test:

@@ -141,7 +141,6 @@ def _verdict(difference_pct: Interval, noise_pct: float, tolerance_pct: float) -
 
 
 def _conclusion(found: Decision, tolerance_pct: float) -> tuple[bool, str]:
-    """Whether to promote, and why."""
     mean, high = found.difference_pct.mean, found.difference_pct.high
     if found.only_champion:
         return False, f"it finds no placement for {_tasks(len(found.only_champion))} that the champion places"

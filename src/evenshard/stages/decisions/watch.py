@@ -152,7 +152,6 @@ def traces_in(path: Path) -> tuple[Path, ...]:
 def _observe(
     traces: Sequence[Path], in_use: Path, costs: Path | None
 ) -> tuple[ObservedTraining, ObservedAndPredicted, str]:
-    """What the traces show, and why they are no cost dataset."""
     inputs, problem = observe.ObserveInputs(tuple(traces), in_use), ""
     try:
         observation, comparison = observe.run(inputs, costs)
@@ -166,7 +165,6 @@ def _observe(
 
 
 def _scale_times(difference: Difference, scale: float) -> Difference:
-    """The difference with the times of a step as long as observed."""
     times = difference.times
     names = ("old_ms", "new_ms", "saves_ms", "saves_low_ms", "saves_high_ms", "lower_bound_ms")
     scaled = replace(times, **{name: getattr(times, name) * scale for name in names})
