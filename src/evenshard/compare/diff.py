@@ -106,7 +106,6 @@ def _other_shape(old: Table, new: Table) -> str:
 
 
 def _outside_bytes(table: Table, storage: Storage, optimizer: str) -> int:
-    """What of a table is in host memory or on SSDs."""
     whole = whole_part(table, storage=storage)
     size = part_memory(whole, table, num_devices=1, batch_size=1, optimizer=optimizer, pipeline="")
     return size.host_bytes + size.ssd_weights
@@ -136,11 +135,7 @@ def _rekept(
 
 
 def _moves(pieces: Sequence[SharedPiece], name_of_new: Sequence[int]) -> tuple[PartMove, ...]:
-    """What devices lack, from one that has it: replicas of the old answer share the work.
-
-    Args:
-        name_of_new: the old device that each device of the new answer is.
-    """
+    """List what devices lack, and one that has it: replicas of the old answer share the work."""
     return tuple(
         PartMove(
             table=piece.table,
@@ -223,7 +218,6 @@ def rename_devices(answer: PlacementAnswer, names: Sequence[int], model: Model) 
 
 
 def _rename_parts(parts: Sequence[TablePart], names: Sequence[int]) -> Iterator[TablePart]:
-    """The parts of one table."""
     by_columns: dict[Span, list[TablePart]] = {}
     for part in parts:
         by_columns.setdefault(part.columns, []).append(part)

@@ -83,7 +83,6 @@ def _ends(one: Priced) -> tuple[float, float, float]:
 
 
 def _looked_up_alike(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
-    """Names of the tables that are the same in both requests."""
     before = {table.name: table for table in old.request.tables}
     return [table.name for table in new.request.tables if before.get(table.name) == table]
 
@@ -98,7 +97,6 @@ def _times(
     bound_ms: float,
     is_same: bool,
 ) -> StepTimes:
-    """The times, with an interval of their difference."""
     found = Saving(0.0, 0.0, 0.0) if is_same else saving(old, new, pipelines, shared, errors)
     ends = found.ms, found.low_ms, found.high_ms
     return StepTimes(predicted_by, old.predicted_ms, new.predicted_ms, *ends, bound_ms)
@@ -111,7 +109,6 @@ def _of_device(device: str) -> Iterator[str]:
 
 
 def _other_loads(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
-    """What the two requests say differently about the work, in clauses."""
     found = []
     if old.request.batch_size != new.request.batch_size:
         found.append(f"the batch was {old.request.batch_size:,} samples and is {new.request.batch_size:,}")
@@ -124,7 +121,6 @@ def _other_loads(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
 
 
 def _unlike(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
-    """Why the answers' own figures say little beside each other."""
     found = [f"{one}; each file's figure is for its own" for one in _other_loads(old, new)]
     digests = [model_lineage(one).get("sha256") for one in (old, new)]
     if digests[0] is None or digests[0] != digests[1]:

@@ -98,7 +98,6 @@ class ChangedPlacement:
 
     @property
     def _has_means_of_rows(self) -> bool:
-        """Whether a MEAN table is cut by rows, with all tables of its collection."""
         return any(self.task.tables[at].pooling == MEAN for at in self.task.in_rows)
 
     def _require_together(self, group: Sequence[int]) -> None:

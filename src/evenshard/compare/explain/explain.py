@@ -43,14 +43,7 @@ LOAD_FACTORS_TRIED = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A change that may be illegal.
-
-    Attributes:
-        words: the change in words.
-        step_ms: time of a step after it, about.
-        work_ms: sum of the times of all devices.
-        changes: choices of tables, or parts of the whole placement.
-    """
+    """A change that may be illegal, with the approximate step time after it and the work of all devices, ms."""
 
     words: str
     step_ms: float
@@ -121,8 +114,6 @@ def _close(table: str, names: list[str]) -> str:
 
 
 class _TableChanges:
-    """The changes of the tables of an answer."""
-
     def __init__(self, answer: PlacementAnswer, changed: ChangedPlacement, adds_ms: Sequence[float]) -> None:
         self._answer, self._changed, self._adds_ms = answer, changed, adds_ms
         self._position = {one.name: number for number, one in enumerate(answer.request.tables)}
@@ -131,12 +122,7 @@ class _TableChanges:
         ]
 
     def best(self, name: str, numbers: Iterable[int]) -> Iterator[TableChange]:
-        """Yield the legal change of each kind with the fastest step.
-
-        Args:
-            name: of a table.
-            numbers: its parts that may move.
-        """
+        """Yield the legal change of each kind with the fastest step."""
         changed, position = self._changed, self._position[name]
         grain_ms = ROUNDING * changed.now.step_ms
         moves = [one for number in numbers if number in self._movable for one in self._moves(number)]
@@ -175,7 +161,6 @@ class _TableChanges:
         return self._changed.option(self._position[part.table]).sharding_type != TABLE_WISE
 
     def _move(self, number: int, device: int) -> dict[int, Choice]:
-        """Return the choices that move a part to a device, with all that must stay with it."""
         home = self._answer.parts[number].device
         changes = {}
         for one in self._changed.moves_with(self._position[self._answer.parts[number].table]):
@@ -211,7 +196,6 @@ class _TableChanges:
     # Sharding types and compute kernels -------------------------------------------------------------------------------
 
     def _types(self, position: int) -> Iterator[list[_Candidate]]:
-        """Yield the candidates of each other sharding type."""
         changed, without = self._changed, self._changed.without(position)
         for name in changed.types(position):
             if name == changed.option(position).sharding_type:
@@ -224,7 +208,6 @@ class _TableChanges:
             yield found
 
     def _kernels(self, position: int) -> Iterator[_Candidate]:
-        """Yield the table with each other compute kernel, its parts where they are."""
         changed, table = self._changed, self._answer.request.tables[position]
         if TYPES[self._answer.type_of_table[table.name]].is_replicated:
             return
@@ -242,13 +225,7 @@ class _TableChanges:
 
 
 def _choices(what_if: ChangedPlacement, position: int, name: str, without: ChangeOutcome) -> Iterator[Choice]:
-    """Yield places of a table with one sharding type where rules and memory allow it.
-
-    Its compute kernel stays, if the option can have it.
-
-    Args:
-        without: the placement without the table.
-    """
+    """Yield legal places of a table with one sharding type; its compute kernel stays where possible."""
     may_D, kept = what_if.may_live(position), what_if.option(position).storage
     options = [
         option for option in enumerate(what_if.space.groups[position].options) if option[1].sharding_type == name

@@ -214,12 +214,7 @@ def replicas_ms(answer: PlacementAnswer, machine: Machine) -> float:
 
 
 def _all_reduced(machine: Machine, held: float, own_link: str, collectives: int = 1) -> tuple[int, float]:
-    """Bytes that a device sends in all-reduces of so many bytes on every device, and their time, ms.
-
-    Args:
-        own_link: link within hosts, where the machine names none.
-        collectives: all-reduces that the bytes are in.
-    """
+    """Return bytes that a device sends in all-reduces, and their time, ms."""
     links = Links(link(machine.intra or own_link), link(machine.inter) if machine.num_domains > 1 else None)
     moved = all_reduced_bytes(machine, np.full(machine.num_devices, float(held)))
     latency_ms = links.widest.latency_ms(machine.num_devices, moved.collective)

@@ -118,12 +118,7 @@ class Question:
         memory: Mapping[str, Any] | None = None,
         like: PlacementAnswer | None = None,
     ) -> PlacementAnswer:
-        """Where the tables live on a group.
-
-        Args:
-            memory: less memory of each device than it has.
-            like: answer whose request the found placement answers as well, with all of the memory.
-        """
+        """Place on a group; the answer to a request like another one has all of the memory."""
         answer = self.place(
             self.tables,
             group.num_devices,
@@ -139,7 +134,6 @@ class Question:
         return answer if like is None else replace(answer, request=like.request)
 
     def _dense_ms(self, hardware: str, samples: float) -> float:
-        """The dense time of a device with so many samples."""
         scale = 1.0 if self.dense_batch is None else samples / self.dense_batch
         return scale * self.dense_ms[hardware]
 

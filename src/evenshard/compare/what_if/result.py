@@ -154,7 +154,6 @@ def save_what_if(found: WhatIfAnswer, path: str | Path) -> None:
 
 
 def _best_record(best: Best, number: Mapping[int, int]) -> dict[str, Any]:
-    """The positions of options."""
     return {"option": number[id(best.option)], "not_separable": [number[id(one)] for one in best.equals]}
 
 
