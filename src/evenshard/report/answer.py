@@ -36,7 +36,6 @@ class PlacementAnswer(answer.PlacementAnswer):
         return brief_text(self)
 
     def _repr_html_(self) -> str:
-        """Return the page of ``evenshard place --report`` in a frame, for notebooks."""
         from evenshard.report.page.page import frame
 
         return frame(self)

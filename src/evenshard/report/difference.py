@@ -139,7 +139,6 @@ def duration_text(seconds: float) -> str:
 
 
 def _remarks(difference: Difference) -> Iterator[tuple[str, str]]:
-    """A style and a line each."""
     for one in difference.reordered:
         yield "bold yellow", f"{printable(one.text)} {READ_BY_POSITION}"
     if difference.renaming is not None:
@@ -157,13 +156,11 @@ def _remarks(difference: Difference) -> Iterator[tuple[str, str]]:
 
 
 def _resharding_lines(difference: Difference) -> Iterator[str]:
-    """A line for each change of the way, with the tables that change so."""
     for (old_type, new_type), tables in difference.resharded_by_type.items():
         yield f"From {old_type} to {new_type}: {tables_text(tables)}."
 
 
 def _rekept(difference: Difference) -> Iterator[str]:
-    """A line for each change of the place, with the tables that change so and the bytes between devices and hosts."""
     groups: dict[tuple[str, str], list[Rekept]] = {}
     for one in difference.rekept:
         groups.setdefault((one.old_storage, one.new_storage), []).append(one)

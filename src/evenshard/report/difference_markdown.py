@@ -107,7 +107,6 @@ def _memory(answer: PlacementAnswer) -> str:
 
 
 def _tables(difference: Difference) -> Iterator[str]:
-    """What became of which tables."""
     for word, names in difference.only_in_one:
         yield f"- {word}: {_names(names)}"
     if difference.changed:

@@ -44,7 +44,6 @@ def print_explanation(found: Explanation, file: TextIO | None = None) -> None:
 
 
 def _reason(found: Explanation) -> str:
-    """Say in a sentence why the slowest device takes longer than the others."""
     if found.num_devices == 1:
         longest = max(found.times, key=lambda one: one.time_ms)
         return f"It is the only one; {longest.name} takes most, {_ms(found, longest.time_ms)} ms."
@@ -58,7 +57,6 @@ def _reason(found: Explanation) -> str:
 
 
 def _verdict(found: Explanation) -> str:
-    """Say in a sentence how much the best change saves."""
     tried = f"of {printable(found.table)}" if found.table else "of its table"
     if found.num_tried > 1:
         tried = f"of one of {found.num_tried} tables on it"

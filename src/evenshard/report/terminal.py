@@ -167,7 +167,6 @@ def _cells(answer: PlacementAnswer, device: int) -> list[str]:
 
 
 def _shares_ms(device: PredictedDevice) -> tuple[float, float, float]:
-    """The times of a device: forward, all exchanges together, backward."""
     forward_ms, backward_ms = device.predicted_fwd_compute_ms, device.predicted_bwd_compute_ms
     return forward_ms, device.predicted_total_ms - (forward_ms + backward_ms), backward_ms
 
@@ -187,11 +186,7 @@ def _bars(answer: PlacementAnswer, devices: Sequence[int], width: int, ascii_onl
 
 
 def _bar(answer: PlacementAnswer, device: int, width: int, ascii_only: bool) -> Text:
-    """A device's five times; the slowest device's are ``width`` wide.
-
-    Rounding goes by the running total, so that short times are as long as they are together. The last character fills
-    eighths, so that a narrow bar shows what differs by some percent.
-    """
+    """Draw five times by their running total; the last character fills eighths."""
     longest_ms = max(other.predicted_total_ms for other in answer.devices)
     times = predicted_step_times(answer.devices[device])
     share = sum(times) / longest_ms if longest_ms > 0 else 0.0
@@ -206,7 +201,6 @@ def _bar(answer: PlacementAnswer, device: int, width: int, ascii_only: bool) -> 
 
 
 def _memory_unit(answer: PlacementAnswer) -> tuple[str, int]:
-    """GB, or MB where devices are smaller, and its bytes."""
     return ("GB", BYTES_PER_GB) if max(answer.request.caps_bytes) >= BYTES_PER_GB else ("MB", 2**20)
 
 
@@ -217,7 +211,6 @@ Line = tuple[str, str, str]
 
 
 def _rest(answer: PlacementAnswer) -> Iterator[Line]:
-    """What the table leaves out."""
     shown = {device for group in shown_devices(answer) for device in group}
     rest = [device for device in range(answer.num_devices) if device not in shown]
     if rest:
@@ -237,7 +230,6 @@ def _range(values: Sequence[_Number], text: Callable[[_Number], str]) -> str:
 
 
 def _sharding(answer: PlacementAnswer) -> Iterator[Line]:
-    """What moves, how tables are sharded, where there is a choice, and what no placement can beat."""
     for text in near_texts(answer):
         yield "near", text, "green"
     if answer.num_devices == 1:
@@ -249,7 +241,6 @@ def _sharding(answer: PlacementAnswer) -> Iterator[Line]:
 
 
 def _memory(answer: PlacementAnswer) -> Iterator[Line]:
-    """What fills the fullest device; where tables are kept, where some are not in device memory."""
     if answer.request.training_pipeline:
         fullest, (unit, of_unit) = fullest_device(answer), _memory_unit(answer)
         counted = fullest.counted_bytes

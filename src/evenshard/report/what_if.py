@@ -163,7 +163,6 @@ def _question_notes(found: WhatIfAnswer) -> Iterator[str]:
 
 
 def _reuse_note(found: WhatIfAnswer) -> Iterator[str]:
-    """The note that tables' histograms belong to one batch size, if they are used for several."""
     answers = [one.answer for one in found.options if one.answer is not None]
     batches = {answer.request.batch_size for answer in answers}
     if len(batches) < 2:

@@ -64,7 +64,6 @@ def assumed_lookups_texts(answer: PlacementAnswer) -> list[str]:
 
 
 def _with_ranges(texts: Sequence[str]) -> str:
-    """Texts that differ in their numbers as one, with the smallest and the largest of each number."""
     columns = zip(*(_NUMBER.findall(text) for text in texts), strict=True)
     ranges = iter([sorted(set(numbers), key=lambda one: float(one.replace(",", ""))) for numbers in columns])
 
@@ -131,7 +130,6 @@ def optimizer_text(request: PlacementRequest) -> str:
 
 
 def _communication_text(way: Communication) -> str:
-    """Data types on the way; empty where they are as usual."""
     if way == Communication():
         return ""
     return f"exchanged as {way.forward}" if way.forward == way.backward else f"{way.forward} out, {way.backward} back"

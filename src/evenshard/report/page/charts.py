@@ -150,7 +150,6 @@ def host_bars(answer: PlacementAnswer) -> tuple[MemoryBar, ...]:
 
 
 def _segments(components: Iterable[tuple[str, int]], all_bytes: int) -> tuple[MemorySegment, ...]:
-    """The segments that are not empty."""
     return tuple(
         MemorySegment(MEMORY_KINDS.index(name), name, size, 100 * size / all_bytes if all_bytes else 0.0)
         for name, size in components

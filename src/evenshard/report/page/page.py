@@ -90,7 +90,6 @@ def _printable(value: Any) -> Any:
 
 
 def _count(number: float) -> str:
-    """Whole numbers with thousands, others with three digits."""
     return f"{number:,.0f}" if number >= 1000 or number == int(number) else f"{number:.3g}"
 
 
@@ -189,7 +188,6 @@ def _request_rows(answer: PlacementAnswer) -> list[tuple[str, str]]:
 
 
 def _hosts(request: PlacementRequest) -> str:
-    """Memory of the hosts that tables may take, and its bandwidth."""
     machine, found = request.nodes, []
     for what, sizes, gb_s in (
         ("memory", machine.host_bytes, machine.host_gb_s),
@@ -208,7 +206,6 @@ def _join_devices(devices: Iterable[int]) -> str:
 
 
 def _made_by(answer: PlacementAnswer) -> list[tuple[str, str]]:
-    """What the lineage says that a reader looks for; all of it stands below in full."""
     lineage = answer.lineage
     model = model_lineage(answer)
     trained_on = _trained_on(answer)
@@ -227,7 +224,6 @@ def _made_by(answer: PlacementAnswer) -> list[tuple[str, str]]:
 
 
 def _ranges(answer: PlacementAnswer) -> list[tuple[str, str, str]]:
-    """Return the name, training range and requested range of each quantity."""
     seen = _trained_on(answer)
     parts = placed.placed_parts(answer)
     tables = [one.table for one in parts]
