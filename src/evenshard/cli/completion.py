@@ -52,7 +52,6 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """All arguments of a parser and of its commands."""
     for action in parser._actions:  # argparse has no public name for them
         yield action
         if isinstance(action, argparse._SubParsersAction):

@@ -83,8 +83,6 @@ def _group(text: str) -> Sequence[Sequence[str]]:
 
 
 class _Joined(argparse.Action):
-    """Mappings that are given several times, as one."""
-
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), **values})
 
@@ -146,7 +144,6 @@ def rules_of(args: argparse.Namespace, names: Iterable[str], of_file: Rules | No
 
 
 def _number_of(knob: Knob) -> Callable[[str], float]:
-    """An argument type: a number of the knob's kind and range."""
     assert knob.scalar in (int, float), f"{knob.name}: no flag is made of {knob.kind}"
 
     def parse(text: str) -> float:

@@ -92,8 +92,6 @@ def _submit(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 class _Teller:
-    """Logs how a run is doing, when that changes."""
-
     def __init__(self) -> None:
         self._told: set[str] = set()
 
@@ -144,7 +142,6 @@ def _status(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _report(status: RunStatus, silent: bool = False) -> None:
-    """Prints how a run is doing; one that has ended badly ends the command badly."""
     if status.is_finished and status.state != "SUCCEEDED":
         raise PipelineFailed(failure_of(status))
     if not silent:
@@ -181,7 +178,6 @@ def _build_pipeline(args: argparse.Namespace, cluster: Cluster, local: bool = Fa
 
 @contextmanager
 def _package(args: argparse.Namespace, cluster: Cluster) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The compiled pipeline and the values of its parameters: the file that was named, or one made for the moment."""
     from evenshard.kubeflow.package import compile_to, require_fits
 
     if args.package is not None:
@@ -209,10 +205,7 @@ def _service_account(args: argparse.Namespace, cluster: Cluster) -> str:
 
 
 class _Setting(Source):
-    """An argument type: NAME=VALUE, whose value may be a file to read."""
-
     def __call__(self, text: str) -> tuple[str, Any]:
-        """Called by argparse."""
         name, equals, value = text.partition("=")
         if not (name and equals):
             raise argparse.ArgumentTypeError(f"{brief(text)} is not NAME=VALUE")
@@ -222,7 +215,6 @@ class _Setting(Source):
             raise argparse.ArgumentTypeError(f"{brief(value)} is not valid YAML: {error}") from None
 
     def paths(self, value: Any) -> tuple[Path, ...]:
-        """The file that the value may be."""
         return super().paths(value[1]) if isinstance(value[1], str) else ()
 
 

@@ -69,7 +69,6 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _contents(args: argparse.Namespace, answer: PlacementAnswer) -> str:
-    """What goes into the file."""
     if args.format == "torchrec":
         from evenshard.torchrec.plan.file import plan_text
 
@@ -93,13 +92,11 @@ def _write(text: str, path: Path) -> None:
 
 
 def _check_stdout(args: argparse.Namespace) -> None:
-    """Reject flags that would write two documents to standard output."""
     if args.json and args.out == STDOUT:
         raise BadConfig("--json and -o - both write to standard output. Give one of them, or -o a file.")
 
 
 def _torchrec() -> tuple[tuple[str, ...], str]:
-    """TorchRec's planners to compare with; where TorchRec is not installed, why."""
     from evenshard.planner.rivals import TORCHREC
 
     try:

@@ -80,7 +80,6 @@ def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _write_renamed(args: argparse.Namespace, new: PlacementAnswer, difference: Difference, model: Model | None) -> None:
-    """The new placement with its devices renamed as the difference proposes; as it is where nothing is proposed."""
     from evenshard.compare.diff import rename_devices
     from evenshard.planner.file import save_answer
 

@@ -47,7 +47,6 @@ def _run(stage: Stage, args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _field_values(args: argparse.Namespace, of: type) -> dict[str, Any]:
-    """The values of the flags of a dataclass's fields, by the names of the fields."""
     values = {name: getattr(args, flag.lstrip("-").replace("-", "_")) for name, flag in flags(of).items()}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
@@ -67,11 +66,6 @@ def add_commands(commands: Commands) -> None:
 
 
 def _add_flags(sub: argparse.ArgumentParser, of: type, overrides: bool = False) -> None:
-    """Declares the flags of a dataclass's fields.
-
-    Args:
-        overrides: whether the fields have their values from params.yaml where the flags are not given.
-    """
     hints, of_fields, default_of = get_type_hints(of), flags(of), {one.name: one.default for one in fields(of)}
     declarations: Mapping[str, Any] = declarations_of(of, object)
     for name, declaration in declarations.items():

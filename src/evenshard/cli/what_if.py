@@ -81,7 +81,6 @@ def _what_if(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _shared_values(args: argparse.Namespace) -> Mapping[str, Any]:
-    """The knobs of every placement; rules of tables may be given several times."""
     from evenshard.planner.rules import RULES
 
     names = [one.name for one in shared_knobs()]
