@@ -62,7 +62,6 @@ def how_to_train() -> str:
 
 
 def _requirements(lines: Sequence[str], extras: str) -> Iterator[str]:
-    """What extras require beyond the core, of the lines of the metadata: names with versions, in the form pip takes."""
     for line in lines:
         requirement, _, marker = (part.strip() for part in line.partition(";"))
         wanted = re.fullmatch(r"""extra == ["']([\w-]+)["']""", marker)

@@ -157,5 +157,4 @@ def with_meanings(docstring: str | None, knobs: Sequence[Knob]) -> str | None:
 
 
 def _kinds(kind: Any) -> tuple[Any, ...]:
-    """The types of a union; of anything else, that alone."""
     return get_args(kind) if isinstance(kind, UnionType) else (kind,)

@@ -33,7 +33,6 @@ def text_table(rows: Sequence[Sequence[str]], sides: str, indent: str = "", widt
 
 
 def _wrap(row: Sequence[str], width: int) -> Iterator[Sequence[str]]:
-    """The row, and rows for what of its last cell finds no room in it."""
     cells = list(row)
     for text in textwrap.wrap(cells[-1], width) or [""]:
         yield [*cells[:-1], text]

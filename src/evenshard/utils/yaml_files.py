@@ -70,7 +70,6 @@ def load_documents(text: str, most: int = 100) -> list[Any]:
 
 @cache
 def _loader() -> Any:
-    """Return ``yaml.SafeLoader`` with a check of the keys; on libyaml, where it is there."""
     import yaml
 
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -137,6 +137,5 @@ def _problem_of_paths(paths: Sequence[str]) -> str | None:
 
 
 def _objects_below(address: Address) -> Iterator[dict[str, Any]]:
-    """Yield every object whose key begins with this one, as the server lists it."""
     pages = s3_client().get_paginator("list_objects_v2").paginate(Bucket=address.bucket, Prefix=address.key)
     return (one for page in pages for one in page.get("Contents", ()))
