@@ -148,7 +148,6 @@ def part_memory(
 
 
 def _storage_memory(own: Table, part: TablePart, optimizer: str) -> PartMemory:
-    """Weights, states and cache."""
     storage = part.storage
     per_row, per_weight = NUMBERS[optimizer]
     # A replica is trained by a dense optimizer, whose states are as precise as the weights.
@@ -229,7 +228,6 @@ def sample_memory(
 
 
 def _column_parts(parts: Sequence[TablePart]) -> dict[str, int]:
-    """How many parts of columns each table has."""
     columns: dict[str, set[Span]] = {}
     for part in parts:
         columns.setdefault(part.table, set()).add(part.columns)
@@ -237,7 +235,6 @@ def _column_parts(parts: Sequence[TablePart]) -> dict[str, int]:
 
 
 def _names_to_gather(tables: Sequence[Table], parts: Sequence[TablePart]) -> set[str]:
-    """The pooled tables that are replicated or cut by rows."""
     rows = {table.name: table.num_rows for table in tables if not table.is_sequence}
     return {
         one.table for one in parts if one.table in rows and (len(one.devices) > 1 or one.rows.size < rows[one.table])

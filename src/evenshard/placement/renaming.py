@@ -57,11 +57,7 @@ def best_names(held_NO: Bytes, kinds: Sequence[int], machine: Machine) -> Names:
 
 
 def _assign_names(worth_NO: Worth, sizes: Sequence[int]) -> tuple[float, Names]:
-    """The worth of the best names, and the names (Hungarian algorithm, blocks of the first size before those inside).
-
-    Args:
-        sizes: of blocks that stay together, each in the one before.
-    """
+    """Return the worth of the best names, and the names: Hungarian algorithm, outer blocks first."""
     require_package("scipy")
     from scipy.optimize import linear_sum_assignment
 

@@ -118,7 +118,6 @@ def _sets(machine: Machine, size: int) -> tuple[range, ...]:
 
 
 def _size(machine: Machine, scope: str) -> int:
-    """Devices, one after the other, that a scope has."""
     return {DEVICE: 1, NODE: machine.devices_per_node}.get(scope, machine.num_devices)
 
 

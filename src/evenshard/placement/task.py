@@ -277,7 +277,6 @@ def _of_nodes(task: ShardingTask, of_devices: Sequence[int]) -> list[int]:
 
 
 def _sum_memory(task: ShardingTask, parts: Sequence[TablePart], what: str) -> list[int]:
-    """One kind of memory of each device."""
     by_name = {table.name: table for table in task.tables}
     used, of_every_device = [0] * task.num_devices, 0
     for part in parts:

@@ -170,8 +170,6 @@ def load_tasks(path: Path, pool: Sequence[Table]) -> TaskSplit:
 
 @dataclass(frozen=True)
 class _TaskRecord:
-    """A task as it stands in a file."""
-
     task_id: str
     tables: tuple[str, ...]
     num_devices: int
