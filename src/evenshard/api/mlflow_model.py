@@ -113,7 +113,6 @@ def _table(row: dict[str, Any]) -> Table:
 
 
 def _plain(value: Any) -> Any:
-    """What a table file would hold."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     return None if value is pd.NA or (isinstance(value, float) and math.isnan(value)) else value

@@ -155,7 +155,6 @@ def _answer(tables: Any, asked: Knobs, progress: Callable[[float], None] | None)
 def _apply_constraints(
     request: "PlacementRequest", tables: Any, constraints: "Mapping[str, ParameterConstraints]"
 ) -> "tuple[PlacementRequest, tuple[str, ...]]":
-    """The request under TorchRec's constraints, and what of these changes nothing."""
     from evenshard.torchrec.planner.constraints import constrained_request
 
     if not _is_of_torchrec(tables):
@@ -167,7 +166,6 @@ def _apply_constraints(
 
 
 def _near(in_use: InUse) -> "Near | None":
-    """The earlier answer, and what may move from it."""
     near, max_move_gb = in_use.near, in_use.max_move_gb
     if near is None:
         if max_move_gb is not None:
@@ -186,7 +184,6 @@ def _near(in_use: InUse) -> "Near | None":
 
 
 def _types(sharding: Sharding) -> tuple[str, ...]:
-    """The types that both knobs together allow."""
     from evenshard.placement.sharding import BY_COLUMNS
 
     if not sharding.allow_column_split:
@@ -208,7 +205,6 @@ def dense_bytes_of(tables: Any, dense_gb: float | None) -> int:
 
 
 def _optimizers(tables: Any, optimizer: str | None, model: "Model") -> "TableOptimizers":
-    """The optimizers of the tables: those of a model, where nothing else is asked for."""
     from evenshard.placement.optimizer_state import DEFAULT_OPTIMIZER
     from evenshard.planner.optimizers import optimizers_of
 
@@ -221,7 +217,6 @@ def _optimizers(tables: Any, optimizer: str | None, model: "Model") -> "TableOpt
 
 
 def _is_of_torchrec(tables: Any) -> bool:
-    """Whether tables are a model, collections or configurations of TorchRec's."""
     several = tuple(tables.values()) if isinstance(tables, Mapping) else tables
     return hasattr(tables, "named_parameters") or (
         isinstance(several, Sequence)
