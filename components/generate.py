@@ -168,7 +168,6 @@ def parameters(stage: Stage) -> list[Parameter]:
 
 
 def _about(name: str, help: str) -> str:
-    """What an artifact is, with the files inside where it is a folder here and a file elsewhere."""
     files = "round_001.parquet`` and so on" if accumulates(name) else "tables.parquet``" if name == "tables" else ""
     return f"{help.partition(' (')[0]}: a folder with ``{files}" if files else help
 
@@ -229,7 +228,6 @@ def _fill(text: str, indent: int, then: int | None = None) -> str:
 
 
 def _wrap(paragraph: str) -> str:
-    """Lines as wide as those of the docs."""
     return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
 
 
@@ -243,7 +241,6 @@ def _kind(spec: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """One line, with Markdown's backquotes."""
     return re.sub("``(.+?)``", r"`\1`", " ".join(text.split()))
 
 

@@ -69,7 +69,6 @@ HARDWARE: dict[str, Any] = {
 
 
 def _files(*candidates: str | None) -> list[str]:
-    """The settings among ``candidates`` that name files, which a stage then depends on."""
     return [name for name in candidates if name and name.endswith((*TABLE_SUFFIXES, *BATCH_SUFFIXES))]
 
 
@@ -146,7 +145,6 @@ def _write(step: LoopStep) -> dict[str, list[Any]]:
 
 
 def _paths(artifact: Artifact) -> list[str]:
-    """The files of a folder whose files are known; else the file, or the folder as a whole."""
     output = declarations_of(artifact.writer.outputs, Writes)[artifact.name].output
     return (
         [str(path) for path in output.paths(Path(artifact.path))]

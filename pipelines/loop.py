@@ -111,7 +111,6 @@ def learn(
 
 
 def _add(step: LoopStep, given: dict[str, Any], made: dict[Artifact, Any], cluster: Cluster) -> Any:
-    """The task of a step; where it is cut into parts, the one that merges them."""
     name = step.stage.name
     component = getattr(import_module(f"evenshard_components.{name}.component"), name)
     collected = next((one.name for one in step.writes if accumulates(one.name)), "")
