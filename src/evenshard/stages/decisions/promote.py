@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from evenshard.api.serving import served_code
 from evenshard.measure.config import MeasureConfig
@@ -244,13 +244,9 @@ def as_json(promotion: Promotion) -> dict[str, Any]:
     return cleaned
 
 
-def print_promotion(promotion: Promotion, file: TextIO | None = None) -> None:
-    """Prints it.
-
-    Args:
-        file: output; None for stdout. Colours go to terminals only.
-    """
-    console = plain_console(file, _WIDTH)
+def print_promotion(promotion: Promotion) -> None:
+    """Print it; colours go to terminals only."""
+    console = plain_console(None, _WIDTH)
     line = f"{printable(promotion.candidate)} is {promotion.outcome.value}: {printable(promotion.reason)}."
     console.print(line, style=_STYLES[promotion.outcome], soft_wrap=True)
     decision, found = promotion.decision, promotion.comparison
