@@ -10,8 +10,7 @@ from evenshard.planner.knobs import place_knobs
 from evenshard.tracking.pyfunc import ServedCode
 from evenshard.utils.knobs import Knob
 
-# The hardware is the model's, the tables have pooling factors and dims, and a server has no files, and nothing to
-# measure on.
+# The hardware is the model's; a server has no files, and nothing to measure on.
 NOT_SERVED = {
     *("hardware", "default_pooling_factor", "num_measured"),
     *("model", "traffic", "cluster", "embedding_dim", "near", "max_move_gb"),

@@ -34,8 +34,7 @@ SHORT, LONG = 1 / 4, 1 / 2
 NEARLY = 1.1
 # Collections that are also cut by rows one by one.
 MOST_ALONE = 3
-# Times that a division of outputs, forward and backward, moves each of them: TorchRec repeats lengths to the width of
-# the output, adds a little to them, and divides; the gradients are divided too.
+# Times that a division by lengths as wide as the outputs moves each of them, forward and backward.
 PASSES = 9
 
 # The collections are as in ``Table.collection``.

@@ -26,8 +26,7 @@ from evenshard.utils.errors import BadConfig
 
 # Shares of what a device may hold above which it is full to the brim: with memory reserved, and without.
 BRIM, BRIM_WITHOUT_RESERVE = 0.95, 0.85
-# Components of a device's memory as people are told of them, and the fields of ``DeviceMemory`` that each is the sum
-# of.
+# Components of a device's memory, and the fields of ``DeviceMemory`` that each is the sum of.
 DEVICE_COMPONENTS: Final = {
     "weights": ("weights",),
     "optimizer state": ("optimizer_state",),

@@ -10,11 +10,7 @@ from pathlib import Path
 from evenshard.utils.atomic import atomic_path
 
 UNKNOWN_STATE = "UNKNOWN"
-# The state of a run by that of its exit handler's tasks, which the handler is told.
-#
-# On a cluster that is a state of ML Metadata, on this machine one of kfp.local. RUNNING, NEW and UNKNOWN say nothing: a
-# success that was cached, or whose last branch was skipped, reads RUNNING, as do a run that was stopped and one whose
-# pod was evicted (kubeflow/pipelines#11979).
+# States of ML Metadata and kfp.local; RUNNING, NEW and UNKNOWN may be any (kubeflow/pipelines#11979).
 ENDED_AS = {
     **dict.fromkeys(("COMPLETE", "CACHED", "SUCCEEDED"), "SUCCEEDED"),
     "FAILED": "FAILED",

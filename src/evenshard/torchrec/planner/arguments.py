@@ -47,8 +47,7 @@ _IDLE = ("proposer", "partitioner", "performance_model")
 DEFAULT_BATCH_SIZE = 512
 
 
-# Knobs of ``evenshard.place`` that the planner does not take: the model, its sharders, the topology and TorchRec's own
-# arguments tell most of it, and a plan is made without a measurement, a comparison or a plan before it.
+# Knobs of ``evenshard.place`` that the planner does not take: it knows them from the model and TorchRec's arguments.
 OF_MODEL_AND_TOPOLOGY = {
     *("num_devices", "nodes", "devices_per_node", "nodes_per_domain", "cluster", "batch_size", "communication"),
     *("columns", "weight_bits", "embedding_dim", "traffic", "constraints"),

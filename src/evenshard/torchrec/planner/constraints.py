@@ -46,8 +46,6 @@ USED = (
 # Fields that a plan hands on to the kernels as they are.
 CARRIED = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype")
 # Fields that a plan hands on to tables with such a kernel, but for sizes of caches; see ``carry_over``.
-#
-# All others are named in a note where they are set.
 OF_KERNELS = ("cache_params", "key_value_params")
 
 
