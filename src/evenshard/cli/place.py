@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from evenshard.planner.answer import PlacementAnswer
 
 CONSTRAINTS = "torchrec-constraints"
-# Knobs without a flag: constraints are a model's.
+# Knobs without a flag: --report adds what is compared, and constraints are a model's.
 NO_FLAG = {"compare", "constraints"}
 
 PLACE_EXAMPLE = "Example: evenshard place tables.yaml --devices 8 --hardware h100 --report page.html -o placement.json"
