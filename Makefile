@@ -9,7 +9,7 @@ export DVC_NO_ANALYTICS = 1
 export MLFLOW_DISABLE_TELEMETRY = true
 export NO_MKDOCS_2_WARNING = 1
 export MPLCONFIGDIR = $(CURDIR)/.venv/cache
-# Each stage imports torch, FBGEMM and MLflow: 12 s instead of 3 where Python may not keep what it compiled.
+# With this variable set, each stage of the loop compiles torch, FBGEMM and MLflow again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup run test test-all fuzz test-containers test-floors test-torchrec test-torchrec-planner check docs docs-output bench dataset dvc.yaml use image base-image base-digest release clean

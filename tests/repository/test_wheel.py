@@ -155,9 +155,9 @@ def metadata_of(file: Path) -> Message:
 
 
 def environment(home: Path, package: str, distributions: Iterable[str], flags: Sequence[str] = ()) -> Path:
-    """Where the programs of a clean environment are, with links to some distributions and evenshard installed.
+    """Make an environment with evenshard and links to some distributions; return the folder of its programs.
 
-    No link comes with a RECORD, without which pip refuses to replace a distribution by another version.
+    No link has a RECORD, so pip refuses to replace a distribution by another version.
     """
     venv.create(home, symlinks=True)
     python = home / "bin" / "python"

@@ -155,7 +155,7 @@ def _is_file(value: Any) -> bool:
 
 
 def _one_loop() -> contextlib.AbstractContextManager[None]:
-    """Let all tasks of the run find one parent run in MLflow, and one backlog of what MLflow has missed."""
+    """Name one parent run in MLflow, and one backlog, for all tasks of a local run."""
     own = {LOOP_ID: f"{LOCAL}{secrets.token_hex(6)}", BACKLOG: str(Path("work", BACKLOG_NAME).resolve())}
     return environment({name: value for name, value in own.items() if name not in os.environ})
 

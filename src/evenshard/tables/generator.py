@@ -120,7 +120,7 @@ def _rows_and_pooling(num_tables: int, rng: np.random.Generator) -> tuple[FloatA
 
 
 def _spread_quantiles(score_T: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """Draw one number in each T-th part of (0, 1), because independent ones let pooling wander by 0.9."""
+    """Draw one number from each of T equal parts of (0, 1); independent draws would vary mean pooling by 0.9."""
     rank_T = np.empty(len(score_T))
     rank_T[np.argsort(score_T)] = np.arange(len(score_T))
     return np.asarray((rank_T + rng.random(len(score_T))) / len(score_T))

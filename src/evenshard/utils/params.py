@@ -41,7 +41,7 @@ def _odd_keys(content: Any) -> Iterator[Any]:
         inner = waiting.pop()
         if not isinstance(inner, (dict, list)) or id(inner) in seen:
             continue
-        seen.add(id(inner))  # a YAML alias repeats its object: each is walked once
+        seen.add(id(inner))  # YAML aliases repeat an object
         if isinstance(inner, dict):
             yield from (key for key in inner if not isinstance(key, str))
             waiting.extend(inner.values())

@@ -177,7 +177,11 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> dict[Path
 
 
 def _measured_fit(hardware: CollectiveHardware, max_bytes: int, tier: str, near: int) -> LinkFit:
-    """Fit a tier's link; ``near`` is the devices of a host, or all if there is one host or one device in each."""
+    """Measure and fit the link of a tier.
+
+    Args:
+        near: devices of a host; all devices if there is one host, or one device in each.
+    """
     points = measure_all_to_all(hardware, max_bytes, tier, near)
     fit = fit_link(points)
     if tier == BETWEEN_NODES:

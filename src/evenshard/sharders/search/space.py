@@ -255,7 +255,7 @@ class SearchSpace:
         return self.task.tables[position].size_bytes > LEAST_OFFLOADED * max(self.task.room_bytes)
 
     def _types(self, position: int) -> list[ShardingType]:
-        """Return types with parts of their own, fewest pieces first: rows of the one node are row_wise, for one."""
+        """Return the types, fewest pieces first, without those that cut a table as another type does."""
         machine, types = self.task.machine, set(self.task.types[position])
         if machine.num_devices == 1:
             return [TYPES[TABLE_WISE]]

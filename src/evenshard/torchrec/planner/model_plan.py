@@ -184,7 +184,7 @@ class ModelPlanner:
 
 
 def _default_plan(request: PlacementRequest, limit_s: float | None) -> Sequence[Sequence[TablePart]]:
-    """Return TorchRec's plan as it comes; None where it finds none, or would take minutes."""
+    """Return the plan of TorchRec's default settings; empty if it finds none or would take minutes."""
     task = request.task()
     if len(task.tables) * task.num_devices > MOST_SHARDS:
         return ()
