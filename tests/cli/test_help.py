@@ -50,6 +50,7 @@ def test_every_command_stands_in_one_group(capsys: pytest.CaptureFixture[str]) -
     listed = [line.split()[0] for line in text.splitlines() if line.startswith("    ") and line[4:5].isalpha()]
     assert listed == names and len(set(names)) == len(names)
     assert [line.strip(" :") for line in text.splitlines() if line.startswith("  ") and line.endswith(":")] == [*GROUPS]
+    assert all(f"usage: evenshard {name} " in printed_help(name, capsys) for name in names)
 
 
 def test_flags_of_place_stand_in_groups_with_an_example(

@@ -11,20 +11,10 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from evenshard.cli import (
-    costs,
-    decisions,
-    init,
-    pipeline,
-    place,
-    placements,
-    stages,
-    traces,
-    what_if,
-)
 from evenshard.cli.arguments import Commands, OneLineParser
 from evenshard.cli.completion import SHELLS, PrintCompletion
 from evenshard.cli.help import GroupedCommands
@@ -35,26 +25,29 @@ from evenshard.utils.extras import named_packages
 from evenshard.utils.messages import one_line
 from evenshard.version import __version__
 
-# The commands, by heading of the help.
-GROUPS = {
-    "place": (
-        "init",
-        "place",
-        "what-if",
-        "explain",
-        "diff",
-        "hardware",
-    ),
-    "the loop: measure and learn": (
-        *("generate-tables", "benchmark", "train-cost", "train-policy", "evaluate"),
-        *("import-costs", "merge-costs", "describe", "observe", "calibrate-link", "calibrate-device"),
-    ),
-    "in a team": ("promote", "drift"),
-    "on a cluster": ("pipeline",),
+# The commands by heading of the help, each with the module that declares it.
+GROUPS: Mapping[str, Mapping[str, str]] = {
+    "place": {
+        "init": "init",
+        "place": "place",
+        "what-if": "what_if",
+        "explain": "placements",
+        "diff": "placements",
+        "hardware": "costs",
+    },
+    "the loop: measure and learn": {
+        **dict.fromkeys(("generate-tables", "benchmark", "train-cost", "train-policy", "evaluate"), "stages"),
+        **dict.fromkeys(("import-costs", "merge-costs", "describe"), "costs"),
+        "observe": "traces",
+        **dict.fromkeys(("calibrate-link", "calibrate-device"), "costs"),
+    },
+    "in a team": dict.fromkeys(("promote", "drift"), "decisions"),
+    "on a cluster": {"pipeline": "pipeline"},
 }
 
 
-def _parser() -> OneLineParser:
+def _parser(command: str = "") -> OneLineParser:
+    """The parser of all commands; if a command is named, only its module is imported."""
     parser = OneLineParser(
         prog="evenshard",
         description="Learns where to put a recommender model's embedding tables.",
@@ -68,21 +61,22 @@ def _parser() -> OneLineParser:
         action=PrintCompletion,
         help="print the script that completes commands, flags and files in a shell",
     )
+    module_of = {name: module for group in GROUPS.values() for name, module in group.items()}
+    modules = [module_of[command]] if command in module_of else dict.fromkeys(module_of.values())
     commands = Commands(parser)
-    families = [init, stages, costs, traces, place, what_if, placements]
-    families += [pipeline, decisions]
-    for module in families:
-        module.add_commands(commands)
+    for module in modules:
+        import_module(f"{__name__}.{module}").add_commands(commands)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command of ``evenshard`` and returns its exit code."""
-    return run_command(_parser(), argv)
+    """Run one command of ``evenshard`` and return its exit code."""
+    words = sys.argv[1:] if argv is None else argv
+    return run_command(_parser(*words[:1]), argv)
 
 
 def run_command(parser: OneLineParser, argv: list[str] | None = None) -> int:
-    """Runs one command of a parser and returns its exit code."""
+    """Run one command of a parser and return its exit code."""
     args = parser.parse_args(argv)
     log_to_stderr()
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from evenshard.utils.messages import brief, did_you_mean
 
@@ -20,7 +20,7 @@ class GroupedCommands(argparse.HelpFormatter):
         groups: names of commands by heading; those of none come last.
     """
 
-    def __init__(self, prog: str, groups: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, prog: str, groups: Mapping[str, Collection[str]]) -> None:
         super().__init__(prog)
         self._groups = groups
 
