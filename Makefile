@@ -88,6 +88,8 @@ test-floors:
 	    --ignore tests/planner/test_model.py -k "not served_model" \
 	    --ignore-glob 'tests/*/test_torchrec*' --ignore tests/planner/test_knobs.py --ignore tests/api/test_approximations.py
 
+COG := $(BIN)/cog --verbosity=1 --diff -I . -p 'from docs.commands import *' --markers='<!--[[[cog ]]]--> <!--[[[end]]]-->'
+
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -95,21 +97,21 @@ check: setup
 	$(BIN)/lint-imports
 	$(BIN)/python pipelines/dvc_rounds.py --check
 	$(BIN)/python components/generate.py --check
-	$(BIN)/python docs/tree.py --check
+	$(COG) --check docs/architecture.md
 	$(BIN)/mkdocs build --strict
 	$(BIN)/python tools/size.py
 
 # The site, in work/site; the table of packages in docs/architecture.md comes from their docstrings. With --quiet, --strict
 # passes broken links.
 docs: setup
-	$(BIN)/python docs/tree.py
+	$(COG) -r docs/architecture.md
 	$(BIN)/mkdocs build --strict
 
-# Writes the outputs of documented commands, and the figures that sentences quote: make docs-output PAGES="README.md docs/place.md"
+# Writes the outputs of documented commands, and checks the figures that sentences quote: make docs-output PAGES=docs/place.md
 # FLAGS=--check compares only; a workflow does that every night.
-PAGES ?=
+PAGES ?= README.md docs/*.md
 docs-output: setup
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m docs.output $(FLAGS) $(PAGES)
+	$(COG) $(or $(FLAGS),-r) $(PAGES)
 
 # All sharders compared, as in the papers' tables: make bench STUDY=mixed FLAGS="--settings 40x4 --seeds 1". Started again, it goes on.
 STUDY ?= mixed

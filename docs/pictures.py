@@ -1,46 +1,44 @@
-"""Pictures of the docs that show an answer: files that documented commands leave, or parts of pages that they write."""
-
-from __future__ import annotations
+"""The pictures of docs/place.md: parts of the report that its first command writes. Needs Chromium and Playwright."""
 
 import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
-from typing import Any
 
+from playwright.sync_api import Page, sync_playwright
+
+COMMAND = "evenshard place mlperf_dlrm_v2 --devices 8 --hardware simulated:h100 --quiet --report"
+# By picture: the selectors of its first element, and of the first element below it.
+PARTS = {
+    "answer.png": (".tiles", "#times details"),
+    "placement_report.png": ("h1", "#memory .chart ~ *, #memory + section"),
+}
 WIDTH, SCALE = 945, 1.25
 FLAGS = "--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update"
 
 
-def take(picture: Path, file: Path, part: dict[str, str] | None) -> None:
-    """Copies a picture, or takes one of a part of an HTML page with this machine's own Chromium.
+def top(page: Page, selector: str) -> float:
+    """Return the top of the first such element, with a margin."""
+    box = page.locator(selector).first.bounding_box()
+    assert box is not None, f"the report has no {selector}"
+    return max(box["y"] - 18, 0)
 
-    Args:
-        part: the selectors of the first element in the picture (``top``) and of the first below it (``below``).
 
-    Raises:
-        LookupError: there is no Chromium, or no Playwright.
-    """
-    if part is None:
-        shutil.copy(file, picture)
-        return
+def main() -> None:
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        program = None
-    if program is None:
-        raise LookupError(f"{picture.name} is not taken again: that needs Chromium and Playwright")
-    with sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        report = Path(folder) / "report.html"
+        subprocess.run([sys.executable, "-m", *COMMAND.split(), str(report)], check=True)
         browser = playwright.chromium.launch(executable_path=program, args=FLAGS.split())
-        opened = browser.new_page(viewport={"width": WIDTH, "height": 1000}, device_scale_factor=SCALE)
-        opened.goto(file.resolve().as_uri())
-        top = _top(opened, part["top"])
-        clip = {"x": 0, "y": top, "width": WIDTH, "height": _top(opened, part["below"]) - top}
-        opened.screenshot(path=picture, full_page=True, clip=clip)
+        page = browser.new_page(viewport={"width": WIDTH, "height": 1000}, device_scale_factor=SCALE)
+        page.goto(report.as_uri())
+        for name, (first, below) in PARTS.items():
+            begin = top(page, first)
+            clip = {"x": 0, "y": begin, "width": WIDTH, "height": top(page, below) - begin}
+            page.screenshot(path=Path(__file__).parent / "images" / name, full_page=True, clip=clip)
         browser.close()
 
 
-def _top(opened: Any, selector: str) -> float:
-    """Where the element begins, with a margin above it."""
-    box = opened.locator(selector).first.bounding_box()
-    assert box is not None, f"the page shows no {selector}"
-    return float(max(box["y"] - 18, 0))
+if __name__ == "__main__":
+    main()

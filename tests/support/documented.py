@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+import textwrap
 
-from docs.output import blocks
 from support.repository import ROOT
 
 
@@ -26,7 +27,8 @@ def command(page: str, start: str) -> list[str]:
 def snippet(page: str, containing: str) -> str:
     """The source of the one indented block of a page that contains this text, ready for ``exec``."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    found = [block.text for block in blocks(text) if containing in block.text]
+    blocks = re.findall(r"^(?: {4}.*\n(?:[ \t]*\n)*)+", text, flags=re.MULTILINE)
+    found = [textwrap.dedent(block).rstrip() + "\n" for block in blocks if containing in block]
     assert found, f"{page} has no block with {containing!r}"
     assert len(found) == 1, f"{page} has {len(found)} blocks with {containing!r}: name more of it"
     return found[0]

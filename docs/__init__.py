@@ -1,1 +1,0 @@
-"""What writes and builds the pages beside it; nothing of it is in the wheel."""
