@@ -88,7 +88,7 @@ test-floors:
 	    --ignore tests/planner/test_model.py -k "not served_model" \
 	    --ignore-glob 'tests/*/test_torchrec*' --ignore tests/planner/test_knobs.py --ignore tests/api/test_approximations.py
 
-COG := $(BIN)/cog --verbosity=1 --diff -I . -p 'from docs.commands import *' --markers='<!--[[[cog ]]]--> <!--[[[end]]]-->'
+COG := $(BIN)/cog --verbosity=1 -I . -p 'from docs.commands import *' --markers='<!--[[[cog ]]]--> <!--[[[end]]]-->'
 
 check: setup
 	$(BIN)/ruff check .
@@ -111,7 +111,7 @@ docs: setup
 # FLAGS=--check compares only; a workflow does that every night.
 PAGES ?= README.md docs/*.md
 docs-output: setup
-	$(COG) $(or $(FLAGS),-r) $(PAGES)
+	$(COG) $(if $(FLAGS),$(FLAGS) --diff,-r) $(PAGES)
 
 # All sharders compared, as in the papers' tables: make bench STUDY=mixed FLAGS="--settings 40x4 --seeds 1". Started again, it goes on.
 STUDY ?= mixed
