@@ -92,13 +92,11 @@ def test_a_gpu_left_out_takes_about_as_long_as_it_really_did(gpu: str, median: f
     assert np.median(held()[gpu].errors) < median
 
 
-def test_the_page_states_these_errors() -> None:
-    page = (ROOT / "docs" / "measure.md").read_text()
-    names = ("RTX 2080 Ti", "V100", "A100", "H100", "H200", "B200")
-    for name, one in zip(names, held().values(), strict=True):
-        median, most = np.percentile(one.errors, [50, 90])
-        row = next(line for line in page.splitlines() if line.startswith(f"| {name} |"))
-        assert row.endswith(f"| {median:.0f} % | {most:.0f} % |")
+def test_the_page_states_the_range_of_these_errors() -> None:
+    page = " ".join((ROOT / "docs" / "measure.md").read_text().split())
+    medians = sorted((np.median(one.errors), name.upper()) for name, one in held().items())
+    (low, best), (high, worst) = medians[0], medians[-1]
+    assert f"{low:.0f} % ({best}) to {high:.0f} % ({worst}), median" in page
 
 
 def test_a_speed_that_is_none_is_far_off() -> None:

