@@ -19,7 +19,7 @@ from evenshard.measure.traces.collectives import collectives
 from evenshard.measure.traces.kineto import read_traces
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import save_answer
-from evenshard.report.facts.setting import device_error_text
+from evenshard.report.step_facts import device_error_text
 from evenshard.tables.files import load_tables, save_tables
 from evenshard.tables.table import Table
 from evenshard.torchrec import save_plan

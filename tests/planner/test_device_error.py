@@ -29,8 +29,8 @@ from evenshard.placement.placement import Placement
 from evenshard.planner.file import json_schema, json_text, load_answer, save_answer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.report.explanation import print_explanation
-from evenshard.report.facts.setting import device_error_text
 from evenshard.report.page.page import page
+from evenshard.report.step_facts import device_error_text
 from evenshard.report.terminal import print_answer
 from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.trained_on import TrainedOn

@@ -13,8 +13,8 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.report.facts.memory import badly_served, badly_served_text, offload_text
-from evenshard.report.facts.setting import assumed_groups
+from evenshard.report.step_facts import assumed_groups
+from evenshard.report.table_facts import badly_served, badly_served_text, offload_text
 from evenshard.tables.cache import ASSUMED, BOUND, COUNTED, LOAD_FACTORS, miss_ratio
 from evenshard.tables.table import Table
 from support.answer_builders import answer

@@ -14,11 +14,9 @@ from evenshard.placement.storage import Storage
 from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Nearness, PlacementAnswer, Rival, Saving
 from evenshard.planner.rivals import FULL_SPACE
 from evenshard.planner.rules import Rules
-from evenshard.report.facts.memory import offload_text
-from evenshard.report.facts.placed import costliest, placed_parts
-from evenshard.report.facts.setting import link_text, machine_text
-from evenshard.report.facts.step import advice
 from evenshard.report.page.page import page
+from evenshard.report.step_facts import advice, link_text, machine_text
+from evenshard.report.table_facts import costliest, offload_text, placed_parts
 from evenshard.report.terminal import EIGHTHS, FULL, print_answer, shown_devices
 from evenshard.sharders.catalog import label_of
 from evenshard.tables.assumptions import Assumption

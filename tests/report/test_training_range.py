@@ -13,8 +13,8 @@ from evenshard.compare.diff import diff
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.report.answer import make_displayable
 from evenshard.report.difference_markdown import difference_markdown
-from evenshard.report.facts.step import advice, warning_texts
 from evenshard.report.page.page import page
+from evenshard.report.step_facts import advice, warning_texts
 from evenshard.report.terminal import brief_text, summary_text
 from support.answer_builders import LINEAGE, answer
 from support.builders import cost

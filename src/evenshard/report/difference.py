@@ -12,7 +12,7 @@ from evenshard.compare.difference import Difference, PartMove, Rekept, Renaming,
 from evenshard.compare.payback import Payback
 from evenshard.measure.price.device_price import ROUNDING
 from evenshard.planner.output_order import BY_NAME
-from evenshard.report.facts.comparison import ends_text
+from evenshard.report.step_facts import ends_text
 from evenshard.utils.console import plain_console, plain_grid
 from evenshard.utils.messages import count_text, printable, tables_text
 from evenshard.utils.units import bytes_to_gb, decimals, ms_text, pct_text, size_text

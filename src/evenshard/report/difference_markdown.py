@@ -11,8 +11,7 @@ from evenshard.compare.times import OWN_FIGURES
 from evenshard.measure.price.device_price import ROUNDING
 from evenshard.planner.answer import PlacementAnswer, fullest_device
 from evenshard.report.difference import EQUAL, READ_BY_POSITION, payback_lines, saved_text
-from evenshard.report.facts.comparison import worth_texts
-from evenshard.report.facts.step import gap_text, warning_texts
+from evenshard.report.step_facts import gap_text, warning_texts, worth_texts
 from evenshard.utils.messages import names_text, printable
 from evenshard.utils.units import bytes_to_gb, ms_text, pct_text, size_text
 

@@ -14,15 +14,27 @@ from rich.text import Text
 from evenshard.measure.price.step import PredictedDevice, predicted_step_times
 from evenshard.planner.answer import PlacementAnswer, fullest_device, slowest_device
 from evenshard.planner.rivals import rival_label
-from evenshard.report.facts.comparison import (
+from evenshard.report.step_facts import (
+    LOOKUPS,
+    advice,
     asked_texts,
+    assumed_groups,
+    assumed_lookups_texts,
     best_rival,
+    bound_text,
+    device_error_text,
+    machine_text,
     near_texts,
     not_compared_text,
     rival_text,
+    setting_text,
+    step_headline,
+    timed_text,
+    timing_word,
+    warning_texts,
     worth_texts,
 )
-from evenshard.report.facts.memory import (
+from evenshard.report.table_facts import (
     badly_served,
     badly_served_text,
     host_texts,
@@ -30,18 +42,8 @@ from evenshard.report.facts.memory import (
     kept_texts,
     offload_text,
     reserve_text,
+    sharding_texts,
 )
-from evenshard.report.facts.placed import sharding_texts
-from evenshard.report.facts.setting import (
-    LOOKUPS,
-    assumed_groups,
-    assumed_lookups_texts,
-    device_error_text,
-    setting_text,
-    tables_and_machine,
-    timing_word,
-)
-from evenshard.report.facts.step import advice, bound_text, step_headline, timed_text, warning_texts
 from evenshard.utils.console import plain_console, plain_grid, print_whole
 from evenshard.utils.messages import count_text, names_text, printable
 from evenshard.utils.units import BYTES_PER_GB, UNITS, decimals, ms_text, size_text
@@ -282,7 +284,8 @@ def _troubles(answer: PlacementAnswer) -> Iterator[Line]:
 
 def brief_text(answer: PlacementAnswer) -> str:
     """The answer in about ten lines, without a final break: times, slowest and fullest device, sharding."""
-    title = f"{tables_and_machine(answer.request)}, batch {answer.request.batch_size:,}"
+    request = answer.request
+    title = f"{count_text(len(request.tables), 'table')} on {machine_text(request)}, batch {request.batch_size:,}"
     return "\n".join(
         [f"PlacementAnswer: {title}", *(f"  {word:{BRIEF_INDENT}}{text}" for word, text in _lines(answer))]
     )

@@ -11,8 +11,7 @@ from evenshard.compare.what_if.option import SAMPLES_OF_COST, PredictedInterval,
 from evenshard.compare.what_if.result import Best, WhatIfAnswer
 from evenshard.measure.hardware import is_simulated
 from evenshard.planner.answer import fullest_device
-from evenshard.report.facts.setting import assumed_groups, device_error_text
-from evenshard.report.facts.step import warning_texts
+from evenshard.report.step_facts import assumed_groups, device_error_text, warning_texts
 from evenshard.utils.console import plain_console, plain_grid, print_whole
 from evenshard.utils.messages import count_text, printable
 from evenshard.utils.units import decimals, ms_text, pct_text, size_text

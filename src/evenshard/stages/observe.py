@@ -26,7 +26,7 @@ from evenshard.planner.place import place_request
 from evenshard.planner.pricing import link_error, part_costs, price_parts, reprice_answer
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
-from evenshard.report.facts.setting import device_error_text
+from evenshard.report.step_facts import device_error_text
 from evenshard.sharders.model import Model
 from evenshard.tables.files import load_tables, save_tables
 from evenshard.tables.table import Table

@@ -21,7 +21,7 @@ from evenshard.placement.sharding import TYPES
 from evenshard.planner.answer import PlacementAnswer, fullest_device, model_lineage, slowest_device
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import FULL_SPACE, RULE
-from evenshard.report.facts import comparison, memory, placed, setting, step
+from evenshard.report import step_facts, table_facts
 from evenshard.report.page.charts import MEMORY_KINDS, device_bars, device_text, host_bars, rival_axis, time_axis
 from evenshard.sharders.catalog import label_of
 from evenshard.utils.atomic import atomic_path
@@ -59,7 +59,7 @@ def page(answer: PlacementAnswer, missing: str = "") -> str:
     Args:
         missing: why TorchRec's planner is not among the others, where it was asked for.
     """
-    not_compared = comparison.not_compared_text(answer, missing)
+    not_compared = step_facts.not_compared_text(answer, missing)
     return render_template("page.html.j2", not_compared=not_compared, **_view(answer))
 
 
@@ -95,28 +95,25 @@ def _count(number: float) -> str:
 
 def _view(answer: PlacementAnswer) -> dict[str, Any]:
     axis, slowest = time_axis(answer), slowest_device(answer.devices)
-    parts, bars, hosts = placed.placed_parts(answer), device_bars(answer), host_bars(answer)
+    parts, bars, hosts = table_facts.placed_parts(answer), device_bars(answer), host_bars(answer)
     held = {segment.kind for bar in (*bars, *hosts) for segment in bar.segments}
-    badly_served = memory.badly_served(answer)[:_MAX_BADLY_SERVED]
-    cut = [table for table in placed.sharded_tables(answer) if not TYPES[table.way].is_replicated]
+    badly_served = table_facts.badly_served(answer)[:_MAX_BADLY_SERVED]
+    cut = [table for table in table_facts.sharded_tables(answer) if not TYPES[table.way].is_replicated]
     return {
         "answer": answer,
         "request": answer.request,
         "version": __version__,
-        "comparison": comparison,
-        "memory": memory,
-        "setting": setting,
-        "step": step,
+        "step_facts": step_facts,
+        "table_facts": table_facts,
         "STEP_PARTS": STEP_PARTS,
         "predicted_step_times": predicted_step_times,
-        "placed": placed,
         "label_of": label_of,
         "device_text": device_text,
-        "timed": setting.timing_word(answer),
+        "timed": step_facts.timing_word(answer),
         "predicted_by": _predicted_by(answer),
         "title": f"{count_text(len(answer.request.tables), 'table')} on {count_text(answer.num_devices, 'device')}",
-        "best": comparison.best_rival(answer),
-        "advice": [*step.advice(answer), *(memory.badly_served_text(answer, one) for one in badly_served)],
+        "best": step_facts.best_rival(answer),
+        "advice": [*step_facts.advice(answer), *(table_facts.badly_served_text(answer, one) for one in badly_served)],
         "axis": axis,
         "labelled_pct": _LABELLED_PCT,
         "bars": bars,
@@ -130,22 +127,22 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
         "memory_kinds": [(kind, name) for kind, name in enumerate(MEMORY_KINDS) if kind in held],
         "hosts": hosts[:_MAX_ROWS],
         "num_hosts": len(hosts),
-        "kept": [*memory.kept_texts(answer), *memory.host_texts(answer)],
+        "kept": [*table_facts.kept_texts(answer), *table_facts.host_texts(answer)],
         "offloaded": {one.number: one for one in answer.offloaded},
         "rivals_axis": rival_axis(answer),
         "rivals": sorted(answer.comparison, key=lambda one: (one.predicted_ms is None, one.predicted_ms or 0.0)),
         "cutting": [text for name, text in _CUTTING.items() if any(one.sharder == name for one in answer.comparison)],
         "rival_measured": any(rival.measured_ms is not None for rival in answer.comparison),
-        "on_slowest": placed.costliest([one for one in parts if slowest in one.part.devices], _NUM_SLOWEST),
-        "costliest": placed.costliest(parts, NUM_COSTLIEST),
+        "on_slowest": table_facts.costliest([one for one in parts if slowest in one.part.devices], _NUM_SLOWEST),
+        "costliest": table_facts.costliest(parts, NUM_COSTLIEST),
         "may_cut": not answer.request.is_whole,
-        "near": list(comparison.near_texts(answer)),
+        "near": list(step_facts.near_texts(answer)),
         "cut": cut[:MAX_CUT_ROWS],
         "num_cut": len(cut),
         "max_strip": MAX_STRIP,
         "parts": parts,
         "open_list": len(parts) <= MAX_OPEN,
-        "notes": (*setting.assumed_lookups_texts(answer), *answer.notes),
+        "notes": (*step_facts.assumed_lookups_texts(answer), *answer.notes),
         "listed": _LISTED,
         "asked": _request_rows(answer),
         "made_by": _made_by(answer),
@@ -163,17 +160,17 @@ def _request_rows(answer: PlacementAnswer) -> list[tuple[str, str]]:
     cap = f"{size_text(caps[0])} each" if len(caps) == 1 else f"{size_text(caps[0])} to {size_text(caps[-1])}"
     per_device = request.batch_size / request.num_devices
     asked = [
-        ("Machine", setting.machine_text(request)),
+        ("Machine", step_facts.machine_text(request)),
         ("Devices", f"{request.num_devices:,}, {cap}"),
-        ("Reserved", memory.reserve_text(request)),
+        ("Reserved", table_facts.reserve_text(request)),
         ("Dense model", f"{size_text(request.dense_bytes)} of each device" if request.dense_bytes else ""),
         ("Hosts", _hosts(request)),
         ("Compute kernels", ", ".join(request.kernels) if request.nodes.host_bytes or request.nodes.ssd_bytes else ""),
         ("Batch", f"{request.batch_size:,} samples, {_count(per_device)} on each device"),
         ("Training pipeline", request.training_pipeline),
-        ("Optimizer", setting.optimizer_text(request)),
+        ("Optimizer", step_facts.optimizer_text(request)),
         ("Dense optimizer", request.dense_optimizer),
-        ("Links", setting.link_text(answer).removeprefix("link ")),
+        ("Links", step_facts.link_text(answer).removeprefix("link ")),
         ("Sharding types", ", ".join(request.types)),
         ("Communication", f"{request.communication.forward} forward, {request.communication.backward} backward"),
     ]
@@ -225,7 +222,7 @@ def _made_by(answer: PlacementAnswer) -> list[tuple[str, str]]:
 
 def _ranges(answer: PlacementAnswer) -> list[tuple[str, str, str]]:
     seen = _trained_on(answer)
-    parts = placed.placed_parts(answer)
+    parts = table_facts.placed_parts(answer)
     tables = [one.table for one in parts]
     shards = [[tables[number] for number in numbers] for numbers in answer.parts_on_device]
     dims = [sum(table.embedding_dim for table in shard) for shard in shards]

@@ -20,8 +20,7 @@ from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import MOST_SHARDS
 from evenshard.report.answer import make_displayable
-from evenshard.report.facts.setting import assumed_lookups_texts
-from evenshard.report.facts.step import EMBEDDING_WORK, warning_texts
+from evenshard.report.step_facts import EMBEDDING_WORK, assumed_lookups_texts, warning_texts
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.search.search import effort_called
 from evenshard.sharders.torchrec.compat import planner_error

@@ -1,0 +1,398 @@
+"""The facts of an answer in words: its setting and assumptions, the step, and the placements beside it.
+
+Terminal, Markdown and page say the same; all take it from here and from ``table_facts``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from evenshard.measure.evidence import device_text
+from evenshard.measure.hardware import measured_or_simulated
+from evenshard.measure.link import is_modelled
+from evenshard.placement.sharding import TABLE_WISE, Communication
+from evenshard.planner.answer import (
+    BY_RATING,
+    PLAIN_PLAN,
+    PlacementAnswer,
+    Rival,
+    Saving,
+    model_lineage,
+    slowest_device,
+)
+from evenshard.planner.request import PlacementRequest
+from evenshard.planner.rivals import CUTTING, FULL_SPACE, MOST_SHARDS, asked_full_space, rival_label
+from evenshard.planner.units_meant import unit_warnings
+from evenshard.report.table_facts import PlacedPart, placed_parts
+from evenshard.tables.assumptions import Assumption
+from evenshard.utils.messages import count_text, names_text, printable, tables_text
+from evenshard.utils.units import ms_text, pct_text, size_text
+
+_NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\w])")
+# Column of the assumption that stands above all others, as times follow it.
+LOOKUPS = "pooling_factor"
+# Differences below are rounding, per cent.
+AS_FAST_PCT = 0.05
+# Unit of all times of an answer: lookups and exchanges of the tables, without the dense rest of a step.
+EMBEDDING_WORK = "ms of embedding work per step"
+# A part that takes this share of the step on its own decides it.
+DECIDES = 0.95
+# Memory that is fuller leaves little choice.
+TIGHT = 0.9
+# A mean device that takes this share of the step leaves little for one part to decide.
+UNEVEN = 0.9
+# A placement this close to the lower bound leaves nothing to gain, per cent.
+CLOSE_PCT = 2.0
+
+
+@dataclass(frozen=True)
+class AssumedGroup:
+    """One assumption that several tables share: their column, the assumed value and its reason, and their names."""
+
+    column: str
+    text: str
+    tables: tuple[str, ...]
+
+
+def assumed_groups(answer: PlacementAnswer) -> tuple[AssumedGroup, ...]:
+    """The assumptions, those about several tables together that say the same but for their numbers."""
+    found: dict[tuple[str, str], list[Assumption]] = {}
+    for one in answer.assumptions:
+        found.setdefault((one.column, _NUMBER.sub("#", one.text)), []).append(one)
+    return tuple(
+        AssumedGroup(column, _with_ranges([one.text for one in alike]), tuple(one.table for one in alike))
+        for (column, _), alike in found.items()
+    )
+
+
+def assumed_lookups_texts(answer: PlacementAnswer) -> list[str]:
+    """Sentences on tables whose lookups are assumed, and on how to give them; none if all are known."""
+    groups = [group for group in assumed_groups(answer) if group.column == LOOKUPS]
+    tables = tuple(name for group in groups for name in group.tables)
+    if not tables:
+        return []
+    which = f"{count_text(len(tables), 'table')} ({names_text(tables)})"
+    said, name = "; ".join(dict.fromkeys(group.text for group in groups)), printable(tables[0])
+    return [
+        f"The lookups per sample of {which} are assumed: {said}. Times and memory grow with them: give "
+        f"pooling_factors={{{name!r}: 37.5}} (--pooling-factors {name}=37.5), or traffic."
+    ]
+
+
+def _with_ranges(texts: Sequence[str]) -> str:
+    columns = zip(*(_NUMBER.findall(text) for text in texts), strict=True)
+    ranges = iter([sorted(set(numbers), key=lambda one: float(one.replace(",", ""))) for numbers in columns])
+
+    def span(_: re.Match[str]) -> str:
+        numbers = next(ranges)
+        return numbers[0] if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+
+    return _NUMBER.sub(span, texts[0])
+
+
+def machine_text(request: PlacementRequest) -> str:
+    """The nodes, the devices and what they are."""
+    machine = request.nodes
+    groups = [(group.num_devices, group.hardware) for group in machine.groups]
+    kinds = groups or [(machine.num_devices, request.hardware)]
+    if machine.num_nodes == 1 or len(kinds) > 1:
+        text = " + ".join(f"{count:,} x {printable(hardware)}" for count, hardware in kinds)
+        return text if machine.num_nodes == 1 else f"{text} on {machine.num_nodes:,} nodes"
+    return f"{machine.num_nodes:,} nodes x {machine.devices_per_node:,} {printable(kinds[0][1])}"
+
+
+def link_text(answer: PlacementAnswer) -> str:
+    """The links of the machine, and whether their times come from a model; empty where none is known."""
+    machine = answer.request.nodes
+    intra = machine.intra or answer.link
+    if not intra:
+        return ""
+    how = "modelled" if is_modelled(intra) else "measured"
+    if machine.num_domains == 1:
+        return f"link {printable(intra)} ({how})"
+    tier = "node" if machine.nodes_per_domain == 1 else f"{machine.nodes_per_domain} nodes"
+    within = f"in a node, {printable(machine.inter)} between nodes"
+    if machine.nodes_per_domain > 1:
+        within = f"within {tier}, {printable(machine.inter)} between them"
+    return f"link {printable(intra)} {within} ({how})"
+
+
+def setting_text(answer: PlacementAnswer) -> str:
+    """What the times are of: machine, links, batch, pipeline and optimizer."""
+    request = answer.request
+    model = "" if timing_word(answer) == "measured" else " (a device model, not a GPU)"
+    facts = (
+        machine_text(request) + model,
+        link_text(answer),
+        f"batch {request.batch_size:,}",
+        f"pipeline {request.training_pipeline}" if request.training_pipeline else "",
+        _communication_text(request.communication),
+        f"optimizer {optimizer_text(request)}",
+    )
+    return ", ".join(fact for fact in facts if fact)
+
+
+def optimizer_text(request: PlacementRequest) -> str:
+    """The optimizer of the tables; of several, how many tables each has."""
+    counts = Counter(request.optimizer_of(table.name) for table in request.tables).most_common()
+    if len(counts) == 1:
+        return counts[0][0]
+    return " + ".join(f"{name} ({count_text(count, 'table')})" for name, count in counts)
+
+
+def _communication_text(way: Communication) -> str:
+    if way == Communication():
+        return ""
+    return f"exchanged as {way.forward}" if way.forward == way.backward else f"{way.forward} out, {way.backward} back"
+
+
+def timing_word(answer: PlacementAnswer) -> str:
+    """Measured or simulated: what times on the request's hardware are, beside the predicted ones."""
+    return measured_or_simulated(answer.request.hardware)
+
+
+def device_error_text(answer: PlacementAnswer) -> str:
+    """What stands behind the times of a simulated device and of modelled links; empty where all is real."""
+    return device_text(answer.request.hardware, answer.device_error, answer.link_error)
+
+
+# The step -------------------------------------------------------------------------------------------------------------
+
+
+def step_headline(answer: PlacementAnswer) -> str:
+    """How long the embedding work of a step takes, and what that is worth."""
+    step_ms = answer.predicted_ms if answer.measured_ms is None else answer.measured_ms
+    step = f"{ms_text(step_ms)} {EMBEDDING_WORK}"
+    return step if answer.num_devices == 1 else f"{step}, {gap_text(answer)}"
+
+
+def gap_text(answer: PlacementAnswer) -> str:
+    """Describe how far above any other placement the step is; of a learned model, as a claim of that model alone."""
+    by = " (by this model)" if is_learned(answer) else ""
+    if answer.gap_pct < AS_FAST_PCT:
+        return f"no placement takes less{by}"
+    return f"at most {pct_text(answer.gap_pct)} above any placement{by}"
+
+
+def is_learned(answer: PlacementAnswer) -> bool:
+    """Return whether a model predicted the times that was trained on measured costs."""
+    return bool(model_lineage(answer).get("trained_on"))
+
+
+def warning_texts(answer: PlacementAnswer) -> list[str]:
+    """Return the sentences that precede an answer: values in an unlikely unit, a request outside the training range."""
+    outside = _outside_range(answer)
+    texts = [f"{clause}." for clause in answer.warnings if clause not in outside]
+    if outside:
+        texts.append(
+            "The request is outside the training range of the model, so its predicted times are guesses: "
+            f"{'; '.join(outside)}."
+        )
+    return texts
+
+
+def _outside_range(answer: PlacementAnswer) -> list[str]:
+    units = unit_warnings(answer.request)
+    return [clause for clause in answer.warnings if clause not in units]
+
+
+def timed_text(answer: PlacementAnswer) -> str:
+    """Describe the source of the step time, predicted or measured, and its interval."""
+    interval = f"90 %: {ms_text(answer.low_ms)} to {ms_text(answer.high_ms)} ms"
+    if answer.measured_ms is None:
+        return f"Predicted{' outside the training range' if _outside_range(answer) else ''} ({interval})"
+    return f"{timing_word(answer).capitalize()} ({ms_text(answer.predicted_ms)} predicted, {interval})"
+
+
+def bound_text(answer: PlacementAnswer) -> str:
+    """What the lower bound says, and what it leaves aside."""
+    return (
+        f"{ms_text(answer.lower_bound_ms)} ms: by the model, no placement that the request allows takes less, however "
+        f"tables are cut. Memory and the latencies of exchanges count; rules of places are left aside."
+    )
+
+
+def advice(answer: PlacementAnswer) -> list[str]:
+    """What would make a step faster, as far as the answer tells; one sentence or two each."""
+    if answer.num_devices == 1:
+        return []
+    slowest, found = slowest_device(answer.devices), list[str]()
+    mean_ms = fmean(device.predicted_total_ms for device in answer.devices)
+    top = max((one for one in placed_parts(answer) if slowest in one.part.devices), key=lambda one: one.alone_ms)
+    if top.alone_ms >= DECIDES * answer.predicted_ms and mean_ms < UNEVEN * answer.predicted_ms:
+        found.append(_about_decisive(answer, top, mean_ms))
+    elif answer.gap_pct <= CLOSE_PCT:
+        found.append(
+            f"{'By this model, no' if is_learned(answer) else 'No'} other placement gains more than "
+            f"{pct_text(max(answer.gap_pct, 0.0))}. A faster step takes more devices, or tables with fewer dims or "
+            f"lookups."
+        )
+    room, counted = (sum(getattr(one, what) for one in answer.memory) for what in ("limit_bytes", "most_bytes"))
+    if answer.gap_pct > CLOSE_PCT and counted > TIGHT * room:
+        found.append(
+            f"{pct_text(100 * counted / room)} of the memory of all devices is taken, which leaves little choice. More "
+            f"memory or devices may help."
+        )
+    idle = [device for device, held in enumerate(answer.parts_on_device) if not held]
+    if idle:
+        found.append(f"{f'Device {idle[0]} holds' if len(idle) == 1 else f'{len(idle)} devices hold'} no table.")
+    return found
+
+
+def _about_decisive(answer: PlacementAnswer, top: PlacedPart, mean_ms: float) -> str:
+    head = (
+        f"{top.table.name} decides the step: the device that holds it takes {ms_text(top.alone_ms)} ms at least, "
+        f"while the mean device takes {ms_text(mean_ms)} ms."
+    )
+    if any(top.part.table in group for group in answer.request.rules.together):
+        return f"{head} A rule keeps it together with others, so it cannot be cut."
+    if answer.request.is_whole:
+        return f"{head} Other sharding types may help (leave --sharding-types out)."
+    what = "Other ways to shard it were" if top.way == TABLE_WISE else "Cutting it further was"
+    return f"{head} {what} found not to pay."
+
+
+# Other placements -----------------------------------------------------------------------------------------------------
+
+
+def best_rival(answer: PlacementAnswer) -> Rival | None:
+    """The fastest of those that found a placement and broke no rule; measured times count where there are any."""
+
+    def rank(rival: Rival) -> tuple[float, bool, bool]:
+        return _rival_ms(rival), rival.sharder == "random", rival.chosen in (PLAIN_PLAN, BY_RATING)
+
+    return min(_legal_rivals(answer), key=rank, default=None)
+
+
+def _legal_rivals(answer: PlacementAnswer) -> list[Rival]:
+    return [rival for rival in answer.comparison if rival.predicted_ms is not None and not rival.note]
+
+
+def rival_difference(answer: PlacementAnswer, rival: Rival) -> str:
+    """Describe the difference of a rival's time, measured where both are, else predicted; empty without a placement."""
+    if rival.predicted_ms is None:
+        return ""
+    if answer.measured_ms is not None and rival.measured_ms is not None:
+        return difference_text(_pct(rival.measured_ms, answer.measured_ms))
+    return difference_text(_pct(rival.predicted_ms, answer.predicted_ms))
+
+
+def _rival_ms(rival: Rival) -> float:
+    time_ms = rival.predicted_ms if rival.measured_ms is None else rival.measured_ms
+    return math.inf if time_ms is None else time_ms
+
+
+def _pct(time_ms: float, reference_ms: float) -> float:
+    return (time_ms / reference_ms - 1) * 100 if reference_ms and math.isfinite(reference_ms) else 0.0
+
+
+def rival_text(answer: PlacementAnswer) -> str | None:
+    """How the answer compares with the best of the others; None where there is nothing to compare with.
+
+    An answer that may cut tables is not called faster by so much than others that may not.
+    """
+    rival = best_rival(answer)
+    if rival is None or answer.num_devices == 1:
+        return None
+    count = len(_legal_rivals(answer))
+    who = f"The best of {count} others ({rival_label(rival)})" if count > 1 else rival_label(rival)
+    text = f"{who}{whole_tables_text(answer, rival)}: {ms_text(_rival_ms(rival))} ms"
+    if not answer.request.is_whole and all(one.sharder not in CUTTING for one in answer.comparison):
+        return text
+    return f"{text}, {rival_difference(answer, rival)}"
+
+
+def asked_texts(answer: PlacementAnswer) -> Iterator[str]:
+    """Each rival that might cut tables, with what it was asked with, or which rule it is."""
+    for one in answer.comparison:
+        if one.setting:
+            time = "" if one.predicted_ms is None else f"{ms_text(one.predicted_ms)} ms, "
+            yield f"{rival_label(one)}: {time}{one.setting}"
+
+
+def worth_texts(answer: PlacementAnswer) -> Iterator[str]:
+    """How it differs from TorchRec's plan as it comes, where there is one, and from the placement in use, where given.
+
+    Each with an interval of the difference: what a model errs in alike for both is no part of it.
+    """
+    plain = [one for one in answer.comparison if one.saves is not None and one.chosen in ("", PLAIN_PLAN)]
+    if plain:
+        rival = max(plain, key=lambda one: one.chosen)
+        yield f"TorchRec's default plan: {_saved_text(answer, rival.predicted_ms or 0.0, rival.saves)}"
+    near = answer.nearness
+    if near is not None and near.stay_saves is not None:
+        in_use = "The placement in use" if not near.stay_bytes else "As near as possible to the placement in use"
+        yield f"{in_use}: {_saved_text(answer, near.stay_ms, near.stay_saves)}"
+
+
+def _saved_text(answer: PlacementAnswer, other_ms: float, saves: Saving | None) -> str:
+    if saves is None or saves.low_ms == saves.high_ms:
+        return f"{ms_text(other_ms)} ms, {difference_text(_pct(other_ms, answer.predicted_ms))}"
+    low_pct, high_pct = (100 * one / answer.predicted_ms for one in (saves.low_ms, saves.high_ms))
+    share = difference_text(100 * saves.ms / answer.predicted_ms)
+    return f"{ms_text(other_ms)} ms, {share} (90 %: {ends_text(low_pct, high_pct, 'faster', 'slower')})"
+
+
+def ends_text(low_pct: float, high_pct: float, below: str, above: str) -> str:
+    """The ends of an interval of a difference, per cent; with words for either side of 0 where it includes that."""
+    if low_pct < 0 < high_pct:
+        return f"{pct_text(-low_pct)} {below} to {pct_text(high_pct)} {above}"
+    return " to ".join(pct_text(one) for one in sorted((abs(low_pct), abs(high_pct))))
+
+
+def whole_tables_text(answer: PlacementAnswer, rival: Rival) -> str:
+    """What to add to a rival's name where the answer might cut tables and it might not."""
+    return ", whole tables" if not answer.request.is_whole and rival.sharder not in CUTTING else ""
+
+
+def not_compared_text(answer: PlacementAnswer, reason: str = "") -> str | None:
+    """What to say where TorchRec's planner is missing among the others, or is there for whole tables only.
+
+    Args:
+        reason: why it is missing; empty where it was not asked for.
+    """
+    who = "TorchRec's planner"
+    if not answer.request.is_whole and all(rival.sharder != FULL_SPACE for rival in answer.comparison):
+        who += ", which shards tables in every way too,"
+        if not asked_full_space(answer.request):
+            reason = f"it takes minutes for more than {MOST_SHARDS:,} tables times devices"
+        reason = reason or "add --report"
+    return f"{who} was not compared: {reason.rstrip('.')}." if reason and answer.num_devices > 1 else None
+
+
+def difference_text(difference_pct: float) -> str:
+    """A difference of step times in words."""
+    if abs(difference_pct) < AS_FAST_PCT:
+        return "as fast"
+    return f"{pct_text(abs(difference_pct))} {'slower' if difference_pct > 0 else 'faster'}"
+
+
+def near_texts(answer: PlacementAnswer) -> Iterator[str]:
+    """Yield what moves from the placement in use, and the times with less and with more moved."""
+    near = answer.nearness
+    if near is None:
+        return
+    most = "" if near.max_move_bytes is None else f" of at most {_size(near.max_move_bytes)}"
+    if near.moved_bytes:
+        what = f"moves {_size(near.moved_bytes)}{most}: {tables_text(near.moved_tables)}"
+    else:
+        what = f"moves nothing{most}"
+    yield f"{printable(near.source)}: {what}"
+    if near.new_tables:
+        yield f"new tables, which move nothing: {tables_text(near.new_tables)}"
+    if near.gone_tables:
+        yield f"tables that are gone: {tables_text(near.gone_tables)}"
+    stay = "nothing moved" if not near.stay_bytes else f"as little moved as possible ({_size(near.stay_bytes)})"
+    yield (
+        f"{stay}: {ms_text(near.stay_ms)} ms; this one: {ms_text(answer.predicted_ms)} ms; with no bound "
+        f"({_size(near.free_bytes)} moved): {ms_text(near.free_ms)} ms"
+    )
+
+
+def _size(num_bytes: int) -> str:
+    return size_text(num_bytes) if num_bytes else "0 GB"
