@@ -15,7 +15,7 @@ import evenshard
 from evenshard.api.place import place
 from evenshard.api.what_if import what_if
 from evenshard.compare.diff import diff
-from evenshard.compare.explain.explain import explain
+from evenshard.compare.explain import explain
 from evenshard.torchrec import EvenshardPlanner
 from evenshard.utils.errors import BadConfig, BadInput, InfeasibleTask
 from support.builders import table

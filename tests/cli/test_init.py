@@ -8,7 +8,7 @@ import pytest
 
 from evenshard.cli import main
 from evenshard.cli.init import TEMPLATES
-from evenshard.compare.what_if.prices import load_prices
+from evenshard.compare.what_if.option import load_prices
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.planner.cluster_file import load_cluster_file

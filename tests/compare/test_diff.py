@@ -16,6 +16,7 @@ import pytest
 from evenshard.cli import main
 from evenshard.compare.diff import diff
 from evenshard.compare.difference import (
+    OWN_FIGURES,
     ChangedTable,
     DeviceTraffic,
     Difference,
@@ -24,7 +25,6 @@ from evenshard.compare.difference import (
     Rekept,
     Resharded,
 )
-from evenshard.compare.times import OWN_FIGURES
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart, row_spans
 from evenshard.placement.storage import ON_DEVICE, Storage

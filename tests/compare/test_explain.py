@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from evenshard.cli import main
-from evenshard.compare.explain import explain as module
-from evenshard.compare.explain.explain import NUM_CHANGES, explain
+from evenshard.compare import explain as module
+from evenshard.compare.explain import NUM_CHANGES, explain
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.sharding import COLUMN_WISE, DATA_PARALLEL, TABLE_WISE

@@ -11,8 +11,7 @@ import pytest
 
 from evenshard.cli import main
 from evenshard.compare.diff import diff, rename_devices
-from evenshard.compare.difference import Difference
-from evenshard.compare.payback import Payback, payback
+from evenshard.compare.difference import Difference, Payback, payback
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.link import LINKS
 from evenshard.placement.machine import Machine

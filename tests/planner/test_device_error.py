@@ -14,7 +14,7 @@ import pytest
 
 from evenshard.cli import main
 from evenshard.compare.diff import diff
-from evenshard.compare.explain.explain import explain
+from evenshard.compare.explain import explain
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_costs, save_costs
 from evenshard.measure.costs import MeasuredPlacement

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import evenshard
-from evenshard.compare.explain.explain import explain
+from evenshard.compare.explain import explain
 from evenshard.placement.machine import Machine
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import ROWS_ALONE

@@ -12,7 +12,7 @@ import pytest
 from evenshard.compare.diff import diff
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.report.answer import make_displayable
-from evenshard.report.difference_markdown import difference_markdown
+from evenshard.report.difference import difference_markdown
 from evenshard.report.page.page import page
 from evenshard.report.step_facts import advice, warning_texts
 from evenshard.report.terminal import brief_text, summary_text

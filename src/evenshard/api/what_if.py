@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.api.place import dense_bytes_of, place
-from evenshard.compare.what_if.prices import Prices, load_prices
 from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
 from evenshard.planner.knobs import Knobs, Training, group_knobs, groups, place_knobs
 from evenshard.utils.errors import BadConfig
@@ -16,7 +15,8 @@ from evenshard.utils.signature import check_arguments
 from evenshard.utils.units import bytes_to_gb
 
 if TYPE_CHECKING:
-    from evenshard.compare.what_if.result import WhatIfAnswer
+    from evenshard.compare.what_if.answer import WhatIfAnswer
+    from evenshard.compare.what_if.option import Prices
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class WhatIf:
     memory_cap_gb: float | Sequence[float] | None = knob(
         None, "sizes of device memory, GB of 1024**3 bytes, each on every machine (default: that of the hardware)"
     )
-    price: str | Path | Prices | None = knob(
+    price: "str | Path | Prices | None" = knob(
         None, "prices by the hour, for the cost of samples: a YAML file, or Prices"
     )
     batch_size: int | None = knob(
@@ -93,7 +93,9 @@ def shared_knobs() -> tuple[Knob, ...]:
     return tuple(one for one in place_knobs() if one.name not in _OF_ONE_MACHINE and one.name not in own)
 
 
-@check_arguments((*knobs_of(WhatIf), *shared_knobs(), *group_knobs(shared_knobs())))
+@check_arguments(
+    (*knobs_of(WhatIf), *shared_knobs(), *group_knobs(shared_knobs())), Prices="evenshard.compare.what_if.option"
+)
 def what_if(
     tables: Any,
     hardware: Sequence[str] = WhatIf.hardware,
@@ -132,9 +134,9 @@ def what_if(
 def _answer(
     tables: Any, asked: WhatIf, shared: Knobs, progress: Callable[[Sequence[Any]], Iterable[Any]] | None
 ) -> "WhatIfAnswer":
+    from evenshard.compare.what_if.answer import Question, WhatIfAnswer, keep_faster_placements, sizes_of
     from evenshard.compare.what_if.machines import of_hardware, whole_machine
-    from evenshard.compare.what_if.question import Question, keep_faster_placements, sizes_of
-    from evenshard.compare.what_if.result import WhatIfAnswer
+    from evenshard.compare.what_if.option import load_prices
     from evenshard.planner.model import model_of, named_with_hardware
 
     hardware, devices, model, price = asked.hardware, asked.devices, asked.model, asked.price

@@ -27,7 +27,7 @@ MODEL_HELP = (
 
 
 def _explain(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.compare.explain.explain import explain
+    from evenshard.compare.explain import explain
     from evenshard.planner.file import load_answer
     from evenshard.report.explanation import print_explanation
 
@@ -42,10 +42,9 @@ def _explain(args: argparse.Namespace) -> Mapping[str, Any]:
 
 def _diff(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.compare.diff import diff
-    from evenshard.compare.payback import payback
+    from evenshard.compare.difference import payback
     from evenshard.planner.file import load_answer
-    from evenshard.report.difference import print_difference
-    from evenshard.report.difference_markdown import difference_markdown
+    from evenshard.report.difference import difference_markdown, print_difference
 
     if args.restart_minutes and args.steps is None:
         raise BadConfig("--restart-minutes counts against what steps save. Say how many: --steps 100000.")

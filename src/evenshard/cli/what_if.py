@@ -66,7 +66,7 @@ FLAG_SETTINGS: Mapping[str, Mapping[str, Any]] = {
 
 
 def _what_if(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.compare.what_if.result import save_what_if
+    from evenshard.compare.what_if.answer import save_what_if
     from evenshard.report.what_if import print_what_if
 
     own = {one.name: getattr(args, one.name) for one in knobs_of(WhatIf)}

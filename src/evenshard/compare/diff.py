@@ -1,7 +1,7 @@
-"""The rows and columns that move between two answers, in bytes, and what the move saves.
+"""The rows and columns that move between two answers, in bytes, and the time that the move saves.
 
 ``placement.moves`` says what of a table moves. Device ids are names: two answers may differ in nothing else, and then a
-renaming saves the whole move.
+renaming saves the whole move. One model predicts the times of both on the new request, or their own figures are used.
 
 Legend: D devices, O devices of the old answer, N devices of the new one.
 """
@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from evenshard.compare.difference import (
+    OWN_FIGURES,
     ChangedTable,
     DeviceTraffic,
     Difference,
@@ -23,24 +24,31 @@ from evenshard.compare.difference import (
     Rekept,
     Renaming,
     Resharded,
+    StepTimes,
     Traffic,
 )
-from evenshard.compare.times import step_times
+from evenshard.measure.evidence import DeviceError, device_text
 from evenshard.placement.memory import part_memory
 from evenshard.placement.moves import SHAPE, SharedPiece, larger_machine
 from evenshard.placement.optimizer_state import SGD
 from evenshard.placement.parts import Span, TablePart, whole_part
+from evenshard.placement.plan import check_sharding
 from evenshard.placement.renaming import best_names, device_kinds
 from evenshard.placement.storage import Storage
-from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.answer import PlacementAnswer, Saving, model_lineage
 from evenshard.planner.near_placement import pieces_of_both
 from evenshard.planner.output_order import order_changes, output_orders
-from evenshard.planner.pricing import reprice_answer
+from evenshard.planner.pricing import Priced, link_error, part_costs, price_parts, reprice_answer
 from evenshard.planner.request import kept_optimizers
+from evenshard.planner.rules import Rules
+from evenshard.planner.saving import saving, shared_work
+from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.model import Model
+from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig
+from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import count_text
+from evenshard.utils.process import one_thread
 from evenshard.utils.signature import check_arguments
 from evenshard.utils.units import gb_to_bytes
 
@@ -49,12 +57,10 @@ from evenshard.utils.units import gb_to_bytes
 def diff(
     old: PlacementAnswer, new: PlacementAnswer, model: Model | None = None, link_gb_s: float | None = None
 ) -> Difference:
-    """What it takes to go from one answer to another, and what it brings.
+    """Return the difference of two answers: the moves, and the time that they save.
 
-    Args:
-        model: judges both placements on the new answer's request, where both have the same tables. Without it, or
-            with other tables, the answers' own figures stand.
-        link_gb_s: GB per second that a device sends, and receives at the same time.
+    A model judges both placements on the new answer's request, where both have the same tables. Without it, or with
+    other tables, the answers' own figures stand. A device sends ``link_gb_s``, and receives as much at the same time.
     """
     of_old = {table.name: table for table in old.request.tables}
     of_new = {table.name: table for table in new.request.tables}
@@ -192,14 +198,9 @@ def _best_renaming(
 
 
 def rename_devices(answer: PlacementAnswer, names: Sequence[int], model: Model) -> PlacementAnswer:
-    """The answer on renamed devices, with the times that it has there.
+    """Return the answer with a name for each of its devices, and the times that the model predicts of it then.
 
     Tables that are cut by rows keep the order of their rows over devices, as TorchRec needs it.
-
-    Args:
-        answer: the answer.
-        names: the name that each of its devices gets.
-        model: predicts the times.
 
     Raises:
         BadConfig: if a name is none of the answer's devices.
@@ -227,3 +228,88 @@ def _rename_parts(parts: Sequence[TablePart], names: Sequence[int]) -> Iterator[
             homes.sort()
         for part, devices in zip(of_columns, homes, strict=True):
             yield replace(part, devices=devices)
+
+
+# Times ---------------------------------------------------------------------------------------------------------------
+
+
+@one_thread()
+def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) -> tuple[StepTimes, tuple[str, ...]]:
+    """Return the times of two answers and notes on them; a model judges both, None leaves each its own figures."""
+    if model is None:
+        unlike = tuple(_unlike(old, new))
+        is_same = old.parts == new.parts and _ends(old) == _ends(new)
+        shared = 0.0 if unlike else shared_work(old, new, _looked_up_alike(old, new))
+        errors = new.device_error, new.link_error
+        pipelines = old.request.training_pipeline, new.request.training_pipeline
+        times = _times(OWN_FIGURES, old, new, pipelines, shared, errors, new.lower_bound_ms, is_same)
+        return times, (*unlike, *_of_device(device_text(new.request.hardware, *errors)))
+    costs = part_costs(new.request, model)
+    same_machine = old.request.nodes == new.request.nodes
+    # Memory, rules and links of the new machine say nothing about the old one.
+    of_old = replace(new.request, caps_bytes=old.request.caps_bytes, machine=old.request.machine, rules=Rules())
+    costs_of_old = costs if same_machine else part_costs(of_old, model)
+    before, _ = price_parts(of_old, model, costs_of_old, costs_of_old.predict(old.parts))
+    after, _ = price_parts(new.request, model, costs, costs.predict(new.parts))
+    bound_ms = min(lower_bound_ms(SearchSpace(costs), after.predicted_ms), after.predicted_ms)
+    notes = [f"{one}; both are judged by the new one" for one in _other_loads(old, new)]
+    if same_machine:
+        try:
+            check_sharding(costs.task, old.parts)
+        except InfeasibleTask as error:
+            notes.append(f"the old placement is not legal any more: {error}")
+    errors = model.device_error, link_error(new.request, model)
+    is_same = same_machine and set(old.parts) == set(new.parts)
+    shared = shared_work(before, after, [table.name for table in new.request.tables])
+    times = _times(model.source, before, after, (costs.pipeline,) * 2, shared, errors, bound_ms, is_same)
+    return times, (*notes, *_of_device(device_text(model.hardware, *errors)))
+
+
+def _ends(one: Priced) -> tuple[float, float, float]:
+    return one.predicted_ms, one.model_low_ms, one.model_high_ms
+
+
+def _looked_up_alike(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
+    before = {table.name: table for table in old.request.tables}
+    return [table.name for table in new.request.tables if before.get(table.name) == table]
+
+
+def _times(
+    predicted_by: str,
+    old: Priced,
+    new: Priced,
+    pipelines: tuple[str, str],
+    shared: float,
+    errors: tuple[DeviceError | None, DeviceError | None],
+    bound_ms: float,
+    is_same: bool,
+) -> StepTimes:
+    found = Saving(0.0, 0.0, 0.0) if is_same else saving(old, new, pipelines, shared, errors)
+    ends = found.ms, found.low_ms, found.high_ms
+    return StepTimes(predicted_by, old.predicted_ms, new.predicted_ms, *ends, bound_ms)
+
+
+def _of_device(device: str) -> Iterator[str]:
+    """How sure the two times are. A simulated device is as fast or slow for both: the difference in per cent stands."""
+    if device:
+        yield f"{device}, for both placements alike"
+
+
+def _other_loads(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
+    found = []
+    if old.request.batch_size != new.request.batch_size:
+        found.append(f"the batch was {old.request.batch_size:,} samples and is {new.request.batch_size:,}")
+    before = {table.name: (table.pooling_factor, table.reuse_bins) for table in old.request.tables}
+    now = {table.name: (table.pooling_factor, table.reuse_bins) for table in new.request.tables}
+    count = sum(before[name] != now[name] for name in before.keys() & now.keys())
+    if count:
+        found.append(f"{count_text(count, 'table')} changed pooling factors or histograms")
+    return found
+
+
+def _unlike(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
+    found = [f"{one}; each file's figure is for its own" for one in _other_loads(old, new)]
+    digests = [model_lineage(one).get("sha256") for one in (old, new)]
+    if digests[0] is None or digests[0] != digests[1]:
+        found.append("the files' figures are of different models")
+    return found

@@ -1,26 +1,25 @@
-"""The records of a diff: what moves between two answers, what changes, and what that saves."""
+"""The records of a diff: moves, changes and times of two answers, and when the move pays back."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evenshard.compare.times import StepTimes
 from evenshard.placement.parts import Span
+from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.output_order import OrderChange
-from evenshard.utils.messages import count_text
-from evenshard.utils.units import size_text
+from evenshard.planner.pricing import links_of_request
+from evenshard.sharders.model import Model
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief, count_text
+from evenshard.utils.units import seconds_to_ms, size_text
+
+# The model of times that are not predicted anew.
+OWN_FIGURES = "the files' own figures"
 
 
 @dataclass(frozen=True)
 class PartMove:
-    """Rows and columns of a table that go to a device which lacks them.
-
-    Attributes:
-        table: its name.
-        rows, columns: rows and columns that move.
-        from_device, to_device: a device that has them in the old answer, and one that needs them in the new one.
-        weight_bytes, state_bytes: bytes that move: weights, and optimizer state.
-    """
+    """Rows and columns of a table that go from a device of the old answer to one that lacks them in the new one."""
 
     table: str
     rows: Span
@@ -38,7 +37,7 @@ class PartMove:
 
 @dataclass(frozen=True)
 class PairTraffic:
-    """What one device sends another."""
+    """The bytes that one device sends another."""
 
     from_device: int
     to_device: int
@@ -47,7 +46,7 @@ class PairTraffic:
 
 @dataclass(frozen=True)
 class DeviceTraffic:
-    """What a device sends and receives."""
+    """The bytes that a device sends and receives."""
 
     device: int
     out_bytes: int
@@ -56,14 +55,9 @@ class DeviceTraffic:
 
 @dataclass(frozen=True)
 class Traffic:
-    """All that moves.
+    """All moves together: weights and optimizer state, by devices.
 
-    Attributes:
-        moved_bytes: weights and optimizer state.
-        busiest_bytes: the most that a device sends, or receives.
-        seconds: time of the transfer over a link; None if its speed is unknown.
-        pairs: devices that exchange something, by id.
-        devices: those that send or receive, by id.
+    ``busiest_bytes`` is the most that a device sends, or receives; ``seconds`` is None if no link's speed is known.
     """
 
     moved_bytes: int
@@ -75,12 +69,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Renaming:
-    """Other ids for the devices of the new answer, with which less moves. Devices that differ keep theirs.
-
-    Attributes:
-        new_names: the old device that each device of the new answer should be.
-        traffic: traffic that remains then.
-    """
+    """The old device that each device of the new answer should be, so that less moves, and the traffic then."""
 
     new_names: tuple[int, ...]
     traffic: Traffic
@@ -88,12 +77,7 @@ class Renaming:
 
 @dataclass(frozen=True)
 class ChangedTable:
-    """A table whose shape differs: its weights cannot move.
-
-    Attributes:
-        table: its name.
-        what: differs, such as "num_rows 100 -> 200".
-    """
+    """A table whose shape differs, such as "num_rows 100 -> 200": its weights cannot move."""
 
     table: str
     what: str
@@ -101,12 +85,7 @@ class ChangedTable:
 
 @dataclass(frozen=True)
 class Resharded:
-    """A table that is sharded in another way.
-
-    Attributes:
-        table: its name.
-        old_type, new_type: its sharding types.
-    """
+    """A table with another sharding type."""
 
     table: str
     old_type: str
@@ -115,13 +94,10 @@ class Resharded:
 
 @dataclass(frozen=True)
 class Rekept:
-    """A table whose weights are kept otherwise.
+    """A table with another compute kernel, or another load factor of its cache.
 
-    Attributes:
-        table: its name.
-        old_storage, new_storage: compute kernels, with the load factors of caches.
-        to_host_bytes, to_device_bytes: weights and optimizer state that go from a device to its host, and back; those
-            that go to other devices or hosts are moves.
+    Its bytes are the weights and optimizer state that go from a device to its host, and back; those that go to other
+    devices or hosts are moves.
     """
 
     table: str
@@ -132,22 +108,33 @@ class Rekept:
 
 
 @dataclass(frozen=True)
+class StepTimes:
+    """Predicted times of a step, by one model or by ``OWN_FIGURES``.
+
+    ``saves_ms`` is below 0 where the new placement is slower; low and high are its 90 % interval, the error of a
+    simulated device included. No placement that the new answer's request allows is predicted below the lower bound.
+    """
+
+    predicted_by: str
+    old_ms: float
+    new_ms: float
+    saves_ms: float
+    saves_low_ms: float
+    saves_high_ms: float
+    lower_bound_ms: float
+
+
+@dataclass(frozen=True)
 class Difference:
     """The difference between an old answer and a new one.
 
     Attributes:
-        equal: whether both place the same tables in the same way on the same machine, so that there is no move to make.
-        old_num_devices, new_num_devices: devices of the two answers.
+        equal: both place the same tables in the same way on the same machine, so that there is no move to make.
         moves: pieces that go to another device, in the order of the new answer's tables.
-        kept_bytes: bytes that stay, weights and optimizer state.
-        traffic: bytes that move.
-        renaming: saves some or all of that; None where none does.
+        kept_bytes: weights and optimizer state that stay.
+        renaming: saves some or all of the traffic; None where none does.
         added, removed: tables that only the new answer has, or the old one.
-        changed: tables whose shape differs.
-        resharded: tables that are sharded in another way.
-        rekept: tables whose weights are kept otherwise.
         reordered: pooled collections whose output has another order.
-        times: predicted, before and after.
         notes: notes on the comparison; a clause each.
     """
 
@@ -169,7 +156,7 @@ class Difference:
 
     @property
     def is_of_same_tables(self) -> bool:
-        """Whether both answers place the same tables, so that their times can be compared."""
+        """Both answers place the same tables, so that their times can be compared."""
         return not (self.added or self.removed or self.changed)
 
     @property
@@ -195,3 +182,82 @@ class Difference:
         for one in self.resharded:
             found.setdefault((one.old_type, one.new_type), []).append(one.table)
         return found
+
+
+@dataclass(frozen=True)
+class Payback:
+    """A move and the steps after it.
+
+    Each step saves ``saves_ms``, below 0 where the new placement is slower; low and high are its 90 % interval, and
+    soonest, latest and gained have its two ends. Numbers of steps are None where the move never pays back.
+    """
+
+    steps: int
+    transfer_seconds: float
+    link: str
+    restart_seconds: float
+    saves_ms: float
+    saves_low_ms: float
+    saves_high_ms: float
+    break_even_steps: float | None
+    soonest_steps: float | None
+    latest_steps: float | None
+    gained_seconds: float
+    gained_low_seconds: float
+    gained_high_seconds: float
+
+
+def payback(
+    difference: Difference,
+    new: PlacementAnswer,
+    steps: int,
+    model: Model | None = None,
+    link_gb_s: float | None = None,
+    restart_minutes: float = 0.0,
+) -> Payback | None:
+    """Return the gain of a move after so many steps; None where the two placements are equal.
+
+    The new answer's machine has the link, or else the model that predicted it; ``link_gb_s`` replaces both. The
+    training stands still for the transfer and for ``restart_minutes``.
+
+    Raises:
+        BadConfig: if no link is known, or the two answers are of other tables, so that no saving is.
+    """
+    if difference.equal:
+        return None
+    if not difference.is_of_same_tables:
+        others = [*difference.added, *difference.removed, *(one.table for one in difference.changed)]
+        raise BadConfig(
+            f"the two placements differ in {len(others):,} of their tables, such as {brief(others[0])}: what a step "
+            f"saves is unknown. Place today's tables where the old ones are (evenshard place TABLES --near OLD "
+            f"--max-move-gb 0 -o stay.json), and compare with that."
+        )
+    seconds, link = _transfer(difference, new, model, link_gb_s)
+    times, restart_s = difference.times, restart_minutes * 60
+    once_ms = seconds_to_ms(seconds + restart_s)
+    ends = (times.saves_ms, times.saves_low_ms, times.saves_high_ms)
+    break_even, latest, soonest = (once_ms / saves if saves > 0 else None for saves in ends)
+    gained, low, high = ((steps * saves - once_ms) / seconds_to_ms(1.0) for saves in ends)
+    return Payback(
+        steps, seconds, link, restart_s, *ends, break_even, soonest, latest, gained, low, high
+    )  # fmt: skip
+
+
+def _transfer(
+    difference: Difference, new: PlacementAnswer, model: Model | None, link_gb_s: float | None
+) -> tuple[float, str]:
+    """Seconds of the transfer, and what it goes over."""
+    traffic = difference.traffic
+    if link_gb_s is not None:
+        return traffic.seconds or 0.0, f"{link_gb_s:.3g} GB/s"
+    if model is None:
+        raise BadConfig("without a model no link is known for the move. Say what it has: --link-gb-s 50.")
+    machine, links = new.request.nodes, links_of_request(new.request, model)
+    # Between hosts each device has a link of its own, which is the slow one: all bytes are taken to go over it.
+    between = links.inter
+    name = machine.inter if between is not None else machine.intra or model.link
+    busiest = float(traffic.busiest_bytes)
+    time_ms = float(
+        (between or links.intra).bytes_ms(busiest, busiest, float(traffic.moved_bytes), machine.num_devices)
+    )
+    return time_ms / seconds_to_ms(1.0), name or "the link of the model's training data"

@@ -1,20 +1,21 @@
-"""A diff as text for the terminal: what it saves, what it takes, and the largest moves."""
+"""A diff in words: for the terminal, and as Markdown for a comment of a pull request."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
 
 from rich.table import Table as Grid
 
-from evenshard.compare.difference import Difference, PartMove, Rekept, Renaming, Traffic
-from evenshard.compare.payback import Payback
+from evenshard.compare.difference import OWN_FIGURES, Difference, PartMove, Payback, Rekept, Renaming, Traffic
 from evenshard.measure.price.device_price import ROUNDING
+from evenshard.planner.answer import PlacementAnswer, fullest_device
 from evenshard.planner.output_order import BY_NAME
-from evenshard.report.step_facts import ends_text
+from evenshard.report.step_facts import ends_text, gap_text, warning_texts, worth_texts
 from evenshard.utils.console import plain_console, plain_grid
-from evenshard.utils.messages import count_text, printable, tables_text
+from evenshard.utils.messages import count_text, names_text, printable, tables_text
 from evenshard.utils.units import bytes_to_gb, decimals, ms_text, pct_text, size_text
 
 _NARROWEST = 80
@@ -22,15 +23,14 @@ READ_BY_POSITION = f"A model that takes its values() reads other columns. {BY_NA
 EQUAL = "Nothing moves: the two placements are equal, so there is no move to pay back."
 # Moves and devices that are shown where there are more, the largest ones.
 _MAX_LINES = 32
+# Moves and names that a comment of a pull request lists: GitHub takes 65,536 characters for it.
+_MAX_ROWS = 20
+# A space without a width: GitHub looks for @name and #17 after it has resolved entities.
+_NOTHING = "&#8203;"
 
 
 def print_difference(difference: Difference, file: TextIO | None = None, paid: Payback | None = None) -> None:
-    """Prints it.
-
-    Args:
-        paid: when the move pays back, to be printed too.
-        file: output; None for stdout. Colours go to terminals only.
-    """
+    """Print a diff, and when its move pays back, to a file, None for stdout; colours go to terminals only."""
     console = plain_console(file, _NARROWEST)
     console.print(_times(difference), style="bold")
     for line in _bytes(difference):
@@ -200,3 +200,131 @@ def _gb(num_bytes: int) -> str:
     """GB with two decimals; what is less than that in three digits."""
     gigabytes = bytes_to_gb(num_bytes)
     return f"{gigabytes:.2f}" if gigabytes >= 0.1 or not num_bytes else f"{gigabytes:.2g}"
+
+
+# As Markdown ----------------------------------------------------------------------------------------------------------
+
+
+def marker(title: str) -> str:
+    """The first line of a comment, by which it is found again: the same for the same title, which cannot end it."""
+    said = re.sub("--+|[<>&@]", lambda found: _entities(found[0]), printable(title))
+    return f"<!-- evenshard placement of {said} -->"
+
+
+def difference_markdown(
+    difference: Difference,
+    old: PlacementAnswer,
+    new: PlacementAnswer,
+    title: str = "",
+    paid: Payback | None = None,
+) -> str:
+    """Return a comment on the diff of two answers; its title is the new answer's table file where left out."""
+    title = title or str(new.lineage.get("tables") or "placement")
+    lines = [marker(title), f"### evenshard: {code(title)}", ""]
+    if warnings := [*warning_texts(new), *new.memory_warnings]:
+        lines += ["> [!WARNING]", *(f"> {escape_markdown(one)}  " for one in warnings), ""]
+    lines += [_headline(old, new), ""]
+    lines += [f"{escape_markdown(line)}.  " for line in worth_texts(new)]
+    lines += [""] * (lines[-1] != "")
+    lines += _figures(difference, old, new)
+    if reordered := [f"{one.text} {READ_BY_POSITION}" for one in difference.reordered]:
+        lines += ["", "> [!WARNING]", *(f"> {escape_markdown(one)}  " for one in reordered)]
+    if difference.equal:
+        lines += ["", EQUAL]
+    elif paid is not None:
+        lines += ["", *(escape_markdown(line) for line in payback_lines(paid))]
+    tables = list(_tables(difference))
+    if tables:
+        lines += ["", *tables]
+    if difference.moves:
+        lines += ["", *_fold("What moves", list(_move_rows(difference.largest_moves)))]
+    notes = [f"- {escape_markdown(note.rstrip('.'))}." for note in difference.notes]
+    if notes:
+        lines += ["", *_fold("How far to trust it", notes)]
+    return "\n".join(lines) + "\n"
+
+
+def _headline(old: PlacementAnswer, new: PlacementAnswer) -> str:
+    change = new.predicted_ms - old.predicted_ms
+    worth = "" if new.num_devices == 1 else f", {gap_text(new)}"
+    if old.predicted_ms <= 0 or abs(change) <= ROUNDING * old.predicted_ms:
+        return f"**Embedding work takes as long as before: {ms_text(new.predicted_ms)} ms per step{worth}.**"
+    share = pct_text(100 * abs(change) / old.predicted_ms)
+    way = "MORE" if change > 0 else "less"
+    return f"**Embedding work takes {ms_text(new.predicted_ms)} ms per step, {share} {way} than before{worth}.**"
+
+
+def _figures(difference: Difference, old: PlacementAnswer, new: PlacementAnswer) -> Iterator[str]:
+    """The table: each side with its own tables; where they are the same, the old plan with the new loads, too."""
+    yield "| | before | after |"
+    yield "|---|---:|---:|"
+    steps = (ms_text(one.predicted_ms) for one in (old, new))
+    yield f"| embedding work, ms per step | {' | '.join(steps)} |"
+    ends = (f"{ms_text(one.low_ms)} to {ms_text(one.high_ms)}" for one in (old, new))
+    yield f"| 90 % interval | {' | '.join(ends)} |"
+    times = difference.times
+    if times.predicted_by != OWN_FIGURES and old.parts != new.parts:
+        yield f"| the plan of before with these tables, ms | | {ms_text(times.old_ms)} |"
+    if difference.is_of_same_tables and abs(times.saves_ms) > ROUNDING * times.old_ms > 0:
+        saves = saved_text(difference, ms_text(abs(times.saves_ms)))
+        yield f"| the new plan against that of before, ms per step | | {saves} |"
+    yield f"| fullest device, GB | {' | '.join(map(_memory, (old, new)))} |"
+    yield f"| tables | {len(old.request.tables):,} | {len(new.request.tables):,} |"
+    if old.num_devices != new.num_devices:
+        yield f"| devices | {old.num_devices:,} | {new.num_devices:,} |"
+    what = difference.moved_text if difference.traffic.moved_bytes else "nothing"
+    yield f"| moves to other devices | | {what}; {size_text(difference.kept_bytes)} stay |"
+
+
+def _memory(answer: PlacementAnswer) -> str:
+    one = fullest_device(answer)
+    return f"{bytes_to_gb(one.most_bytes):.2f} of {bytes_to_gb(one.limit_bytes):.2f} ({one.full * 100:.0f} %)"
+
+
+def _tables(difference: Difference) -> Iterator[str]:
+    for word, names in difference.only_in_one:
+        yield f"- {word}: {_names(names)}"
+    if difference.changed:
+        shown = "; ".join(f"{code(one.table)}: {one.what}" for one in difference.changed[:_MAX_ROWS])
+        yield f"- Of another shape, and so new: {shown}"
+    for (old_type, new_type), tables in difference.resharded_by_type.items():
+        yield f"- From {old_type} to {new_type}: {_names(tables)}"
+    for kept in difference.rekept[:_MAX_ROWS]:
+        yield f"- Kept as {kept.new_storage}, before {kept.old_storage}: {code(kept.table)}"
+
+
+def _move_rows(moves: Sequence[PartMove]) -> Iterator[str]:
+    yield "| table | rows | columns | from | to | size |"
+    yield "|---|---:|---:|---:|---:|---:|"
+    for move in moves[:_MAX_ROWS]:
+        where = f"{move.rows} | {move.columns} | {move.from_device} | {move.to_device}"
+        yield f"| {code(move.table)} | {where} | {size_text(move.num_bytes)} |"
+    if len(moves) > _MAX_ROWS:
+        yield f"\n{len(moves) - _MAX_ROWS:,} smaller ones are left out here."
+
+
+def _fold(title: str, lines: Sequence[str]) -> list[str]:
+    return [f"<details><summary>{title}</summary>", "", *lines, "", "</details>"]
+
+
+def _names(names: Sequence[str]) -> str:
+    return names_text(names, _MAX_ROWS, code)
+
+
+def code(text: str) -> str:
+    """A name as code: nothing in it is Markdown, a mention or a cell."""
+    shown = printable(text)
+    if shown == shown.strip() != "" and not set(shown) & set("`|\\"):
+        return f"`{shown}`"
+    return f"<code>{_entities(shown)}</code>"  # what would end a code span or a cell
+
+
+def escape_markdown(text: str) -> str:
+    """A sentence in which nothing is Markdown or HTML, nor a mention of somebody or of an issue."""
+    return "".join(
+        _entities(sign) + _NOTHING * (sign in "@#") if sign in "\\`*_<>|[]@#&" else sign for sign in printable(text)
+    )
+
+
+def _entities(text: str) -> str:
+    return "".join(f"&#{ord(sign)};" for sign in text)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from evenshard.compare.explain.changed_parts import devices_text
-from evenshard.compare.explain.explanation import Explanation
+from evenshard.compare.changed_parts import devices_text
+from evenshard.compare.explain import Explanation
 from evenshard.utils.console import plain_console, plain_grid
 from evenshard.utils.messages import printable
 from evenshard.utils.units import decimals, ms_text

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from typing import TextIO
 
+from evenshard.compare.what_if.answer import Best, WhatIfAnswer
 from evenshard.compare.what_if.machines import CONTIGUOUS
 from evenshard.compare.what_if.option import SAMPLES_OF_COST, PredictedInterval, WhatIfOption
-from evenshard.compare.what_if.result import Best, WhatIfAnswer
 from evenshard.measure.hardware import is_simulated
 from evenshard.planner.answer import fullest_device
 from evenshard.report.step_facts import assumed_groups, device_error_text, warning_texts

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 import evenshard
-from evenshard.compare.what_if.option import WhatIfOption
-from evenshard.compare.what_if.prices import HardwarePrice, Prices
-from evenshard.compare.what_if.result import WhatIfAnswer, save_what_if
+from evenshard.compare.what_if.answer import WhatIfAnswer, save_what_if
+from evenshard.compare.what_if.option import HardwarePrice, Prices, WhatIfOption
 from evenshard.report.what_if import interval_text, print_what_if
 from evenshard.utils.errors import BadConfig
 from support.builders import table

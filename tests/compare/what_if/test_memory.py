@@ -10,9 +10,8 @@ import pytest
 
 import evenshard
 from evenshard.cli import main
+from evenshard.compare.what_if.answer import WhatIfAnswer, keep_faster_placements
 from evenshard.compare.what_if.option import WhatIfOption
-from evenshard.compare.what_if.question import keep_faster_placements
-from evenshard.compare.what_if.result import WhatIfAnswer
 from evenshard.placement.machine import Machine
 from evenshard.report.what_if import print_what_if
 from evenshard.utils.units import gb_to_bytes

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evenshard.compare.what_if.prices import HardwarePrice, load_prices
+from evenshard.compare.what_if.option import HardwarePrice, load_prices
 from evenshard.utils.errors import BadFile
 
 

@@ -57,11 +57,7 @@ OTHER_LINK = "ethernet_25g"
 
 
 def of_hardware(what: str, value: _Value | Mapping[str, _Value], hardware: Sequence[str]) -> dict[str, _Value]:
-    """A value of each kind of hardware, from one for all or one for each.
-
-    Args:
-        what: name of the value, for the error.
-        hardware: full names.
+    """Return a value for each full name of hardware, from one for all or one for each; ``what`` names it in errors.
 
     Raises:
         BadConfig: if a kind is named that is not asked for.
@@ -83,13 +79,10 @@ def whole_machine(
     inter: str = "",
     nodes_per_domain: int = 1,
 ) -> Machine:
-    """A machine of so many devices in full hosts; one host that is not full where they fit into it.
+    """Return a machine of so many devices in full hosts; one host that is not full where they fit into it.
 
-    Args:
-        devices_per_node: of a full host; None for as many as its link connects, 8 at most.
-        intra: link within a host; empty for the hardware's own.
-        inter: link between hosts; empty for what is taken of such hosts.
-        nodes_per_domain: hosts that the link within a host connects.
+    Where left out, a host has as many devices as its link connects, 8 at most, its link is the hardware's own, and the
+    link between hosts that of ``USUAL_LINKS``. The link within a host connects ``nodes_per_domain`` hosts.
 
     Raises:
         BadConfig: if they do not fill hosts.
@@ -181,13 +174,7 @@ def synced_bytes(answer: PlacementAnswer) -> tuple[int, ...]:
 
 
 def sync_of(answer: PlacementAnswer, machine: Machine, layout: str, every: int) -> Sync:
-    """The all-reduce between groups that are placed alike.
-
-    Args:
-        answer: of one group.
-        machine: all of it.
-        every: steps from one to the next.
-    """
+    """Return the all-reduce between the groups of a machine, each placed as the answer says."""
     groups = machine.num_devices // answer.num_devices
     replicas = machine_of_ranks(machine, replica_ranks(machine.num_devices, answer.num_devices, layout))
     assert replicas is not None, "layouts_of offers no other layouts"

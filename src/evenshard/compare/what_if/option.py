@@ -1,12 +1,19 @@
-"""One machine that tables might be trained on, and what a step takes there."""
+"""One machine that tables might be trained on: the times of a step, and its price."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 
+from evenshard.measure.hardware import HardwareName
 from evenshard.measure.price.step import step_shares_ms
 from evenshard.placement.machine import Machine
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.utils.errors import BadConfig, BadFile, blame_file
+from evenshard.utils.limits import Range
+from evenshard.utils.messages import brief
+from evenshard.utils.records import record_of
+from evenshard.utils.yaml_files import read_yaml
 
 # Samples that a cost is of.
 SAMPLES_OF_COST = 10**9
@@ -32,12 +39,9 @@ class PredictedInterval:
 class Sync:
     """The all-reduce of weights between groups that each hold all tables: TorchRec's ``DMPCollection.sync``.
 
-    Attributes:
-        every: steps from one to the next.
-        bytes_per_device: weights and optimizer state of the device that holds most of what is averaged.
-        bytes_of_all: those of all devices of all groups together.
-        sent_bytes: what that device sends for it: it scatters sums and gathers averages.
-        once_ms: how long that takes; nothing else runs meanwhile.
+    Every so many steps each device averages weights and optimizer state. ``bytes_per_device`` is the largest share,
+    ``bytes_of_all`` that of all groups together. The device with most sends ``sent_bytes``, scattering sums and
+    gathering averages, for ``once_ms``; nothing else runs meanwhile.
     """
 
     every: int
@@ -54,21 +58,17 @@ class Sync:
 
 @dataclass(frozen=True)
 class WhatIfOption:
-    """A machine, and what a step takes there. Times are milliseconds of one training step.
+    """A machine and the times of a training step there, ms.
 
     Attributes:
-        hardware: such as simulated:h100.
-        machine: its nodes and links.
         batch_size: samples of a step over all devices together.
         group_size: devices that the tables are sharded over; each group of so many holds all tables.
         layout: contiguous or strided, where there is more than one group: see ``machines``.
-        problem: why the tables do not fit, and what is missing; empty where they do.
-        answer: where the tables live, on the devices of one group; None where they do not fit.
-        dense_ms: time of everything else.
-        overlap: share of the shorter of the two that runs beside the longer one.
-        price_per_hour: of all devices and nodes; None if unknown.
-        sync: what keeps groups alike; None for one group.
-        replicas_ms: what the all-reduce of replicated tables over all groups takes longer than in one group.
+        problem: the reason why the tables do not fit; empty where they do.
+        answer: the placement on the devices of one group; None where the tables do not fit.
+        overlap: share of the shorter of embeddings and ``dense_ms`` that runs beside the longer one.
+        sync: keeps groups alike; None for one group.
+        replicas_ms: time that the all-reduce of replicas over all groups takes longer than in one group.
         memory_cap_gb: memory of each device, GB of 1024**3 bytes; None for that of the hardware.
     """
 
@@ -174,3 +174,71 @@ class WhatIfOption:
 
     def _with_dense(self, embeddings_ms: float) -> float:
         return embeddings_ms + self.dense_ms - self.overlap * min(embeddings_ms, self.dense_ms)
+
+
+# Prices ---------------------------------------------------------------------------------------------------------------
+
+_PRICE = Range(0, 1_000_000)
+
+
+@dataclass(frozen=True)
+class HardwarePrice:
+    """The price of devices of one kind, and of the host around them, for an hour."""
+
+    per_device_hour: float
+    per_node_hour: float = 0.0
+
+    def per_hour(self, num_devices: int, num_nodes: int) -> float:
+        """Return the price of a machine for an hour."""
+        return num_devices * self.per_device_hour + num_nodes * self.per_node_hour
+
+    def problem(self) -> str | None:
+        """Says in one clause what makes it impossible, or None."""
+        for one in fields(self):
+            if problem := _PRICE.problem(getattr(self, one.name)):
+                return f"{one.name} {problem}"
+        return None
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices by the name of the hardware, such as simulated:h100 or short h100, with their currency and a note."""
+
+    hardware: dict[str, HardwarePrice]
+    currency: str = ""
+    note: str = ""
+
+    def price_of(self, hardware: str) -> HardwarePrice | None:
+        """The price of some hardware by its full name; None where there is none."""
+        return next((price for name, price in self.hardware.items() if str(HardwareName.parse(name)) == hardware), None)
+
+
+@blame_file
+def load_prices(path: str | Path) -> Prices:
+    """Reads a file of prices.
+
+    Raises:
+        BadFile: if it is missing, is not YAML, or makes no sense.
+    """
+    remedy = (
+        "Its keys are currency, note and hardware; under hardware each kind, such as h100, has per_device_hour and, "
+        "where hosts cost extra, per_node_hour."
+    )
+    try:
+        found = record_of(Prices, read_yaml(Path(path), remedy))
+    except ValueError as error:
+        raise BadFile(path, f"is not a price file ({error})", remedy) from None
+    if not found.hardware:
+        raise BadFile(path, "hardware is empty", remedy)
+    seen: dict[str, str] = {}
+    for name, price in found.hardware.items():
+        try:
+            full = str(HardwareName.parse(name))
+        except BadConfig as error:
+            raise BadFile(path, f"hardware: {str(error).rstrip('.')}", "Correct the name.") from None
+        if full in seen:
+            raise BadFile(path, f"hardware: {brief(seen[full])} and {brief(name)} are the same", "Keep one of them.")
+        seen[full] = name
+        if problem := price.problem():
+            raise BadFile(path, f"hardware, {brief(name)}: {problem}", "Correct it.")
+    return found

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from evenshard.compare.diff import diff, rename_devices
-from evenshard.compare.difference import Difference
-from evenshard.compare.payback import Payback, payback
+from evenshard.compare.difference import Difference, Payback, payback
 from evenshard.measure.traces.ranks import ObservedTraining
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import load_answer

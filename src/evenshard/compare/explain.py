@@ -1,7 +1,7 @@
 """The explanation of a placement: the device that a step waits for, why, and the three best changes of its tables.
 
 A change of a table moves or swaps a part, shards the table differently, or keeps it in other memory. The model of the
-answer predicts whole placements: a change of one table changes what its devices compute, and what all devices send.
+answer predicts whole placements: a change of one table changes the work of its devices and the sends of all.
 
 Legend: D devices.
 """
@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.compare.explain.changed_parts import ChangedPlacement, ChangeOutcome, Changes, devices_text
-from evenshard.compare.explain.explanation import DeviceTime, Explanation, TableChange
+from evenshard.compare.changed_parts import ChangedPlacement, ChangeOutcome, Changes, devices_text
 from evenshard.measure.evidence import device_text
 from evenshard.measure.price.device_price import ROUNDING
 from evenshard.measure.price.step import STEP_PARTS, predicted_step_times
@@ -31,6 +30,60 @@ from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut, names_text
 from evenshard.utils.process import one_thread
 from evenshard.utils.signature import check_arguments
+
+
+@dataclass(frozen=True)
+class DeviceTime:
+    """One of the times of the slowest device, such as ``backward``, and its mean over all devices."""
+
+    name: str
+    time_ms: float
+    mean_ms: float
+
+
+@dataclass(frozen=True)
+class TableChange:
+    """A legal change of a table: another device, a swap, another sharding type or another compute kernel.
+
+    A step takes ``step_ms`` after it, and ``change_ms`` is below 0 where that is faster; ``helps`` is beyond rounding.
+    """
+
+    table: str
+    change: str
+    step_ms: float
+    change_ms: float
+    helps: bool
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The device that a step waits for, and the best changes.
+
+    Attributes:
+        device: evidence for the times of the simulated device that the model learned from; empty for real hardware.
+        slowest_device: its id, the first of equals.
+        times: of the slowest device, in the order of a step.
+        table: the table that was asked for; empty for those of the slowest device.
+        devices: devices with a part of that table.
+        adds_ms: time that its devices save without it, that of the part which adds most.
+        num_tried: tables whose changes were tried.
+        changes: the best ones; the fastest step first. Of a table that was asked for one of each kind, else one of
+            each table.
+    """
+
+    model: str
+    device: str
+    step_ms: float
+    slowest_device: int
+    num_devices: int
+    times: tuple[DeviceTime, ...]
+    table: str
+    sharding_type: str
+    devices: tuple[int, ...]
+    adds_ms: float
+    num_tried: int
+    changes: tuple[TableChange, ...]
+
 
 NUM_CHANGES = 3
 # Tables of the slowest device whose changes are tried: those that add most to it.
@@ -56,9 +109,8 @@ class _Candidate:
 def explain(answer: PlacementAnswer, model: Model, table: str = "") -> Explanation:
     """Find the device that a step waits for, and the best legal changes.
 
-    Args:
-        model: predicts everything again; the answer's own figures are not used.
-        table: its name, or that of a part such as "clicks[64:128]"; empty for the tables of the slowest device.
+    The model predicts everything again; the answer's own figures are not used. A table is named as a whole, or by a
+    part such as "clicks[64:128]"; without one, the tables of the slowest device are changed.
 
     Raises:
         BadConfig: if the answer has no such table, or keeps tables apart that its own rules keep together.

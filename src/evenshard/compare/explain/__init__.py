@@ -1,1 +1,0 @@
-"""An explanation of why a table lives where it does."""
