@@ -39,7 +39,6 @@ if sys.platform == "win32":
     raise ImportError("evenshard is for Linux: it locks files with fcntl. Use WSL on Windows.")
 
 if TYPE_CHECKING:
-    from evenshard.api.answers import load_answer, save_answer
     from evenshard.api.place import place
     from evenshard.api.what_if import what_if
     from evenshard.placement.parts import TablePart
@@ -54,7 +53,8 @@ if TYPE_CHECKING:
         TableSources,
         Training,
     )
-    from evenshard.report.answer import PlacementAnswer
+    from evenshard.planner.file import save_answer
+    from evenshard.report.answer import PlacementAnswer, load_answer
     from evenshard.tables.table import Table
     from evenshard.utils.errors import BadInput, EvenshardError, InfeasibleTask
 
@@ -75,9 +75,9 @@ _HOMES = {
     "TableRules": "evenshard.planner.knobs",
     "TableSources": "evenshard.planner.knobs",
     "Training": "evenshard.planner.knobs",
-    "load_answer": "evenshard.api.answers",
+    "load_answer": "evenshard.report.answer",
     "place": "evenshard.api.place",
-    "save_answer": "evenshard.api.answers",
+    "save_answer": "evenshard.planner.file",
     "what_if": "evenshard.api.what_if",
 }
 

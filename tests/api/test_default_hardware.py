@@ -17,7 +17,7 @@ from evenshard.measure.hardware import DEFAULT_HARDWARE
 from evenshard.measure.inventory import inventory, inventory_text
 from evenshard.planner.cluster import devices_of
 from evenshard.sharders.models import load_model
-from evenshard.torchrec.plan.compare import chosen_model
+from evenshard.torchrec.plan.prices import chosen_model
 from evenshard.utils.errors import BadConfig, BadFile
 from support.documented import command
 from support.learned import learned_model

@@ -12,7 +12,7 @@ from evenshard.kubeflow.requests import NO_PLAN, place_tables, save_placement
 from evenshard.planner.file import load_answer
 from evenshard.tables.files import save_tables
 from evenshard.tables.table import Table
-from evenshard.torchrec.running.current_placement import PLACEMENT, PLAN
+from evenshard.torchrec.plan.file import PLACEMENT, PLAN
 from evenshard.utils.errors import BadConfig, BadFile
 
 

@@ -22,8 +22,7 @@ from evenshard.planner.rivals import FULL_SPACE, MOST_SHARDS, RULE, TORCHREC, ri
 from evenshard.planner.rules import Rules
 from evenshard.planner.saving import saving_against
 from evenshard.sharders.model import DeviceModel
-from evenshard.sharders.torchrec.planner import machine_bandwidths
-from evenshard.sharders.torchrec.settings import AS_IT_COMES, SETTINGS
+from evenshard.sharders.torchrec.planner import AS_IT_COMES, SETTINGS, machine_bandwidths
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.torchrec.plan.plans import shards_of
 from support.builders import table

@@ -401,7 +401,7 @@ def test_the_command_writes_the_page(
     capsys: pytest.CaptureFixture[str],
     compared: list[tuple[str, ...]],
 ) -> None:
-    monkeypatch.setattr("evenshard.cli.place.require_torchrec", lambda: None)
+    monkeypatch.setattr("evenshard.sharders.torchrec.planner.require_torchrec", lambda: None)
     assert main(["place", "t.yaml", "--report", str(tmp_path / "out.html")]) == 0
     assert (tmp_path / "out.html").read_text(encoding="utf-8") == page(full())
     assert compared == [(*HEURISTICS, RULE, *TORCHREC, FULL_SPACE)]
@@ -411,7 +411,7 @@ def test_the_command_writes_the_page(
 def test_the_page_says_that_torchrec_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compared: list[tuple[str, ...]]
 ) -> None:
-    monkeypatch.setattr("evenshard.cli.place.require_torchrec", torchrec_is_missing)
+    monkeypatch.setattr("evenshard.sharders.torchrec.planner.require_torchrec", torchrec_is_missing)
     assert main(["place", "t.yaml", "--report", str(tmp_path / "out.html")]) == 0
     text = (tmp_path / "out.html").read_text(encoding="utf-8")
     assert text == page(full(), "TorchRec is not installed.")

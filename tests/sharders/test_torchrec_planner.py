@@ -15,9 +15,8 @@ from evenshard.measure.link import LINKS
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.plan import check_placement
-from evenshard.sharders.torchrec.planner import Bandwidths, bandwidths_of, machine_bandwidths
+from evenshard.sharders.torchrec.planner import Bandwidths, PlannerSetting, bandwidths_of, machine_bandwidths
 from evenshard.sharders.torchrec.rival import TorchRecSharder
-from evenshard.sharders.torchrec.settings import PlannerSetting
 from evenshard.utils.errors import BadConfig, InfeasibleTask, MissingPackage
 from evenshard.utils.units import BYTES_PER_GB
 from support.builders import capped, sized, some_tables, split_by, table, task

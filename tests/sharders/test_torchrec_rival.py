@@ -17,9 +17,15 @@ from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import DATA_PARALLEL, GRID_SHARD, IN_ROWS, TABLE_WISE, sharding_type
 from evenshard.placement.task import ShardingTask, TableLimits
-from evenshard.sharders.torchrec.planner import Bandwidths, machine_bandwidths, merge_parts
+from evenshard.sharders.torchrec.planner import (
+    AS_IT_COMES,
+    SETTINGS,
+    Bandwidths,
+    PlannerSetting,
+    machine_bandwidths,
+    merge_parts,
+)
 from evenshard.sharders.torchrec.rival import TorchRecPlanner
-from evenshard.sharders.torchrec.settings import AS_IT_COMES, SETTINGS, PlannerSetting
 from evenshard.tables.catalog import load_catalog
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask

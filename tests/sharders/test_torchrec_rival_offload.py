@@ -11,9 +11,8 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.storage import ON_DEVICE, USUAL_KERNELS, Storage
 from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part, used_bytes
-from evenshard.sharders.torchrec.planner import Bandwidths
+from evenshard.sharders.torchrec.planner import OFFLOAD_SETTINGS, Bandwidths, PlannerSetting
 from evenshard.sharders.torchrec.rival import TorchRecPlanner
-from evenshard.sharders.torchrec.settings import OFFLOAD_SETTINGS, PlannerSetting
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
 from support.builders import table

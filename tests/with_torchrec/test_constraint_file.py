@@ -25,7 +25,7 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.model import DeviceModel
 from evenshard.tables.table import Table
 from evenshard.torchrec import shards_of, torchrec_constraints
-from evenshard.torchrec.plan.constraint_file import constraint_fields, constraints_text
+from evenshard.torchrec.plan.file import constraint_fields, constraints_text
 from support.documented import command, snippet
 
 PAGE = "docs/torchrec_costs.md"

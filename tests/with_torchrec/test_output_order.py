@@ -26,7 +26,7 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.tables.table import Table
 from evenshard.torchrec import EvenshardPlanner, sharding_plan, tables_of
 from evenshard.torchrec.model.modules import located_tables
-from evenshard.torchrec.plan.output_order import plan_orders, warn_of_unsharded_order
+from evenshard.torchrec.plan.plans import plan_orders, warn_of_unsharded_order
 from support.ranks import run_ranks
 
 ROWS, TABLES = 16, 7

@@ -25,12 +25,11 @@ from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.pricing import part_costs
 from evenshard.sharders.model import DeviceModel
-from evenshard.sharders.torchrec.planner import Bandwidths
+from evenshard.sharders.torchrec.planner import AS_IT_COMES, Bandwidths
 from evenshard.sharders.torchrec.rival import TorchRecPlanner
-from evenshard.sharders.torchrec.settings import AS_IT_COMES
 from evenshard.torchrec import EvenshardPlanner, sharding_plan, shards_of, tables_of
-from evenshard.torchrec.model.dense_model import dense_bytes
-from evenshard.torchrec.plan.compare import chosen_model
+from evenshard.torchrec.model.modules import dense_bytes
+from evenshard.torchrec.plan.prices import chosen_model
 from evenshard.torchrec.planner import model_plan
 from evenshard.utils.errors import BadConfig, InfeasibleTask, MissingPackage
 from evenshard.utils.units import BYTES_PER_GB

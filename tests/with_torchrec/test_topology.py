@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 
 from evenshard.torchrec import EvenshardPlanner
-from evenshard.torchrec.planner.machine import machine_of
-from evenshard.torchrec.planner.topology import device_of_process, links_of_topology, topology_of, with_memory
+from evenshard.torchrec.planner.machine import (
+    device_of_process,
+    links_of_topology,
+    machine_of,
+    topology_of,
+    with_memory,
+)
 from evenshard.utils.units import BYTES_PER_GB
 from support.torchrec_builders import META, Model, topology
 

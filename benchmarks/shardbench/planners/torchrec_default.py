@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from benchmarks.shardbench.cases import BenchMachine
 from evenshard.placement.parts import TablePart
+from evenshard.sharders.torchrec.planner import AS_IT_COMES
 from evenshard.sharders.torchrec.rival import TorchRecPlanner
-from evenshard.sharders.torchrec.settings import AS_IT_COMES
 from evenshard.tables.table import Table
 
 OWN_ORACLE = "torchrec"

@@ -11,8 +11,8 @@ from itertools import product
 
 from benchmarks.shardbench.cases import BenchMachine
 from evenshard.placement.parts import TablePart
+from evenshard.sharders.torchrec.planner import PlannerSetting
 from evenshard.sharders.torchrec.rival import TorchRecPlanner
-from evenshard.sharders.torchrec.settings import PlannerSetting
 from evenshard.tables.table import Table
 
 OWN_ORACLE = "torchrec"

@@ -175,7 +175,7 @@ def _near(in_use: InUse) -> "Near | None":
             )
         return None
     from evenshard.planner.near_placement import Near
-    from evenshard.torchrec.running.current_placement import load_placement
+    from evenshard.torchrec.plan.file import load_placement
     from evenshard.utils.s3 import is_address, local
 
     with local(near) if is_address(near) else nullcontext(near) as here:
@@ -199,7 +199,7 @@ def dense_bytes_of(tables: Any, dense_gb: float | None) -> int:
     check_ranges(dense_gb=dense_gb)
     if dense_gb is not None or not hasattr(tables, "named_parameters"):
         return gb_to_bytes(dense_gb or 0.0)
-    from evenshard.torchrec.model.dense_model import dense_bytes
+    from evenshard.torchrec.model.modules import dense_bytes
 
     return dense_bytes(tables)
 

@@ -14,7 +14,6 @@ from evenshard.cli.arguments import OUTPUT, OUTPUT_OR_STDOUT, PATH, SOURCE, Comm
 from evenshard.cli.options import add_option, rules_of
 from evenshard.measure.hardware import HardwareName
 from evenshard.planner.knobs import groups, place_knobs
-from evenshard.sharders.torchrec.compat import require_torchrec
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.console import best_so_far, without_progress
 from evenshard.utils.errors import BadConfig, MissingPackage
@@ -74,7 +73,7 @@ def _contents(args: argparse.Namespace, answer: PlacementAnswer) -> str:
         kind = HardwareName.parse(answer.request.hardware).kind
         return plan_text(answer, args.local_world_size, kind.compute_device)
     if args.format == CONSTRAINTS:
-        from evenshard.torchrec.plan.constraint_file import constraints_text
+        from evenshard.torchrec.plan.file import constraints_text
 
         return constraints_text(answer, args.out)
     from evenshard.planner.file import json_text
@@ -97,6 +96,7 @@ def _check_stdout(args: argparse.Namespace) -> None:
 
 def _torchrec() -> tuple[tuple[str, ...], str]:
     from evenshard.planner.rivals import TORCHREC
+    from evenshard.sharders.torchrec.planner import require_torchrec
 
     try:
         require_torchrec()

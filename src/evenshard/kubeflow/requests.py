@@ -29,8 +29,7 @@ from evenshard.sharders.catalog import HEURISTICS
 from evenshard.stages.decisions.drift import Drift, drift_of, print_drift
 from evenshard.stages.decisions.watch import WatchConfig, Watched, print_watched, traces_in, watch
 from evenshard.tables.sources import tables_from
-from evenshard.torchrec.plan.file import save_plan
-from evenshard.torchrec.running.current_placement import PLACEMENT, PLAN, placement_in_use
+from evenshard.torchrec.plan.file import PLACEMENT, PLAN, placement_in_use, save_plan
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.json_files import finite
 from evenshard.utils.params import section

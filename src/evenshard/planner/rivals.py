@@ -26,9 +26,13 @@ from evenshard.sharders.search.construction import Construction, Works
 from evenshard.sharders.search.rules_of_thumb import rules_of_thumb
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.state import parts_of
-from evenshard.sharders.torchrec.compat import require_torchrec
-from evenshard.sharders.torchrec.planner import machine_bandwidths
-from evenshard.sharders.torchrec.settings import AS_IT_COMES, OFFLOAD_SETTINGS, SETTINGS
+from evenshard.sharders.torchrec.planner import (
+    AS_IT_COMES,
+    OFFLOAD_SETTINGS,
+    SETTINGS,
+    machine_bandwidths,
+    require_torchrec,
+)
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief
 

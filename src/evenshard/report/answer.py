@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evenshard.planner import answer
+from evenshard.planner import answer, file
 from evenshard.utils.extras import require_package
 from evenshard.utils.units import bytes_to_gb
 
@@ -91,3 +91,12 @@ def make_displayable(found: answer.PlacementAnswer) -> PlacementAnswer:
     own = object.__new__(PlacementAnswer)
     vars(own).update(vars(found))
     return own
+
+
+def load_answer(path: str | Path) -> PlacementAnswer:
+    """Load the answer of a placement.json.
+
+    Raises:
+        BadFile: if it cannot be used; the message says what to do.
+    """
+    return make_displayable(file.load_answer(path))

@@ -17,8 +17,7 @@ from evenshard.sharders.base import Sharder, TrainedSharder
 from evenshard.sharders.greedy import expert_sharder, single_cost_sharder
 from evenshard.sharders.learned import LEARNED
 from evenshard.sharders.random import RandomSharder
-from evenshard.sharders.torchrec.compat import require_torchrec
-from evenshard.sharders.torchrec.planner import bandwidths_of
+from evenshard.sharders.torchrec.planner import bandwidths_of, require_torchrec
 
 if TYPE_CHECKING:  # torch takes a second to import, and rules of thumb need none
     from evenshard.sharders.cost_model.cost_model import CostModel

@@ -26,13 +26,11 @@ it: with row-wise Adagrad every part has its own state, so that losses differ a 
 from __future__ import annotations
 
 from evenshard.placement.parts import TablePart
-from evenshard.torchrec.model.dense_model import dense_bytes
+from evenshard.torchrec.model.modules import dense_bytes
 from evenshard.torchrec.model.tables import tables_of
-from evenshard.torchrec.plan.compare import predicted
-from evenshard.torchrec.plan.constraint_file import torchrec_constraints
-from evenshard.torchrec.plan.file import load_plan, save_plan
+from evenshard.torchrec.plan.file import load_plan, save_plan, torchrec_constraints
 from evenshard.torchrec.plan.plans import placement_of, sharding_plan, shards_of
-from evenshard.torchrec.planner.perf_model import EvenshardPerfModel
+from evenshard.torchrec.plan.prices import EvenshardPerfModel, predicted
 from evenshard.torchrec.planner.planner import EvenshardPlanner
 from evenshard.torchrec.running.delta_file import load_delta, reshard_delta, save_delta
 from evenshard.torchrec.running.reshard import reshard

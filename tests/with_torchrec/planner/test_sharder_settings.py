@@ -17,7 +17,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from evenshard.placement.sharding import Communication
 from evenshard.torchrec import EvenshardPlanner
 from evenshard.torchrec.model.modules import located_tables
-from evenshard.torchrec.planner.sharder_settings import communication_of, settings_notes
+from evenshard.torchrec.planner.model_request import communication_of, settings_notes
 
 META = torch.device("meta")
 

@@ -8,9 +8,11 @@ the column of host memory, which fused kernels leave empty.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from evenshard.measure.collectives import Links
@@ -30,13 +32,13 @@ from evenshard.placement.storage import (
     ON_DEVICE,
     Storage,
 )
-from evenshard.sharders.torchrec.compat import make_topology
 from evenshard.tables.table import Table
-from evenshard.utils.errors import BadConfig
+from evenshard.utils.errors import BadConfig, EvenshardError
+from evenshard.utils.extras import require_package
 from evenshard.utils.messages import brief
 
 if TYPE_CHECKING:
-    from torchrec.distributed.planner.types import Topology
+    from torchrec.distributed.planner.types import PlannerError, Topology
     from torchrec.distributed.types import ParameterSharding
 
 BYTES_PER_MS = 1e6  # in 10**9 bytes per second
@@ -211,3 +213,133 @@ def merge_parts(parts: Sequence[TablePart]) -> tuple[TablePart, ...]:
 def table_name(position: int) -> str:
     """A name that TorchRec takes: those of the tables may hold dots."""
     return f"table_{position}"
+
+
+# Columns of the narrowest shard, where a setting does not keep TorchRec's own 128.
+NARROW = 32
+
+
+@dataclass(frozen=True)
+class PlannerSetting:
+    """What a user of TorchRec's planner chooses.
+
+    Attributes:
+        min_partition: columns of the narrowest part; None for TorchRec's own, which is 128.
+        sort_by: order of its greedy partitioner, storage or perf.
+        grid_shard: True if it may use grid_shard, which it does only where it is named.
+        replicas: True if it may use data_parallel where the task allows another type, too.
+        rows: True if it may use the types that cut rows where the task allows another type, too.
+        told: True if it is told pooling factors and bandwidths. By default TorchRec takes each pooling factor to be 1,
+            and its own constants for bandwidths.
+        dynamic: True if DynamicProgrammingProposer is its only proposer.
+        load_factor: initial load factor of every cache, which EmbeddingOffloadScaleupProposer increases; None for
+            device memory alone.
+    """
+
+    min_partition: int | None = None
+    sort_by: str = "storage"
+    grid_shard: bool = False
+    replicas: bool = field(default=True, kw_only=True)
+    rows: bool = field(default=True, kw_only=True)
+    told: bool = field(default=True, kw_only=True)
+    dynamic: bool = field(default=False, kw_only=True)
+    load_factor: float | None = field(default=None, kw_only=True)
+
+    def __str__(self) -> str:
+        width = "default min_partition" if self.min_partition is None else f"min_partition {self.min_partition}"
+        said = (
+            *(() if self.load_factor is None else (f"load factor {self.load_factor:g}",)),
+            f"{width}, by {self.sort_by}",
+            *(("grid_shard",) if self.grid_shard else ()),
+            *(() if self.replicas else ("no replicas",)),
+            *(() if self.rows else ("no cut rows",)),
+            *(() if self.told else ("no pooling factors", "its own bandwidths")),
+            *(("dynamic programming proposers",) if self.dynamic else ()),
+        )
+        return ", ".join(said)
+
+
+# TorchRec's planner with its defaults: no constraints but sharding types, and its own bandwidths.
+AS_IT_COMES = PlannerSetting(told=False)
+SETTINGS = (
+    AS_IT_COMES,
+    PlannerSetting(replicas=False),
+    PlannerSetting(NARROW),
+    PlannerSetting(NARROW, replicas=False),
+)
+OFFLOAD_SETTINGS = tuple(replace(one, told=True, load_factor=0.02) for one in SETTINGS)
+
+
+OLDEST_RELEASE = (1, 7)
+
+
+def require_torchrec() -> None:
+    """Import what planner and export use of TorchRec; later imports of it cost nothing and warn of nothing.
+
+    Raises:
+        BadConfig: if TorchRec is older than ``OLDEST_RELEASE``.
+        MissingPackage: if TorchRec is not installed.
+    """
+    try:
+        release = version("torchrec")
+    except PackageNotFoundError:  # not installed, or built from a checkout
+        release = ""
+    numbers = re.match(r"(\d+)\.(\d+)", release)
+    if numbers and tuple(map(int, numbers.groups())) < OLDEST_RELEASE:
+        oldest = ".".join(map(str, OLDEST_RELEASE))
+        raise BadConfig(f"TorchRec {release} is installed; evenshard needs {oldest} or newer. Upgrade torchrec.")
+    require_package("torchrec.distributed.model_parallel")
+    require_package("torchrec.distributed.planner")
+
+
+def make_topology(
+    compute_device: str,
+    world_size: int,
+    local_world_size: int,
+    pod_size: int = 1,
+    hbm_cap: int | None = None,
+    caps: Mapping[str, Sequence[int]] | None = None,
+    bandwidths: Mapping[str, float] | None = None,
+) -> Topology:
+    """Return TorchRec's description of a machine; what is left out has TorchRec's own constants.
+
+    Args:
+        compute_device: cuda or cpu.
+        world_size, local_world_size: ranks, and those of a node.
+        pod_size: nodes that the fast link connects.
+        hbm_cap: bytes of each device.
+        caps: bytes of every device, by TorchRec's names of its kinds of memory.
+        bandwidths: bytes per ms, by TorchRec's names.
+    """
+    from torchrec.distributed.planner import types
+
+    ranks = {"world_size": world_size, "local_world_size": local_world_size, "pod_size": pod_size}
+    each = None if caps is None else types.CustomTopologyData({name: [*of] for name, of in caps.items()}, world_size)
+    return types.TopologyFactory.create_topology(
+        types.TrainerConfig(hbm_cap_bytes=hbm_cap, additional_params={"custom_topology_data": each}, **ranks),
+        types.HardwareConfig(**bandwidths or {}),
+        types.KernelConfig(compute_device=compute_device, use_hardware_based_bandwidth=True),
+    )
+
+
+def pod_size_of(topology: Topology) -> int:
+    """Return the number of nodes that the fast link of a topology connects."""
+    return int(topology.intra_group_size // topology.local_world_size)
+
+
+class TooStrict(BadConfig):
+    """Rules and constraints that leave a table no way to be sharded."""
+
+
+def planner_error(error: EvenshardError, kind: str = "") -> PlannerError:
+    """Return TorchRec's error for callers of its planner, with evenshard's message.
+
+    Args:
+        error: evenshard's.
+        kind: a name of ``PlannerErrorType``. Where left out: STRICT_CONSTRAINTS of rules that are too strict,
+            INPUT_VALIDATION of all other errors.
+    """
+    from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
+
+    kind = kind or ("STRICT_CONSTRAINTS" if isinstance(error, TooStrict) else "INPUT_VALIDATION")
+    return PlannerError(str(error), PlannerErrorType[kind])

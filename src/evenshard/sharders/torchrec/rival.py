@@ -57,17 +57,17 @@ from evenshard.placement.storage import FUSED, USUAL_KERNELS
 from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part
 from evenshard.sharders.packing.reasons import no_placement_found, require_room
 from evenshard.sharders.torchrec.cache_statistics import TableStatistics
-from evenshard.sharders.torchrec.compat import require_torchrec
 from evenshard.sharders.torchrec.planner import (
     DENSE_KERNEL,
     Bandwidths,
+    PlannerSetting,
     machine_topology,
     parts_of_parameter,
     parts_of_shards,
+    require_torchrec,
     storage_of,
     table_name,
 )
-from evenshard.sharders.torchrec.settings import PlannerSetting
 from evenshard.tables.table import MEAN, Table
 from evenshard.utils.errors import InfeasibleTask
 

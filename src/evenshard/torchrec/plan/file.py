@@ -12,6 +12,7 @@ plan is loaded::
 from __future__ import annotations
 
 import json
+import pprint
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,13 +20,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import TablePart
-from evenshard.placement.sharding import REPLICATED, TABLE_COLUMN_WISE, type_among
+from evenshard.placement.parts import COLUMN_STEP, TablePart
+from evenshard.placement.sharding import COLUMN_WISE, REPLICATED, TABLE_COLUMN_WISE, TYPES, sharding_type, type_among
+from evenshard.placement.storage import HOST
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.file import read_json, validate_record
+from evenshard.planner.file import load_answer, read_json, validate_record
+from evenshard.planner.pricing import reprice_answer
+from evenshard.sharders.model import Model
+from evenshard.sharders.torchrec.planner import DENSE_KERNEL, require_torchrec
 from evenshard.tables.table import Table
 from evenshard.torchrec.model.fused_optimizers import AllowedReplicas
 from evenshard.torchrec.model.modules import located_tables
+from evenshard.torchrec.model.tables import bags_of
 from evenshard.torchrec.plan.entries import (
     TableEntry,
     checked_local_world_size,
@@ -34,14 +40,14 @@ from evenshard.torchrec.plan.entries import (
     table_entry,
     table_of_parts,
 )
-from evenshard.torchrec.plan.output_order import warn_of_unsharded_order
-from evenshard.torchrec.plan.plans import parts_on_machine, plan_of_parts
-from evenshard.torchrec.planner.topology import device_of_process
+from evenshard.torchrec.plan.plans import parts_on_machine, plan_of_parts, warn_of_unsharded_order
+from evenshard.torchrec.planner.machine import device_of_process
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import brief
 
 if TYPE_CHECKING:
+    from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ShardingPlan
 
     from evenshard.torchrec.plan.plans import Modules
@@ -217,3 +223,137 @@ def _prefetches(entries: Mapping[str, TableEntry]) -> bool | None:
     """Whether rows of caches are prefetched; all entries say the same."""
     caches = (entry.cache_params for entry in entries.values())
     return next((one.prefetch_pipeline for one in caches if one is not None), None)
+
+
+_PYTHON = '''"""ParameterConstraints for TorchRec's EmbeddingShardingPlanner, written by `evenshard place`.
+
+    from {module} import constraints
+
+    planner = EmbeddingShardingPlanner(topology=topology, batch_size=batch_size, constraints=constraints)
+"""
+
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import CacheParams
+
+TABLES = {tables}
+constraints = {{}}
+for name, fields in TABLES.items():
+    cache = fields.pop("cache_params", None)
+    cache_params = None if cache is None else CacheParams(algorithm=CacheAlgorithm.LRU, **cache)
+    constraints[name] = ParameterConstraints(cache_params=cache_params, **fields)
+'''
+
+
+def torchrec_constraints(answer: PlacementAnswer) -> dict[str, ParameterConstraints]:
+    """The constraints of an answer, by the names of its tables.
+
+    Raises:
+        BadConfig: if TorchRec has no such kernel.
+        MissingPackage: if TorchRec is not installed.
+    """
+    require_torchrec()
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
+    from torchrec.distributed.planner.types import ParameterConstraints
+    from torchrec.distributed.types import CacheParams
+
+    found = {}
+    for name, fields in constraint_fields(answer).items():
+        cache = fields.pop("cache_params", None)
+        cache_params = None if cache is None else CacheParams(algorithm=CacheAlgorithm.LRU, **cache)
+        found[name] = ParameterConstraints(cache_params=cache_params, **fields)
+    return found
+
+
+def constraints_text(answer: PlacementAnswer, path: str | Path) -> str:
+    """The file of the constraints: Python that needs TorchRec alone where the path ends in .py, else JSON.
+
+    Raises:
+        BadConfig: if TorchRec has no such kernel.
+    """
+    fields = constraint_fields(answer)
+    if Path(path).suffix == ".py":
+        tables = pprint.pformat(fields, width=110, sort_dicts=False)
+        return _PYTHON.format(module=Path(path).stem, tables=tables)
+    return json.dumps({"schema_version": 1, "tables": fields}, indent=1) + "\n"
+
+
+def constraint_fields(answer: PlacementAnswer) -> dict[str, dict[str, Any]]:
+    """What the constraints of each table say, as plain values.
+
+    Raises:
+        BadConfig: if TorchRec has no such kernel.
+    """
+    machine = answer.request.nodes
+    found = {}
+    for table in answer.request.tables:
+        parts = [part for part in answer.parts if part.table == table.name]
+        way, storage = sharding_type(parts, table, machine), parts[0].storage
+        if storage.kernel == HOST:
+            raise BadConfig(f"table {brief(table.name)} is kept on its {HOST}, which TorchRec cannot do beside GPUs.")
+        nodes = {machine.node_of(part.device) for part in parts if len(part.devices) == 1}
+        if way == COLUMN_WISE and len(nodes) == 1 and machine.num_nodes > 1 and not table.is_sequence:
+            way = TABLE_COLUMN_WISE
+        lookups, bags = bags_of(table)
+        fields: dict[str, Any] = {
+            "sharding_types": [way],
+            "compute_kernels": [DENSE_KERNEL if TYPES[way].is_replicated else storage.kernel],
+            "pooling_factors": list(lookups),
+            "is_weighted": table.is_weighted,
+        }
+        if set(bags) != {1.0}:
+            fields["num_poolings"] = list(bags)
+        if TYPES[way].cuts_columns:
+            fields["min_partition"] = _width(table.embedding_dim, len({part.columns for part in parts}))
+        if storage.is_cached:
+            prefetched = prefetches(answer.request.training_pipeline)
+            fields["cache_params"] = {"load_factor": storage.load_factor, "prefetch_pipeline": prefetched}
+        found[table.name] = fields
+    return found
+
+
+def _width(columns: int, num_parts: int) -> int:
+    """Columns of so many parts, all alike, or of a few less."""
+    width = -(-columns // num_parts)
+    return -(-width // COLUMN_STEP) * COLUMN_STEP
+
+
+PLACEMENT, PLAN = "placement.json", "plan.json"
+
+
+def load_placement(path: Path) -> PlacementAnswer:
+    """The answer of placement.json, or of the folder that has it.
+
+    Raises:
+        BadFile: if it cannot be used, or is a plan for TorchRec.
+    """
+    return load_answer(path / PLACEMENT if path.is_dir() else path)
+
+
+def placement_in_use(path: Path, new: PlacementAnswer, model: Model) -> PlacementAnswer:
+    """The placement of a file, as an answer that ``diff`` compares with the new one.
+
+    A plan for TorchRec knows no lookups: its parts are priced as those of today's tables.
+
+    Args:
+        path: placement.json, evenshard's plan for TorchRec, or a folder with either.
+        new: the answer for today's tables.
+        model: prices a plan.
+
+    Raises:
+        BadFile: if it is neither, or a plan is of other tables or ranks than the new answer.
+    """
+    if path.is_dir():
+        path = next((path / name for name in (PLACEMENT, PLAN) if (path / name).exists()), path / PLACEMENT)
+    content = read_json(path, "a placement", "Name placement.json, or evenshard's plan for TorchRec.")
+    if "world_size" not in content:
+        return load_answer(path)
+    parts, world_size = load_plan_parts(path)
+    if world_size != new.num_devices:
+        problem = f"is a plan of {world_size} ranks, and the new placement has {new.num_devices}"
+        raise BadFile(path, problem, "Name the placement.json that the plan was made with.")
+    try:
+        return reprice_answer(new, parts, model)
+    except BadConfig as error:
+        problem = f"is a plan of other tables ({str(error).rstrip('.')})"
+        raise BadFile(path, problem, "Name the placement.json that it was made with.") from None

@@ -7,7 +7,9 @@ own name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from evenshard.placement.machine import Machine
@@ -18,14 +20,14 @@ from evenshard.placement.sharding import REPLICATED, tiling_problem
 from evenshard.placement.storage import KEY_VALUE
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.sharders.torchrec.compat import require_torchrec
-from evenshard.sharders.torchrec.planner import DENSE_KERNEL, KERNELS_OF_TABLES, parts_of_parameter
-from evenshard.tables.table import Table, duplicate_name
-from evenshard.torchrec.model.fused_optimizers import AllowedReplicas, warn_of_replicas
+from evenshard.planner.output_order import BY_NAME, OrderChange, OutputTable, order_changes, output_keys, sort_outputs
+from evenshard.sharders.torchrec.planner import DENSE_KERNEL, KERNELS_OF_TABLES, parts_of_parameter, require_torchrec
+from evenshard.tables.table import SEQUENCE, Table, duplicate_name
+from evenshard.torchrec.model.fused_optimizers import AllowedReplicas, warn_of_replicas, weight_of
 from evenshard.torchrec.model.modules import LocatedTable, located_tables, qualified_name
 from evenshard.torchrec.model.trainable import ANY_TYPE, ShardedTable, check_trainable, sharded_table, written_type
 from evenshard.torchrec.plan.entries import TableEntry, checked_local_world_size, prefetches, table_entry
-from evenshard.torchrec.planner.topology import device_of_process
+from evenshard.torchrec.planner.machine import device_of_process
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut
 
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     from evenshard.torchrec.model.modules import Collection
 
     Modules = nn.Module | Mapping[str, Collection]
-
 
 # Out -----------------------------------------------------------------------------------------------------------------
 
@@ -323,3 +324,62 @@ def _parameters(path: str, module: Any) -> Sequence[tuple[str, ParameterSharding
     if not isinstance(module, Mapping):
         raise BadConfig(f"the plan shards {path or 'the model'} by a {type(module).__name__}, not by tables. Leave it.")
     return list(module.items())
+
+
+log = logging.getLogger(__name__)
+
+# Kernels whose tables share calls with those of the "fused" kernel.
+_LIKE_FUSED = ("fused", "fused_uvm", "fused_uvm_caching")
+
+
+def plan_orders(plan: ShardingPlan, located: Sequence[LocatedTable]) -> dict[str, tuple[OutputTable, ...]]:
+    """Return the tables of each pooled collection in the order of its output under a plan."""
+    collections: dict[str, list[LocatedTable]] = {}
+    for one in located:
+        if one.pooling != SEQUENCE:
+            collections.setdefault(one.path, []).append(one)
+    found = {}
+    for path, tables in collections.items():
+        keys = output_keys([(one.config.name, one.features) for one in tables])
+        entries: Any = plan.plan[path]
+        found[path] = sort_outputs(
+            [_output_table(one, own, entries[one.config.name]) for one, own in zip(tables, keys, strict=True)]
+        )
+    return found
+
+
+def warn_of_order(changes: Sequence[OrderChange], why: str) -> None:
+    """Log each change of an order with its reason."""
+    for one in changes:
+        log.warning("%s %s %s", one.text, why, BY_NAME)
+
+
+def warn_of_unsharded_order(plan: ShardingPlan, located: Sequence[LocatedTable]) -> None:
+    """Log on rank 0 the pooled collections whose output has another order under a plan than in the unsharded model."""
+    import torch.distributed as dist
+
+    if dist.is_initialized() and dist.get_rank():
+        return
+    under_plan = plan_orders(plan, located)
+    position = {(one.path, one.config.name): at for at, one in enumerate(located)}
+    unsharded = {
+        path: sorted(tables, key=lambda one, path=path: position[path, one.name])  # type: ignore[misc]
+        for path, tables in under_plan.items()
+    }
+    warn_of_order(order_changes(unsharded, under_plan), "The first is of the unsharded model, the second of the plan.")
+
+
+def _output_table(located: LocatedTable, keys: tuple[str, ...], entry: ParameterSharding) -> OutputTable:
+    kernel, cache = entry.compute_kernel, entry.cache_params
+    weight = weight_of(located)
+    call: Hashable = (
+        located.config.data_type,
+        located.pooling,
+        repr(getattr(weight, "_optimizer_classes", None)),
+        repr(getattr(weight, "_optimizer_kwargs", None)),
+        "fused" if kernel in _LIKE_FUSED else kernel,
+        None if cache is None else repr(astuple(replace(cache, load_factor=None, stats=None))),
+        repr((entry.enforce_hbm, entry.stochastic_rounding, entry.bounds_check_mode, entry.output_dtype)),
+    )
+    ranks = tuple(entry.ranks or ()) if entry.sharding_spec is not None else (0,)
+    return OutputTable(located.config.name, keys, entry.sharding_type, ranks, call)

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from evenshard.planner.knobs import place_knobs
-from evenshard.sharders.torchrec.compat import planner_error
+from evenshard.sharders.torchrec.planner import planner_error
 from evenshard.torchrec.model.modules import qualified_name
-from evenshard.torchrec.planner.machine import TorchRecMachine, of_nodes
-from evenshard.torchrec.planner.topology import with_memory
+from evenshard.torchrec.planner.machine import TorchRecMachine, of_nodes, with_memory
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.knobs import Knob
 from evenshard.utils.limits import Range

@@ -15,8 +15,7 @@ from evenshard.placement.sharding import COLUMNS_ALONE, DATA_PARALLEL, TABLE_WIS
 from evenshard.placement.storage import COMPUTE_KERNELS, FUSED
 from evenshard.planner.request import PlacementRequest, memory_problem
 from evenshard.planner.rules import Rules
-from evenshard.sharders.torchrec.compat import TooStrict
-from evenshard.sharders.torchrec.planner import DENSE_KERNEL
+from evenshard.sharders.torchrec.planner import DENSE_KERNEL, TooStrict
 from evenshard.tables.assumptions import TableSet
 from evenshard.tables.cache import LOAD_FACTORS
 from evenshard.tables.table import Table

@@ -23,14 +23,11 @@ from evenshard.report.answer import make_displayable
 from evenshard.report.step_facts import EMBEDDING_WORK, assumed_lookups_texts, warning_texts
 from evenshard.sharders.base import Sharder
 from evenshard.sharders.search.search import effort_called
-from evenshard.sharders.torchrec.compat import planner_error
-from evenshard.sharders.torchrec.planner import Bandwidths
+from evenshard.sharders.torchrec.planner import AS_IT_COMES, Bandwidths, planner_error
 from evenshard.sharders.torchrec.rival import TorchRecPlanner
-from evenshard.sharders.torchrec.settings import AS_IT_COMES
-from evenshard.torchrec.model.dense_model import dense_bytes
-from evenshard.torchrec.model.modules import collections_in, other_modules_in, qualified_name
-from evenshard.torchrec.plan.compare import chosen_model, predicted
+from evenshard.torchrec.model.modules import collections_in, dense_bytes, other_modules_in, qualified_name
 from evenshard.torchrec.plan.plans import sharding_plan
+from evenshard.torchrec.plan.prices import chosen_model, predicted
 from evenshard.torchrec.planner.arguments import PlannerArguments, plan_of_others
 from evenshard.torchrec.planner.constraints import carry_over
 from evenshard.torchrec.planner.machine import TorchRecMachine

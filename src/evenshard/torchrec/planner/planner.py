@@ -22,7 +22,7 @@ from evenshard.planner.knobs import Knobs, group_knobs
 from evenshard.planner.rules import Rules
 from evenshard.report.answer import PlacementAnswer
 from evenshard.sharders.base import Sharder
-from evenshard.sharders.torchrec.compat import planner_error, require_torchrec
+from evenshard.sharders.torchrec.planner import planner_error, require_torchrec
 from evenshard.torchrec.planner.arguments import (
     DEFAULT_BATCH_SIZE,
     PlannerArguments,
@@ -30,9 +30,8 @@ from evenshard.torchrec.planner.arguments import (
     planner_knobs,
     reservation_of,
 )
-from evenshard.torchrec.planner.machine import machine_of
+from evenshard.torchrec.planner.machine import links_of_topology, machine_of, topology_of, with_memory
 from evenshard.torchrec.planner.model_request import PlannerSettings
-from evenshard.torchrec.planner.topology import links_of_topology, topology_of, with_memory
 from evenshard.utils.errors import BadConfig, EvenshardError
 from evenshard.utils.knobs import chosen_in
 from evenshard.utils.messages import one_line

@@ -25,7 +25,7 @@ from evenshard.placement.sharding import TYPES, type_among
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import read_json, validate_record
 from evenshard.planner.request import kept_optimizers
-from evenshard.sharders.torchrec.compat import require_torchrec
+from evenshard.sharders.torchrec.planner import require_torchrec
 from evenshard.tables.table import SEQUENCE, Table
 from evenshard.torchrec.model.modules import LocatedTable, located_tables, original_collection, sharded_collections
 from evenshard.torchrec.model.trainable import ShardedTable, check_trainable, sharded_table, written_type

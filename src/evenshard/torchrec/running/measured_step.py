@@ -36,7 +36,7 @@ from evenshard.placement.optimizer_state import state_bytes
 from evenshard.placement.parts import part_table
 from evenshard.placement.sharding import Communication
 from evenshard.placement.storage import ON_DEVICE
-from evenshard.sharders.torchrec.compat import require_torchrec
+from evenshard.sharders.torchrec.planner import require_torchrec
 from evenshard.tables.table import Table
 from evenshard.torchrec.model.modules import sharded_collections
 from evenshard.torchrec.plan.plans import plan_of_parts

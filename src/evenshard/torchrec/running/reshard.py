@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from evenshard.placement.parts import Span
 from evenshard.planner.output_order import OrderChange
 from evenshard.torchrec.model.modules import original_collection, sharded_collections
-from evenshard.torchrec.plan.output_order import warn_of_order
+from evenshard.torchrec.plan.plans import warn_of_order
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
