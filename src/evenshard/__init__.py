@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from evenshard.api.what_if import what_if
     from evenshard.placement.parts import TablePart
     from evenshard.placement.placement import Placement
+    from evenshard.planner.file import save_answer
     from evenshard.planner.knobs import (
         InUse,
         Machine,
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
         TableSources,
         Training,
     )
-    from evenshard.planner.file import save_answer
     from evenshard.report.answer import PlacementAnswer, load_answer
     from evenshard.tables.table import Table
     from evenshard.utils.errors import BadInput, EvenshardError, InfeasibleTask

@@ -84,17 +84,6 @@ def test_whole_tables_are_rated_as_ever(mlperf: tuple[Table, ...]) -> None:
     assert TorchRecPlanner(task, GB_S).plan(PlannerSetting()).rating_ms == pytest.approx(2.30, abs=5e-3)
 
 
-@pytest.mark.slow
-def test_widths_of_ours_are_taken(mlperf: tuple[Table, ...]) -> None:
-    task = sharding(mlperf, 16, room=64 * 2**30 * 85 // 100)
-    planner = TorchRecPlanner(task, GB_S)
-    by_setting, by_widths = (
-        planner.plan(PlannerSetting(16)),
-        planner.plan(PlannerSetting(), {one.name: 16 for one in mlperf}),
-    )
-    assert by_widths.rating_ms == by_setting.rating_ms and by_widths.parts == by_setting.parts
-
-
 # What it may use -----------------------------------------------------------------------------------------------------
 
 

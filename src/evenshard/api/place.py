@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Any
 from evenshard.planner.knobs import (
     InUse,
     Knobs,
-    Machine,
-    Memory,
-    Search,
     Sharding,
-    TableRules,
     TableSources,
-    Training,
     group_knobs,
     place_knobs,
 )
@@ -49,18 +44,10 @@ def place(
     num_devices: int | None = None,
     memory_cap_gb: float | Sequence[float] | None = None,
     *,
-    machine: Machine | None = None,
-    memory: Memory | None = None,
-    training: Training | None = None,
-    sharding: Sharding | None = None,
-    table_sources: TableSources | None = None,
-    table_rules: TableRules | None = None,
-    search: Search | None = None,
-    in_use: InUse | None = None,
     progress: Callable[[float], None] | None = None,
     **knobs: Any,
 ) -> "PlacementAnswer":
-    """Decides where embedding tables live: how each is sharded, and which rows and columns are on which device.
+    """Decide how each embedding table is sharded, and which of its rows and columns are on which device.
 
     Ctrl-C ends the search with the best placement until then, once there is one; a note of the answer says so.
 
@@ -80,22 +67,6 @@ def place(
         BadInput: if an argument cannot be used; the message says what to do.
         InfeasibleTask: if there is no legal placement; the message says what is missing.
     """
-    by_group = {
-        "machine": machine,
-        "memory": memory,
-        "training": training,
-        "sharding": sharding,
-        "table_sources": table_sources,
-        "table_rules": table_rules,
-        "search": search,
-        "in_use": in_use,
-    }
-    return _answer(
-        tables, Knobs.of({"num_devices": num_devices, "memory_cap_gb": memory_cap_gb, **by_group, **knobs}), progress
-    )
-
-
-def _answer(tables: Any, asked: Knobs, progress: Callable[[float], None] | None) -> "PlacementAnswer":
     from evenshard.placement.sharding import Communication
     from evenshard.planner.cluster import HostMemory, devices_of
     from evenshard.planner.device_memory import reserve_of
@@ -108,6 +79,7 @@ def _answer(tables: Any, asked: Knobs, progress: Callable[[float], None] | None)
     from evenshard.sharders.search.search import effort_called
     from evenshard.tables.named_lookups import with_pooling_factors
 
+    asked = Knobs.of({"num_devices": num_devices, "memory_cap_gb": memory_cap_gb, **knobs})
     machine, memory, training, search = asked.machine, asked.memory, asked.training, asked.search
     reserved_bytes, reserved_share = reserve_of(memory.reserved_gb)
     named, own_hardware = named_with_hardware(search.model, machine.hardware)

@@ -160,7 +160,7 @@ class Sharding:
     constraints: "Mapping[str, ParameterConstraints] | None" = knob(
         None,
         "TorchRec's constraints by table of a model: they bound types, kernels and widths of parts, and give pooling "
-        "factors that are given nowhere else; a note names those that change nothing",
+        "factors that are given nowhere else",
         torchrec="EmbeddingShardingPlanner.constraints",
     )
 

@@ -77,11 +77,9 @@ def summary_text(answer: PlacementAnswer) -> str:
 
 
 def print_answer(answer: PlacementAnswer, file: TextIO | None = None, missing: str = "") -> None:
-    """Prints the summary.
+    """Print the summary to a file, None for stdout; colours go to terminals only.
 
-    Args:
-        file: output; None for stdout. Colours go to terminals only.
-        missing: why TorchRec's planner is not among the others, where it was asked for.
+    ``missing`` says why TorchRec's planner is not among the others, where it was asked for.
     """
     console = plain_console(file)
     compared, not_compared = rival_text(answer), not_compared_text(answer, missing)

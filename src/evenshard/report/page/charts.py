@@ -1,4 +1,4 @@
-"""The axes and bars of the page: what they are of, and how long they are."""
+"""The axes and bars of the page, and their lengths."""
 
 from __future__ import annotations
 
@@ -23,12 +23,7 @@ LEAST_PEAK = 0.005
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis from zero to ``stop``.
-
-    Attributes:
-        stop: the value at its end.
-        step: distance between ticks.
-    """
+    """An axis from zero to ``stop``, with a tick at each ``step``."""
 
     stop: float
     step: float
@@ -62,14 +57,7 @@ class Axis:
 
 
 class MemorySegment(NamedTuple):
-    """A component of the memory of a device or host.
-
-    Attributes:
-        kind: its number, which gives its colour.
-        name: as in ``memory.DEVICE_COMPONENTS``.
-        num_bytes: its size.
-        pct: its length, of all that the device or host has.
-    """
+    """A component of memory: the number of its colour, its name, its size, and its length, per cent of the bar."""
 
     kind: int
     name: str
@@ -79,16 +67,10 @@ class MemorySegment(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryBar:
-    """What a device, a host, or a host's SSDs hold.
+    """The memory of a device, a host, or a host's SSDs.
 
-    Attributes:
-        label: which one.
-        segments: the components that it has some of.
-        used_bytes, limit_bytes: taken, at the peak, and what that may be.
-        pct: all that it has, on the axis of all such bars.
-        full_pct: taken, of what that may be.
-        reserved_pct: set aside, of all that it has.
-        peak_pct: the peak, of all that it has; 0 where it is no more than the components, or next to nothing more.
+    ``used_bytes`` is the peak, ``full_pct`` its share of the limit; ``pct`` is the length on the axis of all bars, and
+    reserve and peak are per cent of that. A peak of no more than the components, or next to nothing more, is 0.
     """
 
     label: str
@@ -158,7 +140,7 @@ def _segments(components: Iterable[tuple[str, int]], all_bytes: int) -> tuple[Me
 
 
 def device_text(answer: PlacementAnswer, number: int) -> str:
-    """What a device does and holds, in a line."""
+    """Return the times and the memory of a device, in a line."""
     device, memory = answer.devices[number], answer.memory[number]
     times = zip(STEP_PARTS, predicted_step_times(device), strict=True)
     each = ", ".join(f"{name} {ms_text(ms)}" for name, ms in times)

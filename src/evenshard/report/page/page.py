@@ -54,22 +54,13 @@ def save_page(answer: PlacementAnswer, path: Path, missing: str = "") -> None:
 
 
 def page(answer: PlacementAnswer, missing: str = "") -> str:
-    """The page; the same answer gives the same text.
-
-    Args:
-        missing: why TorchRec's planner is not among the others, where it was asked for.
-    """
+    """Return the page; the same answer gives the same text. ``missing`` says why TorchRec's planner is not compared."""
     not_compared = step_facts.not_compared_text(answer, missing)
     return render_template("page.html.j2", not_compared=not_compared, **_view(answer))
 
 
 def render_template(name: str, **view: Any) -> str:
-    """A template of this package with what stands in it; names are escaped.
-
-    Args:
-        name: file of the template.
-        view: what it shows.
-    """
+    """Return a template of this package, by its file, filled with a view; names are escaped."""
     places = Environment(
         loader=PackageLoader("evenshard.report.page", "."),
         autoescape=True,

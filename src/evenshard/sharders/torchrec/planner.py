@@ -1,4 +1,4 @@
-"""What TorchRec's planner is given of a task, and what a shard of its plans is.
+"""TorchRec's planner: access to it, its settings and the machine that it is given, and the shards of its plans.
 
 TorchRec gets what it would not know by itself: the bandwidths of devices and links, and what a device may hold. Both
 sides keep the same rule of memory: weights and optimizer state fit a device's room. TorchRec also counts inputs and
@@ -53,20 +53,15 @@ DEFAULT_LOAD_FACTOR = 0.2
 
 @dataclass(frozen=True)
 class Bandwidths:
-    """What TorchRec's estimates divide by; None leaves TorchRec's own constant.
+    """Divisors of TorchRec's estimates, 10**9 bytes per second; None leaves TorchRec's own constant.
 
-    Attributes:
-        hbm_gb_s: 10**9 bytes per second out of a device's memory; TorchRec's own: 963 (897 * 1024**3 bytes).
-        intra_node_gb_s: bandwidth between devices of one node; TorchRec's own value: 644. All devices of a task are on
-            one node.
-        inter_node_gb_s: bandwidth between nodes; TorchRec's own value: 13.4.
-        host_gb_s: of a device's link to its host; TorchRec's own value: 34.4 (32 * 1024**3 bytes).
+    They are those of a device's memory, of the links within and between nodes, and of a device's link to its host.
     """
 
-    hbm_gb_s: float | None = None
-    intra_node_gb_s: float | None = None
-    inter_node_gb_s: float | None = None
-    host_gb_s: float | None = None
+    hbm_gb_s: float | None = None  # TorchRec: 963 (897 * 1024**3 bytes)
+    intra_node_gb_s: float | None = None  # TorchRec: 644
+    inter_node_gb_s: float | None = None  # TorchRec: 13.4
+    host_gb_s: float | None = None  # TorchRec: 34.4 (32 * 1024**3 bytes)
 
 
 def bandwidths_of(config: MeasureConfig, machine: Machine) -> Bandwidths:
@@ -98,14 +93,10 @@ def machine_bandwidths(hardware: str, machine: Machine, links: Links) -> Bandwid
 def machine_topology(
     machine: Machine, room_bytes: Sequence[int], bandwidths: Bandwidths, host_bytes: Sequence[int] | None = None
 ) -> Topology:
-    """A machine as TorchRec sees it.
+    """Return a machine as TorchRec sees it.
 
-    Args:
-        machine: nodes and devices.
-        room_bytes: what each device may hold.
-        bandwidths: of devices and links.
-        host_bytes: of each device, its share of its host's memory. Where it is left out, what devices may hold is
-            capped as host memory instead, and that of the devices has no limit.
+    Each device may hold ``room_bytes``, and ``host_bytes`` of its host's memory. Where the latter are left out, the
+    room is capped as host memory instead, and device memory has no limit.
     """
     if host_bytes is None:
         hbm_cap, caps = UNLIMITED_BYTES, {"ddr_cap": room_bytes}
@@ -127,12 +118,9 @@ def machine_topology(
 def parts_of_shards(
     table: str, shards: Iterable[tuple[int, Sequence[int], Sequence[int]]], storage: Storage = ON_DEVICE
 ) -> list[TablePart]:
-    """The parts of a table that the shards of a plan are, but for those without rows, which a rank may have.
+    """Return the shards of a table, but for those without rows, as parts.
 
-    Args:
-        table: its name.
-        shards: rank, offsets and sizes of each; the latter are TorchRec's [rows, columns].
-        storage: where a plan keeps the weights.
+    A shard is its rank, its offsets and its sizes; the latter two are TorchRec's [rows, columns].
     """
     return [
         TablePart(table, Span(row, row + num_rows), Span(column, column + num_columns), (rank,), storage)
@@ -215,23 +203,24 @@ def table_name(position: int) -> str:
     return f"table_{position}"
 
 
+# Settings -------------------------------------------------------------------------------------------------------------
+
 # Columns of the narrowest shard, where a setting does not keep TorchRec's own 128.
 NARROW = 32
 
 
 @dataclass(frozen=True)
 class PlannerSetting:
-    """What a user of TorchRec's planner chooses.
+    """The choices of a user of TorchRec's planner.
 
     Attributes:
         min_partition: columns of the narrowest part; None for TorchRec's own, which is 128.
         sort_by: order of its greedy partitioner, storage or perf.
-        grid_shard: True if it may use grid_shard, which it does only where it is named.
-        replicas: True if it may use data_parallel where the task allows another type, too.
-        rows: True if it may use the types that cut rows where the task allows another type, too.
-        told: True if it is told pooling factors and bandwidths. By default TorchRec takes each pooling factor to be 1,
-            and its own constants for bandwidths.
-        dynamic: True if DynamicProgrammingProposer is its only proposer.
+        grid_shard, replicas, rows: it may use grid_shard, data_parallel and the types that cut rows, the latter two
+            where the task allows another type, too.
+        told: it is told pooling factors and bandwidths. By default TorchRec takes each pooling factor to be 1, and its
+            own constants for bandwidths.
+        dynamic: DynamicProgrammingProposer is its only proposer.
         load_factor: initial load factor of every cache, which EmbeddingOffloadScaleupProposer increases; None for
             device memory alone.
     """
@@ -270,6 +259,8 @@ SETTINGS = (
 OFFLOAD_SETTINGS = tuple(replace(one, told=True, load_factor=0.02) for one in SETTINGS)
 
 
+# Access to TorchRec ---------------------------------------------------------------------------------------------------
+
 OLDEST_RELEASE = (1, 7)
 
 
@@ -301,11 +292,9 @@ def make_topology(
     caps: Mapping[str, Sequence[int]] | None = None,
     bandwidths: Mapping[str, float] | None = None,
 ) -> Topology:
-    """Return TorchRec's description of a machine; what is left out has TorchRec's own constants.
+    """Return TorchRec's description of a machine of CUDA or CPU ranks; its own constants replace values left out.
 
     Args:
-        compute_device: cuda or cpu.
-        world_size, local_world_size: ranks, and those of a node.
         pod_size: nodes that the fast link connects.
         hbm_cap: bytes of each device.
         caps: bytes of every device, by TorchRec's names of its kinds of memory.
@@ -334,10 +323,8 @@ class TooStrict(BadConfig):
 def planner_error(error: EvenshardError, kind: str = "") -> PlannerError:
     """Return TorchRec's error for callers of its planner, with evenshard's message.
 
-    Args:
-        error: evenshard's.
-        kind: a name of ``PlannerErrorType``. Where left out: STRICT_CONSTRAINTS of rules that are too strict,
-            INPUT_VALIDATION of all other errors.
+    ``kind`` is a name of ``PlannerErrorType``: where left out, STRICT_CONSTRAINTS of rules that are too strict,
+    INPUT_VALIDATION of all other errors.
     """
     from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
 

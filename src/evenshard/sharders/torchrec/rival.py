@@ -1,4 +1,4 @@
-"""TorchRec's ``EmbeddingShardingPlanner`` and its plans, with settings of ``settings.py``.
+"""TorchRec's ``EmbeddingShardingPlanner`` and its plans, with a ``PlannerSetting``.
 
 Every sharding type on fused kernels, and where a setting names a load factor of caches, on
 ``fused_uvm_caching`` and ``fused_uvm`` too: caches begin with it, and ``EmbeddingOffloadScaleupProposer``, TorchRec's
@@ -77,13 +77,7 @@ LEAST_ROWS = 1000
 
 @dataclass(frozen=True)
 class TorchRecPlan:
-    """A plan of TorchRec's planner.
-
-    Attributes:
-        setting: that it was asked with.
-        rating_ms: TorchRec's own rating.
-        parts: the placement.
-    """
+    """A plan of TorchRec's planner, with its setting and TorchRec's own rating."""
 
     setting: PlannerSetting
     rating_ms: float
@@ -114,16 +108,13 @@ class TorchRecPlanner:
         self._size_of = size_of or self._weights_and_state
         self._position = {table_name(number): number for number in range(len(task.tables))}
 
-    def plan(self, setting: PlannerSetting, widths: Mapping[str, int] | None = None) -> TorchRecPlan:
-        """TorchRec's plan with one setting.
-
-        Args:
-            widths: narrowest part of some tables, by name, in place of the setting's.
+    def plan(self, setting: PlannerSetting) -> TorchRecPlan:
+        """Return TorchRec's plan with one setting.
 
         Raises:
             InfeasibleTask: if TorchRec finds none.
         """
-        constraints = self._constraints(setting, widths or {})
+        constraints = self._constraints(setting)
         rates = NoopPerfModel(self.topology_of(setting))
         planner = EmbeddingShardingPlanner(
             topology=self.topology_of(setting),
@@ -187,7 +178,7 @@ class TorchRecPlanner:
     @cached_property
     def _rating_templates(self) -> tuple[_SortedEnumerator, list[ShardingOption]]:
         usual = PlannerSetting()
-        enumerator = self._enumerator(usual, self._constraints(usual, {}))
+        enumerator = self._enumerator(usual, self._constraints(usual))
         first = {option.name: option for option in enumerator.enumerate(self._module, self._sharders)}
         return enumerator, list(first.values())
 
@@ -211,7 +202,7 @@ class TorchRecPlanner:
     def _sharders(self) -> list[Any]:
         return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
 
-    def _constraints(self, setting: PlannerSetting, widths: Mapping[str, int]) -> dict[str, Any]:
+    def _constraints(self, setting: PlannerSetting) -> dict[str, Any]:
         left_out = {
             *(() if setting.grid_shard else GRIDS),
             *(() if setting.replicas else REPLICATED),
@@ -225,7 +216,7 @@ class TorchRecPlanner:
             found[name] = ParameterConstraints(
                 sharding_types=allowed,
                 compute_kernels=[FUSED, DENSE_KERNEL],
-                min_partition=widths.get(table.name, setting.min_partition),
+                min_partition=setting.min_partition,
                 pooling_factors=list(table.feature_lookups) if setting.told else [1.0] * table.num_features,
                 is_weighted=table.is_weighted,
             )
@@ -317,10 +308,7 @@ class TorchRecSharder:
         bandwidths_on: Callable[[Machine], Bandwidths] | None = None,
         sort_by: Literal["storage", "perf"] = "storage",
     ) -> None:
-        """Loads TorchRec.
-
-        Args:
-            bandwidths_on: those of a machine; None for TorchRec's own constants.
+        """Loads TorchRec; without bandwidths of a machine, its own constants count.
 
         Raises:
             MissingPackage: if TorchRec is not installed.

@@ -57,12 +57,7 @@ OF_FUSED_PARAMS = ("optimizer", "learning_rate", "lr")
 def model_optimizers(
     model: Collections, given: str | None = None, sharders: Sequence[Any] | None = None
 ) -> TableOptimizers:
-    """The optimizers of a model's tables.
-
-    Args:
-        model: as for ``tables_of``. Configurations alone name no optimizer.
-        given: by the user, for all tables.
-        sharders: sharders of modules; their ``fused_params`` count.
+    """Return the optimizers of a model's tables, by the user's word for all, the model and the module sharders.
 
     Raises:
         BadConfig: if a table of the model is trained by another optimizer than the given one, or by several.
@@ -129,12 +124,7 @@ def _of_fbgemm(name: str, where: str) -> FusedOptimizer:
 
 @dataclass(frozen=True)
 class AllowedReplicas:
-    """What is said about the replicas of a placement.
-
-    Attributes:
-        dense_optimizer: the optimizer of the dense model; empty where it is not told.
-        by_name: tables that may be replicated whatever trains them.
-    """
+    """The dense optimizer, if it is told, and the tables that may be replicated whatever trains them."""
 
     dense_optimizer: str = ""
     by_name: frozenset[str] = frozenset()

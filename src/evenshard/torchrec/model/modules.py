@@ -1,4 +1,4 @@
-"""The modules of a TorchRec model that hold tables: those that evenshard places, and those left to TorchRec.
+"""The modules of a TorchRec model: tables that evenshard places, tables left to TorchRec, and the dense rest.
 
 A table has its TorchRec name. Where two collections of a model hold tables of the same name, both get the path of
 their collection in front: ``user.ebc.id`` and ``item.ebc.id``. A table's name cannot hold a dot in TorchRec, so the
@@ -33,13 +33,9 @@ TABLES_ARE = "Give a file, a data frame, a list of dicts, Tables or TorchRec's c
 
 @dataclass(frozen=True)
 class LocatedTable:
-    """A table of a model.
+    """A table of a model by evenshard's name, with the path of its collection ("" for the model itself).
 
-    Attributes:
-        name: evenshard's.
-        path: path of its collection in the model; "" for the model itself.
-        config: TorchRec's record of it; its name is TorchRec's.
-        collection: the collection; None for a configuration without one.
+    Its configuration has TorchRec's name. A configuration may come without a collection.
     """
 
     name: str
@@ -217,17 +213,15 @@ STATES = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}
 
 
 def dense_bytes(model: nn.Module, optimizer: str = "adam", sharders: Sequence[Any] | None = None) -> int:
-    """Memory of everything but the tables, on each rank: parameters, gradients, optimizer state and buffers.
+    """Return the memory of all but the tables on each rank: parameters, gradients, optimizer state and buffers.
 
     ``DistributedModelParallel`` trains the rest of a model with ``DistributedDataParallel``, whose buckets are the
     gradients themselves: they count once. The states have the parameters' data types. Not counted: activations, and
-    what an update computes in between, such as square roots. Where gradients are not set to None before the forward
+    intermediate values of an update, such as square roots. Where gradients are not set to None before the forward
     pass, as TorchRec's pipelines do, they live twice while the buckets are laid out anew in the third step.
 
-    Args:
-        model: before it is sharded; on the meta device too.
-        optimizer: of the dense parameters, one of ``STATES``.
-        sharders: of modules, as for ``tables_of``; tables that they leave to TorchRec are no dense parameters either.
+    The model is not sharded yet, and may be on the meta device; its dense parameters have one of ``STATES``. Tables
+    that the module sharders leave to TorchRec are no dense parameters either.
 
     Raises:
         BadConfig: if the optimizer is unknown.

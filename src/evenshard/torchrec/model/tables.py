@@ -129,12 +129,7 @@ def _deduplicates(sharders: Sequence[Any] | None) -> bool:
 
 
 def with_bags(table: Table, bags: Sequence[float]) -> Table:
-    """The table, looked up in so many bags of each feature.
-
-    Args:
-        table: with the lookups of one bag of each feature.
-        bags: of each feature, per sample; finite.
-    """
+    """Return a table that knows the lookups of one bag of each feature, with so many bags of each per sample."""
     if all(number == 1 for number in bags):
         return table
     names, lookups = [], []

@@ -33,15 +33,7 @@ from evenshard.utils.messages import brief
 
 @dataclass(frozen=True)
 class ShardedTable:
-    """A table of a collection, as it is sharded.
-
-    Attributes:
-        name: evenshard's.
-        pooling: sum, mean or none.
-        way: its sharding type.
-        allowed: the types that it may be written as.
-        parts: its parts.
-    """
+    """A table of a collection with its sharding type, the types that it may be written as, and its parts."""
 
     name: str
     pooling: str
@@ -60,15 +52,7 @@ def sharded_table(
     ways: frozenset[str] = ANY_TYPE,
     allowed: frozenset[str] = ANY_TYPE,
 ) -> ShardedTable:
-    """A table of a model with its parts.
-
-    Args:
-        located: the table.
-        parts: all of it.
-        machine: of the ranks.
-        ways: sharding types that may be said of its parts, where one is a case of another.
-        allowed: the types that it may be written as.
-    """
+    """Return a table of a model with its parts; of types that are cases of each other, ``ways`` are those allowed."""
     table = Table(located.name, *located.shape, 1.0)
     way = type_among(ways, parts, table, machine)
     return ShardedTable(located.name, located.pooling, way, allowed, tuple(parts))

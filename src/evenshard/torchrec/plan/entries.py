@@ -69,15 +69,10 @@ def table_entry(
     written_as: str | None = None,
     prefetched: bool | None = None,
 ) -> TableEntry:
-    """The entry of a table.
+    """Return the entry of a table with all its parts, by columns, then rows.
 
-    Args:
-        parts: all parts of the table, by columns, then rows.
-        table: the whole one.
-        machine: of the ranks.
-        compute_device: cuda or cpu.
-        written_as: the type to write; None for the one that the parts make.
-        prefetched: whether the training pipeline prefetches rows of caches; None leaves it to the sharders.
+    ``written_as`` is the type to write, None for the one that the parts make. The training pipeline prefetches rows of
+    caches or not; None leaves that to the sharders.
 
     Raises:
         BadConfig: if rows do not live where TorchRec looks them up, or their weights where no kernel of it does.

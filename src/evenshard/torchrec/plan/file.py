@@ -81,11 +81,7 @@ def save_plan(
     local_world_size: int | None = None,
     compute_device: str = "cuda",
 ) -> None:
-    """Writes the plan as a whole or not at all; see ``plan_text``.
-
-    Args:
-        path: path of the plan file.
-    """
+    """Write the plan as a whole or not at all; see ``plan_text``."""
     text = plan_text(answer, local_world_size, compute_device)
     with atomic_path(path) as draft:
         draft.write_text(text)
@@ -168,7 +164,7 @@ def load_plan(
 
 
 def load_plan_parts(path: str | Path) -> tuple[tuple[TablePart, ...], int]:
-    """Where the tables of a plan file live, and the number of its ranks. TorchRec is not needed.
+    """Return the parts of a plan file, and the number of its ranks. TorchRec is not needed.
 
     Raises:
         BadFile: as ``load_plan``.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import astuple, replace
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, cast
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
@@ -42,25 +42,6 @@ if TYPE_CHECKING:
 # Out -----------------------------------------------------------------------------------------------------------------
 
 
-@overload
-def sharding_plan(
-    answer: PlacementAnswer,
-    tables: Modules,
-    /,
-    *,
-    compute_device: str | None = None,
-    local_world_size: int | None = None,
-) -> ShardingPlan: ...
-@overload
-def sharding_plan(
-    answer: PlacementAnswer | Placement | Sequence[TablePart],
-    tables: Sequence[Table],
-    modules: Modules,
-    world_size: int | None = None,
-    *,
-    compute_device: str | None = None,
-    local_world_size: int | None = None,
-) -> ShardingPlan: ...
 def sharding_plan(
     answer: PlacementAnswer | Placement | Sequence[TablePart],
     tables: Sequence[Table] | Modules,
@@ -72,8 +53,9 @@ def sharding_plan(
 ) -> ShardingPlan:
     """A plan that ``DistributedModelParallel`` accepts; device ids are ranks.
 
-    An answer of ``evenshard.place`` knows its tables: ``sharding_plan(answer, model)``. Where a collection has tables
-    cut by columns, its whole ones are written as column_wise with one part: TorchRec looks both up in one call.
+    An answer of ``evenshard.place`` knows its tables: ``sharding_plan(answer, model)``. Placements and parts do not:
+    ``sharding_plan(placement, tables, model)``. Where a collection has tables cut by columns, its whole ones are
+    written as column_wise with one part: TorchRec looks both up in one call.
 
     Args:
         answer: a placement of ``tables``, or parts of them.
@@ -125,12 +107,10 @@ def plan_of_parts(
     prefetched: bool | None = None,
     replicas: AllowedReplicas | None = None,
 ) -> ShardingPlan:
-    """The plan of parts.
+    """Return the plan of parts; ``allowed`` has the types that a table may be written as, any where it is missing.
 
-    Args:
-        allowed: the types that a table may be written as, by its name: any where it is not.
-        prefetched: whether the training pipeline prefetches rows of caches; None leaves it to the sharders.
-        replicas: which tables with a fused optimizer may be replicated; None for all, with a warning.
+    The training pipeline prefetches rows of caches or not; None leaves that to the sharders. Without ``replicas`` all
+    tables with a fused optimizer may be replicated, with a warning.
     """
     require_torchrec()
     from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
@@ -247,12 +227,10 @@ def _key_value_params(entry: TableEntry, data_type: Any) -> KeyValueParams:
 
 
 def placement_of(plan: ShardingPlan, tables: Sequence[Table], num_devices: int) -> Placement:
-    """Where a plan puts whole tables, in the order of ``tables``; a table in several parts on one rank is whole.
+    """Return the ranks of whole tables in a plan of TorchRec's or evenshard's; several parts on one rank are whole.
 
-    Args:
-        plan: TorchRec's or evenshard's.
-        tables: all that the plan shards, called as ``tables_of`` calls them.
-        num_devices: ranks; a plan does not tell them, as some may hold nothing.
+    ``tables`` are all that the plan shards, called as ``tables_of`` calls them. A plan does not tell the number of
+    ranks, as some may hold nothing.
 
     Raises:
         BadConfig: if the plan cuts or replicates a table, or is of other tables.

@@ -1,4 +1,4 @@
-"""The cost model of a TorchRec user, and what it predicts of a TorchRec plan, as it does of evenshard's answers.
+"""Prices of TorchRec plans by evenshard's cost models: of whole plans, and inside of TorchRec's planner.
 
 ::
 
@@ -44,12 +44,10 @@ log = logging.getLogger(__name__)
 
 
 def chosen_model(where: str | Path | Model | None, hardware: str | None, compute_device: str) -> tuple[Model, str]:
-    """A model and the hardware that it speaks of.
+    """Return a model and its hardware.
 
-    Args:
-        where: model as in ``evenshard.place``; None: the device model of simulated hardware.
-        hardware: None: the model's, or the GPU's if there is no model either.
-        compute_device: cuda or cpu.
+    Without a model, as in ``evenshard.place``, it is the device model of simulated hardware; without hardware, that of
+    the model, or else of the GPU.
 
     Raises:
         BadInput: if there is no such model, or it is of other hardware.
@@ -78,13 +76,14 @@ def predicted(
     asked: PlacementAnswer | PlacementRequest,
     model: Model | str | Path | None = None,
 ) -> PredictedParts:
-    """What the cost model says about a plan, whether it keeps memory and rules or not.
+    """Predict the times of a plan, whether it keeps memory and rules or not.
+
+    Modules that evenshard does not place count nothing. Tables on kernels that it does not place on are logged.
 
     Args:
-        plan: TorchRec's or evenshard's, sharded in any way. Modules that evenshard does not place count nothing. Of
-            tables on kernels that evenshard does not place on, it warns (logging).
+        plan: TorchRec's or evenshard's, sharded in any way.
         asked: an answer for the same tables and devices, or its request. Tables are called as ``tables_of`` calls them.
-        model: model as in ``evenshard.place``, the one that answered; None: the device model of simulated hardware.
+        model: as in ``evenshard.place``, the one that answered; None for the device model of simulated hardware.
 
     Raises:
         BadInput: if the plan is of other tables, or if there is no model.

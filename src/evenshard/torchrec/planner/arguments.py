@@ -1,4 +1,4 @@
-"""The arguments of TorchRec's own planner: what they become here, and the same planner of theirs.
+"""The arguments of TorchRec's own planner, and a planner of TorchRec's with them.
 
 Modules that evenshard does not place are planned by it, in the memory that is left.
 """
@@ -148,11 +148,7 @@ class PlannerArguments:
         return dict(self.constraints or {})
 
     def planner(self, **others: Any) -> EmbeddingShardingPlanner:
-        """Return TorchRec's planner with these arguments.
-
-        Args:
-            others: arguments that have another value.
-        """
+        """Return TorchRec's planner with these arguments, but for others that are given here."""
         from torchrec.distributed.planner import EmbeddingShardingPlanner
 
         own = replace(self, **others)
@@ -171,11 +167,7 @@ class PlannerArguments:
         *,
         keeps_host: bool,
     ) -> TorchRecMachine:
-        """The machine with the memory that the storage reservation leaves for tables.
-
-        Args:
-            topology: of the machine, before.
-            keeps_host: whether the memory of hosts is left as it is.
+        """Return the machine with the memory that the storage reservation leaves for tables, of hosts if told so.
 
         Raises:
             PlannerError: TorchRec's, if the reservation leaves nothing.
@@ -230,11 +222,9 @@ def reservation_of(given: StorageReservation | None, percentage: float | None) -
 
 
 def heuristical(percentage: float, dense_bytes: int | None = None) -> StorageReservation:
-    """TorchRec's ``HeuristicalStorageReservation``, without its warning.
+    """Return TorchRec's ``HeuristicalStorageReservation`` of a share, 0 to 1, of each device, without its warning.
 
-    Args:
-        percentage: share of each device's memory that is kept.
-        dense_bytes: of the dense model; TorchRec's own count where left out.
+    Without bytes of the dense model, TorchRec counts them itself.
     """
     from torchrec.distributed.planner.storage_reservations import HeuristicalStorageReservation
 
@@ -257,15 +247,7 @@ def plan_of_others(
     topology: Topology,
     arguments: PlannerArguments,
 ) -> ShardingPlan:
-    """TorchRec's plan of the modules.
-
-    Args:
-        modules: by their paths in the model.
-        sharders: sharders of modules; TorchRec's default ones where left out.
-        left_bytes: memory of each rank for them.
-        left_host_bytes: memory of each node for them; empty for none.
-        topology: TorchRec's description of the machine, apart from its memory.
-        arguments: TorchRec's, as the planner was given them.
+    """Return TorchRec's plan of modules, by their paths in the model, in the memory left of each rank and node.
 
     Raises:
         PlannerError: if TorchRec finds none.

@@ -1,9 +1,10 @@
-"""TorchRec's ``ParameterConstraints`` as rules and tables: what of them changes a placement, and what is left aside."""
+"""TorchRec's ``ParameterConstraints`` as rules and tables."""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from numbers import Real
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
     from evenshard.torchrec.model.modules import Collections
 
+log = logging.getLogger(__name__)
+
 # Fields that change what is placed, or where.
 USED = (
     "sharding_types",
@@ -50,14 +53,7 @@ OF_KERNELS = ("cache_params", "key_value_params")
 
 @dataclass(frozen=True)
 class Constrained:
-    """What constraints make of a model.
-
-    Attributes:
-        known: its tables.
-        rules: their rules.
-        lookups: of a bag of each feature, by the name of the table.
-        notes: what changes nothing, in a sentence.
-    """
+    """A model under constraints: its tables, their rules, and the lookups of a bag of each feature by table."""
 
     known: TableSet
     rules: Rules
@@ -75,17 +71,17 @@ def constrained_model(
     batch_size: float,
     sharders: Sequence[Any] | None = None,
 ) -> Constrained:
-    """The tables of a model and their rules, by constraints; those of tables left to TorchRec are left aside.
+    """Return the tables of a model and their rules, by constraints; those of tables left to TorchRec are left aside.
+
+    Fields that decide nothing in the placement are listed in the log at DEBUG.
 
     Args:
         collections: as ``tables_of`` takes them.
         constraints: by the names of tables, as TorchRec's planner takes them.
         known: the tables of the model. A pooling factor that is not assumed is kept.
-        types: the ways in which tables may be sharded that have no rule of their own.
-        compute_device: cuda or cpu.
-        kernels: where it has memory for weights; of what a constraint names, others are left aside.
+        types: the sharding types of tables without a rule of their own.
+        kernels: those with memory for weights; others that a constraint names are left aside.
         batch_size: samples per rank.
-        sharders: sharders of modules; TorchRec's default ones where left out.
 
     Raises:
         BadConfig: if a constraint asks for what evenshard does not place, or is not one.
@@ -129,31 +125,20 @@ def constrained_model(
         if own.min_partition is not None:
             min_columns[table.name] = own.min_partition
     assumptions = (one for one in known.assumptions if one.column != "pooling_factor" or one.table in assumed)
-    idle = {
-        name: [field for field in changed_fields(own) if field not in (*USED, *CARRIED, *OF_KERNELS)]
-        for name, own in constraints.items()
-    }
-    unused = by_field(idle)
+    if idle := sorted({field for own in constraints.values() for field in changed_fields(own) if field not in USED}):
+        log.debug("These fields of constraints decide nothing in the placement: %s", ", ".join(idle))
     return Constrained(
         replace(known, tables=tuple(tables), assumptions=tuple(assumptions)),
         Rules.of(table_types=table_types, min_columns=min_columns, table_kernels=table_kernels),
         found_lookups,
-        (
-            *((f"These constraints are of tables that the model does not have: {unknown}.",) if unknown else ()),
-            *((_unused_note(unused),) if unused else ()),
-        ),
+        (f"These constraints are of tables that the model does not have: {unknown}.",) if unknown else (),
     )
 
 
 def constrained_request(
     request: PlacementRequest, collections: Collections, constraints: Mapping[str, ParameterConstraints]
 ) -> tuple[PlacementRequest, tuple[str, ...]]:
-    """The request under constraints, and what of them changes nothing, in sentences.
-
-    Args:
-        request: of the tables of the collections.
-        collections: as ``tables_of`` takes them.
-        constraints: TorchRec's, by the names of tables.
+    """Return the request of a model's tables under TorchRec's constraints, and notes on these.
 
     Raises:
         BadConfig: if a constraint makes no sense, or contradicts a rule of the request.
@@ -169,7 +154,7 @@ def constrained_request(
     )
     rules, _ = whole_where_too_narrow(request.rules + found.rules, found.known, request.types)
     changed = replace(request, tables=found.known.tables, rules=rules, assumptions=found.known.assumptions)
-    return changed, (*found.notes, *_left_to_plans(constraints))
+    return changed, found.notes
 
 
 def whole_where_too_narrow(rules: Rules, known: TableSet, types: Sequence[str]) -> tuple[Rules, dict[str, str]]:
@@ -305,35 +290,14 @@ def _words(values: Iterable[Any]) -> tuple[str, ...]:
     return tuple(str(getattr(one, "value", one)) for one in values)
 
 
-def by_field(fields_of: Mapping[str, Iterable[str]]) -> str:
-    """Fields of constraints, each with the tables that set it, as a text; empty where there are none.
-
-    Args:
-        fields_of: by table.
-    """
-    tables_of: dict[str, list[str]] = {}
-    for table, named in fields_of.items():
-        for one in named:
-            tables_of.setdefault(one, []).append(table)
-    return cut(", ".join(f"{one} ({cut(', '.join(tables), 40)})" for one, tables in tables_of.items()), 400)
-
-
 # What a plan hands on to kernels --------------------------------------------------------------------------------------
 
 
 def carry_over(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraints]) -> tuple[str, ...]:
-    """Writes into a plan what constraints say to the kernels: ``CARRIED``, and ``OF_KERNELS`` but for sizes of caches.
+    """Write into a plan what constraints say to the kernels: ``CARRIED``, and ``OF_KERNELS`` but for sizes of caches.
 
-    Tables without a cache get ``cache_params`` as they are, as from TorchRec.
-
-    Args:
-        plan: of the tables that evenshard places.
-        constraints: by table.
-
-    Returns:
-        What of them changes nothing, and what splits calls of kernels, a sentence each, if anything does.
+    Tables without a cache get ``cache_params`` as they are, as from TorchRec; a note names them.
     """
-    unused: dict[str, list[str]] = {}
     without_cache: list[str] = []
     for tables in plan.plan.values():
         for name, entry in tables.items():
@@ -344,24 +308,19 @@ def carry_over(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraint
                 setattr(entry, word, getattr(own, word))
             for word in OF_KERNELS:
                 given, ours = getattr(own, word), getattr(entry, word)
-                if given is None:
-                    continue
-                if ours is None and word == "cache_params":
-                    setattr(entry, word, given)
-                    if _says_anything(given):
-                        without_cache.append(name)
-                    continue
-                if ours is not None:
+                if given is not None and ours is not None:
                     setattr(entry, word, _with_own_sizes(given, ours))
-                unused.setdefault(name, []).extend(left_aside(word, given, is_kept=ours is not None))
-    notes = [_unused_note(text)] if (text := by_field(unused)) else []
-    if without_cache:
-        notes.append(
-            f"The constraints' cache_params are in the plan for tables without a cache, as TorchRec writes them "
-            f"({cut(', '.join(without_cache), 200)}). TorchRec looks up tables of other cache_params in calls of their "
-            f"own, which no time counts."
-        )
-    return tuple(notes)
+                elif given is not None and word == "cache_params":
+                    setattr(entry, word, given)
+                    if not changed_fields(given).keys() <= {"stats"}:  # which count in the search
+                        without_cache.append(name)
+    if not without_cache:
+        return ()
+    return (
+        f"The constraints' cache_params are in the plan for tables without a cache, as TorchRec writes them "
+        f"({cut(', '.join(without_cache), 200)}). TorchRec looks up tables of other cache_params in calls of their "
+        f"own, which no time counts.",
+    )
 
 
 # Fields of caches that the search decides, or that tell calls apart.
@@ -371,40 +330,3 @@ _SIZES = ("load_factor", "reserved_memory", "max_l1_cache_size")
 def _with_own_sizes(given: Any, ours: Any) -> Any:
     said = {one.name: getattr(given, one.name) for one in fields(given) if one.name not in _SIZES}
     return replace(ours, **{name: value for name, value in said.items() if value is not None})
-
-
-def _says_anything(given: Any) -> bool:
-    """Whether a constraint says something to kernels; statistics of caches count in the search."""
-    return not changed_fields(given).keys() <= {"stats"}
-
-
-def left_aside(word: str, given: Any, *, is_kept: bool) -> Iterator[str]:
-    """What of a constraint for kernels is not in the plan: all of it where the table has no such kernel, or sizes."""
-    if given is None:
-        return
-    if not is_kept:
-        if _says_anything(given):
-            yield word
-        return
-    for size in _SIZES:
-        if getattr(given, size, None) is not None:
-            yield f"{word}.{size}"
-
-
-def _left_to_plans(constraints: Mapping[str, ParameterConstraints]) -> tuple[str, ...]:
-    found = {
-        name: (
-            *(field for field in changed_fields(own) if field in CARRIED),
-            *(left for word in OF_KERNELS for left in left_aside(word, getattr(own, word), is_kept=False)),
-        )
-        for name, own in constraints.items()
-    }
-    if not (text := by_field(found)):
-        return ()
-    return (
-        f"These of TorchRec's constraints change nothing here; EvenshardPlanner hands them on to its plan: {text}.",
-    )
-
-
-def _unused_note(what: str) -> str:
-    return f"Of TorchRec's constraints, these change nothing in the placement: {what}."

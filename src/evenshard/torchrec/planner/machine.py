@@ -35,13 +35,7 @@ SAY_IT = "Give memory_cap_gb, or a Topology with its own hbm_cap."
 
 @dataclass(frozen=True)
 class Assumed:
-    """What is assumed of a machine, in a sentence or two each; empty where it was given or measured.
-
-    Attributes:
-        devices: of their memory.
-        link: of the one between nodes.
-        hosts, ssds: of their memory, which is to be known where tables are kept there.
-    """
+    """Notes on assumed memory of devices, hosts and SSDs and on the link between nodes; empty where nothing is."""
 
     devices: str = ""
     link: str = ""
@@ -49,7 +43,7 @@ class Assumed:
     ssds: str = ""
 
     def notes(self, parts: Sequence[TablePart]) -> tuple[str, ...]:
-        """What is to be known of a plan of these parts."""
+        """Return the notes that a plan of these parts depends on."""
         kept = (
             (self.hosts, any(part.storage.is_on_host for part in parts)),
             (self.ssds, any(part.storage.kernel == KEY_VALUE for part in parts)),
@@ -59,14 +53,9 @@ class Assumed:
 
 @dataclass(frozen=True)
 class TorchRecMachine:
-    """Ranks and what they have.
+    """Ranks (devices of ``nodes``), nodes, pods (its domains) and memory; without names of links.
 
-    Attributes:
-        nodes: ranks (its devices), nodes, pods (its domains), and memory of hosts and SSDs; without names of links.
-        compute_device: cuda or cpu.
-        caps_bytes: memory of each rank.
-        reserved_bytes, reserved_share: what is kept of it for everything that is not counted.
-        assumed: what of all that was neither given nor measured.
+    ``caps_bytes`` is the memory of each rank, of which the reserve is kept for everything that is not counted.
     """
 
     nodes: Machine
@@ -256,13 +245,11 @@ def _ssd_note(ssd: int) -> str:
 
 
 def device_of_process(unknown: str = "") -> str:
-    """The kind of device that this process trains on: cuda or cpu.
+    """Return the kind of device that this process trains on: cuda or cpu.
 
     The process group says it: NCCL is of GPUs, gloo alone of CPUs. Where the backend leaves both open, and where
-    torchrun started the process and there is no group yet, it is cuda if there is a GPU.
-
-    Args:
-        unknown: the answer where neither tells; cuda or cpu by whether there is a GPU where left out.
+    torchrun started the process and there is no group yet, it is cuda if there is a GPU. Without both, it is
+    ``unknown``, where that is given.
     """
     import torch
     import torch.distributed as dist
@@ -284,13 +271,9 @@ def topology_of(machine: TorchRecMachine) -> Topology:
 
 
 def with_memory(topology: Topology, device_bytes: Sequence[int], host_bytes: Sequence[int]) -> Topology:
-    """The topology with this memory of its devices, and for each device so much of its node's.
+    """Return the topology with this memory of each rank, and of its host for each rank of a node, by node.
 
     As ``CustomTopologyData`` it would cut rows unevenly, which TorchRec trains wrongly.
-
-    Args:
-        device_bytes: of each rank.
-        host_bytes: of each rank of a node, by node; empty for none.
     """
     own = copy.deepcopy(topology)
     for rank, (device, left) in enumerate(zip(own.devices, device_bytes, strict=True)):

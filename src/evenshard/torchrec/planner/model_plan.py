@@ -1,4 +1,4 @@
-"""evenshard's plan of a TorchRec model: the question, the answer, and what TorchRec makes of it."""
+"""evenshard's plan of a TorchRec model, from its request to the finished plan."""
 
 from __future__ import annotations
 
@@ -45,14 +45,9 @@ DEFAULT_PLAN_S, DEFAULT_PLAN_SHARE = 5, 0.2
 
 @dataclass(frozen=True)
 class ModelPlanner:
-    """How models are planned; see ``EvenshardPlanner``.
+    """A planner of models with TorchRec's arguments and evenshard's settings; see ``EvenshardPlanner``.
 
-    Attributes:
-        arguments: TorchRec's, as the planner was given them.
-        settings: evenshard's own.
-        machine: before a storage reservation.
-        topology: the same, as TorchRec describes it.
-        planner_type: name of the planner's class.
+    The machine, and its topology, are those before a storage reservation. ``planner_type`` is the planner's class.
     """
 
     arguments: PlannerArguments

@@ -41,13 +41,12 @@ Ways = Mapping[tuple[str, str], frozenset[tuple[str, str]]]
 
 @dataclass(frozen=True)
 class PlannerSettings:
-    """What a planner was asked, apart from the model and the machine; see ``EvenshardPlanner``.
+    """The arguments of a planner, apart from the model and the machine; see ``EvenshardPlanner``.
 
     Attributes:
-        knobs: those of ``evenshard.place``.
         batch_size: samples per rank.
         rules: the rules that the knobs are.
-        types: the ways in which tables may be sharded; empty for all.
+        types: sharding types that tables may have; empty for all.
         intra, inter: links, of the knobs or of the topology.
         sharder: decides in place of ``evenshard.place``.
     """
@@ -112,16 +111,9 @@ def request_of(
     settings: PlannerSettings,
     enumerator: Enumerator | None = None,
 ) -> ModelRequest:
-    """The request, with what of the constraints is not in it.
+    """Return the request of a model on a machine with the memory that is left for tables.
 
-    Args:
-        module: the model.
-        sharders: of modules.
-        machine: with the memory that is left for tables.
-        dense: memory of the dense model on each device, bytes.
-        constraints: TorchRec's, by table.
-        settings: of the planner.
-        enumerator: TorchRec's, whose search space bounds the ways in which tables are sharded.
+    The dense model takes ``dense`` bytes of each device. The enumerator's search space bounds how tables are sharded.
 
     Raises:
         BadConfig: if a table cannot be sharded in any way, or a constraint makes no sense.
@@ -311,14 +303,10 @@ _UNPRICED = ("use_one_tbe_per_table", "cache_precision", "weights_precision")
 
 
 def communication_of(located: Sequence[LocatedTable], sharders: Iterable[Any]) -> tuple[Communication, tuple[str, ...]]:
-    """Return the data types in which embeddings and gradients travel, and notes on what they leave aside.
+    """Return the data types in which embeddings and gradients travel, and notes on those left aside.
 
     They are those of the sharders' ``qcomm_codecs_registry``, else the ``output_dtype`` of their ``fused_params``.
     One pair counts for all tables: that of the most columns.
-
-    Args:
-        located: tables of the model.
-        sharders: sharders of modules.
     """
     sharder_of = {one.module_type: one for one in sharders}
     columns: Counter[Communication] = Counter()

@@ -114,8 +114,8 @@ class EvenshardPlanner:
                 not place; listed in the log at DEBUG.
             stats: TorchRec's statistics, or several; ``EmbeddingStats`` where left out. Their times and memory are
                 TorchRec's estimates of the plan; evenshard's are in ``answer``.
-            constraints: TorchRec's constraints, by table. What of them changes nothing is named in a note; those of
-                tables that TorchRec places are all used.
+            constraints: TorchRec's constraints, by table. Fields that decide nothing are listed in the log at DEBUG;
+                those of tables that TorchRec places are all used.
             debug: whether the statistics are long.
             callbacks: each takes the plan as TorchRec's ``ShardingOption``s and returns the one that counts.
             timeout_seconds: the search ends after so many seconds with the best plan until then.

@@ -1,4 +1,4 @@
-"""What TorchRec does with a plan once it is found: callbacks, a rating and statistics; here with evenshard's plan."""
+"""Callbacks and statistics of TorchRec, with evenshard's plan."""
 
 from __future__ import annotations
 
@@ -39,9 +39,8 @@ class ModelPlan:
     """A plan of a model, as it grows.
 
     Attributes:
-        plan: of all its tables.
         answer: evenshard's; None where a sharder decided, or there are no tables.
-        notes: what there is to say, a line each; those that are not the search's own.
+        notes: those that are not the search's own, a line each.
         options: the plan as TorchRec's ``ShardingOption``s.
         num_found: placements that the search found, each better than the one before.
         lookups: pooling factors of each feature, by the path of a table's module and its name.

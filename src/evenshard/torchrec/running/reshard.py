@@ -1,4 +1,4 @@
-"""Resharding of a training that runs: TorchRec makes a collection anew, and rows and columns go where it has them.
+"""Resharding of a training that runs: TorchRec makes a collection anew, and rows and columns move to its ranks.
 
 ``DistributedModelParallel.reshard`` of TorchRec 1.8 does this for tables of an ``EmbeddingBagCollection`` that stay
 table_wise or column_wise; docs/running_jobs.md lists what it loses. This one moves tables of both kinds of collections
