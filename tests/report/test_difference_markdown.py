@@ -56,7 +56,7 @@ def test_each_side_has_its_own_tables_and_the_old_plan_is_judged_with_the_new_on
 def test_tables_that_came_and_went_and_warnings_are_named() -> None:
     old, new = answered(asked(THREE, 2), (0, 0, 1)), answered(asked({"a": 5.0, "d": 1.0}, 2), (0, 1))
     text = shown(old, replace(new, warnings=("num_rows: *far* outside",)))
-    assert "- Added: `d`\n- Removed: `b`, `c`" in text
+    assert "- Added: `d` (1 table).\n- Removed: `b`, `c` (2 tables)." in text
     assert "the new plan against" not in text, "times of other tables are no difference"
     assert ": num&#95;rows: &#42;far&#42; outside." in text
 

@@ -14,6 +14,7 @@ from evenshard import tracking
 from evenshard.api.serving import served_code
 from evenshard.sharders.models import load_model
 from evenshard.tables.files import save_tables
+from evenshard.tables.sources import tables_in_python
 from evenshard.tables.table import Table
 from evenshard.tracking.registry import copy_parts, ensure_models, register_folder
 from evenshard.utils.errors import BadConfig, BadFile
@@ -110,15 +111,11 @@ def test_weight_bits_and_memory_count(registry: Path) -> None:
 
 
 def test_rows_of_tables_hold_everything_that_a_table_file_does(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # MLflow's about the model's signature
-        from evenshard.api.mlflow_model import tables_from_rows
     shared = Table("s", 9, 4, 3.0, feature_names=("a", "b"), feature_pooling_factors=(1.0, 2.0), pooling="none")
     tables = (*TABLES, shared, Table("w", 9, 4, 3.0, None, 16, "bf16", is_weighted=True, row_shares=(0.5, 0.5)))
     save_tables(tables, tmp_path / "t.parquet")
-    assert tables_from_rows(pd.read_parquet(tmp_path / "t.parquet")) == tables
-    with pytest.raises(BadConfig, match="table 's': pooling is 'most', not one of sum"):
-        tables_from_rows(pd.read_parquet(tmp_path / "t.parquet").tail(2).assign(pooling="most"))
+    read = tables_in_python(pd.read_parquet(tmp_path / "t.parquet"), 8)
+    assert read is not None and read.tables == tables
 
 
 def test_the_policy_places_by_itself(registry: Path) -> None:

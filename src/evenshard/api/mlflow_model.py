@@ -6,11 +6,9 @@ columns are those of a table file. Each row of the answer says which rows and co
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel
@@ -25,11 +23,9 @@ from evenshard.planner.knobs import place_knob
 from evenshard.planner.request import PlacementRequest, caps_of
 from evenshard.sharders.learned import load_sharder
 from evenshard.sharders.models import COST_MODEL, COST_NET, POLICY, load_model
-from evenshard.tables.records import REQUIRED_COLUMNS, BadRecord, table_of
-from evenshard.tables.table import Table
+from evenshard.tables.sources import tables_in_python
 from evenshard.tracking.pyfunc import output_rows
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.messages import brief
 from evenshard.utils.params import check_ranges
 from evenshard.utils.units import gb_to_bytes
 
@@ -51,18 +47,16 @@ class ServedModel(PythonModel):
             BadInput: if a table or a parameter makes no sense.
             InfeasibleTask: if the tables do not fit.
         """
-        tables = tables_from_rows(model_input)
         arguments = {**served_parameters(), **(params or {})}
-        parts = self._search(tables, arguments) if self._model else self._rolled_out(tables, **arguments)
+        if self._model is not None:
+            parts = place(model_input, model=self._model, **arguments).parts
+        else:
+            parts = self._rolled_out(model_input, **arguments)
         return pd.DataFrame(row for part in parts for row in output_rows(part))
-
-    def _search(self, tables: tuple[Table, ...], arguments: dict[str, Any]) -> tuple[TablePart, ...]:
-        assert self._model is not None
-        return place(tables, model=self._model, **arguments).parts
 
     def _rolled_out(
         self,
-        tables: tuple[Table, ...],
+        rows: pd.DataFrame,
         *,
         num_devices: int,
         memory_cap_gb: float | None,
@@ -81,8 +75,10 @@ class ServedModel(PythonModel):
             memory_cap_gb = own_memory_gb(DEFAULT_HARDWARE)
         check_ranges(dense_gb=dense_gb)
         reserved_bytes, reserved_share = reserve_of(reserved_gb)
+        known = tables_in_python(rows, batch_size)
+        assert known is not None, "a data frame has records"
         request = PlacementRequest(
-            tables,
+            known.tables,
             caps_of(memory_cap_gb, num_devices),
             batch_size,
             reserved_bytes,
@@ -91,31 +87,7 @@ class ServedModel(PythonModel):
             dense_bytes=gb_to_bytes(dense_gb or 0.0),
             training_pipeline=training_pipeline,
         )
-        return self._policy.place(request.task()).parts(tables)
-
-
-def tables_from_rows(rows: Any) -> tuple[Table, ...]:
-    """The rows of a table file as tables.
-
-    Raises:
-        BadConfig: if a row describes no table.
-    """
-    if missing := [name for name in REQUIRED_COLUMNS if name not in rows]:
-        raise BadConfig(f"the tables have no column {missing[0]}. Give {', '.join(REQUIRED_COLUMNS)}.")
-    return tuple(_table(row) for row in rows.to_dict("records"))
-
-
-def _table(row: dict[str, Any]) -> Table:
-    try:
-        return table_of({column: _plain(value) for column, value in row.items()})
-    except BadRecord as error:
-        raise BadConfig(f"table {brief(row['name'])}: {error.problem}. {error.remedy}") from None
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return None if value is pd.NA or (isinstance(value, float) and math.isnan(value)) else value
+        return self._policy.place(request.task()).parts(known.tables)
 
 
 set_model(ServedModel())

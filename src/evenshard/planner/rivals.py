@@ -2,7 +2,7 @@
 
 Rules of thumb place whole tables; where the request allows more, the best of those that replicate small tables and cut
 the costliest ones is a rival, too. TorchRec's planner is asked for whole tables, in two orders, and for every sharding
-type, with the settings of ``sharders.torchrec.settings``; with caches and UVM where nothing else fits. Its plan as it
+type, with the settings of ``sharders.torchrec.planner``; with caches and UVM where nothing else fits. Its plan as it
 comes, the one that it rates best itself and the best by the model are three rivals. A rival that knows nothing of a
 rule may break it, and is then marked.
 """

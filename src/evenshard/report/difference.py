@@ -15,7 +15,7 @@ from evenshard.planner.answer import PlacementAnswer, fullest_device
 from evenshard.planner.output_order import BY_NAME
 from evenshard.report.step_facts import ends_text, gap_text, warning_texts, worth_texts
 from evenshard.utils.console import plain_console, plain_grid
-from evenshard.utils.messages import count_text, names_text, printable, tables_text
+from evenshard.utils.messages import MAX_NAMES, count_text, names_text, printable
 from evenshard.utils.units import bytes_to_gb, decimals, ms_text, pct_text, size_text
 
 _NARROWEST = 80
@@ -143,32 +143,34 @@ def _remarks(difference: Difference) -> Iterator[tuple[str, str]]:
         yield "bold yellow", f"{printable(one.text)} {READ_BY_POSITION}"
     if difference.renaming is not None:
         yield "bold yellow", _renaming_text(difference.renaming, difference.traffic)
-    for word, names in difference.only_in_one:
-        yield "cyan", f"{word}: {tables_text(names)}."
-    if difference.changed:
-        shown = "; ".join(f"{printable(one.table)}: {one.what}" for one in difference.changed[:_MAX_LINES])
-        more = len(difference.changed) - _MAX_LINES
-        yield "cyan", f"Changed, and so not movable: {shown}{f'; {more:,} more' if more > 0 else ''}."
-    for line in (*_resharding_lines(difference), *_rekept(difference)):
+    for line in _table_lines(difference, MAX_NAMES, printable):
         yield "cyan", line
     for note in difference.notes:
         yield "dim", f"Note: {printable(note).rstrip('.')}."
 
 
-def _resharding_lines(difference: Difference) -> Iterator[str]:
+def _table_lines(difference: Difference, most: int, write: Callable[[str], str]) -> Iterator[str]:
+    """Yield the tables that one answer alone has, or that are shaped, sharded or kept in another way."""
+
+    def named(tables: Sequence[str]) -> str:
+        return f"{names_text(tables, most, write)} ({count_text(len(tables), 'table')})"
+
+    for word, names in difference.only_in_one:
+        yield f"{word}: {named(names)}."
+    if difference.changed:
+        shown = "; ".join(f"{write(one.table)}: {one.what}" for one in difference.changed[:_MAX_LINES])
+        more = len(difference.changed) - _MAX_LINES
+        yield f"Changed, and so not movable: {shown}{f'; {more:,} more' if more > 0 else ''}."
     for (old_type, new_type), tables in difference.resharded_by_type.items():
-        yield f"From {old_type} to {new_type}: {tables_text(tables)}."
-
-
-def _rekept(difference: Difference) -> Iterator[str]:
+        yield f"From {old_type} to {new_type}: {named(tables)}."
     groups: dict[tuple[str, str], list[Rekept]] = {}
     for one in difference.rekept:
         groups.setdefault((one.old_storage, one.new_storage), []).append(one)
-    for (old_storage, new_storage), tables in groups.items():
-        out, back = sum(one.to_host_bytes for one in tables), sum(one.to_device_bytes for one in tables)
+    for (old_storage, new_storage), kept in groups.items():
+        out, back = sum(one.to_host_bytes for one in kept), sum(one.to_device_bytes for one in kept)
         crossing = f", {size_text(out)} go to host memory" if out else f", {size_text(back)} to devices" if back else ""
-        names = tables_text([one.table for one in tables])
-        yield (f"Kept as {new_storage}, before {old_storage}: {names}{crossing}. Checkpoints stay as they are.")
+        text = f"{named([one.table for one in kept])}{crossing}. Checkpoints stay as they are."
+        yield f"Kept as {new_storage}, before {old_storage}: {text}"
 
 
 def _renaming_text(renaming: Renaming, traffic: Traffic) -> str:
@@ -233,8 +235,7 @@ def difference_markdown(
         lines += ["", EQUAL]
     elif paid is not None:
         lines += ["", *(escape_markdown(line) for line in payback_lines(paid))]
-    tables = list(_tables(difference))
-    if tables:
+    if tables := [f"- {line}" for line in _table_lines(difference, _MAX_ROWS, code)]:
         lines += ["", *tables]
     if difference.moves:
         lines += ["", *_fold("What moves", list(_move_rows(difference.largest_moves)))]
@@ -281,18 +282,6 @@ def _memory(answer: PlacementAnswer) -> str:
     return f"{bytes_to_gb(one.most_bytes):.2f} of {bytes_to_gb(one.limit_bytes):.2f} ({one.full * 100:.0f} %)"
 
 
-def _tables(difference: Difference) -> Iterator[str]:
-    for word, names in difference.only_in_one:
-        yield f"- {word}: {_names(names)}"
-    if difference.changed:
-        shown = "; ".join(f"{code(one.table)}: {one.what}" for one in difference.changed[:_MAX_ROWS])
-        yield f"- Of another shape, and so new: {shown}"
-    for (old_type, new_type), tables in difference.resharded_by_type.items():
-        yield f"- From {old_type} to {new_type}: {_names(tables)}"
-    for kept in difference.rekept[:_MAX_ROWS]:
-        yield f"- Kept as {kept.new_storage}, before {kept.old_storage}: {code(kept.table)}"
-
-
 def _move_rows(moves: Sequence[PartMove]) -> Iterator[str]:
     yield "| table | rows | columns | from | to | size |"
     yield "|---|---:|---:|---:|---:|---:|"
@@ -305,10 +294,6 @@ def _move_rows(moves: Sequence[PartMove]) -> Iterator[str]:
 
 def _fold(title: str, lines: Sequence[str]) -> list[str]:
     return [f"<details><summary>{title}</summary>", "", *lines, "", "</details>"]
-
-
-def _names(names: Sequence[str]) -> str:
-    return names_text(names, _MAX_ROWS, code)
 
 
 def code(text: str) -> str:

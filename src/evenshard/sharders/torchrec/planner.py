@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.config import MeasureConfig
@@ -38,8 +38,10 @@ from evenshard.utils.extras import require_package
 from evenshard.utils.messages import brief
 
 if TYPE_CHECKING:
+    from torch import nn
     from torchrec.distributed.planner.types import PlannerError, Topology
     from torchrec.distributed.types import ParameterSharding
+    from torchrec.modules.embedding_configs import DataType
 
 BYTES_PER_MS = 1e6  # in 10**9 bytes per second
 UNLIMITED_BYTES = 2**60
@@ -113,6 +115,28 @@ def machine_topology(
     per_ms = {name: gb_s * BYTES_PER_MS for name, gb_s in known_gb_s.items() if gb_s is not None}
     ranks = machine.num_devices, machine.devices_per_node, machine.nodes_per_domain
     return make_topology("cuda", *ranks, hbm_cap=hbm_cap, caps=caps, bandwidths=per_ms)
+
+
+def collection_of(
+    tables: Sequence[Table], names: Sequence[str], features: Sequence[Sequence[str]], data_types: Sequence[DataType]
+) -> nn.Module:
+    """Return TorchRec's collection of tables that ``Table.collection`` puts into one, without memory behind it."""
+    import torch
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+    configs: list[Any] = []
+    for table, *fields in zip(tables, names, features, data_types, strict=True):
+        named = dict(zip(("name", "feature_names", "data_type"), fields, strict=True))
+        named |= {"num_embeddings": table.num_rows, "embedding_dim": table.embedding_dim}
+        if table.is_sequence:
+            configs.append(EmbeddingConfig(**named))
+        else:
+            configs.append(EmbeddingBagConfig(**named, pooling=PoolingType[table.pooling.upper()]))
+    meta = torch.device("meta")
+    if tables[0].is_sequence:
+        return EmbeddingCollection(tables=configs, device=meta)
+    return EmbeddingBagCollection(tables=configs, is_weighted=tables[0].is_weighted, device=meta)
 
 
 def parts_of_shards(

@@ -34,8 +34,7 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, Shard, ShardingOption, Topology
 from torchrec.distributed.planner.types import Storage as TorchRecStorage
 from torchrec.distributed.types import CacheParams
-from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.embedding_configs import DataType
 
 from evenshard.measure.simulated.gpu_profile import HOST_GB_S
 from evenshard.placement.machine import Machine
@@ -61,6 +60,7 @@ from evenshard.sharders.torchrec.planner import (
     DENSE_KERNEL,
     Bandwidths,
     PlannerSetting,
+    collection_of,
     machine_topology,
     parts_of_parameter,
     parts_of_shards,
@@ -68,7 +68,7 @@ from evenshard.sharders.torchrec.planner import (
     storage_of,
     table_name,
 )
-from evenshard.tables.table import MEAN, Table
+from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
 
 # Smaller tables are in device memory: the scale-up divides by what more rows of a cache take, which may be nothing.
@@ -272,26 +272,16 @@ class TorchRecPlanner:
         """Build TorchRec's collections, weighted tables apart, without memory behind them."""
         # It has no weights of 8 bits or less to train.
         types = {"fp32": DataType.FP32, "bf16": DataType.BF16}
-        configs: dict[tuple[str, bool, bool], list[Any]] = defaultdict(list)
+        groups: dict[tuple[str, bool, bool], dict[str, Table]] = defaultdict(dict)
         for name, position in self._position.items():
             table = self._task.tables[position]
-            fields: dict[str, Any] = {
-                "name": name,
-                "feature_names": [f"{name}_{number}" for number in range(table.num_features)],
-                "num_embeddings": table.num_rows,
-                "embedding_dim": table.embedding_dim,
-                "data_type": types.get(table.dtype, DataType.FP16),
-            }
-            pooling = PoolingType.MEAN if table.pooling == MEAN else PoolingType.SUM
-            config = EmbeddingConfig(**fields) if table.is_sequence else EmbeddingBagConfig(**fields, pooling=pooling)
-            configs[table.collection].append(config)
-        meta, root = torch.device("meta"), torch.nn.Module()
-        for number, ((_, is_sequence, is_weighted), of_module) in enumerate(configs.items()):
-            if is_sequence:
-                collection: nn.Module = EmbeddingCollection(tables=of_module, device=meta)
-            else:
-                collection = EmbeddingBagCollection(tables=of_module, is_weighted=is_weighted, device=meta)
-            root.add_module(f"collection_{number}", collection)
+            groups[table.collection][name] = table
+        root = torch.nn.Module()
+        for number, of_name in enumerate(groups.values()):
+            tables = list(of_name.values())
+            features = [[f"{name}_{at}" for at in range(table.num_features)] for name, table in of_name.items()]
+            data_types = [types.get(table.dtype, DataType.FP16) for table in tables]
+            root.add_module(f"collection_{number}", collection_of(tables, list(of_name), features, data_types))
         return root
 
 
@@ -402,19 +392,12 @@ class _OurMemory:
 @contextmanager
 def _without_warnings() -> Iterator[None]:
     """Silence TorchRec on replicated tables without a sharding spec, and on one way taken of many."""
-    root = logging.getLogger()
-    loggers = root, logging.getLogger("torchrec.distributed.planner.proposers")
-    handler = logging.NullHandler()  # without one, the first warning would set logging up
-    root.addHandler(handler)
-    for one in loggers:
-        one.addFilter(_is_no_warning)
+    root, handler = logging.getLogger(), logging.NullHandler()
+    disabled = root.manager.disable
+    root.addHandler(handler)  # without one, the first warning would set logging up
+    logging.disable(logging.WARNING)
     try:
         yield
     finally:
-        for one in loggers:
-            one.removeFilter(_is_no_warning)
+        logging.disable(disabled)
         root.removeHandler(handler)
-
-
-def _is_no_warning(record: logging.LogRecord) -> bool:
-    return record.levelno != logging.WARNING

@@ -116,8 +116,8 @@ _Key = tuple[str, str]
 class EvenshardPerfModel:
     """A ``PerfModel`` of TorchRec's that rates a plan by the step that evenshard predicts for it, in milliseconds.
 
-    Of tables it knows what TorchRec's planner does: sizes, data types, pooling factors; no ``num_poolings``. What was
-    counted in traffic besides has to be given. A plan takes some milliseconds to rate.
+    Of tables it knows as much as TorchRec's planner: sizes, data types, pooling factors; no ``num_poolings``. Counts of
+    traffic besides have to be given. A plan takes some milliseconds to rate.
 
     Args:
         topology: ranks and nodes of the planner's; bandwidths are those of the links.

@@ -63,16 +63,9 @@ class ModelPlan:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """How a plan is finished and reported.
+    """Finishes a plan: callbacks and statistics, with all memory in the topology and the reserve in the machine.
 
-    Attributes:
-        arguments: TorchRec's, as the planner was given them.
-        topology: of the ranks, with all their memory.
-        machine: the same, with what is kept of it.
-        dense_bytes: memory of the dense model on each rank.
-        planner_type: name of the planner's class.
-        module: the model.
-        sharders: of modules, those that the plan was made for.
+    The dense model takes ``dense_bytes`` of each rank; the sharders of modules are those that the plan was made for.
     """
 
     arguments: PlannerArguments
@@ -84,14 +77,9 @@ class PlanReport:
     sharders: list[ModuleSharder[Any]]
 
     def finish(self, result: ModelPlan, seconds: float) -> bool:
-        """Call the callbacks with the plan and log the statistics.
+        """Call the callbacks with the plan, log the statistics, and return True if callbacks changed the plan.
 
-        Args:
-            result: the plan; it gets TorchRec's options, and what callbacks make of both.
-            seconds: that the search took.
-
-        Returns:
-            Whether the callbacks changed the plan.
+        The result gets TorchRec's options and the plan of the callbacks. The search took so many seconds.
 
         Raises:
             PlannerError: TorchRec's, if the callbacks leave a rank that there is not.

@@ -36,7 +36,7 @@ from evenshard.placement.optimizer_state import state_bytes
 from evenshard.placement.parts import part_table
 from evenshard.placement.sharding import Communication
 from evenshard.placement.storage import ON_DEVICE
-from evenshard.sharders.torchrec.planner import require_torchrec
+from evenshard.sharders.torchrec.planner import collection_of, require_torchrec
 from evenshard.tables.table import Table
 from evenshard.torchrec.model.modules import sharded_collections
 from evenshard.torchrec.plan.plans import plan_of_parts
@@ -138,7 +138,7 @@ class MeasureParts(PlacementJob):
         """The tables of each TorchRec module."""
         found: dict[tuple[str, bool, bool], list[Table]] = {}
         for table in self.tables:
-            found.setdefault((table.module, table.is_sequence, table.is_weighted), []).append(table)
+            found.setdefault(table.collection, []).append(table)
         return tuple(map(tuple, found.values()))
 
     def _steps(self, worker: Worker) -> tuple[Step, ...]:
@@ -309,27 +309,13 @@ def local_batch(
 
 
 def _collection(tables: Sequence[Table], names: dict[str, str]) -> Any:
-    from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
-    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+    from torchrec.modules.embedding_configs import DataType
 
     data_types = {torch.float16: DataType.FP16, torch.float32: DataType.FP32}
-    configs = []
-    for table in tables:
-        settings: dict[str, Any] = {
-            "name": names[table.name],
-            "feature_names": [feature.name for feature in feature_tables(table)],
-            "num_embeddings": table.num_rows,
-            "embedding_dim": table.embedding_dim,
-            "data_type": data_types[weights_dtype([table])],
-        }
-        if table.is_sequence:
-            configs.append(EmbeddingConfig(**settings))
-        else:
-            configs.append(EmbeddingBagConfig(**settings, pooling=PoolingType[table.pooling.upper()]))
-    meta = torch.device("meta")
-    if tables[0].is_sequence:
-        return EmbeddingCollection(tables=configs, device=meta)
-    return EmbeddingBagCollection(tables=configs, is_weighted=tables[0].is_weighted, device=meta)
+    features = [[feature.name for feature in feature_tables(table)] for table in tables]
+    return collection_of(
+        tables, [names[one.name] for one in tables], features, [data_types[weights_dtype([one])] for one in tables]
+    )
 
 
 def _sharders(tables: Sequence[Table], optimizer: str) -> list[Any]:
