@@ -24,8 +24,7 @@ from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.file import json_schema
 from evenshard.planner.rivals import FULL_SPACE, RULE, TORCHREC
 from evenshard.planner.rules import Rules
-from evenshard.report.page.charts import Axis, device_bars, host_bars, rival_axis, time_axis
-from evenshard.report.page.page import page, save_page
+from evenshard.report.page.page import Axis, device_bars, host_bars, page, rival_axis, save_page, time_axis
 from evenshard.sharders.catalog import HEURISTICS, label_of
 from evenshard.tables.assumptions import Assumption
 from evenshard.utils.errors import MissingPackage

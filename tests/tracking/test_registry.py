@@ -94,7 +94,7 @@ def test_the_columns_may_be_as_few_as_a_table_file_needs(registry: Path) -> None
     pd.testing.assert_frame_equal(with_few, with_all)
     with pytest.raises(Exception, match="pooling_factor"):
         served("models:/evenshard-cost/1", few.drop(columns="pooling_factor"))
-    with pytest.raises(BadConfig, match="table 't0': num_rows is 0"):
+    with pytest.raises(BadFile, match="records 1, 2, 3, 4, 5, 6: num_rows is 0"):
         served("models:/evenshard-cost/1", few.assign(num_rows=0))
 
 

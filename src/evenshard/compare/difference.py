@@ -170,19 +170,6 @@ class Difference:
         tables = len({move.table for move in self.moves})
         return f"{size_text(self.traffic.moved_bytes)} of {count_text(tables, 'table')}"
 
-    @property
-    def only_in_one(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """The tables that only one of the answers has, with what became of them in a word."""
-        return tuple((word, names) for word, names in (("Added", self.added), ("Removed", self.removed)) if names)
-
-    @property
-    def resharded_by_type(self) -> dict[tuple[str, str], list[str]]:
-        """The tables that are sharded in another way, by their old and their new type."""
-        found: dict[tuple[str, str], list[str]] = {}
-        for one in self.resharded:
-            found.setdefault((one.old_type, one.new_type), []).append(one.table)
-        return found
-
 
 @dataclass(frozen=True)
 class Payback:

@@ -155,13 +155,17 @@ def _table_lines(difference: Difference, most: int, write: Callable[[str], str])
     def named(tables: Sequence[str]) -> str:
         return f"{names_text(tables, most, write)} ({count_text(len(tables), 'table')})"
 
-    for word, names in difference.only_in_one:
-        yield f"{word}: {named(names)}."
+    for word, names in (("Added", difference.added), ("Removed", difference.removed)):
+        if names:
+            yield f"{word}: {named(names)}."
     if difference.changed:
         shown = "; ".join(f"{write(one.table)}: {one.what}" for one in difference.changed[:_MAX_LINES])
         more = len(difference.changed) - _MAX_LINES
         yield f"Changed, and so not movable: {shown}{f'; {more:,} more' if more > 0 else ''}."
-    for (old_type, new_type), tables in difference.resharded_by_type.items():
+    by_type: dict[tuple[str, str], list[str]] = {}
+    for table in difference.resharded:
+        by_type.setdefault((table.old_type, table.new_type), []).append(table.table)
+    for (old_type, new_type), tables in by_type.items():
         yield f"From {old_type} to {new_type}: {named(tables)}."
     groups: dict[tuple[str, str], list[Rekept]] = {}
     for one in difference.rekept:

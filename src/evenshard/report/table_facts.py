@@ -21,7 +21,7 @@ from evenshard.planner.memory import NodeMemory, OffloadedPart
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.table import Table
 from evenshard.utils.messages import count_text, names_text, printable
-from evenshard.utils.units import ms_text, pct_text, size_text
+from evenshard.utils.units import ms_text, pct_text, range_text, size_text
 
 UNCOUNTED = "CUDA context, NCCL, fragmentation"
 # Shares that are worth a word: of a batch's distinct rows missed by a cache, of its device's time that this takes.
@@ -72,8 +72,8 @@ def _kernel_text(answer: PlacementAnswer, kernel: str, names: Sequence[str]) -> 
         return f"{count} in device memory"
     text = f"{count} {'on SSDs' if kernel == KEY_VALUE else 'in host memory'}"
     if cached:
-        factors = sorted({answer.storage_of_table[name].load_factor for name in names})
-        of = f"{factors[0]:.3g}" if len(factors) == 1 else f"{factors[0]:.3g} to {factors[-1]:.3g}"
+        factors = {answer.storage_of_table[name].load_factor for name in names}
+        of = range_text(factors, "{:.3g}".format)
         text += f", caches of {size_text(cached)} in device memory (load factor{'s' * (len(factors) > 1)} {of})"
     return f"{text}: {names_text(names)}"
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
-from typing import TextIO, TypeVar
+from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table as Grid
@@ -46,9 +46,7 @@ from evenshard.report.table_facts import (
 )
 from evenshard.utils.console import plain_console, plain_grid, print_whole
 from evenshard.utils.messages import count_text, names_text, printable
-from evenshard.utils.units import BYTES_PER_GB, UNITS, decimals, ms_text, size_text
-
-_Number = TypeVar("_Number", int, float)
+from evenshard.utils.units import BYTES_PER_GB, UNITS, decimals, ms_text, range_text, size_text
 
 _MAX_DEVICES = 32
 # Devices that are shown where there are more.
@@ -219,14 +217,10 @@ def _rest(answer: PlacementAnswer) -> Iterator[Line]:
         sizes = [answer.used_bytes[device] for device in rest]
         text = (
             f"the {_NUM_SLOWEST} slowest devices and the {NUM_FULLEST} fullest of the others. The {len(rest)} left: "
-            f"{_range(times, ms_text)} ms, {_range(sizes, size_text)}, {_range(counts, '{:,}'.format)} tables."
+            f"{range_text(times, ms_text)} ms, {range_text(sizes, size_text)}, "
+            f"{range_text(counts, '{:,}'.format)} tables."
         )
         yield "shown", text, "dim"
-
-
-def _range(values: Sequence[_Number], text: Callable[[_Number], str]) -> str:
-    low, high = text(min(values)), text(max(values))
-    return low if low == high else f"{low} to {high}"
 
 
 def _sharding(answer: PlacementAnswer) -> Iterator[Line]:

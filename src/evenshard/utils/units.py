@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
+from typing import TypeVar
 
+_Number = TypeVar("_Number", int, float)
 BYTES_PER_GB = 1024**3
 # Units of memory that people read, the largest first, and their bytes.
 UNITS = (("GB", BYTES_PER_GB), ("MB", 2**20), ("KB", 2**10))
@@ -70,3 +73,9 @@ def missing_text(num_bytes: int) -> str:
         size = size_text(num_bytes)
         return f"{size} are missing" if size.endswith("bytes") else f"{size} is missing"
     return f"{-(-num_bytes * 100 // BYTES_PER_GB) / 100:.2f} GB is missing"
+
+
+def range_text(values: Collection[_Number], text: Callable[[_Number], str]) -> str:
+    """Return the lowest and the highest of some values in words, or one where both read alike."""
+    low, high = text(min(values)), text(max(values))
+    return low if low == high else f"{low} to {high}"

@@ -1,16 +1,18 @@
 """An answer as HTML: one page with everything in it, for ``--report`` and for notebooks.
 
 The page loads nothing: styles and script stand in it, and it tells the browser to load nothing else. Names are the
-user's own and are escaped. ``charts.py`` computes the lengths of bars, ``page.html.j2`` is the layout.
+user's own and are escaped. ``page.html.j2`` is the layout.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -19,14 +21,14 @@ from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.price.step import STEP_PARTS, predicted_step_times
 from evenshard.placement.sharding import TYPES
 from evenshard.planner.answer import PlacementAnswer, fullest_device, model_lineage, slowest_device
+from evenshard.planner.memory import DEVICE_COMPONENTS
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import FULL_SPACE, RULE
 from evenshard.report import step_facts, table_facts
-from evenshard.report.page.charts import MEMORY_KINDS, device_bars, device_text, host_bars, rival_axis, time_axis
 from evenshard.sharders.catalog import label_of
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.messages import count_text, printable
-from evenshard.utils.units import decimals, ms_text, pct_text, size_text
+from evenshard.utils.units import decimals, ms_text, pct_text, range_text, size_text
 from evenshard.version import __version__
 
 # Rivals that may cut tables, as a sentence says them.
@@ -147,12 +149,10 @@ def _view(answer: PlacementAnswer) -> dict[str, Any]:
 
 def _request_rows(answer: PlacementAnswer) -> list[tuple[str, str]]:
     request, rules = answer.request, answer.request.rules
-    caps = sorted(set(request.caps_bytes))
-    cap = f"{size_text(caps[0])} each" if len(caps) == 1 else f"{size_text(caps[0])} to {size_text(caps[-1])}"
     per_device = request.batch_size / request.num_devices
     asked = [
         ("Machine", step_facts.machine_text(request)),
-        ("Devices", f"{request.num_devices:,}, {cap}"),
+        ("Devices", f"{request.num_devices:,}, {range_text(request.caps_bytes, size_text)} each"),
         ("Reserved", table_facts.reserve_text(request)),
         ("Dense model", f"{size_text(request.dense_bytes)} of each device" if request.dense_bytes else ""),
         ("Hosts", _hosts(request)),
@@ -182,10 +182,8 @@ def _hosts(request: PlacementRequest) -> str:
         ("SSDs", machine.ssd_bytes, machine.ssd_gb_s),
     ):
         if any(sizes):
-            size = (
-                size_text(sizes[0]) if len(set(sizes)) == 1 else f"{size_text(min(sizes))} to {size_text(max(sizes))}"
-            )
-            found.append(f"{size} of {what} each{f' at {gb_s:.4g} GB/s' if gb_s else ''}")
+            rate = f" at {gb_s:.4g} GB/s" if gb_s else ""
+            found.append(f"{range_text(sizes, size_text)} of {what} each{rate}")
     return ", ".join(found)
 
 
@@ -227,7 +225,11 @@ def _ranges(answer: PlacementAnswer) -> list[tuple[str, str, str]]:
         ("Dims on a device", "dims_per_device", dims),
         ("Batch, samples", "batch_size", [answer.request.batch_size]),
     ]
-    return [(name, _range(seen[key]), _range(values)) for name, key, values in asked if _is_range(seen.get(key))]
+    return [
+        (name, range_text(seen[key], _count), range_text(tuple(values), _count))
+        for name, key, values in asked
+        if _is_range(seen.get(key))
+    ]
 
 
 def _predicted_by(answer: PlacementAnswer) -> str:
@@ -245,15 +247,152 @@ def _is_range(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(isinstance(one, int | float) for one in value)
 
 
-def _range(values: Iterable[float]) -> str:
-    listed = list(values)
-    low, high = _count(min(listed)), _count(max(listed))
-    return low if low == high else f"{low} to {high}"
-
-
 def frame(answer: PlacementAnswer) -> str:
     """Return the page in a frame for notebooks, which keeps its styles and its script to itself."""
     return (
         f'<iframe title="placement" srcdoc="{escape(page(answer))}" sandbox="allow-scripts" '
         'style="border:0;width:100%;height:45em"></iframe>'
+    )
+
+
+# Axes and bars --------------------------------------------------------------------------------------------------------
+
+NUM_TICKS = 5
+# Length of an axis, relative to what is longest on it: that ends before its end.
+HEADROOM = 1.02
+# Components of memory by the number of their colour.
+MEMORY_KINDS = tuple(DEVICE_COMPONENTS)
+# Share of all memory: a peak that is at most this much beyond the components is not drawn.
+LEAST_PEAK = 0.005
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis from zero to ``stop``, with a tick at each ``step``."""
+
+    stop: float
+    step: float
+
+    @staticmethod
+    def of(values: Iterable[float]) -> Axis:
+        """An axis that all finite values fit on."""
+        longest = max((value for value in values if math.isfinite(value)), default=0.0)
+        stop = longest * HEADROOM if longest > 0 else 1.0
+        power = 10.0 ** math.floor(math.log10(stop / NUM_TICKS))
+        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power * NUM_TICKS >= stop)
+        return Axis(stop, step)
+
+    def pct(self, value: float) -> float:
+        """Where a value stands, per cent of the axis."""
+        return min(max(value / self.stop, 0.0), 1.0) * 100 if math.isfinite(value) else 100.0
+
+    @property
+    def step_pct(self) -> float:
+        """Distance of two ticks."""
+        return self.pct(self.step)
+
+    @property
+    def ticks(self) -> tuple[tuple[float, str], ...]:
+        """Where ticks stand, and what they say."""
+        digits = max(-math.floor(math.log10(self.step)), 0)
+        return tuple(
+            (self.pct(number * self.step), f"{number * self.step:,.{digits}f}")
+            for number in range(math.floor(self.stop / self.step) + 1)
+        )
+
+
+class MemorySegment(NamedTuple):
+    """A component of memory: the number of its colour, its name, its size, and its length, per cent of the bar."""
+
+    kind: int
+    name: str
+    num_bytes: int
+    pct: float
+
+
+@dataclass(frozen=True)
+class MemoryBar:
+    """The memory of a device, a host, or a host's SSDs.
+
+    ``used_bytes`` is the peak, ``full_pct`` its share of the limit; ``pct`` is the length on the axis of all bars, and
+    reserve and peak are per cent of that. A peak of no more than the components, or next to nothing more, is 0.
+    """
+
+    label: str
+    segments: tuple[MemorySegment, ...]
+    used_bytes: int
+    limit_bytes: int
+    pct: float
+    full_pct: float
+    reserved_pct: float = 0.0
+    peak_pct: float = 0.0
+
+
+def time_axis(answer: PlacementAnswer) -> Axis:
+    """The axis of device times."""
+    totals = [device.predicted_total_ms for device in answer.devices]
+    return Axis.of([*totals, *answer.measured_device_ms, answer.predicted_ms, answer.high_ms, answer.lower_bound_ms])
+
+
+def rival_axis(answer: PlacementAnswer) -> Axis:
+    """Step times of evenshard and its rivals."""
+    rivals = [time for one in answer.comparison for time in (one.predicted_ms, one.measured_ms) if time is not None]
+    measured = [] if answer.measured_ms is None else [answer.measured_ms]
+    return Axis.of([answer.predicted_ms, *measured, *rivals])
+
+
+def device_bars(answer: PlacementAnswer) -> tuple[MemoryBar, ...]:
+    """The memory of each device, by device id."""
+    most = max(*answer.request.caps_bytes, 1)
+    return tuple(
+        MemoryBar(
+            label=f"device {one.device}",
+            segments=_segments(one.components, one.cap),
+            used_bytes=one.most_bytes,
+            limit_bytes=one.limit_bytes,
+            pct=100 * one.cap / most,
+            full_pct=100 * one.full,
+            reserved_pct=100 * min(one.reserved / one.cap, 1) if one.cap else 0.0,
+            peak_pct=100 * one.peak / one.cap if one.peak > one.counted_bytes + LEAST_PEAK * one.cap else 0.0,
+        )
+        for one in answer.memory
+    )
+
+
+def host_bars(answer: PlacementAnswer) -> tuple[MemoryBar, ...]:
+    """Memory and SSDs of each host, as far as any host uses them."""
+    hosts, found = answer.host_memory, []
+    most = max(1, *(max(one.room, one.ssd_room) for one in hosts))
+    for host in hosts:
+        name = f"host {host.node}" if len(hosts) > 1 else "host"
+        if any(one.used_bytes for one in hosts):
+            segments = _segments((("weights", host.weights), ("optimizer state", host.optimizer_state)), host.room)
+            pcts = 100 * host.room / most, 100 * host.full
+            found.append(MemoryBar(name, segments, host.used_bytes, host.room, *pcts))
+        if any(one.ssd for one in hosts):
+            segments = _segments((("weights", host.ssd),), host.ssd_room)
+            pcts = 100 * host.ssd_room / most, 100 * host.ssd_full
+            found.append(MemoryBar(f"{name}, SSDs", segments, host.ssd, host.ssd_room, *pcts))
+    return tuple(found)
+
+
+def _segments(components: Iterable[tuple[str, int]], all_bytes: int) -> tuple[MemorySegment, ...]:
+    return tuple(
+        MemorySegment(MEMORY_KINDS.index(name), name, size, 100 * size / all_bytes if all_bytes else 0.0)
+        for name, size in components
+        if size
+    )
+
+
+def device_text(answer: PlacementAnswer, number: int) -> str:
+    """Return the times and the memory of a device, in a line."""
+    device, memory = answer.devices[number], answer.memory[number]
+    times = zip(STEP_PARTS, predicted_step_times(device), strict=True)
+    each = ", ".join(f"{name} {ms_text(ms)}" for name, ms in times)
+    held = ", ".join(f"{name} {size_text(size)}" for name, size in memory.components if size)
+    return (
+        f"device {number}: {ms_text(device.predicted_total_ms)} ms ({each}), waits "
+        f"{ms_text(device.predicted_wait_ms)} ms; "
+        f"{len(answer.parts_on_device[number]):,} tables, {size_text(memory.most_bytes)} of "
+        f"{size_text(memory.limit_bytes)} ({pct_text(100 * memory.full)}; {held or 'nothing'})"
     )

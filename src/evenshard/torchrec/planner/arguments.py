@@ -183,7 +183,7 @@ class PlannerArguments:
         on_cpu = machine.compute_device == "cpu"
         left_bytes = [one.storage.ddr if on_cpu else one.storage.hbm for one in left.devices]
         if max(left_bytes) <= 0:
-            has, kind = gb_text(max(machine.caps_bytes)), _types_of(self.storage_reservation)
+            has, kind = gb_text(max(machine.caps_bytes)), type(self.storage_reservation).__name__
             asked = getattr(self.storage_reservation, "_hbm_reserved_bytes", 0)  # of FixedAbsoluteStorageReservation
             keeps = f"{gb_text(asked)} per device, which has {has}" if asked else f"all {has} of a device"
             error = InfeasibleTask(
@@ -200,10 +200,6 @@ class PlannerArguments:
         if len(kept) == 1 and min(kept) >= 0:
             return replace(machine, reserved_bytes=kept.pop(), reserved_share=0.0)
         return replace(machine, caps_bytes=tuple(rooms), reserved_bytes=0, reserved_share=0.0)
-
-
-def _types_of(one: Any) -> str:
-    return ", ".join(type(each).__name__ for each in (one if isinstance(one, list) else [one]))
 
 
 def reservation_of(given: StorageReservation | None, percentage: float | None) -> StorageReservation | None:

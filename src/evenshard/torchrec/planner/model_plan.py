@@ -67,7 +67,7 @@ class ModelPlanner:
         started, result = time.monotonic(), ModelPlan(ShardingPlan({}))
         dense = gb_to_bytes(self.settings.knobs.memory.dense_gb or 0.0)
         if given.storage_reservation is not None:
-            keeps_host = self.settings.keeps_host
+            keeps_host = self.settings.knobs.memory.host_memory_gb is not None
             machine = given.after_reservation(machine, topology, module, sharders, keeps_host=keeps_host)
         elif self.settings.knobs.memory.dense_gb is None:
             dense = dense_bytes(module, sharders=sharders)

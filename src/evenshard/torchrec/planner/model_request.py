@@ -65,13 +65,8 @@ class PlannerSettings:
         return tuple(self.knobs.sharding.compute_kernels)
 
     @property
-    def keeps_host(self) -> bool:
-        """Whether a storage reservation leaves the memory of hosts as it is."""
-        return self.knobs.memory.host_memory_gb is not None
-
-    @property
     def is_whole(self) -> bool:
-        """Whether a sharder decides, of whole tables in device memory."""
+        """A sharder decides, of whole tables in device memory."""
         return self.sharder is not None
 
     def check_kernels(self, compute_device: str) -> None:
@@ -87,13 +82,9 @@ class PlannerSettings:
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """A model's request.
+    """A model's request with notes; by the path of a table's module and its name, the lookups of a bag of each feature.
 
-    Attributes:
-        request: with its tables.
-        lookups: of a bag of each feature, by the path of a table's module and its name.
-        written_as: the type to write of a table that stays whole, where its rules know only types that cut columns.
-        notes: what of the constraints changes nothing, and what was left out, in sentences.
+    ``written_as`` is the type to write of a table that stays whole, where its rules know only types that cut columns.
     """
 
     request: PlacementRequest
