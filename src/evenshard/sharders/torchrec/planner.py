@@ -134,9 +134,12 @@ def collection_of(
         else:
             configs.append(EmbeddingBagConfig(**named, pooling=PoolingType[table.pooling.upper()]))
     meta = torch.device("meta")
+    collection: nn.Module
     if tables[0].is_sequence:
-        return EmbeddingCollection(tables=configs, device=meta)
-    return EmbeddingBagCollection(tables=configs, is_weighted=tables[0].is_weighted, device=meta)
+        collection = EmbeddingCollection(tables=configs, device=meta)
+    else:
+        collection = EmbeddingBagCollection(tables=configs, is_weighted=tables[0].is_weighted, device=meta)
+    return collection
 
 
 def parts_of_shards(

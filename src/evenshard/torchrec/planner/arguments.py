@@ -57,8 +57,6 @@ OWN_MEANINGS = {
     "memory_cap_gb": "GB (1024**3 bytes) of each rank; one number, or one for each (default: those of the topology. "
     "Without one, for a GPU what the driver here says, or the hardware that is named, or TorchRec's 32, with a "
     "warning; for a CPU rank its share of this machine's memory)",
-    "dense_gb": "GB that the dense model takes of each device, with its gradients and optimizer state (default: "
-    "counted from the model, as Adam trains it)",
     "host_memory_gb": "GB of each node's memory that tables may take (default: that of the topology's ranks. Without "
     "one, 85 % of this machine's memory if it has a GPU; otherwise TorchRec's 128 GB of each rank, with a warning if "
     "tables are kept there)",
@@ -68,25 +66,13 @@ OWN_MEANINGS = {
     "pooling_factors": "pooling factors by table or feature, as tables_of takes them; of one pooling, if constraints "
     "name several (num_poolings)",
     "default_pooling_factor": "pooling factor of each feature that is not named",
-    "optimizer": "optimizer whose state takes memory too: sgd, rowwise_adagrad, adagrad, adam, lamb, lars_sgd, "
-    "partial_rowwise_adam or partial_rowwise_lamb (default: that of each table, as apply_optimizer_in_backward or "
-    "fused_params of its sharder name it, else sgd)",
-    "dense_optimizer": "optimizer of the dense model, which also trains replicas (data_parallel). Tables with the same "
-    "fused one may be replicated; make sure that learning rate and other settings match, too (default: not known, and "
-    "tables with a fused optimizer are replicated only if sharding_types, table_types or constraints name "
-    "data_parallel)",
-    "sharding_types": "sharding types that tables may have, in TorchRec's words (default: all seven, but see "
-    "dense_optimizer)",
     "keep_output_order": "plan so that pooled outputs keep the order of the unsharded model, for models that take "
     "values() of a collection's output or slice it",
-    "intra": "link within a node, as `evenshard hardware` lists them",
     "inter": "link between nodes, as `evenshard hardware` lists them. A topology has one; a warning says if its "
     "bandwidth is TorchRec's constant",
     "hardware": "hardware to place for, such as h200, which is simulated:h200 (default: the model's, or that of this "
     "process' GPU, or simulated:h100)",
 }
-
-
 # Knobs that are left out as None, too: callers hand on the arguments of TorchRec's planner so.
 MAY_BE_NONE = {"sharding_types", "allow_column_split", "intra", "inter"}
 
