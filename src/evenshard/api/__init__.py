@@ -1,1 +1,1 @@
-"""What users call: ``place``, ``what_if`` and ``load_answer``, and the code of a served model."""
+"""Functions that users call, ``place`` and ``what_if``, and the code of a served model."""

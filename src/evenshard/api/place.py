@@ -167,7 +167,7 @@ def _types(sharding: Sharding) -> tuple[str, ...]:
 
 
 def dense_bytes_of(tables: Any, dense_gb: float | None) -> int:
-    """What the dense model takes of each device."""
+    """Return the memory of the dense model on each device."""
     check_ranges(dense_gb=dense_gb)
     if dense_gb is not None or not hasattr(tables, "named_parameters"):
         return gb_to_bytes(dense_gb or 0.0)

@@ -55,7 +55,7 @@ class ChangeOutcome:
 
     @property
     def ms_D(self) -> npt.NDArray[np.float64]:
-        """What each device does in a step, waits left aside."""
+        """Busy time of each device in a step."""
         return np.asarray(self.windows_WD.sum(axis=0))
 
     @property
@@ -116,7 +116,7 @@ class ChangedPlacement:
     # Prices -----------------------------------------------------------------------------------------------------------
 
     def choice(self, position: int) -> Choice:
-        """How a table is sharded now."""
+        """Return the choice of a table now."""
         return self._state.choices[position]
 
     def option(self, position: int, choice: Choice | None = None) -> ShardingOption:
@@ -129,7 +129,7 @@ class ChangedPlacement:
         return tuple(dict.fromkeys(self._state.devices_of(self.option(position, choice), choice)))
 
     def after(self, changes: Changes) -> ChangeOutcome:
-        """What the changes lead to."""
+        """Return the outcome of changes."""
         state = self._state.copy()
         state.replace_all(list(changes.items()))
         return ChangeOutcome(state.windows_WD + self._offset_WD, state.used_3D[0])

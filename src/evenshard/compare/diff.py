@@ -290,7 +290,7 @@ def _times(
 
 
 def _of_device(device: str) -> Iterator[str]:
-    """How sure the two times are. A simulated device is as fast or slow for both: the difference in per cent stands."""
+    """Yield the error of the two times. A simulated device errs for both alike: the difference in per cent stands."""
     if device:
         yield f"{device}, for both placements alike"
 

@@ -166,7 +166,7 @@ class Difference:
 
     @property
     def moved_text(self) -> str:
-        """What moves, such as 2 GB of 3 tables."""
+        """Size of the moves, such as 2 GB of 3 tables."""
         tables = len({move.table for move in self.moves})
         return f"{size_text(self.traffic.moved_bytes)} of {count_text(tables, 'table')}"
 

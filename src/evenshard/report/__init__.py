@@ -1,1 +1,1 @@
-"""What an answer says, once as facts, and how a terminal, Markdown and a page show it."""
+"""Answers in words, and as a terminal, Markdown and a page show them."""

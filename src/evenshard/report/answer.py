@@ -22,7 +22,7 @@ class PlacementAnswer(answer.PlacementAnswer):
     """
 
     def __eq__(self, other: object) -> bool:
-        """Whether both say the same, however they show it."""
+        """Return True if both have equal fields, in whatever class."""
         if not isinstance(other, answer.PlacementAnswer):
             return NotImplemented
         return all(getattr(self, one.name) == getattr(other, one.name) for one in fields(self))

@@ -62,7 +62,7 @@ def _times(difference: Difference) -> str:
 
 
 def saved_text(difference: Difference, amount: str) -> str:
-    """What the new placement saves, with its share of the old one's step and, of the same tables, its interval."""
+    """Return the saving with its share of the old step and, of the same tables, its interval."""
     times = difference.times
     share, low, high = (100 * one / times.old_ms for one in (times.saves_ms, times.saves_low_ms, times.saves_high_ms))
     is_sure = low == high or not difference.is_of_same_tables
@@ -89,7 +89,7 @@ def _seconds(traffic: Traffic) -> str:
 
 
 def payback_lines(paid: Payback) -> Iterator[str]:
-    """When a move pays back, in sentences; the second is of the steps that were asked for."""
+    """Yield sentences on the payback of a move; the second is of the steps that were asked for."""
     saves = f"{_with_sign(paid.saves_ms, ms_text)} ms (90 %: {_ends(paid.saves_low_ms, paid.saves_high_ms, ms_text)})"
     once = duration_text(paid.transfer_seconds + paid.restart_seconds)
     restart = f", {duration_text(paid.restart_seconds)} of it a restart" if paid.restart_seconds else ""

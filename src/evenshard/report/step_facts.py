@@ -123,7 +123,7 @@ def link_text(answer: PlacementAnswer) -> str:
 
 
 def setting_text(answer: PlacementAnswer) -> str:
-    """What the times are of: machine, links, batch, pipeline and optimizer."""
+    """Describe the setting of the times: machine, links, batch, pipeline and optimizer."""
     request = answer.request
     model = "" if timing_word(answer) == "measured" else " (a device model, not a GPU)"
     facts = (
@@ -157,7 +157,7 @@ def timing_word(answer: PlacementAnswer) -> str:
 
 
 def device_error_text(answer: PlacementAnswer) -> str:
-    """What stands behind the times of a simulated device and of modelled links; empty where all is real."""
+    """Describe the evidence for a simulated device and modelled links; empty where all is real."""
     return device_text(answer.request.hardware, answer.device_error, answer.link_error)
 
 
@@ -165,7 +165,7 @@ def device_error_text(answer: PlacementAnswer) -> str:
 
 
 def step_headline(answer: PlacementAnswer) -> str:
-    """How long the embedding work of a step takes, and what that is worth."""
+    """Return the time of the embedding work of a step, and its distance from the bound."""
     step_ms = answer.predicted_ms if answer.measured_ms is None else answer.measured_ms
     step = f"{ms_text(step_ms)} {EMBEDDING_WORK}"
     return step if answer.num_devices == 1 else f"{step}, {gap_text(answer)}"
@@ -210,7 +210,7 @@ def timed_text(answer: PlacementAnswer) -> str:
 
 
 def bound_text(answer: PlacementAnswer) -> str:
-    """What the lower bound says, and what it leaves aside."""
+    """Describe the lower bound and its limits."""
     return (
         f"{ms_text(answer.lower_bound_ms)} ms: by the model, no placement that the request allows takes less, however "
         f"tables are cut. Memory and the latencies of exchanges count; rules of places are left aside."
@@ -218,7 +218,7 @@ def bound_text(answer: PlacementAnswer) -> str:
 
 
 def advice(answer: PlacementAnswer) -> list[str]:
-    """What would make a step faster, as far as the answer tells; one sentence or two each."""
+    """Return advice for a faster step, as far as the answer tells; one sentence or two each."""
     if answer.num_devices == 1:
         return []
     slowest, found = slowest_device(answer.devices), list[str]()
@@ -292,7 +292,7 @@ def _pct(time_ms: float, reference_ms: float) -> float:
 
 
 def rival_text(answer: PlacementAnswer) -> str | None:
-    """How the answer compares with the best of the others; None where there is nothing to compare with.
+    """Compare the answer with the best of the others; None without any.
 
     An answer that may cut tables is not called faster by so much than others that may not.
     """
@@ -316,7 +316,7 @@ def asked_texts(answer: PlacementAnswer) -> Iterator[str]:
 
 
 def worth_texts(answer: PlacementAnswer) -> Iterator[str]:
-    """How it differs from TorchRec's plan as it comes, where there is one, and from the placement in use, where given.
+    """Compare the answer with TorchRec's default plan and with the placement in use, where there are any.
 
     Each with an interval of the difference: what a model errs in alike for both is no part of it.
     """
@@ -346,12 +346,12 @@ def ends_text(low_pct: float, high_pct: float, below: str, above: str) -> str:
 
 
 def whole_tables_text(answer: PlacementAnswer, rival: Rival) -> str:
-    """What to add to a rival's name where the answer might cut tables and it might not."""
+    """Return the words behind a rival's name where the answer might cut tables and it might not."""
     return ", whole tables" if not answer.request.is_whole and rival.sharder not in CUTTING else ""
 
 
 def not_compared_text(answer: PlacementAnswer, reason: str = "") -> str | None:
-    """What to say where TorchRec's planner is missing among the others, or is there for whole tables only.
+    """Return a sentence where TorchRec's planner is missing among the others, or is there for whole tables only.
 
     Args:
         reason: why it is missing; empty where it was not asked for.

@@ -29,7 +29,7 @@ BADLY_SERVED, WORTH_A_WORD = 0.2, 0.05
 
 
 def reserve_text(request: PlacementRequest) -> str:
-    """What of each device is reserved, and for what; and what is counted, where that is little. Without a full stop."""
+    """Describe the reserve of each device, and the counted memory where that is little. Without a full stop."""
     share = request.reserved_share
     what = [pct_text(100 * share).replace(".0 ", " ")] if share else []
     what += [size_text(request.reserved_bytes)] if request.reserved_bytes else []
@@ -45,7 +45,7 @@ def reserve_text(request: PlacementRequest) -> str:
 
 
 def is_offloaded(answer: PlacementAnswer) -> bool:
-    """Whether some table is not in device memory."""
+    """Return True if some table is not in device memory."""
     return any(not kept.is_on_device for kept in answer.storage_of_table.values())
 
 
@@ -79,7 +79,7 @@ def _kernel_text(answer: PlacementAnswer, kernel: str, names: Sequence[str]) -> 
 
 
 def offload_text(answer: PlacementAnswer) -> str:
-    """What tables outside of device memory take of the slowest of the devices that hold some; empty without any."""
+    """Return the time of tables outside of device memory on the slowest device with some; empty without any."""
     taken = [0.0] * answer.num_devices
     for one in answer.offloaded:
         taken[one.part.device] += one.offload_ms
@@ -103,7 +103,7 @@ def badly_served(answer: PlacementAnswer) -> list[OffloadedPart]:
 
 
 def badly_served_text(answer: PlacementAnswer, one: OffloadedPart) -> str:
-    """What a cache misses, what that takes, and what would help."""
+    """Return the misses of a cache, their time, and the remedy."""
     return (
         f"{printable(one.part.table)} misses {pct_text(100 * (one.miss_ratio or 0.0))} of the distinct rows of a batch "
         f"at load factor {one.part.storage.load_factor:.3g} ({one.source}). Being there takes "

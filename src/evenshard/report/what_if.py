@@ -50,7 +50,7 @@ def print_what_if(found: WhatIfAnswer, file: TextIO | None = None) -> None:
 
 
 def heading(found: WhatIfAnswer) -> str:
-    """What the times are of."""
+    """Return the batch and the hardware of the times."""
     asked = found.question
     size = (
         f"{asked.batch_size:,} over all devices" if asked.batch_size else f"{asked.batch_per_device:,} on each device"
@@ -79,7 +79,7 @@ def short_name(hardware: str) -> str:
 
 
 def best_text(found: WhatIfAnswer, word: str, best: Best) -> str:
-    """Which option is the best, and from which others predictions do not tell it apart."""
+    """Return the best option, and those from which predictions do not tell it apart."""
     one = best.option
     worth = f"{interval_text(one.samples_per_s)} samples/s"
     if word != "fastest":
@@ -92,7 +92,7 @@ def best_text(found: WhatIfAnswer, word: str, best: Best) -> str:
 
 
 def marks(found: WhatIfAnswer, one: WhatIfOption) -> str:
-    """What an option is best in, and what it may be best in for all that predictions tell."""
+    """Return the words for which an option is the best, or may be for all that predictions tell."""
     named = [word for word, best in _bests(found) if best.option is one]
     named += [f"{word}?" for word, best in _bests(found) if any(one is equal for equal in best.equals)]
     return "does not fit" if not one.fits else ", ".join(named)
@@ -108,7 +108,7 @@ def interval_text(one: PredictedInterval) -> str:
 
 
 def notes(found: WhatIfAnswer) -> Iterator[str]:
-    """What does not fit and why, what was assumed, and how far to trust all of it."""
+    """Yield what does not fit and why, assumptions, and warnings."""
     placed = [one for one in found.options if one.answer is not None]
     for one in found.options:
         if not one.fits:

@@ -1,1 +1,1 @@
-"""What if the tables were trained on other machines: times, memory and prices of kinds and numbers of devices."""
+"""The same tables on other machines: times, memory and prices of kinds and numbers of devices."""

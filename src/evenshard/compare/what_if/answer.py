@@ -226,7 +226,7 @@ def cheapest_option(options: Sequence[WhatIfOption], max_step_ms: float | None =
 
 
 def separable(one: WhatIfOption, other: WhatIfOption, weight: StepWeight = lambda _: 1.0) -> bool:
-    """Whether predictions tell which of two options has the smaller step time, each times its weight."""
+    """Return True if predictions tell which of two options has the smaller step time, each times its weight."""
     apart = math.log(weight(one) / weight(other)) if weight(one) > 0 < weight(other) else 0.0
     if one.hardware != other.hardware:
         return _is_apart(apart + math.log(one.step_ms.value / other.step_ms.value), one.step_ms, other.step_ms)
@@ -245,7 +245,6 @@ def _best(options: Sequence[WhatIfOption], weight: StepWeight) -> Best | None:
 
 
 def _is_apart(log: float, one: PredictedInterval, other: PredictedInterval) -> bool:
-    """Whether the logarithm of a ratio exceeds both independent errors, towards each other."""
     upper, lower = (one, other) if log > 0 else (other, one)
     return abs(log) > math.hypot(math.log(upper.value / upper.low), math.log(lower.high / lower.value))
 
@@ -275,12 +274,12 @@ class WhatIfAnswer:
 
     @property
     def has_dense(self) -> bool:
-        """Whether the dense rest of a step is in the times; without it they are of embedding work alone."""
+        """The dense rest of a step is in the times; without it they are of embedding work alone."""
         return any(self.question.dense_ms.values())
 
     @property
     def has_groups(self) -> bool:
-        """Whether sizes of groups were asked for."""
+        """Sizes of groups were asked for."""
         return any(one.num_groups > 1 for one in self.options)
 
     def record(self) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def layouts_of(machine: Machine, group_size: int) -> tuple[tuple[str, Machine], 
 
 
 def synced_bytes(answer: PlacementAnswer) -> tuple[int, ...]:
-    """What ``DMPCollection.sync`` averages of each device: weights and optimizer state, but of replicated tables."""
+    """Return the bytes of each device that ``DMPCollection.sync`` averages: weights and state without replicas."""
     held = [0] * answer.num_devices
     for part, memory in zip(answer.parts, answer.part_memory, strict=True):
         if not TYPES[answer.type_of_table[part.table]].is_replicated:
@@ -185,7 +185,7 @@ def sync_of(answer: PlacementAnswer, machine: Machine, layout: str, every: int) 
 
 
 def replicas_ms(answer: PlacementAnswer, machine: Machine) -> float:
-    """What the all-reduce of gradients of replicated tables takes longer over a machine than within one group."""
+    """Return the time that the all-reduce of gradients of replicas takes longer over a machine than in one group."""
     values = sum(
         table.num_rows * table.embedding_dim
         for table in answer.request.tables

@@ -98,7 +98,7 @@ class WhatIfOption:
 
     @property
     def fits(self) -> bool:
-        """Whether the tables have a placement."""
+        """The tables have a placement."""
         return self.answer is not None
 
     @property

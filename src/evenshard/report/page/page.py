@@ -283,7 +283,7 @@ class Axis:
         return Axis(stop, step)
 
     def pct(self, value: float) -> float:
-        """Where a value stands, per cent of the axis."""
+        """Return the place of a value, per cent of the axis."""
         return min(max(value / self.stop, 0.0), 1.0) * 100 if math.isfinite(value) else 100.0
 
     @property
@@ -293,7 +293,7 @@ class Axis:
 
     @property
     def ticks(self) -> tuple[tuple[float, str], ...]:
-        """Where ticks stand, and what they say."""
+        """Places of ticks, per cent, with their texts."""
         digits = max(-math.floor(math.log10(self.step)), 0)
         return tuple(
             (self.pct(number * self.step), f"{number * self.step:,.{digits}f}")

@@ -15,7 +15,7 @@ from evenshard.tables.table import Table
 
 @dataclass(frozen=True)
 class TableStatistics(CacheStatistics):  # type: ignore[misc]  # TorchRec has no types
-    """What TorchRec asks of a table behind a cache.
+    """A table behind a cache, as TorchRec's planner asks for it.
 
     Attributes:
         table: whose curve is counted, bounded or assumed (``evenshard.tables.cache``).

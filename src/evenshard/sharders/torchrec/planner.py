@@ -157,7 +157,7 @@ def parts_of_shards(
 
 
 def storage_of(table: str, kernel: str, load_factor: float | None) -> Storage:
-    """Where a plan keeps the weights of a table; device memory where its kernel is none that evenshard knows.
+    """Return the storage of a table in a plan; device memory where evenshard does not know its kernel.
 
     Raises:
         BadConfig: if the load factor makes no sense.

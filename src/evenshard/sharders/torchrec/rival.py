@@ -94,11 +94,9 @@ class TorchRecPlanner:
         timeout_s: int | None = None,
         size_of: Callable[[Table], int] | None = None,
     ) -> None:
-        """Loads TorchRec.
+        """Loads TorchRec, whose best plan within ``timeout_s`` counts.
 
-        Args:
-            timeout_s: TorchRec's setting ``timeout_seconds``: the best plan found by then is its answer.
-            size_of: bytes of a part of a table; None for its weights and the task's optimizer state.
+        A part of a table takes ``size_of`` bytes; where left out, its weights and the task's optimizer state.
 
         Raises:
             MissingPackage: if TorchRec is not installed.

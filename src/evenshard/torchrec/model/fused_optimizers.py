@@ -131,7 +131,7 @@ class AllowedReplicas:
 
     @staticmethod
     def of(request: PlacementRequest) -> AllowedReplicas:
-        """What a request says."""
+        """Return the replicas that a request allows."""
         names = (table.name for table in request.tables)
         return AllowedReplicas(
             request.dense_optimizer, frozenset(name for name in names if request.names_replicas_of(name))

@@ -50,14 +50,14 @@ class LocatedTable:
 
     @property
     def pooling(self) -> str:
-        """How lookups are pooled: sum, mean or none."""
+        """Pooling of lookups: sum, mean or none."""
         from torchrec.modules.embedding_configs import EmbeddingBagConfig
 
         return self.config.pooling.value.lower() if isinstance(self.config, EmbeddingBagConfig) else SEQUENCE
 
     @property
     def is_weighted(self) -> bool:
-        """Whether lookups have weights."""
+        """Lookups have weights."""
         from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
         return isinstance(self.collection, EmbeddingBagCollection) and bool(self.collection.is_weighted())
@@ -152,7 +152,7 @@ def other_tables_in(model: nn.Module, sharders: Sequence[Any] | None = None) -> 
 
 
 def is_placed(module: nn.Module) -> bool:
-    """Whether evenshard places the module's tables; virtual ones take memory as rows come, on kernels of their own."""
+    """Return True for a module that evenshard places; virtual tables take memory as rows come, on their own kernels."""
     from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
     if not isinstance(module, EmbeddingBagCollection | EmbeddingCollection):

@@ -114,7 +114,6 @@ def _table(one: LocatedTable, default: float, deduplicates: bool) -> Table:
 
 
 def _deduplicates(sharders: Sequence[Any] | None) -> bool:
-    """Whether sequences send each distinct index of a device's samples once."""
     from torchrec.distributed.embedding import EmbeddingCollectionSharder, get_ec_index_dedup
 
     own = [one for one in sharders or () if isinstance(one, EmbeddingCollectionSharder)]

@@ -1,4 +1,4 @@
-"""What TorchRec 1.8 trains right, as tests/with_torchrec/test_every_type.py finds by training.
+"""Limits of what TorchRec 1.8 trains right, as tests/with_torchrec/test_every_type.py finds by training.
 
 - In an ``EmbeddingCollection`` tables are whole, cut by rows over all ranks, replicated, or cut by columns; of those
   that are cut by columns, all parts in the collection have one width. FBGEMM cannot look up a replica on the CPU.
@@ -59,7 +59,7 @@ def sharded_table(
 
 
 def leaves_a_rank_empty(num_rows: int, way: str, machine: Machine) -> bool:
-    """Whether a rank that holds a part of a table by rows gets none of them, as TorchRec divides rows."""
+    """Return True if a rank with a part of a table by rows gets none of them, as TorchRec divides rows."""
     if not TYPES[way].cuts_rows:
         return False
     ranks = len(TYPES[way].row_devices(machine, 0))

@@ -104,7 +104,7 @@ def table_entry(
 
 
 def prefetches(training_pipeline: str) -> bool | None:
-    """Whether a training pipeline prefetches the rows of caches; None where it is not named."""
+    """Return True if a training pipeline prefetches the rows of caches, None where it is not named."""
     return training_pipeline == PREFETCH if training_pipeline else None
 
 
@@ -121,7 +121,7 @@ def _storage(table: Table, storage: Storage, compute_device: str) -> Storage:
 
 
 def parts_of_entry(name: str, entry: TableEntry) -> tuple[TablePart, ...]:
-    """Where an entry puts the parts of its table: one part of a replica, whose ranks are its devices.
+    """Return the parts of an entry: one part of a replica, whose ranks are its devices.
 
     Raises:
         BadConfig: if there are no shards, or not a rank for each, or the load factor makes no sense.

@@ -216,7 +216,6 @@ def _type_limits(record: PlanFile) -> dict[str, frozenset[str]]:
 
 
 def _prefetches(entries: Mapping[str, TableEntry]) -> bool | None:
-    """Whether rows of caches are prefetched; all entries say the same."""
     caches = (entry.cache_params for entry in entries.values())
     return next((one.prefetch_pipeline for one in caches if one is not None), None)
 
@@ -275,7 +274,7 @@ def constraints_text(answer: PlacementAnswer, path: str | Path) -> str:
 
 
 def constraint_fields(answer: PlacementAnswer) -> dict[str, dict[str, Any]]:
-    """What the constraints of each table say, as plain values.
+    """Return the fields of the constraints of each table, as plain values.
 
     Raises:
         BadConfig: if TorchRec has no such kernel.

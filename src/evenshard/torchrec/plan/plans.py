@@ -258,7 +258,7 @@ def _check_names(tables: Sequence[Table]) -> None:
 
 
 def shards_of(plan: ShardingPlan, tables: Sequence[Table]) -> tuple[TablePart, ...]:
-    """Where a plan puts the parts of tables, table after table, in the order of ``tables``.
+    """Return the parts of a plan, table after table, in the order of ``tables``.
 
     Parts of a table on one rank are one wider part, so that its columns may stand in another order than in the plan. A
     cache without a load factor has TorchRec's own. Tables on kernels that evenshard does not know (``other_kernels``)

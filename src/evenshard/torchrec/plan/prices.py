@@ -178,7 +178,7 @@ class EvenshardPerfModel:
         return self._predict(plan).predicted_ms
 
     def times(self, plan: list[ShardingOption]) -> list[float]:
-        """What each rank does in a step, ms: compute and exchanges as far as they count; the rest of it, it waits."""
+        """Return the busy time of each rank in a step, ms: compute and exchanges as they count, without waits."""
         return [one.predicted_total_ms for one in self._predict(plan).devices]
 
     def _predict(self, plan: list[ShardingOption]) -> PredictedParts:

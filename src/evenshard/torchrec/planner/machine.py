@@ -67,7 +67,7 @@ class TorchRecMachine:
 
     @property
     def rooms_bytes(self) -> tuple[int, ...]:
-        """What is not kept of each rank's memory."""
+        """Memory of each rank beside the reserve."""
         reserves = reserves_of(self.caps_bytes, self.reserved_bytes, self.reserved_share)
         return tuple(max(cap - kept, 0) for cap, kept in zip(self.caps_bytes, reserves, strict=True))
 
@@ -205,7 +205,6 @@ def _constants(world_size: int) -> _RankMemory:
 
 
 def _of_topology(topology: Topology, on_cpu: bool, gpu: int | None, of_rank: int) -> _RankMemory:
-    """What the user says, with a note where that is TorchRec's constant, and the machine here has something else."""
     from torchrec.distributed.planner import constants
 
     storages = [one.storage for one in topology.devices]
@@ -286,7 +285,7 @@ def with_memory(topology: Topology, device_bytes: Sequence[int], host_bytes: Seq
 
 
 def assumed_link(topology: Topology | None) -> str:
-    """What to know of a topology's link between nodes where it is TorchRec's constant; empty where the user said it."""
+    """Return a note on the link between nodes where it is TorchRec's constant; empty where the user gave it."""
     from torchrec.distributed.planner.constants import CROSS_NODE_BANDWIDTH
 
     if topology is None or topology.comms_bandwidths.inter_host_bw != CROSS_NODE_BANDWIDTH:

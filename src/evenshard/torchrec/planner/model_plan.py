@@ -228,7 +228,6 @@ def _placed_by_torchrec(plan: ShardingPlan) -> str:
 
 
 def _fits_in_all(request: PlacementRequest) -> bool:
-    """Whether the tables would fit if the memory of all devices, and of hosts where tables may go there, were one."""
     task = request.task()
     whole = zip(request.tables, whole_tables(request.tables), strict=True)
     rooms = sum(request.rooms_bytes)

@@ -61,7 +61,7 @@ class PlannerSettings:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Where weights may be kept; empty for where TorchRec keeps them here."""
+        """Compute kernels that weights may have; empty for those that TorchRec has here."""
         return tuple(self.knobs.sharding.compute_kernels)
 
     @property
@@ -180,7 +180,6 @@ def _without_replicas(
 
 
 def _available_kernels(machine: TorchRecMachine, is_whole: bool) -> tuple[str, ...]:
-    """Where TorchRec can keep weights; a sharder keeps all in device memory."""
     if is_whole or machine.compute_device == "cpu":
         return (FUSED,)
     return (

@@ -64,7 +64,7 @@ class TableDelta(BaseModel):
 
 
 class DeltaFile(BaseModel):
-    """What moves live between two placements, and what cannot."""
+    """Tables that move live between two placements, and those that cannot."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -79,7 +79,7 @@ class DeltaFile(BaseModel):
 
 
 def reshard_delta(old: PlacementAnswer, new: PlacementAnswer, partial: bool = False) -> DeltaFile:
-    """What has to move for a job to go from one placement to another while it runs.
+    """Return the moves with which a running job goes from one placement to another.
 
     Args:
         old: placement that the job runs with.
@@ -158,7 +158,7 @@ def reshard_delta(old: PlacementAnswer, new: PlacementAnswer, partial: bool = Fa
 
 
 def reasons_of(left: Mapping[str, str]) -> tuple[str, ...]:
-    """Why tables cannot move, with the tables of each reason."""
+    """Return the reasons why tables cannot move, each with its tables."""
     tables_of: dict[str, list[str]] = {}
     for name, why in left.items():
         tables_of.setdefault(why, []).append(name)
@@ -195,7 +195,6 @@ def read_delta(path: str | Path) -> DeltaFile:
 
 
 def _not_live(old: PlacementAnswer, new: PlacementAnswer, name: str) -> str | None:
-    """Why a table cannot be moved in a running job; None if it can."""
     if any(TYPES[one.type_of_table[name]].is_replicated for one in (old, new)):
         return "replicated before or after, and the training's own optimizer updates replicas"
     was, now = old.storage_of_table[name], new.storage_of_table[name]
@@ -205,7 +204,7 @@ def _not_live(old: PlacementAnswer, new: PlacementAnswer, name: str) -> str | No
 
 
 def _cuts_a_part(old: PlacementAnswer, new: PlacementAnswer, name: str) -> bool:
-    """Whether columns of one part get apart: they have one number for each row together."""
+    """Return True if columns of one part are separated: they have one number for each row together."""
     edges = {edge for part in old.parts_of_table[name] for edge in part.columns}
     return any(edge not in edges for part in new.parts_of_table[name] for edge in part.columns)
 
