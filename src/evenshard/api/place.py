@@ -146,12 +146,13 @@ def _near(in_use: InUse) -> "Near | None":
                 "or leave max_move_gb out."
             )
         return None
+    from evenshard.planner.file import load_answer
     from evenshard.planner.near_placement import Near
-    from evenshard.torchrec.plan.file import load_placement
     from evenshard.utils.s3 import is_address, local
 
     with local(near) if is_address(near) else nullcontext(near) as here:
-        old = load_placement(Path(here))
+        path = Path(here)
+        old = load_answer(path / "placement.json" if path.is_dir() else path)
     return Near(old, str(near), None if max_move_gb is None else gb_to_bytes(max_move_gb))
 
 

@@ -1,4 +1,4 @@
-"""A plan file, which carries a plan from the command line into a training job: JSON without pickle, so safe to read.
+"""Files that carry an answer to TorchRec: plans and constraints, JSON without pickle, so safe to read.
 
 ``evenshard place ... --format torchrec -o plan.json`` knows tables only. Where they stand in the model is said when the
 plan is loaded::
@@ -220,6 +220,12 @@ def _prefetches(entries: Mapping[str, TableEntry]) -> bool | None:
     return next((one.prefetch_pipeline for one in caches if one is not None), None)
 
 
+# Constraints ----------------------------------------------------------------------------------------------------------
+#
+# ``ParameterConstraints`` with which TorchRec's own planner comes near an answer. They leave it one way to shard each
+# table: the type, the width of its parts, the kernel and the cache, with the pooling factors that it needs to balance.
+# It still decides the ranks, and its shards of a table are equally wide.
+
 _PYTHON = '''"""ParameterConstraints for TorchRec's EmbeddingShardingPlanner, written by `evenshard place`.
 
     from {module} import constraints
@@ -313,27 +319,15 @@ def _width(columns: int, num_parts: int) -> int:
     return -(-width // COLUMN_STEP) * COLUMN_STEP
 
 
+# Placements in use ----------------------------------------------------------------------------------------------------
+
 PLACEMENT, PLAN = "placement.json", "plan.json"
 
 
-def load_placement(path: Path) -> PlacementAnswer:
-    """The answer of placement.json, or of the folder that has it.
-
-    Raises:
-        BadFile: if it cannot be used, or is a plan for TorchRec.
-    """
-    return load_answer(path / PLACEMENT if path.is_dir() else path)
-
-
 def placement_in_use(path: Path, new: PlacementAnswer, model: Model) -> PlacementAnswer:
-    """The placement of a file, as an answer that ``diff`` compares with the new one.
+    """Return the placement of placement.json, evenshard's plan for TorchRec, or a folder with either, as an answer.
 
-    A plan for TorchRec knows no lookups: its parts are priced as those of today's tables.
-
-    Args:
-        path: placement.json, evenshard's plan for TorchRec, or a folder with either.
-        new: the answer for today's tables.
-        model: prices a plan.
+    A plan knows no lookups: the model prices its parts as those of the new answer's tables.
 
     Raises:
         BadFile: if it is neither, or a plan is of other tables or ranks than the new answer.
