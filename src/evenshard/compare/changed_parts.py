@@ -186,16 +186,12 @@ class ChangedPlacement:
 
 
 def devices_text(devices: Sequence[int]) -> str:
-    """Device ids for a person."""
-    return f"device{'s' if len(devices) > 1 else ''} {ranges_text(devices)}"
-
-
-def ranges_text(numbers: Sequence[int]) -> str:
-    """Ids in ascending order, three or more that follow each other as "2 to 5"."""
+    """Return device ids in ascending order, three or more that follow each other as "2 to 5"."""
     runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
+    for device in sorted(devices):
+        if runs and device == runs[-1][-1] + 1:
+            runs[-1].append(device)
         else:
-            runs.append([number])
-    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+            runs.append([device])
+    ids = ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    return f"device{'s' if len(devices) > 1 else ''} {ids}"
