@@ -7,8 +7,19 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 
-from benchmarks.scripts.fit_dense_layers import HSTU, errors_of, fit_products, hstu_ms, left_out, read_products
-from evenshard.measure.dense_layers import FITS, ProductFit, fit_of, mean_fit, product_ms
+from benchmarks.scripts.fit_dense_layers import (
+    FITS,
+    HSTU,
+    ProductFit,
+    errors_of,
+    fit_of,
+    fit_products,
+    hstu_ms,
+    left_out,
+    mean_fit,
+    product_ms,
+    read_products,
+)
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from support.truth import truth_file
 
