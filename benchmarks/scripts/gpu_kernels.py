@@ -22,6 +22,7 @@ import json
 import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -46,7 +47,7 @@ from evenshard.measure.fbgemm import (
     call_batches,
     kernel_provenance,
 )
-from evenshard.measure.traces.fused_calls import FusedCall, fused_calls, median_calls
+from evenshard.measure.traces.fused_calls import TRACED_KERNELS, FusedCall, fused_calls
 from evenshard.measure.traces.kineto import read_traces
 from evenshard.tables.catalog import load_catalog
 from evenshard.tables.reuse import power_law_reuse_bins
@@ -204,6 +205,33 @@ def _log_uniform(rng: np.random.Generator, low: float, high: float, size: int | 
 
 
 _FAMILIES = (_mixture, _one_table, _mixture, _recommender, _mixture, _hardly, _mixture, _sequences, _many, _mlperf)
+
+
+_CALL_TIMES = ("forward_span_us", "backward_span_us", "forward_host_us", "backward_host_us")
+
+
+def median_calls(calls: Sequence[FusedCall]) -> list[FusedCall]:
+    """One call per rank and position: medians over the training steps, of each kernel by itself."""
+    repeats: dict[tuple[int, int], list[FusedCall]] = defaultdict(list)
+    for call in calls:
+        repeats[call.rank, call.position].append(call)
+    return [_median_call(repeats[key]) for key in sorted(repeats)]
+
+
+def _median_call(repeats: Sequence[FusedCall]) -> FusedCall:
+    names = {kind: {n: None for one in repeats for n in one.kernels_us.get(kind, {})} for kind in TRACED_KERNELS}
+
+    def kernel(kind: str, name: str) -> float:
+        return median(one.kernels_us.get(kind, {}).get(name, 0.0) for one in repeats)
+
+    lookups = [one.num_lookups for one in repeats if one.num_lookups is not None]
+    return replace(
+        repeats[0],
+        step=None,
+        num_lookups=round(median(lookups)) if lookups else None,
+        kernels_us={kind: {name: kernel(kind, name) for name in of} for kind, of in names.items() if of},
+        **{name: median(getattr(one, name) for one in repeats) for name in _CALL_TIMES},
+    )
 
 
 # Measuring -----------------------------------------------------------------------------------------------------------

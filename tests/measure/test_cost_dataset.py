@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenshard.measure import cost_rows
-from evenshard.measure.cost_dataset import load_costs, load_shardings, save_costs
+from evenshard.measure.cost_dataset import load_costs, read_placements, save_costs
 from evenshard.measure.cost_rows import COLUMNS, TIMES, read_lineage, read_rows
 from evenshard.measure.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.placement.machine import Machine
@@ -78,7 +78,7 @@ def test_parts_come_back_from_parquet(tmp_path: Path) -> None:
         ["long[rows 0:10, 0:4]", "small"],
         ["wide[4:8]", "long[rows 10:40, 0:4]", "small"],
     ]
-    (found,) = load_shardings(path, (WIDE, LONG, SMALL))
+    (found,) = read_placements(path, (WIDE, LONG, SMALL))
     assert set(found.parts) == set(one.parts) and found.task.machine.devices_per_node == 2
     assert (found.cost, found.provenance, found.task.tables) == (one.cost, one.provenance, one.task.tables)
     assert load_costs(path, (WIDE, LONG, SMALL)) == ()
@@ -109,7 +109,7 @@ def test_a_part_that_cannot_be_is_named(tmp_path: Path, name: str) -> None:
     content[2]["tables"] = [name]
     pq.write_table(pa.Table.from_pylist(content, schema=pq.read_schema(path)), path)
     with pytest.raises(BadFile, match="which is not in the table file"):
-        load_shardings(path, (WIDE, LONG, SMALL))
+        list(read_placements(path, (WIDE, LONG, SMALL)))
 
 
 def test_parts_that_make_no_type_are_refused(tmp_path: Path) -> None:

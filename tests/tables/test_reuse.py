@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from evenshard.tables.reuse import (
     BIN_MEAN_COUNTS,
     DLRM_2021_REUSE,
-    DLRM_2022_REUSE,
     MAX_COUNT_OF_BIN,
     MIN_COUNT_OF_BIN,
     NUM_REUSE_BINS,
@@ -74,29 +73,18 @@ def test_mean_counts_lie_inside_their_bins() -> None:
 
 # fmt: off
 UNIQUES_2021 = (.473, .152, .139, .112, .072, .032, .011, .005, .002, .001)
-UNIQUES_2022 = (.342, .144, .149, .138, .112, .068, .029, .010, .004, .002, .001, .001)
 ACCESSES_2021 = (.069, .044, .068, .101, .121, .104, .073, .058, .052, .050, .049, .048, .048, .043, .031, .023, .019)
-ACCESSES_2022 = (.027, .023, .040, .068, .105, .120, .099, .070, .059, .054, .040, .072, .064, .047, .021, .017, .076)
 # fmt: on
 
 
-@pytest.mark.parametrize(
-    ("bins", "uniques", "accesses", "lookups_per_unique"),
-    [
-        (DLRM_2021_REUSE, UNIQUES_2021, ACCESSES_2021, 6.906),
-        (DLRM_2022_REUSE, UNIQUES_2022, ACCESSES_2022, 12.74),
-    ],
-)
-def test_published_histograms_agree_with_all_three_published_figures(
-    bins: ReuseBins, uniques: tuple[float, ...], accesses: tuple[float, ...], lookups_per_unique: float
-) -> None:
-    shares = np.array(bins)
+def test_the_published_histogram_agrees_with_all_three_published_figures() -> None:
+    shares = np.array(DLRM_2021_REUSE)
     assert shares.sum() == pytest.approx(1) and (shares > 0).all()
-    np.testing.assert_allclose(shares[: len(uniques)], uniques, atol=6e-4)
-    assert shares[len(uniques) :].max() < 5.5e-4  # printed as 0.000
+    np.testing.assert_allclose(shares[: len(UNIQUES_2021)], UNIQUES_2021, atol=6e-4)
+    assert shares[len(UNIQUES_2021) :].max() < 5.5e-4  # printed as 0.000
     mean_count = float(shares @ BIN_MEAN_COUNTS)
-    assert mean_count == pytest.approx(lookups_per_unique, rel=0.01)
-    np.testing.assert_allclose(shares * BIN_MEAN_COUNTS / mean_count, accesses, atol=0.004)
+    assert mean_count == pytest.approx(6.906, rel=0.01)
+    np.testing.assert_allclose(shares * BIN_MEAN_COUNTS / mean_count, ACCESSES_2021, atol=0.004)
 
 
 # The default of a table without a count ----------------------------------------------------------------------------
@@ -104,7 +92,6 @@ def test_published_histograms_agree_with_all_three_published_figures(
 
 def test_a_table_with_room_keeps_the_published_histogram() -> None:
     np.testing.assert_allclose(feasible_reuse_bins(10**7, 10**6), DLRM_2021_REUSE, rtol=1e-12)
-    np.testing.assert_allclose(feasible_reuse_bins(10**7, 10**6, base=DLRM_2022_REUSE), DLRM_2022_REUSE, rtol=1e-12)
 
 
 @pytest.mark.parametrize("num_lookups", [0, 1e-6, 0.5, 1, 1.9])
@@ -149,7 +136,7 @@ def test_tilt_up_means_more_reuse() -> None:
     num_rows=st.integers(1, 10**9),
     num_lookups=st.floats(0, 1e9),
     tilt=st.floats(-3, 3),
-    base=st.sampled_from([DLRM_2021_REUSE, DLRM_2022_REUSE, one_hot(0), one_hot(16)]),
+    base=st.sampled_from([DLRM_2021_REUSE, one_hot(0), one_hot(16)]),
 )
 def test_the_default_is_always_possible(num_rows: int, num_lookups: float, tilt: float, base: ReuseBins) -> None:
     bins = np.array(feasible_reuse_bins(num_rows, num_lookups, tilt, base))

@@ -80,7 +80,7 @@ def load_costs(path: Path, pool: Sequence[Table]) -> tuple[MeasuredPlacement, ..
     """Reads a cost dataset back into records (needs pyarrow).
 
     Of placements of parts, those devices come back that make one fused call, each as a shard that was measured alone:
-    that is what a cost model can learn from them (``load_shardings`` reads them whole).
+    that is what a cost model can learn from them (``read_placements`` reads them whole).
 
     Args:
         path: the Parquet file.
@@ -91,17 +91,13 @@ def load_costs(path: Path, pool: Sequence[Table]) -> tuple[MeasuredPlacement, ..
             not make up one whole placement.
     """
     found: list[MeasuredPlacement] = []
-    for one in _load(path, pool):
+    for one in read_placements(path, pool):
         found += [one] if one.task.is_whole else _shards_alone(one)
     return tuple(found)
 
 
-def load_shardings(path: Path, pool: Sequence[Table]) -> tuple[MeasuredPlacement, ...]:
-    """The placements of parts in a cost dataset; see ``load_costs``."""
-    return tuple(one for one in _load(path, pool) if not one.task.is_whole)
-
-
-def _load(path: Path, pool: Sequence[Table]) -> Iterator[MeasuredPlacement]:
+def read_placements(path: Path, pool: Sequence[Table]) -> Iterator[MeasuredPlacement]:
+    """Read all placements of a cost dataset, those of parts whole; see ``load_costs``."""
     by_name = {table.name: table for table in pool}
     return (_read_placement(path, rows, by_name) for rows in _by_measurement(path, by_name))
 

@@ -62,11 +62,6 @@ DLRM_2021_REUSE: ReuseBins = _complete_shares(
     (.069, .044, .068, .101, .121, .104, .073, .058, .052, .050, .049, .048, .048, .043, .031, .023, .019),
     887_017_990 / 128_435_723,
 )  # fmt: skip
-DLRM_2022_REUSE: ReuseBins = _complete_shares(
-    (0.342, 0.144, 0.149, 0.138, 0.112, 0.068, 0.029, 0.010),
-    (.027, .023, .040, .068, .105, .120, .099, .070, .059, .054, .040, .072, .064, .047, .021, .017, .076),
-    1.405e9 / 110.26e6,
-)  # fmt: skip
 
 
 def reuse_bins_of_counts(counts: npt.NDArray[np.integer[Any]] | torch.Tensor) -> ReuseBins:

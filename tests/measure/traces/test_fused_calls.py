@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from benchmarks.scripts.gpu_kernels import median_calls
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.fbgemm import ShardKernels
 from evenshard.measure.simulated.device_model import BACKWARD_KERNELS, FORWARD_KERNELS
-from evenshard.measure.traces.fused_calls import FusedCall, fused_calls, median_calls, without_calls
+from evenshard.measure.traces.fused_calls import FusedCall, fused_calls, without_calls
 from evenshard.measure.traces.kineto import read_traces
 from evenshard.utils.errors import BadFile
 from support.builders import table
@@ -64,8 +65,8 @@ def test_kernels_take_what_others_read_from_the_same_trace(name: str) -> None:
             pytest.approx(call.num_tables * float(row["D"]), rel=0.01),
         )
         for column, observed in (
-            ("fwd_us", call.forward_span_us if span else call.class_us(kind)),
-            ("bwd_us", call.backward_span_us if span else call.class_us(kind)),
+            ("fwd_us", call.forward_span_us if span else kernels_us(call, (kind,))),
+            ("bwd_us", call.backward_span_us if span else kernels_us(call, (kind,))),
         ):
             if row[column]:
                 assert observed == pytest.approx(float(row[column]), abs=1.0), row["what"]
@@ -76,7 +77,7 @@ def test_kernels_take_what_others_read_from_the_same_trace(name: str) -> None:
 
 
 def kernels_us(call: FusedCall, classes: tuple[str, ...]) -> float:
-    return sum(map(call.class_us, classes))
+    return sum(sum(call.kernels_us.get(kind, {}).values()) for kind in classes)
 
 
 def test_an_archive_holds_the_traces_of_all_ranks() -> None:
@@ -150,7 +151,7 @@ def test_a_kernel_belongs_to_the_operator_that_launched_it_however_late_it_runs(
     assert (first.num_tables, second.num_tables, first.step, second.position) == (2, 3, 7, 1)
     assert [kernels_us(call, FORWARD_KERNELS) for call in (first, second)] == [40, 60]
     assert [kernels_us(call, BACKWARD_KERNELS) for call in (first, second)] == [7, 9]
-    assert (first.class_us("index"), first.backward_span_us, first.gpu) == (2, 10, "NVIDIA H200")
+    assert (kernels_us(first, ("index",)), first.backward_span_us, first.gpu) == (2, 10, "NVIDIA H200")
 
 
 def test_what_is_no_trace_of_fbgemm_says_how_to_record_one(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ class TimeExchanges:
         ranks = worker.ranks
         group, members = None, range(ranks.size)
         if self.tier == IN_NODE:
-            group = ranks.tier_groups(self.devices_per_node).node
+            group = ranks.node_group(self.devices_per_node)
             first = ranks.rank - ranks.rank % self.devices_per_node
             members = range(first, first + self.devices_per_node)
         own_node = ranks.rank // self.devices_per_node if self.tier == BETWEEN_NODES else -1
@@ -197,7 +197,7 @@ class TimeCollectives:
     def run(self, worker: Worker) -> tuple[float, ...]:
         """See ``RankJob``."""
         ranks, size = worker.ranks, self.ranks_per_group
-        group = None if size == ranks.size else ranks.tier_groups(size).node
+        group = None if size == ranks.size else ranks.node_group(size)
         part, whole = (torch.zeros(most, device=ranks.device) for most in (max(self.values), size * max(self.values)))
         calls: list[Callable[[torch.Tensor, torch.Tensor], None]] = [
             lambda own, buffer: ranks.all_gather(buffer, own, group),

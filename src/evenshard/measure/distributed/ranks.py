@@ -30,14 +30,8 @@ from evenshard.utils.units import seconds_to_ms
 FINE = ""
 INPUT_REFUSED = "bad_input"
 MEASURING_FAILED = "failed"
-PROBLEMS = (
-    FINE,
-    OUT_OF_MEMORY,
-    INPUT_REFUSED,
-    MEASURING_FAILED,
-)  # a meeting agrees on the last of these that any rank brings
-
-MAX_ANSWER_BYTES = 64 * 1024**2  # a thousand steps have 100 KB
+# A meeting agrees on the last of these that any rank brings.
+PROBLEMS = (FINE, OUT_OF_MEMORY, INPUT_REFUSED, MEASURING_FAILED)
 
 
 class PeerLost(MeasurementFailed):
@@ -59,14 +53,6 @@ class OthersStopped(Exception):
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
         self.problem = problem
-
-
-@dataclass(frozen=True)
-class TierGroups:
-    """The groups that a rank is in: of its node, and of the ranks with the same number in every node."""
-
-    node: dist.ProcessGroup
-    across: dist.ProcessGroup
 
 
 @dataclass(frozen=True)
@@ -116,7 +102,7 @@ class Ranks:
         self.rank, self.size, self.device = rank, size, device
         self.backend = "nccl" if device.type == "cuda" else "gloo"
         self._timeout_s = timeout_s
-        self._tiers: dict[int, TierGroups] = {}
+        self._nodes: dict[int, dist.ProcessGroup] = {}
         # NCCL's watchdog must not take this process down before it has said which rank is lost.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
         with nccl_log() as log:
@@ -204,19 +190,16 @@ class Ranks:
         """Sums up a tensor over the ranks of a group, in place; None for all."""
         dist.all_reduce(summed, group=group)
 
-    def tier_groups(self, devices_per_node: int) -> TierGroups:
-        """This rank's groups of a machine; all ranks ask for them at the same time."""
-        if devices_per_node not in self._tiers:
-            nodes = [range(first, first + devices_per_node) for first in range(0, self.size, devices_per_node)]
-            across = [range(local, self.size, devices_per_node) for local in range(devices_per_node)]
-            own: list[dist.ProcessGroup] = []
+    def node_group(self, devices_per_node: int) -> dist.ProcessGroup:
+        """The group of this rank's node; all ranks ask for it at the same time."""
+        if devices_per_node not in self._nodes:
             with self._detect_lost_peer():
-                for members in (*nodes, *across):  # every rank takes part in making every group
+                for first in range(0, self.size, devices_per_node):  # every rank takes part in making every group
+                    members = range(first, first + devices_per_node)
                     group = dist.new_group(list(members), timeout=timedelta(seconds=self._timeout_s))
                     if self.rank in members:
-                        own.append(group)
-            self._tiers[devices_per_node] = TierGroups(*own)
-        return self._tiers[devices_per_node]
+                        self._nodes[devices_per_node] = group
+        return self._nodes[devices_per_node]
 
     def gather(self, own: bytes) -> list[bytes]:
         """The ``own`` of each rank, on rank 0; an empty list elsewhere. Bytes, as objects would come as pickles."""
@@ -224,10 +207,7 @@ class Ranks:
             length = torch.tensor([len(own)])
             lengths = [torch.zeros_like(length) for _ in range(self.size)]
             dist.all_gather(lengths, length)
-            longest = max(map(int, lengths))
-            if longest > MAX_ANSWER_BYTES:
-                raise RuntimeError(f"an answer has {longest:,} bytes, more than {MAX_ANSWER_BYTES:,}")
-            padded = torch.zeros(longest, dtype=torch.uint8)
+            padded = torch.zeros(max(map(int, lengths)), dtype=torch.uint8)
             padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
             everyones = [torch.empty_like(padded) for _ in lengths] if self.rank == 0 else None
             dist.gather(padded, everyones)

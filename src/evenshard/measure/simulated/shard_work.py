@@ -85,7 +85,6 @@ _FIELDS = tuple(field.name for field in fields(ShardWork))
 NUM_WORK_COLUMNS = len(_FIELDS)
 # Columns of which a shard has the largest of its tables'; of the others it has the sum.
 MAXIMA = slice(_FIELDS.index("hottest"), len(_FIELDS))
-SIZE_BYTES, NUM_ROWS, OUTPUT_BYTES = (_FIELDS.index(name) for name in ("size_bytes", "num_rows", "output_bytes"))
 CACHED = _FIELDS.index("cached")
 _ROW_MISSES, _TABLES, _BAGS = (_FIELDS.index(name) for name in ("row_miss_bytes", "num_tables", "bags"))
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 from evenshard.measure.simulated.device_model import KERNELS
 from evenshard.measure.traces.kineto import HOW_TO_RECORD, GpuWork, Op, Trace
@@ -70,43 +69,12 @@ class FusedCall:
     forward_host_us: float
     backward_host_us: float
 
-    def class_us(self, kind: str) -> float:
-        """The kernels of a class together."""
-        return sum(self.kernels_us.get(kind, {}).values())
-
-
-_TIMES = tuple(name for name in FusedCall.__dataclass_fields__ if name.endswith(("_span_us", "_host_us")))
-
 
 def without_calls(path: Path) -> BadFile:
     """The error of a trace without any call of a fused FBGEMM module."""
     problem = "it has no operator of FBGEMM (fbgemm::split_embedding_codegen_lookup_...)"
     what = "Train with TorchRec's or FBGEMM's fused embedding modules, which data_parallel tables have none of"
     return BadFile(path, problem, f"{what}. {HOW_TO_RECORD}.")
-
-
-def median_calls(calls: Sequence[FusedCall]) -> list[FusedCall]:
-    """One call per rank and position: medians over the training steps, of each kernel by itself."""
-    repeats: dict[tuple[int, int], list[FusedCall]] = defaultdict(list)
-    for call in calls:
-        repeats[call.rank, call.position].append(call)
-    return [_median(repeats[key]) for key in sorted(repeats)]
-
-
-def _median(repeats: Sequence[FusedCall]) -> FusedCall:
-    names = {kind: {n: None for one in repeats for n in one.kernels_us.get(kind, {})} for kind in TRACED_KERNELS}
-
-    def kernel(kind: str, name: str) -> float:
-        return median(one.kernels_us.get(kind, {}).get(name, 0.0) for one in repeats)
-
-    lookups = [one.num_lookups for one in repeats if one.num_lookups is not None]
-    return replace(
-        repeats[0],
-        step=None,
-        num_lookups=round(median(lookups)) if lookups else None,
-        kernels_us={kind: {name: kernel(kind, name) for name in of} for kind, of in names.items() if of},
-        **{name: median(getattr(one, name) for one in repeats) for name in _TIMES},
-    )
 
 
 def fused_calls(trace: Trace) -> list[FusedCall]:
