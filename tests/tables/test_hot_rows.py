@@ -11,7 +11,7 @@ from evenshard.measure.workload import draw_lookups
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.hot_rows import LEAST_DIFFERENCE, hot_rows_together, with_hot_rows
 from evenshard.tables.table import Table
-from evenshard.tables.traffic.row_runs import RowRuns
+from evenshard.tables.traffic.counts import RowRuns
 
 BATCH_SIZE, BATCHES = 512, 8
 # Nine of ten distinct rows are read once, one 5 to 8 times.

@@ -30,7 +30,6 @@ from evenshard.tables.formats import TABLE_SUFFIXES
 from evenshard.tables.records import KNOWN_COLUMNS, TABLE_COLUMNS
 from evenshard.tables.reuse import feasible_reuse_bins
 from evenshard.tables.table import check_weight_bits
-from evenshard.tables.traffic import tables_from_traffic
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.extras import require_package
 from evenshard.utils.messages import brief, did_you_mean
@@ -177,6 +176,8 @@ def complete_tables(
 def _count_lookups(
     table_set: TableSet, traffic: str | PathLike[str], batch_size: int, columns: Mapping[str, str] | None
 ) -> TableSet:
+    from evenshard.tables.traffic import tables_from_traffic  # 20 ms, and most requests have no sample
+
     found = tables_from_traffic(traffic, batch_size, table_set.tables, columns=columns)
     counted = {table.name for table in found.tables}
     # Only of a table that is not in the sample does it leave the pooling factor open.
@@ -249,6 +250,8 @@ def _of_traffic(path: Path, batch_size: int, embedding_dim: int | None, columns:
             f"{path} is a sample of traffic, which does not state the dims. "
             "Give embedding_dim, or a table file with the sample as its traffic."
         )
+    from evenshard.tables.traffic import tables_from_traffic
+
     return tables_from_traffic(path, batch_size, embedding_dim=embedding_dim, columns=columns)
 
 

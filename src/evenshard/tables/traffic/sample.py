@@ -1,4 +1,4 @@
-"""The interface of a kind of traffic file: its tables, a first look at their sizes, and blocks of samples.
+"""Files of recorded lookups: their tables, a first look at their sizes, and blocks of samples; and ``.pt`` files.
 
 Legend: B samples of a block, L lookups of one table in a block.
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.tables.dlrm_batch import DlrmBatch, mapped_batch
+from evenshard.utils.console import progress
 from evenshard.utils.errors import BadFile
 from evenshard.utils.messages import brief
 
@@ -118,3 +121,57 @@ def check_same_tables(path: Path, names: Sequence[str], expected: Sequence[str],
         problem = f"lacks table {brief(missing[0])}" if missing else f"holds table {brief(extra[0])}"
         relation = "which stands in" if missing else "which is not in"
         raise BadFile(path, f"{problem}, {relation} {first.name}", "All files of a sample must hold the same tables.")
+
+
+class TorchSample:
+    """Traffic in ``.pt`` files, one batch each; see ``dlrm_batch``.
+
+    Args:
+        paths: the files, at least one.
+        unpacked: the unpacked copy to read if the only file is gzipped.
+
+    Raises:
+        BadFile: the first file is torn or holds something else.
+    """
+
+    def __init__(self, paths: Sequence[Path], unpacked: Path | None = None) -> None:
+        self._paths, self._unpacked = tuple(paths), unpacked
+        self._begins: dict[Path, list[int]] = {}
+        self.names = self._load(self._paths[0]).names
+        self.unlike_features: Mapping[str, str] = {}  # such a file holds lookups alone
+
+    def _load(self, path: Path) -> DlrmBatch:
+        return mapped_batch(path, self._unpacked or path)
+
+    def survey(self, names: Sequence[str]) -> Survey:
+        """See ``Sample.survey``."""
+        num_samples, num_lookups = 0, dict.fromkeys(names, 0)
+        for path in progress(self._paths, "looking at the files"):
+            batch = self._load(path)
+            check_same_tables(path, batch.names, self.names, self._paths[0])
+            num_samples += batch.batch_size
+            begins = self._begins[path] = batch.begins(path)
+            for name, (begin, end) in zip(batch.names, pairwise(begins), strict=True):
+                if name in num_lookups:
+                    num_lookups[name] += end - begin
+        return Survey(num_samples, num_lookups, tuple(map(Part, self._paths)))
+
+    def blocks(self, part: Part, names: Sequence[str], max_samples: int) -> Iterator[Block]:
+        """See ``Sample.blocks``."""
+        whole = self._load(part.path)
+        number_of = {name: whole.names.index(name) for name in names}
+        begins = {name: self._begins[part.path][number] for name, number in number_of.items()}
+        num_samples = whole.batch_size
+        del whole
+        for first in range(0, num_samples, max_samples):
+            last = min(first + max_samples, num_samples)
+            batch = self._load(part.path)
+            lookups = {}
+            for name, number in number_of.items():
+                lengths_B = batch.lengths[number, first:last].long()
+                begin, end = begins[name], begins[name] + int(lengths_B.sum())
+                # A copy, since a view would keep the whole file mapped.
+                rows = batch.indices[begin:end].long().numpy().copy()
+                lookups[name], begins[name] = TableLookups.of_lengths(rows, lengths_B.numpy()), end
+            del batch  # what was touched stays in memory as long as the file is mapped, so each block maps it again
+            yield Block(last - first, lookups)

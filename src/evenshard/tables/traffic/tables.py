@@ -10,6 +10,7 @@ in groups, one after the other, and each group reads its own part of the files o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -19,20 +20,21 @@ import numpy as np
 from evenshard.tables.assumptions import Assumption, TableSet, assumed_weight_bits
 from evenshard.tables.reuse import feasible_reuse_bins
 from evenshard.tables.table import Table, duplicate_name
-from evenshard.tables.traffic.counts import TableCounts, WindowedCounts
+from evenshard.tables.traffic.counts import TableCounts, WindowedCounts, remembered_rows
 from evenshard.tables.traffic.features import features_of
-from evenshard.tables.traffic.reuse_intervals import remembered_rows
-from evenshard.tables.traffic.sample import Sample, Survey
-from evenshard.tables.traffic.sources import opened_sample
+from evenshard.tables.traffic.sample import Sample, Survey, TorchSample
 from evenshard.utils.console import progress
 from evenshard.utils.errors import BadConfig, BadFile, blame_file
+from evenshard.utils.extras import require_package
 from evenshard.utils.messages import brief, names_text
+from evenshard.utils.packed_files import unpack_file
 from evenshard.utils.params import check_ranges
 
 # Expected lookups of one window in the tables that are read together: 128 MiB.
 GROUP_LOOKUPS = 1 << 24
 # Expected lookups and samples that are read at a time.
 BLOCK_LOOKUPS = 1 << 21
+_KINDS = "Give a folder of .parquet files or of .pt files, or one .parquet, .pt or .pt.gz file."
 
 
 @blame_file
@@ -70,7 +72,7 @@ def tables_from_traffic(
         check_ranges(embedding_dim=embedding_dim)
     elif (name := duplicate_name(tables)) is not None:
         raise BadConfig(f"Several tables are called {brief(name)}. Give each its own name.")
-    with opened_sample(source) as files:
+    with _opened_sample(source) as files:
         sample = features_of(source, files, columns or {}, _features(tables))
         counts = _tables_to_count(source, sample, tables)
         survey = sample.survey(list(dict.fromkeys(column for one in counts.values() for column in one.columns)))
@@ -93,6 +95,41 @@ def tables_from_traffic(
     assumptions.sort(key=lambda assumption: position[assumption.table])
     notes = (*sample.notes(source), *_not_read(source, sample, counts.values()))
     return TableSet(tuple(filled), tuple(assumptions), notes, sample.missed)
+
+
+@contextmanager
+def _opened_sample(source: Path) -> Iterator[Sample]:
+    """Yield the files of a folder in the order of their names, or a single file.
+
+    Names that start with a dot or an underscore (Spark's ``_SUCCESS``) do not count. A gzipped file is unpacked into
+    the temporary folder and removed from there at the end.
+    """
+    if source.is_file() and source.name.endswith(".pt.gz"):
+        with unpack_file(source) as file:
+            yield TorchSample([source], file)
+        return
+    if source.is_file():
+        paths = [source]
+    elif source.is_dir():
+        paths = sorted(path for path in source.iterdir() if not path.name.startswith((".", "_")))
+    else:
+        raise BadFile(source, "no such file or folder", "Check the path.")
+    if not paths:
+        raise BadFile(source, "holds no file", _KINDS)
+    odd = next((path for path in paths if path.suffix not in (".parquet", ".pt") or not path.is_file()), None)
+    if odd is not None:
+        raise BadFile(odd, "is neither a .parquet nor a .pt file", _KINDS)
+    other = next((path for path in paths if path.suffix != paths[0].suffix), None)
+    if other is not None:
+        raise BadFile(source, f"holds both {paths[0].name} and {other.name}", _KINDS)
+    yield _parquet_sample(paths) if paths[0].suffix == ".parquet" else TorchSample(paths)
+
+
+def _parquet_sample(paths: Sequence[Path]) -> Sample:
+    require_package("pyarrow")
+    from evenshard.tables.traffic.parquet import ParquetSample
+
+    return ParquetSample(paths)
 
 
 def _features(tables: Sequence[Table] | None) -> frozenset[str] | None:

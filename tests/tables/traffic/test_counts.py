@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from evenshard.tables.cache import LOAD_FACTORS, max_new_rows
 from evenshard.tables.reuse import reuse_bins_of_counts
-from evenshard.tables.traffic import reuse_intervals, tables_from_traffic
-from evenshard.tables.traffic.reuse_intervals import (
+from evenshard.tables.traffic import counts, tables_from_traffic
+from evenshard.tables.traffic.counts import (
     MAX_REMEMBERED,
     MIN_REMEMBERED,
     REMEMBERED_ROWS,
@@ -178,7 +178,7 @@ def test_the_bound_from_one_batch_lies_above_what_several_show() -> None:
 )
 def test_any_curve_is_one_of_a_table(batches: list[list[int]], at_a_time: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reuse_intervals, "ROWS_AT_A_TIME", at_a_time)
+        patch.setattr(counts, "ROWS_AT_A_TIME", at_a_time)
         found = counted(batches, 31, max_rows=62)
     assert found == counted(batches, 31)  # wherever it is cut
     if found is not None:
