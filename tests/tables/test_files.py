@@ -415,8 +415,8 @@ def test_a_parquet_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
 # Too much of it ------------------------------------------------------------------------------------------------------
 
 
-def test_a_parquet_file_may_not_unfold_to_gigabytes(tmp_path: Path) -> None:
-    path = tmp_path / "bomb.parquet"
+def test_a_parquet_file_has_a_limit_of_tables_and_of_values(tmp_path: Path) -> None:
+    path = tmp_path / "large.parquet"
     columns = {"num_rows": [5], "embedding_dim": [4], "pooling_factor": [1.0]}
 
     def complaint_of(num_rows: int, **more: Any) -> str:
@@ -429,10 +429,6 @@ def test_a_parquet_file_may_not_unfold_to_gigabytes(tmp_path: Path) -> None:
     assert "holds 100,001 tables, more than 100,000" in complaint_of(100_001)
     long_list = pa.array([np.zeros(5_000_000)], pa.list_(pa.float64()))
     assert "holds more than 4,000,000 values" in complaint_of(1, reuse_bins=long_list)
-    long_name = pa.DictionaryArray.from_arrays(pa.array([0] * 90_000, pa.int32()), pa.array(["x" * 2**20]))
-    assert "or 512 MB of them" in complaint_of(90_000, weight_bits=long_name)
-    nested = pa.ListArray.from_arrays(pa.array(range(90_001), pa.int32()), long_name)
-    assert "column 'weight_bits': holds list" in complaint_of(90_000, weight_bits=nested)
 
 
 def test_what_python_cannot_hold_is_one_line(tmp_path: Path) -> None:
@@ -447,7 +443,6 @@ def test_too_many_tables_and_too_large_files(tmp_path: Path, monkeypatch: pytest
     lines = "".join(f"t{number},5,4,1\n" for number in range(100_001))
     assert "holds more than 100,000 tables" in complaint(write(tmp_path, "t.csv", f"{HEADER}\n{lines}"))
     assert "column 'a1000'" in complaint(write(tmp_path, "t.csv", ",".join(f"a{n}" for n in range(1001)) + ",a1000\n"))
-    assert "has 1,001 columns" in complaint(write(tmp_path, "t.csv", ",".join(f"a{n}" for n in range(1001)) + "\n"))
     monkeypatch.setattr("evenshard.utils.limits.MAX_TEXT_BYTES", 2**20)
     for suffix in (".csv", ".json", ".yaml"):
         assert "it has more than 1 MB" in complaint(write(tmp_path, f"t{suffix}", " " * (2**20 + 1)))

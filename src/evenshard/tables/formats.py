@@ -16,11 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from evenshard.tables.records import MAX_COLUMNS, WRITE_AGAIN, RawTable, columns_of
+from evenshard.tables.records import COLUMN_TYPES, WRITE_AGAIN, RawTable, columns_of
 from evenshard.utils.errors import BadFile
 from evenshard.utils.extras import require_package
 from evenshard.utils.json_files import load_json
-from evenshard.utils.limits import MAX_TABLES, read_text
+from evenshard.utils.limits import MAX_TABLES, MAX_VALUES, read_text
 from evenshard.utils.messages import brief, reason_of
 from evenshard.utils.yaml_files import load_yaml
 
@@ -95,8 +95,6 @@ def read_csv(path: Path) -> list[Any]:
         twice = next((column for column, times in Counter(header).items() if times > 1), None)
         if twice is not None:
             raise BadFile(path, f"column {brief(twice)} appears twice in the header", "Remove one.")
-        if len(header) > MAX_COLUMNS:
-            raise BadFile(path, f"has {len(header):,} columns, more than {MAX_COLUMNS:,}", WRITE_AGAIN)
         records = list(islice(reader, MAX_TABLES + 1))
     except csv.Error as error:
         raise BadFile(path, f"is not CSV: {reason_of(error)}", "Correct it there, or write the file again.") from error
@@ -123,16 +121,41 @@ def _csv_text(value: Any) -> Any:
 
 def _read_parquet(path: Path) -> list[Any]:
     require_package("pyarrow")
-    from evenshard.tables.parquet import read_parquet
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    return read_parquet(path)
+    try:
+        with pq.ParquetFile(path) as file:
+            if file.metadata.num_rows > MAX_TABLES:
+                problem = f"holds {file.metadata.num_rows:,} tables, more than {MAX_TABLES:,}"
+                raise BadFile(path, problem, "Give fewer.")
+            groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+            if sum(one.column(at).num_values for one in groups for at in range(one.num_columns)) > MAX_VALUES:
+                raise BadFile(path, f"holds more than {MAX_VALUES:,} values", WRITE_AGAIN)
+            records: list[Any] = file.read().to_pylist()
+    # Texts that are not UTF-8, and dates that Python does not have, are found when they become Python's.
+    except (pa.ArrowException, OSError, ValueError, ArithmeticError) as error:
+        raise BadFile(path, f"is not whole Parquet: {reason_of(error)}", "Write the file again.") from error
+    return records
 
 
 def _write_parquet(records: list[RawTable], path: Path) -> None:
+    """Write the columns that some of the records have."""
     require_package("pyarrow")
-    from evenshard.tables.parquet import write_parquet
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    write_parquet(records, path)
+    types = {
+        "str": pa.string(),
+        "bool": pa.bool_(),
+        "int": pa.int64(),
+        "float": pa.float64(),
+        "tuple[str, ...]": pa.list_(pa.string()),
+        "tuple[float, ...]": pa.list_(pa.float64()),
+    }
+    type_of = {column: types[kind] for column, kind in COLUMN_TYPES.items()} | {"weight_bits": pa.int32()}
+    schema = pa.schema([(column, type_of[column]) for column in columns_of(records)])
+    pq.write_table(pa.Table.from_pylist(records, schema=schema), path)
 
 
 _FORMATS: dict[str, tuple[Reader, Writer]] = {

@@ -31,7 +31,6 @@ COLUMN_TYPES = {one.name: str(one.type).removesuffix(" | None") for one in field
 TABLE_COLUMNS = tuple(COLUMN_TYPES)
 REUSE_COLUMNS = tuple(f"reuse_bin_{number}" for number in range(NUM_REUSE_BINS))
 KNOWN_COLUMNS = (*TABLE_COLUMNS, *REUSE_COLUMNS)
-MAX_COLUMNS = 1_000
 WRITE_AGAIN = "Write the file again; its columns are " + ", ".join(TABLE_COLUMNS) + "."
 _WITH_COMMAS = re.compile(r"\s*\d{1,3}(,\d{3})+\s*")
 MAX_NAMED = 12

@@ -22,8 +22,6 @@ MAX_TOTAL_BYTES = 2**62
 MAX_TEXT_BYTES = 64 * 2**20
 # Most values in a Parquet file of tables.
 MAX_VALUES = 4_000_000
-# Most bytes that a Parquet file of tables takes in memory.
-MAX_DECODED_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True)

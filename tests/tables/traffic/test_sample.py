@@ -187,18 +187,6 @@ def test_a_pickle_that_could_run_code_is_refused(tmp_path: Path) -> None:
 # Folders and tables ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_a_few_bytes_that_stand_for_gigabytes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evenshard.tables.traffic.parquet.MAX_LOOKUPS_UNSEEN", 2**20)
-    many = pa.ListArray.from_arrays(pa.array([0, 0, 2**21]), pa.array(np.zeros(2**21, dtype=np.int64)))
-    message = complaint(write_column(tmp_path / "bomb.parquet", many))
-    assert f"holds {2**21 + 1:,} lookups in " in message
-    write_column(tmp_path / "bomb.parquet", pa.array([[]] * 2**21, pa.list_(pa.int64())))
-    assert tables_from_traffic(tmp_path / "bomb.parquet", 2, embedding_dim=8).tables[0].pooling_factor == 0
-    write_column(tmp_path / "bomb.parquet", pa.array(np.zeros(2**21, dtype=np.int64)))
-    assert tables_from_traffic(tmp_path / "bomb.parquet", 2**20, embedding_dim=8).tables[0].pooling_factor == 1
-
-
 def test_a_folder_holds_one_kind_of_file_and_sparks_leftovers(tmp_path: Path) -> None:
     write_parquet(tmp_path, TRAFFIC, 2)
     (tmp_path / "_SUCCESS").touch()

@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from evenshard.tables.parquet import value_type
 from evenshard.tables.traffic.features import DENSE_COLUMN, LABEL_COLUMN, TIME_COLUMN, sort_of_integers
 from evenshard.tables.traffic.sample import Block, Part, Survey, TableLookups, check_same_tables
 from evenshard.utils.errors import BadFile
@@ -27,9 +26,6 @@ from evenshard.utils.messages import brief, cut, reason_of
 # Pages are decoded from a buffer of this size. Without one, or with pyarrow's pre-buffering, whole column chunks of a
 # row group are held in memory.
 READ_BUFFER_BYTES = 1 << 20
-# Lookups in the lists of a column of a row group that are read whatever they take, and beyond that, in one byte; the
-# commonest row of real traffic takes a bit for each lookup.
-MAX_LOOKUPS_UNSEEN, MAX_LOOKUPS_PER_BYTE = 1 << 24, 100
 _REMEDY = "A column must hold row numbers or lists of them; write it again or remove it."
 
 
@@ -58,7 +54,6 @@ class ParquetSample:
                 check_same_tables(path, _names(path, file), self.names, self._paths[0])
                 for name in names:
                     _check_type(path, name, file.schema_arrow.field(name).type)
-                _check_size(path, file.metadata)
                 num_samples += file.metadata.num_rows
                 parts += [Part(path, number) for number in range(file.metadata.num_row_groups)]
                 for name, num_values in _num_values(file).items():
@@ -105,7 +100,7 @@ def _unlike_features(names: Sequence[str], file: Any) -> Mapping[str, str]:
     found = {}
     for name in names:
         kind = file.schema_arrow.field(name).type
-        value = value_type(kind)
+        value = _value_type(kind)
         if pt.is_floating(value) or pt.is_decimal(value):
             found[name] = DENSE_COLUMN
         elif pt.is_boolean(value):
@@ -125,25 +120,19 @@ def _only_0_and_1(name: str, metadata: Any) -> bool:
     return bool(ranges) and all(one is not None and one.has_min_max and one.min >= 0 and one.max <= 1 for one in ranges)
 
 
+def _value_type(kind: Any) -> Any:
+    """Return the type of the values of a column, whether they stand in lists or alone."""
+    return kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind) else kind
+
+
 def _check_type(path: Path, name: str, kind: Any) -> None:
-    value = value_type(kind)
+    value = _value_type(kind)
     # A column of nothing but nulls or empty lists is written without a type of its own.
     if pt.is_integer(value) or pt.is_null(value):
         return
     hint = " pandas makes floats of whole numbers beside nulls: use its Int64." if pt.is_floating(value) else ""
     remedy = f"{_REMEDY} Or leave it out: --columns {cut(name)}=.{hint}"
     raise BadFile(path, f"holds {kind}, not row numbers", remedy, f"column {brief(name)}")
-
-
-def _check_size(path: Path, metadata: Any) -> None:
-    """Reject lists that repeat a row a billion times in a few bytes, and would take all memory."""
-    for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        for number in range(group.num_columns):
-            column = group.column(number)
-            in_lists = column.num_values - group.num_rows
-            if in_lists > MAX_LOOKUPS_UNSEEN and in_lists > MAX_LOOKUPS_PER_BYTE * column.total_uncompressed_size:
-                problem = f"holds {column.num_values:,} lookups in {column.total_uncompressed_size:,} bytes"
-                raise BadFile(path, problem, "No real traffic does; write the file again.")
 
 
 def _num_values(file: Any) -> dict[str, int]:
