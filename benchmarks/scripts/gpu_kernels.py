@@ -49,8 +49,8 @@ from evenshard.measure.fbgemm import (
 )
 from evenshard.measure.traces.fused_calls import TRACED_KERNELS, FusedCall, fused_calls
 from evenshard.measure.traces.kineto import read_traces
-from evenshard.tables.catalog import load_catalog
 from evenshard.tables.reuse import power_law_reuse_bins
+from evenshard.tables.sources import load_catalog
 from evenshard.tables.table import SEQUENCE, SUM, Table
 
 OPTIMIZERS = {"rowwise_adagrad": 0.5, "sgd": 0.3, "adam": 0.2}

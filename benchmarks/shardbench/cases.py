@@ -19,8 +19,8 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.torchrec.planner import Bandwidths, machine_bandwidths
-from evenshard.tables.catalog import load_catalog
 from evenshard.tables.generator import GeneratorConfig, generate_tables
+from evenshard.tables.sources import load_catalog
 from evenshard.tables.table import SEQUENCE, Table
 from evenshard.utils.errors import BadFile
 

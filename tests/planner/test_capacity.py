@@ -23,7 +23,7 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.sharders.packing.legal_parts import legal_parts
 from evenshard.sharders.packing.reasons import MORE_ROOM
-from evenshard.tables.catalog import load_catalog
+from evenshard.tables.sources import load_catalog
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.units import BYTES_PER_GB as GB

@@ -54,7 +54,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from evenshard.torchrec import EvenshardPlanner
-from evenshard.tables.catalog import load_catalog
+from evenshard.tables.sources import load_catalog
 configs = [
     EmbeddingBagConfig(one.num_rows, one.embedding_dim, one.name, feature_names=[one.name])
     for one in load_catalog("mlperf_dlrm_v2", 65536)

@@ -26,7 +26,7 @@ from evenshard.sharders.torchrec.planner import (
     merge_parts,
 )
 from evenshard.sharders.torchrec.rival import TorchRecPlanner
-from evenshard.tables.catalog import load_catalog
+from evenshard.tables.sources import load_catalog
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
 from support.builders import table

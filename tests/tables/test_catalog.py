@@ -7,8 +7,8 @@ from importlib import resources
 
 import pytest
 
-from evenshard.tables.catalog import catalog_names, load_catalog
 from evenshard.tables.reuse import feasible_reuse_bins, power_law_reuse_bins
+from evenshard.tables.sources import catalog_names, load_catalog
 from evenshard.tables.table import duplicate_name
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.units import bytes_to_gb

@@ -17,9 +17,16 @@ import pytest
 import torch
 
 from evenshard.tables.assumptions import Assumption, TableSet, assumed_reuse_bins, assumed_weight_bits
-from evenshard.tables.catalog import catalog_names, load_catalog
 from evenshard.tables.files import save_tables
-from evenshard.tables.sources import SourceKind, complete_tables, kind_of_source, tables_from, with_weight_bits
+from evenshard.tables.sources import (
+    SourceKind,
+    catalog_names,
+    complete_tables,
+    kind_of_source,
+    load_catalog,
+    tables_from,
+    with_weight_bits,
+)
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadFile, BadInput
 from support.traffic_builders import (

@@ -36,7 +36,7 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import place_request
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.model import DeviceModel
-from evenshard.tables.catalog import load_catalog
+from evenshard.tables.sources import load_catalog
 from evenshard.torchrec import sharding_plan, shards_of, tables_of
 from evenshard.utils.units import gb_to_bytes
 from support.torchrec_builders import META

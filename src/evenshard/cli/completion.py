@@ -37,7 +37,7 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
     Raises:
         MissingPackage: shtab is not installed.
     """
-    from evenshard.tables.catalog import catalog_names
+    from evenshard.tables.sources import catalog_names
 
     require_package("shtab")
     import shtab

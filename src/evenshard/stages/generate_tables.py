@@ -11,11 +11,10 @@ import numpy as np
 from evenshard.placement.tasks import TaskSampling, sample_tasks, save_tasks
 from evenshard.stages.loop import GenerateTablesConfig, GenerateTablesInputs, GenerateTablesOutputs
 from evenshard.stages.stage import Outcome
-from evenshard.tables.catalog import catalog_names, load_catalog
 from evenshard.tables.files import load_tables, save_tables
 from evenshard.tables.formats import TABLE_SUFFIXES
 from evenshard.tables.generator import GeneratorConfig, generate_tables
-from evenshard.tables.sources import BATCH_SUFFIXES, SourceKind, kind_of_source
+from evenshard.tables.sources import BATCH_SUFFIXES, SourceKind, catalog_names, kind_of_source, load_catalog
 from evenshard.tables.table import Table, check_dims, check_weight_bits
 from evenshard.tables.traffic import tables_from_traffic
 from evenshard.utils.errors import BadConfig

@@ -15,30 +15,35 @@ named as the traffic of a table file.
 
 from __future__ import annotations
 
+import difflib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from importlib import resources
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from evenshard.tables.assumptions import Assumption, TableSet, assumed_reuse_bins, assumed_weight_bits
-from evenshard.tables.catalog import catalog_names, load_catalog
 from evenshard.tables.columns import COLUMN_ALIASES
 from evenshard.tables.files import load_tables_with_assumptions, no_column, tables_of_records
 from evenshard.tables.formats import TABLE_SUFFIXES
 from evenshard.tables.records import KNOWN_COLUMNS, TABLE_COLUMNS
-from evenshard.tables.reuse import feasible_reuse_bins
-from evenshard.tables.table import check_weight_bits
+from evenshard.tables.reuse import feasible_reuse_bins, power_law_reuse_bins
+from evenshard.tables.table import Table, check_weight_bits
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.extras import require_package
-from evenshard.utils.messages import brief, did_you_mean
+from evenshard.utils.messages import brief, cut, did_you_mean
 from evenshard.utils.params import check_ranges
 
 BATCH_SUFFIXES = (".pt", ".pt.gz")
 # Columns that a sample of traffic tells.
 _COUNTED = ("pooling_factor", "feature_pooling_factors", "reuse_bins")
 _PRECISION = ("weight_bits", "data_type")
+# Public table sets, one data file each, which says where its numbers come from.
+_CATALOG = resources.files("evenshard.tables").joinpath("catalog")
+_SUFFIX = ".json"
 
 
 class SourceKind(Enum):
@@ -48,6 +53,74 @@ class SourceKind(Enum):
     TABLE_FILE = "table file"
     BATCH_FILE = "DLRM batch file"
     TRAFFIC_FOLDER = "traffic folder"
+
+
+def catalog_names() -> tuple[str, ...]:
+    """Names of the public table sets, in alphabetical order."""
+    files = (entry.name for entry in _CATALOG.iterdir())
+    return tuple(sorted(name.removesuffix(_SUFFIX) for name in files if name.endswith(_SUFFIX)))
+
+
+def load_catalog(name: str, batch_size: int, embedding_dim: int | None = None) -> tuple[Table, ...]:
+    """The tables of a public set.
+
+    Args:
+        name: one of ``catalog_names()``.
+        batch_size: samples per batch of the reuse histograms.
+        embedding_dim: the dim of every table; None keeps the one that the data file states.
+
+    Raises:
+        BadConfig: an unknown name, an impossible number, or a dim for a set that publishes its own dim for each table.
+    """
+    check_ranges(batch_size=batch_size)
+    if embedding_dim is not None:
+        check_ranges(embedding_dim=embedding_dim)
+    content = _read_set(name)
+    if "groups" not in content:
+        return _equal_dims(content, batch_size, embedding_dim)
+    if embedding_dim is not None:
+        raise BadConfig(f"{name} publishes an embedding dim for each table. Leave embedding_dim ({embedding_dim}) out.")
+    return _power_law_groups(content, batch_size)
+
+
+def _read_set(name: str) -> dict[str, Any]:
+    known = catalog_names()
+    if name not in known:
+        closest = difflib.get_close_matches(cut(name), known, n=len(known), cutoff=0.0)
+        raise BadConfig(f"There is no table set {brief(name)} in the catalogue. Choose one of: {', '.join(closest)}.")
+    text = _CATALOG.joinpath(name + _SUFFIX).read_text(encoding="utf-8")
+    content: dict[str, Any] = json.loads(text)
+    return content
+
+
+def _equal_dims(content: dict[str, Any], batch_size: int, embedding_dim: int | None) -> tuple[Table, ...]:
+    """Make a table of each column: ``num_rows`` by column, ``hotness`` (1 where left out), one ``embedding_dim``.
+
+    It is not published how often such a batch repeats an index: the reuse histogram is the stated default.
+    """
+    rows_of: dict[str, int] = content["num_rows"]
+    hotness: list[int] = content.get("hotness", [1] * len(rows_of))
+    dim = embedding_dim or int(content["embedding_dim"])
+    return tuple(
+        Table(column, rows, dim, float(lookups), feasible_reuse_bins(rows, lookups * batch_size))
+        for (column, rows), lookups in zip(rows_of.items(), hotness, strict=True)
+    )
+
+
+def _power_law_groups(content: dict[str, Any], batch_size: int) -> tuple[Table, ...]:
+    """Make the tables of groups, each with its own dim; indices follow a power law, which gives the reuse histogram.
+
+    A shared group has one table for all hotnesses of its list, any other group one table for each.
+    """
+    alpha = float(content["power_law_alpha"])
+    tables: list[Table] = []
+    for group in content["groups"]:
+        rows, dim = int(group["num_rows"]), int(group["embedding_dim"])
+        for pooling in [sum(group["hotness"])] if group["shared"] else group["hotness"]:
+            bins = power_law_reuse_bins(rows, pooling * batch_size, alpha)
+            for _ in range(group["count"]):
+                tables.append(Table(f"t{len(tables):03d}", rows, dim, float(pooling), bins))
+    return tuple(tables)
 
 
 def kind_of_source(source: str | PathLike[str]) -> SourceKind | None:

@@ -1,6 +1,6 @@
 """An embedding table, as far as its placement is concerned.
 
-A *pool* is a tuple of tables with distinct names. Pools come from ``files.py`` (the user's own file), ``catalog/``
+A *pool* is a tuple of tables with distinct names. Pools come from ``files.py`` (the user's own file), ``sources.py``
 (public table sets), ``generator.py`` (the DLRM 2021 statistics), ``dlrm_batch.py`` (a recorded batch of lookups) and
 ``traffic/`` (a sample of many batches).
 """

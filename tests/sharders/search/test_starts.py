@@ -23,7 +23,7 @@ from evenshard.sharders.search.nested import search_with_fewer_types
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.state import Choice
-from evenshard.tables.catalog import load_catalog
+from evenshard.tables.sources import load_catalog
 from evenshard.tables.table import Table
 
 
