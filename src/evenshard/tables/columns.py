@@ -1,15 +1,21 @@
-"""The columns of a table file as its author calls them: aliases of ours, names that the user maps, and extra ones."""
+"""The columns of a table file as its author calls them: aliases of ours, names that the user maps, and extra ones.
+
+A record may also be a configuration of TorchRec: what ``dataclasses.asdict`` makes of an ``EmbeddingBagConfig`` or an
+``EmbeddingConfig``, or its JSON, where types and poolings are texts such as "DataType.FP16", "FP16" and
+"PoolingType.MEAN".
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from evenshard.tables.assumptions import Assumption
 from evenshard.tables.records import KNOWN_COLUMNS, MAX_NAMED, BadRecord, RawTable, is_blank
-from evenshard.tables.torchrec_configs import UNUSED_FIELDS, implied_pooling, is_config
+from evenshard.tables.table import SEQUENCE
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut, names_text
 
@@ -22,6 +28,21 @@ COLUMN_ALIASES = {
     "avg_pooling": "pooling_factor",
     "table_name": "name",
     "table": "name",
+}
+_NO_TIME = "initial weights take no time of a step"
+# Fields that change nothing in an answer, and why.
+UNUSED_FIELDS = {
+    "weight_init_max": _NO_TIME,
+    "weight_init_min": _NO_TIME,
+    "init_fn": _NO_TIME,
+    "num_embeddings_post_pruning": "all rows are placed, as in training",
+    "need_pos": "weights by position are not timed",
+    "input_dim": "rows and lookups are those of the table",
+    "total_num_buckets": "rows are cut into equal blocks, not at buckets",
+    "use_virtual_table": "all rows count as memory of a device",
+    "virtual_table_eviction_policy": "rows stay where they are",
+    "enable_embedding_update": "updates from outside are not timed",
+    "stash_weights": "weights count as memory of a device all the time",
 }
 
 
@@ -129,3 +150,27 @@ def _is_number(value: Any) -> bool:
             return float(value) is not None
         return False
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_config(record: Mapping[Any, Any]) -> bool:
+    """Whether a record is a configuration of TorchRec: it has fields that only those have."""
+    return "num_embeddings" in record and any(name in record for name in UNUSED_FIELDS)
+
+
+def implied_pooling(record: Mapping[Any, Any]) -> str | None:
+    """The pooling that a configuration does not state: an ``EmbeddingConfig`` has none, its table holds sequences."""
+    return SEQUENCE if is_config(record) and "pooling" not in record else None
+
+
+def unused_in(table: str, record: Mapping[Any, Any]) -> Iterator[Assumption]:
+    """What a configuration says and the answer does not use; ``init_fn`` is always set."""
+    if implied_pooling(record) is not None:
+        yield Assumption(table, "pooling", f"{SEQUENCE}, as of an EmbeddingConfig: TorchRec's fields, and no pooling")
+    for name, why in UNUSED_FIELDS.items():
+        if name != "init_fn" and record.get(name) not in (None, "", False, "False"):
+            yield unused_field(table, name, why)
+
+
+def unused_field(table: str, name: str, why: str) -> Assumption:
+    """The note that a configuration sets a field in vain."""
+    return Assumption(table, name, f"it changes nothing in the answer: {why}")

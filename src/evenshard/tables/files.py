@@ -25,7 +25,7 @@ from evenshard.tables.assumptions import (
     assumed_reuse_bins,
     assumed_weight_bits,
 )
-from evenshard.tables.columns import COLUMN_ALIASES, ColumnNames
+from evenshard.tables.columns import COLUMN_ALIASES, ColumnNames, unused_in
 from evenshard.tables.formats import format_of
 from evenshard.tables.records import (
     MAX_NAMED,
@@ -39,7 +39,6 @@ from evenshard.tables.records import (
     table_record,
 )
 from evenshard.tables.table import MEAN, Table
-from evenshard.tables.torchrec_configs import unused_in
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile, BadRecords, blame_file
 from evenshard.utils.limits import MAX_TABLES, RANGES

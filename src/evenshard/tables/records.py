@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 from evenshard.tables.cache import LOAD_FACTORS
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.table import DATA_TYPES, MAX_ROW_SHARES, Table
-from evenshard.tables.torchrec_configs import DATA_TYPE_OF
 from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import brief, cut, names_text
 
@@ -34,6 +33,8 @@ KNOWN_COLUMNS = (*TABLE_COLUMNS, *REUSE_COLUMNS)
 WRITE_AGAIN = "Write the file again; its columns are " + ", ".join(TABLE_COLUMNS) + "."
 _WITH_COMMAS = re.compile(r"\s*\d{1,3}(,\d{3})+\s*")
 MAX_NAMED = 12
+# evenshard's names of TorchRec's data types, where they are others.
+DATA_TYPE_OF = {"UINT8": "int8", "NFP8": "fp8"}
 
 
 class BadRecord(Exception):
