@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evenshard.tables.assumptions import Assumption, TableSet
-from evenshard.tables.named_lookups import with_pooling_factors
+from evenshard.tables.assumptions import Assumption, TableSet, with_pooling_factors
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 

@@ -1,14 +1,24 @@
-"""Defaults for values that a table lacks: each is stated and reported, never filled in silently."""
+"""Defaults for values that a table lacks: each is stated and reported, never filled in silently.
+
+Pooling factors that a user names, by table or by feature, stand in place of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any
 
 from evenshard.tables.table import MEAN, Table
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief
 
 # Data types whose kernels are measured; all others are timed by their bits.
 TIMED_TYPES = ("fp32", "fp16")
+_LOOKUPS = ("pooling_factor", "feature_pooling_factors")
+# Numbers by name: one, or a list with one for each feature.
+Numbers = Mapping[str, float | tuple[float, ...]]
 
 
 @dataclass(frozen=True)
@@ -79,3 +89,121 @@ def approximations(table: Table) -> Iterator[Assumption]:
     if table.is_weighted:
         text = "weights of lookups are exchanged with them; the kernel is timed without"
         yield Assumption(table.name, "is_weighted", text)
+
+
+def with_pooling_factors(known: TableSet, given: Mapping[str, float | Sequence[float]] | None) -> TableSet:
+    """The tables with the pooling factors that are named; these stand against all others, counted ones too.
+
+    Args:
+        known: the tables, and what is assumed about them.
+        given: mean lookups per sample, by table or by feature. With a table's name, a number means all its features
+            together, each with as many as the others, and a list (TorchRec's form) has one number for each feature, in
+            their order. Other names are features, and so is a table's name that is a feature's too, where others of
+            the table are named.
+
+    Raises:
+        BadConfig: if a name is unknown, or a value is not a number, or a list with one for each feature.
+    """
+    if given is None:
+        return known
+    numbers = _read_numbers(given)
+    names = {table.name for table in known.tables}
+    features = {feature for table in known.tables for feature in _features(table)}
+    unknown = next((name for name in numbers if name not in names and name not in features), None)
+    if unknown is not None:
+        raise BadConfig(
+            f"pooling_factors names {brief(unknown)}, which is neither a table nor a feature. Correct its name."
+        )
+    named = {table.name: _find_numbers(table, numbers, names) for table in known.tables}
+    tables = tuple(_with_lookups(table, named[table.name]) for table in known.tables)
+    even = {one.name for one in known.tables if one.num_features > 1 and isinstance(named[one.name], float)}
+    assumptions = [one for old in known.assumptions for one in _drop_if_named(old, named[old.table], old.table in even)]
+    said = {one.table for one in assumptions if one.column == "feature_pooling_factors"}
+    more = (table for table in tables if table.name in even - said)
+    assumptions += [assumed_even_lookups(table.name, table.num_features) for table in more]
+    return replace(known, tables=tables, assumptions=tuple(assumptions))
+
+
+# The number that is named of a table: one for all its features, or a number, or none, for each; None for nothing.
+Named = float | tuple[float | None, ...] | None
+
+
+def _features(table: Table) -> tuple[str, ...]:
+    """Return no names if one of several features has none."""
+    return table.feature_names or ((table.name,) if table.num_features == 1 else ())
+
+
+def _read_numbers(given: Any) -> dict[str, float | tuple[float, ...]]:
+    if not isinstance(given, Mapping):
+        raise BadConfig(
+            f"pooling_factors is {brief(given)}, not a mapping of tables or features to numbers. "
+            f"Write {{'clicks': 37.5}}."
+        )
+    return {str(name): _number_or_list(str(name), value) for name, value in given.items()}
+
+
+def _number_or_list(name: str, value: Any) -> float | tuple[float, ...]:
+    value = value.tolist() if hasattr(value, "tolist") else value
+    values = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    if not values or not all(isinstance(one, Real) and not isinstance(one, bool) for one in values):
+        raise BadConfig(
+            f"pooling_factors of {brief(name)} is {brief(value)}, neither a number nor a list with one for each "
+            f"feature. Write 37.5, or [37.5]."
+        )
+    return float(value) if isinstance(value, Real) else tuple(map(float, values))
+
+
+def _find_numbers(table: Table, numbers: Numbers, tables: set[str]) -> Named:
+    features = _features(table)
+    if table.name in numbers and not (table.name in features and (set(features) - {table.name}) & numbers.keys()):
+        value = numbers[table.name]
+        if isinstance(value, tuple):
+            _check_count(table.name, value, table.num_features)
+        return value
+    others = tables - {table.name}
+    meant_for_others = next((name for name in features if name in numbers and name in others), None)
+    if meant_for_others is not None:
+        raise BadConfig(
+            f"pooling_factors names {brief(meant_for_others)}, which is a table, and a feature of table "
+            f"{brief(table.name)}. Name table {brief(table.name)} too."
+        )
+    found = tuple(_of_feature(name, numbers[name]) if name in numbers else None for name in features)
+    return None if all(one is None for one in found) else found
+
+
+def _of_feature(name: str, value: float | tuple[float, ...]) -> float:
+    if isinstance(value, float):
+        return value
+    _check_count(name, value, 1)
+    return value[0]
+
+
+def _check_count(name: str, values: Sequence[float], num_features: int) -> None:
+    if len(values) != num_features:
+        raise BadConfig(
+            f"pooling_factors of {brief(name)} has {len(values)} number{'s' * (len(values) != 1)} for {num_features} "
+            f"feature{'s' * (num_features != 1)}. Give one for each."
+        )
+
+
+def _with_lookups(table: Table, named: Named) -> Table:
+    if named is None:
+        return table
+    if isinstance(named, float):
+        lookups: tuple[float, ...] = (named / table.num_features,) * table.num_features
+        total = named
+    else:
+        lookups = tuple(old if one is None else one for one, old in zip(named, table.feature_lookups, strict=True))
+        total = sum(lookups)
+    several = lookups if len(lookups) > 1 else ()
+    changed = replace(table, pooling_factor=total, feature_pooling_factors=several)
+    if problem := changed.problem():
+        raise BadConfig(f"table {brief(table.name)}: {problem}. Correct its pooling factor.")
+    return changed
+
+
+def _drop_if_named(one: Assumption, named: Named, is_even: bool) -> Iterator[Assumption]:
+    """Yield what is left of an assumption once something of its table is named."""
+    is_partial = named is None or (isinstance(named, tuple) and None in named)
+    if one.column not in _LOOKUPS or is_partial or (is_even and one.column == _LOOKUPS[1]):
+        yield one

@@ -153,7 +153,8 @@ def _add_defaults(number: int, record: Any, defaults: RawTable, given: Mapping[s
     """Name the record by its number, and fill missing columns with defaults."""
     if not isinstance(record, dict):
         return record
-    known = {_ALIASES.get(column, column): value for column, value in record.items()}
+    plain = {column.removeprefix("reuse_"): column for column in REUSE_COLUMNS}
+    known = {plain.get(column, column): value for column, value in record.items()}
     if all(known.get(column) in _NO_SHARE for column in REUSE_COLUMNS):
         known = {column: value for column, value in known.items() if column not in REUSE_COLUMNS}
     targets = (given.get(str(column), str(column)) for column in known)
@@ -162,7 +163,6 @@ def _add_defaults(number: int, record: Any, defaults: RawTable, given: Mapping[s
     return {column: value for column, value in missing.items() if column not in ours} | known
 
 
-_ALIASES = {column.removeprefix("reuse_"): column for column in REUSE_COLUMNS}
 _NO_SHARE = (None, "", 0, "0", "0.0")
 
 
