@@ -11,7 +11,7 @@ from evenshard.placement.sharding import TABLE_WISE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.pricing import reprice_answer
 from evenshard.sharders.models import PlacementModel
-from evenshard.tables.hot_rows import with_hot_rows
+from evenshard.tables.locality import with_hot_rows
 from evenshard.tables.table import Table
 from support.builders import BATCH_SIZE
 from support.convex_builders import random_model

@@ -15,7 +15,7 @@ from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.report.step_facts import assumed_groups
 from evenshard.report.table_facts import badly_served, badly_served_text, offload_text
-from evenshard.tables.cache import ASSUMED, BOUND, COUNTED, LOAD_FACTORS, miss_ratio
+from evenshard.tables.locality import ASSUMED, BOUND, COUNTED, LOAD_FACTORS, miss_ratio
 from evenshard.tables.table import Table
 from support.answer_builders import answer
 from support.builders import table

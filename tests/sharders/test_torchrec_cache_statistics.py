@@ -19,7 +19,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import CacheParams
 
 from evenshard.sharders.torchrec.cache_statistics import TableStatistics
-from evenshard.tables.cache import LOAD_FACTORS, distinct_rows, miss_ratio
+from evenshard.tables.locality import LOAD_FACTORS, distinct_rows, miss_ratio
 from evenshard.tables.table import Table
 from support.traffic_builders import bins
 

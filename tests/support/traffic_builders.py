@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from evenshard.tables.cache import LOAD_FACTORS
+from evenshard.tables.locality import LOAD_FACTORS
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.traffic import tables_from_traffic
 from evenshard.utils.errors import BadFile

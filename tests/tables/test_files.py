@@ -17,9 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evenshard.tables.cache import LOAD_FACTORS
 from evenshard.tables.files import load_tables, save_tables
 from evenshard.tables.generator import GeneratorConfig, generate_tables
+from evenshard.tables.locality import LOAD_FACTORS
 from evenshard.tables.records import REUSE_COLUMNS
 from evenshard.tables.reuse import DLRM_2021_REUSE
 from evenshard.tables.table import DATA_TYPES, POOLINGS, Table

@@ -9,7 +9,7 @@ import pytest
 
 from evenshard.measure.workload import draw_lookups
 from evenshard.tables.generator import GeneratorConfig, generate_tables
-from evenshard.tables.hot_rows import LEAST_DIFFERENCE, hot_rows_together, with_hot_rows
+from evenshard.tables.locality import LEAST_DIFFERENCE, hot_rows_together, with_hot_rows
 from evenshard.tables.table import Table
 from evenshard.tables.traffic.counts import RowRuns
 

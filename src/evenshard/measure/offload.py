@@ -31,14 +31,14 @@ from evenshard.measure.kernel_calls import Lookup, part_lookups
 from evenshard.measure.simulated.device_model import NS_PER_MS
 from evenshard.measure.simulated.gpu_profile import HOST_GB_S, GpuProfile
 from evenshard.measure.simulated.l2_cache import missed_bytes
-from evenshard.measure.simulated.shard_work import PLAIN_BYTES, looked_up_rows, sector_bytes
+from evenshard.measure.simulated.shard_work import PLAIN_BYTES, sector_bytes
 from evenshard.placement.machine import Machine
 from evenshard.placement.optimizer_state import NUMBERS, STATE_BYTES
 from evenshard.placement.parts import TablePart, part_table
 from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, Storage
 from evenshard.placement.task import ShardingTask
-from evenshard.tables.cache import set_miss_ratio
-from evenshard.tables.reuse import FloatArray
+from evenshard.tables.locality import set_miss_ratio
+from evenshard.tables.reuse import FloatArray, looked_up_rows
 from evenshard.tables.table import Table
 
 # Fitted at commit 98165ba4, as HOST_GB_S is; what they mean stands in HostLink.

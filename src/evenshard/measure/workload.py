@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from evenshard.tables.dlrm_batch import DlrmBatch
-from evenshard.tables.hot_rows import hot_rows_together
+from evenshard.tables.locality import hot_rows_together
 from evenshard.tables.reuse import BIN_MEAN_COUNTS, MAX_COUNT_OF_BIN, MIN_COUNT_OF_BIN, feasible_reuse_bins
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
@@ -40,7 +40,7 @@ def draw_lookups(table: Table, batch_size: int, seed: int, batch_number: int = 0
     The number of lookups is exactly ``round(pooling_factor * batch_size)``; each sample has the floor or the
     ceiling of the pooling factor. Rows that are read more than once are the same in every batch of a (table,
     seed), as hot rows are in real traffic; rows that are read once are new in each batch. The share of
-    repeated rows that ``row_shares`` tell (``tables/hot_rows.py``) lies side by side, from the busiest run on; all
+    repeated rows that ``row_shares`` tell (``tables/locality.py``) lies side by side, from the busiest run on; all
     other rows are scattered.
 
     Args:

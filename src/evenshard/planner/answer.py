@@ -27,7 +27,7 @@ from evenshard.planner.memory import (
 )
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.assumptions import Assumption, assumed_miss_ratios
-from evenshard.tables.cache import COUNTED
+from evenshard.tables.locality import COUNTED
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 

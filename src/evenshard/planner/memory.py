@@ -21,7 +21,7 @@ from evenshard.placement.memory import PartMemory, moments, peak_bytes
 from evenshard.placement.parts import TablePart, part_table
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.request import PlacementRequest
-from evenshard.tables.cache import miss_source, set_miss_ratio
+from evenshard.tables.locality import miss_source, set_miss_ratio
 from evenshard.utils.errors import BadConfig
 
 # Shares of what a device may hold above which it is full to the brim: with memory reserved, and without.

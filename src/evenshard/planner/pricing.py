@@ -28,7 +28,7 @@ from evenshard.planner.model import model_of
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.model import Model
 from evenshard.sharders.trained_on import TrainedOn
-from evenshard.tables.hot_rows import with_hot_rows
+from evenshard.tables.locality import with_hot_rows
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.process import one_thread
 

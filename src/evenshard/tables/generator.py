@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evenshard.tables.hot_rows import with_hot_rows
+from evenshard.tables.locality import with_hot_rows
 from evenshard.tables.reuse import DLRM_2021_REUSE, NUM_REUSE_BINS, FloatArray, mean_counts, tilt_to_feasible
 from evenshard.tables.table import Table, check_dims, check_weight_bits
 from evenshard.utils.errors import BadConfig

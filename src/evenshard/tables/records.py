@@ -15,7 +15,7 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any, TypeVar
 
-from evenshard.tables.cache import LOAD_FACTORS
+from evenshard.tables.locality import LOAD_FACTORS
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.table import DATA_TYPES, MAX_ROW_SHARES, Table
 from evenshard.utils.json_files import load_json

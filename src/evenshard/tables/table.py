@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
-from evenshard.tables.cache import LOAD_FACTORS
+from evenshard.tables.locality import LOAD_FACTORS
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.limits import MAX_TABLE_BYTES, RANGES
@@ -54,9 +54,9 @@ class Table:
         module: path of its collection in a model; tables of different modules share no kernel call.
         row_shares: shares of the lookups, adding up to 1, that go to equal runs of rows in their order, as counted in
             traffic; None if not counted: lookups are assumed to be even over the rows.
-        miss_ratios: shares of a batch's distinct rows that an LRU cache of each of ``cache.LOAD_FACTORS`` of the rows
-            misses, as counted in traffic; None if not counted: ``cache.miss_ratio`` is a bound. They hold for the
-            batch size of the task the table is used in, as ``reuse_bins`` do.
+        miss_ratios: shares of a batch's distinct rows that an LRU cache of each of ``locality.LOAD_FACTORS`` of the
+            rows misses, as counted in traffic; None if not counted: ``locality.miss_ratio`` is a bound. They hold for
+            the batch size of the task the table is used in, as ``reuse_bins`` do.
     """
 
     name: str

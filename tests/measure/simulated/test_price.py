@@ -13,8 +13,8 @@ from evenshard.measure.price.loads import CellChanges, Loads, LookupColumns
 from evenshard.measure.simulated.device_model import backward_ms, beside_kernels_ms, forward_ms
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.price import LOOKUPS, DeviceModelPrice, work_columns
-from evenshard.measure.simulated.shard_work import WorkCounter, looked_up_rows
-from evenshard.tables.reuse import NUM_REUSE_BINS, feasible_reuse_bins, rows_and_counts
+from evenshard.measure.simulated.shard_work import WorkCounter
+from evenshard.tables.reuse import NUM_REUSE_BINS, feasible_reuse_bins, looked_up_rows, rows_and_counts
 from evenshard.tables.table import Table
 
 PROFILE = gpu_profile("h100")

@@ -33,7 +33,7 @@ from evenshard.sharders.cost_model.fit import (
 )
 from evenshard.sharders.random import random_placement
 from evenshard.tables.files import load_tables
-from evenshard.tables.hot_rows import hot_rows_together, with_hot_rows
+from evenshard.tables.locality import hot_rows_together, with_hot_rows
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.process import one_thread

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenshard.tables.cache import LOAD_FACTORS, max_new_rows
+from evenshard.tables.locality import LOAD_FACTORS, max_new_rows
 from evenshard.tables.reuse import reuse_bins_of_counts
 from evenshard.tables.traffic import counts, tables_from_traffic
 from evenshard.tables.traffic.counts import (

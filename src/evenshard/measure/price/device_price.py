@@ -91,7 +91,7 @@ class DevicePrice(Protocol):
 
     @property
     def sees_hot_rows(self) -> bool:
-        """Whether times depend on hot rows lying side by side in memory (``tables/hot_rows.py``)."""
+        """Whether times depend on hot rows lying side by side in memory (``tables/locality.py``)."""
         return False
 
     def columns(self, lookups: Sequence[Lookup]) -> Columns:

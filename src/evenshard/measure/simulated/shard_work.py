@@ -19,7 +19,7 @@ import numpy.typing as npt
 from evenshard.measure.simulated.gpu_profile import GpuProfile
 from evenshard.measure.simulated.l2_cache import missed_bytes
 from evenshard.placement.optimizer_state import SGD, state_bytes
-from evenshard.tables.reuse import DLRM_2021_REUSE, NUM_REUSE_BINS, FloatArray, rows_and_counts, tilt_to_feasible
+from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, looked_up_rows
 from evenshard.tables.table import Table
 
 SECTOR_BYTES = 32
@@ -206,21 +206,6 @@ def reuse_columns(columns_TC: FloatArray) -> tuple[FloatArray, FloatArray, Float
     """[T, K] each of a table's columns: bytes of its distinct rows, of all its lookups, and lookups of one row."""
     uniques, lookups, unique_bytes, row_bytes = np.split(columns_TC[:, NUM_WORK_COLUMNS:], 4, axis=1)
     return unique_bytes, row_bytes, np.where(uniques > 0, lookups / np.where(uniques > 0, uniques, 1.0), 1.0)
-
-
-def looked_up_rows(tables: Sequence[Table], lookups_T: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """[T, K] and [T, K] ``rows_and_counts`` of tables; of those without a histogram by the default one.
-
-    Args:
-        tables: looked up.
-        lookups_T: [T] of the batch.
-    """
-    rows_T = np.array([table.num_rows for table in tables], dtype=np.float64)
-    unknown = [at for at, table in enumerate(tables) if not table.reuse_bins]
-    bins_TK = np.array([table.reuse_bins or DLRM_2021_REUSE for table in tables])
-    if unknown:  # all at once: what is feasible for each is found by bisection
-        bins_TK[unknown] = tilt_to_feasible(bins_TK[unknown], rows_T[unknown], lookups_T[unknown])
-    return rows_and_counts(bins_TK, rows_T, lookups_T)
 
 
 def sector_bytes(row_bytes_T: npt.NDArray[np.int64], size: int = SECTOR_BYTES) -> FloatArray:

@@ -22,7 +22,7 @@ from evenshard.sharders.cost_model.calibration import calibrate, calibrate_for_c
 from evenshard.sharders.cost_model.cost_model import CostModel, ExchangeTime
 from evenshard.sharders.cost_model.network import ConvexNet, EnsembleSizes, jump_sums_TJ
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.tables.hot_rows import hot_rows_together
+from evenshard.tables.locality import hot_rows_together
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.process import one_thread

@@ -35,7 +35,7 @@ from evenshard.measure.simulated.device_model import LANE_LIMITS
 from evenshard.measure.simulated.shard_work import REQUEST_VALUES
 from evenshard.sharders.cost_model.additive import QUANTITIES, additive_work_TA
 from evenshard.sharders.features import NUM_FEATURES, FeatureNormalizer
-from evenshard.tables.hot_rows import hot_rows_together
+from evenshard.tables.locality import hot_rows_together
 from evenshard.tables.table import Table
 
 NUM_QUANTITIES = len(QUANTITIES)
@@ -65,7 +65,7 @@ class EnsembleSizes:
         pieces: linear pieces of a unit.
         across_batches: whether batch sizes differ. What happens once per table and sample then counts by the sample,
             and the learned factors depend on the work too: how much of it the caches catch changes with the batch.
-        sees_hot_rows: whether the learned factors depend on how many hot rows lie side by side (``hot_rows.py``).
+        sees_hot_rows: whether the learned factors depend on how many hot rows lie side by side (``locality.py``).
 
     Raises:
         ValueError: if one of them is below 1, or the ensemble too wide.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torchrec.distributed.types import CacheStatistics
 
-from evenshard.tables.cache import distinct_rows, mean_miss_ratio, miss_ratio
+from evenshard.tables.locality import distinct_rows, mean_miss_ratio, miss_ratio
 from evenshard.tables.table import Table
 
 
@@ -18,7 +18,7 @@ class TableStatistics(CacheStatistics):  # type: ignore[misc]  # TorchRec has no
     """A table behind a cache, as TorchRec's planner asks for it.
 
     Attributes:
-        table: whose curve is counted, bounded or assumed (``evenshard.tables.cache``).
+        table: whose curve is counted, bounded or assumed (``evenshard.tables.locality``).
         batch_size: samples of all ranks together.
     """
 

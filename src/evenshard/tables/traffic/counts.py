@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.tables.cache import LOAD_FACTORS
+from evenshard.tables.locality import LOAD_FACTORS
 from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, reuse_bins_of_counts
 from evenshard.tables.traffic.sample import Block, IntArray
 from evenshard.utils.errors import BadFile

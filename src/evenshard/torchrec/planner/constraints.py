@@ -18,7 +18,7 @@ from evenshard.planner.request import PlacementRequest, memory_problem
 from evenshard.planner.rules import Rules
 from evenshard.sharders.torchrec.planner import DENSE_KERNEL, TooStrict
 from evenshard.tables.assumptions import TableSet
-from evenshard.tables.cache import LOAD_FACTORS
+from evenshard.tables.locality import LOAD_FACTORS
 from evenshard.tables.table import Table
 from evenshard.torchrec.model.modules import located_tables, other_tables_in
 from evenshard.torchrec.model.tables import changed_fields, with_bags

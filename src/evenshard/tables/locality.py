@@ -1,4 +1,6 @@
-"""Miss ratios: the share of a batch's distinct rows that a cache in front of a table's weights does not hold.
+"""Where the rows of a batch are: in a cache in front of a table's weights or not, side by side or scattered.
+
+Miss ratios are the share of a batch's distinct rows that such a cache does not hold.
 
 The weights stand in host memory, and a cache in device memory holds some rows of each table, the load factor's share
 (TorchRec: ``fused_uvm_caching``). What a batch misses is fetched before its lookups, in place of the rows that were
@@ -25,18 +27,23 @@ were looked up after it: as many as a Poisson variable, whose mean grows with th
 cache of sets therefore misses what whole ones of many sizes do on the average: C times a gamma variable with shape 32
 and mean 1. So even a cache for all rows misses some. Rows that fall out of use are not in it.
 
-Legend: T tables, F load factors, K = 17 bins, X touching points.
+Hot rows. A row is hot if a batch reads it more than once. Hashed indices scatter hot rows; indices in the order of
+frequency, or of first sight, put them side by side, where they share pages and lines of a CPU's caches. Traffic tells
+which it is: ``Table.row_shares`` has the lookups of equal runs of rows.
+
+Legend: T tables, F load factors, K = 17 bins, X touching points, R runs of rows.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evenshard.tables.reuse import FloatArray, ReuseBins, feasible_reuse_bins, rows_and_counts
+from evenshard.tables.reuse import FloatArray, looked_up_rows
 
 if TYPE_CHECKING:  # a table checks its curve with LOAD_FACTORS
     from evenshard.tables.table import Table
@@ -49,6 +56,10 @@ MAX_KNOWN_CURVES = 100_000
 WAYS = 32  # rows of a set
 # Distinct rows of a batch below which a straight line will do, and no curve is worked out.
 FEWEST_ROWS = 1e-9
+# Runs of rows that a drawn table's ``row_shares`` have; enough to tell, and few to store.
+MOST_RUNS = 32
+# The least share of the lookups by which hot rows side by side must differ from scattered ones to be told apart.
+LEAST_DIFFERENCE = 0.1
 
 # Load factors that ascend from 0 to 1, and the miss ratios there; straight between them.
 Curve = tuple[tuple[float, ...], tuple[float, ...]]
@@ -119,10 +130,8 @@ def max_new_rows(rows_K: FloatArray, num_rows: int) -> float:
 
 
 def _rows_by_bin(table: Table, batch_size: int) -> FloatArray:
-    lookups = table.pooling_factor * batch_size
-    bins: ReuseBins = table.reuse_bins or feasible_reuse_bins(table.num_rows, lookups)
-    rows_TK, _ = rows_and_counts(np.array([bins]), np.array([float(table.num_rows)]), np.array([lookups]))
-    return np.asarray(rows_TK[0])
+    rows_1K, _ = looked_up_rows([table], np.array([table.pooling_factor * batch_size]))
+    return np.asarray(rows_1K[0])
 
 
 def _tangent_bound() -> tuple[FloatArray, FloatArray]:
@@ -147,3 +156,60 @@ def _sizes_of_sets(count: int = 16) -> FloatArray:
 
 
 _SIZES_OF_SETS = _sizes_of_sets()
+
+
+@dataclass(frozen=True)
+class _HotRows:
+    """The hottest ``rows_K``, bin after bin, of ``num_rows``; ``shares_K`` of the lookups go to as many."""
+
+    num_rows: int
+    rows_K: FloatArray
+    shares_K: FloatArray
+
+    @staticmethod
+    def of(table: Table, batch_size: int) -> _HotRows:
+        lookups = table.pooling_factor * batch_size
+        rows_1K, counts_1K = looked_up_rows([table], np.array([lookups]))
+        hot_K, each_K = rows_1K[0, :0:-1], counts_1K[0, :0:-1]
+        shares_K = np.cumsum(hot_K * each_K) / max(lookups, 1e-300)
+        return _HotRows(table.num_rows, np.append(0.0, np.cumsum(hot_K)), np.append(0.0, shares_K))
+
+    def share(self, hottest: FloatArray | float) -> FloatArray:
+        beyond = np.maximum(np.asarray(hottest) - self.rows_K[-1], 0.0) / max(self.num_rows - self.rows_K[-1], 1e-9)
+        return np.asarray(np.interp(hottest, self.rows_K, self.shares_K) + (1 - self.shares_K[-1]) * beyond)
+
+
+@lru_cache(maxsize=8_192)  # a search asks of the same tables again and again
+def hot_rows_together(table: Table, batch_size: int) -> float | None:
+    """Share of a table's hot rows that lie side by side; 0 if all are scattered, or where it makes no difference.
+
+    The busiest runs, as many as hold all hot rows if these lie side by side, have more of the lookups then.
+
+    Args:
+        table: its ``reuse_bins`` hold for this batch size.
+        batch_size: samples of a batch.
+
+    Returns:
+        None where no traffic was counted.
+    """
+    if table.row_shares is None:
+        return None
+    hot, runs = _HotRows.of(table, batch_size), len(table.row_shares)
+    run_rows = table.num_rows / runs
+    busiest = min(int(np.ceil(hot.rows_K[-1] / run_rows)) + 1, runs)  # they may begin anywhere in a run
+    found = float(np.sort(table.row_shares)[-busiest:].sum())
+    together = float(hot.share(busiest * run_rows))
+    hottest = float(hot.share(busiest))  # each in a run of its own
+    scattered = hottest + (1 - hottest) * busiest / runs
+    if together - scattered < LEAST_DIFFERENCE:
+        return 0.0
+    return round(float(np.clip((found - scattered) / (together - scattered), 0.0, 1.0)), 3)
+
+
+def with_hot_rows(table: Table, batch_size: int, together: bool) -> Table:
+    """The table with hot rows at its beginning, in the order of their lookups, or scattered over all runs."""
+    runs = min(table.num_rows, MOST_RUNS)
+    if not together:
+        return replace(table, row_shares=(1 / runs,) * runs)
+    ends_R = _HotRows.of(table, batch_size).share(np.linspace(0, table.num_rows, runs + 1))
+    return replace(table, row_shares=tuple(np.round(np.diff(ends_R), 7).tolist()))

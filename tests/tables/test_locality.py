@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenshard.placement.parts import Span, TablePart, part_table
-from evenshard.tables.cache import (
+from evenshard.tables.locality import (
     ASSUMED,
     BOUND,
     COUNTED,
