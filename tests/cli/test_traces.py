@@ -128,7 +128,7 @@ def test_what_was_observed_is_a_cost_dataset(
         assert device.fwd_compute_ms == one["forward_ms"] and device.bwd_compute_ms == one["backward_ms"]
         assert device.fwd_all_to_all_ms == one["exchange_ms"]["forward"]
         assert device.fwd_wait_ms == one["waiting_ms"]["forward"]
-    row = read_rows(costs).rows[0]
+    row = read_rows(costs)[0]
     assert (row["hardware"], row["link"], row["repeats"], row["all_to_all"]) == ("cpu: unknown", "gloo", 3, "measured")
     assert row["optimizer"] == "sgd"
     assert main(["describe", str(costs)]) == 0

@@ -118,7 +118,7 @@ def test_every_stage_runs_in_containers_on_real_kernels(here: Here, workdir: Pat
     assert done.returncode == 0, done.stderr
     assert "single_cost_greedy *" in done.stdout
     (folder,) = Path("work/kubeflow").glob("evenshard-train-*")
-    rounds = [read_rows(path).rows for path in sorted((folder / "merge-costs-2/costs").iterdir())]
+    rounds = [read_rows(path) for path in sorted((folder / "merge-costs-2/costs").iterdir())]
     assert [{row["round"] for row in one} for one in rounds] == [{1}, {2}]
     assert all(row["hardware"].startswith("cpu: ") for one in rounds for row in one)
     assert {"evenshard", "dreamshard"} <= {row["proposed_by"] for row in rounds[1]}

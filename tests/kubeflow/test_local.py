@@ -60,7 +60,7 @@ def test_the_loop_and_a_placement_with_its_model(workdir: Path, capsys: pytest.C
     assert "executor_input" in (folder / "log.txt").read_text()
     assert "single_cost_greedy *" in out
     assert out.endswith(f"\nsaved: work/kubeflow/{folder.name}/evaluate/report/metrics.json\n")
-    rounds = [read_rows(path).rows for path in sorted((folder / "benchmark-2/costs").iterdir())]
+    rounds = [read_rows(path) for path in sorted((folder / "benchmark-2/costs").iterdir())]
     assert all(len({row["measurement_id"] for row in one}) == 4 + 2 for one in rounds)
     assert [{row["round"] for row in one} for one in rounds] == [{1}, {2}]
     assert "evenshard" in {row["proposed_by"] for row in rounds[1]}
@@ -157,7 +157,7 @@ def test_a_training_is_watched_and_placed_anew_as_the_docs_show(
     folder = the_run(workdir, "watch") / "watch"
     assert out.endswith(f"\nsaved: work/kubeflow/{folder.parent.name}/watch/placement/placement.json\n")
     assert load_answer(folder / "placement/placement.json").predicted_ms < in_use.predicted_ms
-    assert len(read_rows(folder / "observation/costs.parquet").rows) == 2
+    assert len(read_rows(folder / "observation/costs.parquet")) == 2
 
     save_tables(in_use.request.tables, "today.csv")
     assert main(command("docs/kubeflow.md", "evenshard pipeline run --pipeline place --set tables=today.csv")) == 0

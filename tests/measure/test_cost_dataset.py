@@ -72,7 +72,7 @@ REPLICAS = TablePart("small", Span(0, 5), Span(0, 4), (0, 1, 2, 3))
 def test_parts_come_back_from_parquet(tmp_path: Path) -> None:
     path, one = tmp_path / "costs.parquet", sharded(*EVERYWHERE, REPLICAS)
     save_costs([one], path)
-    assert [row["tables"] for row in read_rows(path).rows] == [
+    assert [row["tables"] for row in read_rows(path)] == [
         ["wide[0:4]", "small"],
         ["small"],
         ["long[rows 0:10, 0:4]", "small"],
@@ -273,8 +273,8 @@ def test_the_file_says_which_code_settings_and_machines_made_it(tmp_path: Path) 
     """Two machines of one driver: each value once, sorted."""
     here = measured(TASK, (0, 2, 2, 0), cost(1.0, 2.0, 3.0), "a")
     there = replace(here, measurement_id="b", provenance=replace(PROVENANCE, hardware="cuda: another"))
-    found = read_rows(saved_in(tmp_path, here, there, lineage=Lineage("c0ffee", "abc", "9.9")))
-    assert found.lineage == {
+    path = saved_in(tmp_path, here, there, lineage=Lineage("c0ffee", "abc", "9.9"))
+    assert read_lineage(path) == {
         "git_commit": "c0ffee",
         "params_hash": "abc",
         "evenshard_version": "9.9",
@@ -282,11 +282,11 @@ def test_the_file_says_which_code_settings_and_machines_made_it(tmp_path: Path) 
         "driver": ["none"],
         "versions": ["none 0"],
     }
-    assert [row["measurement_id"] for row in found.rows] == ["a"] * 3 + ["b"] * 3
+    assert [row["measurement_id"] for row in read_rows(path)] == ["a"] * 3 + ["b"] * 3
 
 
 def test_a_file_whose_lineage_nobody_told_says_unknown(tmp_path: Path) -> None:
-    assert read_rows(saved_in(tmp_path)).lineage["git_commit"] == "unknown"
+    assert read_lineage(saved_in(tmp_path))["git_commit"] == "unknown"
 
 
 # Broken rows ---------------------------------------------------------------------------------------------------------

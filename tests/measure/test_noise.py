@@ -122,5 +122,5 @@ def test_controls_are_the_same_in_memory_and_in_the_file(tmp_path: Path) -> None
     found = controls_of(all_of_them)
     assert [one.cost_ms for one in found] == [3.0, 4.0, 3.0, 3.0, 3.0]
     assert len({one.placement for one in found}) == 3 and found[0].placement == found[2].placement
-    assert controls_of_rows(read_rows(tmp_path / "costs.parquet").rows) == found
+    assert controls_of_rows(read_rows(tmp_path / "costs.parquet")) == found
     assert controls_of(load_costs(tmp_path / "costs.parquet", TABLES)) == found

@@ -53,7 +53,7 @@ def test_the_loop_trains_autoshard_proposes_with_it_and_compares_it(loop: Path) 
         folder = loop / f"work/round_{number}"
         assert load_checkpoint(folder / "cost_net", AutoShardCostNet).round == number
         assert load_checkpoint(folder / "policy", AutoShardPolicy).round == number
-    rows = read_rows(loop / "work/round_2/costs.parquet").rows
+    rows = read_rows(loop / "work/round_2/costs.parquet")
     assert {"autoshard", "evenshard"} <= {row["proposed_by"] for row in rows}
     assert "dreamshard" not in {row["proposed_by"] for row in rows}
     metrics = json.loads((loop / "reports/metrics.json").read_text())
@@ -167,7 +167,7 @@ def test_a_third_one_is_its_own_files_and_a_line(tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / "params.yaml").read_text()) == params_with(
         {"loop": {"num_rounds": 2}, "train_policy": {"method": "toy", "settings": {"step": 2.0}}}
     )
-    assert "toy" in {row["proposed_by"] for row in read_rows(tmp_path / "work/round_2/costs.parquet").rows}
+    assert "toy" in {row["proposed_by"] for row in read_rows(tmp_path / "work/round_2/costs.parquet")}
     metrics = json.loads((tmp_path / "reports/metrics.json").read_text())
     assert metrics["sharders"]["toy"]["mean_measured_ms"] > 0 and "dreamshard" not in metrics["sharders"]
     trained = json.loads((tmp_path / "work/round_2/train_policy.json").read_text())

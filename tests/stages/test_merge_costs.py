@@ -10,7 +10,7 @@ import pytest
 
 from evenshard.cli import main
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.cost_rows import read_rows, save_rows
+from evenshard.measure.cost_rows import read_lineage, read_rows, save_rows
 from evenshard.measure.costs import CONTROL
 from evenshard.stages import benchmark, generate_tables, loop, merge_costs
 from evenshard.tracking import StageRun
@@ -57,13 +57,13 @@ def of_round(path: Path) -> dict[tuple[str, int], Any]:
     """Tables and times of each device of each placement that is not a control."""
     return {
         (row["measurement_id"], row["device_id"]): (row["tables"], row["max_device_ms"], row["proposed_by"])
-        for row in read_rows(path).rows
+        for row in read_rows(path)
         if row["proposed_by"] != CONTROL
     }
 
 
 def controls(path: Path) -> set[str]:
-    return {row["measurement_id"] for row in read_rows(path).rows if row["proposed_by"] == CONTROL}
+    return {row["measurement_id"] for row in read_rows(path) if row["proposed_by"] == CONTROL}
 
 
 def merged(*parts: Path) -> Path:
@@ -87,9 +87,10 @@ def test_every_part_has_all_controls_under_names_of_its_own(pool: Pool) -> None:
 
 
 def test_a_merged_round_keeps_the_lineage_and_lies_in_order(pool: Pool) -> None:
-    found = read_rows(merged(pool.part(2, 2), pool.part(1, 2)))
-    assert found.lineage["params_hash"] == "p" and found.lineage["hardware"] == ["simulated: h200"]
-    keys = [(row["measurement_id"], row["device_id"]) for row in found.rows]
+    costs = merged(pool.part(2, 2), pool.part(1, 2))
+    lineage = read_lineage(costs)
+    assert lineage["params_hash"] == "p" and lineage["hardware"] == ["simulated: h200"]
+    keys = [(row["measurement_id"], row["device_id"]) for row in read_rows(costs)]
     assert keys == sorted(keys)
 
 
@@ -112,8 +113,8 @@ def test_a_part_twice_is_refused(pool: Pool) -> None:
 )
 def test_parts_measured_differently_are_refused(pool: Pool, name: str, value: str) -> None:
     one, other = pool.part(1, 2), pool.folder / "other.parquet"
-    found = read_rows(pool.part(2, 2))
-    save_rows([{**row, name: value} for row in found.rows], found.lineage, other)
+    part = pool.part(2, 2)
+    save_rows([{**row, name: value} for row in read_rows(part)], read_lineage(part), other)
     with pytest.raises(BadFile, match=f"{name} is '{value}'"):
         merged(one, other)
 
@@ -121,8 +122,8 @@ def test_parts_measured_differently_are_refused(pool: Pool, name: str, value: st
 @pytest.mark.parametrize("name", ["params_hash", "evenshard_version"])
 def test_parts_of_different_settings_are_refused(pool: Pool, name: str) -> None:
     one, other = pool.part(1, 2), pool.folder / "other.parquet"
-    found = read_rows(pool.part(2, 2))
-    save_rows(found.rows, {**found.lineage, name: "q"}, other)
+    part = pool.part(2, 2)
+    save_rows(read_rows(part), {**read_lineage(part), name: "q"}, other)
     with pytest.raises(BadFile, match=f"{name} is q, but"):
         merged(one, other)
 

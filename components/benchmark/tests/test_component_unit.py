@@ -26,7 +26,7 @@ def costs_in(outputs: dict[str, Any], round_number: int = 1) -> Path:
 def test_round_1_measures_random_placements_in_parts(given: Artifacts, made: Artifacts) -> None:
     outputs = made("costs", "metrics")
     benchmark.python_func(**given("tables", "tasks"), **outputs, **SETTINGS, round_number=1, part=2, num_parts=2)
-    found = read_rows(costs_in(outputs)).rows
+    found = read_rows(costs_in(outputs))
     assert {row["proposed_by"] for row in found} == {"random", "control"}
     assert {row["measurement_id"] for row in found if row["proposed_by"] == "random"} == {
         f"round1-{number:05d}" for number in (1, 3, 5)
@@ -38,7 +38,7 @@ def test_later_rounds_measure_what_the_networks_propose(given: Artifacts, made: 
     outputs = made("costs", "metrics")
     inputs = given("tables", "tasks", "cost_net", "policy", "cost_model", earlier="costs")
     benchmark.python_func(**inputs, **outputs, **SETTINGS, round_number=2)
-    found = read_rows(costs_in(outputs, 2)).rows
+    found = read_rows(costs_in(outputs, 2))
     assert {row["proposed_by"] for row in found} == {"dreamshard", "evenshard", "control"}
     assert costs_in(outputs).read_bytes() == Path(inputs["earlier"].path, "round_001.parquet").read_bytes()
 

@@ -146,7 +146,7 @@ _Numbered = list[tuple[int, dict[str, Any]]]
 
 def _by_measurement(path: Path, by_name: Mapping[str, Table]) -> Iterable[_Numbered]:
     groups: dict[str, _Numbered] = {}
-    for number, row in enumerate(read_rows(path).rows, start=1):
+    for number, row in enumerate(read_rows(path), start=1):
         missing = next((name for name in row["tables"] if part_called(name, by_name) is None), None)
         if missing is not None:
             remedy = "Use the tables it was measured with."

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -109,32 +108,19 @@ def _schema() -> Any:
     )
 
 
-@dataclass(frozen=True)
-class CostRows:
-    """The checked content of a cost dataset, as it stands in the file.
-
-    Attributes:
-        rows: one dict per device per measured placement; the keys are those of ``COLUMNS``.
-        lineage: git_commit, params_hash, evenshard_version; lists of hardware, driver and versions.
-    """
-
-    rows: list[dict[str, Any]]
-    lineage: dict[str, Any]
-
-
-def read_rows(path: Path) -> CostRows:
-    """Reads and checks a cost dataset (needs pyarrow).
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Read and check a cost dataset (needs pyarrow): a dict of ``COLUMNS`` for each device of each placement.
 
     Raises:
         BadFile: if the file is missing, torn, of another schema, or a row holds an impossible value; the message names
             row (from 1) and column.
     """
-    with _explain_read_errors(path), _open_parquet(path) as file:
-        schema = file.schema_arrow
-        _check_schema(path, schema, file.metadata.num_rows)
+    with _opened(path) as file:
+        _check_schema(path, file.schema_arrow, file.metadata.num_rows)
+        _lineage(path, file.schema_arrow)  # checked with the rows
         table = file.read()
         table.validate(full=True)
-        rows = table.to_pylist()
+        rows: list[dict[str, Any]] = table.to_pylist()
     seen: set[tuple[str, int]] = set()
     for number, row in enumerate(rows, start=1):
         problem = _row_problem(row)
@@ -144,33 +130,31 @@ def read_rows(path: Path) -> CostRows:
         if problem:
             raise BadFile(path, problem, REMEDY, f"row {number}")
         seen.add(key)
-    return CostRows(rows, _lineage(path, schema))
+    return rows
 
 
 @blame_file
 def read_lineage(path: Path) -> dict[str, Any]:
-    """What the file says about its origin (``CostRows.lineage``), without reading its rows (needs pyarrow).
+    """Return the origin that a cost dataset states, without reading its rows (needs pyarrow).
+
+    It has git_commit, params_hash and evenshard_version, and lists of hardware, driver and versions.
 
     Raises:
         BadFile: if the file is missing or torn.
     """
-    with _explain_read_errors(path), _open_parquet(path) as file:
+    with _opened(path) as file:
         return _lineage(path, file.schema_arrow)
 
 
-def _open_parquet(path: Path) -> Any:
-    import pyarrow.parquet as pq
-
-    return pq.ParquetFile(path)
-
-
 @contextmanager
-def _explain_read_errors(path: Path) -> Iterator[None]:
+def _opened(path: Path) -> Iterator[Any]:
     require_package("pyarrow")
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     try:
-        yield
+        with pq.ParquetFile(path) as file:
+            yield file
     except FileNotFoundError:
         raise BadFile(path, "no such file", REMEDY) from None
     except (pa.ArrowException, OSError, ValueError) as error:  # text that is not UTF-8 is a ValueError

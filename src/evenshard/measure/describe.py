@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from evenshard.measure.cost_rows import CostRows, read_rows
+from evenshard.measure.cost_rows import read_lineage, read_rows
 from evenshard.measure.costs import OK, Provenance
 from evenshard.measure.evidence import device_text
 from evenshard.measure.hardware import measured_or_simulated
@@ -30,21 +30,20 @@ def describe(paths: Sequence[Path]) -> dict[str, Any]:
         BadFile: if a dataset cannot be read or holds an impossible value.
     """
     datasets = [read_rows(path) for path in paths]
-    controls = [controls_of_rows(dataset.rows) for dataset in datasets]
+    controls = [controls_of_rows(dataset) for dataset in datasets]
     return {
         "datasets": [_one(path, dataset) for path, dataset in zip(paths, datasets, strict=True)],
         "noise": asdict(noise_of(controls)),
     }
 
 
-def _one(path: Path, dataset: CostRows) -> dict[str, Any]:
-    rows = dataset.rows
+def _one(path: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     controls = controls_of_rows(rows)
     ran = [row for row in rows if row["tables"] and row["status"] == OK]
     times = [row["measured_at"] for row in rows]
     return {
         "file": str(path),
-        **dataset.lineage,
+        **read_lineage(path),
         "rows": len(rows),
         "measurements": len({row["measurement_id"] for row in rows}),
         "proposed_by": _measurements_by(rows, "proposed_by"),

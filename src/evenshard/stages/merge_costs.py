@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from evenshard.measure.cost_rows import read_rows, save_rows
+from evenshard.measure.cost_rows import read_lineage, read_rows, save_rows
 from evenshard.utils.errors import BadFile
 from evenshard.utils.messages import brief
 from evenshard.utils.params import require
@@ -29,25 +29,24 @@ def run(parts: Sequence[Path], costs: Path) -> dict[str, float]:
     """
     require(bool(parts), "there is no part to merge. Name the cost datasets of the parts.")
     found = [read_rows(path) for path in parts]
-    for path, part in zip(parts, found, strict=True):
-        if not part.rows:
+    for path, rows in zip(parts, found, strict=True):
+        if not rows:
             raise BadFile(path, "holds no measurement", "Measure this part again.")
-    first, part_of = found[0], dict[str, int]()
-    for number, (path, part) in enumerate(zip(parts, found, strict=True)):
-        _check_alike(path, [{name: row[name] for name in _SAME} for row in (first.rows[0], *part.rows)])
+    first, part_of = read_lineage(parts[0]), dict[str, int]()
+    for number, (path, rows) in enumerate(zip(parts, found, strict=True)):
+        _check_alike(path, [{name: row[name] for name in _SAME} for row in (found[0][0], *rows)])
+        lineage = read_lineage(path)
         for name in ("params_hash", "evenshard_version"):
-            if part.lineage.get(name) != first.lineage.get(name):
-                problem = f"{name} is {part.lineage.get(name)}, but {first.lineage.get(name)} in {parts[0]}"
+            if lineage.get(name) != first.get(name):
+                problem = f"{name} is {lineage.get(name)}, but {first.get(name)} in {parts[0]}"
                 raise BadFile(path, problem, "Measure all parts with the same settings and version.")
-        for row in part.rows:
+        for row in rows:
             other = part_of.setdefault(row["measurement_id"], number)
             if other != number:
                 problem = f"{row['measurement_id']} is in {parts[other]} too"
                 raise BadFile(path, problem, "Merge each part once, parts of one round alone.")
-    rows = sorted(
-        (row for part in found for row in part.rows), key=lambda row: (row["measurement_id"], row["device_id"])
-    )
-    save_rows(rows, first.lineage, costs)
+    merged = sorted((row for rows in found for row in rows), key=lambda row: (row["measurement_id"], row["device_id"]))
+    save_rows(merged, first, costs)
     log.info("%d placements from %d parts", len(part_of), len(found))
     return {"num_placements": float(len(part_of)), "num_parts": float(len(found))}
 
