@@ -30,8 +30,8 @@ import evenshard
 from evenshard.measure.collectives import Links
 from evenshard.measure.hardware import HardwareName
 from evenshard.measure.link import link
-from evenshard.measure.simulated.cluster import SimulatedCluster
 from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.measure.simulated.price import SimulatedCluster
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.utils.errors import EvenshardError

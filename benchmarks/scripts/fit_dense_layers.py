@@ -26,7 +26,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks.references import others_measurements
-from evenshard.measure.profiles import SHORT_NAMES
+from evenshard.measure.hardware import SHORT_NAMES
 from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
 from evenshard.tables.reuse import FloatArray
 from evenshard.utils.text_table import text_table

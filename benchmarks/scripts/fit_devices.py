@@ -31,9 +31,9 @@ from evenshard.measure.calibrate.constants import (
     predicted_ms,
 )
 from evenshard.measure.evidence import Evidence
+from evenshard.measure.hardware import profile_path
 from evenshard.measure.kernel_calls import Lookup
 from evenshard.measure.profile_file import origin_of, sources_of, write_profile
-from evenshard.measure.profiles import profile_path
 from evenshard.measure.simulated.device_model import (
     BACKWARD_KERNELS,
     FORWARD_KERNELS,

@@ -35,8 +35,8 @@ from evenshard.measure.calibrate.constants import (
 from evenshard.measure.calibrate.device import measured_shards
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.evidence import Evidence
+from evenshard.measure.hardware import profile_path
 from evenshard.measure.profile_file import write_profile
-from evenshard.measure.profiles import profile_path
 from evenshard.measure.simulated.device_model import BACKWARD_KERNELS, FORWARD_KERNELS, KERNELS
 from evenshard.measure.simulated.gpu_profile import BY_KERNEL, FREE_CONSTANTS, GpuProfile, gpu_profile
 from evenshard.measure.simulated.shard_work import WorkCounter

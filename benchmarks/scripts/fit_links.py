@@ -27,9 +27,9 @@ from benchmarks.references import others_measurements
 from evenshard.measure.calibrate.curve import fit_curve
 from evenshard.measure.calibrate.link import ExchangePoint, fit_link, write_link
 from evenshard.measure.evidence import Evidence
+from evenshard.measure.hardware import link_profile_path
+from evenshard.measure.link import GPUS_OF_A_NODE, NVLINK_GB_S, nvlink_by_rule
 from evenshard.measure.link_model import ALL_TO_ALL, Curve, Link, curve_at, moved_share
-from evenshard.measure.link_rules import GPUS_OF_A_NODE, NVLINK_GB_S, nvlink_by_rule
-from evenshard.measure.profiles import link_profile_path
 from evenshard.tables.reuse import FloatArray
 from evenshard.utils.text_table import text_table
 

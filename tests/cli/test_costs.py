@@ -14,7 +14,7 @@ import yaml
 
 from evenshard.cli import main
 from evenshard.measure.__main__ import main as bare_main
-from evenshard.measure.profiles import profile_path
+from evenshard.measure.hardware import profile_path
 from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS
 from evenshard.tracking import StageRun
 

@@ -22,7 +22,8 @@ from evenshard.measure.collectives import (
     reduced_bytes,
     volumes_of,
 )
-from evenshard.measure.link import LINKS, Link
+from evenshard.measure.link import LINKS
+from evenshard.measure.link_model import Link
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.plan import parts_by_table

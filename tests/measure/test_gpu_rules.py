@@ -14,8 +14,8 @@ from benchmarks.scripts.gpu_rules import SPEEDS, Held, held_out, of_all, read_me
 from evenshard.cli import main
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.gpu_rules import EVIDENCE, FITTED, SHEET, constants_by_rules, exponent
+from evenshard.measure.hardware import profile_path
 from evenshard.measure.inventory import known_hardware
-from evenshard.measure.profiles import profile_path
 from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, GpuProfile, gpu_profile
 from support.repository import ROOT
 from support.truth import truth_file

@@ -14,7 +14,7 @@ from evenshard.measure.collectives import ExchangeTimes, Links
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import DeviceCost
 from evenshard.measure.in_turn import in_turn, parts_in_turn, start_skew_ms, whole_tables_in_turn
-from evenshard.measure.link import Link
+from evenshard.measure.link_model import Link
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask

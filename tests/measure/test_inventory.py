@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from evenshard.cli import main
+from evenshard.measure.hardware import profile_names, profile_path
 from evenshard.measure.inventory import inventory, inventory_text, known_devices, known_hardware, known_links, unit_of
 from evenshard.measure.link import LINKS
-from evenshard.measure.profiles import profile_names, profile_path
 from evenshard.measure.simulated.gpu_profile import GpuProfile
 from evenshard.utils.errors import BadConfig, BadFile
 

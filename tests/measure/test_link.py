@@ -13,16 +13,8 @@ from hypothesis import strategies as st
 
 from evenshard.measure.collectives import Links, Volumes, all_to_all_ms, exchange_times
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.link import (
-    ALIASES,
-    LINKS,
-    Link,
-    beyond_span,
-    is_modelled,
-    link,
-    link_name,
-    link_of,
-)
+from evenshard.measure.link import ALIASES, LINKS, beyond_span, is_modelled, link, link_name, link_of
+from evenshard.measure.link_model import Link
 from evenshard.placement.machine import Machine
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.task import ShardingTask

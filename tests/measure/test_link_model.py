@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenshard.measure.collectives import Links, Volumes, exchange_times
-from evenshard.measure.link import LINKS, link
+from evenshard.measure.link import LINKS, NVLINK_GB_S, link, nvlink_by_rule
 from evenshard.measure.link_model import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -23,7 +23,6 @@ from evenshard.measure.link_model import (
     curve_at,
     moved_share,
 )
-from evenshard.measure.link_rules import NVLINK_GB_S, nvlink_by_rule
 from evenshard.placement.machine import Machine
 from evenshard.placement.sharding import DATA_PARALLEL, ROW_WISE, TABLE_WISE
 from evenshard.placement.task import ShardingTask

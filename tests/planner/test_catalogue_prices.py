@@ -7,7 +7,7 @@ import pytest
 
 import evenshard
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.profiles import profile_names
+from evenshard.measure.hardware import profile_names
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement

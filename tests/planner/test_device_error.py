@@ -19,11 +19,10 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_dataset import load_costs, save_costs
 from evenshard.measure.costs import MeasuredPlacement
 from evenshard.measure.evidence import DeviceError, Evidence, device_text, error_factors, with_device_error
-from evenshard.measure.hardware import open_hardware
+from evenshard.measure.hardware import open_hardware, profile_path
 from evenshard.measure.link import link
 from evenshard.measure.price.step import exchange_share
 from evenshard.measure.profile_file import write_profile
-from evenshard.measure.profiles import profile_path
 from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement
 from evenshard.planner.file import json_schema, json_text, load_answer, save_answer

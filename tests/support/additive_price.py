@@ -9,7 +9,7 @@ import numpy as np
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.kernel_calls import HeldPart, Lookup
-from evenshard.measure.link import Link
+from evenshard.measure.link_model import Link
 from evenshard.measure.price.device_price import Columns, DevicePrice, TangentLine
 from evenshard.measure.price.step import DeviceKind, PartCosts
 from evenshard.placement.placement import Placement

@@ -12,8 +12,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import link
-from evenshard.measure.simulated.cluster import SimulatedCluster
 from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.measure.simulated.price import SimulatedCluster
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, whole_part
 from evenshard.placement.placement import Placement

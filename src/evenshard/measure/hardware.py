@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
+from importlib import import_module, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from evenshard.measure.profiles import SHORT_NAMES, profile_names
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.extras import require_package
 from evenshard.utils.messages import brief, did_you_mean
@@ -24,6 +23,25 @@ if TYPE_CHECKING:
     from evenshard.placement.task import ShardingTask
 
 Times = Literal["measured", "simulated"]
+# Profiles whose GPU is called otherwise where its memory goes without saying.
+SHORT_NAMES = {"a100": "a100_80gb"}
+_PROFILE_OF_GPU = {
+    r"\bGB300\b": "gb300",
+    r"\bB300\b": "b300",
+    r"\bL40S\b": "l40s",
+    r"\bRTX PRO 6000\b": "rtx_pro_6000",
+    r"\bMI300X\b": "mi300x",
+    r"\bMI350X\b": "mi350x",
+    r"\bB200\b": "b200",
+    r"\bH200\b": "h200",
+    r"\bH100\b": "h100",
+    r"\bA100\b.*\b40GB\b|\bA100-PG509\b": "a100_40gb",
+    r"\bA100\b": "a100_80gb",
+    r"\bV100\b": "v100",
+    r"\b2080 Ti\b": "rtx_2080_ti",
+}
+# Profiles of simulated devices, and of fitted links.
+_PROFILES = resources.files("evenshard.measure").joinpath("profiles")
 
 
 class Hardware(Protocol):
@@ -150,6 +168,35 @@ def open_hardware(config: MeasureConfig) -> Hardware:
     module, _, name = kind.opener.partition(":")
     hardware: Hardware = getattr(import_module(module), name)(config)
     return hardware
+
+
+def profile_names() -> tuple[str, ...]:
+    """Names of the device profiles that come with evenshard."""
+    files = (entry.name for entry in _PROFILES.iterdir())
+    return tuple(sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml")))
+
+
+def profile_of_gpu(name: str) -> str | None:
+    """The profile of a GPU, by what its driver calls it ("NVIDIA H200"); None where it has none."""
+    return next((profile for pattern, profile in _PROFILE_OF_GPU.items() if re.search(pattern, name)), None)
+
+
+def profile_path(name: str) -> Path:
+    """The file of a profile: a name that comes with evenshard, or the path of a YAML file.
+
+    Raises:
+        BadConfig: if it is neither.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return Path(name)
+    if name not in profile_names():
+        raise BadConfig(f"simulated device is {brief(name)}. Use one of {', '.join(profile_names())}, or a YAML file.")
+    return Path(str(_PROFILES.joinpath(name + ".yaml")))
+
+
+def link_profile_path(name: str) -> Path:
+    """The file of a fitted link that comes with evenshard."""
+    return Path(str(_PROFILES.joinpath("links", name + ".yaml")))
 
 
 _SPELLING = re.compile(r"([a-z]+)(?:[:-] *(.*))?", re.DOTALL)

@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 
 from evenshard.measure.evidence import DeviceError, Evidence
-from evenshard.measure.hardware import DEFAULT_HARDWARE, KINDS
-from evenshard.measure.link import ALIASES, GPUS_OF_A_NODE, LINKS, Link, link, link_name
-from evenshard.measure.link_model import Curve
+from evenshard.measure.hardware import DEFAULT_HARDWARE, KINDS, SHORT_NAMES, profile_names, profile_path
+from evenshard.measure.link import ALIASES, GPUS_OF_A_NODE, LINKS, link, link_name
+from evenshard.measure.link_model import Curve, Link
 from evenshard.measure.profile_file import GUESS, is_data_sheet, is_link_profile, origin_of, sources_of, write_profile
-from evenshard.measure.profiles import SHORT_NAMES, profile_names, profile_path
 from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import brief, printable

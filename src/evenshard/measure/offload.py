@@ -30,8 +30,7 @@ import numpy as np
 from evenshard.measure.kernel_calls import Lookup, part_lookups
 from evenshard.measure.simulated.device_model import NS_PER_MS
 from evenshard.measure.simulated.gpu_profile import HOST_GB_S, GpuProfile
-from evenshard.measure.simulated.l2_cache import missed_bytes
-from evenshard.measure.simulated.shard_work import PLAIN_BYTES, sector_bytes
+from evenshard.measure.simulated.shard_work import PLAIN_BYTES, missed_bytes, sector_bytes
 from evenshard.placement.machine import Machine
 from evenshard.placement.optimizer_state import NUMBERS, STATE_BYTES
 from evenshard.placement.parts import TablePart, part_table

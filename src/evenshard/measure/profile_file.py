@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from evenshard.measure import gpu_rules
 from evenshard.measure.evidence import Evidence, evidence_of
+from evenshard.measure.hardware import profile_path
 from evenshard.measure.link_model import curves_of
-from evenshard.measure.profiles import profile_path
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadFile, blame_file
 from evenshard.utils.limits import Range

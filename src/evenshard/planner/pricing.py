@@ -14,11 +14,12 @@ from evenshard.measure.costs import PlacementCost, combine_visits
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import HardwareName, open_hardware
 from evenshard.measure.in_turn import parts_in_turn
-from evenshard.measure.link import LINKS, Link, link
+from evenshard.measure.link import LINKS, link
+from evenshard.measure.link_model import Link
 from evenshard.measure.offload import host_link
 from evenshard.measure.price.step import DeviceKind, PartCosts, PredictedDevice, PredictedParts, predicted_phases
-from evenshard.measure.simulated.cluster import SimulatedCluster
 from evenshard.measure.simulated.gpu_profile import gpu_profile, profile_of
+from evenshard.measure.simulated.price import SimulatedCluster
 from evenshard.measure.step_time import Phases, step_ms
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from evenshard.measure.hardware import HardwareName
-from evenshard.measure.link import LINKS, link
-from evenshard.measure.link_rules import GPUS_OF_A_NODE
+from evenshard.measure.link import GPUS_OF_A_NODE, LINKS, link
 from evenshard.measure.simulated.gpu_profile import profile_of
 from evenshard.planner.request import PlacementRequest
 from evenshard.utils.units import bytes_to_gb

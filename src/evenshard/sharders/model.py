@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from evenshard.measure.evidence import DeviceError
-from evenshard.measure.hardware import HardwareName
-from evenshard.measure.link import Link, link
+from evenshard.measure.hardware import HardwareName, profile_path
+from evenshard.measure.link import link
+from evenshard.measure.link_model import Link
 from evenshard.measure.price.device_price import DevicePrice
-from evenshard.measure.profiles import profile_path
 from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
 from evenshard.measure.simulated.price import DeviceModelPrice
 from evenshard.sharders.base import TrainedSharder

@@ -18,7 +18,8 @@ from typing import Any
 
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import AUTO, HardwareName
-from evenshard.measure.link import LINKS, NO_LINK, Link
+from evenshard.measure.link import LINKS, NO_LINK
+from evenshard.measure.link_model import Link
 from evenshard.measure.price.device_price import DevicePrice
 from evenshard.sharders.base import TrainedSharder
 from evenshard.sharders.cost_model.cost_model import CostModel

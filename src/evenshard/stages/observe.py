@@ -9,9 +9,8 @@ from pathlib import Path
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
 from evenshard.measure.evidence import device_text, with_device_error
-from evenshard.measure.hardware import HardwareName
+from evenshard.measure.hardware import HardwareName, profile_of_gpu
 from evenshard.measure.price.step import PredictedDevice, exchange_share
-from evenshard.measure.profiles import profile_of_gpu
 from evenshard.measure.step_time import device_ms, step_ms
 from evenshard.measure.traces.ranks import ObservedTraining, RankTimes, observe
 from evenshard.placement.optimizer_state import NUMBERS, optimizer_problem

@@ -16,7 +16,7 @@ from evenshard.measure.calibrate.constants import (
     predicted_ms,
     prediction_errors,
 )
-from evenshard.measure.profiles import profile_names
+from evenshard.measure.hardware import profile_names
 from evenshard.measure.simulated.device_model import KERNELS, backward_ms, forward_ms
 from evenshard.measure.simulated.gpu_profile import BOUNDS, BY_KERNEL, FREE_CONSTANTS, RATES, GpuProfile, gpu_profile
 from evenshard.measure.simulated.shard_work import ShardWork, WorkCounter

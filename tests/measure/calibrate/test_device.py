@@ -14,8 +14,8 @@ from evenshard.measure.calibrate.constants import CALLS, Calibration
 from evenshard.measure.calibrate.device import fit_profile, measured_shards
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
+from evenshard.measure.hardware import profile_path
 from evenshard.measure.profile_file import write_profile
-from evenshard.measure.profiles import profile_path
 from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, gpu_profile
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.placement.placement import Placement

@@ -24,7 +24,8 @@ from evenshard.measure.calibrate.link import (
 from evenshard.measure.collectives import all_to_all_ms
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.distributed.jobs import BETWEEN_NODES, EVERYONE, IN_NODE
-from evenshard.measure.link import BANDWIDTHS, Link, link
+from evenshard.measure.link import link
+from evenshard.measure.link_model import BANDWIDTHS, Link
 from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
 from support.patience import PATIENCE_S
 

@@ -13,10 +13,10 @@ from evenshard.measure.collectives import Links, exchange_times, volumes_of
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.link import LINKS, link
 from evenshard.measure.price.step import dense_ms
-from evenshard.measure.simulated.cluster import SimulatedCluster
 from evenshard.measure.simulated.device_model import backward_ms, forward_ms
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.hardware import SimulatedHardware
+from evenshard.measure.simulated.price import SimulatedCluster
 from evenshard.measure.simulated.shard_work import WorkCounter
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart, column_parts, part_table, replica_table

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from evenshard.measure.costs import interquartile_range
+from evenshard.measure.hardware import profile_names
 from evenshard.measure.kernel_calls import Lookup
-from evenshard.measure.profiles import profile_names
 from evenshard.measure.simulated.device_model import (
     BACKWARD_KERNELS,
     FORWARD_KERNELS,
@@ -26,9 +26,8 @@ from evenshard.measure.simulated.device_model import (
     updated_state_bytes,
 )
 from evenshard.measure.simulated.gpu_profile import BY_KERNEL, FREE_CONSTANTS, RATES, GpuProfile, gpu_profile
-from evenshard.measure.simulated.l2_cache import missed_bytes
 from evenshard.measure.simulated.price import work_columns
-from evenshard.measure.simulated.shard_work import NUM_WORK_COLUMNS, ShardWork, WorkCounter, sector_bytes
+from evenshard.measure.simulated.shard_work import NUM_WORK_COLUMNS, ShardWork, WorkCounter, missed_bytes, sector_bytes
 from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.reuse import NUM_REUSE_BINS

@@ -14,9 +14,8 @@ from evenshard.measure.collectives import all_to_all_ms
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OUT_OF_MEMORY, DeviceCost, PlacementCost, interquartile_range
 from evenshard.measure.evidence import EXTRAPOLATED_PERCENT, DeviceError
-from evenshard.measure.hardware import open_hardware
+from evenshard.measure.hardware import open_hardware, profile_path
 from evenshard.measure.link import LINKS
-from evenshard.measure.profiles import profile_path
 from evenshard.measure.simulated.device_model import backward_ms, forward_ms
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.placement.placement import Placement

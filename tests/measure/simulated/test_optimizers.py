@@ -12,7 +12,7 @@ from benchmarks.scripts.fit_devices import Point, published_points
 from evenshard.measure.calibrate.device import measured_shards
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OK, OUT_OF_MEMORY, DeviceCost, MeasuredPlacement
-from evenshard.measure.profiles import profile_names
+from evenshard.measure.hardware import profile_names
 from evenshard.measure.simulated.device_model import backward_ms
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.hardware import SimulatedHardware

@@ -13,8 +13,8 @@ import torch
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import LINKS
 from evenshard.measure.price.step import DeviceKind, PartCosts
-from evenshard.measure.simulated.cluster import simulated_kind
 from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.measure.simulated.price import simulated_kind
 from evenshard.measure.step_time import LARGEST_SUM
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import COLUMN_STEP

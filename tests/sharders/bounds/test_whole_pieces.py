@@ -11,7 +11,7 @@ import pytest
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.kernel_calls import Lookup
-from evenshard.measure.link import Link
+from evenshard.measure.link_model import Link
 from evenshard.measure.price.device_price import Columns, TangentLine
 from evenshard.measure.price.step import DeviceKind, PartCosts
 from evenshard.placement.machine import Machine

@@ -16,7 +16,7 @@ import torch
 from evenshard.measure.collectives import all_to_all_ms
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost
-from evenshard.measure.link import Link
+from evenshard.measure.link_model import Link
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.cost_model.cost_model import CostModel, ExchangeTime, log_spread_N

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from evenshard.measure.collectives import all_to_all_ms
-from evenshard.measure.link import Link
+from evenshard.measure.link_model import Link
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.cost_model.cost_model import INPUTS, JUMPS, Calibration, CostModel, ExchangeTime

@@ -7,8 +7,8 @@ import pytest
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import link
 from evenshard.measure.price.step import PartCosts
-from evenshard.measure.simulated.cluster import simulated_kind
 from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.measure.simulated.price import simulated_kind
 from evenshard.placement.machine import Machine
 from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import COLUMN_WISE, ROW_WISE, TABLE_COLUMN_WISE, TABLE_WISE

@@ -7,8 +7,8 @@ import numpy as np
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import link
 from evenshard.measure.price.step import PartCosts
-from evenshard.measure.simulated.cluster import simulated_kind
 from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.measure.simulated.price import simulated_kind
 from evenshard.placement.machine import Machine
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.task import ShardingTask, TableLimits

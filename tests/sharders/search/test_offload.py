@@ -12,8 +12,8 @@ import pytest
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import LINKS
 from evenshard.measure.price.step import DeviceKind, PartCosts
-from evenshard.measure.simulated.cluster import SimulatedCluster, simulated_kind
 from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.measure.simulated.price import SimulatedCluster, simulated_kind
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.placement import Placement

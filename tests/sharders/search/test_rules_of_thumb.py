@@ -10,8 +10,8 @@ import pytest
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import LINKS
 from evenshard.measure.price.step import PartCosts
-from evenshard.measure.simulated.cluster import simulated_kind
 from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.measure.simulated.price import simulated_kind
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import (

@@ -8,8 +8,8 @@ import pytest
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import link
 from evenshard.measure.price.step import PartCosts
-from evenshard.measure.simulated.cluster import simulated_kind
 from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.measure.simulated.price import simulated_kind
 from evenshard.measure.step_time import LARGEST_SUM
 from evenshard.placement.machine import Machine
 from evenshard.placement.task import ShardingTask

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.measure.evidence import Evidence
+from evenshard.measure.hardware import profile_path
 from evenshard.measure.profile_file import write_profile
-from evenshard.measure.profiles import profile_path
 from evenshard.measure.simulated.device_model import KERNELS, NS_PER_MS, backward_ms, forward_ms, kernel_times
 from evenshard.measure.simulated.gpu_profile import BOUNDS, FREE_CONSTANTS, GpuProfile
 from evenshard.measure.simulated.shard_work import ShardWork

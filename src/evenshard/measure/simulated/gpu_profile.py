@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evenshard.measure.evidence import DeviceError, Evidence
-from evenshard.measure.hardware import HardwareName
+from evenshard.measure.hardware import HardwareName, profile_path
 from evenshard.measure.profile_file import read_profile
-from evenshard.measure.profiles import profile_path
 from evenshard.utils.errors import BadFile
 from evenshard.utils.limits import Range
 from evenshard.utils.units import BYTES_PER_GB

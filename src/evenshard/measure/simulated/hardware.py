@@ -20,7 +20,8 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import DeviceCost, PlacementCost, Provenance
 from evenshard.measure.hardware import TimeShare
 from evenshard.measure.in_turn import whole_tables_in_turn
-from evenshard.measure.link import Link, link, link_of
+from evenshard.measure.link import link, link_of
+from evenshard.measure.link_model import Link
 from evenshard.measure.simulated.device_model import backward_ms, forward_ms
 from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
 from evenshard.measure.simulated.shard_work import ShardWork, WorkCounter

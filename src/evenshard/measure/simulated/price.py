@@ -14,8 +14,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.measure.collectives import ExchangeTimes, Links
+from evenshard.measure.costs import DeviceCost, PlacementCost
+from evenshard.measure.in_turn import in_turn
 from evenshard.measure.kernel_calls import EVERY_DEVICE, HeldPart, Lookup
+from evenshard.measure.offload import host_link
 from evenshard.measure.price.device_price import SharedSteps, TangentLine
+from evenshard.measure.price.step import DeviceKind, PartCosts, predicted_phases
 from evenshard.measure.simulated.device_model import (
     LANE_LIMITS,
     NS_PER_MS,
@@ -41,8 +46,10 @@ from evenshard.measure.simulated.device_model import (
     sort_passes_ns,
 )
 from evenshard.measure.simulated.gpu_profile import GpuProfile
-from evenshard.measure.simulated.l2_cache import WindowGrid
-from evenshard.measure.simulated.shard_work import CACHED, WorkCounter, reuse_columns
+from evenshard.measure.simulated.shard_work import CACHED, WindowGrid, WorkCounter, reuse_columns
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import TablePart
+from evenshard.placement.task import ShardingTask
 from evenshard.tables.reuse import FloatArray
 
 TABLES, BAGS, LOOKUPS, ROWS, ROW_BYTES, ROW_MISSES = range(6)
@@ -252,3 +259,38 @@ def work_columns(counter: WorkCounter, lookups: Sequence[Lookup]) -> FloatArray:
             row[CACHED] = lookups[number].is_cached
             found[number] = row
     return np.array(found)
+
+
+class SimulatedCluster:
+    """Devices of one profile, or of several, and the links between them. Deterministic.
+
+    Args:
+        machine: the machine.
+        profiles: the profile of every device, by device id.
+        links: of the machine's tiers.
+    """
+
+    def __init__(self, machine: Machine, profiles: Sequence[GpuProfile], links: Links) -> None:
+        assert len(profiles) == machine.num_devices
+        self.machine, self.links = machine, links
+        kinds = list(dict.fromkeys(profiles))
+        self._kind_of_D = [kinds.index(profile) for profile in profiles]
+        self._kinds = [simulated_kind(profile, machine) for profile in kinds]
+
+    def cost(self, task: ShardingTask, parts: Sequence[TablePart]) -> PlacementCost:
+        """What a placement of parts costs.
+
+        Raises:
+            BadConfig: if the parts are not those of the task's tables.
+        """
+        devices = PartCosts(task, self._kinds, self._kind_of_D, self.links).predict(parts).devices
+        phases = predicted_phases(devices)
+        return in_turn(
+            [DeviceCost(one.predicted_fwd_compute_ms, 0.0, 0.0, one.predicted_bwd_compute_ms) for one in devices],
+            ExchangeTimes(phases.input_dist, phases.forward_exchange, phases.backward_exchange),
+        )
+
+
+def simulated_kind(profile: GpuProfile, machine: Machine) -> DeviceKind:
+    """Devices of a profile in a machine."""
+    return DeviceKind(DeviceModelPrice(profile), profile.hbm_bytes_per_ns, host_link(machine, profile))

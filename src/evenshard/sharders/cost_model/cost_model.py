@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from evenshard.measure.link import Link
+from evenshard.measure.link_model import Link
 from evenshard.sharders.cost_model.network import NUM_JUMP_SUMS, ConvexNet, EnsembleSizes, jump_sums_TJ
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.tables.table import Table
