@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from evenshard.measure.clock import CacheFlush, stopwatch
+from evenshard.measure.clock import CacheFlush, Stopwatch
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.fbgemm import (
     EMB_OPT_TYPES,
@@ -322,7 +322,7 @@ class Bench:
         times = []
         for number in range(WARMUP + REPEATS):
             self._flush()
-            watch = stopwatch(self.device)
+            watch = Stopwatch(self.device)
             watch.mark()
             outputs = [one.forward(number) for one in loaded]
             watch.mark()
@@ -427,11 +427,11 @@ class Bench:
     def _calls_ms(self, call: Callable[[], object]) -> float:
         for _ in range(3):
             call()
-        watch = stopwatch(self.device)
+        watch = Stopwatch(self.device)
         times = []
         for _ in range(7):
             self._flush()
-            watch = stopwatch(self.device)
+            watch = Stopwatch(self.device)
             watch.mark()
             call()
             watch.mark()

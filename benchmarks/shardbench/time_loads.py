@@ -27,7 +27,7 @@ import torch
 from benchmarks.scripts.gpu_kernels import CHECKED_LEARNING_RATE, reference_step
 from benchmarks.shardbench.dense_calls import dense_operator
 from benchmarks.shardbench.loads import Load, LoadCall, key_of, read_loads
-from evenshard.measure.clock import CacheFlush, stopwatch
+from evenshard.measure.clock import CacheFlush, Stopwatch
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.fbgemm import (
     LEARNING_RATE,
@@ -151,7 +151,7 @@ class Timer:
             torch.cuda.synchronize(self.device)
             torch.cuda._sleep(int(spin_ms * CYCLES_PER_MS))  # type: ignore[no-untyped-call]
         started = time.perf_counter()
-        watch = stopwatch(self.device)
+        watch = Stopwatch(self.device)
         watch.mark()
         outputs = [one.shard.forward(number) for one in calls]
         watch.mark()

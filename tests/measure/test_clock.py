@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from evenshard.measure import clock
-from evenshard.measure.clock import CacheFlush, HostStopwatch, stopwatch
+from evenshard.measure.clock import CacheFlush, Stopwatch
 
 CPU = torch.device("cpu")
 
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 def test_laps_are_the_milliseconds_between_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([10.0, 10.5, 10.75, 13.0])
     monkeypatch.setattr(clock.time, "perf_counter", lambda: next(seconds))
-    watch = HostStopwatch()
+    watch = Stopwatch(CPU)
     for _ in range(4):
         watch.mark()
     laps = watch.laps_ms()
@@ -25,7 +25,7 @@ def test_laps_are_the_milliseconds_between_marks(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_lap_takes_as_long_as_its_work() -> None:
-    watch = stopwatch(CPU)
+    watch = Stopwatch(CPU)
     watch.mark()
     time.sleep(0.02)
     watch.mark()
@@ -35,17 +35,17 @@ def test_a_lap_takes_as_long_as_its_work() -> None:
 
 
 def test_one_mark_is_no_lap() -> None:
-    watch = HostStopwatch()
+    watch = Stopwatch(CPU)
     watch.mark()
     assert watch.laps_ms() == []
 
 
 def test_a_cpu_gets_a_fresh_stopwatch_of_the_host_each_time() -> None:
-    first = stopwatch(CPU)
+    first = Stopwatch(CPU)
     first.mark()
-    second = stopwatch(CPU)
+    second = Stopwatch(CPU)
     second.mark()
-    assert isinstance(second, HostStopwatch) and second.laps_ms() == []
+    assert isinstance(second, Stopwatch) and second.laps_ms() == []
 
 
 @pytest.mark.parametrize("keep_warm", [False, True])

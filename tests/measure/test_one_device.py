@@ -57,7 +57,7 @@ class FakeStopwatch:
 
 def with_laps(monkeypatch: pytest.MonkeyPatch, laps: Sequence[tuple[float, float]]) -> None:
     iterator = iter(laps)
-    monkeypatch.setattr(one_device, "stopwatch", lambda device: FakeStopwatch(iterator))
+    monkeypatch.setattr(one_device, "Stopwatch", lambda device: FakeStopwatch(iterator))
 
 
 # Costs ---------------------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_the_order_of_a_pass_is_flush_mark_forward_mark_backward_mark(monkeypatc
             return [1.0, 1.0]
 
     hardware = cpu(replace(CONFIG, repeats=1))
-    monkeypatch.setattr(one_device, "stopwatch", lambda device: Watch())
+    monkeypatch.setattr(one_device, "Stopwatch", lambda device: Watch())
     monkeypatch.setattr(hardware, "_flush", lambda: seen.append("flush"))
     cost_alone(hardware, SHARD[0])
     assert seen == ["flush", "mark", "mark", "mark"] * 2

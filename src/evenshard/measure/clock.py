@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from itertools import pairwise
-from typing import Protocol
+from typing import Any
 
 import torch
 
@@ -13,54 +13,31 @@ from evenshard.utils.units import seconds_to_ms
 L2_FLUSH_BYTES = 256 * 1024**2  # more than the L2 of any GPU on sale
 
 
-class Stopwatch(Protocol):
-    """Takes the time between successive marks."""
+class Stopwatch:
+    """Successive marks in work on a device, and the time between them.
+
+    Work on the CPU is done when the call returns. Work on a GPU is only queued then: events in its stream mark where it
+    begins and ends.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._marks: list[Any] = []
 
     def mark(self) -> None:
-        """The work called so far ends here, the next piece begins."""
-        ...
+        """End the piece of work that was called so far, and begin the next."""
+        if self._on_gpu:
+            self._marks.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+            self._marks[-1].record()
+        else:
+            self._marks.append(time.perf_counter())
 
     def laps_ms(self) -> list[float]:
-        """Waits for all work, and gives the time between each mark and the next, ms."""
-        ...
-
-
-class HostStopwatch:
-    """Work on the CPU is done when the call returns."""
-
-    def __init__(self) -> None:
-        self._marks: list[float] = []
-
-    def mark(self) -> None:
-        """See ``Stopwatch``."""
-        self._marks.append(time.perf_counter())
-
-    def laps_ms(self) -> list[float]:
-        """See ``Stopwatch``."""
-        return [seconds_to_ms(end - start) for start, end in pairwise(self._marks)]
-
-
-class CudaStopwatch:
-    """Work on a GPU is only queued when the call returns: events in the stream mark where it begins and ends."""
-
-    def __init__(self) -> None:
-        self._marks: list[torch.cuda.Event] = []
-
-    def mark(self) -> None:
-        """See ``Stopwatch``."""
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        self._marks.append(event)
-
-    def laps_ms(self) -> list[float]:
-        """See ``Stopwatch``."""
+        """Wait for all work, and return the time between each mark and the next, ms."""
+        if not self._on_gpu:
+            return [seconds_to_ms(end - start) for start, end in pairwise(self._marks)]
         self._marks[-1].synchronize()
         return [float(start.elapsed_time(end)) for start, end in pairwise(self._marks)]
-
-
-def stopwatch(device: torch.device) -> Stopwatch:
-    """A fresh stopwatch for work on ``device``."""
-    return CudaStopwatch() if device.type == "cuda" else HostStopwatch()
 
 
 class CacheFlush:

@@ -302,7 +302,7 @@ def exchange_times(task: ShardingTask, volumes: Volumes, links: Links) -> Exchan
         nothing = np.zeros_like(volumes.sent)
         return ExchangeTimes(nothing, nothing, nothing)
     way: Communication = task.communication
-    latencies = latencies_ms(machine, volumes.collectives, links)
+    latency_3 = latencies_ms(machine, volumes.collectives, links)
     forward_ms, backward_ms = np.zeros_like(volumes.sent), np.zeros_like(volumes.sent)
     for one in _outputs(task, volumes):
         back_ms = moved_ms(machine, one.back * way.backward_bytes, links)
@@ -313,9 +313,9 @@ def exchange_times(task: ShardingTask, volumes: Volumes, links: Links) -> Exchan
     if np.any(volumes.replicated_values):
         backward_ms += moved_ms(machine, _gradients(machine, volumes), links)
     return ExchangeTimes(
-        latencies.input_dist + _inputs_ms(task, volumes, links),
-        latencies.forward + forward_ms,
-        latencies.backward + backward_ms,
+        latency_3[0] + _inputs_ms(task, volumes, links),
+        latency_3[1] + forward_ms,
+        latency_3[2] + backward_ms,
     )
 
 
@@ -389,30 +389,8 @@ def _gradients(machine: Machine, volumes: Volumes) -> TierBytes:
     return all_reduced_bytes(machine, np.broadcast_to(GRADIENT_BYTES * values, volumes.sent.shape))
 
 
-@dataclass(frozen=True)
-class Latencies:
-    """Latencies of all collectives of a step, ms."""
-
-    input_dist: float = 0.0
-    forward: float = 0.0
-    backward: float = 0.0
-
-    def __add__(self, other: Latencies) -> Latencies:
-        return Latencies(
-            self.input_dist + other.input_dist, self.forward + other.forward, self.backward + other.backward
-        )
-
-
-def latencies_ms(machine: Machine, collectives: set[tuple[str, str]], links: Links) -> Latencies:
-    """The latencies of what is exchanged; collectives are (module, sharding type)."""
-    total = Latencies()
-    for _, way in collectives:
-        total += latency_ms(machine, way, links)
-    return total
-
-
-def latency_ms(machine: Machine, way: str, links: Links) -> Latencies:
-    """The latencies that a sharding type adds to a module's step.
+def latencies_ms(machine: Machine, collectives: set[tuple[str, str]], links: Links) -> FloatArray:
+    """[3] latencies of the input dist, the forward and the backward exchange; collectives are (module, sharding type).
 
     The input takes two exchanges, of lengths and of what they count.
     """
@@ -420,15 +398,19 @@ def latency_ms(machine: Machine, way: str, links: Links) -> Latencies:
     def of(collective: str) -> float:
         return links.widest.latency_ms(machine.num_devices, collective)
 
-    if TYPES[way].is_replicated:
-        return Latencies(backward=of(ALL_REDUCE))
-    forward = backward = of(ALL_TO_ALL)
-    if TYPES[way].scope == EVERYWHERE or (TYPES[way].scope == NODE and machine.num_nodes == 1):
-        forward, backward = of(REDUCE_SCATTER), of(ALL_GATHER)
-    elif TYPES[way].scope == NODE:
-        forward += links.intra.latency_ms(machine.devices_per_node, REDUCE_SCATTER)
-        backward += links.intra.latency_ms(machine.devices_per_node, ALL_GATHER)
-    return Latencies(2 * of(ALL_TO_ALL) * links.counts_inputs, links.intra.forward_share * forward, backward)
+    found_3 = np.zeros(3)
+    for _, way in collectives:
+        if TYPES[way].is_replicated:
+            found_3[2] += of(ALL_REDUCE)
+            continue
+        forward = backward = of(ALL_TO_ALL)
+        if TYPES[way].scope == EVERYWHERE or (TYPES[way].scope == NODE and machine.num_nodes == 1):
+            forward, backward = of(REDUCE_SCATTER), of(ALL_GATHER)
+        elif TYPES[way].scope == NODE:
+            forward += links.intra.latency_ms(machine.devices_per_node, REDUCE_SCATTER)
+            backward += links.intra.latency_ms(machine.devices_per_node, ALL_GATHER)
+        found_3 += 2 * of(ALL_TO_ALL) * links.counts_inputs, links.intra.forward_share * forward, backward
+    return found_3
 
 
 def moved_ms(machine: Machine, moved: TierBytes, links: Links) -> FloatArray:

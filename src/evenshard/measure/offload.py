@@ -110,56 +110,34 @@ def host_link(machine: Machine, profile: GpuProfile | None = None) -> HostLink:
     )
 
 
-@dataclass(frozen=True)
-class OffloadTimes:
-    """How much longer a step takes than with the same rows in device memory."""
-
-    forward_ms: float
-    backward_ms: float
-
-
-def offload_times(lookups: Sequence[Lookup], storage: Storage, miss: float, link: HostLink) -> OffloadTimes:
-    """How much longer a step takes for a part that is not in device memory.
+def part_offload_ms(task: ShardingTask, part: TablePart, table: Table, link: HostLink) -> tuple[float, float]:
+    """Return how much longer forward and backward take on the device of a part than with it in device memory, ms.
 
     Args:
-        lookups: what a device looks up of it, as ``kernel_calls.part_lookups`` says.
-        storage: where it is kept.
-        miss: share of the batch's distinct rows that are not in the cache, if there is one.
-        link: of the device.
-    """
-    times_P2 = offload_ms(lookups, [storage] * len(lookups), [miss] * len(lookups), link)
-    forward_ms, backward_ms = times_P2.sum(axis=0).tolist()
-    return OffloadTimes(forward_ms, backward_ms)
-
-
-def part_offload_times(task: ShardingTask, part: TablePart, table: Table, link: HostLink) -> OffloadTimes:
-    """How much longer a step takes on the device of a part, as that is kept.
-
-    Args:
-        task: that the part is placed in.
-        part: of the table, on one device.
-        table: the whole one.
+        table: the whole one, of which the part is.
         link: of the device.
     """
     storage = part.storage
     if storage.is_on_device:
-        return OffloadTimes(0.0, 0.0)
+        return 0.0, 0.0
     miss = set_miss_ratio(part_table(part, table), task.batch_size, storage.load_factor) if storage.is_cached else 1.0
-    return offload_times(part_lookups(part, table, task), storage, miss, link)
+    return offload_ms(part_lookups(part, table, task), storage, miss, link)
 
 
-def offload_ms(
-    lookups: Sequence[Lookup], storages: Sequence[Storage], misses: Sequence[float], link: HostLink
-) -> FloatArray:
-    """[P, 2] how much longer forward and backward take: ``offload_times`` of many tables at once."""
-    found_P2 = np.zeros((len(lookups), 2))
-    for kernel, pass_ns in _PASSES.items():
-        own = [number for number, storage in enumerate(storages) if storage.kernel == kernel]
-        if own:
-            rows = _rows_of(tuple(lookups[number] for number in own))
-            missing_P = np.array([misses[number] for number in own]) * rows.weight_bytes
-            found_P2[own] = np.stack(pass_ns(rows, missing_P, link), axis=1) / NS_PER_MS
-    return found_P2
+def offload_ms(lookups: Sequence[Lookup], storage: Storage, miss: float, link: HostLink) -> tuple[float, float]:
+    """Return how much longer forward and backward take for rows outside of device memory, ms.
+
+    Args:
+        lookups: of a part, as ``kernel_calls.part_lookups`` says.
+        storage: place of the rows.
+        miss: share of the batch's distinct rows that are not in the cache, if there is one.
+        link: of the device.
+    """
+    if storage.is_on_device:
+        return 0.0, 0.0
+    rows = _rows_of(tuple(lookups))
+    forward_P, backward_P = _PASSES[storage.kernel](rows, miss * rows.weight_bytes, link)
+    return float((forward_P / NS_PER_MS).sum()), float((backward_P / NS_PER_MS).sum())
 
 
 @dataclass(frozen=True)

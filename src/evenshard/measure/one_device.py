@@ -11,7 +11,7 @@ from statistics import median
 
 import torch
 
-from evenshard.measure.clock import CacheFlush, stopwatch
+from evenshard.measure.clock import CacheFlush, Stopwatch
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import DeviceCost, PlacementCost, interquartile_range
 from evenshard.measure.fbgemm import OutOfDeviceMemory, ShardKernels, kernel_provenance
@@ -83,7 +83,7 @@ class OneDeviceInTurn:
         with self._kernels.load_shard(shard, batch_size) as loaded:
             for number in range(self._config.warmup + self._config.repeats):
                 self._flush()
-                watch = stopwatch(self._kernels.device)
+                watch = Stopwatch(self._kernels.device)
                 watch.mark()
                 pooled = loaded.forward(number)
                 watch.mark()

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from evenshard.measure.hardware import HardwareName
-from evenshard.measure.offload import HostLink, host_link, part_offload_times
+from evenshard.measure.offload import HostLink, host_link, part_offload_ms
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import PartMemory, moments, peak_bytes
@@ -277,12 +277,12 @@ def offloaded_of(
         table, hardware = tables[part.table], task.machine.hardware_of(part.device) or request.hardware
         if hardware not in links:
             links[hardware] = _link(hardware, task.machine)
-        times = part_offload_times(task, part, table, links[hardware])
+        offload_ms = sum(part_offload_ms(task, part, table, links[hardware]))
         miss, source = None, ""
         if part.storage.is_cached:
             miss = set_miss_ratio(part_table(part, table), task.batch_size, part.storage.load_factor)
             source = miss_source(table)
-        found.append(OffloadedPart(number, part, times.forward_ms + times.backward_ms, miss, source))
+        found.append(OffloadedPart(number, part, offload_ms, miss, source))
     return tuple(found)
 
 

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from evenshard.measure.clock import CacheFlush, stopwatch
+from evenshard.measure.clock import CacheFlush, Stopwatch
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import OUT_OF_MEMORY
 from evenshard.measure.distributed.ranks import (
@@ -211,7 +211,7 @@ def _step(worker: Worker, loaded: LoadedShard | None, exchange: Exchange | None,
 
 def time_work(device: torch.device, work: Callable[[], _Result]) -> tuple[_Result, float]:
     """What the work returns, and how long the device took for it, ms."""
-    watch = stopwatch(device)
+    watch = Stopwatch(device)
     watch.mark()
     result = work()
     watch.mark()

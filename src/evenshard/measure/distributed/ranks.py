@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from evenshard.measure.clock import stopwatch
+from evenshard.measure.clock import Stopwatch
 from evenshard.measure.costs import OUT_OF_MEMORY
 from evenshard.measure.distributed.transport import nccl_log, networks_in
 from evenshard.utils.errors import MeasurementFailed
@@ -148,7 +148,7 @@ class Ranks:
 
     def timed_ms(self, exchanges: Callable[[], None]) -> float:
         """Duration of collectives, one after the other, on this rank, ms."""
-        watch = stopwatch(self.device)
+        watch = Stopwatch(self.device)
         with self._detect_lost_peer():
             watch.mark()
             exchanges()

@@ -26,7 +26,7 @@ from evenshard.measure.collectives import (
     volumes_of,
 )
 from evenshard.measure.kernel_calls import EVERY_DEVICE, HeldPart, held_parts
-from evenshard.measure.offload import HostLink, part_offload_times
+from evenshard.measure.offload import HostLink, part_offload_ms
 from evenshard.measure.price.device_price import DevicePrice, alone_ms
 from evenshard.measure.price.exchange_lines import times_3
 from evenshard.measure.price.loads import CellChanges, Indices, Loads, LookupColumns
@@ -295,8 +295,7 @@ class PartCosts:
         """How much longer forward and backward take as a part is kept, on each kind of device; empty on the device."""
         if part.storage.is_on_device:
             return ()
-        times = (part_offload_times(self.task, part, table, kind.host) for kind in self.kinds)
-        return tuple((one.forward_ms, one.backward_ms) for one in times)
+        return tuple(part_offload_ms(self.task, part, table, kind.host) for kind in self.kinds)
 
     def _offload_D12(self, by_table: Mapping[str, Sequence[TablePart]]) -> FloatArray:
         found = np.zeros((self.task.num_devices, 1, 2))
@@ -304,8 +303,7 @@ class PartCosts:
             for part in by_table[table.name]:
                 if not part.storage.is_on_device:
                     host = self.kinds[self.kind_of_D[part.device]].host
-                    times = part_offload_times(self.task, part, table, host)
-                    found[part.device, 0] += times.forward_ms, times.backward_ms
+                    found[part.device, 0] += part_offload_ms(self.task, part, table, host)
         return found
 
     @cached_property

@@ -9,7 +9,7 @@ Legend: G groups, D devices, N changes, C kernel calls, L collectives.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -139,8 +139,8 @@ class SearchSpace:
         if len(self._latencies[0]) < len(self.calls):
             names = list(dict.fromkeys(self.collective_of_call))
             of_call_CL = np.array([[own == name for name in names] for own in self.collective_of_call])
-            latencies = (latencies_ms(self.task.machine, {name}, self.costs.links) for name in names)
-            self._latencies = of_call_CL, np.array([astuple(one) for one in latencies])
+            latencies = [latencies_ms(self.task.machine, {name}, self.costs.links) for name in names]
+            self._latencies = of_call_CL, np.array(latencies)
         of_call_CL, latency_L3 = self._latencies
         return np.asarray(((is_used_NC @ of_call_CL) @ latency_L3).T)
 
