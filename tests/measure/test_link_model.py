@@ -172,7 +172,7 @@ def test_a_file_with_an_impossible_curve_is_refused(tmp_path: Path, old: str, ne
     with pytest.raises(BadFile, match=why.replace("[", r"\[")):
         link(str(path))
     path.write_text(FILE + FILE.splitlines()[-1])
-    with pytest.raises(BadFile, match="curve 2: there are two of its kind"):
+    with pytest.raises(BadFile, match="two curves of all_to_all between 2 devices"):
         link(str(path))
 
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from evenshard.measure.hardware import names_in
 from evenshard.utils.limits import Range
-from evenshard.utils.records import record_of
 
 # Fewer measurements than these have no 90th percentile.
 MIN_HELD_OUT = 10
@@ -63,26 +61,6 @@ class Evidence:
         if median is not None and p90 is not None and median > p90:
             return "median_error_percent is above p90_error_percent"
         return None
-
-
-def evidence_of(content: Any) -> tuple[Evidence, ...]:
-    """The ``evidence`` of a profile, as YAML gives it.
-
-    Raises:
-        ValueError: if it is something else; one line.
-    """
-    if not isinstance(content, list):
-        raise ValueError("evidence is not a list")
-    found = []
-    for number, entry in enumerate(content, start=1):
-        try:
-            one = record_of(Evidence, entry)
-        except ValueError as error:
-            raise ValueError(f"evidence {number}: {error}") from None
-        if problem := one.problem():
-            raise ValueError(f"evidence {number}: {problem}")
-        found.append(one)
-    return tuple(found)
 
 
 @dataclass(frozen=True)

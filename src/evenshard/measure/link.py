@@ -321,6 +321,9 @@ def link(name: str) -> Link:
 def _of_file(path: Path) -> Link:
     found = read_profile(path, Link)
     remedy = "Calibrate it again with `evenshard calibrate-link`."
+    kinds = [(one.collective, one.num_devices) for one in found.curves]
+    if twice := next((kind for at, kind in enumerate(kinds) if kind in kinds[:at]), None):
+        raise BadFile(path, f"there are two curves of {twice[0]} between {twice[1]} devices", remedy)
     bandwidths = {field: getattr(found, field) for field in BANDWIDTHS}
     if zeros := [field for field, gb_s in bandwidths.items() if gb_s <= 0]:
         raise BadFile(path, f"constant {zeros[0]} is 0", remedy)

@@ -19,13 +19,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from evenshard.measure.evidence import DeviceError, Evidence
 from evenshard.tables.reuse import FloatArray
-from evenshard.utils.records import record_of
 from evenshard.utils.units import seconds_to_ms
 
 BYTES_PER_VALUE = 4  # pooled embeddings and their gradients travel as FP32
@@ -106,27 +104,6 @@ class Curve:
         """The curve with the same latency, and with all bytes so many times as fast."""
         us = tuple(self.us[0] + (one - self.us[0]) / factor for one in self.us)
         return replace(self, us=us, gb_s=self.gb_s * factor)
-
-
-def curves_of(content: Any) -> tuple[Curve, ...]:
-    """The ``curves`` of a link's profile, as YAML gives them.
-
-    Raises:
-        ValueError: if it is something else; one line.
-    """
-    if not isinstance(content, list):
-        raise ValueError("curves is not a list")
-    found: dict[tuple[str, int], Curve] = {}
-    for number, entry in enumerate(content, start=1):
-        try:
-            one = record_of(Curve, entry)
-        except ValueError as error:
-            raise ValueError(f"curve {number}: {error}") from None
-        key = one.collective, one.num_devices
-        if problem := one.problem() or ("there are two of its kind" if key in found else None):
-            raise ValueError(f"curve {number}: {problem}")
-        found[key] = one
-    return tuple(found.values())
 
 
 def mean_curve(curves: Sequence[Curve], weights: Sequence[float]) -> Curve:

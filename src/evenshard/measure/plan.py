@@ -11,7 +11,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from evenshard.measure.campaign import Job
 from evenshard.measure.config import MeasureConfig
@@ -35,29 +34,24 @@ def save_measure_plan(jobs: Sequence[Job], config: MeasureConfig, path: Path) ->
     number_of = {
         table: number for number, table in enumerate(dict.fromkeys(table for job in jobs for table in job.task.tables))
     }
-    content = {
-        "plan": PLAN_VERSION,
-        "measure": asdict(config),
-        "tables": [asdict(table) for table in number_of],
-        "jobs": [_record(job, number_of) for job in jobs],
-    }
+    plan = _Plan(PLAN_VERSION, config, tuple(number_of), tuple(_record(job, number_of) for job in jobs))
     with atomic_path(path) as draft:
-        draft.write_text(json.dumps(content) + "\n")
+        draft.write_text(json.dumps(asdict(plan)) + "\n")
 
 
-def _record(job: Job, number_of: dict[Table, int]) -> dict[str, Any]:
-    return {
-        "measurement_id": job.measurement_id,
-        "task_id": job.task.task_id,
-        "tables": [number_of[table] for table in job.task.tables],
-        "num_devices": job.task.num_devices,
-        "memory_cap_bytes": job.task.memory_cap_bytes,
-        "batch_size": job.task.batch_size,
-        "device_of_table": job.placement.device_of_table,
-        "round": job.round,
-        "proposed_by": job.proposed_by,
-        "group": job.group,
-    }
+def _record(job: Job, number_of: dict[Table, int]) -> _Record:
+    return _Record(
+        job.measurement_id,
+        job.task.task_id,
+        tuple(number_of[table] for table in job.task.tables),
+        job.task.num_devices,
+        job.task.memory_cap_bytes,
+        job.task.batch_size,
+        job.placement.device_of_table,
+        job.round,
+        job.proposed_by,
+        job.group,
+    )
 
 
 @dataclass(frozen=True)

@@ -8,32 +8,31 @@ needs PyYAML: it is imported when a profile is read, so that a bare GPU box can 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from evenshard.measure import gpu_rules
-from evenshard.measure.evidence import Evidence, evidence_of
+from evenshard.measure.evidence import Evidence
 from evenshard.measure.hardware import profile_path
-from evenshard.measure.link_model import curves_of
+from evenshard.measure.link_model import Curve
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadFile, blame_file
 from evenshard.utils.limits import Range
 from evenshard.utils.messages import brief
+from evenshard.utils.records import record_of
 from evenshard.utils.yaml_files import read_yaml
 
 Profile = TypeVar("Profile")
 # Range of a constant in the units of the profiles, whose largest numbers are some thousands of GB per second.
 CONSTANTS = Range(0, 1e18)
 _REMEDY = "Start from one of the profiles that come with evenshard, or calibrate again."
-_OTHER_VERSION = (
-    "If an older version of evenshard wrote the file, calibrate again, starting from a profile that comes with it."
-)
-_LISTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
-    "tuple[Evidence, ...]": evidence_of,
-    "tuple[Curve, ...]": curves_of,
+# Records that profiles list, by the type of the field, and the word for one of them.
+_LISTS: Mapping[str, tuple[type[Evidence | Curve], str]] = {
+    "tuple[Evidence, ...]": (Evidence, "evidence"),
+    "tuple[Curve, ...]": (Curve, "curve"),
 }
 DATA_SHEET, GUESS = "data sheet", "guess"
 _ORIGINS = {one: one for one in ("measured", "fitted", DATA_SHEET, GUESS)} | {"calibrated": "fitted"}
@@ -54,8 +53,6 @@ def read_profile(path: Path, kind: type[Profile]) -> Profile:
     optional = {field.name for field in fields(kind) if field.default is not MISSING}  # type: ignore[arg-type]
     unknown = next((name for name in content if name not in known), None)
     missing = next((name for name in known if name not in content and name not in optional), None)
-    if unknown is not None and missing is not None:
-        raise BadFile(path, f"constant {brief(unknown)} is unknown and {missing} is missing", _OTHER_VERSION)
     if unknown is not None:
         raise BadFile(path, f"constant {brief(unknown)} is unknown", _REMEDY)
     if missing is not None:
@@ -71,10 +68,10 @@ def read_profile(path: Path, kind: type[Profile]) -> Profile:
             values[name] = entry
             continue
         if str(kind_of_value) in _LISTS:
-            try:
-                values[name] = _LISTS[str(kind_of_value)](entry)
-            except ValueError as error:
-                raise BadFile(path, str(error), _REMEDY) from None
+            if not isinstance(entry, list):
+                raise BadFile(path, f"{name} is not a list", _REMEDY)
+            kind_of_one, word = _LISTS[str(kind_of_value)]
+            values[name] = tuple(_listed(path, kind_of_one, one, f"{word} {at + 1}") for at, one in enumerate(entry))
             continue
         if not isinstance(entry, dict) or not entry.get("source"):
             raise BadFile(path, f"constant {name} needs value and source", _REMEDY)
@@ -83,6 +80,16 @@ def read_profile(path: Path, kind: type[Profile]) -> Profile:
             raise BadFile(path, f"constant {name} {problem}", _REMEDY)
         values[name] = float(value)
     return kind(**values)
+
+
+def _listed(path: Path, kind: type[Evidence | Curve], entry: Any, which: str) -> Evidence | Curve:
+    try:
+        found = record_of(kind, entry)
+    except ValueError as error:
+        raise BadFile(path, f"{which}: {error}", _REMEDY) from None
+    if problem := found.problem():
+        raise BadFile(path, f"{which}: {problem}", _REMEDY)
+    return found
 
 
 def sources_of(path: Path) -> dict[str, str]:

@@ -7,7 +7,7 @@ plain data of a known kind, and is checked before anything is done with it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import partial
 from typing import Any, ClassVar, Protocol
@@ -156,9 +156,8 @@ class TimeExchanges:
         most_sent = len(members) * max(values[ranks.rank] for values in self.exchanges)
         most_received = max(map(sum, self.exchanges))
         sent, received = torch.zeros(most_sent, device=ranks.device), torch.zeros(most_received, device=ranks.device)
-        passes = []
-        for _ in range(WARMUP_PASSES + TIMED_PASSES):
-            times = []
+
+        def one_pass() -> Iterator[float]:
             for values in self.exchanges:
                 splits = Splits(
                     tuple(is_peer * values[ranks.rank] for is_peer in peers),
@@ -166,10 +165,9 @@ class TimeExchanges:
                 )
                 own, others = sent[: sum(splits.sent)], received[: sum(splits.received)]
                 ranks.go_on_together()
-                times.append(ranks.all_to_all_ms(others, own, splits, group))
-            passes.append(times)
-        medians: list[float] = np.median(passes[WARMUP_PASSES:], axis=0).tolist()
-        return tuple(medians)
+                yield ranks.all_to_all_ms(others, own, splits, group)
+
+        return _medians(one_pass, TIMED_PASSES)
 
 
 @dataclass(frozen=True)
@@ -204,17 +202,21 @@ class TimeCollectives:
             lambda own, buffer: ranks.reduce_scatter(own, buffer, group),
             lambda own, buffer: ranks.all_reduce(buffer, group),
         ]
-        passes = []
-        for _ in range(WARMUP_PASSES + COLLECTIVE_PASSES):
-            times = []
+
+        def one_pass() -> Iterator[float]:
             for call in calls:
                 for values in self.values:
                     timed = partial(call, part[:values], whole[: size * values])
                     ranks.go_on_together()
-                    times.append(ranks.timed_ms(timed))
-            passes.append(times)
-        medians: list[float] = np.median(passes[WARMUP_PASSES:], axis=0).tolist()
-        return tuple(medians)
+                    yield ranks.timed_ms(timed)
+
+        return _medians(one_pass, COLLECTIVE_PASSES)
+
+
+def _medians(one_pass: Callable[[], Iterator[float]], timed_passes: int) -> tuple[float, ...]:
+    passes = [list(one_pass()) for _ in range(WARMUP_PASSES + timed_passes)]
+    medians: list[float] = np.median(passes[WARMUP_PASSES:], axis=0).tolist()
+    return tuple(medians)
 
 
 Kinds = Mapping[str, type[RankJob]]
