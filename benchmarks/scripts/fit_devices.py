@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.references import others_measurements
-from evenshard.measure.calibrate.constants import (
+from evenshard.measure.calibrate.device import (
     SHARD_TIMES,
     Errors,
     MeasuredShards,

@@ -24,15 +24,15 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.scripts.gpu_kernels import Shard
-from evenshard.measure.calibrate.constants import (
+from evenshard.measure.calibrate.device import (
     SHARD_TIMES,
     Errors,
     MeasuredShards,
     fit_constants,
+    measured_shards,
     measured_times,
     predicted_ms,
 )
-from evenshard.measure.calibrate.device import measured_shards
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.evidence import Evidence
 from evenshard.measure.hardware import profile_path

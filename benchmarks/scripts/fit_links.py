@@ -142,7 +142,7 @@ def fitted_link(name: str, truth: Truth, errors_P: FloatArray) -> Link:
         ExchangePoint(own, own, GPUS_OF_A_NODE * own, us / 1e3)
         for own, us in zip(moved_P, even.us_P.tolist(), strict=True)
     ]
-    straight = fit_link(points)
+    straight = fit_link(points).link
     return Link(
         float(f"{straight.latency_us:.3g}"),
         f"fitted to {SOURCE}{more}. The straight line is of all-to-alls of 8 GPUs",

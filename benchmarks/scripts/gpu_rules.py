@@ -28,7 +28,7 @@ from benchmarks.scripts.fit_devices import (
     sequence_times,
     shards_of_2080_ti,
 )
-from evenshard.measure.calibrate.constants import SHARD_TIMES, MeasuredShards, predicted_ms
+from evenshard.measure.calibrate.device import SHARD_TIMES, MeasuredShards, predicted_ms
 from evenshard.measure.gpu_rules import FITTED, HOST_SHARE, constants_by_rules, speed_of
 from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
 from evenshard.tables.reuse import FloatArray

@@ -22,7 +22,7 @@ from benchmarks.scripts.fit_devices import (
     published_points,
     shards_of_2080_ti,
 )
-from evenshard.measure.calibrate.constants import SHARD_TIMES, Errors, MeasuredShards, predicted_ms
+from evenshard.measure.calibrate.device import SHARD_TIMES, Errors, MeasuredShards, predicted_ms
 from evenshard.measure.hardware import profile_names, profile_path
 from evenshard.measure.profile_file import is_data_sheet
 from evenshard.measure.simulated.device_model import BACKWARD_KERNELS, FORWARD_KERNELS

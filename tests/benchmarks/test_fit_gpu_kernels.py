@@ -16,7 +16,7 @@ import torch
 from benchmarks.scripts import gpu_kernels
 from benchmarks.scripts.fit_gpu_kernels import OPTIMIZERS, Calls, calls_of, halves, read_lines, times_us
 from benchmarks.scripts.gpu_kernels import Bench, Shard, random_shard
-from evenshard.measure.calibrate.constants import Errors
+from evenshard.measure.calibrate.device import Errors
 from evenshard.measure.simulated.device_model import KERNELS
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.tables.table import SEQUENCE

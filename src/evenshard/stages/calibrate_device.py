@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from evenshard.measure.calibrate.constants import Calibration
-from evenshard.measure.calibrate.device import fit_profile
+from evenshard.measure.calibrate.device import Calibration, fit_profile
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
 from evenshard.tables.files import load_tables

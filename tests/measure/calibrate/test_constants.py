@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from evenshard.measure.calibrate.constants import (
+from evenshard.measure.calibrate.device import (
     SHARD_TIMES,
     Errors,
     MeasuredShards,

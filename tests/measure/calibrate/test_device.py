@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from evenshard.measure.calibrate.constants import CALLS, Calibration
-from evenshard.measure.calibrate.device import fit_profile, measured_shards
+from evenshard.measure.calibrate.device import CALLS, Calibration, fit_profile, measured_shards
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost
 from evenshard.measure.hardware import profile_path

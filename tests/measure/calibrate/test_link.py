@@ -31,7 +31,7 @@ from support.patience import PATIENCE_S
 
 KB, MB = 1024, 1024**2
 CPU = MeasureConfig(hardware="cpu")
-FIT = LinkFit(123.5, 4.25, math.inf, 9.5, 0.99, 0.05, 0.2, 90, origin="gloo on cpu: a: b x 2; 2026-01-31 UTC")
+FIT = LinkFit(Link(123.5, "", 4.25, math.inf, 9.5), 0.99, 0.05, 0.2, 90, origin="gloo on cpu: a: b x 2; 2026-01-31 UTC")
 
 
 def even(size: int, ms: float) -> ExchangePoint:
@@ -51,12 +51,12 @@ def exchanges(latency_us: float, gb_s: float, noise: float = 0.0, sizes: int = 1
 @pytest.mark.parametrize(("latency_us", "gb_s"), [(250.0, 1.5), (30.0, 12.5), (15.0, 450.0)])
 def test_known_constants_are_found(latency_us: float, gb_s: float) -> None:
     exact = fit_link(exchanges(latency_us, gb_s))
-    assert (exact.latency_us, exact.bandwidth_gb_s) == pytest.approx((latency_us, gb_s))
-    assert (exact.slowest_gb_s, exact.shared_gb_s) == (math.inf, math.inf)
+    assert (exact.link.latency_us, exact.link.bandwidth_gb_s) == pytest.approx((latency_us, gb_s))
+    assert (exact.link.slowest_gb_s, exact.link.shared_gb_s) == (math.inf, math.inf)
     assert exact.r2 == pytest.approx(1) and exact.p90_relative_error < 1e-9 and exact.num_points == 17 * 8
 
     noisy = fit_link(exchanges(latency_us, gb_s, noise=0.1))
-    assert (noisy.latency_us, noisy.bandwidth_gb_s) == pytest.approx((latency_us, gb_s), rel=0.1)
+    assert (noisy.link.latency_us, noisy.link.bandwidth_gb_s) == pytest.approx((latency_us, gb_s), rel=0.1)
     assert 0.04 < noisy.median_relative_error < 0.1 < noisy.p90_relative_error < 0.25
 
 
@@ -73,7 +73,7 @@ def test_own_slowest_and_shared_bytes_are_told_apart(terms: tuple[float, float, 
                 ExchangePoint(max(own, (sum(sent) - own) // 3), max(sent), sum(sent), ms)
                 for own, ms in zip(sent, times, strict=True)
             ]
-    fit = fit_link(points)
+    fit = fit_link(points).link
     assert fit.latency_us == pytest.approx(500)
     for name, gb_s in zip(BANDWIDTHS, terms, strict=True):
         assert 1 / getattr(fit, name) == pytest.approx(1 / gb_s, abs=1e-6)
@@ -81,7 +81,7 @@ def test_own_slowest_and_shared_bytes_are_told_apart(terms: tuple[float, float, 
 
 def test_latency_is_never_negative() -> None:
     points = [even(size, size**1.2 / 1e9) for size in (KB, 8 * KB, MB)]
-    fit = fit_link(points)
+    fit = fit_link(points).link
     assert fit.latency_us == 0 and fit.bandwidth_gb_s > 0
 
 

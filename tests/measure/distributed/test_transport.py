@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evenshard.measure.config import MeasureConfig
-from evenshard.measure.distributed.transport import UNKNOWN, link_of, nccl_log, networks_in, transport_problem
+from evenshard.measure.distributed.ranks import UNKNOWN, link_of, nccl_log, networks_in, transport_problem
 from evenshard.measure.hardware import open_hardware
 from evenshard.measure.link import is_modelled
 from evenshard.utils.errors import BadConfig

@@ -1,32 +1,202 @@
-"""The free constants of a device model, fitted to measured costs by least squares on half of the shards.
+"""The free constants of a device model, fitted by least squares to measured times of whole calls and of their kernels.
 
-The other half is held out: it says how well the fitted profile predicts shards it has not seen. A shard that was
-measured several times is on one side only.
+Measured costs are fitted to half of the shards. The other half says how well the profile predicts shards that the fit
+has not seen; a shard that was measured several times is on one side only.
 
-Legend: N shards.
+Legend: N shards, M = 8 measurable times, P fitted constants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
-from evenshard.measure.calibrate.constants import (
-    Calibration,
-    MeasuredShards,
-    fit_constants,
-    measured_times,
-    prediction_errors,
-)
 from evenshard.measure.costs import OK, DeviceCost, MeasuredPlacement, optimizer_of
-from evenshard.measure.simulated.gpu_profile import FREE_CONSTANTS, GpuProfile
-from evenshard.measure.simulated.shard_work import WorkCounter
+from evenshard.measure.evidence import Evidence
+from evenshard.measure.hardware import profile_path
+from evenshard.measure.profile_file import write_profile
+from evenshard.measure.simulated.device_model import KERNELS, NS_PER_MS, backward_ms, forward_ms, kernel_times
+from evenshard.measure.simulated.gpu_profile import BOUNDS, FREE_CONSTANTS, GpuProfile
+from evenshard.measure.simulated.shard_work import ShardWork, WorkCounter
+from evenshard.placement.optimizer_state import SGD
+from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadInput
 
+CALLS = ("forward", "backward")
+SHARD_TIMES = (*KERNELS, *CALLS, "both")
+
+# E-fold off the start counts like 5 % off one measured time.
+PRIOR_WEIGHT = 0.05
 MIN_SHARDS = 20
+OUTLIER = 0.1  # relative errors above this count linearly, no longer by their square
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Absolute errors of predicted against measured times, percent of the measured: median and 90th percentile."""
+
+    median_percent: float
+    p90_percent: float
+
+    @staticmethod
+    def of(predicted: FloatArray, measured: FloatArray) -> Errors:
+        """Errors of the predictions of measured times above 0, at least one."""
+        return Errors(*np.percentile(100 * np.abs(predicted / measured - 1), [50, 90]).tolist())
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A fitted profile and what it is worth.
+
+    Attributes:
+        profile: the profile with the fitted constants; the others are those of the profile that the fit began from.
+        constants: names of the fitted constants.
+        num_fitted: shards that were fitted.
+        num_held_out: shards that were not.
+        before: errors of the original profile on the held-out shards, by what was measured of them.
+        after: errors of the fitted profile on the same shards.
+        at_bound: fitted constants that ended at one of their ``BOUNDS``.
+        hardware: what was measured.
+        source: where the measurements come from.
+    """
+
+    profile: GpuProfile
+    constants: tuple[str, ...]
+    num_fitted: int
+    num_held_out: int
+    before: Mapping[str, Errors]
+    after: Mapping[str, Errors]
+    at_bound: tuple[str, ...]
+    hardware: str
+    source: str
+
+    @property
+    def evidence(self) -> Evidence:
+        """What the fitted profile says about itself: the errors of the times that it predicts worst."""
+        worst = max(self.after.values(), key=lambda errors: errors.p90_percent)
+        return Evidence(
+            points="nonempty shards, forward and backward compute",
+            source=self.source,
+            fitted=self.num_fitted,
+            held_out=self.num_held_out,
+            median_error_percent=round(worst.median_percent, 2),
+            p90_error_percent=round(worst.p90_percent, 2),
+        )
+
+    def save(self, template: str, path: Path) -> None:
+        """Writes the fitted profile as YAML.
+
+        Args:
+            template: the profile that the fit began from: a name, or a YAML file. Its other constants keep their
+                sources.
+            path: the file to write; it appears whole or not at all.
+
+        Raises:
+            BadInput: if the template cannot be read.
+        """
+        source = f"calibrated on {self.num_fitted} shards of {self.source}"
+        values = {name: float(getattr(self.profile, name)) for name in self.constants}
+        write_profile(profile_path(template), values, source, (self.evidence,), path)
+
+
+@dataclass(frozen=True)
+class MeasuredShards:
+    """Shards that were measured, [N].
+
+    Attributes:
+        work: their work, as the device model counts it.
+        times_ms_NM: [N, M] the measured ``SHARD_TIMES``; NaN what was not measured.
+        group_N: [N] the same number where the same tables were measured again.
+        optimizer: the optimizer of their backward calls.
+    """
+
+    work: ShardWork
+    times_ms_NM: FloatArray
+    group_N: npt.NDArray[np.int64]
+    optimizer: str = SGD
+
+    def __len__(self) -> int:
+        return len(self.group_N)
+
+    def select(self, mask_N: npt.NDArray[np.bool_]) -> MeasuredShards:
+        """Some of the shards."""
+        return replace(
+            self, work=self.work.select(mask_N), times_ms_NM=self.times_ms_NM[mask_N], group_N=self.group_N[mask_N]
+        )
+
+
+def measured_times(num_shards: int, **times_ms: FloatArray) -> FloatArray:
+    """[N, M] from the times by name, each [N] ms; all others were not measured."""
+    result_NM = np.full((num_shards, len(SHARD_TIMES)), np.nan)
+    for name, times_N in times_ms.items():
+        result_NM[:, SHARD_TIMES.index(name)] = times_N
+    return result_NM
+
+
+def predicted_ms(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> FloatArray:
+    """[N, M] the same times by the device model."""
+    kernels = kernel_times(profile, work, optimizer)
+    forward_N, backward_N = forward_ms(profile, work), backward_ms(profile, work, optimizer)
+    by_kernel = [getattr(kernels, name) / NS_PER_MS for name in KERNELS]
+    return np.stack([*by_kernel, forward_N, backward_N, forward_N + backward_N], axis=1)
+
+
+def fit_constants(
+    profile: GpuProfile,
+    measured: Sequence[MeasuredShards],
+    free: Sequence[str] = FREE_CONSTANTS,
+    prior_weight: float = PRIOR_WEIGHT,
+) -> tuple[GpuProfile, tuple[str, ...]]:
+    """The profile with the constants that fit best, and which of these ended at one of their ``BOUNDS``.
+
+    Args:
+        profile: the profile that the fit starts from, and stays close to where the times say nothing.
+        measured: the measured shards.
+        free: the constants to fit; the others stay.
+        prior_weight: weight of staying at the start, see ``PRIOR_WEIGHT``.
+    """
+    from scipy.optimize import least_squares
+
+    known = [np.isfinite(shards.times_ms_NM) for shards in measured]
+    targets = [np.log(shards.times_ms_NM[mask]) for shards, mask in zip(measured, known, strict=True)]
+    low_P, high_P = np.log([BOUNDS[name] for name in free]).T
+    start_P = np.log(np.clip([getattr(profile, name) for name in free], *np.exp([low_P + 1e-6, high_P - 1e-6])))
+
+    def with_constants(logs_P: FloatArray) -> GpuProfile:
+        return replace(profile, **dict(zip(free, np.exp(logs_P).tolist(), strict=True)))
+
+    def residuals(logs_P: FloatArray) -> FloatArray:
+        candidate = with_constants(logs_P)
+        errors = [
+            np.log(predicted_ms(candidate, shards.work, shards.optimizer)[mask]) - target
+            for shards, mask, target in zip(measured, known, targets, strict=True)
+        ]
+        return np.concatenate([*errors, prior_weight * (logs_P - start_P)])
+
+    found = least_squares(
+        residuals, start_P, bounds=(low_P, high_P), diff_step=1e-4, loss="soft_l1", f_scale=OUTLIER, max_nfev=300
+    )
+    moved_P = np.abs(found.x - start_P) > 1e-2
+    at_bound_P = moved_P & (np.minimum(found.x - low_P, high_P - found.x) < 1e-3)
+    return with_constants(found.x), tuple(np.array(free)[at_bound_P].tolist())
+
+
+def prediction_errors(profile: GpuProfile, measured: MeasuredShards) -> dict[str, Errors]:
+    """Errors of a profile on measured shards, by what was measured of them."""
+    predicted_NM = predicted_ms(profile, measured.work, measured.optimizer)
+    errors = {}
+    for name in SHARD_TIMES:
+        times_N = measured.times_ms_NM[:, SHARD_TIMES.index(name)]
+        known_N = np.isfinite(times_N)
+        if known_N.any():
+            errors[name] = Errors.of(predicted_NM[known_N, SHARD_TIMES.index(name)], times_N[known_N])
+    return errors
 
 
 def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed: int = 0) -> Calibration:

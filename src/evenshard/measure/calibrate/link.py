@@ -69,36 +69,19 @@ class LinkFit:
     """A link model fitted to measured exchanges.
 
     Attributes:
-        latency_us: see ``Link``.
-        bandwidth_gb_s, slowest_gb_s, shared_gb_s: see ``Link``.
+        link: without a source.
         r2: share of the variance of log time, over all points, that the model explains.
-        median_relative_error: median relative error of the model's times against the measured ones.
-        p90_relative_error: the relative error that nine of ten points stay below.
+        median_relative_error, p90_relative_error: of the model's times against the measured ones.
         num_points: (rank, exchange) pairs behind the fit.
         origin: the machine and devices of the measurement.
-        curves: see ``Link``.
     """
 
-    latency_us: float
-    bandwidth_gb_s: float
-    slowest_gb_s: float
-    shared_gb_s: float
+    link: Link
     r2: float
     median_relative_error: float
     p90_relative_error: float
     num_points: int
     origin: str = ""
-    curves: tuple[Curve, ...] = ()
-
-    @property
-    def bandwidths_gb_s(self) -> dict[str, float]:
-        """The three bandwidths by their names in ``Link``."""
-        return {name: float(getattr(self, name)) for name in BANDWIDTHS}
-
-    def link(self, source: str = "") -> Link:
-        """The link with the fitted numbers."""
-        bandwidths = (self.bandwidth_gb_s, self.slowest_gb_s, self.shared_gb_s)
-        return Link(self.latency_us, source, *bandwidths, curves=self.curves)
 
     @property
     def goodness(self) -> str:
@@ -111,15 +94,17 @@ class LinkFit:
     def text(self) -> str:
         """What the command prints."""
         bandwidths = ", ".join(
-            f"{gb_s:.3f} GB/s for {BANDWIDTHS[name]}" for name, gb_s in self.bandwidths_gb_s.items() if gb_s < math.inf
+            f"{gb_s:.3f} GB/s for {of}"
+            for name, of in BANDWIDTHS.items()
+            if (gb_s := getattr(self.link, name)) < math.inf
         )
         curves = "".join(
             f"\n{one.collective} of {one.num_devices}: {one.us[0]:.1f} us, long ones {one.gb_s:.3f} GB/s, "
             f"{len(one.kb)} points"
-            for one in self.curves
+            for one in self.link.curves
         )
         return (
-            f"latency:   {self.latency_us:.1f} us\nbandwidth: {bandwidths}\n"
+            f"latency:   {self.link.latency_us:.1f} us\nbandwidth: {bandwidths}\n"
             f"fit:       {self.goodness}\nmeasured:  {self.origin}{curves}"
         )
 
@@ -186,15 +171,15 @@ def _measured_fit(hardware: CollectiveHardware, max_bytes: int, tier: str, near:
     fit = fit_link(points)
     if tier == BETWEEN_NODES:
         return fit
-    straight = fit.link()
     curves = []
     for size in [*(size for size in (2, 4, 8, 16, 32) if size < near and near % size == 0), near]:
         own = points if size == near else measure_all_to_all(hardware, max_bytes, IN_NODE, size)
         own_P, slowest_P, all_P = np.array([one.counts for one in own], dtype=np.float64).T
-        moved = np.asarray(straight.even_bytes(own_P, slowest_P, all_P, size))
+        moved = np.asarray(fit.link.even_bytes(own_P, slowest_P, all_P, size))
         curves.append(fit_curve(ALL_TO_ALL, size, moved, 1e3 * np.array([one.ms for one in own])))
         curves += _measured_curves(hardware, max_bytes, size)
-    return replace(fit, curves=tuple(sorted(curves, key=lambda one: COLLECTIVES.index(one.collective))))
+    ordered = tuple(sorted(curves, key=lambda one: COLLECTIVES.index(one.collective)))
+    return replace(fit, link=replace(fit.link, curves=ordered))
 
 
 def _measured_curves(hardware: CollectiveHardware, max_bytes: int, size: int) -> list[Curve]:
@@ -301,15 +286,12 @@ def fit_link(points: Sequence[ExchangePoint]) -> LinkFit:
             "measure on a quieter machine."
         )
     model = columns_P4 @ constants_4 * seconds
-    own_gb_s, slowest_gb_s, shared_gb_s = (1e-9 / each if each else math.inf for each in constants_4[1:].tolist())
+    bandwidths_gb_s = [1e-9 / each if each else math.inf for each in constants_4[1:].tolist()]
     errors = np.abs(model / seconds - 1)
     logs = np.log(seconds)
     total = float(((logs - logs.mean()) ** 2).sum())
     return LinkFit(
-        latency_us=float(constants_4[0]) * 1e6,
-        bandwidth_gb_s=own_gb_s,
-        slowest_gb_s=slowest_gb_s,
-        shared_gb_s=shared_gb_s,
+        Link(float(constants_4[0]) * 1e6, "", *bandwidths_gb_s),
         r2=1 - float(((logs - np.log(model)) ** 2).sum()) / total if total else 0.0,
         median_relative_error=float(np.median(errors)),
         p90_relative_error=float(np.percentile(errors, 90)),
@@ -320,7 +302,7 @@ def fit_link(points: Sequence[ExchangePoint]) -> LinkFit:
 def save_link(fit: LinkFit, name: str, path: Path) -> None:
     """Writes the fit as a link profile that ``measure.link`` reads."""
     of_all = f"{name}: {fit.origin}; {fit.goodness}"
-    write_link(fit.link(of_all), f"fitted by calibrate-link ({fit.goodness})", path)
+    write_link(replace(fit.link, source=of_all), f"fitted by calibrate-link ({fit.goodness})", path)
 
 
 def write_link(link: Link, source: str, path: Path) -> None:

@@ -43,8 +43,15 @@ from evenshard.measure.distributed.jobs import (
     encode_answer,
     encode_job,
 )
-from evenshard.measure.distributed.ranks import INPUT_REFUSED, MEASURING_FAILED, PeerLost, Ranks, leave_group
-from evenshard.measure.distributed.transport import link_of, transport_problem
+from evenshard.measure.distributed.ranks import (
+    INPUT_REFUSED,
+    MEASURING_FAILED,
+    PeerLost,
+    Ranks,
+    leave_group,
+    link_of,
+    transport_problem,
+)
 from evenshard.measure.fbgemm import kernel_provenance, real_device
 from evenshard.measure.hardware import TimeShare
 from evenshard.placement.placement import Placement

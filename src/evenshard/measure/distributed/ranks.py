@@ -3,6 +3,12 @@
 gloo has no reduce-scatter of its own: torch runs an all-reduce in its place, which sends twice as much. Between CPUs
 one is an all-to-all and a sum here, which sends what a reduce-scatter sends.
 
+Between nodes NCCL takes InfiniBand or RoCE where a process may use it, else TCP sockets; within one, the other GPU's
+memory or, where that cannot be reached, the host's. It tells only its log: a measurement over the wrong network looks
+like any other. The log has a line for each connection, such as
+``Channel 03/0 : 5[5] -> 12[4] [send] via NET/IB/3/GDRDMA`` or ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read``
+(net.cc, p2p.cc and shm.cc in NVIDIA/nccl's src/transport).
+
 Legend: N ranks of a group.
 """
 
@@ -10,11 +16,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -22,9 +31,9 @@ from torch.distributed.distributed_c10d import Store
 
 from evenshard.measure.clock import Stopwatch
 from evenshard.measure.costs import OUT_OF_MEMORY
-from evenshard.measure.distributed.transport import nccl_log, networks_in
 from evenshard.utils.errors import MeasurementFailed
 from evenshard.utils.messages import reason_of
+from evenshard.utils.process import environment
 from evenshard.utils.units import seconds_to_ms
 
 FINE = ""
@@ -32,6 +41,11 @@ INPUT_REFUSED = "bad_input"
 MEASURING_FAILED = "failed"
 # A meeting agrees on the last of these that any rank brings.
 PROBLEMS = (FINE, OUT_OF_MEMORY, INPUT_REFUSED, MEASURING_FAILED)
+
+_CONNECTION = re.compile(r"\bvia NET/(?P<network>.+?)/\d+(?:\(\d+\))?(?P<direct>/GDRDMA)?")
+_IN_NODE = re.compile(r"\bvia (?P<transport>P2P|SHM)/")
+UNKNOWN = "network not known, as NCCL_DEBUG is set"
+_NETWORK = "NET/"
 
 
 class PeerLost(MeasurementFailed):
@@ -94,7 +108,7 @@ class Ranks:
         size: processes altogether.
         device: device of this process.
         backend: backend of the exchanges, "gloo" or "nccl".
-        networks: that any rank's connections take, on rank 0 alone; see ``transport``.
+        networks: that any rank's connections take, on rank 0 alone; see ``networks_in``.
     """
 
     def __init__(self, store: Store, rank: int, size: int, device: torch.device, timeout_s: float) -> None:
@@ -239,3 +253,57 @@ def leave_group(orderly: bool) -> None:
     if not orderly and dist.group.WORLD is not None:
         dist.group.WORLD.abort()
     dist.destroy_process_group()
+
+
+@contextmanager
+def nccl_log() -> Iterator[Path | None]:
+    """A file that gets NCCL's lines about connections that this process makes inside.
+
+    NCCL reads its settings once in a process. Where the user has set NCCL_DEBUG, its log stays theirs: None.
+    """
+    if "NCCL_DEBUG" in os.environ:
+        yield None
+        return
+    handle, name = tempfile.mkstemp(prefix="evenshard-nccl-")
+    os.close(handle)
+    settings = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "NET,P2P,SHM", "NCCL_DEBUG_FILE": name}
+    try:
+        with environment(settings):
+            yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def networks_in(log: Path | None) -> set[str]:
+    """What a process's connections take: NET/IB/GDRDMA, NET/IB or NET/Socket between nodes, P2P or SHM within one."""
+    if log is None:
+        return {UNKNOWN}
+    text = log.read_text(errors="replace")
+    found = {f"{_NETWORK}{one['network']}{one['direct'] or ''}" for one in _CONNECTION.finditer(text)}
+    return found | {one["transport"] for one in _IN_NODE.finditer(text)}
+
+
+def link_of(backend: str, networks: Iterable[str]) -> str:
+    """What a provenance names as the link: the backend, and the networks that any rank uses, such as nccl (NET/IB)."""
+    named = ", ".join(sorted(set(networks)))
+    return f"{backend} ({named})" if named else backend
+
+
+def transport_problem(expected: str, backend: str, networks: Iterable[str]) -> str | None:
+    """Why exchanges do not all take the network that was asked for; None if they do, or none was asked for.
+
+    Args:
+        expected: NCCL's name of the network, in capitals or not, such as ib or socket.
+    """
+    found = {one for one in networks if one.startswith(_NETWORK) or one == UNKNOWN}
+    if not expected or (found and all(one.split("/")[1:2] == [expected] for one in map(str.lower, found))):
+        return None
+    if backend != "nccl":
+        return f"exchanges of CPUs go through {backend}, not NET/{expected}. Leave --expect-transport out."
+    if UNKNOWN in found:
+        return "NCCL_DEBUG is set, so evenshard does not see which network NCCL takes. Unset it."
+    taken = f"NCCL takes {', '.join(sorted(found))}" if found else "no connection of NCCL's leaves its node"
+    return (
+        f"{taken}, where NET/{expected} is expected. Give the pods the network's devices (k8s/trainjob-rdma does), or "
+        f"leave --expect-transport out."
+    )
