@@ -286,12 +286,12 @@ def fit_link(points: Sequence[ExchangePoint]) -> LinkFit:
             "measure on a quieter machine."
         )
     model = columns_P4 @ constants_4 * seconds
-    bandwidths_gb_s = [1e-9 / each if each else math.inf for each in constants_4[1:].tolist()]
+    own_gb_s, slowest_gb_s, shared_gb_s = (1e-9 / each if each else math.inf for each in constants_4[1:].tolist())
     errors = np.abs(model / seconds - 1)
     logs = np.log(seconds)
     total = float(((logs - logs.mean()) ** 2).sum())
     return LinkFit(
-        Link(float(constants_4[0]) * 1e6, "", *bandwidths_gb_s),
+        Link(float(constants_4[0]) * 1e6, "", own_gb_s, slowest_gb_s, shared_gb_s),
         r2=1 - float(((logs - np.log(model)) ** 2).sum()) / total if total else 0.0,
         median_relative_error=float(np.median(errors)),
         p90_relative_error=float(np.percentile(errors, 90)),
