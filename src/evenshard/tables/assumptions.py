@@ -23,13 +23,7 @@ Numbers = Mapping[str, float | tuple[float, ...]]
 
 @dataclass(frozen=True)
 class Assumption:
-    """A value that the user's input does not tell.
-
-    Attributes:
-        table: its name.
-        column: name of the table's column, such as ``num_rows``.
-        text: the value used instead, and why.
-    """
+    """A value that the user's input does not tell: the column such as ``num_rows``, the value used instead, and why."""
 
     table: str
     column: str

@@ -48,12 +48,10 @@ UNUSED_FIELDS = {
 
 @dataclass
 class ColumnNames:
-    """How the columns of one file are read, and what became of them.
-
-    Args:
-        given: the user's own mapping: a column of the file -> one of ours; empty to leave it out.
+    """Our name of each column of one file.
 
     Attributes:
+        given: the user's own mapping: a column of the file -> one of ours; empty to leave it out.
         extra: columns that say nothing to us, in the order in which they came.
         found: columns of the mapping that some record has.
 
@@ -109,11 +107,7 @@ class ColumnNames:
         return tuple(name for name in self.given if name not in self.found)
 
     def note(self, where: str) -> str | None:
-        """Names the columns that are not used, a sentence; None where all are.
-
-        Args:
-            where: the file.
-        """
+        """Name the columns of a file that are not used, in a sentence; None where all are."""
         if not self.extra:
             return None
         names = [brief(name) if name else "one without a name" for name in self.extra]

@@ -36,8 +36,7 @@ class DlrmBatch:
 
     Attributes:
         indices: [L] row numbers, int64 where ``read_dlrm_batch`` has read them.
-        offsets: [T*B+1]; lookups of table t and sample b are ``indices[offsets[t*B+b] : offsets[t*B+b+1]]``. None where
-            a file has none.
+        offsets: [T*B+1] begin of the lookups of each table and sample; None where a file has none.
         lengths: [T, B] lookups of each table and sample, of the file's own integer type.
         names: T tables; those that the file does not name are called by their position.
     """

@@ -49,16 +49,14 @@ log = logging.getLogger(__name__)
 
 @blame_file
 def load_tables(path: str | PathLike[str], columns: Mapping[str, str] | None = None) -> tuple[Table, ...]:
-    """The tables of a file, in its order, every value checked. Columns that are not used are named in the log.
+    """Read the tables of a file, in its order, and check every value; unused columns are named in the log.
 
     Args:
-        path: path of the table file.
-        columns: names of its columns that are called otherwise, each with ours.
+        columns: columns of the file that are called otherwise, each with our name.
 
     Raises:
-        BadConfig: ``columns`` names what is not there.
-        BadFile: anything that makes the file unusable; if there is one problem, with row, problem and remedy in one
-            line, else a ``BadRecords``.
+        BadConfig: ``columns`` names columns that are not there.
+        BadFile: with row, problem and remedy in one line for one problem, else a ``BadRecords``.
     """
     path, names = Path(path), ColumnNames(columns or {})
     return _all_said(path, names, _tables(path, _records(path), names))
@@ -83,12 +81,10 @@ def no_column(where: str, missed: Sequence[str]) -> BadConfig:
 def load_tables_with_assumptions(
     path: str | PathLike[str], default_pooling_factor: float, columns: Mapping[str, str] | None = None
 ) -> TableSet:
-    """Reads a table file like ``load_tables``, but a missing or blank pooling factor takes a default.
+    """Read a table file like ``load_tables``, but with a default for a missing or blank pooling factor.
 
     Args:
-        path: path of the table file.
-        default_pooling_factor: lookups per sample of a table for which the file gives none.
-        columns: names of its columns that are called otherwise, each with ours.
+        default_pooling_factor: lookups per sample.
 
     Raises:
         BadConfig: the default is not a valid pooling factor.
@@ -105,14 +101,7 @@ def tables_of_records(
     columns: Mapping[str, str] | None = None,
     path: str | PathLike[str] = "tables",
 ) -> TableSet:
-    """Reads records in Python like ``load_tables_with_assumptions`` reads a file.
-
-    Args:
-        records: a dict for each table, with the columns of a table file.
-        default_pooling_factor: lookups per sample of a table for which its record gives none.
-        columns: names of columns that are called otherwise, each with ours.
-        path: what errors call them.
-    """
+    """Read a dict for each table like ``load_tables_with_assumptions`` reads a file, which errors call ``path``."""
     _check_default(default_pooling_factor)
     path, names = Path(path), ColumnNames(columns or {})
     tables = _tables(path, records, names, float(default_pooling_factor))
@@ -129,19 +118,16 @@ def _check_default(default_pooling_factor: float) -> None:
 def load_numbered_tables(
     path: str | PathLike[str], dims_known: bool, columns: Mapping[str, str] | None = None
 ) -> tuple[Table, ...]:
-    """The tables of a file that may lack names, as statistics of tables do: such a table is called by its number.
+    """Read a file whose tables may lack names, as statistics of tables do, and call such tables by their numbers.
 
     The histogram may also stand in the columns bin_0 to bin_16 of DreamShard's and NeuroShard's data; all zeros, as of
     a table without lookups, are none.
 
     Args:
-        path: path of the table file.
-        dims_known: whether the caller knows the dims; the file may lack them then, and they are 1.
-        columns: names of its columns that are called otherwise, each with ours.
+        dims_known: True if the file may lack the dims because the caller knows them; they are 1 then.
 
     Raises:
-        BadConfig: as ``load_tables``.
-        BadFile: as ``load_tables``.
+        BadConfig, BadFile: as ``load_tables``.
     """
     path, names = Path(path), ColumnNames(columns or {})
     defaults = {"embedding_dim": 1} if dims_known else {}
@@ -184,14 +170,12 @@ def _records(path: Path) -> list[Any]:
 
 
 def records_in(path: Path, read: Callable[[Path], list[Any]], what: str, if_none: str, if_many: str) -> list[Any]:
-    """The records of a file, at least one.
+    """Return the records of a file, at least one.
 
     Args:
-        path: the file.
-        read: reads it, as the readers in ``formats`` do.
-        what: the thing that a record is, in the singular.
-        if_none: what to do where there is none.
-        if_many: what to do where there are more than ``MAX_TABLES``.
+        read: a reader as in ``formats``.
+        what: word for a record, in the singular.
+        if_none, if_many: remedies if there is none, or more than ``MAX_TABLES``.
 
     Raises:
         BadFile: if it cannot be read, or holds none or too many.

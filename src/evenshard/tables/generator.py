@@ -37,10 +37,9 @@ RAKING_LIMIT = 0.01
 
 @dataclass(frozen=True)
 class GeneratorConfig:
-    """What kind of pool to generate.
+    """A kind of pool.
 
     Attributes:
-        num_tables: number of tables in the pool.
         embedding_dims: drawn from uniformly.
         max_rows: row counts above it are cut to it; None for the published ones (up to 12.5 million).
         weight_bits: 4, 8, 16 or 32, the same for all tables.
@@ -78,15 +77,12 @@ class GeneratorConfig:
 
 
 def generate_tables(config: GeneratorConfig, batch_size: int, seed: int) -> tuple[Table, ...]:
-    """A pool that follows the DLRM 2021 statistics; the same seed gives the same tables.
+    """Generate a pool that follows the DLRM 2021 statistics; the same seed gives the same tables.
 
     The reuse histograms hold for ``batch_size``. Each table has its own tilt and stays possible for its rows and
     lookups; over the pool, weighted by the tables' numbers of unique indices, they average to the published histogram,
     to about 1e-4 per bin. If a limit leaves too few rows for so little reuse, each table for itself comes as near
     to the published histogram as it can.
-
-    Raises:
-        BadConfig: the batch size is below 1.
     """
     check_ranges(batch_size=batch_size, seed=seed)
     rng = np.random.default_rng(seed)

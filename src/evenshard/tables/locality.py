@@ -66,12 +66,9 @@ Curve = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def miss_ratio(table: Table, batch_size: int, load_factor: float) -> float:
-    """Share of a batch's distinct rows that the cache misses: 1 without a cache, 0 where it holds all rows.
+    """Return the share of a batch's distinct rows that the cache misses: 1 without a cache, 0 where it holds all rows.
 
-    Args:
-        table: a table, or a part of one.
-        batch_size: samples that look it up, the global batch.
-        load_factor: share of its rows that the cache holds.
+    ``batch_size`` is the global batch, ``load_factor`` the share of the table's rows that the cache holds.
     """
     return float(np.interp(load_factor, *miss_curve(table, batch_size)))
 
@@ -114,11 +111,9 @@ def mean_miss_ratio(table: Table, batch_size: int) -> float:
 
 
 def max_new_rows(rows_K: FloatArray, num_rows: int) -> float:
-    """Most distinct rows of a batch that the batch before is expected not to have looked up.
+    """Return the most distinct rows of a batch that the batch before is expected not to have looked up.
 
-    Args:
-        rows_K: [K] expected distinct rows of a batch, by how often they are looked up.
-        num_rows: rows of the table.
+    ``rows_K`` are the expected distinct rows of a batch, [K] by how often they are looked up.
     """
     once, twice, thrice = rows_K[:3].tolist()  # the third bin: three or four times
     unseen = max(num_rows - float(rows_K.sum()), 0.0)
@@ -181,16 +176,10 @@ class _HotRows:
 
 @lru_cache(maxsize=8_192)  # a search asks of the same tables again and again
 def hot_rows_together(table: Table, batch_size: int) -> float | None:
-    """Share of a table's hot rows that lie side by side; 0 if all are scattered, or where it makes no difference.
+    """Return the share of a table's hot rows that lie side by side; None where no traffic was counted.
 
-    The busiest runs, as many as hold all hot rows if these lie side by side, have more of the lookups then.
-
-    Args:
-        table: its ``reuse_bins`` hold for this batch size.
-        batch_size: samples of a batch.
-
-    Returns:
-        None where no traffic was counted.
+    0 if all are scattered, or where it makes no difference. The busiest runs, as many as hold all hot rows if these lie
+    side by side, have more of the lookups then. The table's ``reuse_bins`` hold for the batch size.
     """
     if table.row_shares is None:
         return None

@@ -38,13 +38,7 @@ DATA_TYPE_OF = {"UINT8": "int8", "NFP8": "fp8"}
 
 
 class BadRecord(Exception):
-    """Problem and remedy of one record, before file and row are known.
-
-    Args:
-        problem: the first thing that is wrong.
-        remedy: what to do about it.
-        others: problem and remedy of what else is wrong.
-    """
+    """Problem and remedy of one record, before file and row are known; and those of whatever else is wrong with it."""
 
     def __init__(
         self, problem: str, remedy: str = "Correct the value.", others: Collection[tuple[str, str]] = ()

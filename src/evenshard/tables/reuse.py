@@ -68,10 +68,7 @@ DLRM_2021_REUSE: ReuseBins = _complete_shares(
 
 
 def reuse_bins_of_counts(counts: npt.NDArray[np.integer[Any]] | torch.Tensor) -> ReuseBins:
-    """The histogram of counted lookups.
-
-    Args:
-        counts: lookups of each index, integers of any shape; indices that were not looked up (0) do not count.
+    """Return the histogram of lookups counted for each index; indices that were not looked up (0) do not count.
 
     Raises:
         ValueError: no index was looked up, or a count is negative.
@@ -89,16 +86,11 @@ def reuse_bins_of_counts(counts: npt.NDArray[np.integer[Any]] | torch.Tensor) ->
 def feasible_reuse_bins(
     num_rows: int, num_lookups: float, tilt: float = 0.0, base: ReuseBins = DLRM_2021_REUSE
 ) -> ReuseBins:
-    """The stated default of a table without a counted histogram.
+    """Return the stated default of a table without a counted histogram.
 
     The base histogram times ``exp(tilt * k)``, without the bins that need more lookups than there are, tilted further
-    towards reuse as far as needed for the unique indices (lookups / mean count) to fit into the rows.
-
-    Args:
-        num_rows: number of rows of the table.
-        num_lookups: lookups of one batch; with 0, all the mass is in bin 0.
-        tilt: tilt of the base: above 0 for more reuse, below 0 for less.
-        base: [K] shares.
+    towards reuse as far as needed for the unique indices (lookups / mean count) to fit into the rows. Without lookups,
+    all the mass is in bin 0.
     """
     shares_TK = np.asarray(base, dtype=np.float64)[None] * np.exp(tilt * np.arange(NUM_REUSE_BINS))
     rows_T, lookups_T = np.array([num_rows], dtype=np.float64), np.array([num_lookups], dtype=np.float64)
@@ -113,15 +105,10 @@ def mean_counts(shares_TK: FloatArray, num_lookups_T: FloatArray) -> FloatArray:
 def rows_and_counts(
     bins_TK: FloatArray, num_rows_T: FloatArray, num_lookups_T: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """[T, K] distinct rows of each bin, and [T, K] lookups of one of them, at least 1; together all the lookups.
+    """Return [T, K] distinct rows of each bin, and [T, K] lookups of one of them, at least 1; together all the lookups.
 
     A bin's mean count is that of ``BIN_MEAN_COUNTS``; where that makes more distinct rows than there are, all rows are
-    looked up, each as much more often.
-
-    Args:
-        bins_TK: [T, K] histograms, need not be normalised.
-        num_rows_T: [T] rows.
-        num_lookups_T: [T] lookups of one batch.
+    looked up, each as much more often. The [T, K] histograms need not be normalised.
     """
     means_TK = _bounded_means(num_lookups_T)
     shares_TK = bins_TK / bins_TK.sum(axis=1, keepdims=True)
@@ -132,12 +119,7 @@ def rows_and_counts(
 
 
 def looked_up_rows(tables: Sequence[Table], lookups_T: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """[T, K] and [T, K] ``rows_and_counts`` of tables; of those without a histogram by the default one.
-
-    Args:
-        tables: looked up.
-        lookups_T: [T] of the batch.
-    """
+    """Return [T, K] and [T, K] ``rows_and_counts`` of tables; a table without a histogram has the default one."""
     rows_T = np.array([table.num_rows for table in tables], dtype=np.float64)
     unknown = [at for at, table in enumerate(tables) if not table.reuse_bins]
     bins_TK = np.array([table.reuse_bins or DLRM_2021_REUSE for table in tables])
@@ -147,16 +129,10 @@ def looked_up_rows(tables: Sequence[Table], lookups_T: FloatArray) -> tuple[Floa
 
 
 def tilt_to_feasible(shares_TK: FloatArray, num_rows_T: FloatArray, num_lookups_T: FloatArray) -> FloatArray:
-    """Tilts each histogram just enough to be possible; see ``feasible_reuse_bins``.
+    """Tilt [T, K] histograms just enough to be possible for [T] rows and lookups; see ``feasible_reuse_bins``.
 
-    Args:
-        shares_TK: [T, K] weights >= 0, need not be normalised.
-        num_rows_T: [T] rows.
-        num_lookups_T: [T] lookups of one batch.
-
-    Returns:
-        [T, K] shares that add up to 1 in each row. Where even the highest possible bin leaves more unique indices than
-        rows (one row that is read a million times), all the mass is in that bin.
+    Weights need not be normalised. The result adds up to 1 in each row. Where even the highest possible bin leaves more
+    unique indices than rows (one row that is read a million times), all the mass is in that bin.
     """
     allowed_TK = np.array(MIN_COUNT_OF_BIN) <= num_lookups_T[:, None]
     allowed_TK[:, 0] = True
@@ -200,15 +176,10 @@ def _bounded_means(num_lookups_T: FloatArray) -> FloatArray:
 
 
 def power_law_reuse_bins(num_rows: int, num_lookups: float, alpha: float) -> ReuseBins:
-    """The expected histogram when each lookup draws rank r with probability proportional to ``r**-alpha``.
+    """Return the expected histogram when each lookup draws rank r with probability proportional to ``r**-alpha``.
 
     The count of a row is taken as Poisson. Ranks are exact up to 1000 and stand in blocks of about 1 % width beyond,
-    so that two billion rows take milliseconds.
-
-    Args:
-        num_rows: number of ranks.
-        num_lookups: independent draws in one batch; at 0 all the mass is in bin 0.
-        alpha: exponent; 0 is uniform.
+    so that two billion rows take milliseconds. Without lookups, all the mass is in bin 0.
     """
     import torch  # for the incomplete gamma function, which numpy lacks
 
@@ -236,12 +207,7 @@ def power_law_reuse_bins(num_rows: int, num_lookups: float, alpha: float) -> Reu
 
 
 def thinned_reuse_bins(bins: ReuseBins, share: float) -> ReuseBins:
-    """The histogram of a random part of a batch's lookups.
-
-    Args:
-        bins: of the whole batch.
-        share: part of its lookups, above 0 and at most 1.
-    """
+    """Return the histogram of a random part of a batch's lookups, which is ``share`` of them, above 0."""
     if share >= 1:
         return bins
     uniques_K = np.asarray(bins) @ _thinning_matrix(share)
@@ -280,14 +246,10 @@ _EXACT_BINS, _STEPS = 7, 8
 
 
 def poisson_at_least(counts: FloatArray, rates: FloatArray) -> FloatArray:
-    """[...] probability that a Poisson variable is at least so large: the regularized lower incomplete gamma function.
+    """Return the probability that Poisson variables of rates above 0 are at least as large as counts of at least 1.
 
-    By its series below the count, by Lentz's continued fraction of the rest above it; NumPy has neither, and a box that
-    only measures has no SciPy.
-
-    Args:
-        counts: at least 1; broadcasts with the rates.
-        rates: of the variables, above 0.
+    This is the regularized lower incomplete gamma function, by its series below the count and by Lentz's continued
+    fraction of the rest above it: NumPy has neither, and a box that only measures has no SciPy.
     """
     counts, rates = (one.astype(np.float64) for one in np.broadcast_arrays(counts, rates))
     scale = np.exp(counts * np.log(rates) - rates - np.vectorize(math.lgamma)(counts))
@@ -324,14 +286,9 @@ _PRECISION, _TINY = 1e-13, 1e-300
 
 
 def deduplicated_reuse(bins: ReuseBins, num_devices: int) -> tuple[ReuseBins, float]:
-    """What is left of a batch's lookups where each device sends every distinct index of its samples once.
+    """Return the histogram of a batch's lookups where each device sends every distinct index of its samples once.
 
-    Args:
-        bins: of the whole batch, whose samples are dealt to the devices evenly.
-        num_devices: of the machine.
-
-    Returns:
-        The histogram of what is sent, and the lookups that are sent of each one.
+    Samples are dealt to the devices evenly. The second value is the lookups that are sent of each one.
     """
     shares_K = np.asarray(bins)
     devices_K = num_devices * (1 - (1 - 1 / num_devices) ** BIN_MEAN_COUNTS)  # that look an index of the bin up

@@ -62,12 +62,11 @@ def catalog_names() -> tuple[str, ...]:
 
 
 def load_catalog(name: str, batch_size: int, embedding_dim: int | None = None) -> tuple[Table, ...]:
-    """The tables of a public set.
+    """Return the tables of a public set.
 
     Args:
-        name: one of ``catalog_names()``.
         batch_size: samples per batch of the reuse histograms.
-        embedding_dim: the dim of every table; None keeps the one that the data file states.
+        embedding_dim: dim of every table; None keeps the one that the data file states.
 
     Raises:
         BadConfig: an unknown name, an impossible number, or a dim for a set that publishes its own dim for each table.
@@ -192,10 +191,9 @@ def tables_in_python(
     default_pooling_factor: float = 1.0,
     columns: Mapping[str, str] | None = None,
 ) -> TableSet | None:
-    """A data frame or a list of dicts, with the columns of a table file, as ``tables_from`` reads that file.
+    """Read a data frame or a list of dicts, with the columns of a table file, as ``tables_from`` reads that file.
 
-    Returns:
-        None where it is neither.
+    None where it is neither.
     """
     records = _records_of(tables)
     if records is None:
@@ -227,12 +225,11 @@ def complete_tables(
     columns: Mapping[str, str] | None = None,
     source: str = "tables",
 ) -> TableSet:
-    """The tables with what traffic tells, in the precision that is asked for.
+    """Put the figures of a sample of traffic into tables, and their weights into the precision that is asked for.
 
     Args:
-        traffic: a sample whose pooling factors and histograms replace those of the tables; what it does not hold stays
-            as it is.
-        source: the name of the tables' source, for errors.
+        traffic: a sample; tables that it does not hold stay as they are.
+        source: name of the tables' source, for errors.
 
     Raises:
         BadConfig: two tables of one name, or neither source nor traffic has one of ``columns``.

@@ -183,7 +183,7 @@ def _hashes(rows: IntArray) -> npt.NDArray[np.uint64]:
 
 
 class TableCounts:
-    """What the sample shows of one table.
+    """Counts of one table in a sample.
 
     Attributes:
         columns: columns of the sample that are its features.
@@ -194,8 +194,6 @@ class TableCounts:
             mean lookups per unique row that the histogram implies are those of the sample; in the plain mean, a
             window of one hot row would count as much as one of a thousand cold rows.
         rest_K: the same of the incomplete last window.
-        row_runs: how the lookups of the whole sample spread over the rows.
-        intervals: how many windows ago the rows of each full window were looked up last.
     """
 
     def __init__(

@@ -21,11 +21,10 @@ _TIME_WORDS = {"timestamp", "ts", "datetime", "date", "time"}
 
 
 def sort_of_integers(name: str, only_0_and_1: bool) -> str | None:
-    """What a column with one whole number a sample is, if its name says that these are no row numbers.
+    """Tell from its name what a column with one whole number a sample is; None for row numbers.
 
-    Args:
-        name: such as ``I7`` or ``int_3`` (dense), ``label`` or, of 0 and 1 alone, ``is_click`` (label), ``event_time``.
-        only_0_and_1: whether it holds nothing else.
+    Names such as ``I7`` or ``int_3`` are dense, ``label`` or, of 0 and 1 alone, ``is_click`` a label, ``event_time`` a
+    time.
     """
     words = re.split(r"[\W_]+", name.lower())
     if _LABEL_WORDS & {*words} or (only_0_and_1 and _FLAG_WORDS & {*words}):
@@ -40,8 +39,6 @@ class Features:
     """The features of a sample; a ``Sample`` whose names are those of features.
 
     Attributes:
-        sample: the files.
-        column_of: the column of each feature.
         left_out: the columns that are none, and why.
         missed: columns that the user maps, and that are not there.
     """
@@ -82,14 +79,13 @@ class Features:
 
 
 def features_of(source: Path, sample: Sample, columns: Mapping[str, str], wanted: Collection[str] | None) -> Features:
-    """The features of a sample.
+    """Tell the features of a sample from its other columns.
 
     Args:
         source: what the user calls the sample.
-        sample: its files.
         columns: the user's names for columns; an empty one leaves a column out.
-        wanted: features of the tables that are known; None makes a table of each. What looks like no feature is one
-            where it is wanted, or named in ``columns``.
+        wanted: features of the tables that are known; None makes a table of each. A column that looks like no feature
+            is one where it is wanted, or named in ``columns``.
 
     Raises:
         BadConfig: if a column is called as no feature is, or two are called the same.

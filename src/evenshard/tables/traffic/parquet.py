@@ -32,9 +32,6 @@ _REMEDY = "A column must hold row numbers or lists of them; write it again or re
 class ParquetSample:
     """See ``Sample``.
 
-    Args:
-        paths: the files, at least one.
-
     Raises:
         BadFile: the first file is torn or has no column.
     """

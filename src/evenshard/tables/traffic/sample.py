@@ -24,12 +24,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class TableLookups:
-    """What a block of samples reads from one table.
-
-    Attributes:
-        rows: [L] row numbers, sample after sample.
-        offsets: [B+1]; sample b reads ``rows[offsets[b] : offsets[b+1]]``.
-    """
+    """Lookups of one table in a block; sample b reads ``rows[offsets[b] : offsets[b+1]]``, of [L] and [B+1]."""
 
     rows: IntArray
     offsets: IntArray
@@ -44,12 +39,7 @@ class TableLookups:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Some successive samples.
-
-    Attributes:
-        num_samples: B.
-        lookups: lookups by table name.
-    """
+    """Some successive samples, with their lookups by table name."""
 
     num_samples: int
     lookups: dict[str, TableLookups]
@@ -57,12 +47,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of samples that is read as one step of the progress bar.
-
-    Attributes:
-        path: the file.
-        row_group: row group of a Parquet file; 0 elsewhere.
-    """
+    """A stretch of samples that is read as one step of the progress bar; a row group of Parquet, or a file."""
 
     path: Path
     row_group: int = 0
@@ -70,13 +55,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Survey:
-    """What is known before the lookups are read.
-
-    Attributes:
-        num_samples: samples in the whole sample of traffic.
-        num_lookups: lookups of each table in the whole sample; a null or an empty list may count as one.
-        parts: parts of the sample, in reading order.
-    """
+    """Sizes that are known before the lookups are read; a null or an empty list may count as one lookup."""
 
     num_samples: int
     num_lookups: dict[str, int]
@@ -126,9 +105,7 @@ def check_same_tables(path: Path, names: Sequence[str], expected: Sequence[str],
 class TorchSample:
     """Traffic in ``.pt`` files, one batch each; see ``dlrm_batch``.
 
-    Args:
-        paths: the files, at least one.
-        unpacked: the unpacked copy to read if the only file is gzipped.
+    If the only file is gzipped, ``unpacked`` is the copy to read.
 
     Raises:
         BadFile: the first file is torn or holds something else.
