@@ -103,14 +103,12 @@ VOLUMES = tuple(one.name for one in fields(PartVolume))
 
 
 def part_volume(table: Table, way: str, columns: int, share: float, num_devices: int) -> PartVolume:
-    """What a part of a table adds to its device.
+    """Return the volumes that a part of a table adds to its device.
 
     Args:
-        table: the whole one.
-        way: its sharding type, none of replicas.
+        way: sharding type of the whole table, none of replicas.
         columns: of the part.
         share: of the table's lookups that go to the rows of the part.
-        num_devices: of the machine: a device sends each distinct index of its own samples once, where asked to.
     """
     distinct = distinct_share(table, num_devices)
     lookups = table.pooling_factor * share * distinct
@@ -168,7 +166,6 @@ class TierBytes:
     """Bytes that each device moves in a collective, [D] each, within its domain and between domains.
 
     Attributes:
-        collective: as links call it.
         near: devices of a domain, one after the other, that exchange within it.
         intra, inter: in the busier of its two directions.
         intra_sent, inter_sent: from it to others.
@@ -320,14 +317,10 @@ def exchange_times(task: ShardingTask, volumes: Volumes, links: Links) -> Exchan
 
 
 def whole_table_bytes(dims: FloatArray | Sequence[float], batch_size: int) -> TierBytes:
-    """Bytes of an all-to-all of whole tables between the devices of one node.
+    """Return the bytes of an all-to-all of whole tables between the devices of one node.
 
     A device pools its tables for the whole global batch and sends every other device that one's part of the samples;
-    its own part stays.
-
-    Args:
-        dims: [..., D] values that each device makes for a sample.
-        batch_size: global batch, samples.
+    its own part stays. ``dims`` are the [..., D] values that each device makes for a sample.
     """
     own: FloatArray = np.asarray(dims, dtype=np.float64)
     devices = own.shape[-1]
@@ -336,12 +329,7 @@ def whole_table_bytes(dims: FloatArray | Sequence[float], batch_size: int) -> Ti
 
 
 def all_to_all_ms(link: Link, dims: FloatArray | Sequence[float], batch_size: int) -> FloatArray:
-    """[..., D] backward all-to-all of whole tables between devices that one link connects, ms.
-
-    Args:
-        link: between all devices.
-        dims, batch_size: see ``whole_table_bytes``.
-    """
+    """Return the [..., D] backward all-to-all of whole tables between devices that one link connects, ms."""
     moved = whole_table_bytes(dims, batch_size)
     devices = moved.intra.shape[-1]
     if devices == 1:

@@ -32,11 +32,7 @@ from evenshard.utils.provenance import Lineage
 
 
 def save_costs(measured: Sequence[MeasuredPlacement], path: Path, lineage: Lineage | None = None) -> None:
-    """Writes a cost dataset as Parquet (needs pyarrow).
-
-    Args:
-        lineage: the code and the parameters behind it, for the file's metadata.
-    """
+    """Write a cost dataset as Parquet (needs pyarrow); the lineage is the code and the parameters behind it."""
     save_rows([row for one in measured for row in rows_of(one)], asdict(lineage or Lineage()), path)
 
 

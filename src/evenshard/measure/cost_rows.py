@@ -74,10 +74,7 @@ _PARTS = ("fwd_compute_ms", "bwd_compute_ms")
 
 
 def save_rows(rows: Sequence[dict[str, Any]], lineage: Mapping[str, Any], path: Path) -> None:
-    """Writes the rows of a cost dataset (see ``COLUMNS``) as Parquet (needs pyarrow).
-
-    Args:
-        lineage: the fields of a ``Lineage``; hardware, driver and versions come from the rows.
+    """Write the rows of a cost dataset (see ``COLUMNS``) as Parquet (needs pyarrow), with the fields of a ``Lineage``.
 
     Raises:
         MeasurementFailed: if a row holds an impossible value; an older file stays as it was.

@@ -27,12 +27,9 @@ class Evidence:
     """Measurements of one kind that a profile was fitted to or compared with.
 
     Attributes:
-        points: what was measured.
-        source: who measured it, or where it is published.
-        fitted: measurements that the fit used.
-        held_out: measurements that the fit did not use, which the errors are of.
-        median_error_percent: half of the held-out measurements are predicted with a smaller error.
-        p90_error_percent: nine of ten are.
+        points, source: the measured points, and who measured them, or where they are published.
+        fitted, held_out: measurements that the fit used, and others, which the errors are of.
+        median_error_percent, p90_error_percent: half, or nine of ten, of the held-out ones have a smaller error.
     """
 
     points: str
@@ -77,13 +74,9 @@ class DeviceError:
 
     @staticmethod
     def of(evidence: Sequence[Evidence], is_extrapolated: bool = False) -> DeviceError:
-        """The error by the first evidence with enough held-out measurements: profiles list the most relevant first.
+        """Return the error by the first evidence with enough held-out measurements; the most relevant stands first.
 
-        A few of them count where the rest comes from another profile: then nothing has to be known from data sheets.
-
-        Args:
-            evidence: the profile's.
-            is_extrapolated: whether much of the profile comes from another one.
+        A few of them count where much of the profile is another one's: then nothing has to be known from data sheets.
         """
         least = EXTRAPOLATED_PERCENT if is_extrapolated else 0.0
         for one in evidence:
@@ -139,12 +132,9 @@ class DeviceError:
 
 
 def device_text(hardware: str, error: DeviceError | None, links: DeviceError | None = None) -> str:
-    """What stands behind the times of simulated hardware and of modelled links; empty where all is real.
+    """Say how right simulated hardware and modelled links are; empty where all is real.
 
-    Args:
-        hardware: one name in any of its spellings, or several joined.
-        error: of the device; None for real hardware.
-        links: of its exchanges; None where none is modelled, or nothing is said of them.
+    ``links`` is None where none is modelled, or nothing is said of them. ``hardware`` may be several names, joined.
     """
     names = " and ".join(name.provenance.replace(": ", " ") for name in names_in(hardware))
     said = [] if error is None else [f"{names}: {error}"]
@@ -152,14 +142,10 @@ def device_text(hardware: str, error: DeviceError | None, links: DeviceError | N
 
 
 def error_factors(kernels: DeviceError | None, links: DeviceError | None, exchange_share: float) -> tuple[float, float]:
-    """What to divide a time by for the lower end of its 90 % interval, and to multiply it with for the upper one.
+    """Return the factors to divide and to multiply a time by for its 90 % interval.
 
-    Kernels and exchanges are off independently of each other, so that the squares of their shares add up.
-
-    Args:
-        kernels: error of the device; None for real hardware.
-        links: error of the modelled exchanges; None takes them to be off with the kernels.
-        exchange_share: share of exchanges in the time, 0 to 1.
+    Kernels and exchanges are off independently of each other, so that the squares of their shares add up. Real hardware
+    has no error of kernels (None). Without one of links, exchanges are off with the kernels.
     """
     off = kernels.factor if kernels is not None else 1.0
     shares = ((1.0, off),) if links is None else ((1 - exchange_share, off), (exchange_share, links.factor))
@@ -176,12 +162,9 @@ def with_device_error(
     links: DeviceError | None = None,
     exchange_share: float = 0.0,
 ) -> tuple[float, float]:
-    """The 90 % interval of a predicted time by the cost model alone, widened by the errors of device and links.
+    """Widen the 90 % interval of a predicted time by the cost model alone by the errors of device and links.
 
-    They are independent of the model's: on the scale of logarithms, their squares add up.
-
-    Args:
-        error, links, exchange_share: as ``error_factors`` takes them.
+    They are independent of the model's: on the scale of logarithms, their squares add up. See ``error_factors``.
     """
 
     def factor(end_ms: float, off: float) -> float:

@@ -60,12 +60,11 @@ class OutOfDeviceMemory(Exception):
 
 @dataclass(frozen=True)
 class LoadedShard:
-    """A shard on its device, ready to run.
+    """A shard on its device, ready to run FBGEMM's fused module.
 
     Attributes:
-        operator: FBGEMM's fused module.
         batches: (indices, offsets) of each input batch, table after table.
-        gradient: [B, sum of dims] FP32, what the dense part sends back.
+        gradient: [B, sum of dims] FP32, sent back by the dense part.
     """
 
     operator: Any
@@ -134,12 +133,9 @@ class ShardKernels:
     def operator(
         self, shard: Sequence[Table], pooling: str = SUM, feature_table_map: Sequence[int] | None = None
     ) -> Any:
-        """The fused embedding operator of a shard.
+        """Return the fused embedding operator of a shard.
 
-        Args:
-            shard: its tables.
-            pooling: what it does with a bag.
-            feature_table_map: position of the table of each feature; None for one each.
+        ``feature_table_map`` has the position of the table of each feature; None for one each.
         """
         from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
         from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
@@ -350,13 +346,9 @@ def real_device(config: MeasureConfig) -> torch.device:
 
 
 def kernel_provenance(config: MeasureConfig, device: torch.device, link: str, num_devices: int = 1) -> Provenance:
-    """What every row measured on such devices says about its origin.
+    """Return the provenance of every row measured on such devices.
 
-    Args:
-        config: how it is measured.
-        device: one of the devices.
-        link: link model of the exchanges, or the backend that really exchanges.
-        num_devices: devices that measure at once.
+    ``link`` is the link model of the exchanges, or the backend that really exchanges between ``num_devices``.
     """
     return Provenance(
         hardware=f"{device_name(device)} x {num_devices}" if num_devices > 1 else device_name(device),

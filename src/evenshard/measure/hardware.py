@@ -75,12 +75,7 @@ Measure = Callable[["Sequence[tuple[ShardingTask, Placement]]"], "Sequence[Place
 
 @dataclass(frozen=True)
 class TimeShare:
-    """Where the wall time of measuring went.
-
-    Attributes:
-        kernel_s: seconds inside timed or warm-up kernels.
-        wall_s: seconds altogether.
-    """
+    """Seconds inside kernels, timed or not, and seconds of measuring altogether."""
 
     kernel_s: float
     wall_s: float
@@ -97,16 +92,13 @@ class Kind:
 
     Attributes:
         name: the first word of every spelling of such hardware.
-        times: the word for its times: "measured", or "simulated" for a device model.
-        runs_kernels: whether it runs kernels on devices of this machine, for each of which torchrun can start a
-            process.
-        opener: module and name of what makes a ``Hardware`` of settings; imported when such hardware is opened.
+        runs_kernels: whether it runs kernels on devices of this machine, one process of torchrun for each.
+        opener: module and name of a function that makes a ``Hardware`` of settings; imported when it is called.
         package: that the opener needs; "" for none.
         device: placeholder of the device's name in flags and settings, such as "<profile>"; "" if the kind has none.
-        compute_device: what torch calls such devices.
+        compute_device: torch's word for such devices.
         needs_gpu: whether there must be a GPU here to ask or to measure on.
-        memory_bytes_per_ns: what the memory of such a device moves where no profile says it: guesses for a core of a
-            CPU, and for a GPU.
+        memory_bytes_per_ns: speed of the memory where no profile says it: guesses for a core of a CPU, and for a GPU.
     """
 
     name: str
@@ -264,11 +256,7 @@ def names_in(text: str) -> tuple[HardwareName, ...]:
 
 
 def measured_or_simulated(hardware: str) -> Times:
-    """What may be said of times on this hardware.
-
-    Args:
-        hardware: one name in any of its spellings, or several joined.
-    """
+    """Return the word for times on one or several joined names of hardware, in any spelling."""
     return "simulated" if is_simulated(hardware) else "measured"
 
 

@@ -43,13 +43,10 @@ def open_kernels(config: MeasureConfig) -> Hardware:
 
 
 def hardware_here(config: MeasureConfig) -> Mapping[str, str]:
-    """What times that are measured here depend on.
+    """Return what times that are measured here depend on.
 
     The device and the versions of its libraries, a GPU's driver, and which machine it is. Of a simulated device, whose
     times are the same everywhere, no more than its name.
-
-    Raises:
-        BadConfig: if CUDA is asked for where there is none.
     """
     if config.hardware_name.kind.is_simulated:
         return {"hardware": config.hardware_name.provenance}

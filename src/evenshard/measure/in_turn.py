@@ -28,11 +28,9 @@ from evenshard.tables.table import Table
 
 
 def in_turn(computes: Sequence[DeviceCost], exchanges: ExchangeTimes) -> PlacementCost:
-    """The cost of a placement, with the waits before its exchanges.
+    """Return the cost of a placement, with the waits before its exchanges, which are modelled.
 
-    Args:
-        computes: costs of the devices without any exchange; those that are out of memory stay so.
-        exchanges: modelled, of each device.
+    ``computes`` are costs of the devices without any exchange; those that are out of memory stay so.
     """
     waits_ms = start_skew_ms([compute.split_ms[0] for compute in computes])
     times = (one.tolist() for one in (exchanges.input_dist, exchanges.forward, exchanges.backward))
@@ -58,12 +56,7 @@ def start_skew_ms(fwd_compute_ms: Sequence[float]) -> tuple[float, ...]:
 def whole_tables_in_turn(
     task: ShardingTask, placement: Placement, computes: Sequence[DeviceCost], link: Link
 ) -> PlacementCost:
-    """The cost of a placement of whole tables, each pooled once for a sample; no exchange of indices is counted.
-
-    Args:
-        computes: as in ``in_turn``.
-        link: between all devices.
-    """
+    """Return the cost of whole tables, each pooled once for a sample; no exchange of indices is counted."""
     dims = [0] * placement.num_devices
     for table, device in zip(task.tables, placement.device_of_table, strict=True):
         dims[device] += table.embedding_dim
@@ -72,11 +65,7 @@ def whole_tables_in_turn(
 
 
 def parts_in_turn(hardware: Hardware, task: ShardingTask, parts: Sequence[TablePart], links: Links) -> PlacementCost:
-    """The cost of a placement of parts.
-
-    Args:
-        hardware: measures whole tables.
-        links: of the machine.
+    """Return the cost of a placement of parts, on hardware that measures whole tables.
 
     Raises:
         MeasurementFailed: if a kernel fails.

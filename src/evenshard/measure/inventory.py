@@ -35,14 +35,7 @@ _SMALL = 0.01  # such constants have a digit less, so that their column stays na
 
 @dataclass(frozen=True)
 class Constant:
-    """A number of a profile.
-
-    Attributes:
-        value: None where it is infinite.
-        unit: empty for counts and shares.
-        source: who says so.
-        origin: whether it is measured, fitted, of a data sheet or a guess.
-    """
+    """A number of a profile (None if it is infinite), with its source, and ``origin_of`` that."""
 
     value: float | None
     unit: str
@@ -57,16 +50,12 @@ class Constant:
 
 @dataclass(frozen=True)
 class KnownHardware:
-    """A simulated device, or a link.
+    """A simulated device, or a link, by the name that settings and flags have.
 
     Attributes:
-        name: what settings and flags call it.
         link: name of the link between such devices; None for a link.
         constants: all numbers, by name.
-        evidence: measurements that they were fitted to or compared with.
-        error: the error that follows from these.
         extrapolated_from: the profile that says what the evidence does not; empty for none.
-        curves: of a link that has some.
     """
 
     name: str
@@ -142,11 +131,7 @@ def _constants(profile: GpuProfile | Link, sources: dict[str, str]) -> dict[str,
 
 
 def add_hardware(sheet: Path, out: Path) -> KnownHardware:
-    """Writes the profile of a GPU that only its data sheet is known of.
-
-    Args:
-        sheet: as docs/measure.md describes it (.yaml).
-        out: the profile to write (.yaml).
+    """Write the profile of a GPU that only its data sheet is known of, which docs/measure.md describes.
 
     Raises:
         BadFile: if the sheet is missing, says too little or something impossible; nothing is written then.

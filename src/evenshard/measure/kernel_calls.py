@@ -32,7 +32,7 @@ class Lookup(NamedTuple):
     Attributes:
         table: the table, or a part of one; a sequence where each lookup is an output.
         bags: samples of the batch that look it up.
-        optimizer: what updates it in the same call; of replicas sgd: their dense gradients are used later.
+        optimizer: of its update in the same call; of replicas sgd: their dense gradients are used later.
         is_cached: whether the call looks its rows up in a cache.
     """
 
@@ -69,13 +69,7 @@ class KernelCall(NamedTuple):
 
 @dataclass(frozen=True)
 class HeldPart:
-    """A part on a device, as its kernel call sees it.
-
-    Attributes:
-        call: the call that looks it up.
-        device: its device; -1 for every one, each with a replica.
-        lookups: what it looks up.
-    """
+    """A part on a device, as its kernel call sees it; device -1 is every one, each with a replica."""
 
     call: KernelCall
     device: int

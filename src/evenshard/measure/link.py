@@ -49,15 +49,14 @@ _NCCL_TESTS = "nccl-tests of NVIDIA (ai-dynamo/aiconfigurator 095f58a51)"
 
 
 def nvlink_by_rule(line_gb_s: float, spans: float, others: Mapping[str, Link], evidence: Sequence[Evidence]) -> Link:
-    """An NVLink of which no more than the data sheet is known: the mean of the fitted links of its line rate.
+    """Return an NVLink of which no more than the data sheet is known: the mean of the fitted links of its line rate.
 
     Where none was fitted, it is the mean over all line rates: the same latencies, and bytes as much faster as the line.
 
     Args:
         line_gb_s: line rate of a GPU in one direction, GB/s.
-        spans: devices that it connects.
         others: fitted links, of ``NVLINK_GB_S``.
-        evidence: how far the rule was off elsewhere.
+        evidence: how far the rule was off on other links.
     """
     alike = [name for name in others if NVLINK_GB_S[name] == line_gb_s] or list(others)
     by_rate: dict[float, list[Link]] = {}
@@ -118,15 +117,10 @@ NIC_SHARE = 0.766
 
 
 def nic_by_rule(line_gb_s: float, name: str, points: str = "") -> Link:
-    """A network between nodes with a NIC for each GPU: an all-to-all waits for the bytes that cross it.
+    """Return a network between nodes with a NIC for each GPU: an all-to-all waits for the bytes that cross it.
 
     Over N nodes that makes a bus bandwidth of N / (N - 1) times the NIC's (a maintainer in NVIDIA/nccl-tests issue
-    130), less what nobody reaches.
-
-    Args:
-        line_gb_s: of a NIC.
-        name: of the network.
-        points: what was measured on it; empty for nothing.
+    130), less what nobody reaches. ``line_gb_s`` is of a NIC.
     """
     return Link(
         10.0,
@@ -271,11 +265,7 @@ def is_modelled(name: str) -> bool:
 
 
 def beyond_span(name: str, num_devices: int) -> str | None:
-    """What to say of the times of more devices than a link connects; None where it connects them all.
-
-    Args:
-        name: one of ``LINKS``; of any other, such as a file, nothing is known.
-    """
+    """Return a warning for more devices than a link of ``LINKS`` connects; None where it connects them all."""
     found = LINKS.get(name)
     if found is None or num_devices <= found.spans:
         return None
@@ -287,10 +277,7 @@ def beyond_span(name: str, num_devices: int) -> str | None:
 
 
 def link_of(config: MeasureConfig, own: str = DEFAULT_LINK) -> str:
-    """Name of the link that the settings name.
-
-    Args:
-        own: link of the hardware, which auto means.
+    """Return the name of the link that the settings name; auto means ``own``.
 
     Raises:
         BadConfig: if there is none.
@@ -299,10 +286,7 @@ def link_of(config: MeasureConfig, own: str = DEFAULT_LINK) -> str:
 
 
 def link(name: str) -> Link:
-    """The link called ``name``.
-
-    Args:
-        name: in ``LINKS`` or ``ALIASES``, a bandwidth such as 50gb_s, or a YAML file of ``evenshard calibrate-link``.
+    """Return a link: one of ``LINKS`` or ``ALIASES``, a bandwidth such as 50gb_s, or a YAML file.
 
     Raises:
         BadConfig: if there is none.

@@ -46,14 +46,12 @@ def moved_share(collective: str, num_devices: int) -> float:
 
 @dataclass(frozen=True)
 class Curve:
-    """The time of one collective between so many devices that all move as much.
+    """The time of one of ``COLLECTIVES`` between so many devices that all move as much.
 
     Attributes:
-        collective: one of ``COLLECTIVES``.
-        num_devices: that take part.
         kb: points, the first at 0: 10**3 bytes that each device moves in the busier of its two directions.
         us: microseconds at the points; the first is the latency.
-        gb_s: bandwidth of what goes beyond the last point.
+        gb_s: bandwidth of bytes beyond the last point.
     """
 
     collective: str
@@ -139,13 +137,10 @@ class Link:
     Attributes:
         latency_us: microseconds that an exchange takes besides its bytes.
         source: source of the numbers.
-        bandwidth_gb_s: for the bytes of the device's own busier direction.
-        slowest_gb_s: for the bytes of the device that moves most, in its busier direction.
-        shared_gb_s: for the bytes that all devices send, together.
+        bandwidth_gb_s, slowest_gb_s, shared_gb_s: for the bytes that ``BANDWIDTHS`` names.
         forward_share: duration of a forward exchange over that of the backward one.
         spans: devices that it connects; infinite for any number.
-        curves: times of collectives between numbers of devices; those of which there is none go by the numbers above,
-            as all do where there are no curves.
+        curves: times of collectives; those without a curve go by the numbers above.
         evidence: measured exchanges that the numbers were fitted to or compared with.
         extrapolated_from: the links or points that a rule made the numbers of; empty for none.
     """
@@ -195,14 +190,10 @@ class Link:
         num_devices: int,
         collective: str = ALL_TO_ALL,
     ) -> FloatArray:
-        """Time that bytes take, without the latency, [any shape] ms.
+        """Return the time that bytes take without the latency, [any shape] ms.
 
         Args:
-            own: of the device's own busier direction.
-            slowest: of the device that moves most.
-            shared: of all that the devices send.
-            num_devices: that take part.
-            collective: one of ``COLLECTIVES``.
+            own, slowest, shared: bytes of the device's own busier direction, of the device that moves most, and of all.
         """
         curve = self.curve(collective, num_devices)
         if curve is not None:

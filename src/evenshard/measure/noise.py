@@ -17,13 +17,10 @@ from evenshard.measure.costs import CONTROL, OK, MeasuredPlacement
 
 @dataclass(frozen=True)
 class ControlCost:
-    """One measurement of a control placement.
+    """One measurement of a control placement: ``max_device_ms`` above 0, and seconds since 1970 UTC.
 
-    Attributes:
-        placement: equal for measurements of the same placement on the same hardware with the same optimizer, in
-            whichever run.
-        cost_ms: ``max_device_ms``, above 0.
-        measured_at: seconds since 1970 UTC.
+    ``placement`` is equal for measurements of the same placement on the same hardware with the same optimizer, in
+    whichever run.
     """
 
     placement: Hashable
@@ -58,15 +55,13 @@ def controls_of_rows(rows: Iterable[Mapping[str, Any]]) -> list[ControlCost]:
 
 @dataclass(frozen=True)
 class Noise:
-    """The spread of control placements.
+    """The spread of control placements, standard deviations in %; None where no control was repeated so.
 
     Attributes:
-        within_run_pct: standard deviation of one placement measured again in the same run; None where no control was
-            repeated.
-        between_run_pct: standard deviation of one placement's mean from run to run, beyond what the spread within the
-            runs explains; None where no control was in two runs.
-        relative_between_run_pct: the same, of its mean relative to those of the run's other controls: what is left
-            of the above when all of a run is faster or slower. None with fewer than two controls in two runs.
+        within_run_pct: of one placement measured again in the same run.
+        between_run_pct: of one placement's mean from run to run, beyond what the spread within the runs explains.
+        relative_between_run_pct: the same, of its mean relative to those of the run's other controls: without runs
+            that are faster or slower as a whole.
         num_controls: distinct control placements.
         num_runs: runs that measured one.
     """

@@ -54,12 +54,11 @@ SSD_GB_S = 0.1 * 1.024**2  # a device's share of its host's SSDs, as TorchRec ta
 
 @dataclass(frozen=True)
 class HostLink:
-    """How fast a device reaches rows that are not in its memory; rates in 10**9 bytes per second, or bytes per ns.
+    """Speed at which a device reaches rows that are not in its memory; rates in 10**9 bytes per second.
 
     Attributes:
         host_gb_s: of its link to the host, in each direction.
-        memory_gb_s: its share of the host's memory, reads and writes together; infinite if unknown.
-        ssd_gb_s: its share of the host's SSDs, reads and writes together.
+        memory_gb_s, ssd_gb_s: its share of the host's memory (infinite if unknown) and SSDs, reads and writes together.
         under_way_bytes: of rows that are being read at a time, which further lookups of these rows need not read again.
         update_share: part of the link's rate that a kernel reaches which reads rows and writes them back.
         find_ns_per_lookup: time to find out which rows are in the cache, forward.
@@ -96,11 +95,9 @@ class HostLink:
 
 
 def host_link(machine: Machine, profile: GpuProfile | None = None) -> HostLink:
-    """What one device has of its host, while all others of the host take as much.
+    """Return one device's share of its host, while all others of the host take as much.
 
-    Args:
-        machine: which says the bandwidths of its hosts, or 0 where they are unknown.
-        profile: of the device; None where none describes it.
+    A bandwidth that the machine does not say (0), and a device without a profile, have defaults.
     """
     share = 1 / machine.devices_per_node
     return HostLink(

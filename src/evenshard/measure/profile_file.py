@@ -42,11 +42,10 @@ _HEADER = "# A simulated device or a link; what its constants mean stands in eve
 
 @blame_file
 def read_profile(path: Path, kind: type[Profile]) -> Profile:
-    """A profile as its dataclass: numbers, strings, evidence and curves; fields with a default may be left out.
+    """Read a profile as its dataclass: numbers, strings, evidence and curves; fields with a default may be left out.
 
     Raises:
-        BadFile: if the file is missing or no YAML, a constant is missing, unknown, negative or without a source, or
-            the evidence or a curve is impossible.
+        BadFile: if the file is missing or no YAML, or a constant is missing, unknown, impossible or without a source.
     """
     content = _load(path)
     known = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
@@ -123,16 +122,12 @@ def write_profile(
     path: Path,
     extrapolated_from: str = "",
 ) -> None:
-    """Writes the profile of ``template`` with some constants replaced; the others keep their sources.
+    """Write the profile of ``template`` with some constants replaced; the others keep their sources.
 
-    What confirmed the template, or what it was extrapolated from, says nothing about the new constants.
+    The evidence for the template says nothing about the new constants. The file appears whole or not at all.
 
     Args:
-        template: an existing profile.
-        values: the new constants.
-        source: source of the constants.
-        evidence: what the constants were fitted to and compared with.
-        path: the file to write; it appears whole or not at all.
+        source: of the new constants.
         extrapolated_from: the profile that says what the evidence does not.
 
     Raises:

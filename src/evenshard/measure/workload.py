@@ -23,32 +23,20 @@ from evenshard.utils.messages import brief
 
 @dataclass(frozen=True)
 class Lookups:
-    """What one batch reads from one table.
-
-    Attributes:
-        indices: [L] int64 row numbers, sample after sample.
-        lengths: [B] int64 lookups of each sample.
-    """
+    """Lookups of one batch in one table: [L] int64 row numbers, sample after sample, and [B] int64 lengths."""
 
     indices: torch.Tensor
     lengths: torch.Tensor
 
 
 def draw_lookups(table: Table, batch_size: int, seed: int, batch_number: int = 0, device: str = "cpu") -> Lookups:
-    """Draws one batch of lookups.
+    """Draw one batch of lookups.
 
     The number of lookups is exactly ``round(pooling_factor * batch_size)``; each sample has the floor or the
     ceiling of the pooling factor. Rows that are read more than once are the same in every batch of a (table,
     seed), as hot rows are in real traffic; rows that are read once are new in each batch. The share of
     repeated rows that ``row_shares`` tell (``tables/locality.py``) lies side by side, from the busiest run on; all
-    other rows are scattered.
-
-    Args:
-        table: its ``reuse_bins`` hold for this batch size; None stands for the default histogram.
-        batch_size: global batch, samples.
-        seed: seed of the whole workload; every table gets a stream of its own.
-        batch_number: number of the batch in the sequence.
-        device: torch device that the tensors are made on.
+    other rows are scattered. Every table gets a stream of its own of the seed.
     """
     num_lookups = round(table.pooling_factor * batch_size)
     name_seed = zlib.crc32(table.name.encode())

@@ -16,13 +16,10 @@ MOST_SIZES = 18
 
 
 def fit_curve(collective: str, num_devices: int, moved_P: FloatArray, us_P: FloatArray) -> Curve:
-    """Points among the sizes, and times there, with the least squared relative error; no time falls with the size.
+    """Fit points among the sizes, and times there, with the least squared relative error; no time falls with the size.
 
     Args:
-        collective: of all the times.
-        num_devices: that took part.
-        moved_P: [P] bytes that each device moved.
-        us_P: [P] microseconds.
+        moved_P, us_P: [P] bytes that each device moved, and microseconds.
 
     Raises:
         MeasurementFailed: if the times do not grow with the sizes.

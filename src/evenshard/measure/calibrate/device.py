@@ -52,18 +52,14 @@ class Errors:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A fitted profile and what it is worth.
+    """A fitted profile, and its errors.
 
     Attributes:
-        profile: the profile with the fitted constants; the others are those of the profile that the fit began from.
-        constants: names of the fitted constants.
-        num_fitted: shards that were fitted.
-        num_held_out: shards that were not.
-        before: errors of the original profile on the held-out shards, by what was measured of them.
-        after: errors of the fitted profile on the same shards.
+        constants: names of the fitted constants; the others are those of the profile that the fit began from.
+        num_fitted, num_held_out: shards that were fitted, and others.
+        before, after: errors of the original and the fitted profile on the held-out shards, by kind of time.
         at_bound: fitted constants that ended at one of their ``BOUNDS``.
-        hardware: what was measured.
-        source: where the measurements come from.
+        hardware, source: of the measurements.
     """
 
     profile: GpuProfile
@@ -90,12 +86,9 @@ class Calibration:
         )
 
     def save(self, template: str, path: Path) -> None:
-        """Writes the fitted profile as YAML.
+        """Write the fitted profile as YAML; the file appears whole or not at all.
 
-        Args:
-            template: the profile that the fit began from: a name, or a YAML file. Its other constants keep their
-                sources.
-            path: the file to write; it appears whole or not at all.
+        ``template`` is the profile that the fit began from: a name, or a YAML file. Other constants keep their sources.
 
         Raises:
             BadInput: if the template cannot be read.
@@ -107,13 +100,11 @@ class Calibration:
 
 @dataclass(frozen=True)
 class MeasuredShards:
-    """Shards that were measured, [N].
+    """Measured shards, [N], and the optimizer of their backward calls.
 
     Attributes:
-        work: their work, as the device model counts it.
         times_ms_NM: [N, M] the measured ``SHARD_TIMES``; NaN what was not measured.
         group_N: [N] the same number where the same tables were measured again.
-        optimizer: the optimizer of their backward calls.
     """
 
     work: ShardWork
@@ -153,13 +144,9 @@ def fit_constants(
     free: Sequence[str] = FREE_CONSTANTS,
     prior_weight: float = PRIOR_WEIGHT,
 ) -> tuple[GpuProfile, tuple[str, ...]]:
-    """The profile with the constants that fit best, and which of these ended at one of their ``BOUNDS``.
+    """Return the profile with the constants that fit best, and which of these ended at one of their ``BOUNDS``.
 
-    Args:
-        profile: the profile that the fit starts from, and stays close to where the times say nothing.
-        measured: the measured shards.
-        free: the constants to fit; the others stay.
-        prior_weight: weight of staying at the start, see ``PRIOR_WEIGHT``.
+    The fit starts from ``profile``, and stays close to it where the times say nothing (``prior_weight``).
     """
     from scipy.optimize import least_squares
 
@@ -200,12 +187,11 @@ def prediction_errors(profile: GpuProfile, measured: MeasuredShards) -> dict[str
 
 
 def fit_profile(profile: GpuProfile, measured: Sequence[MeasuredPlacement], seed: int = 0) -> Calibration:
-    """Fits the free constants of ``profile`` to the measured compute times of every nonempty shard that fitted.
+    """Fit the free constants of ``profile`` to the measured compute times of every nonempty shard that fitted.
 
     Args:
-        profile: the profile that the fit starts from; constants that are not free stay.
         measured: placements measured on one kind of hardware.
-        seed: seed of the split into fitted and held-out shards.
+        seed: of the split into fitted and held-out shards.
 
     Raises:
         BadInput: fewer than ``MIN_SHARDS`` different shards, or several kinds of hardware or optimizers.

@@ -44,13 +44,9 @@ LEAST_MB = 4 * KB / MB  # fewer sizes cannot tell latency from bandwidth
 
 @dataclass(frozen=True)
 class ExchangePoint:
-    """One rank's part in one exchange.
+    """One rank's part in one exchange, and its median duration on this rank.
 
-    Attributes:
-        own_bytes: sent to, or received from, all other ranks; whichever is more.
-        slowest_bytes: the same of the rank where that is most.
-        all_bytes: sent by all ranks.
-        ms: median duration on this rank.
+    Bytes are of the rank's busier direction, the same of the rank where that is most, and sent by all ranks.
     """
 
     own_bytes: int
@@ -233,13 +229,9 @@ def peers_of(rank: int, num_ranks: int, tier: str, devices_per_node: int) -> lis
 
 
 def exchange_point(values: Sequence[int], rank: int, peers: Sequence[Sequence[int]], ms: float) -> ExchangePoint:
-    """A rank's part in an exchange; the slowest and all bytes are those of the ranks that share its link.
+    """Return a rank's part in an exchange; the slowest and all bytes are those of the ranks that share its link.
 
-    Args:
-        values: that each rank sends to each of its peers.
-        rank: of the point.
-        peers: of every rank.
-        ms: how long it took.
+    ``values`` are sent by each rank to each of its ``peers``.
     """
     linked = {rank}
     while more := {peer for one in linked for peer in peers[one]} - linked:
@@ -306,13 +298,7 @@ def save_link(fit: LinkFit, name: str, path: Path) -> None:
 
 
 def write_link(link: Link, source: str, path: Path) -> None:
-    """Writes a link profile.
-
-    Args:
-        link: what to write.
-        source: of its constants.
-        path: the file; it appears whole or not at all.
-    """
+    """Write a link profile, with one source for its constants; the file appears whole or not at all."""
     import yaml
 
     constants = {name: getattr(link, name) for name in ("latency_us", *BANDWIDTHS, "spans")}

@@ -178,11 +178,7 @@ class CollectiveHardware:
             )
 
     def measure_together(self, job: PlacementJob, what: str) -> PlacementCost:
-        """Measure a placement by a job that all ranks run at once.
-
-        Args:
-            job: its answers are findings.
-            what: name of its task.
+        """Measure a placement by a job that all ranks run at once; ``what`` names its task.
 
         Raises:
             BadInput: if the machine has not one device for each rank, or the ranks cannot run the job.
@@ -200,10 +196,9 @@ class CollectiveHardware:
         return PlacementCost(device_costs(findings, self._config.warmup), all_to_all="measured")
 
     def run_on_all(self, job: RankJob, during: str) -> list[Any]:
-        """Runs a job on all ranks at once and returns their answers, by rank.
+        """Run a job on all ranks at once and return their answers, by rank.
 
-        Args:
-            during: what an error message says about the moment, such as "measuring train-003".
+        Error messages name the moment by ``during``, such as "measuring train-003".
 
         Raises:
             BadInput: if the ranks cannot run it.

@@ -84,13 +84,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one rank has to say about its shard.
-
-    Attributes:
-        steps: warm-up steps first; empty if there is a problem.
-        problem: one of PROBLEMS.
-        reason: reason for a problem, for people.
-    """
+    """Steps of one rank's shard, the warm-up first, or one of PROBLEMS with a reason for people."""
 
     steps: tuple[Step, ...] = ()
     problem: str = FINE

@@ -55,13 +55,9 @@ class RankJob(Protocol):
 
 @dataclass(frozen=True)
 class PlacementJob:
-    """A placement that every rank measures its share of; rules and memory of its task make no difference to that.
+    """A placement that every rank measures its share of, on a machine with a device for each rank.
 
-    Attributes:
-        tables: whole.
-        machine: with a device for each rank.
-        batch_size: global batch, samples.
-        parts: of the tables, with their devices.
+    Rules and memory of its task make no difference to that.
     """
 
     tables: tuple[Table, ...]

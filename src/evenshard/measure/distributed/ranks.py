@@ -49,12 +49,7 @@ _NETWORK = "NET/"
 
 
 class PeerLost(MeasurementFailed):
-    """Another process hung, died, or broke its connection: no exchange is possible any more.
-
-    Args:
-        reason: how it became visible.
-        waited_s: seconds spent waiting until then.
-    """
+    """Another process hung, died, or broke its connection, after so many seconds: no exchange is possible any more."""
 
     def __init__(self, reason: str, waited_s: float = 0.0) -> None:
         super().__init__(reason)
@@ -84,12 +79,9 @@ def samples_of_ranks(batch_size: int, num_ranks: int) -> tuple[int, ...]:
 
 
 def pooled_splits(device_dims: Sequence[int], batch_size: int, rank: int) -> Splits:
-    """The splits of the all-to-all of pooled embeddings; the gradients travel with both sides swapped.
+    """Return a rank's splits of the all-to-all of pooled embeddings; the gradients travel with both sides swapped.
 
-    Args:
-        device_dims: sum of the embedding dims of each device's tables.
-        batch_size: global batch, samples.
-        rank: the rank whose splits these are.
+    ``device_dims`` are the sums of the embedding dims of each device's tables.
     """
     samples = samples_of_ranks(batch_size, len(device_dims))
     return Splits(
@@ -290,11 +282,7 @@ def link_of(backend: str, networks: Iterable[str]) -> str:
 
 
 def transport_problem(expected: str, backend: str, networks: Iterable[str]) -> str | None:
-    """Why exchanges do not all take the network that was asked for; None if they do, or none was asked for.
-
-    Args:
-        expected: NCCL's name of the network, in capitals or not, such as ib or socket.
-    """
+    """Say why exchanges do not all take the network that was asked for, such as ib or socket; None if they do."""
     found = {one for one in networks if one.startswith(_NETWORK) or one == UNKNOWN}
     if not expected or (found and all(one.split("/")[1:2] == [expected] for one in map(str.lower, found))):
         return None

@@ -29,11 +29,9 @@ ROUNDING = 1e-5
 
 @dataclass(frozen=True)
 class TangentLine:
-    """Straight lines below both kernel times of a device: ``at_0 + slopes @ columns``, for columns that are sums.
+    """Straight lines below the forward and backward kernel time of a device with one kernel call.
 
-    Attributes:
-        at_0_2: forward and backward, of a device with one kernel call.
-        slopes_2H: of each column.
+    They are ``at_0_2 + slopes_2H @ columns``, for columns that are sums.
     """
 
     at_0_2: FloatArray
@@ -47,11 +45,8 @@ class TangentLine:
 class SharedSteps:
     """Work of tables for steps that devices take because of all the rows that they hold, as far as none can be saved.
 
-    Together, tables need such steps which none of them needs alone (``DevicePrice.own_steps_ms``). Of a price that has
-    none, there is no such work.
-
-    Attributes:
-        at_0_2: forward and backward work of a mean device that holds no table; below 0, for what devices may save.
+    Together, tables need such steps which none of them needs alone (``DevicePrice.own_steps_ms``). ``at_0_2`` is the
+    forward and backward work of a mean device that holds no table; below 0, for what devices may save.
     """
 
     def __init__(self) -> None:

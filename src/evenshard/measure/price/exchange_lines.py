@@ -39,14 +39,11 @@ TURN = 1.25
 
 @dataclass(frozen=True)
 class ExchangeLine:
-    """What exchanges take at least, as far as the mean volume of a device is from ``least`` to ``most``.
+    """The least time of exchanges, ms, as far as the mean volume of a device is from ``least`` to ``most``.
 
     Attributes:
-        at_0: ms, on every device.
-        slope: ms for each unit of the mean volume, on every device.
-        own_slope: ms for each unit of a device's own volume, if all devices have as much.
-        alone_slope: the same if no other device has any.
-        least, most: volumes.
+        at_0, slope: on every device, and for each unit of the mean volume.
+        own_slope, alone_slope: for each unit of a device's own volume, if all devices have as much, or no other any.
     """
 
     at_0: float

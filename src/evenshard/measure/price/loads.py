@@ -24,14 +24,7 @@ Indices = npt.NDArray[np.int64]
 
 
 class LookupColumns:
-    """The columns of all that may be looked up, for each kind of device; more may be added.
-
-    Attributes:
-        columns_KPH: of each kind; complete after ``update``.
-
-    Args:
-        prices: of each kind of device.
-    """
+    """The columns of all that may be looked up, for each kind of device: ``columns_KPH``, complete after ``update``."""
 
     def __init__(self, prices: Sequence[DevicePrice]) -> None:
         self._prices = prices
@@ -74,7 +67,6 @@ class CellChanges:
 
     Attributes:
         change_E: the change that each belongs to.
-        call_E, row_E: its kernel call and row.
         device_E: a device of its place.
         sign_E: 1 where it comes, -1 where it goes.
     """
@@ -111,10 +103,8 @@ class Loads:
         compute_2D: forward and backward compute time, ms.
 
     Args:
-        lookups: what may be looked up.
-        prices: of each kind of device.
         kind_of_D: the kind of each device.
-        span_C: how many devices, one after the other, look up the same in each call: one, those of a node, or all.
+        span_C: number of devices, one after the other, that look up the same in each call: 1, a node's, or all.
     """
 
     def __init__(

@@ -58,13 +58,7 @@ def dense_ms(values: Numbers, bytes_per_ns: float, optimizer: str) -> Numbers:
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """Devices that are alike.
-
-    Attributes:
-        price: their compute times.
-        bytes_per_ns: that their memory moves, for dense gradients.
-        host: what a device reaches outside of its memory, and how fast.
-    """
+    """Devices that are alike: their compute times, bytes per ns of their memory for dense gradients, and their host."""
 
     price: DevicePrice
     bytes_per_ns: float
@@ -135,10 +129,9 @@ def exchange_share(devices: Sequence[PredictedDevice], pipeline: str) -> float:
 
 @dataclass(frozen=True)
 class PredictedParts:
-    """What is predicted of a placement of parts.
+    """Prediction of a placement of parts.
 
     Attributes:
-        parts: the placement.
         devices: predicted times, by device id.
         predicted_ms: predicted time of the step.
         low_ms, high_ms: the 90 % interval of that by the models alone; device models have none.
@@ -157,14 +150,12 @@ class PartCosts:
     """Predicts any placement of the parts of a task's tables.
 
     Attributes:
-        pipeline: what the phases of devices make a step by; see ``step_time.windows``.
+        pipeline: that makes a step of the phases of devices, see ``step_time.windows``; by default the task's.
 
     Args:
-        task: tables and machine.
         kinds: kinds of its devices.
         kind_of_D: [D] the kind of each device.
         links: of its tiers.
-        pipeline: where it is not the task's.
     """
 
     def __init__(

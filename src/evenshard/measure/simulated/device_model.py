@@ -101,16 +101,11 @@ def beside_kernels_ms(profile: GpuProfile, lookups_N: FloatArray) -> FloatArray:
 
 
 def pass_ms(kernels_ns: FloatArray, calls: FloatArray, overhead_us: float, host_us: float) -> FloatArray:
-    """Time of a forward or backward pass of several calls, one after the other; 0 where there is none.
+    """Return the time of a forward or backward pass of several calls, one after the other; 0 where there is none.
 
     The host runs ahead of the device: it launches the kernels of a call while those of earlier ones run, so that the
-    longer of the two, all kernels or all launches, decides.
-
-    Args:
-        kernels_ns: time of all kernels, of all calls.
-        calls: how many there are.
-        overhead_us: time of the pass in which no kernel runs.
-        host_us: time to launch the kernels of one call.
+    longer of the two, all kernels (``kernels_ns``) or all launches (``host_us`` each), decides. In ``overhead_us`` no
+    kernel runs.
     """
     issued_ms = np.maximum(kernels_ns / NS_PER_MS, calls * (host_us / US_PER_MS))
     return np.where(calls > 0, overhead_us / US_PER_MS + issued_ms, 0.0)

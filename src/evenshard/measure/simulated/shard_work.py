@@ -42,22 +42,18 @@ _BINS = NUM_REUSE_BINS
 
 @dataclass(frozen=True)
 class ShardWork:
-    """What shards do in one training step, [N] each; an empty shard is all zero.
+    """Work of shards in one training step, [N] each; an empty shard is all zero.
 
     Attributes:
-        num_tables: tables.
         size_bytes: weights and optimizer state.
         num_rows: rows of all tables, which decide the bits to sort.
-        lookups: lookups in the batch.
         bags: samples times tables.
-        uniques: distinct rows.
-        unique_bytes: those rows, in whole 32-byte sectors.
+        uniques, unique_bytes: distinct rows, and those in whole 32-byte sectors.
         row_bytes: all rows looked up, in whole sectors.
         row_requests: requests for them, one for each 128 values of a row; the gradients take as many.
-        row_miss_bytes: part of ``row_bytes`` that the L2 misses.
+        row_miss_bytes, grad_miss_bytes: part of ``row_bytes`` and of ``grad_bytes`` that the L2 misses.
         output_bytes: embeddings of bags, or of lookups that are not pooled, FP32.
         grad_bytes: gradient rows read in the backward pass, one for each lookup, in whole sectors.
-        grad_miss_bytes: part of ``grad_bytes`` that the L2 misses.
         unique_values: values of the distinct rows, which some optimizers keep states of.
         unique_requests: requests for the distinct rows.
         hottest: lookups of the row that is looked up most.
@@ -127,13 +123,7 @@ class WorkCounter:
         return self.shard_work(np.concatenate(columns), shard_of_T, len(shards))
 
     def shard_work(self, columns_TC: FloatArray, shard_of_T: npt.NDArray[np.int64], num_shards: int) -> ShardWork:
-        """The work of shards.
-
-        Args:
-            columns_TC: [T, C] of ``columns``; a table may occur several times, in different shards.
-            shard_of_T: [T] the shard of each.
-            num_shards: N.
-        """
+        """Return the work of shards; [T, C] of ``columns`` may hold a table several times, each in a shard of [T]."""
         order_T = np.argsort(shard_of_T, kind="stable")
         occupied_N, starts_N = np.unique(shard_of_T[order_T], return_index=True)
         sorted_TC = columns_TC[order_T]
@@ -143,12 +133,12 @@ class WorkCounter:
         return self.work_of_sums(sums_NC)
 
     def work_of_sums(self, sums_NC: FloatArray) -> ShardWork:
-        """The work of shards, from the sums of their tables' columns.
+        """Return the work of shards, from the sums of their tables' columns.
 
         Args:
-            sums_NC: [N, C] each column's sum over the shard, but its maximum in the columns ``MAXIMA``; 0 where the
-                shard is empty. The first ``NUM_WORK_COLUMNS`` alone make the same work, but ``row_miss_bytes`` is then
-                that of tables that never compete for the L2: a little less.
+            sums_NC: [N, C] each column's sum over the shard, but its maximum in the columns ``MAXIMA``. The first
+                ``NUM_WORK_COLUMNS`` alone make the same work, but ``row_miss_bytes`` is then that of tables that never
+                compete for the L2: a little less.
         """
         work_CN = np.ascontiguousarray(sums_NC[:, :NUM_WORK_COLUMNS].T)
         if sums_NC.shape[1] > NUM_WORK_COLUMNS:
@@ -249,11 +239,10 @@ def _hottest(uniques_TK: FloatArray, counts_TK: FloatArray) -> FloatArray:
 def missed_bytes(
     unique_bytes_NK: FloatArray, looked_up_bytes_NK: FloatArray, counts_NK: FloatArray, capacity_N: FloatArray
 ) -> FloatArray:
-    """[N] bytes that each stream fetches from memory.
+    """Return the [N] bytes that streams fetch from memory.
 
     Args:
-        unique_bytes_NK: [N, K] bytes of the distinct rows.
-        looked_up_bytes_NK: [N, K] bytes of all lookups, at least those of the distinct rows.
+        unique_bytes_NK, looked_up_bytes_NK: [N, K] bytes of the distinct rows, and of all lookups.
         counts_NK: [N, K] lookups of one row, at least 1.
         capacity_N: [N] bytes that the cache holds, above 0.
     """

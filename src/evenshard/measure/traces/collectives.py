@@ -35,13 +35,9 @@ _QUEUED = {
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective on one rank, microseconds.
+    """One collective on one rank, microseconds, by the step that queued it.
 
-    Attributes:
-        step: number of the training step that queued it.
-        queued_us: when the training queued it.
-        started_us: when its work began on this rank.
-        duration_us: from that to its end, so waiting for the last rank is in it.
+    Its duration is from the begin of its work to its end, so waiting for the last rank is in it.
     """
 
     kind: CollectiveKind
@@ -120,11 +116,8 @@ def apart_from_waiting(
     """Return exchange and waiting of every rank in every step: by rank, then by step.
 
     The last rank to arrive at a collective does not wait: the shortest time that a rank spends in it is the exchange,
-    and what the others spend beyond is waiting. The clocks of ranks need not agree.
-
-    Args:
-        of_ranks: the collectives of each rank.
-        steps: start and end on each rank of the training steps that all have recorded: by rank, then by step.
+    and the rest is waiting. The clocks of ranks need not agree. ``steps`` has start and end of the training steps that
+    all ranks have recorded, by rank, then by step.
     """
     groups: dict[tuple[int, int, CollectiveKind], list[Collective]] = defaultdict(list)
     for rank, found in of_ranks.items():

@@ -41,8 +41,8 @@ class Op:
 
     Attributes:
         parent: the one around it on the same thread.
-        input_dims: sizes of its inputs, such as ((1000,), ()); empty in a trace without shapes.
-        input_types: their types, such as "long int" or "Scalar".
+        input_dims, input_types: sizes and types of its inputs, such as ((1000,), ()) and "long int" or "Scalar"; empty
+            in a trace without shapes.
         scalars: values of inputs that are numbers, as text; empty in older traces.
         sequence: autograd's number, which the operators of the forward and the backward pass share.
     """
@@ -72,11 +72,7 @@ class Op:
 
 @dataclass(frozen=True)
 class GpuWork:
-    """A kernel, a copy or a fill on the GPU.
-
-    Attributes:
-        op: the operator that started it.
-    """
+    """A kernel, a copy or a fill on the GPU, and the operator that started it."""
 
     name: str
     start_us: float
@@ -103,9 +99,7 @@ class Trace:
         started_at: begin of its first operator, seconds since 1970 UTC.
         has_shapes: whether operators say the sizes of their inputs (``record_shapes=True``).
         steps: (number, start, end) of each training step, in order; empty without ``prof.step()``.
-        ops: operators in the order of their start.
-        gpu_work: what operators of this trace started, in the order of its start. What was started before the trace
-            began is not in it.
+        ops, gpu_work: in the order of their start; work that was started before the trace began is left out.
     """
 
     source: str
@@ -278,16 +272,10 @@ def _of_events(source: str, document: Mapping[str, Any], events: list[dict[str, 
 def _gpu(
     properties: Sequence[Mapping[str, Any]], on_gpu: Sequence[Mapping[str, Any]], names: Sequence[str], backend: str
 ) -> Mapping[str, Any]:
-    """Properties of the rank's GPU; none for a training on the CPU.
+    """Return properties of the rank's GPU; none for a training on the CPU.
 
     A trace without ``ProfilerActivity.CUDA`` has no work of the GPU. What tells its training from one on the CPU are
     its collectives, its launches of kernels, or its machine's GPUs where the fused operators are not those of the CPU.
-
-    Args:
-        properties: of the machine's GPUs.
-        on_gpu: work on the GPU.
-        names: of operators and of launches.
-        backend: of the process group.
     """
     unknown = {"name": "unknown GPU"}
     devices = [event["args"]["device"] for event in on_gpu if "device" in event.get("args", {})]

@@ -74,12 +74,10 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class Balance:
-    """What a step would save at most if the embedding tables were spread evenly, ms.
-
-    What the traces do not show is None.
+    """Times that a step would save at most if the embedding tables were spread evenly, ms; None where they are unknown.
 
     Attributes:
-        forward_ms, backward_ms: what the slowest rank takes above the mean.
+        forward_ms, backward_ms: of the slowest rank above the mean.
         exchanges_ms: communication of embeddings on the widest rank above the mean; None without shapes, too.
     """
 
@@ -99,15 +97,13 @@ class ObservedTraining:
 
     Attributes:
         ranks: those whose traces were given, in their order.
-        world_size: all ranks of the training.
         step_ms: a training step, the median of the ranks.
         waits_for: the rank that waits least, which is the last to arrive; None for one rank, or where it is unknown.
         balance: None for one rank.
         optimizer: of its fused modules, as FBGEMM calls it.
         memory_bytes: of the smallest GPU; 0 where no trace says.
-        backend: of the process group, such as "nccl"; "" where the trace does not say.
         started_at: when the first trace began, seconds since 1970 UTC.
-        notes: what the traces lack; a sentence or two each.
+        notes: missing parts of the traces; a sentence or two each.
     """
 
     ranks: tuple[RankTimes, ...]
