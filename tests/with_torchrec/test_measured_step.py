@@ -199,7 +199,7 @@ def session(rank: int, out: Path) -> None:
     if collective.is_follower():
         collective.serve(CONFIG, kinds)
         return
-    hardware = collective.lead(CONFIG, torch.device("cpu"))
+    hardware = collective.CollectiveHardware(CONFIG, torch.device("cpu"))
     notes: dict[str, Any] = {"errors": {}, "costs": {}}
     for name, job in jobs().items():
         notes["errors"][name] = hardware.run_on_all(CheckStep(job), name)

@@ -140,7 +140,7 @@ def volumes_of(
     """
     found = Volumes.empty(task.num_devices)
     homes: list[int] = []
-    numbers: list[list[float]] = []
+    numbers: list[FloatArray] = []
     for table in task.tables:
         parts = by_table[table.name]
         way = sharding_type(parts, table, task.machine)
@@ -151,7 +151,7 @@ def volumes_of(
         for part in parts:
             one = part_volume(table, way, part.columns.size, lookup_share(table, part.rows), task.num_devices)
             homes.append(part.device)
-            numbers.append([getattr(one, name) for name in VOLUMES])
+            numbers.append(one.numbers_V)
     at_NP = np.array([homes], dtype=np.int64) if device_NP is None else device_NP
     sums_NDV = np.zeros((len(at_NP), task.num_devices, len(VOLUMES)))
     if numbers:

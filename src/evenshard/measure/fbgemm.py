@@ -121,7 +121,8 @@ class ShardKernels:
     def _load(self, shard: Sequence[Table], batch_size: int) -> LoadedShard:
         operator = self.operator(shard)
         gradient = torch.full((batch_size, sum(table.embedding_dim for table in shard)), 1e-3, device=self.device)
-        return LoadedShard(operator, self._batches(shard, batch_size), gradient)
+        batches = call_batches([self.table_batches(table, batch_size) for table in shard])
+        return LoadedShard(operator, batches, gradient)
 
     def free_bytes(self) -> int:
         """Return the device memory that is left, without what torch only keeps for speed."""
@@ -171,9 +172,6 @@ class ShardKernels:
             device=self.device,
             **options,
         )
-
-    def _batches(self, shard: Sequence[Table], batch_size: int) -> list[Batch]:
-        return call_batches([self.table_batches(table, batch_size) for table in shard])
 
     def table_batches(self, table: Table, batch_size: int) -> list[Batch]:
         """The table's own part of each batch: (indices, lengths)."""

@@ -36,7 +36,7 @@ def open_kernels(config: MeasureConfig) -> Hardware:
 
     device = real_device(config)
     if collective.world_size() > 1:
-        return collective.lead(config, device)
+        return collective.CollectiveHardware(config, device)
     if config.expect_transport:
         raise BadConfig("one process exchanges nothing. Start it under torchrun, or leave --expect-transport out.")
     return OneDeviceInTurn(config, device)

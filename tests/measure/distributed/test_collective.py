@@ -321,7 +321,7 @@ def process(scenario: str, out: Path, *args: str) -> int:
             return 0
         if scenario == "other_settings":
             config = replace(config, seed=6)
-        hardware = collective.lead(config, torch.device("cpu"))
+        hardware = collective.CollectiveHardware(config, torch.device("cpu"))
         if scenario == "everything":
             everything(hardware, out / "notes.pickle")
         elif scenario == "lose":

@@ -142,7 +142,7 @@ def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> dict[Path
             out.with_stem(f"{out.stem}_inter"): BETWEEN_NODES,
         }
     fits = {}
-    with closing(collective.lead(config, real_device(config))) as hardware:
+    with closing(CollectiveHardware(config, real_device(config))) as hardware:
         for path, tier in tiers.items():
             fits[path] = _measured_fit(hardware, int(max_mb * MB), tier, per_node if two_tiers else size)
         provenance = hardware.provenance

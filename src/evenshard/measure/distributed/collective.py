@@ -98,20 +98,10 @@ def _stop() -> None:
     raise PeerLost("stopped by SIGTERM")
 
 
-def lead(config: MeasureConfig, device: torch.device) -> CollectiveHardware:
-    """Waits for the other ranks and connects with them. On rank 0.
-
-    Raises:
-        MeasurementFailed: if a rank does not come.
-        BadConfig: if a rank was started with other settings, or exchanges do not take the network that is expected.
-    """
-    return CollectiveHardware(config, device)
-
-
 def dismiss() -> None:
     """Lets the other ranks go if rank 0 has not opened the hardware (nothing to measure, bad input).
 
-    Does nothing after ``lead``, on other ranks and without torchrun.
+    Does nothing after that, on other ranks and without torchrun.
     """
     if world_size() > 1 and not is_follower() and not CollectiveHardware.opened:
         with suppress(MeasurementFailed, RuntimeError):
@@ -121,7 +111,12 @@ def dismiss() -> None:
 class CollectiveHardware:
     """Several devices at once, with real exchanges; this process is the first of them, and has ``device``.
 
-    ``close`` ends the other ranks. If this process ends without it, they end as well.
+    It waits for the other ranks and connects with them. ``close`` ends them; if this process ends without it, they end
+    as well.
+
+    Raises:
+        MeasurementFailed: if a rank does not come.
+        BadConfig: if a rank was started with other settings, or exchanges do not take the network that is expected.
     """
 
     opened = False  # ever in this process: only then do the other ranks learn from it that they may go
