@@ -53,15 +53,14 @@ GRADIENT_BYTES = 4
 
 @dataclass
 class Volumes:
-    """What each device holds that decides what it exchanges, [..., D] each; a sample is one of the global batch.
+    """Values and bytes on each device that decide its exchanges, [..., D] each, for each sample of the global batch.
 
     Attributes:
-        sent: values that it makes for each sample, which others get whole.
-        summed: values of partial sums for each sample, of tables whose rows are on all devices.
-        summed_in_node: values of partial sums for each sample, of tables whose rows are on one node.
-        input_bytes: bytes of indices, lengths and weights that it gets for each sample.
+        sent: values that others get whole.
+        summed, summed_in_node: values of partial sums, of tables whose rows are on all devices, or on one node.
+        input_bytes: received bytes of indices, lengths and weights.
         replicated_values: values of dense gradients; the same number for all devices, [...] as the others.
-        collectives: (module, sharding type) of what is exchanged, as in kernel calls.
+        collectives: (module, sharding type) of the exchanges, as in kernel calls.
     """
 
     sent: FloatArray
@@ -133,10 +132,9 @@ def distinct_share(table: Table, num_devices: int) -> float:
 def volumes_of(
     task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]], device_NP: npt.NDArray[np.int64] | None = None
 ) -> Volumes:
-    """The volumes of a placement's parts, [D] each; or of placements of the same parts on other devices, [N, D] each.
+    """Return the volumes of a placement's parts, [D] each, or of the same parts on N other devices each, [N, D].
 
-    Args:
-        device_NP: the device of each part, table after table, in each of these placements; replicas are left out.
+    ``device_NP`` has the device of each part, table after table, in each of these; replicas are left out.
     """
     found = Volumes.empty(task.num_devices)
     homes: list[int] = []
@@ -197,11 +195,7 @@ _BACK = {REDUCE_SCATTER: ALL_GATHER}
 
 
 def all_to_all_bytes(machine: Machine, per_device: FloatArray) -> TierBytes:
-    """An exchange in which each device sends ``per_device`` bytes to every other one.
-
-    Args:
-        per_device: [..., D].
-    """
+    """Return the bytes of an exchange in which each device sends ``per_device`` [..., D] bytes to every other one."""
     size, devices = machine.domain_size, machine.num_devices
     domain_sums = _of_each(per_device, size, np.add)
     received_intra = domain_sums - per_device
@@ -273,8 +267,7 @@ class ExchangeTimes:
 class Links:
     """The links of a machine's two tiers; without a second one there is one domain.
 
-    Attributes:
-        counts_inputs: whether the exchange of indices counts; measurements of whole tables in turn have none.
+    ``counts_inputs`` is False where measurements of whole tables have no exchange of indices.
     """
 
     intra: Link

@@ -73,14 +73,11 @@ def _tables_by_device(measured: MeasuredPlacement) -> list[list[str]]:
 
 @blame_file
 def load_costs(path: Path, pool: Sequence[Table]) -> tuple[MeasuredPlacement, ...]:
-    """Reads a cost dataset back into records (needs pyarrow).
+    """Read a cost dataset back into records (needs pyarrow).
 
     Of placements of parts, those devices come back that make one fused call, each as a shard that was measured alone:
-    that is what a cost model can learn from them (``read_placements`` reads them whole).
-
-    Args:
-        path: the Parquet file.
-        pool: the tables its rows name. A task's tables come back in the order of the pool.
+    that is what a cost model can learn from them (``read_placements`` reads them whole). A task's tables come back in
+    the order of the pool.
 
     Raises:
         BadFile: see ``read_rows``; or if a row names a table that the pool does not hold, or the rows of a placement do

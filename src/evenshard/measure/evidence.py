@@ -62,11 +62,9 @@ class Evidence:
 
 @dataclass(frozen=True)
 class DeviceError:
-    """How far the times of a simulated device are from those of the real one.
+    """Error of a simulated device: nine of ten held-out measurements, so many points, are predicted with a smaller one.
 
-    Attributes:
-        percent: nine of ten held-out measurements are predicted with a smaller error.
-        points: those measurements; 0 where nothing confirms the profile.
+    Points are 0 where nothing confirms the profile.
     """
 
     percent: float = UNCONFIRMED_PERCENT

@@ -58,12 +58,9 @@ def constants_by_rules(
     fitted: Mapping[str, Mapping[str, float]],
     speed: Callable[[Mapping[str, float]], float] = speed_of,
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """All constants of a profile that its data sheet does not say, and which of them follow from it.
+    """Return all constants of a profile that its data sheet does not say, and which of them follow from it.
 
-    Args:
-        sheet: ``SHEET``.
-        fitted: all constants of the profiles to learn from, by their names.
-        speed: of a GPU.
+    ``fitted`` has all constants of the profiles to learn from, by their names.
     """
     own = speed(sheet)
     ratios = {name: own / speed(other) for name, other in fitted.items()}

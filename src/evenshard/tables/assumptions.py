@@ -32,13 +32,12 @@ class Assumption:
 
 @dataclass(frozen=True)
 class TableSet:
-    """Tables from a file, a data frame, a sample of traffic or a public set, and what is to be said about them.
+    """Tables from a file, a data frame, a sample of traffic or a public set, with distinct names.
 
     Attributes:
-        tables: the tables, with distinct names.
         assumptions: values of theirs that are not given, in the order of the tables. A table without a histogram keeps
             None.
-        notes: what of the source is not used, a sentence or two each.
+        notes: unused parts of the source, a sentence or two each.
         missed: columns that the user maps, and that are not there.
     """
 

@@ -16,10 +16,7 @@ MOST_SIZES = 18
 
 
 def fit_curve(collective: str, num_devices: int, moved_P: FloatArray, us_P: FloatArray) -> Curve:
-    """Fit points among the sizes, and times there, with the least squared relative error; no time falls with the size.
-
-    Args:
-        moved_P, us_P: [P] bytes that each device moved, and microseconds.
+    """Fit points among [P] moved bytes, and times there, with the least squared relative error; no time falls.
 
     Raises:
         MeasurementFailed: if the times do not grow with the sizes.

@@ -106,15 +106,12 @@ class LinkFit:
 
 
 def calibrate_link(config: MeasureConfig, out: Path, max_mb: float) -> dict[Path, LinkFit]:
-    """Measures exchanges between all ranks, fits the link models and saves them. On rank 0; the others ``serve``.
+    """Measure exchanges between all ranks, fit the link models and save them, on rank 0; the others ``serve``.
 
     Args:
         out: link profile to write (.yaml), for ``measure.link``. Of two tiers, ``_intra`` and ``_inter`` are added to
             its name.
         max_mb: largest exchange, MB (1024**2 bytes) that a device sends to the others.
-
-    Returns:
-        The fits by the files that they were written to.
 
     Raises:
         BadInput: without torchrun, or if a setting makes no sense.
@@ -201,11 +198,9 @@ def _sizes(max_bytes: int) -> list[int]:
 def measure_all_to_all(
     hardware: CollectiveHardware, max_bytes: int, tier: str = EVERYONE, devices_per_node: int = 0
 ) -> tuple[ExchangePoint, ...]:
-    """Times exchanges of sizes from 1 KB to ``max_bytes`` per device, each doubled, even and uneven, on all ranks.
+    """Time exchanges of sizes from 1 KB to ``max_bytes`` per device, each doubled, even and uneven, on all ranks.
 
-    Args:
-        tier: who exchanges with whom: see ``TimeExchanges``.
-        devices_per_node: of the machine.
+    See ``TimeExchanges`` for the tier.
     """
     num_ranks = collective.world_size()
     peers = [peers_of(rank, num_ranks, tier, devices_per_node) for rank in range(num_ranks)]

@@ -306,16 +306,13 @@ def _kernel_s(steps_of_ranks: Sequence[Sequence[Step]]) -> float:
 
 
 def serve(config: MeasureConfig, kinds: Kinds = JOBS) -> None:
-    """Does what rank 0 hands out until it closes. On every other rank.
+    """Run the jobs of these kinds that rank 0 hands out until it closes, on every other rank.
 
     Returns also when another rank is lost: rank 0 tells the user then, and its exit code counts.
 
-    Args:
-        kinds: of jobs that rank 0 may hand out.
-
     Raises:
         BadConfig: if CUDA is asked for where there is none.
-        MeasurementFailed: if rank 0 itself hangs or dies, or what is handed out is not a job.
+        MeasurementFailed: if rank 0 itself hangs or dies, or hands out something else than a job.
     """
     if not config.hardware_name.kind.runs_kernels:
         return  # a device model needs one process

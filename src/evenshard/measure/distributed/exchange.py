@@ -50,9 +50,8 @@ GRADIENT = 1e-3  # what the dense part sends back; the value does not change how
 class Exchange:
     """The two all-to-alls of pooled embeddings.
 
-    Attributes:
-        received: flat; this rank's samples of every rank's pooled embeddings: rank after rank, each [own samples, D].
-        gradient: flat, laid out like ``received``: what the dense part sends back.
+    ``received`` holds this rank's samples of every rank's pooled embeddings, flat: rank after rank, each [own samples,
+    D]. ``gradient`` is laid out like it, and sent back.
     """
 
     def __init__(self, ranks: Ranks, splits: Splits) -> None:

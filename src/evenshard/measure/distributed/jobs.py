@@ -36,11 +36,7 @@ EVERYONE, IN_NODE, BETWEEN_NODES = "everyone", "in_node", "between_nodes"
 
 
 class RankJob(Protocol):
-    """A frozen dataclass of plain values. Every rank runs it at the same time.
-
-    Attributes:
-        ANSWER: the type of what it returns, made of plain values too.
-    """
+    """A frozen dataclass of plain values that all ranks run at once; ``ANSWER`` is the type of its answer."""
 
     ANSWER: ClassVar[Any]
 
@@ -170,11 +166,8 @@ class TimeExchanges:
 class TimeCollectives:
     """Groups of ranks, all at the same time, gather, scatter sums and reduce; the answer is as of ``TimeExchanges``.
 
-    It has the times of all sizes of an all-gather, then those of a reduce-scatter, then those of an all-reduce.
-
-    Attributes:
-        values: for each size, how many each rank has in the end of an all-gather, for each rank of its group.
-        ranks_per_group: ranks of a group, which follow each other.
+    It has the times of all sizes of an all-gather, then those of a reduce-scatter, then those of an all-reduce. For
+    each size, a rank has so many values in the end of an all-gather, for each of the successive ranks of its group.
     """
 
     values: tuple[int, ...]

@@ -91,16 +91,10 @@ def pooled_splits(device_dims: Sequence[int], batch_size: int, rank: int) -> Spl
 
 
 class Ranks:
-    """All processes, connected: gloo for what the hosts agree on and for data of CPUs, NCCL for data of GPUs.
+    """All processes, connected: gloo for data of CPUs and agreement of the hosts, NCCL for data of GPUs.
 
     Every method that needs the others raises PeerLost if one of them does not take part within ``timeout_s``.
-
-    Attributes:
-        rank: rank of this process.
-        size: processes altogether.
-        device: device of this process.
-        backend: backend of the exchanges, "gloo" or "nccl".
-        networks: that any rank's connections take, on rank 0 alone; see ``networks_in``.
+    ``networks`` are those that any rank's connections take, on rank 0 alone; see ``networks_in``.
     """
 
     def __init__(self, store: Store, rank: int, size: int, device: torch.device, timeout_s: float) -> None:
@@ -175,12 +169,7 @@ class Ranks:
         dist.all_to_all_single(received, sent, list(splits.received), list(splits.sent), group=group)
 
     def reduce_scatter(self, own: torch.Tensor, buffer: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
-        """The sum over a group of this rank's part of a buffer, which has a part for each rank.
-
-        Args:
-            own: filled with the sum; flat.
-            buffer: flat, [N * own].
-        """
+        """Fill ``own`` with the sum over a group of this rank's part of a flat buffer, [N * own]."""
         if self.backend == "nccl":
             dist.reduce_scatter(own, list(buffer.view(-1, own.numel())), group=group)
             return

@@ -49,9 +49,8 @@ LAST_BATCHES = 8
 class RowRuns:
     """Lookups of equal runs of a table's rows; they say how uneven parts by rows are.
 
-    Args:
-        num_rows: rows of the table; None if only its largest index will tell. Runs are counted in lengths of powers of
-            two then, and their shares are right to an eighth of a run.
+    Where the rows of the table are not known (None), runs are counted in lengths of powers of two, and their shares are
+    right to an eighth of a run.
     """
 
     def __init__(self, num_rows: int | None) -> None:
@@ -85,8 +84,7 @@ class RowRuns:
 class ReuseIntervals:
     """Distinct rows of a table's batches, by how many batches ago they were looked up last.
 
-    Args:
-        max_rows: whose last batch is remembered.
+    The last batch of ``max_rows`` rows is remembered.
     """
 
     def __init__(self, max_rows: int = MAX_REMEMBERED) -> None:

@@ -45,20 +45,18 @@ def tables_from_traffic(
     embedding_dim: int | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> TableSet:
-    """Counts a sample of traffic.
+    """Count a sample of traffic, and put its figures into tables.
 
     Pooling factors are lookups per sample of the whole sample, of each feature its own; shares of rows are of the whole
     sample too. Histograms are those of windows of ``batch_size`` samples; an incomplete last window counts only for
-    tables that no full one reads. Miss ratios of caches need two full windows (``reuse_intervals``). A table that is
-    never looked up has pooling factor 0 and no histogram.
+    tables that no full one reads. Miss ratios of caches need two full windows (``counts``). A table that is never
+    looked up has pooling factor 0 and no histogram.
 
     Args:
         source: a folder of Parquet files or of ``.pt`` files, read in the order of their names, or one such file.
-        batch_size: samples of the task that the tables are for.
-        tables: the tables whose pooling factors, histograms, shares of rows and miss ratios are to be replaced, as
-            ``load_tables`` reads them; those without traffic stay as they are, traffic without a table is not read.
-            None makes tables of all that the sample holds, with as many rows as the largest index tells, and 32 bits.
-        embedding_dim: dim of all tables, without ``tables``.
+        tables: the tables that get the figures; those without traffic stay as they are, traffic without a table is not
+            read. None makes tables of all that the sample holds, with as many rows as the largest index tells, 32 bits
+            and ``embedding_dim``.
         columns: features by their columns, where these are called otherwise; empty to leave a column out. A column that
             is named here is a feature whatever it looks like.
 
