@@ -15,9 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
+from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName, profile_of_gpu
 from evenshard.measure.price.step import PartCosts, PredictedParts
-from evenshard.measure.profiles import profile_of_gpu
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.pipeline import USUAL_PIPELINE
