@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from evenshard.tracking import client
-from evenshard.tracking.parents import current_parent, find_parent
+from evenshard.tracking.records import current_parent
+from evenshard.tracking.run_files import find_by_tag
 from evenshard.utils.errors import TrackingFailed
 
 PORT = 5000  # of `mlflow ui`
@@ -23,7 +24,7 @@ def lines() -> list[str]:
         mlflow = client.connect()
         found = mlflow.get_experiment_by_name(client.experiment_name())
         experiment = "" if found is None else found.experiment_id
-        run = experiment and find_parent(mlflow, experiment, parent)
+        run = experiment and (parent.run_id or find_by_tag(mlflow, experiment, parent.tag, parent.key))
     if not run:
         return [f"MLflow has no run of this loop yet: {at} did not answer its stages."]
     page = f"#/experiments/{experiment}/runs/{run}"

@@ -16,7 +16,8 @@ import torch
 import yaml
 
 from evenshard.cli import main
-from evenshard.tracking.parents import current_parent, find_by_tag
+from evenshard.tracking.records import current_parent
+from evenshard.tracking.run_files import find_by_tag
 from support.effort import LITTLE, search_with
 from support.repository import ROOT
 
@@ -122,7 +123,7 @@ def _named(name: str, place: Path, mlflow_uri: str) -> Loop:
     client = MlflowClient(mlflow_uri)
     experiment = client.get_experiment_by_name("evenshard")
     assert experiment is not None
-    run_id = find_by_tag(client, experiment.experiment_id, parent.tag, parent.value)
+    run_id = find_by_tag(client, experiment.experiment_id, parent.tag, parent.key)
     client.update_run(run_id, name=name)
     return Loop(name, place, run_id)
 

@@ -17,7 +17,7 @@ import pytest
 from evenshard import tracking
 from evenshard.api.serving import served_code
 from evenshard.cli import main
-from evenshard.tracking import parents
+from evenshard.tracking import records, run_files
 from evenshard.tracking.client import connect
 from evenshard.tracking.descriptions import NOTE, experiment_id
 from support import servers
@@ -350,8 +350,8 @@ def test_settings_that_pods_of_one_loop_tell_at_once_are_all_known(
 
 def loop_run(params: Mapping[str, Any]) -> str:
     """The run of the loop that the environment names, told these settings."""
-    client, parent = connect(), parents.parent_of(params, new_loop=False)
-    return parents.ensure_parent(client, experiment_id(client), parent, int(time.time() * 1000))
+    client, loop = connect(), records.parent_of(params, new_loop=False)
+    return run_files.ensure_loop(client, experiment_id(client), loop)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from getpass import getuser
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from evenshard import tracking
 from evenshard.api.serving import served_code
 from evenshard.tracking import run_files
 from evenshard.tracking.client import first_line, in_one_piece, with_time_limits
-from evenshard.tracking.parents import Parent, ensure_parent, flatten
+from evenshard.tracking.records import Record
+from evenshard.tracking.run_files import ensure_loop, flatten
 from evenshard.utils.errors import TrackingFailed
 from evenshard.utils.process import on_sigterm, terminate
 from evenshard.utils.provenance import params_hash
@@ -150,9 +152,10 @@ def test_other_settings_or_new_tables_are_another_loop(client: Any) -> None:
 def test_a_loop_learns_its_origin_from_whoever_knows_it(client: Any) -> None:
     """A parent that was made by one that knew no more than its name, such as the end of a pipeline."""
     experiment = client.create_experiment("evenshard")
-    known = Parent("", "evenshard.key", "1", "loop-1", {"evenshard.git_commit": "abc"}, PARAMS)
-    first = ensure_parent(client, experiment, Parent("", "evenshard.key", "1", "loop-1"), 1000)
-    assert ensure_parent(client, experiment, known, 2000) == first
+    by_name = Record(1000, "1", is_loop=True, name="loop-1")
+    first = ensure_loop(client, experiment, by_name)
+    known = replace(by_name, start_ms=2000, tags={"evenshard.git_commit": "abc"}, params=PARAMS)
+    assert ensure_loop(client, experiment, known) == first
     [loop] = runs_of(client).values()
     assert loop.data.tags["evenshard.git_commit"] == "abc" and loop.data.params["loop.num_rounds"] == "2"
 

@@ -3,21 +3,19 @@
 ::
 
     runs            runs of stages: metrics, files, datasets and models that they log
-    parents         one parent run per loop, which its stages share
-    tags            origin of runs and models: commit, settings, libraries, hardware, hashes of data
+    records         runs as plain values: of a stage, and of its loop
+    tags            origin of runs and models: commit, settings, libraries, hardware, cost datasets
     descriptions    what MLflow's pages say of experiment, runs and models, with links
-    dataset_inputs  cost datasets as MLflow shows them
     registry        registered models: folders become versions, versions become folders
     pyfunc          registered models as MLflow serves them
     run_files       a file for each run, which MLflow is told from, kept until it answers
-    client          MLflow's client: addresses, time limits of requests, errors, calls of several processes at once
-    sqlite_file     the file that holds runs where there is no server
+    client          MLflow's client: addresses, time limits of requests, errors, the file where there is no server
 
 Runs go to MLFLOW_TRACKING_URI, or to ``sqlite:///mlflow.db`` in the working directory.
 """
 
 from evenshard.tracking.client import RETRIES
-from evenshard.tracking.parents import LOCAL, LOOP_ID
+from evenshard.tracking.records import LOCAL, LOOP_ID
 from evenshard.tracking.registry import (
     REGISTERED_COST,
     REGISTERED_POLICY,

@@ -1,17 +1,22 @@
-"""MLflow's client with a time limit for each request: of HTTP, of S3 and of a database."""
+"""MLflow's client: addresses, a time limit for each request, errors, and the SQLite file where there is no server.
+
+MLflow makes the tables of that file in dozens of steps, in the file itself, and cannot go on where it was killed in one
+of them. So a file that is missing is made in a folder beside it and linked into its place: whole, or not at all.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from evenshard.tracking.sqlite_file import usable_file
+from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, EvenshardError, TrackingFailed
 from evenshard.utils.extras import require_package
 from evenshard.utils.messages import reason_of, root_of, without_credentials
@@ -36,27 +41,29 @@ TRY_AGAIN = (408, 425, 429)
 _NEVER_MENDED = (EvenshardError, TypeError, ValueError, LookupError, AttributeError, AssertionError, FileNotFoundError)
 # Most characters of a refusal, which ends with the remedy.
 _LONGEST_REFUSAL = 800
+# Errors of SQLite that another try does not mend.
+BROKEN_FILE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 # Each is refused only if another process has written something new meanwhile.
 _ATTEMPTS = 5
 
 
 def tracking_uri() -> str:
-    """Where runs go. A variable without a value is none, as where a ConfigMap has the key alone."""
+    """Return the address for runs. A variable without a value is none, as where a ConfigMap has the key alone."""
     return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
 
 
 def address() -> str:
-    """Where runs go, without a password: what messages and files say."""
+    """Return the address for runs without a password, as messages and files name it."""
     return without_credentials(tracking_uri())
 
 
 def registry_uri() -> str:
-    """Where models are registered."""
+    """Return the address for registered models."""
     return os.environ.get("MLFLOW_REGISTRY_URI") or tracking_uri()
 
 
 def connect() -> Any:
-    """A client of MLflow where the environment says.
+    """Return a client of the MLflow that the environment names.
 
     Raises:
         BadConfig: if an address is not valid.
@@ -76,7 +83,7 @@ def connect() -> Any:
 
 
 def with_time_limits(uri: str) -> str:
-    """The address of a database with time limits of its driver, but for those that the user has set; others as given.
+    """Return the address of a database with time limits of its driver where the user has set none; others unchanged.
 
     A PostgreSQL whose machine is gone is noticed; for one that is frozen with its connection open, libpq has no limit.
     """
@@ -96,7 +103,7 @@ def with_time_limits(uri: str) -> str:
 
 
 def _try_database(uri: str) -> None:
-    """Connects once: MLflow itself would try for two minutes to reach a database that is away."""
+    """Connect once: MLflow itself would try for two minutes to reach a database that is away."""
     import sqlalchemy
 
     engine = sqlalchemy.create_engine(uri)
@@ -107,7 +114,7 @@ def _try_database(uri: str) -> None:
 
 
 def _check(uri: str) -> None:
-    """Raises BadConfig for an address that requests would take apart within the password, and tell parts of."""
+    """Raise BadConfig for an address that requests would split within the password, and show parts of."""
     scheme, _, rest = uri.partition("://")
     if scheme not in ("http", "https"):
         return
@@ -121,21 +128,21 @@ def _check(uri: str) -> None:
 
 
 def request_timeout_s() -> float:
-    """How long a request may take to be answered, in seconds."""
+    """Return the time limit of a request, seconds."""
     return float(os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT") or TIMEOUTS["MLFLOW_HTTP_REQUEST_TIMEOUT"])
 
 
 def experiment_name() -> str:
-    """Name of the experiment that runs go to."""
+    """Return the name of the experiment for runs."""
     return os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
 
 
 def require_mlflow(what: str, instead: str = "") -> None:
-    """Raises BadConfig where there is no MLflow yet and the client would make an empty one.
+    """Raise BadConfig where there is no MLflow yet and the client would make an empty one.
 
     Args:
-        what: what is looked for there.
-        instead: what helps too, such as ", or name a model's folder".
+        what: subject of the search, for the message.
+        instead: another remedy, such as ", or name a model's folder".
     """
     if registry_uri() == DEFAULT_URI and not Path(DEFAULT_URI.removeprefix("sqlite:///")).exists():
         raise BadConfig(
@@ -146,11 +153,10 @@ def require_mlflow(what: str, instead: str = "") -> None:
 
 @contextmanager
 def short_timeouts(max_retries: int | None = None) -> Iterator[None]:
-    """Short timeouts for what happens inside, and not a word about each retry.
+    """Set short timeouts within the block, and log no retries.
 
     Args:
-        max_retries: how often MLflow repeats a request by itself, if the user has not said it; None for once. 0 holds
-            whatever the user has said.
+        max_retries: MLflow's retries of a request, unless the user has set them; None for one. 0 always holds.
     """
     values = TIMEOUTS if max_retries is None else {**TIMEOUTS, RETRIES: str(max_retries)}
     chosen = os.environ.keys() - ({RETRIES} if max_retries == 0 else set())
@@ -164,7 +170,7 @@ def short_timeouts(max_retries: int | None = None) -> Iterator[None]:
 
 
 def in_one_piece() -> AbstractContextManager[None]:
-    """SIGTERM takes effect after the block where the client works on a database itself, and at once with a server.
+    """Delay SIGTERM until after the block where the client works on a database itself; with a server, do not.
 
     An exception in the middle of a statement makes SQLAlchemy leave SQLite locked, so that the next statement waits for
     20 s; or it turns into an ordinary error, and the SIGTERM is lost. A call to a server that is away may take minutes.
@@ -174,7 +180,7 @@ def in_one_piece() -> AbstractContextManager[None]:
 
 @contextmanager
 def quiet(logger: str, level: int = logging.WARNING) -> Iterator[None]:
-    """Nothing below this level from a logger for a while."""
+    """Drop a logger's records below a level within the block."""
     talkative = logging.getLogger(logger)
     before = talkative.level
     talkative.setLevel(level)
@@ -185,7 +191,7 @@ def quiet(logger: str, level: int = logging.WARNING) -> Iterator[None]:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether a call was wrong, so that it will be refused however often it is made."""
+    """True if a call was wrong, so that it would be refused again."""
     if isinstance(error, _NEVER_MENDED):
         return True
     status = _status_of(error)
@@ -193,7 +199,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def _status_of(error: BaseException) -> int | None:
-    """The status that a server has answered with, or MLflow's code means; None where there was no answer."""
+    """Return the status of a server's answer, or of MLflow's code; None where there was no answer."""
     from mlflow.exceptions import MlflowException
 
     said: Any = error
@@ -229,17 +235,17 @@ def describe_miss(error: BaseException, unreached: str) -> str:
 
 @contextmanager
 def ask_mlflow(server: str, problem: str, remedy: str, about: str = "") -> Iterator[None]:
-    """Short timeouts for a question to MLflow, and one line about what went wrong.
+    """Ask MLflow with short timeouts, and raise its errors as one line.
 
     Args:
         server: its address.
-        problem: what MLflow did, such as "did not answer"; its own message is added.
+        problem: MLflow's failure, such as "did not answer"; its own message is added.
         remedy: advice if the request was wrong.
-        about: what is asked for.
+        about: subject of the question.
 
     Raises:
-        BadConfig: where MLflow has answered that there is no such thing, or that this user may not see it.
-        TrackingFailed: for all else, which another try may mend.
+        BadConfig: if MLflow has no such object, or this user may not see it.
+        TrackingFailed: for all other errors, which another try may mend.
     """
     try:
         with short_timeouts():
@@ -254,11 +260,8 @@ def ask_mlflow(server: str, problem: str, remedy: str, about: str = "") -> Itera
         raise TrackingFailed(f"{said}. Try again, or set MLFLOW_TRACKING_URI to where it answers.") from None
 
 
-# Calls that several processes may make at the same time: loops of one team, pods of one pipeline. --------------------
-
-
 def make_once(call: Callable[..., Any], *args: Any, **named: Any) -> None:
-    """Makes what another process may be making too: whoever is second finds it made."""
+    """Make an object that another process may be making too: the second one finds it made."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -269,7 +272,7 @@ def make_once(call: Callable[..., Any], *args: Any, **named: Any) -> None:
 
 
 def write_together(call: Callable[..., Any], *args: Any, **named: Any) -> None:
-    """Writes a tag or parameters that other processes may be writing too.
+    """Write a tag or parameters that other processes may be writing too.
 
     MLflow looks whether they are there, and adds those that are not. Of two that add one at once the second is refused
     by the database, and finds it there when it asks again.
@@ -284,3 +287,44 @@ def write_together(call: Callable[..., Any], *args: Any, **named: Any) -> None:
                 raise
         else:
             return
+
+
+@contextmanager
+def usable_file(uri: str) -> Iterator[None]:
+    """Make the file of an address if it is missing, and raise TrackingFailed if the block finds it damaged."""
+    path = sqlite_file(uri)
+    try:
+        if path is not None and not path.exists():
+            _make(path)
+        yield
+    except Exception as error:
+        root = root_of(error)
+        if path is None or isinstance(root, OSError) or getattr(root, "sqlite_errorcode", 1) not in BROKEN_FILE:
+            raise
+        raise TrackingFailed(
+            f"{path}: MLflow cannot use this file ({reason_of(root)}). If there are runs in it, copy it and try "
+            f"`mlflow db upgrade {uri}`; otherwise move it away, and the next command makes a new one."
+        ) from None
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """Return the file of ``sqlite:///mlflow.db``; None for other addresses, and for those with a query string."""
+    scheme, _, path = uri.partition(":///")
+    is_file = scheme.partition("+")[0] == "sqlite" and path not in ("", ":memory:") and "?" not in path
+    return Path(path) if is_file else None
+
+
+def _make(path: Path) -> None:
+    """Make the file. If several processes do so at once, the first to finish has made it."""
+    from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    with suppress(FileNotFoundError), atomic_path(path) as draft:  # which finds no draft to put over the file
+        draft.mkdir()
+        store = SqlAlchemyStore(f"sqlite:///{draft}/new.db", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)  # type: ignore[no-untyped-call]
+        store.engine.dispose()
+        for ending in ("-journal", "-wal", "-shm"):  # of a file that was deleted: SQLite would believe them of this one
+            path.with_name(f"{path.name}{ending}").unlink(missing_ok=True)
+        with suppress(OSError):  # made by another process; or the disk knows no links, and MLflow makes it in its place
+            os.link(draft / "new.db", path)
+        shutil.rmtree(draft)

@@ -25,11 +25,11 @@ EXAMPLE = [
 
 @dataclass(frozen=True)
 class ServedCode:
-    """What answers for a registered model.
+    """The code that answers for a registered model.
 
     Attributes:
         script: a file that sets MLflow's model; a copy is stored with the networks.
-        parameters: parameters besides the tables, with defaults; None where leaving one out means something.
+        parameters: parameters besides the tables, with defaults; None for a default that depends on the model.
         kinds: their types: bool, int, float or str.
     """
 
@@ -39,11 +39,10 @@ class ServedCode:
 
 
 def save_pyfunc(model: Path, code: ServedCode, target: Path, name: str, logged: Any, run_id: str) -> None:
-    """Writes the folder that MLflow serves: the model's files, the code that answers, and what they need.
+    """Write the folder that MLflow serves: the model's files, the code that answers, and their requirements.
 
     Args:
         model: a model's folder.
-        code: answers with it.
         logged: MLflow's entity of the model.
     """
     with warnings.catch_warnings(), quiet("mlflow.pyfunc"):  # which says that it tries the example
@@ -69,7 +68,7 @@ def save_pyfunc(model: Path, code: ServedCode, target: Path, name: str, logged: 
 
 
 def pip_requirements() -> list[str]:
-    """What a server must install; evenshard itself from its wheel, where no package index has it."""
+    """Return the packages of a server; evenshard itself is installed from its wheel, where no package index has it."""
     known = [f"evenshard=={__version__}"]
     for package in REQUIRED:
         try:
@@ -80,10 +79,7 @@ def pip_requirements() -> list[str]:
 
 
 def output_rows(part: TablePart) -> Iterator[dict[str, str | int]]:
-    """What the model answers about a part of a table, for each device that has it: its rows and columns.
-
-    Rows and columns go to the one behind the last.
-    """
+    """Yield the model's answer about a part of a table, for each device that has it; rows and columns end exclusive."""
     for device in part.devices:
         yield {
             "table": part.table,
@@ -96,7 +92,7 @@ def output_rows(part: TablePart) -> Iterator[dict[str, str | int]]:
 
 
 def signature(code: ServedCode) -> Any:
-    """Input: the columns of a table file. Output: those of ``output_rows``. Parameters: names and defaults."""
+    """Return the model's signature: the columns of a table file in, those of ``output_rows`` out, and parameters."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
     from mlflow.types.schema import Array, DataType

@@ -1,7 +1,7 @@
-"""Registered models: registers a model's folder as a version that MLflow can serve, and downloads one.
+"""Registered models: a model's folder as a version that MLflow can serve, and back.
 
 Two names: ``evenshard-cost`` is the whole folder, which ``evenshard place --model`` takes; ``evenshard-policy`` is the
-policy with the cost network that it reads. The alias ``champion`` says which version one should use.
+policy with the cost network that it reads. The alias ``champion`` names the version to use.
 """
 
 from __future__ import annotations
@@ -46,10 +46,7 @@ class ModelVersion:
     """A version of a registered model.
 
     Attributes:
-        name: evenshard-cost or evenshard-policy.
-        version: 1, 2, 3, ...
         run_id: id of the run that made it; empty where there was none.
-        aliases: its aliases, such as champion.
         tags: its lineage and headline metrics; see ``evenshard.tracking.tags``.
     """
 
@@ -61,17 +58,17 @@ class ModelVersion:
 
     @property
     def model_id(self) -> str:
-        """Id of the logged model behind it, such as m-6f2...; empty if there is none."""
+        """The id of its logged model, such as m-6f2...; empty if there is none."""
         return self.tags.get(MODEL_ID_TAG, "")
 
     @property
     def uri(self) -> str:
-        """What ``evenshard place --model`` takes."""
+        """The address for ``evenshard place --model``."""
         return f"models:/{self.name}/{self.version}"
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The headline metrics that it was registered with."""
+        """Its headline metrics."""
         known = {key: value for key, value in self.tags.items() if key.startswith(METRIC_TAG)}
         return {key.removeprefix(METRIC_TAG): float(value) for key, value in known.items()}
 
@@ -84,18 +81,16 @@ def ensure_models(
     run_id: str = "",
     client: Any = None,
 ) -> tuple[ModelVersion, ...]:
-    """The versions of a model's folder: of evenshard-cost, and of evenshard-policy where it has a policy.
+    """Return the versions of a model's folder: of evenshard-cost, and of evenshard-policy where it has a policy.
 
-    Versions with these weights are taken, which is said; the others are made, all of them or none: their files are
-    uploaded before the first one is made, and the first one is deleted if MLflow does not take the second.
+    Existing versions with these weights are used. The others are made, all of them or none: their files are uploaded
+    before the first one is made, and the first one is deleted if MLflow does not take the second.
 
     Args:
         folder: folder of a round of the loop; only the model's parts are taken.
-        code: answers with it where MLflow serves it.
         tags: the lineage.
         metrics: headline metrics, which become tags of the versions.
         run_id: id of the run that made it; empty where there was none.
-        client: client of MLflow; None connects.
 
     Raises:
         BadFile: if the folder is not a model.
@@ -123,7 +118,7 @@ def ensure_models(
 
 
 def _find_version(client: Any, name: str, folder: Path, run_id: str) -> ModelVersion | None:
-    """The version with the weights of a model's folder, which the run has as an output, too."""
+    """Return the version with the weights of a model's folder, and make it an output of the run."""
     known = _with_files(client, name, folder, run_id)
     if known is None:
         return None
@@ -144,7 +139,7 @@ def _upload_model(
     metrics: Mapping[str, float],
     run_id: str,
 ) -> Any:
-    """A logged model that has all of its files; one of this run that an earlier attempt has left half-made is used."""
+    """Return a logged model with all of its files; one of this run that is half-made is completed."""
     from mlflow.entities import LoggedModelStatus
 
     with scratch_folder() as scratch:
@@ -165,7 +160,7 @@ def _upload_model(
 
 
 def _ensured_version(client: Any, logged: Any, run_id: str) -> ModelVersion:
-    """The version of a logged model, which is made if there is none: a call that got no answer may have made it."""
+    """Return the version of a logged model, which is made unless a call that got no answer has made it."""
     name, tags = logged.name, {**logged.tags, MODEL_ID_TAG: logged.model_id}
     make_once(client.create_registered_model, name, description=model_description(name))
     found = list(client.search_model_versions(f"name = '{name}' AND tags.`{MODEL_ID_TAG}` = '{logged.model_id}'"))
@@ -186,11 +181,7 @@ def _ensured_version(client: Any, logged: Any, run_id: str) -> ModelVersion:
 
 
 def copy_parts(folder: Path, target: Path, name: str = REGISTERED_COST) -> None:
-    """Copies what a registered model consists of, and nothing else that lies in its folder.
-
-    Raises:
-        BadFile: if a part is missing.
-    """
+    """Copy the parts of a registered model, and no other files of its folder; raise BadFile if a part is missing."""
     from evenshard.sharders.models import COST_MODEL, COST_NET, POLICY
 
     parts = {REGISTERED_POLICY: (COST_NET, POLICY), REGISTERED_COST: (COST_MODEL,)}[name]
@@ -204,7 +195,7 @@ def copy_parts(folder: Path, target: Path, name: str = REGISTERED_COST) -> None:
 
 
 def model_version(uri: str) -> ModelVersion:
-    """What MLflow knows about ``models:/evenshard-cost@champion`` or ``models:/evenshard-cost/3``.
+    """Return the version of ``models:/evenshard-cost@champion`` or ``models:/evenshard-cost/3``.
 
     Raises:
         BadConfig: if there is no such model, alias or version.
@@ -219,11 +210,7 @@ def model_version(uri: str) -> ModelVersion:
 
 
 def champion(name: str = REGISTERED_COST) -> ModelVersion | None:
-    """The version that the alias ``champion`` names, or None if there is none yet.
-
-    Raises:
-        TrackingFailed: if MLflow cannot be reached.
-    """
+    """Return the version with the alias ``champion``, or None if there is none yet."""
     with _ask_for_model(f"models:/{name}@{CHAMPION}"):
         client = connect()
         known = [one for one in client.search_registered_models(f"name = '{name}'") if one.name == name]
@@ -232,12 +219,7 @@ def champion(name: str = REGISTERED_COST) -> ModelVersion | None:
 
 
 def set_champion(name: str, version: str) -> None:
-    """Moves the alias ``champion`` to a version.
-
-    Raises:
-        BadConfig: if there is no such version.
-        TrackingFailed: if MLflow cannot be reached.
-    """
+    """Move the alias ``champion`` to a version; raise BadConfig if there is no such version."""
     with _ask_for_model(f"models:/{name}/{version}"):
         client = connect()
         client.get_model_version(name, version)  # an alias may name a version that is not there
@@ -245,23 +227,16 @@ def set_champion(name: str, version: str) -> None:
 
 
 def newest_version(name: str = REGISTERED_COST) -> ModelVersion | None:
-    """The version that was registered last; None where there is none.
-
-    Raises:
-        TrackingFailed: if MLflow cannot be reached.
-    """
+    """Return the version that was registered last; None where there is none."""
     with _ask_for_model(name):
         return _last(connect(), f"name = '{name}'")
 
 
 def version_of_files(name: str, folder: Path, run_id: str = "") -> ModelVersion | None:
-    """The last version with the weights of a model's folder; None where there is none, or no such part.
+    """Return the last version with the weights of a model's folder; None where there is none, or no such part.
 
     Args:
         run_id: id of a run whose version comes before those of others.
-
-    Raises:
-        TrackingFailed: if MLflow cannot be reached.
     """
     with _ask_for_model(name):
         return _with_files(connect(), name, folder, run_id)
@@ -278,9 +253,7 @@ def _with_files(client: Any, name: str, folder: Path, run_id: str = "") -> Model
 
 
 def register_folder(folder: Path, code: ServedCode) -> tuple[ModelVersion, ModelVersion | None]:
-    """Makes a model's folder a version of evenshard-cost, and of evenshard-policy where it has a policy.
-
-    Versions that have these files already are taken: a loop has registered its last round itself.
+    """Register a model's folder as in ``ensure_models``.
 
     Raises:
         BadFile: if the folder is not a model.
@@ -297,15 +270,7 @@ def register_folder(folder: Path, code: ServedCode) -> tuple[ModelVersion, Model
 
 @contextmanager
 def download_model(uri: str) -> Iterator[Path]:
-    """Fetches a registered model, such as ``models:/evenshard-cost@champion`` or ``models:/evenshard-cost/3``.
-
-    Yields:
-        A folder that is removed when the block ends. What is in there is for ``evenshard.sharders.models`` to say.
-
-    Raises:
-        BadConfig: if there is no such model, alias or version.
-        TrackingFailed: if MLflow cannot be reached.
-    """
+    """Yield the folder of a registered model as in ``model_version``, which is removed when the block ends."""
     of_version = model_version(uri).uri  # says at once what is wrong, where a download would try for minutes
     with scratch_folder() as folder:
         with _ask_for_model(uri):
@@ -317,7 +282,7 @@ def download_model(uri: str) -> Iterator[Path]:
 
 
 def _last(client: Any, wanted: str, run_id: str = "") -> ModelVersion | None:
-    """The last version that a search finds, of this run if there is one; a search leaves its aliases out."""
+    """Return the last version that a search finds, of this run if there is one; a search leaves its aliases out."""
     known = list(client.search_model_versions(wanted))
     if not known:
         return None
@@ -328,7 +293,6 @@ def _last(client: Any, wanted: str, run_id: str = "") -> ModelVersion | None:
 
 @contextmanager
 def _ask_for_model(what: str) -> Iterator[None]:
-    """Explain that MLflow does not give a registered model, by its name or the address of a version."""
     require_mlflow(what, _OR_A_FOLDER)
     with ask_mlflow(registry_uri(), "did not give this model", _remedy(what), what):
         yield
@@ -344,7 +308,7 @@ def _remedy(uri: str) -> str:
 
 
 def _parse_uri(uri: str) -> tuple[str, str, str]:
-    """Name, alias and version; one of the last two is empty."""
+    """Return name, alias and version; one of the last two is empty."""
     rest = uri.removeprefix("models:/")
     name, at, alias = rest.partition("@")
     version = ""

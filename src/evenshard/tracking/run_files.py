@@ -19,27 +19,26 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from evenshard.tracking.client import address, connect, first_line, in_one_piece, is_refusal, short_timeouts
-from evenshard.tracking.dataset_inputs import dataset_input
-from evenshard.tracking.descriptions import experiment_id, stage_note
-from evenshard.tracking.parents import (
-    KEY_TAG,
-    Parent,
-    end_with_stages,
-    ensure_parent,
-    ensure_run,
-    find_parent,
-    share_with_parent,
+from evenshard.tracking.client import (
+    address,
+    connect,
+    first_line,
+    in_one_piece,
+    is_refusal,
+    short_timeouts,
+    write_together,
 )
+from evenshard.tracking.descriptions import experiment_id, loop_note, stage_note
 from evenshard.tracking.pyfunc import ServedCode
-from evenshard.tracking.registry import ensure_models
-from evenshard.tracking.tags import OUTCOME, PARENT_TAG, REGISTERED_AS
+from evenshard.tracking.records import KEY_TAG, Point, Record
+from evenshard.tracking.registry import ensure_models, log_output
+from evenshard.tracking.tags import OUTCOME, PARENT_TAG, REGISTERED_AS, dataset_input
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.messages import reason_of
 
@@ -51,55 +50,14 @@ LOGGED_TAG = "evenshard.backlog"
 # Metrics that MLflow takes in one call.
 BATCH = 1000
 _RUN, _FILES = "run.json", "files"
-# Name, value, time in ms since 1970, step.
-Point = tuple[str, float, int, int]
+# MLflow's status of a loop by the state of its pipeline's run.
+ENDED_AS = {"SUCCEEDED": "FINISHED", "FAILED": "FAILED", "CANCELED": "KILLED"}
+# MLflow's status of a stage whose process is gone without a word, by the same state; FAILED else.
+#
+# In a run that has succeeded or was stopped, it was ended from outside: another pod has taken its place, or none
+# should.
+LEFT_AS = {"SUCCEEDED": "KILLED", "CANCELED": "KILLED"}
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class Record:
-    """A run, as plain values that JSON can hold.
-
-    Attributes:
-        start_ms: its start, ms since 1970.
-        parent: its loop; None for a run outside of any.
-        key: value of its tag ``evenshard.key``; empty means the loop's own run.
-        name: its name, such as train_cost_2.
-        about: its purpose, in a sentence.
-        params: its settings.
-        points: values of its metrics; the same point twice is one point.
-        texts: contents of text artifacts, by name.
-        files: files and folders to upload, each with its folder among the artifacts, or None for their top.
-        datasets: cost datasets; see ``dataset_record``.
-        model: folders of a model to register, by the name of the part; empty for none.
-        model_tags, model_metrics: lineage and headline metrics of its versions.
-        loop_points, loop_tags: what the loop's own run gets of a stage that concludes it.
-        status: FINISHED, FAILED or KILLED; "" for a run of a loop that ends with its pipeline.
-        end_ms: its end, ms since 1970.
-        outcome: state of the loop's pipeline, told by its exit handler.
-        must_exist: whether nothing is logged where there is no such run.
-    """
-
-    start_ms: int
-    parent: Parent | None
-    key: str = ""
-    name: str = ""
-    about: str = ""
-    tags: dict[str, str] = field(default_factory=dict)
-    params: dict[str, str] = field(default_factory=dict)
-    points: list[Point] = field(default_factory=list)
-    texts: dict[str, str] = field(default_factory=dict)
-    files: list[tuple[str, str | None]] = field(default_factory=list)
-    datasets: list[dict[str, Any]] = field(default_factory=list)
-    model: dict[str, str] = field(default_factory=dict)
-    model_tags: dict[str, str] = field(default_factory=dict)
-    model_metrics: dict[str, float] = field(default_factory=dict)
-    loop_points: list[Point] = field(default_factory=list)
-    loop_tags: dict[str, str] = field(default_factory=dict)
-    status: str = ""
-    end_ms: int = 0
-    outcome: str = ""
-    must_exist: bool = False
 
 
 def backlog_folder() -> Path:
@@ -174,7 +132,7 @@ def log_run(folder: Path, code: Callable[[], ServedCode], max_retries: int | Non
         if told["uri"] != address():
             return False
         of = told["record"]
-        record = Record(**{**of, "parent": of["parent"] and Parent(**of["parent"])})
+        record = Record(**{**of, "parent": of["parent"] and Record(**of["parent"])})
         for path in (Path(one) for one in (*(path for path, _ in record.files), *record.model.values())):
             if path.is_absolute() or ".." in path.parts:
                 raise ValueError("it names a file outside of itself")
@@ -218,21 +176,88 @@ def _open_run(client: Any, record: Record) -> str:
     """Return the id of a run, which is made if it is not there, as is its loop; "" where it must exist already."""
     from mlflow.entities import Param
 
-    parent = record.parent
-    if parent is not None and parent.run_id:  # made by another program, perhaps in an experiment of its own
-        experiment = str(client.get_run(parent.run_id).info.experiment_id)
+    loop = record if record.is_loop else record.parent
+    if loop is not None and loop.run_id:  # made by another program, perhaps in an experiment of its own
+        experiment = str(client.get_run(loop.run_id).info.experiment_id)
     else:
         experiment = experiment_id(client)
-    if record.must_exist and parent is not None:
-        return find_parent(client, experiment, parent)
-    parent_id = "" if parent is None else ensure_parent(client, experiment, parent, record.start_ms)
-    if not record.key:
+    parent_id = "" if loop is None else ensure_loop(client, experiment, loop)
+    if record.is_loop:
         return parent_id
     tags = {**record.tags, **stage_note(experiment, record.name, record.about, parent_id)}
     tags |= {PARENT_TAG: parent_id} if parent_id else {}
-    run_id = ensure_run(client, experiment, (KEY_TAG, record.key), record.start_ms, tags, record.name)
+    run_id = _ensure_run(client, experiment, replace(record, tags=tags))
     client.log_batch(run_id, params=[Param(key, value) for key, value in record.params.items()])
     return run_id
+
+
+def ensure_loop(client: Any, experiment: str, loop: Record) -> str:
+    """Return the id of a loop's run, which is made if it is not there; "" where it must exist already."""
+    run_id = loop.run_id or find_by_tag(client, experiment, loop.tag, loop.key)
+    if not run_id:
+        if loop.must_exist:
+            return ""
+        run_id = _ensure_run(client, experiment, replace(loop, tags={**loop.tags, **loop_note()}))
+        if not loop.has_exit_handler:
+            client.set_terminated(run_id, "FINISHED")  # its children tell how it went
+    if loop.params:
+        _log_settings(client, run_id, loop)
+    return run_id
+
+
+def _ensure_run(client: Any, experiment: str, record: Record) -> str:
+    """Return the id of a run, which is made if there is none; of several made at once, the first.
+
+    A call that got no answer may have made a run, too.
+    """
+    key = record.tag, record.key
+    if found := find_by_tag(client, experiment, *key):
+        return found
+    made = client.create_run(experiment, record.start_ms, {**record.tags, key[0]: key[1]}, record.name).info.run_id
+    run_id = find_by_tag(client, experiment, *key) or made
+    for other in _with_tag(client, experiment, *key):
+        if other.info.run_id != run_id and other.info.start_time == record.start_ms:
+            client.delete_run(other.info.run_id)
+    return str(run_id)
+
+
+def find_by_tag(client: Any, experiment: str, tag: str, value: str) -> str:
+    """Return the id of the first run with this value of a tag; "" where there is none."""
+    runs = _with_tag(client, experiment, tag, value)
+    first = min(runs, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
+    return "" if first is None else str(first.info.run_id)
+
+
+def _with_tag(client: Any, experiment: str, tag: str, value: str) -> Sequence[Any]:
+    runs: Sequence[Any] = client.search_runs([experiment], filter_string=f"tags.`{tag}` = '{value}'")
+    return runs
+
+
+def _log_settings(client: Any, run_id: str, loop: Record) -> None:
+    """Log settings as the loop's parameters, so that loops can be compared; each once, whichever stage is first."""
+    from mlflow.entities import Param
+
+    known = client.get_run(run_id).data
+    tags = {**loop.tags, **loop_note()}
+    for key in tags.keys() - known.tags.keys():  # made by a process that knew no more than its name
+        write_together(client.set_tag, run_id, key, tags[key])
+    new = {key: value for key, value in flatten(loop.params).items() if key not in known.params}
+    if new:
+        if loop.tag == KEY_TAG and loop.key:  # the file first: the parameters tell that it is there
+            client.log_dict(run_id, loop.params, "params.yaml")
+        write_together(client.log_batch, run_id, params=[Param(key, value) for key, value in new.items()])
+
+
+def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return ``{"loop": {"num_rounds": 3}}`` as ``{"loop.num_rounds": "3"}``."""
+    flat: dict[str, str] = {}
+    for key, value in params.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{name}.")
+        else:
+            flat[name] = str(value)[:6000]
+    return flat
 
 
 def _send(client: Any, run_id: str, record: Record, folder: Path, code: Callable[[], ServedCode]) -> None:
@@ -250,9 +275,9 @@ def _send(client: Any, run_id: str, record: Record, folder: Path, code: Callable
         model = folder / _FILES / "model"
         versions = ensure_models(model, code(), record.model_tags, record.model_metrics, run_id, client)
         client.set_tag(run_id, REGISTERED_AS, ", ".join(one.uri for one in versions))
-    share_with_parent(client, run_id)
+    _share_with_loop(client, run_id)
     if record.outcome:
-        end_with_stages(client, run_id, record.outcome)
+        _end_with_stages(client, run_id, record.outcome)
     if record.status:
         client.set_terminated(run_id, record.status, record.end_ms)
     parent_id = client.get_run(run_id).data.tags.get(PARENT_TAG)
@@ -263,7 +288,7 @@ def _send(client: Any, run_id: str, record: Record, folder: Path, code: Callable
         elif client.get_run(parent_id).info.status != "RUNNING":
             # its exit handler has ended it as failed: the pipeline was tried again
             client.set_tag(parent_id, OUTCOME, "SUCCEEDED")
-            end_with_stages(client, parent_id, "SUCCEEDED")
+            _end_with_stages(client, parent_id, "SUCCEEDED")
 
 
 def _send_values(client: Any, run_id: str, points: Sequence[Point], tags: dict[str, str]) -> None:
@@ -273,3 +298,42 @@ def _send_values(client: Any, run_id: str, points: Sequence[Point], tags: dict[s
         client.log_batch(run_id, metrics=[Metric(*point) for point in points[start : start + BATCH]])
     for key, value in tags.items():
         client.set_tag(run_id, key, value[:5000])
+
+
+def _end_with_stages(client: Any, run_id: str, state: str) -> None:
+    """End a loop, and the stages that no process will end any more.
+
+    Args:
+        state: SUCCEEDED, FAILED or CANCELED; after any other state the loop has FINISHED if all of its stages have.
+    """
+    experiment = client.get_run(run_id).info.experiment_id
+    stages = client.search_runs([experiment], f"tags.`{PARENT_TAG}` = '{run_id}'")
+    last = {}
+    for one in sorted(stages, key=lambda one: one.info.start_time):
+        last[one.info.run_name] = one.info.status
+        if one.info.status == "RUNNING":
+            client.set_terminated(one.info.run_id, LEFT_AS.get(state, "FAILED"))
+    by_stages = "FINISHED" if set(last.values()) <= {"FINISHED"} else "FAILED"
+    client.set_terminated(run_id, ENDED_AS.get(state, by_stages))
+
+
+def _share_with_loop(client: Any, run_id: str) -> None:
+    """Give a loop's run the datasets and the models of a stage, so that its row on MLflow's pages shows them too."""
+    run = client.get_run(run_id)
+    parent_id = run.data.tags.get(PARENT_TAG)
+    if parent_id is None:
+        return
+
+    def share() -> None:
+        read = {(one.dataset.name, one.dataset.digest) for one in _datasets(client.get_run(parent_id))}
+        inputs = [one for one in _datasets(run) if (one.dataset.name, one.dataset.digest) not in read]
+        if inputs:
+            client.log_inputs(parent_id, inputs)
+        for one in run.outputs.model_outputs if run.outputs else ():
+            log_output(client, parent_id, one.model_id)
+
+    write_together(share)
+
+
+def _datasets(run: Any) -> Sequence[Any]:
+    return run.inputs.dataset_inputs if run.inputs else ()

@@ -12,17 +12,16 @@ import logging
 import os
 import re
 import secrets
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from evenshard.tracking.client import address, describe_miss, first_line, is_refusal, tracking_uri
-from evenshard.tracking.dataset_inputs import dataset_record
-from evenshard.tracking.parents import ENDED_AS, current_parent, parent_of
 from evenshard.tracking.pyfunc import ServedCode
-from evenshard.tracking.run_files import Record, backlog_folder, log_run, start_run, write_run
+from evenshard.tracking.records import Point, Record, current_parent, now_ms, parent_of
+from evenshard.tracking.run_files import ENDED_AS, backlog_folder, log_run, start_run, write_run
 from evenshard.tracking.tags import (
     COMMIT,
     COSTS_DVC_MD5,
@@ -38,6 +37,7 @@ from evenshard.tracking.tags import (
     VERSION,
     VERSIONS,
     costs_tags,
+    dataset_record,
     network_tags,
     origin_tags,
 )
@@ -65,34 +65,30 @@ class StageRun:
     """
 
     def __init__(self, record: Record | None = None) -> None:
-        self._record, self._code, self._folder = record, _no_code, Path()
+        self._logs, self._record, self._code = record is not None, record or Record(now_ms()), _no_code
         self.is_kept = False
 
     def start(self) -> None:
         """Let MLflow show that it runs. If that fails, it is tried again when the run ends."""
-        if self._record is None:
-            return
         try:
-            start_run(self._record)
-            _SAID.discard(tracking_uri())
+            if self._logs:
+                start_run(self._record)
+                _SAID.discard(tracking_uri())
         except Exception as error:  # MLflow, SQLAlchemy, requests and the artifact stores raise dozens of kinds
             _say(describe_miss(error, "cannot be reached"), tracking_uri())
 
     def metrics(self, values: Mapping[str, float]) -> None:
         """Log final metrics."""
-        if self._record is not None:
-            self._record.points += _points(values)
+        self._record.points += _points(values)
 
     def series(self, name: str, values: Sequence[float]) -> None:
         """Log a curve, one value per step."""
-        if self._record is not None:
-            now = _now_ms()
-            self._record.points += [(name, float(value), now, step) for step, value in enumerate(values)]
+        now = now_ms()
+        self._record.points += [(name, float(value), now, step) for step, value in enumerate(values)]
 
     def tags(self, tags: Mapping[str, str]) -> None:
         """Set tags, which the models that this run registers carry too."""
-        if self._record is not None:
-            self._record.tags |= {key: str(value) for key, value in tags.items()}
+        self._record.tags |= {key: str(value) for key, value in tags.items()}
 
     def artifact(self, path: Path, folder: str | None = None) -> None:
         """Upload a file, or a folder with all of its files, when the run ends.
@@ -100,8 +96,7 @@ class StageRun:
         Args:
             folder: folder of the run's artifacts for the file; None for their top.
         """
-        if self._record is not None:
-            self._record.files.append((str(path), folder))
+        self._record.files.append((str(path), folder))
 
     def table(self, name: str, path: Path) -> None:
         """Log a CSV file as a table, which MLflow's pages show and compare.
@@ -109,8 +104,6 @@ class StageRun:
         Args:
             name: name of the table, ending in .json.
         """
-        if self._record is None:
-            return
         with path.open(newline="") as file:
             columns, *rows = csv.reader(file)
         table = {"columns": columns, "data": [[_number(cell) for cell in row] for row in rows]}
@@ -124,33 +117,31 @@ class StageRun:
         Args:
             context: benchmark, training or evaluation.
         """
-        if self._record is not None:
+        if self._logs:
             self.tags(costs_tags(paths))
             self._record.datasets += [dataset_record(path, context) for path in paths]
 
     def tables(self, path: Path) -> None:
         """Tag the run with the hash of the tables that it works on."""
-        if self._record is not None:
+        if self._logs:
             self.tags({TABLES_SHA256: sha256_of(path)})
 
     def learned_from(self, cost_net: Path) -> None:
         """Tag the run of a policy with the data that its cost network was trained on."""
-        if self._record is not None:
+        if self._logs:
             self.tags(network_tags(cost_net))
 
     def register(self, parts: Mapping[str, Path], code: ServedCode, metrics: Mapping[str, float]) -> None:
-        """Make a model a version of evenshard-cost, and of evenshard-policy where it has a policy.
-
-        A version that has its weights already is taken, which is said.
+        """Register a model when the run ends; see ``ensure_models``.
 
         Args:
             parts: folders of its networks, by the name of the part.
-            code: answers with it where MLflow serves it.
+            code: code that answers where MLflow serves it.
             metrics: its headline metrics.
         """
         from evenshard.sharders.models import COST_MODEL
 
-        if self._record is None:
+        if not self._logs:
             return
         self._code = lambda: code
         self._record.model = {part: str(folder) for part, folder in parts.items()}
@@ -159,10 +150,9 @@ class StageRun:
         self._record.model_metrics = dict(metrics)
 
     def conclude(self, values: Mapping[str, float]) -> None:
-        """Put the loop's headline metrics and its origin on its own run, so that loops can be compared side by side."""
-        if self._record is not None:
-            self._record.loop_points = _points(values)
-            self._record.loop_tags = {key: value for key, value in self._record.tags.items() if key in DATA_TAGS}
+        """Put the loop's headline metrics and its origin on its own run, so that loops can be compared."""
+        self._record.loop_points = _points(values)
+        self._record.loop_tags = {key: value for key, value in self._record.tags.items() if key in DATA_TAGS}
 
     def end(self, status: str) -> None:
         """End the run as FINISHED, FAILED or KILLED, and log it; if MLflow does not take it, the next stage logs it.
@@ -172,12 +162,12 @@ class StageRun:
         Raises:
             TrackingFailed: if MLflow does not take its model, and EVENSHARD_MUST_REGISTER is set.
         """
-        record, self._record = self._record, None
-        if record is None:
+        record, logs, self._logs = self._record, self._logs, False
+        if not logs:
             return
         if status == "KILLED" and record.parent is not None and record.parent.has_exit_handler:
             return
-        record.status, record.end_ms = status, _now_ms()
+        record.status, record.end_ms = status, now_ms()
         # nobody waits for one that was killed
         self.is_kept = not log_record(record, self._code, 0 if status == "KILLED" else MOST_RETRIES)
         if self.is_kept and record.model and os.environ.get(MUST_REGISTER):
@@ -241,24 +231,23 @@ def study_run(study: str, settings: Mapping[str, Any]) -> AbstractContextManager
 
 
 def end_loop(state: str, page: str, tasks: Mapping[str, Sequence[str]] | None = None) -> None:
-    """Writes on the parent run how the loop ended, and ends the runs of its stages that are still open.
+    """Tag the loop's run with its end, and end the runs of its stages that are still open.
 
     Args:
         state: SUCCEEDED, FAILED, CANCELED or UNKNOWN. If it is known, a run is made where no stage has made one.
         page: address of the pipeline's run, or its id.
-        tasks: names of its tasks by what has become of them: failed, stopped, cached or ran.
+        tasks: names of its tasks by their end: failed, stopped, cached or ran.
     """
     parent = current_parent()
     if parent is None:
         return
     tags = {f"{TASKS}{what}": ", ".join(names) for what, names in (tasks or {}).items() if names}
     tags |= {OUTCOME: state, "evenshard.kubeflow_run": page}
-    record = Record(_now_ms(), parent, tags=tags, outcome=state, must_exist=state not in ENDED_AS)
-    log_record(record, _no_code, MOST_RETRIES)
+    loop = replace(parent, tags=tags, outcome=state, must_exist=state not in ENDED_AS)
+    log_record(loop, _no_code, MOST_RETRIES)
 
 
 def _open(stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, Any], about: str = "") -> StageRun:
-    """A new run, the child of the loop of ``params``; of none without them."""
     try:
         require_package("mlflow")
     except MissingPackage as error:
@@ -271,31 +260,24 @@ def _open(stage: str, params: Mapping[str, Any] | None, settings: Mapping[str, A
     tags |= {HARDWARE: str(hardware)} if hardware else {}
     parent = None if params is None else parent_of(params, new_loop=stage == "generate_tables")
     values = {name: str(value)[:6000] for name, value in settings.items()}
-    return StageRun(Record(_now_ms(), parent, secrets.token_hex(8), stage, about, tags, values))
+    key = secrets.token_hex(8)
+    return StageRun(Record(now_ms(), key, parent=parent, name=stage, about=about, tags=tags, params=values))
 
 
 def _say(what: str, about: str) -> None:
-    """Says something once.
-
-    Args:
-        about: server or folder that it is about.
-    """
+    """Warn once about a server or a folder."""
     if about not in _SAID:
         _SAID.add(about)
         log.warning("%s", what)
 
 
-def _points(values: Mapping[str, float]) -> list[tuple[str, float, int, int]]:
-    now = _now_ms()
+def _points(values: Mapping[str, float]) -> list[Point]:
+    now = now_ms()
     return [(name, float(value), now, 0) for name, value in values.items()]
 
 
 def _no_code() -> ServedCode:
     raise ValueError("a model without the code that answers with it")
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)
 
 
 def _number(cell: str) -> float | str | None:

@@ -1,8 +1,9 @@
-"""Tags that say where a run or model comes from: code, settings, hardware, libraries, cost datasets."""
+"""The origin of a run or model as tags and inputs: code, settings, hardware, libraries, cost datasets."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -33,11 +34,13 @@ TABLES_SHA256 = "evenshard.tables_sha256"
 NUM_MEASURED = "evenshard.num_measured"
 DEVICE_ERROR = "evenshard.device_error"
 PROGRAM = "evenshard"
+# MLflow keeps no longer digest; the whole hash stands in a tag.
+DIGEST_LENGTH = 36
 _LISTED = ("torch", "fbgemm-gpu-cpu", "fbgemm-gpu", "numpy", "mlflow")
 
 
 def origin_tags(params: Mapping[str, Any] | None) -> dict[str, str]:
-    """Tags of what runs now: commit ("-dirty" with changed files), hash of params.yaml, versions, program and user."""
+    """Return tags of this process: commit ("-dirty" with changed files), hash of params.yaml, versions and user."""
     commit = _commit()
     tags = {COMMIT: commit, VERSION: __version__, LIBRARIES: _libraries(), **_source()}
     if commit != UNKNOWN:
@@ -48,11 +51,7 @@ def origin_tags(params: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def costs_tags(paths: Sequence[Path]) -> dict[str, str]:
-    """Tags of cost datasets: each file's hash, as we and as DVC count it, and the hardware and versions inside.
-
-    Raises:
-        BadFile: if one cannot be read.
-    """
+    """Return tags of cost datasets: each file's SHA-256 and, as in DVC, MD5, and the hardware and versions inside."""
     origins = [read_lineage(path) for path in paths]
     return {
         COSTS_SHA256: ",".join(map(sha256_of, paths)),
@@ -62,12 +61,45 @@ def costs_tags(paths: Sequence[Path]) -> dict[str, str]:
     }
 
 
-def network_tags(folder: Path) -> dict[str, str]:
-    """Tags of a cost network's folder: what it was trained on; none if that is unknown.
+def dataset_record(path: Path, context: str) -> dict[str, Any]:
+    """Return a cost dataset as plain values for MLflow, without its rows: it can be logged when the file is gone.
 
-    Raises:
-        BadFile: if it cannot be read.
+    Args:
+        context: benchmark, training or evaluation.
     """
+    import pyarrow.parquet as pq
+
+    tags = costs_tags([path])
+    schema = pq.read_schema(path)
+    columns = [_column(name, str(kind)) for name, kind in zip(schema.names, schema.types, strict=True)]
+    return {
+        "dataset": {
+            "name": "/".join(path.parts[-2:]),
+            "digest": tags[COSTS_SHA256][:DIGEST_LENGTH],
+            "source_type": "local",
+            "source": json.dumps({"uri": path.as_posix()}),
+            "schema": json.dumps({"mlflow_colspec": columns}),
+            "profile": json.dumps({"num_rows": pq.read_metadata(path).num_rows, "hardware": tags[HARDWARE]}),
+        },
+        "tags": {"mlflow.data.context": context, **{key: tags[key] for key in (COSTS_SHA256, COSTS_DVC_MD5)}},
+    }
+
+
+def dataset_input(record: Mapping[str, Any]) -> Any:
+    """Return MLflow's entity of such a record."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    return DatasetInput(Dataset(**record["dataset"]), [InputTag(key, value) for key, value in record["tags"].items()])
+
+
+def _column(name: str, kind: str) -> dict[str, object]:
+    if kind.startswith("list"):
+        return {"name": name, "type": "array", "items": {"type": "string"}, "required": True}
+    return {"name": name, "type": {"int64": "long", "double": "double"}.get(kind, "string"), "required": True}
+
+
+def network_tags(folder: Path) -> dict[str, str]:
+    """Return tags of a cost network's training data; none if the folder does not name it."""
     path = folder / TRAINED_ON
     if not path.exists():
         return {}
@@ -99,7 +131,7 @@ def _libraries() -> str:
 
 
 def _source() -> dict[str, str]:
-    """Program and user as MLflow's pages show them; nothing about a user without a name, as in a container."""
+    """Return program and user as MLflow's pages show them; no user without a name, as in a container."""
     program = Path(sys.argv[0]).name
     tags = {"mlflow.source.name": PROGRAM if program in ("", "-c", "-m", "__main__.py") else program}
     tags["mlflow.source.type"] = "LOCAL"

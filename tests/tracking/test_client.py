@@ -14,8 +14,7 @@ import pytest
 import sqlalchemy
 
 from evenshard import tracking
-from evenshard.tracking.client import connect
-from evenshard.tracking.sqlite_file import sqlite_file, usable_file
+from evenshard.tracking.client import connect, sqlite_file, usable_file
 from evenshard.utils.errors import TrackingFailed
 from support.tracking_builders import empty_file, loops
 

@@ -1,0 +1,129 @@
+"""Runs as plain values that JSON can hold: of a stage, and of its loop, which its stages share.
+
+A loop begins when ``generate_tables`` runs or the parameters change; ``work/mlflow_parent.json`` remembers it. Under
+Kubeflow its run is the one that MLFLOW_RUN_ID names, or the one that all pods of one EVENSHARD_LOOP_ID share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from evenshard.tracking.client import address
+from evenshard.tracking.tags import origin_tags
+from evenshard.utils.atomic import atomic_path
+from evenshard.utils.provenance import params_hash
+
+PARENT_FILE = Path("work/mlflow_parent.json")
+LOOP_ID, LOOP_TAG = "EVENSHARD_LOOP_ID", "evenshard.loop_id"
+# Begins the id of a loop whose pipeline runs on this machine.
+LOCAL = "local-"
+# Tag of every run that evenshard makes: one that was made before, perhaps by a call that got no answer, is found.
+KEY_TAG = "evenshard.key"
+# Name, value, time in ms since 1970, step.
+Point = tuple[str, float, int, int]
+
+
+@dataclass
+class Record:
+    """A run of a stage or of a loop.
+
+    Attributes:
+        start_ms, end_ms: its start and end, ms since 1970.
+        key, tag: value of the tag by which it is found, and that tag.
+        run_id: id of a loop's run that another program has made.
+        is_loop: true for the run of a loop.
+        parent: the run of its loop; None for a run outside of any.
+        about: its purpose, in a sentence.
+        params: its settings; of a loop, those of all sections that are known.
+        points: values of its metrics; the same point twice is one point.
+        texts: contents of text artifacts, by name.
+        files: files and folders to upload, each with its folder among the artifacts, or None for their top.
+        datasets: cost datasets; see ``dataset_record``.
+        model: folders of a model to register, by the name of the part; empty for none.
+        model_tags, model_metrics: lineage and headline metrics of its versions.
+        loop_points, loop_tags: metrics and tags for the run of the loop that this stage concludes.
+        status: FINISHED, FAILED or KILLED; "" for a loop that ends with its pipeline.
+        outcome: state of the loop's pipeline, from its exit handler.
+        must_exist: true to log nothing where there is no such run.
+    """
+
+    start_ms: int
+    key: str = ""
+    tag: str = KEY_TAG
+    run_id: str = ""
+    is_loop: bool = False
+    parent: Record | None = None
+    name: str = ""
+    about: str = ""
+    tags: dict[str, str] = field(default_factory=dict)
+    params: dict[str, Any] = field(default_factory=dict)
+    points: list[Point] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)
+    files: list[tuple[str, str | None]] = field(default_factory=list)
+    datasets: list[dict[str, Any]] = field(default_factory=list)
+    model: dict[str, str] = field(default_factory=dict)
+    model_tags: dict[str, str] = field(default_factory=dict)
+    model_metrics: dict[str, float] = field(default_factory=dict)
+    loop_points: list[Point] = field(default_factory=list)
+    loop_tags: dict[str, str] = field(default_factory=dict)
+    status: str = ""
+    end_ms: int = 0
+    outcome: str = ""
+    must_exist: bool = False
+
+    @property
+    def has_exit_handler(self) -> bool:
+        """True for a loop that is RUNNING until a pipeline's exit handler ends it, as on a cluster; here, Ctrl-C does.
+
+        Kubeflow Pipelines runs the handler once: of a run that is tried again, it has ended the loop before.
+        """
+        return self.tag == LOOP_TAG and not self.key.startswith(LOCAL)
+
+
+def now_ms() -> int:
+    """Return the time in ms since 1970."""
+    return int(time.time() * 1000)
+
+
+def parent_of(params: Mapping[str, Any], new_loop: bool) -> Record:
+    """Return the loop of a stage that runs now with these settings; ``work/mlflow_parent.json`` remembers a new one."""
+    if os.environ.get("MLFLOW_RUN_ID") or os.environ.get(LOOP_ID):
+        tags = origin_tags(None)  # a pod knows its own settings alone: their hash is not the loop's
+    else:
+        tags = origin_tags(params)
+        identity = {"uri": address(), "params": params_hash(params)}
+        known = _read_parents()
+        if new_loop or not known.get("key") or {key: known.get(key) for key in identity} != identity:
+            with atomic_path(PARENT_FILE) as draft:
+                draft.write_text(json.dumps({**identity, "key": secrets.token_hex(8)}) + "\n")
+    parent = current_parent()
+    assert parent is not None
+    return replace(parent, tags=tags, params=dict(params))
+
+
+def current_parent() -> Record | None:
+    """Return the loop that the last stage here belonged to, or None."""
+    if injected := os.environ.get("MLFLOW_RUN_ID"):
+        return Record(now_ms(), run_id=injected, is_loop=True)
+    if loop_id := os.environ.get(LOOP_ID):
+        return Record(now_ms(), loop_id, LOOP_TAG, is_loop=True, name=f"loop-{loop_id}")
+    known = _read_parents()
+    if not known.get("key"):
+        return None
+    # The hash of its settings, and the beginning of its key.
+    return Record(now_ms(), known["key"], is_loop=True, name=f"loop-{known['params'][:8]}-{known['key'][:4]}")
+
+
+def _read_parents() -> dict[str, str]:
+    try:
+        content = json.loads(PARENT_FILE.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
