@@ -11,9 +11,8 @@ from typing import Any
 
 from kfp import dsl
 
-from evenshard.kubeflow.cluster import MEASURING, Cluster
+from evenshard.kubeflow.cluster import MEASURING, Cluster, on_cluster
 from evenshard.kubeflow.component import EARLIER, NUM_GPUS, accumulates, input_name, own_file
-from evenshard.kubeflow.pod_spec import on_cluster
 from evenshard.stages.loop import LOOP_SECTIONS, STAGES, BenchmarkConfig, GenerateTablesConfig, LoopConfig
 from evenshard.stages.rounds import Artifact, LoopStep, steps
 from evenshard.stages.stage import Flag, LoopSetting, declarations_of, set_by

@@ -4,8 +4,7 @@ from typing import Any
 
 from kfp import dsl
 
-from evenshard.kubeflow.cluster import Cluster
-from evenshard.kubeflow.pod_spec import on_cluster
+from evenshard.kubeflow.cluster import Cluster, on_cluster
 from evenshard.kubeflow.requests import place_arguments
 from evenshard_components.place.component import place
 

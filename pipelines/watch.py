@@ -4,8 +4,7 @@ from typing import Any
 
 from kfp import dsl
 
-from evenshard.kubeflow.cluster import Cluster
-from evenshard.kubeflow.pod_spec import on_cluster
+from evenshard.kubeflow.cluster import Cluster, on_cluster
 from evenshard.stages.decisions.watch import WatchConfig
 from evenshard.utils.params import section
 from evenshard_components.watch.component import watch

@@ -26,8 +26,7 @@ def merge_costs(
     """
     from pathlib import Path
 
-    from evenshard.kubeflow.pod import add_round, log_metrics, path_of, round_path
-    from evenshard.kubeflow.pod_backlog import backlog_of
+    from evenshard.kubeflow.pod import add_round, backlog_of, log_metrics, path_of, round_path
     from evenshard.stages import merge_costs as stage
 
     folders = [Path(part.path) for part in parts]

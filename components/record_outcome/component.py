@@ -26,10 +26,7 @@ def record_outcome(
     """
     from pathlib import Path
 
-    from evenshard.kubeflow.own_run import look
-    from evenshard.kubeflow.pod import page_of, record_end
-    from evenshard.stages import record_outcome as stage
+    from evenshard.kubeflow.run_outcome import look, page_of, record_end
 
-    page, seen = page_of(run_id), look(run_id)
-    ended = stage.RecordOutcomeInputs(status.state, status.pipeline_job_resource_name, page, seen)
-    record_end(stage.run(ended, Path(outcome.path), Path(summary.path)), page, seen)
+    page, run = page_of(run_id), status.pipeline_job_resource_name
+    record_end(status.state, run, page, look(run_id), Path(outcome.path), Path(summary.path))

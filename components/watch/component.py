@@ -50,7 +50,7 @@ def watch(
     from pathlib import Path
 
     from evenshard.kubeflow.pod import log_metrics, path_or_address, require_address
-    from evenshard.kubeflow.requests import save_placement, watch_training, watched_metrics
+    from evenshard.kubeflow.requests import save_placement, watch_training
 
     found, text = watch_training(
         require_address("traces", traces, traces_address),
@@ -62,5 +62,13 @@ def watch(
     )
     save_placement(found.best, Path(placement.path), Path(plan.path), Path(page.path))
     Path(summary.path).write_text(text)
-    log_metrics(metrics, watched_metrics(found))
+    known: dict[str, float | None] = {
+        "observed_ms": found.comparison.observed_ms,
+        "predicted_ms": found.comparison.predicted_ms,
+        "saves_ms": found.difference.times.saves_ms,
+        "break_even_steps": found.paid.break_even_steps if found.paid else None,
+        "gained_seconds": found.paid.gained_seconds if found.paid else 0.0,
+        "pays": float(found.pays),
+    }
+    log_metrics(metrics, known)
     return found.pays

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from kfp import dsl
 
-from evenshard.kubeflow.pod import log_metrics, record_end, round_costs
-from evenshard.stages.record_outcome import Seen
+from evenshard.kubeflow.pod import log_metrics, round_costs
+from evenshard.kubeflow.run_outcome import Seen, tell_mlflow
 from evenshard.tracking import BACKLOG, stage_run
-from evenshard.tracking.parents import Parent, ensure_parent
+from evenshard.tracking.records import Record
+from evenshard.tracking.run_files import ensure_loop
 from evenshard_components.conftest import CONFIG
 from evenshard_components.generate_tables.component import generate_tables
 from support.tracking_builders import empty_file
@@ -34,7 +35,7 @@ def test_pods_of_one_run_have_one_parent(tmp_path: Path, monkeypatch: pytest.Mon
             with stage_run(stage, LOOP, {}) as run:
                 run.metrics({"one": 1.0})
                 run.conclude({"evenshard.mean_measured_ms": 2.5})
-    record_end("FAILED", "http://kubeflow/#/runs/details/1", Seen(failed=("evaluate",)))
+    tell_mlflow("FAILED", "http://kubeflow/#/runs/details/1", Seen(failed=("evaluate",)))
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("evenshard")
     assert experiment is not None
@@ -91,7 +92,7 @@ def test_the_exit_handler_logs_what_mlflow_has_missed(tmp_path: Path, monkeypatc
             run.metrics({"one": 1.0})
             run.conclude({"evenshard.mean_measured_ms": 2.5})
     assert len(list(tmp_path.glob("volume/*"))) == 1
-    record_end("SUCCEEDED", "http://kubeflow/#/runs/details/1", Seen())
+    tell_mlflow("SUCCEEDED", "http://kubeflow/#/runs/details/1", Seen())
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("evenshard")
     assert experiment is not None
@@ -120,7 +121,7 @@ def test_pods_that_make_a_parent_at_once_agree(monkeypatch: pytest.MonkeyPatch) 
             return list(self.runs)
 
         def create_run(self, experiment: str, start_ms: int, tags: dict[str, str], name: str) -> Run:
-            assert (tags, name) == ({"evenshard.loop_id": "wf-1"}, "loop-wf-1")
+            assert (tags["evenshard.loop_id"], name) == ("wf-1", "loop-wf-1")
             mine = Run("mine", 5)
             self.runs = [mine, Run("theirs", 4)]
             return mine
@@ -131,8 +132,8 @@ def test_pods_that_make_a_parent_at_once_agree(monkeypatch: pytest.MonkeyPatch) 
             self.deleted.append(run_id)
 
     client = Client()
-    parent = Parent(tag="evenshard.loop_id", value="wf-1", name="loop-wf-1")
-    assert ensure_parent(client, "0", parent, 5) == "theirs"
+    loop = Record(5, "wf-1", "evenshard.loop_id", is_loop=True, name="loop-wf-1")
+    assert ensure_loop(client, "0", loop) == "theirs"
     assert client.deleted == ["mine"]
 
 
@@ -162,5 +163,5 @@ def test_without_a_server_nothing_is_tracked(tmp_path: Path, monkeypatch: pytest
     names = ("tables", "tasks", "metrics")
     outputs = {name: dsl.Metrics(name=name, uri=str(tmp_path / "out" / name)) for name in names}
     generate_tables.python_func(config=CONFIG["generate_tables"], **outputs)
-    record_end("SUCCEEDED", "1", Seen())
+    tell_mlflow("SUCCEEDED", "1", Seen())
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

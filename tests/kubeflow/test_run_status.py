@@ -13,10 +13,10 @@ from kfp_server_api import ApiClient
 
 from evenshard.kubeflow.run_status import (
     NOTED_WITHIN,
+    OPEN,
     RunStatus,
     TaskStatus,
     failure_of,
-    has_open,
     record_ends,
     tasks_of,
     was_stopped,
@@ -140,7 +140,7 @@ def test_of_28_real_runs_the_record_of_two_ends() -> None:
             assert until in (None, last), (name, moment)
             if until is not None:
                 said.setdefault(name, moment - last)
-            if finished_at is not None and has_open(nodes):
+            if finished_at is not None and any(one.state in OPEN for one in nodes):
                 open_at_the_end.add(name)
     assert said.keys() == {"train_succeeded", "parts2"} < open_at_the_end
     assert all(NOTED_WITHIN < after < 2 * NOTED_WITHIN for after in said.values())

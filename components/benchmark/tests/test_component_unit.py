@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evenshard.kubeflow import pod_measurement as measuring
+from evenshard.kubeflow import pod
 from evenshard.measure.cost_rows import read_rows
 from evenshard.measure.journal import Journal, Visit
 from evenshard.utils.errors import BadConfig, MeasurementFailed
@@ -81,7 +81,7 @@ class Processes:
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
     started = Processes()
-    monkeypatch.setattr(measuring, "_exit_code", started.run)
+    monkeypatch.setattr(pod, "_exit_code", started.run)
     return started
 
 

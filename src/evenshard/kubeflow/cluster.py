@@ -1,7 +1,7 @@
-"""Settings of a cluster for each stage, in one YAML file; ``pipelines/cluster.yaml`` says what every line means.
+"""Settings of a cluster for each stage, from one YAML file into Kubeflow Pipelines' platform spec.
 
-``evenshard place --cluster`` takes another kind of file, of the machine that tables are placed on
-(``planner.cluster_file``); who gives the one for the other is told so.
+``pipelines/cluster.yaml`` explains every line. ``evenshard place --cluster`` takes another kind of file, of the machine
+that tables are placed on (``planner.cluster_file``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from evenshard.kubeflow.component import image
+from evenshard.kubeflow.pod_journal import FOLDER as JOURNAL_FOLDER
+from evenshard.kubeflow.retry import PAUSES
 from evenshard.stages.loop import STAGES
+from evenshard.tracking import BACKLOG, BACKLOG_NAME, LOOP_ID
 from evenshard.utils.errors import BadConfig, blame_file
 from evenshard.utils.messages import brief
 from evenshard.utils.params import CORRECT_IT, load_params, require, section
@@ -22,16 +26,31 @@ BACKOFF_FACTOR = 2
 _NAME = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 _LABEL = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _QUANTITY, _SECONDS = r"\d+(\.\d+)?(m|[kMGTP]i?)?", r"\d+s"
-# Patterns of a stage's settings, each with the remedy for another value.
+_FOLDER = r"(?!/)(?!(.*/)?\.\.(/|$)).*"
+# Patterns of settings by name, each with the remedy for another value.
 _FORMS = {
     **dict.fromkeys(("cpu", "memory", "shared_memory"), (_QUANTITY, "Write it as 4, 250m or 32Gi")),
     **dict.fromkeys(("backoff", "max_backoff"), (_SECONDS, "Write seconds, such as 60s")),
     "gpu_product": (_LABEL, "Name one of `kubectl get nodes -L nvidia.com/gpu.product`"),
     "queue": (_NAME, "Name one of `kubectl get localqueues`"),
     **dict.fromkeys(("gpus", "timeout_minutes", "retries"), (r"\d+", "Make it at least 0")),
+    "num_parts": (r"[1-9]\d*", "Make it at least 1"),
+    "claim": (_NAME, "Name one of `kubectl get pvc`"),
+    "path": (r"/.*[^/].*", "Name a folder such as /data"),
+    **dict.fromkeys(("caches", "journals"), (_FOLDER, "Name a folder of the volume, such as caches")),
 }
 # Folders for caches by the variable that names them: matplotlib's and others', compiled kernels, compiled graphs.
 CACHES = {"XDG_CACHE_HOME": "home", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+# Before another pod takes the place of one that was deleted.
+#
+# Argo lets it pass before it looks whether it retries at all: so long, a task whose input is bad is shown as running.
+FIRST_PAUSE = "5s"
+# No pod lives so long: Argo counts from the start of the first one, and neither makes nor keeps another one after it.
+#
+# (kubeflow/pipelines#14245; kfp's own word for it is the longest pause.)
+RETRIED_WITHIN = f"{30 * 24 * 3600}s"
+# The label by which Kueue knows a pod that it is to admit.
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _Settings = TypeVar("_Settings")
 # Keys of the other kind of file; see ``planner.cluster_file``.
 OF_A_MACHINE = ("hosts", "intra", "inter", "nodes_per_domain")
@@ -113,20 +132,8 @@ class Volume:
     caches: str = "caches"
     journals: str = "journals"
 
-    def problem(self) -> str | None:
-        """Return in one clause why it is impossible, or None."""
-        if not re.fullmatch(_NAME, self.claim):
-            return f"claim is {brief(self.claim)}, which no PersistentVolumeClaim is called"
-        if not self.path.startswith("/") or self.path.rstrip("/") == "":
-            return f"path is {brief(self.path)}, not a folder such as /data"
-        for name in ("caches", "journals"):
-            folder = getattr(self, name)
-            if folder.startswith("/") or ".." in Path(folder).parts:
-                return f"{name} is {brief(folder)}, not a folder of the volume such as {name}"
-        return None
-
     def folder(self, name: str) -> str:
-        """Return the path of one of its folders."""
+        """Return the path of one of its folders in pods."""
         return f"{self.path.rstrip('/')}/{name}"
 
 
@@ -164,9 +171,67 @@ class Cluster:
         return replace(self, stages={**self.stages, **measuring})
 
     def for_one_machine(self) -> Cluster:
-        """Return the cluster without what one machine lacks: parts, retries after a wait, and pods to limit."""
+        """Return the cluster without parts, retries and GPUs of pods."""
         here = {name: replace(one, retries=0, gpus=0) for name, one in self.stages.items()}
         return replace(self, num_parts=1, stages=here)
+
+
+def on_cluster(task: Any, stage: str, cluster: Cluster) -> Any:
+    """Return the pipeline task with image, resources, retries, timeout, cache and secrets of its stage."""
+    from kfp import kubernetes
+
+    has = cluster.stages[stage]
+    task.set_container_image(image())
+    task.set_cpu_request(has.cpu).set_cpu_limit(has.cpu)
+    task.set_memory_request(has.memory).set_memory_limit(has.memory)
+    task.set_caching_options(has.cache)
+    task.set_retry(
+        num_retries=has.retries,
+        backoff_duration=FIRST_PAUSE,
+        backoff_factor=BACKOFF_FACTOR,
+        backoff_max_duration=RETRIED_WITHIN,
+    )
+    if has.retries:
+        task.set_env_variable(PAUSES, " ".join(map(str, has.pauses_s)))
+    if has.timeout_minutes:
+        kubernetes.set_timeout(task, 60 * has.timeout_minutes)
+    if has.shared_memory is not None:
+        kubernetes.empty_dir_mount(
+            task, volume_name="shared-memory", mount_path="/dev/shm", medium="Memory", size_limit=has.shared_memory
+        )
+    # Argo puts it on every pod of a run: all stages of a loop find the same parent run in MLflow by it
+    kubernetes.use_field_path_as_env(task, LOOP_ID, "metadata.labels['workflows.argoproj.io/workflow']")
+    kubernetes.set_security_context(task, run_as_non_root=True)
+    labels = {**cluster.labels, **({QUEUE_LABEL: has.queue} if has.queue else {})}
+    for key, value in labels.items():
+        kubernetes.add_pod_label(task, key, value)
+    selectors = dict(cluster.node_selector)
+    if has.gpus:
+        task.set_accelerator_type(cluster.gpu.resource).set_accelerator_limit(has.gpus)
+        selectors |= cluster.gpu.node_selector
+        if has.gpu_product:
+            selectors[cluster.gpu.product_label] = has.gpu_product
+        for one in cluster.gpu.tolerations:
+            kubernetes.add_toleration(task, key=one.key, operator=one.operator, value=one.value, effect=one.effect)
+    for key, value in selectors.items():
+        kubernetes.add_node_selector(task, key, value)
+    if cluster.volume is not None:
+        kubernetes.mount_pvc(task, pvc_name=cluster.volume.claim, mount_path=cluster.volume.path)
+        task.set_env_variable(BACKLOG, f"{cluster.volume.path}/{BACKLOG_NAME}")
+        for name, folder in CACHES.items() if cluster.volume.caches else ():
+            task.set_env_variable(name, f"{cluster.volume.folder(cluster.volume.caches)}/{folder}")
+        if stage in MEASURING and cluster.volume.journals:
+            task.set_env_variable(JOURNAL_FOLDER, cluster.volume.folder(cluster.volume.journals))
+    # all optional: a cluster without MLflow, or with S3 rights from its service account, has none
+    if cluster.config_map:
+        kubernetes.use_config_map_as_env(
+            task, cluster.config_map, {key: key for key in cluster.config_keys}, optional=True
+        )
+    for name, keys in cluster.secrets.items():
+        kubernetes.use_secret_as_env(task, name, {key: key for key in keys}, optional=True)
+    if cluster.image_pull_secrets:
+        kubernetes.set_image_pull_secrets(task, list(cluster.image_pull_secrets))
+    return task
 
 
 @blame_file
@@ -174,7 +239,6 @@ def load_cluster(path: Path) -> Cluster:
     """Return the settings in a YAML file.
 
     Raises:
-        BadFile: if it is missing or no YAML mapping.
         BadConfig: if a setting is unknown, missing or impossible; the message names it.
     """
     content = load_params(path)
@@ -191,28 +255,29 @@ def load_cluster(path: Path) -> Cluster:
         block = by_stage[name]
         require(isinstance(block, dict), f"{path}: stages.{name} is {brief(block)}. Write `key: value` lines under it.")
     default = by_stage.get("default", {})
-    stages = {name: _resources(path, name, {**default, **by_stage.get(name, {})}) for name in COMPONENTS}
+    stages = {}
+    for name in COMPONENTS:
+        values = {**default, **by_stage.get(name, {})}
+        as_text = {key: str(value) if key in ("cpu", "memory") else value for key, value in values.items()}
+        stages[name] = _read_settings(f"{path}: stages.{name}", as_text, StageResources)
     cluster = _read_settings(str(path), {**content, "stages": {}}, Cluster)
-    require(cluster.num_parts >= 1, f"{path}: num_parts is {cluster.num_parts}. Make it at least 1.")
-    if cluster.volume is not None and (problem := cluster.volume.problem()):
-        raise BadConfig(f"{path}: volume.{problem}. Correct it.")
+    if cluster.volume is not None:
+        _check_forms(f"{path}: volume", cluster.volume)
     return replace(cluster, stages=stages)
-
-
-def _resources(path: Path, name: str, values: dict[str, Any]) -> StageResources:
-    where = f"{path}: stages.{name}"
-    as_text = {key: str(value) if key in ("cpu", "memory") else value for key, value in values.items()}
-    found = _read_settings(where, as_text, StageResources)
-    for key, (form, remedy) in _FORMS.items():
-        value = getattr(found, key)
-        fits = value is None or re.fullmatch(form, str(value)) is not None
-        require(fits, f"{where}.{key} is {brief(value)}. {remedy}.")
-    return found
 
 
 def _read_settings(where: str, values: dict[str, Any], kind: type[_Settings]) -> _Settings:
     """Return settings as their dataclass; errors name ``where``, which is no section of params.yaml."""
     try:
-        return section({"": values}, "", kind)
+        found = section({"": values}, "", kind)
     except BadConfig as error:
         raise BadConfig(str(error).replace("params section ", where).replace(CORRECT_IT, "Correct it.")) from None
+    _check_forms(where, found)
+    return found
+
+
+def _check_forms(where: str, settings: Any) -> None:
+    for key, (form, remedy) in _FORMS.items():
+        value = getattr(settings, key, None)
+        fits = value is None or re.fullmatch(form, str(value)) is not None
+        require(fits, f"{where}.{key} is {brief(value)}. {remedy}.")

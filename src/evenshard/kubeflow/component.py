@@ -1,16 +1,8 @@
 """The names of a component: its image, the addresses that it reads, and its inputs, outputs and parameters.
 
-The image of every stage is that of EVENSHARD_IMAGE when a pipeline is compiled. Kubeflow's cache knows an image by its
-name. A name that may mean another image tomorrow would give yesterday's results for tomorrow's code, so the name needs
-a version or a digest.
-
-===========================  ==========================================================================================
-``s3://bucket/key``          the pod reads it with boto3: endpoint and keys are those of the namespace
-``/path``                    the pod reads it: a file of its image, or of a volume
-``minio://``, ``gs://``      Kubeflow's importer brings it: the pipeline has to be compiled with such an address
-===========================  ==========================================================================================
-
-Kubeflow's importer takes ``s3://`` too, but only Amazon's: it puts the bucket into the name of the host.
+A pod reads ``s3://bucket/key`` with boto3, and ``/path`` in its image or on a volume. Kubeflow's importer brings
+``minio://`` and ``gs://`` to a pipeline that was compiled with such an address. It takes ``s3://`` too, but only
+Amazon's: it puts the bucket into the name of the host.
 """
 
 from __future__ import annotations
@@ -38,6 +30,8 @@ _NAME = re.compile(
 def image() -> str:
     """Return the image of EVENSHARD_IMAGE, or the one that ``make image`` builds of this version.
 
+    Kubeflow's cache knows an image by its name: a tag that moves would give yesterday's results for today's code.
+
     Raises:
         BadConfig: if its name has neither a version nor a digest.
     """
@@ -55,7 +49,7 @@ def image() -> str:
 
 
 def is_imported(address: str) -> bool:
-    """True if Kubeflow has to bring what is there."""
+    """True for an address that Kubeflow has to import."""
     return address.startswith(IMPORTED)
 
 

@@ -1,7 +1,7 @@
 """Runs of a pipeline on this machine with kfp.local, each task a process or a container.
 
-Containers run through a Docker API, Docker's own or podman's. kfp.local takes a container that it no longer finds for a
-success, and a failed one may be gone (kubeflow/pipelines#13332): files tell how a run ended.
+kfp.local takes a container that it no longer finds for a success, and a failed one may be gone
+(kubeflow/pipelines#13332): its files show how a run ended.
 """
 
 from __future__ import annotations
@@ -32,10 +32,8 @@ from evenshard.utils.s3 import is_address
 from evenshard.utils.scratch import scratch_folder
 
 TERMINAL_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-# The file with kfp's log, in the folder of a run.
-LOG = "log.txt"
-# Lines of the log of a failed run that are shown at its end.
-LAST_LINES = 20
+LOG = "log.txt"  # kfp's, in the folder of a run
+LAST_LINES = 20  # of the log of a failed run, shown at its end
 _KFP = re.compile(r"(\d\d:\d\d:\d\d)\.\d+ - (?:INFO - (?=Executing task |.* finished with status )|(?!INFO)\w+ - )(.*)")
 _OF_A_TASK = re.compile(r"\s+\d\d:\d\d:\d\d \S")
 _DUMP = re.compile(r"\s*([{}\[\]\"]|$)|-+$")
@@ -49,10 +47,6 @@ def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, e
         runner: subprocess or container. The latter needs a Docker API, such as podman's, and the image.
         out: folder that gets a new folder for this run.
         expected: a file that the run must leave, such as ``evaluate/report/metrics.json``.
-
-    Raises:
-        BadConfig: if there is no Docker API, or it has no image.
-        PipelineFailed: if a task fails, or the file is missing.
     """
     from kfp import local
 
@@ -62,32 +56,28 @@ def run_here(pipeline: Any, values: Mapping[str, Any], runner: str, out: Path, e
         _redirect_log(scratch / LOG, lambda: _find_run_folder(out, before)) as run_log,
         _one_loop(),
     ):
-        files = [value for value in values.values() if _is_file(value)]
+        files = [one for one in values.values() if isinstance(one, str) and one.startswith("/") and Path(one).exists()]
         chosen = local.SubprocessRunner(use_venv=False) if runner == "subprocess" else container_runner(files)
         # kfp removes the workspace after each run, so it is never a folder of the user's
         local.init(chosen, pipeline_root=str(out.resolve()), workspace_root=str(scratch / "workspace"))
+        problem = ""
         try:
             pipeline(**values)
         except Exception as error:  # kfp.local raises bare RuntimeErrors
-            said = " ".join(TERMINAL_COLOURS.sub("", str(error)).split())
-            print(run_log.last_lines(), file=sys.stderr)
-            raise PipelineFailed(f"{said} {_where_it_says_why(_find_run_folder(out, before))}") from None
+            problem = " ".join(TERMINAL_COLOURS.sub("", str(error)).split())
         made = _find_run_folder(out, before)
-        if made is None or not any(made.glob(expected)):
+        if made is None or problem or not any(made.glob(expected)):
+            problem = problem or f"{made or out} lacks {expected}: a task has failed."
             print(run_log.last_lines(), file=sys.stderr)
-            lacks = f"{made or out} lacks {expected}: a task has failed."
-            raise PipelineFailed(f"{lacks} {_where_it_says_why(made)}")
+            raise PipelineFailed(f"{problem} Its own output above{f', or {made / LOG},' if made else ''} says why.")
     return made
 
 
 def container_runner(shown: Sequence[str] = ()) -> Any:
-    """Return the runner of kfp, if there is a Docker API that has the image.
+    """Return the runner of kfp; raise BadConfig unless there is a Docker API that has the image.
 
     Args:
-        shown: files and folders of this machine that containers find where they are here, but cannot write.
-
-    Raises:
-        BadConfig: if not.
+        shown: files and folders of this machine that containers can read, at the same paths.
     """
     from kfp import local
 
@@ -114,17 +104,17 @@ def container_runner(shown: Sequence[str] = ()) -> Any:
 def _require_image(api: Any, name: str) -> None:
     import docker.errors
 
-    try:
+    with contextlib.suppress(docker.errors.ImageNotFound):
         api.images.get(name)
-    except docker.errors.ImageNotFound:
-        try:
-            api.images.pull(name)
-        except docker.errors.APIError as error:
-            remedy = "Name" if checkout() is None else "Build it with `make image`, or name"
-            raise BadConfig(
-                f"image {name} is neither on this machine nor can it be pulled ({reason_of(error)}). "
-                f"{remedy} another one in EVENSHARD_IMAGE."
-            ) from None
+        return
+    try:
+        api.images.pull(name)
+    except docker.errors.APIError as error:
+        remedy = "Name" if checkout() is None else "Build it with `make image`, or name"
+        raise BadConfig(
+            f"image {name} is neither on this machine nor can it be pulled ({reason_of(error)}). "
+            f"{remedy} another one in EVENSHARD_IMAGE."
+        ) from None
 
 
 def _find_run_folder(out: Path, before: Collection[Path]) -> Path | None:
@@ -132,26 +122,14 @@ def _find_run_folder(out: Path, before: Collection[Path]) -> Path | None:
     return made[-1] if made else None
 
 
-def _where_it_says_why(made: Path | None) -> str:
-    return "Its own output above says why." if made is None else f"Its own output above, or {made / LOG}, says why."
-
-
 def local_file(address: str) -> str:
-    """Return a file as a task on this machine takes it: an absolute path, or its address on S3.
-
-    Raises:
-        BadFile: if there is no such file.
-    """
+    """Return a file as a task on this machine takes it: an absolute path, or its address on S3."""
     if is_address(address):
         return address
     path = Path(address.removeprefix("file://"))
     if not path.exists():
         raise BadFile(path, "no such file", "Name a file or folder of this machine.")
     return str(path.resolve())
-
-
-def _is_file(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith("/") and Path(value).exists()
 
 
 def _one_loop() -> contextlib.AbstractContextManager[None]:
@@ -180,23 +158,19 @@ def _redirect_log(path: Path, folder: Callable[[], Path | None]) -> Iterator[Run
 
 
 class RunLog(io.TextIOBase):
-    """The stdout of a pipeline that runs: all of it for a file, and what a user wants to know for the terminal.
+    """The stdout of a pipeline that runs.
 
     Kubeflow's executor prints the inputs and outputs of every task as JSON. Tasks may print from several threads.
 
     Args:
         file: gets every line, without colours.
-        shown: gets the beginning and the end of tasks, what they log, and warnings.
+        shown: gets the beginning and the end of tasks, their log lines, and warnings.
     """
 
     def __init__(self, file: TextIO, shown: TextIO) -> None:
         super().__init__()
         self._file, self._shown = file, shown
         self._rest, self._last, self._lock = "", deque[str](maxlen=LAST_LINES), threading.Lock()
-
-    def writable(self) -> bool:
-        """See ``io``."""
-        return True
 
     def write(self, text: str) -> int:
         """See ``io``."""
@@ -207,7 +181,7 @@ class RunLog(io.TextIOBase):
         return len(text)
 
     def last_lines(self) -> str:
-        """Return the last lines that are no JSON: why a run has failed stands there."""
+        """Return the last lines that are no JSON."""
         return "\n".join(self._last)
 
     def _take(self, line: str) -> None:

@@ -34,10 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def compile_to(pipeline: Any, path: Path, values: Mapping[str, Any]) -> None:
-    """Write the package and its platform spec as two YAML documents in one file.
-
-    Args:
-        values: become the defaults of the pipeline's parameters.
+    """Write the package, with these defaults of its parameters, and its platform spec as two documents of a YAML file.
 
     Raises:
         BadConfig: if the path does not end in .yaml.
@@ -52,11 +49,7 @@ def compile_to(pipeline: Any, path: Path, values: Mapping[str, Any]) -> None:
 
 
 def pipeline_documents(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return package and platform spec of a compiled pipeline.
-
-    Raises:
-        BadFile: if it is missing or none.
-    """
+    """Return package and platform spec of a compiled pipeline; raise BadFile if it is missing or none."""
     remedy = "Write it with `evenshard pipeline compile`."
     try:
         documents = [one for one in load_documents(read_text(path)) if isinstance(one, dict)]
@@ -91,8 +84,8 @@ def require_fits(package: Path, values: Mapping[str, Any]) -> None:
 def data_hash(source: str, runs_now: bool = True) -> str:
     """Return the hash of a table file's content: that in a .dvc file beside it, or its own SHA-256.
 
-    It is "" if there is no such file, for an address that this machine cannot read, and for one on S3 unless the run
-    starts at once (``runs_now``): another file may be there some other day.
+    It is "" if this machine has or can read no such file, and for an address on S3 unless the run starts at once
+    (``runs_now``): another file may be there some other day.
     """
     if is_address(source):
         try:

@@ -1,51 +1,41 @@
-"""A component's work around its stage: finds files in artifacts, runs the stage, reports its metrics."""
+"""The work of a component around its stage: files in artifacts, the journal, GPUs, MLflow's run files and metrics."""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from evenshard import tracking
-from evenshard.api.serving import served_code
-from evenshard.kubeflow.component import (
-    EARLIER,
-    METRICS,
-    NUM_GPUS,
-    accumulates,
-    input_name,
-    own_file,
-    require_readable,
-)
-from evenshard.kubeflow.pod_backlog import backlog_of
+from evenshard.kubeflow import component
+from evenshard.kubeflow.component import accumulates, input_name, require_readable
 from evenshard.kubeflow.pod_journal import kept_journal
-from evenshard.kubeflow.pod_measurement import on_gpus
-from evenshard.kubeflow.remote import ENDPOINT, run_page
 from evenshard.kubeflow.retry import with_retries
 from evenshard.stages.loop import STAGES
-from evenshard.stages.record_outcome import Seen
-from evenshard.stages.stage import Flag, LoopSetting, Reads, Stage, Writes, declarations_of
+from evenshard.stages.stage import Flag, LoopSetting, Reads, Stage, Writes, declarations_of, flags
+from evenshard.tracking import BACKLOG, BACKLOG_NAME
 from evenshard.utils.console import log_to_stderr
-from evenshard.utils.errors import BadConfig
+from evenshard.utils.errors import BadConfig, MeasurementFailed
+from evenshard.utils.process import environment, on_sigterm, terminate
+from evenshard.utils.scratch import scratch_folder
 
-# The table pool, inside the artifact ``tables``: what reads a table file goes by its suffix.
+# The table pool, inside the artifact ``tables``: a table file is read by its suffix.
 TABLES = "tables.parquet"
+log = logging.getLogger(__name__)
 
 
 def run_in_pod(name: str, **arguments: Any) -> None:
     """Run a stage of the loop on the arguments of its component; see ``evenshard.kubeflow.component``.
 
     MLflow gets the run where MLFLOW_TRACKING_URI names a server: a file in a pod would be gone with it.
-
-    Raises:
-        BadInput: if an input cannot be read or a setting makes no sense.
-        MeasurementFailed: if a kernel fails.
     """
     # after torch: the stage's code is imported here, not where a pipeline is compiled
     from evenshard.stages.runner import run_stage
@@ -53,19 +43,19 @@ def run_in_pod(name: str, **arguments: Any) -> None:
     log_to_stderr()
     logging.getLogger().setLevel(logging.WARNING)  # KFP's executor shows every library's log, and FBGEMM's is long
     (stage,) = (one for one in STAGES if one.name == name)
-    own = own_file(stage)
+    own = component.own_file(stage)
     overrides = {name: {own: path_or_address(arguments[own], arguments[f"{own}_address"])}} if own else {}
     sections = dict(zip(stage.sections, (arguments["config"], arguments.get("measure")), strict=False))
     settings = stage.settings(sections, overrides)
     inputs, outputs = _inputs(stage, arguments), _outputs(stage, arguments)
     params = {section: asdict(one) for section, one in settings.items()}
     with backlog_of(*_artifacts(stage, arguments)), _with_journal(stage, inputs, arguments) as inputs:
-        if num_gpus := arguments.get(NUM_GPUS, 0):
-            metrics = with_retries(on_gpus)(stage, num_gpus, params, inputs, outputs)  # the command logs to MLflow
+        if num_gpus := arguments.get(component.NUM_GPUS, 0):
+            metrics = with_retries(_measure)(stage, num_gpus, params, inputs, outputs)  # the command logs to MLflow
         else:
             tracked = bool(os.environ.get("MLFLOW_TRACKING_URI"))
             metrics = run_stage(stage, settings, inputs, outputs, params, tracked, with_retries).metrics
-    log_metrics(arguments[METRICS], metrics)
+    log_metrics(arguments[component.METRICS], metrics)
 
 
 def _inputs(stage: Stage, arguments: Mapping[str, Any]) -> Any:
@@ -86,30 +76,32 @@ def _with_journal(stage: Stage, inputs: Any, arguments: Mapping[str, Any]) -> It
     if not stage.measures:
         yield inputs
         return
-    output = next(name for name, one in declarations_of(stage.outputs, Writes).items() if one.artifact)
-    with kept_journal(stage.run_name(inputs), str(arguments[output].uri)) as journal:
+    output = next(iter(_written(stage, arguments).values()))
+    with kept_journal(stage.run_name(inputs), str(output.uri)) as journal:
         yield replace(inputs, journal=journal)
 
 
 def _outputs(stage: Stage, arguments: Mapping[str, Any]) -> Any:
     values = {}
-    for name, one in declarations_of(stage.outputs, Writes).items():
-        if not one.artifact:
-            continue
-        path = Path(arguments[name].path)
+    for name, artifact in _written(stage, arguments).items():
+        path = Path(artifact.path)
         if accumulates(name):
-            values[name] = add_round(path, arguments["round_number"], path_of(arguments[EARLIER]))
+            values[name] = add_round(path, arguments["round_number"], path_of(arguments[component.EARLIER]))
         else:
             values[name] = _file_in(path, name)
     return stage.outputs(**values)
 
 
+def _written(stage: Stage, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: arguments[name] for name, one in declarations_of(stage.outputs, Writes).items() if one.artifact}
+
+
 def _artifacts(stage: Stage, arguments: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
     """Return the artifacts that a stage reads and writes; of parts side by side, the first alone reads any."""
     read = [path_of(arguments[input_name(stage, name)]) for name in declarations_of(stage.inputs, Reads)]
-    written = [arguments[name].path for name, one in declarations_of(stage.outputs, Writes).items() if one.artifact]
     is_first = arguments.get("part", 1) == 1
-    return [path for path in read if path is not None and is_first], [Path(path) for path in written]
+    written = [Path(one.path) for one in _written(stage, arguments).values()]
+    return [path for path in read if path is not None and is_first], written
 
 
 def _file_in(path: Path, name: str) -> Path:
@@ -122,11 +114,7 @@ def path_of(artifact: Any) -> Path | None:
 
 
 def path_or_address(artifact: Any, address: str) -> str | None:
-    """Return the path of an artifact, or an address that the stage reads itself; None for neither.
-
-    Raises:
-        BadConfig: if that is an address which a pod cannot read.
-    """
+    """Return the path of an artifact, or an address if a pod can read it itself; None for neither."""
     if artifact is not None:
         return str(artifact.path)
     require_readable(address)
@@ -135,8 +123,7 @@ def path_or_address(artifact: Any, address: str) -> str | None:
 
 def require_address(name: str, artifact: Any, address: str) -> str:
     """Return the same for an input that a task needs; raise BadConfig if there is neither."""
-    found = path_or_address(artifact, address)
-    if found is None:
+    if (found := path_or_address(artifact, address)) is None:
         raise BadConfig(f"the address of {name} is empty. Give one.")
     return found
 
@@ -146,20 +133,6 @@ def log_metrics(metrics: Any, values: Mapping[str, float | None]) -> None:
     for name, value in values.items():
         if value is not None and math.isfinite(value):
             metrics.log_metric(name, float(value))
-
-
-def record_end(state: str, page: str, seen: Seen) -> None:
-    """Tell MLflow how the run ended, where MLFLOW_TRACKING_URI names a server."""
-    if os.environ.get("MLFLOW_TRACKING_URI"):
-        tracking.log_backlog(served_code)
-        ended = "stopped" if state == "CANCELED" else "failed"
-        tracking.end_loop(state, page, {ended: seen.failed, "cached": seen.cached, "ran": seen.ran})
-
-
-def page_of(run_id: str) -> str:
-    """Return the address of a run's page, where KF_PIPELINES_ENDPOINT is set in the pod; else its id."""
-    endpoint = os.environ.get(ENDPOINT)
-    return run_page(endpoint, run_id) if endpoint else run_id
 
 
 def round_path(folder: Path, round_number: int) -> Path:
@@ -173,8 +146,82 @@ def round_costs(folder: Path) -> tuple[Path, ...]:
 
 
 def add_round(folder: Path, round_number: int, earlier: Path | None) -> Path:
-    """Copy the cost datasets of earlier rounds into ``folder``; return where this round's is to go."""
+    """Copy the cost datasets of earlier rounds into ``folder``; return the path for this round's."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in round_costs(earlier) if earlier is not None else ():
         shutil.copy(path, folder / path.name)
     return round_path(folder, round_number)
+
+
+def _measure(stage: Stage, num_gpus: int, params: Mapping[str, Any], inputs: Any, outputs: Any) -> dict[str, float]:
+    """Run the command of a stage that measures, under torchrun where the pod has several GPUs; return its metrics.
+
+    It is a process of its own: after a kernel that fails, a process can do no more with its GPU.
+    """
+    with scratch_folder() as scratch:
+        settings, metrics = scratch / "params.yaml", scratch / "metrics.json"
+        settings.write_text(json.dumps(dict(params)))
+        words = [sys.executable]
+        if num_gpus > 1:
+            words += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_gpus)]
+        words += ["-m", "evenshard", stage.command, "--params", str(settings), "--metrics", str(metrics)]
+        for of in (inputs, outputs):
+            for name, flag in flags(type(of)).items():
+                value = getattr(of, name)
+                if value is not None:
+                    words += [flag, *map(str, value if isinstance(value, tuple) else (value,))]
+        log.info("%d GPUs: %s", num_gpus, " ".join(words))
+        code = _exit_code(words, scratch)
+        if code == 2 and num_gpus == 1:  # torchrun tells 1 of everything
+            raise BadConfig(f"{stage.command}: bad input. See above.")
+        if code:
+            raise MeasurementFailed(f"{stage.command} on {num_gpus} GPUs ended with exit code {code}. See above.")
+        found: dict[str, float] = json.loads(metrics.read_text())
+        return found
+
+
+def _exit_code(words: Sequence[str], folder: Path) -> int:
+    """Return the exit code of a command, which gets a SIGTERM too and has time to end properly."""
+    stopped = []
+    with subprocess.Popen(words, cwd=folder) as child:
+
+        def stop() -> None:
+            stopped.append(True)
+            child.terminate()
+
+        with on_sigterm(stop):
+            code = child.wait()
+    if stopped:
+        terminate()
+    return code
+
+
+@contextmanager
+def backlog_of(inputs: Iterable[Path], outputs: Iterable[Path]) -> Iterator[None]:
+    """Carry the runs that MLflow has missed from the artifacts that are read to the first folder that is written.
+
+    A pod's own files go with it, and other pods see the artifacts that they read, no more. Where EVENSHARD_BACKLOG
+    names a folder on a volume, all pods share that one, the exit handler too, and nothing is carried.
+    """
+    if os.environ.get(BACKLOG):
+        yield
+        return
+    with scratch_folder() as scratch:
+        own = scratch / BACKLOG_NAME
+        _carry(inputs, own)
+        try:
+            with environment({BACKLOG: str(own)}):
+                yield
+        finally:
+            target = next(filter(Path.is_dir, outputs), None)
+            if target is not None and own.is_dir():
+                _carry([scratch], target / BACKLOG_NAME)
+
+
+def _carry(folders: Iterable[Path], target: Path) -> None:
+    for backlog in filter(Path.is_dir, (folder / BACKLOG_NAME for folder in folders)):
+        for run in sorted(backlog.glob("[!.]*")):
+            target.mkdir(parents=True, exist_ok=True)
+            if not (target / run.name).exists():
+                shutil.move(run, target / run.name)
+        shutil.rmtree(backlog)

@@ -1,4 +1,4 @@
-"""The journal of a stage that measures, kept where the end of its pod does not take it: on a volume, or on S3 in parts.
+"""The journal of a stage that measures, kept beyond the end of its pod: on a volume, or on S3 in parts.
 
 ::
 
@@ -6,9 +6,9 @@
     s3://bucket/journals/evenshard-train-2w4hm/benchmark_2_part_1/20261123T113445-9f2c/   the same, in a file for each
         000000000000 000000018231                                                ten seconds, called by its first byte
 
-A try begins with what the tries before it have measured. What of that counts, the journal itself decides: the same
-placement of the same tables, on the same hardware, with the same settings. Each try writes a journal of its own, as
-the pod of an earlier one may still run on a node that is lost. All go when the stage has written its results.
+A try begins with the measurements of earlier tries; the journal itself decides which of them count. Each try writes a
+journal of its own, because the pod of an earlier try may still run on a lost node. All go when the stage has written
+its results.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def kept_journal(task: str, output_address: str) -> Iterator[Path | None]:
-    """Yield the journal that a stage is to write, with the measurements of earlier tries of the task.
+    """Yield the journal for a stage, with the measurements of earlier tries of the task; None where none can be kept.
 
-    It is removed if the block ends well, and else stays for the next try. None where it can be kept nowhere.
+    It is removed if the block ends well, and stays for the next try if not.
 
     Args:
         task: names the stage, its round and its part.

@@ -1,4 +1,4 @@
-"""Runs of a pipeline on a cluster, through the API of Kubeflow Pipelines (v2beta1), as its SDK speaks it."""
+"""Runs of a pipeline on a cluster, through the API of Kubeflow Pipelines (v2beta1) and its SDK."""
 
 from __future__ import annotations
 
@@ -10,38 +10,23 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evenshard.kubeflow.api_errors import Busy, ServerTrouble, TokenRefused, error_of
-from evenshard.kubeflow.pods import last_error, pods_of
-from evenshard.kubeflow.run_status import (
-    FAILED,
-    FINISHED,
-    NOTED_WITHIN,
-    PENDING,
-    RUNNING,
-    RunStatus,
-    has_open,
-    record_ends,
-    tasks_of,
-    was_stopped,
-)
+from evenshard.kubeflow.run_status import FINISHED, NOTED_WITHIN, RunStatus, in_brief, status_of, with_pods
 from evenshard.utils.errors import BadConfig, BadFile, EvenshardError, PipelineFailed
-from evenshard.utils.messages import brief, without_credentials
+from evenshard.utils.messages import brief, reason_of, without_credentials
 
 log = logging.getLogger(__name__)
-Passing = tuple[type[EvenshardError], ...]
 # The variable with the address of the API.
 ENDPOINT = "KF_PIPELINES_ENDPOINT"
 _TOKEN_PATH = "KF_PIPELINES_SA_TOKEN_PATH"
 _TOKEN_IN_CLUSTER = "/var/run/secrets/kubeflow/pipelines/token"
 # Seconds until the API lists a run that a recurring run has started.
 LISTED_AFTER_S = 10.0
-# Failures that pass for who waits for a run: the token was good when the run was started.
-_WHILE_WAITING = (PipelineFailed, TokenRefused)
+# Statuses of a server, or of a proxy before it, that has not begun with the call.
+_BUSY = (429, 502, 503)
 
 
 @dataclass(frozen=True)
@@ -53,14 +38,14 @@ class Endpoint:
         namespace: namespace of experiments and runs; each call names it.
         token_file: read again for every call, as a cluster renews it; None for the pod's own, where there is one.
         timeout_s: limit for one call.
-        pauses_s: pauses before each further try of a call that the server was too busy for: two minutes in all.
+        backoff_s: pauses before further tries of a request are 0, 2, 4, 8 and 16 times this: two minutes in all.
     """
 
     url: str
     namespace: str
     token_file: Path | None = None
     timeout_s: float = 30.0
-    pauses_s: tuple[float, ...] = (1.0, 4.0, 10.0, 30.0, 75.0)
+    backoff_s: float = 4.0
 
 
 class Remote:
@@ -70,20 +55,14 @@ class Remote:
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
-        """Open nothing yet.
-
-        Raises:
-            BadInput: if the address is none, or the token file cannot be read.
-        """
         if not endpoint.url.startswith(("http://", "https://")):
             raise BadConfig(
                 f"endpoint {brief(endpoint.url)} is not an address. Write it as https://kubeflow.example.com/pipeline."
             )
         if not endpoint.namespace:
             raise BadConfig("namespace is empty. Name the one that the runs are to be in.")
-        self._endpoint = endpoint
-        self._token_file = _token_file(endpoint.token_file)
-        self._client = _client(endpoint, self._token_file)
+        self._endpoint, self._token_file, self._waits = endpoint, _token_file(endpoint.token_file), False
+        self._client = self._connect()
 
     def submit(
         self, package: Path, values: Mapping[str, Any], experiment: str, run_name: str, service_account: str
@@ -108,15 +87,10 @@ class Remote:
 
         Args:
             cron: five fields, or six with the seconds first.
-
-        Raises:
-            BadConfig: if ``cron`` has not as many fields.
         """
         num_fields = len(cron.split())
         if num_fields not in (5, 6):
-            raise BadConfig(
-                f"cron {brief(cron)} has {num_fields} fields. Write five, such as '0 3 * * 0', or the seconds before."
-            )
+            raise BadConfig(f"cron {brief(cron)} has {num_fields} fields. Write five, such as '0 3 * * 0', or six.")
         made = self._call(
             f"scheduling {name}",
             self._client.create_recurring_run,
@@ -133,34 +107,31 @@ class Remote:
         return str(made.recurring_run_id)
 
     def pause(self, name: str, experiment: str, resume: bool = False) -> str:
-        """Let a recurring run start no more runs, or start runs again; those in progress go on. Return its id."""
+        """Let a recurring run start no more runs, or start runs again; runs in progress continue. Return its id."""
         number = str(self._recurring_run(name, experiment).recurring_run_id)
         switch = self._client.enable_recurring_run if resume else self._client.disable_recurring_run
         self._call(f"recurring run {name}", switch, number)
         return number
 
     def unschedule(self, name: str, experiment: str, force: bool = False) -> str:
-        """Delete a recurring run, which is paused first, if none of its runs is in progress. Return its id.
+        """Pause a recurring run, and delete it if none of its runs is in progress, or by force. Return its id.
 
         It owns the workflows of its runs: Kubernetes would delete them with it, and their exit handlers would not run.
 
         Args:
             name: its name or its id.
-            experiment: name of the experiment that it is in.
-            force: delete it in any case.
 
         Raises:
-            BadConfig: if there is none, or there are several of the name.
             PipelineFailed: if a run is in progress.
         """
         found = self._recurring_run(name, experiment)
-        number = self.pause(found.recurring_run_id, experiment)
+        number = str(found.recurring_run_id)
+        self._call(f"recurring run {name}", self._client.disable_recurring_run, number)
         if not force:
             if str(found.status) != "DISABLED":
                 time.sleep(LISTED_AFTER_S)  # it may have started a run at this moment
             runs = [one for one in self._all("runs", found.experiment_id) if one.recurring_run_id == number]
-            going = [one.run_id for one in runs if one.state not in FINISHED]
-            if going:
+            if going := [one.run_id for one in runs if one.state not in FINISHED]:
                 raise PipelineFailed(
                     f"recurring run {number} is paused, not deleted: its run {', '.join(going)} is in progress, and "
                     "would be killed. Unschedule it again when that has ended, stop that run first, or use --force."
@@ -169,7 +140,6 @@ class Remote:
         return number
 
     def _recurring_run(self, name: str, experiment: str) -> Any:
-        """Find the recurring run of an experiment with this name or id."""
         by_name = {"operation": "EQUALS", "key": "display_name", "stringValue": experiment}
         experiments = self._call(
             f"experiment {experiment}",
@@ -179,19 +149,15 @@ class Remote:
         ).experiments
         known = [run for one in experiments or () for run in self._all("recurring_runs", one.experiment_id)]
         found = [one for one in known if name in (one.recurring_run_id, one.display_name)]
-        if not found:
-            others = f": {', '.join(sorted({str(one.display_name) for one in known}))}" if known else ""
+        if len(found) != 1:
+            listed = ", ".join(sorted(f"{one.display_name} ({one.recurring_run_id})" for one in known)) or "none"
             raise BadConfig(
-                f"no recurring run {brief(name)} in the experiment {experiment}, which has {len(known) or 'none'}"
-                f"{others}. Name one of them, or its experiment with --experiment."
+                f"{len(found) or 'no'} recurring runs in the experiment {experiment} are called {brief(name)}; it has "
+                f"{listed}. Name one by its id, or its experiment with --experiment."
             )
-        if len(found) > 1:
-            ids = ", ".join(sorted(str(one.recurring_run_id) for one in found))
-            raise BadConfig(f"{len(found)} recurring runs are called {brief(name)}: {ids}. Name one by its id.")
         return found[0]
 
     def _all(self, kind: str, experiment_id: str) -> Iterator[Any]:
-        """Yield the runs of an experiment, or its recurring_runs."""
         look, page = getattr(self._client, f"list_{kind}"), ""
         while True:
             answer = self._call(f"list of {kind}", look, page_token=page, page_size=50, experiment_id=experiment_id)
@@ -201,22 +167,20 @@ class Remote:
                 return
 
     def stop(self, run_id: str) -> RunStatus:
-        """Stop a run: its pods end, and only ``record_outcome`` still runs. Return its status before."""
+        """Stop a run: its pods end, and only ``record_outcome`` still runs. Return the earlier status."""
         status = self._status(self._get(run_id))
         if not status.is_finished:
             self._call(f"stopping run {run_id}", self._client.terminate_run, run_id)
         return status
 
-    def status(self, run_id: str, passing: Passing = (ServerTrouble,)) -> RunStatus:
-        """Return the status of a run; of one that ends in this moment, once all of its tasks are noted as ended."""
+    def status(self, run_id: str) -> RunStatus:
+        """Return the status of a run; of one that ends in this moment, once all tasks are recorded as ended."""
         settled_by = time.monotonic() + NOTED_WITHIN.total_seconds()
         while True:
-            run = self._get(run_id, passing)
-            status = self._status(run)
-            settles = status.is_finished and status.recorded_until is None and has_open(_details(run))
-            if not settles or time.monotonic() > settled_by:
-                return _with_pods(status)
-            time.sleep(self._endpoint.pauses_s[0])
+            status = self._status(self._get(run_id))
+            if not status.is_settling or time.monotonic() > settled_by:
+                return with_pods(status)
+            time.sleep(self._endpoint.backoff_s)
 
     def wait(
         self,
@@ -230,15 +194,13 @@ class Remote:
 
         Args:
             tell: gets the status at every look before.
-            retries: how often a run is tried again that has failed because pods were evicted, and nothing else. What
-                has succeeded is kept. Argo itself does not retry them; see ``retry``.
-
-        Raises:
-            PipelineFailed: if it takes longer than ``patience_s``.
+            retries: number of retries of a run that has failed because pods were evicted, and nothing else. Tasks that
+                have succeeded are kept. Argo itself does not retry them; see ``retry``.
         """
         deadline = None if patience_s is None else time.monotonic() + patience_s
+        self._waits = True
         while True:
-            status = self.status(run_id, _WHILE_WAITING)
+            status = self.status(run_id)
             if status.is_finished:
                 if not (retries and status.was_evicted and self._tried_again(status)):
                     return status
@@ -249,21 +211,20 @@ class Remote:
             time.sleep(pause_s)
 
     def _tried_again(self, status: RunStatus) -> bool:
-        """Try a run again from its failed tasks on; False, and a warning, where the server does not."""
-        failed = [one for one in status.tasks if one.state == FAILED]
-        why = ". ".join(f"{one.name} has lost its pod ({one.reason})" for one in failed)
+        """Try a run again from its failed tasks on; return False, and warn, where the server does not."""
+        why = ". ".join(f"{one.name} has lost its pod ({one.reason})" for one in status.failed)
         try:
             retry = self._client._run_api.run_service_retry_run  # kfp.Client has no method for it
             self._call(f"trying run {status.run_id} again", retry, status.run_id)
         except EvenshardError as error:
-            if self.status(status.run_id, _WHILE_WAITING).is_finished:
+            if self.status(status.run_id).is_finished:
                 log.warning("%s. %s", why, error)
                 return False
         log.warning("%s: the run is tried again from there", why)
         return True
 
-    def _get(self, run_id: str, passing: Passing = (Busy,)) -> Any:
-        return self._call(f"run {run_id}", self._client.get_run, run_id, must_have="run_id", passing=passing)
+    def _get(self, run_id: str) -> Any:
+        return self._call(f"run {run_id}", self._client.get_run, run_id, must_have="run_id")
 
     def _experiment(self, name: str) -> str:
         make, space = self._client.create_experiment, self._endpoint.namespace
@@ -271,110 +232,107 @@ class Remote:
         return str(made.experiment_id)
 
     def _status(self, run: Any) -> RunStatus:
-        details, state = _details(run), "CANCELED" if was_stopped(run) else str(run.state or PENDING)
-        return RunStatus(
-            run_id=str(run.run_id),
-            name=str(run.display_name),
-            namespace=self._endpoint.namespace,
-            state=state,
-            tasks=tasks_of(details),
-            recorded_until=record_ends(details, run.finished_at if state in FINISHED else None, datetime.now(UTC)),
-            url=run_page(self._endpoint.url, run.run_id),
-        )
+        return status_of(run, self._endpoint.namespace, run_page(self._endpoint.url, run.run_id))
 
-    def _call(
-        self,
-        what: str,
-        method: Callable[..., Any],
-        *arguments: Any,
-        must_have: str = "",
-        passing: Passing = (Busy,),
-        **named: Any,
-    ) -> Any:
-        """Call the SDK, and again after failures that may pass.
+    def _call(self, what: str, method: Callable[..., Any], *arguments: Any, must_have: str = "", **named: Any) -> Any:
+        """Call the SDK about ``what``.
 
         Args:
-            what: subject of the call, for messages.
             must_have: id that the answer must have, if any: the SDK turns a login page into an empty object.
-            passing: these failures. A call that changes something is not made twice, unless it was not begun.
         """
-        for pause_s in (*self._endpoint.pauses_s, None):
-            try:
-                with contextlib.redirect_stdout(io.StringIO()), _mute_logging():  # the SDK prints links, and logs
-                    answer = method(*arguments, **named)
-                if must_have and not getattr(answer, must_have, None):
-                    raise ValueError(f"no {must_have} in the answer")
-                return answer
-            except Exception as raised:  # the SDK lets errors of urllib3, ssl, json and its own through
-                error = error_of(raised, what, self._endpoint.url, self._endpoint.namespace, self._token_file)
-            if pause_s is None or not isinstance(error, passing):
-                raise error
-            log.warning("%s (trying again in %g s)", error, pause_s)
-            time.sleep(pause_s)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # the SDK prints links
+                answer = method(*arguments, **named)
+            if must_have and not getattr(answer, must_have, None):
+                raise ValueError(f"no {must_have} in the answer")
+            return answer
+        except Exception as error:  # the SDK lets errors of urllib3, ssl, json and its own through
+            raise self._explain(error, what) from None
 
+    def _explain(self, error: Exception, what: str) -> EvenshardError:
+        """Return the exception to raise for an error of the SDK."""
+        from kfp_server_api import ApiException
+        from urllib3.exceptions import HTTPError, NewConnectionError, TimeoutError
 
-def _details(run: Any) -> Any:
-    return getattr(run.run_details, "task_details", None) or []
+        url = self._endpoint.url
+        if isinstance(error, ApiException):
+            return self._explain_answer(error.status, _server_message(error), what)
+        wrapped = getattr(error, "reason", None) or error  # urllib3 wraps the first error
+        if isinstance(wrapped, NewConnectionError):
+            said = str(wrapped).rsplit(": ", 1)[-1]
+            return PipelineFailed(f"{url} cannot be reached ({said}). Check --endpoint and the way there.")
+        if isinstance(wrapped, TimeoutError):
+            hint = "" if what.startswith("run ") else " It may have been done: look before you try again."
+            return PipelineFailed(f"{what}: {url} did not answer in time.{hint}")
+        if isinstance(wrapped, HTTPError | OSError):
+            return PipelineFailed(f"{what}: {url} broke off ({reason_of(wrapped)}).")
+        return BadConfig(
+            f"{what}: {url} answers, but not as Kubeflow Pipelines does ({reason_of(error)}). A login page? Name the "
+            f"address of the API, and a token with --token-file."
+        )
 
+    def _explain_answer(self, status: int | None, said: str, what: str) -> EvenshardError:
+        url = self._endpoint.url
+        if not status:
+            return PipelineFailed(f"{what}: no secure connection to {url}: {said}.")
+        if status == 429 or status >= 500:
+            return PipelineFailed(f"{what}: {url} is in trouble ({status}): {said}. Try again later.")
+        whose = f"the token in {self._token_file}" if self._token_file else "a call without a token"
+        happened, remedy = {
+            401: (f"{url} does not accept {whose}", "Get a new token and name its file with --token-file."),
+            403: (f"not allowed in namespace {self._endpoint.namespace}", "Ask for the right, or name another one."),
+            404: (f"not found at {url}", "Check the id, or whether --endpoint is the API's address."),
+        }.get(status, (f"{url} refuses it", "Correct what it names."))
+        return BadConfig(f"{what}: {happened} ({status}): {said}. {remedy}")
 
-def _with_pods(status: RunStatus) -> RunStatus:
-    """Return the status with Kubernetes' reasons for pods that have failed or do not start, where it can be asked.
+    def _connect(self) -> Any:
+        """Return the SDK's client, whose requests get a time limit and retries: its own methods take neither."""
+        import kfp
+        from kfp.client import ServiceAccountTokenVolumeCredentials
 
-    What prepares a group of tasks is left out, unless it has failed or does not start.
-    """
-    tasks = [task for task in status.tasks if not task.prepares_a_group or task.state == FAILED or task.is_slow]
-    asked = [task for task in tasks if task.nodes and (task.state == FAILED or task.is_slow)]
-    workflow, numbers = asked[0].nodes[-1].rpartition("-")[0] if asked else "", {task.pod_number for task in asked}
-    pods = pods_of(status.namespace, workflow, numbers) if asked else {}
-    for place, task in enumerate(tasks):
-        pod = pods.get(task.pod_number) if task in asked else None
-        if pod is None:
-            continue
-        reason, started = pod.reason, task.state == PENDING and pod.phase != "Pending"
-        if status.is_finished and reason.startswith("Error,"):  # its own, not OOMKilled, Evicted or the like
-            reason = last_error(status.namespace, pod.name) or reason
-        state = RUNNING if started else task.state
-        tasks[place] = replace(task, state=state, pod=pod.name, reason=reason, evicted=pod.evicted)
-    return replace(status, tasks=tuple(tasks))
+        credentials = None if self._token_file is None else ServiceAccountTokenVolumeCredentials(str(self._token_file))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # its own namespace is never used, as each call names one; for "kubeflow" it would ask a file and the server
+            client = kfp.Client(host=self._endpoint.url, credentials=credentials, namespace="none")
+        pool = client._run_api.api_client.rest_client.pool_manager  # of all APIs
+        request = pool.request
+        pool.request = lambda *args, **named: request(
+            *args, **named | {"timeout": self._endpoint.timeout_s, "retries": self._retries()}
+        )
+        return client
+
+    def _retries(self) -> Any:
+        """Return the retries of a request: of a change while the server is busy, of a question after any failure.
+
+        ``wait`` has reached the server before, with this token, which Kubeflow Pipelines refuses while it cannot ask
+        Kubernetes.
+        """
+        from urllib3.util import Retry
+
+        waits = self._waits
+
+        class Patience(Retry):
+            def is_retry(self, method: str, status_code: int, has_retry_after: bool = False) -> bool:
+                fails = status_code >= 500 or (waits and status_code == 401)
+                return status_code in _BUSY or (method == "GET" and fails)
+
+            def sleep(self, response: Any = None) -> None:
+                last = self.history[-1]
+                why = reason_of(last.error) if last.error else last.status
+                log.warning("Kubeflow Pipelines is in trouble (%s); trying again", why)
+                super().sleep(response)
+
+        connect, pause_s = 5 if waits else 0, self._endpoint.backoff_s
+        return Patience(5, connect=connect, read=3, backoff_factor=pause_s, raise_on_status=False)
 
 
 def run_page(endpoint: str, run_id: str) -> str:
-    """Return the address of a run's page."""
+    """Return the address of a run's page, without a password."""
     return without_credentials(f"{endpoint.rstrip('/')}/#/runs/details/{run_id}")
 
 
-@contextlib.contextmanager
-def _mute_logging() -> Iterator[None]:
-    before = logging.root.manager.disable
-    logging.disable(max(before, logging.INFO))
-    try:
-        yield
-    finally:
-        logging.disable(before)
-
-
-def _client(endpoint: Endpoint, token_file: Path | None) -> Any:
-    import kfp
-    from kfp.client import ServiceAccountTokenVolumeCredentials
-
-    credentials = None if token_file is None else ServiceAccountTokenVolumeCredentials(str(token_file))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        # its own namespace is never used, as each call names one; for "kubeflow" it would ask a file and the server
-        client = kfp.Client(host=endpoint.url, credentials=credentials, namespace="none")
-    rest = client._run_api.api_client.rest_client  # one for all APIs; their methods of kfp.Client take no timeout
-    request = rest.request
-    limit = (endpoint.timeout_s, endpoint.timeout_s)
-    rest.request = lambda *args, **kwargs: request(*args, **{**kwargs, "_request_timeout": limit})
-    return client
-
-
 def _token_file(named: Path | None) -> Path | None:
-    """Return the file to read the caller's token from before each call: the named one, or the pod's; None for neither.
-
-    Raises:
-        BadFile: if the named file cannot be read or is empty.
-    """
     if named is None:
         return pod_token_file()
     try:
@@ -390,3 +348,12 @@ def pod_token_file() -> Path | None:
     """Return the file with a token for Kubeflow Pipelines that a pod has; None where it has none."""
     found = Path(os.environ.get(_TOKEN_PATH) or _TOKEN_IN_CLUSTER)
     return found if found.is_file() else None
+
+
+def _server_message(error: Any) -> str:
+    """Return the server's own words, which the API puts under "message", "error" or "error_message"."""
+    words = error.body or error.reason or "no reason given"
+    with contextlib.suppress(ValueError, AttributeError):
+        content = json.loads(words)
+        words = content.get("message") or content.get("error") or content.get("error_message") or words
+    return in_brief(words.decode(errors="replace") if isinstance(words, bytes) else str(words))

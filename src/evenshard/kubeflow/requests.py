@@ -1,8 +1,4 @@
-"""The requests of the tasks ``place``, ``drift`` and ``watch``, and what these tasks find.
-
-A request of ``place`` has arguments of ``evenshard.place``, one of ``drift`` the flags of ``evenshard drift``, and one
-of ``watch`` the fields of ``WatchConfig``.
-"""
+"""The tasks ``place``, ``drift`` and ``watch``: their requests, run on addresses, and their files."""
 
 from __future__ import annotations
 
@@ -35,8 +31,8 @@ from evenshard.utils.json_files import finite
 from evenshard.utils.params import section
 from evenshard.utils.s3 import local
 
-# Model and plan in use are inputs of the task, traffic comes as tables, a pod has nothing to measure on, no files, and
-# no model of TorchRec's.
+# Model and plan in use are inputs of the task, traffic comes as tables, and a pod has no device to measure on, no files
+# and no model of TorchRec's.
 NOT_IN_REQUEST = {"model", "traffic", "compare", "num_measured", "cluster", "near", "constraints"}
 NO_PLAN = "no_plan.txt"
 
@@ -44,10 +40,7 @@ log = logging.getLogger(__name__)
 
 
 def place_arguments(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``evenshard.place`` that a request gives, and the defaults of the others.
-
-    Args:
-        request: section ``place`` of the settings.
+    """Return the arguments of ``evenshard.place`` in the section ``place`` of the settings, with defaults.
 
     Raises:
         BadConfig: if a key is unknown, or a value is of the wrong type or out of range.
@@ -73,13 +66,9 @@ def place_tables(
     Args:
         tables: path or S3 address of a table file, folder of traffic or DLRM batch file.
         model: a model's folder, here or on S3, or its MLflow URI; None for the device model of simulated hardware.
-        request: arguments of ``evenshard.place``; ``max_move_gb`` bounds what moves from the plan in use.
+        request: arguments of ``evenshard.place``.
         in_use: placement.json or plan for TorchRec that the training runs with, or a folder with either; None for none.
-            A bound needs placement.json.
-
-    Raises:
-        BadInput: if something of that cannot be used.
-        InfeasibleTask: if there is no legal placement.
+            ``max_move_gb`` needs placement.json.
     """
     arguments = place_arguments(request)
     bound = arguments["max_move_gb"]
@@ -99,15 +88,14 @@ def place_tables(
 def save_placement(answer: PlacementAnswer, placement: Path, plan: Path, page: Path) -> None:
     """Write placement.json and plan.json into their folders, and the page.
 
-    Where TorchRec cannot have this placement, such as for kernels that it lacks, no_plan.txt says why.
+    Where TorchRec cannot have this placement, such as for kernels that it lacks, no_plan.txt has the reason.
     """
     for folder in (placement, plan):
         folder.mkdir(parents=True, exist_ok=True)
     save_answer(answer, placement / PLACEMENT)
-    compute_device = HardwareName.parse(answer.request.hardware).kind.compute_device
     save_page(answer, page)
     try:
-        save_plan(answer, plan / PLAN, compute_device=compute_device)
+        save_plan(answer, plan / PLAN, compute_device=HardwareName.parse(answer.request.hardware).kind.compute_device)
     except BadConfig as error:  # the placement is worth having all the same
         log.warning("no plan for TorchRec: %s", error)
         (plan / NO_PLAN).write_text(f"{error}\n")
@@ -137,12 +125,7 @@ class DriftRequest:
 
 @with_retries
 def drift_since(tables: str, model: str, request: Mapping[str, Any]) -> tuple[Drift, str]:
-    """Compare today's tables with a model's training data; return the drift, and the same as Markdown.
-
-    Args:
-        tables, model: as for ``place_tables``.
-        request: fields of ``DriftRequest``.
-    """
+    """Compare today's tables with a model's training data; return the drift, and the same as Markdown."""
     asked = section({"drift": dict(request)}, "drift", DriftRequest)
     held = learned_model_of(model, None)
     batch_size = asked.batch_size or int(held.trained_on.batch_size[1])
@@ -168,12 +151,9 @@ def watch_training(
         traces: path or S3 address of a trace, an archive, or a folder of them.
         in_use: placement.json that the training runs with, or a folder with it.
         tables: today's table file; None for the tables of the placement.
-        model_uri: predicts; "" for the model that made the placement.
+        model_uri: model that predicts; "" for the model that made the placement.
         request: fields of ``WatchConfig``.
         observation: folder that gets observation.json and, where the traces can be one, the cost dataset costs.parquet.
-
-    Raises:
-        InfeasibleTask: if today's tables do not fit on the old devices.
     """
     config = section({"watch": dict(request)}, "watch", WatchConfig)
     observation.mkdir(parents=True, exist_ok=True)
@@ -194,18 +174,6 @@ def watch_training(
     }
     (observation / "observation.json").write_text(json.dumps(finite(content), indent=1) + "\n")
     return found, _as_markdown(lambda file: print_watched(found, file))
-
-
-def watched_metrics(watched: Watched) -> dict[str, float | None]:
-    """Return the figures of a run of ``watch``, by which one day can be compared with another."""
-    return {
-        "observed_ms": watched.comparison.observed_ms,
-        "predicted_ms": watched.comparison.predicted_ms,
-        "saves_ms": watched.difference.times.saves_ms,
-        "break_even_steps": None if watched.paid is None else watched.paid.break_even_steps,
-        "gained_seconds": 0.0 if watched.paid is None else watched.paid.gained_seconds,
-        "pays": float(watched.pays),
-    }
 
 
 def _as_markdown(print_to: Callable[[TextIO], None]) -> str:

@@ -1,8 +1,8 @@
 """Retries in the same pod: of S3 or MLflow that do not answer, and of a kernel that fails.
 
-Kubeflow Pipelines itself only tries a pod again that was deleted: a stock installation sets Argo's
-``retryPolicy: OnError``, and its compiler has no word for another one (kubeflow/pipelines#9950). To Argo, a pod
-that the kubelet has evicted has failed, as one with bad input has; who waits for the run tries it again (``remote``).
+Kubeflow Pipelines itself retries a pod only if it was deleted: a stock installation sets Argo's
+``retryPolicy: OnError``, and its compiler has no word for another policy (kubeflow/pipelines#9950). To Argo, an
+evicted pod has failed, like one with bad input; the command that waits for the run retries it (``remote``).
 """
 
 from __future__ import annotations

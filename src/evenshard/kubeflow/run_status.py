@@ -1,21 +1,33 @@
-"""The status of a run: its tasks, read from the nodes of Argo Workflows that Kubeflow Pipelines keeps, and as text.
+"""The status of a run, from the nodes of Argo Workflows that Kubeflow Pipelines keeps and the pods of Kubernetes.
 
 One task of a pipeline is six nodes or more: ``place-driver``, ``place-driver(0)``, ``place``, ``place(0)``,
 ``executor`` and ``executor(0)``, which is its pod; and each group of tasks (``root``, ``exit-handler-1``,
 ``for-loop-3``, ``condition-4``) is as many. A node names its children by their ids and does not say its own, so the
 executor of a task is found by the time of its start and its state.
+
+Kubernetes has the reason why a pod does not start or has failed, where a kubeconfig or a pod's account allows to ask.
+Kubeflow Pipelines has not: a pod that fits no node is PENDING to it, like one whose image is on its way.
 """
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
+import logging
+import os
 import re
+import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
+
+from evenshard.utils.messages import cut, one_line
 
 PENDING, RUNNING, SUCCEEDED, FAILED, SKIPPED = "PENDING", "RUNNING", "SUCCEEDED", "FAILED", "SKIPPED"
+OPEN = (PENDING, RUNNING)
 FINISHED = (SUCCEEDED, FAILED, "CANCELED", SKIPPED)
 DRIVER = "-driver"
 _GROUP = re.compile(r"root|exit-handler-\d+(\.onExit)?|for-loop-\d+|iteration(-item|-iterations)?|condition(-.+)?-\d+")
@@ -26,6 +38,15 @@ NOTED_WITHIN = timedelta(seconds=60)
 SLOW_START = timedelta(minutes=2)
 SHOWN = ((SUCCEEDED, "done"), (RUNNING, "running"), (PENDING, "waiting"), (FAILED, "failed"))
 MOST = 3  # failed tasks of one message
+TIMEOUT_S = 5.0
+STARTING = ("ContainerCreating", "PodInitializing")
+_LOG_LINES = 200
+_GATES = {"kueue.x-k8s.io/admission": "Kueue has not admitted it: `kubectl describe workloads` says why"}
+# Messages of commands, and else the exceptions that end Python's tracebacks; Kubeflow's launcher writes more lines.
+_COMMAND_ERROR = re.compile(r"^evenshard [a-z-]+(?: failed)?: (.+)", re.MULTILINE)
+_EXCEPTION = re.compile(r"^Traceback .*\n(?:[ \t].*\n)+(?:evenshard\.[\w.]+: )?(.+)", re.MULTILINE)
+_Answer = TypeVar("_Answer")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -33,14 +54,13 @@ class TaskStatus:
     """One task of a pipeline; of a loop's body, one for each of its items.
 
     Attributes:
-        name: name in the pipeline. What prepares a task is part of it, unless it has failed: ``place-driver``.
+        name: name in the pipeline. The driver of a task is part of it, unless it has failed: ``place-driver``.
         state: PENDING while its pod has not started, RUNNING, SUCCEEDED, FAILED or SKIPPED.
         since: time when it began, or its pod was made.
         nodes: ids of its pods, one for each try. The names of the pods end with the same number.
         cached: true if Kubeflow Pipelines took an earlier result and made no pod.
-        pod: name of the last of them, where Kubernetes could be asked.
-        reason: why that pod does not start, or has failed, where Kubernetes could be asked.
-        evicted: true if the cluster has ended that pod, and not the program in it.
+        pod, reason, evicted: name of the last pod, why it does not start or has failed, and true if the cluster has
+            ended it, and not the program in it; all where Kubernetes could be asked.
     """
 
     name: str
@@ -54,12 +74,12 @@ class TaskStatus:
 
     @property
     def prepares_a_group(self) -> bool:
-        """True if it is not a task of the pipeline, but the driver of a group of tasks."""
+        """True for the driver of a group of tasks, which is no task of the pipeline."""
         return self.name.endswith(DRIVER) and bool(_GROUP.fullmatch(self.name.removesuffix(DRIVER)))
 
     @property
     def is_slow(self) -> bool:
-        """True if it waits for its pod longer than a cluster with free resources takes."""
+        """True if it has waited for its pod for longer than ``SLOW_START``."""
         return self.state == PENDING and datetime.now(UTC) - self.since > SLOW_START
 
     @property
@@ -73,13 +93,11 @@ class RunStatus:
     """The status of a run.
 
     Attributes:
-        run_id, name: id and name of the run.
         namespace: namespace of its pods.
         state: PENDING, RUNNING, SUCCEEDED, FAILED, CANCELING, CANCELED, SKIPPED or PAUSED. A run that was stopped is
             CANCELED, although Kubeflow Pipelines ends it as FAILED.
         tasks: tasks that have begun.
-        recorded_until: time until which Kubeflow Pipelines recorded what they do; None if nothing shows that it has
-            stopped.
+        recorded_until: end of Kubeflow Pipelines' record of the tasks; None if nothing shows that it has stopped.
         url: address of its page.
     """
 
@@ -93,22 +111,42 @@ class RunStatus:
 
     @property
     def is_finished(self) -> bool:
-        """True if it will not change any more."""
+        """True if it cannot change any more."""
         return self.state in FINISHED
+
+    @property
+    def is_settling(self) -> bool:
+        """True if it has just ended, and the end of a task is not recorded yet."""
+        return self.is_finished and self.recorded_until is None and any(one.state in OPEN for one in self.tasks)
 
     @property
     def was_evicted(self) -> bool:
         """True if it has failed because the cluster has ended pods, as far as Kubernetes could be asked."""
-        failed = [one for one in self.tasks if one.state == FAILED]
-        return self.state == FAILED and bool(failed) and all(one.evicted for one in failed)
+        return self.state == FAILED and bool(self.failed) and all(one.evicted for one in self.failed)
+
+    @property
+    def failed(self) -> list[TaskStatus]:
+        """The tasks that have failed."""
+        return [one for one in self.tasks if one.state == FAILED]
+
+
+def status_of(run: Any, namespace: str, url: str) -> RunStatus:
+    """Return the status of a run of the API, without the reasons of pods."""
+    details = getattr(run.run_details, "task_details", None) or []
+    state = "CANCELED" if was_stopped(run) else str(run.state or PENDING)
+    return RunStatus(
+        run_id=str(run.run_id),
+        name=str(run.display_name),
+        namespace=namespace,
+        state=state,
+        tasks=tasks_of(details),
+        recorded_until=record_ends(details, run.finished_at if state in FINISHED else None, datetime.now(UTC)),
+        url=url,
+    )
 
 
 def tasks_of(details: Sequence[Any]) -> tuple[TaskStatus, ...]:
-    """Return the tasks that have begun, in the order of their beginning.
-
-    Args:
-        details: ``task_details`` of a run of the API.
-    """
+    """Return the tasks that have begun, in the order of their beginning, from the ``task_details`` of a run."""
     nodes = sorted((one for one in details if one.display_name and one.state), key=lambda one: one.start_time)
     ids = [child.pod_name for one in nodes for child in one.child_tasks or ()]
     if not ids:
@@ -129,7 +167,7 @@ def tasks_of(details: Sequence[Any]) -> tuple[TaskStatus, ...]:
                 state = PENDING
                 name = name if _GROUP.fullmatch(name.removesuffix(DRIVER)) else name.removesuffix(DRIVER)
         else:
-            if state in (PENDING, RUNNING) and (mine := [one for one in waiting if one.start_time >= since]):
+            if state in OPEN and (mine := [one for one in waiting if one.start_time >= since]):
                 waiting.remove(mine[-1])
                 state, since = PENDING, mine[-1].start_time
             if not _IMPORTER.fullmatch(name) and (executor := _executor_of(node.start_time, state, executors)):
@@ -146,9 +184,9 @@ def _executor_of(begun: datetime, state: str, executors: Sequence[Any]) -> Any:
 
 
 def record_ends(details: Sequence[Any], finished_at: datetime | None, now: datetime) -> datetime | None:
-    """Return when Kubeflow Pipelines stopped to note what the tasks do; None where nothing shows that it has.
+    """Return when Kubeflow Pipelines stopped recording the tasks; None where nothing shows that it has.
 
-    A run of 34 pods was noted up to its hundredth node and no further, presumably because Argo compresses more of them.
+    A run of 34 pods was recorded up to its hundredth node, presumably because Argo compresses more of them.
 
     Args:
         finished_at: end of the run; None for one that goes on.
@@ -157,14 +195,9 @@ def record_ends(details: Sequence[Any], finished_at: datetime | None, now: datet
     if last is None:
         return None
     events = [time for one in details if not one.state for time in (one.start_time, one.end_time) if time]
-    if finished_at is not None and has_open(details):
+    if finished_at is not None and any(one.state in OPEN for one in details):
         events.append(finished_at)
     return last if any(last < time < now - NOTED_WITHIN for time in events) else None
-
-
-def has_open(details: Sequence[Any]) -> bool:
-    """True if a node is noted as one that has not ended; of a run that has, some are for a moment."""
-    return any(one.state in (PENDING, RUNNING) for one in details)
 
 
 def was_stopped(run: Any) -> bool:
@@ -177,7 +210,7 @@ def progress_of(status: RunStatus) -> str:
     """Return one line: ``done: generate-tables; running: benchmark (2); waiting: benchmark (2)``."""
     parts = []
     for state, word in SHOWN:
-        if status.is_finished and state in (RUNNING, PENDING):  # where the record ends, not where the run did
+        if status.is_finished and state in OPEN:  # where the record ends, not where the run did
             continue
         names = Counter(task.name for task in status.tasks if task.state == state)
         if names:
@@ -187,7 +220,7 @@ def progress_of(status: RunStatus) -> str:
 
 
 def notes_on(status: RunStatus) -> Iterator[str]:
-    """Yield what a user who waits for the run should know: pods that do not start, and where the record ends."""
+    """Yield a note for each pod that does not start, and one if the record ends before the run."""
     ended = status.recorded_until
     slow = {} if status.is_finished else {task.name: task for task in status.tasks if task.is_slow}
     for task in slow.values():
@@ -204,7 +237,7 @@ def failure_of(status: RunStatus) -> str:
     """Return why a run has failed, as far as it is known, and the commands that show the logs."""
     if status.state == "CANCELED":
         return f"run {status.run_id} was stopped. See {status.url}"
-    failed = {task.name: task for task in status.tasks if task.state == FAILED}
+    failed = {task.name: task for task in status.failed}
     logs = [_failure_text(task, status.namespace) for task in failed.values()]
     more = f" And {len(logs) - MOST} more." if len(logs) > MOST else ""
     tasks = "".join(f" {one}." for one in (logs or [*notes_on(status)])[:MOST])
@@ -233,3 +266,133 @@ def _failure_text(task: TaskStatus, namespace: str) -> str:
         f"{task.name} failed in the pod whose name ends with {number}{reason}: "
         f"`kubectl -n {namespace} logs -c main $(kubectl -n {namespace} get pods -o name | grep {number})`"
     )
+
+
+def with_pods(status: RunStatus) -> RunStatus:
+    """Return the status with Kubernetes' reasons for pods that have failed or do not start, where it can be asked.
+
+    The driver of a group of tasks is left out, unless it has failed or does not start.
+    """
+    tasks = [task for task in status.tasks if not task.prepares_a_group or task.state == FAILED or task.is_slow]
+    asked = [task for task in tasks if task.nodes and (task.state == FAILED or task.is_slow)]
+    pods = _pods_of(status.namespace, asked) if asked else {}
+    for place, task in enumerate(tasks):
+        pod = pods.get(task.pod_number) if task in asked else None
+        if pod is None:
+            continue
+        reason, started = pod.reason, task.state == PENDING and pod.phase != "Pending"
+        if status.is_finished and reason.startswith("Error,"):  # its own, not OOMKilled, Evicted or the like
+            reason = _last_error(status.namespace, pod.name) or reason
+        state = RUNNING if started else task.state
+        tasks[place] = replace(task, state=state, pod=pod.name, reason=reason, evicted=pod.evicted)
+    return replace(status, tasks=tuple(tasks))
+
+
+@dataclass(frozen=True)
+class Pod:
+    """The state of a pod, as Kubernetes has it.
+
+    Attributes:
+        name: "" for a pod that was never made, or is gone.
+        reason: why it does not start, or has failed; "" where nothing is wrong.
+        evicted: true if the cluster has ended it, and not the program in it.
+    """
+
+    name: str
+    phase: str
+    reason: str
+    evicted: bool = False
+
+
+def _pods_of(namespace: str, tasks: Sequence[TaskStatus]) -> dict[str, Pod]:
+    """Return the pods of a run by the number that their names end with; none where Kubernetes cannot be asked.
+
+    For a pod that a quota has refused, or that is gone, Argo has the reason: the message of its node in the workflow.
+    """
+    workflow = tasks[0].nodes[-1].rpartition("-")[0]
+    pods = _ask(lambda api: _list_pods(api, namespace, workflow)) or {}
+    if all(task.pod_number in pods for task in tasks):
+        return pods
+    return (_ask(lambda api: _read_nodes(api, namespace, workflow)) or {}) | pods
+
+
+def _last_error(namespace: str, pod: str) -> str:
+    """Return the error in the log of a stage's pod that has failed, as one line; "" where there is none to read."""
+    settings = {"container": "main", "tail_lines": _LOG_LINES, "_request_timeout": TIMEOUT_S, "_preload_content": False}
+    log_of = _ask(lambda api: api.read_namespaced_pod_log(pod, namespace, **settings).data)
+    text = (log_of or b"").decode(errors="replace")
+    found = _COMMAND_ERROR.findall(text) or _EXCEPTION.findall(text)
+    return in_brief(found[-1]) if found else ""
+
+
+def _ask(question: Callable[[Any], _Answer]) -> _Answer | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return question(kubernetes_api())
+    except Exception as error:  # no kubeconfig, a cluster that is away, no right: dozens of kinds
+        log.debug("Kubernetes cannot be asked (%s)", error)
+        return None
+
+
+def _list_pods(api: Any, namespace: str, workflow: str) -> dict[str, Pod]:
+    label = f"workflows.argoproj.io/workflow={workflow}"
+    found = api.list_namespaced_pod(namespace, label_selector=label, _request_timeout=TIMEOUT_S).items
+    pods = (Pod(one.metadata.name, str(one.status.phase), _reason(one), _is_evicted(one.status)) for one in found)
+    return {pod.name.rpartition("-")[2]: pod for pod in pods}
+
+
+def _read_nodes(api: Any, namespace: str, workflow: str) -> dict[str, Pod]:
+    from kubernetes.client import CustomObjectsApi
+
+    where = ("argoproj.io", "v1alpha1", namespace, "workflows", workflow)
+    status = CustomObjectsApi(api.api_client).get_namespaced_custom_object(*where, _request_timeout=TIMEOUT_S)["status"]
+    nodes = status.get("nodes") or json.loads(gzip.decompress(base64.b64decode(status["compressedNodes"])))
+    said = {name.rpartition("-")[2]: node["message"] for name, node in nodes.items() if node.get("message")}
+    return {number: Pod("", "Pending", in_brief(message)) for number, message in said.items()}
+
+
+def kubernetes_api() -> Any:
+    """Return Kubernetes' core API, by a kubeconfig or by the account of this pod."""
+    from kubernetes import client, config
+
+    settings = client.Configuration()
+    settings.retries = False
+    try:
+        named = os.environ.get("KUBECONFIG") or "~/.kube/config"
+        config.load_kube_config(config_file=named, client_configuration=settings)
+    except config.ConfigException:  # there is none
+        config.load_incluster_config(client_configuration=settings)
+    return client.CoreV1Api(client.ApiClient(settings))
+
+
+def _is_evicted(status: Any) -> bool:
+    """True for the condition of every disruption: a node that ran out of a resource, was shut down or went away."""
+    disrupted = any(one.type == "DisruptionTarget" and one.status == "True" for one in status.conditions or ())
+    return bool(status.phase == "Failed" and (disrupted or status.reason == "Evicted"))
+
+
+def _reason(pod: Any) -> str:
+    status, gates = pod.status, [one.name for one in pod.spec.scheduling_gates or ()]
+    said = [_GATES.get(one, f"held by the scheduling gate {one}") for one in gates]
+    said += [_reason_text(status.reason, status.message)]  # such as Evicted, DeadlineExceeded
+    said += [
+        _reason_text(one.reason, one.message)  # such as Unschedulable
+        for one in status.conditions or ()
+        if one.type == "PodScheduled" and one.status == "False"
+    ]
+    for one in (*(status.init_container_statuses or ()), *(status.container_statuses or ())):
+        if one.state.waiting and one.state.waiting.reason not in STARTING:
+            said.append(_reason_text(one.state.waiting.reason, one.state.waiting.message))  # such as ImagePullBackOff
+        if one.state.terminated and one.state.terminated.exit_code:
+            said.append(f"{one.state.terminated.reason}, exit code {one.state.terminated.exit_code}")  # OOMKilled
+    return next((in_brief(one) for one in said if one), "")
+
+
+def in_brief(text: str) -> str:
+    """Return another program's words as one line of at most 300 characters."""
+    return cut(one_line(text), 300).rstrip(".")
+
+
+def _reason_text(reason: str | None, message: str | None) -> str:
+    return ": ".join(one for one in (reason, message) if one)

@@ -11,8 +11,8 @@ import pytest
 from kfp import dsl
 from kubernetes.config import incluster_config
 
-from evenshard.kubeflow import own_run
-from evenshard.kubeflow.own_run import look
+from evenshard.kubeflow import run_outcome
+from evenshard.kubeflow.run_outcome import look
 from evenshard_components.record_outcome.component import record_outcome
 from support.own_run_server import OWN_TOKEN, Answers, as_asked, kubeflow, kubernetes
 
@@ -29,7 +29,7 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "none")
     for name, file in (("TOKEN", "token"), ("CERT", "ca.crt")):
         monkeypatch.setattr(incluster_config, f"SERVICE_{name}_FILENAME", str(tmp_path / "account" / file))
-    monkeypatch.setattr(own_run.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(run_outcome.time, "sleep", lambda seconds: None)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_run_in_two_parts_has_more_nodes_than_are_noted(answering: Callable[..
     asked = answering(as_asked("parts2"))
     seen = look("id-7")
     assert (seen.state, seen.problem) == ("UNKNOWN", NOT_NOTED)
-    assert len(asked.asked) == 1 + len(own_run.PAUSES_S)
+    assert len(asked.asked) == 1 + len(run_outcome.PAUSES_S)
 
 
 def test_what_is_noted_a_moment_later_is_waited_for(answering: Callable[..., Answers]) -> None:
@@ -91,7 +91,7 @@ def test_for_a_pipeline_on_this_machine_nobody_is_asked(
     monkeypatch.delenv("EVENSHARD_LOOP_ID")
     if loop is not None:
         monkeypatch.setenv("EVENSHARD_LOOP_ID", loop)
-    assert look("id-7") == own_run.Seen() and answers.asked == []
+    assert look("id-7") == run_outcome.Seen() and answers.asked == []
 
 
 @pytest.mark.parametrize(("answer", "why"), [(403, "403 Forbidden"), (401, "401 Unauthorized"), (500, "500")])

@@ -1,0 +1,175 @@
+"""The outcome of a run, which its exit handler asks Kubeflow Pipelines' API for: it is not told enough.
+
+A Kubeflow with users wants a token for its own audience: that of a volume where something projects one into pods
+(Kubeflow's PodDefault does), else Kubernetes gives one to the pod's account, which may ask for it
+(k8s/base/accounts.yaml).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from evenshard import tracking
+from evenshard.api.serving import served_code
+from evenshard.kubeflow.remote import ENDPOINT, pod_token_file, run_page
+from evenshard.kubeflow.run_status import FAILED, SUCCEEDED, TaskStatus, kubernetes_api, tasks_of
+from evenshard.tracking import LOCAL, LOOP_ID
+from evenshard.utils.atomic import atomic_path
+from evenshard.utils.messages import reason_of
+
+# The variable with the address of the API as pods reach it.
+API = "KF_PIPELINES_API"
+DEFAULT_API = "http://ml-pipeline.kubeflow:8888"
+AUDIENCE = "pipelines.kubeflow.org"
+TOKEN_S = 600  # the shortest life that Kubernetes gives a token
+TIMEOUT_S = 10.0
+# Pauses before each further look: the API notes what the workflow does a second or two later, and may be away.
+PAUSES_S = (2.0, 5.0, 10.0)
+_HANDLED = re.compile(r"exit-handler-\d+")
+_HANDLER = "record-outcome"
+CANCELED, UNKNOWN = "CANCELED", "UNKNOWN"
+# States of ML Metadata and kfp.local; RUNNING, NEW and UNKNOWN may be any (kubeflow/pipelines#11979).
+ENDED_AS = {
+    **dict.fromkeys(("COMPLETE", "CACHED", "SUCCEEDED"), SUCCEEDED),
+    "FAILED": FAILED,
+    **dict.fromkeys(("CANCELED", "CANCELLED"), CANCELED),
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The API's answer about a run whose exit handler runs.
+
+    Attributes:
+        state: SUCCEEDED, FAILED or CANCELED; UNKNOWN where it does not say.
+        failed, cached, ran: names of the tasks that failed or were stopped, were cached, or succeeded in this run.
+        problem: reason for an unknown state; "" on this machine, where there is no API to ask.
+    """
+
+    state: str = UNKNOWN
+    failed: tuple[str, ...] = ()
+    cached: tuple[str, ...] = ()
+    ran: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def look(run_id: str) -> Seen:
+    """Return the API's answer about the run of this pod; an empty one where the pipeline runs on this machine."""
+    if os.environ.get(LOOP_ID, LOCAL).startswith(LOCAL):
+        return Seen()
+    for pause_s in PAUSES_S:
+        if not (seen := _look(run_id)).problem:
+            return seen
+        time.sleep(pause_s)
+    return _look(run_id)
+
+
+def page_of(run_id: str) -> str:
+    """Return the address of a run's page, where KF_PIPELINES_ENDPOINT is set in the pod; else its id."""
+    endpoint = os.environ.get(ENDPOINT)
+    return run_page(endpoint, run_id) if endpoint else run_id
+
+
+def record_end(said: str, run: str, page: str, seen: Seen, outcome: Path, summary: Path) -> None:
+    """Write the outcome as JSON and as a line of Markdown, and tell MLflow, where MLFLOW_TRACKING_URI names a server.
+
+    Args:
+        said: state of all earlier tasks as the exit handler is told it, which counts where the API does not say.
+        run: name of the run.
+    """
+    state = ENDED_AS.get(said, UNKNOWN) if seen.state == UNKNOWN else seen.state
+    ended = {"state": state, "said": said, "run": run, "page": page, "seen": asdict(seen)}
+    ended["ended_at"] = datetime.now(UTC).isoformat(timespec="seconds")
+    line = f"**{state}**: {run}{_explain(state, said, seen)}. See {page}"
+    for path, text in ((outcome, json.dumps(ended, indent=1)), (summary, line)):
+        with atomic_path(path) as draft:
+            draft.write_text(text + "\n")
+    tell_mlflow(state, page, seen)
+
+
+def tell_mlflow(state: str, page: str, seen: Seen) -> None:
+    """Log the runs that MLflow has missed, and end the loop's run there."""
+    if os.environ.get("MLFLOW_TRACKING_URI"):
+        tracking.log_backlog(served_code)
+        ended = "stopped" if state == CANCELED else "failed"
+        tracking.end_loop(state, page, {ended: seen.failed, "cached": seen.cached, "ran": seen.ran})
+
+
+def _explain(state: str, said: str, seen: Seen) -> str:
+    told = f"the exit handler is told {said}"
+    told += ", which a success may read like too" if state == UNKNOWN else ""
+    if seen.problem or state == UNKNOWN:
+        return f" ({'; '.join(filter(None, (seen.problem, told)))})"
+    ended = "was stopped" if state == CANCELED else "failed"
+    parts = [f"{', '.join(seen.failed)} {ended}"] if seen.failed else []
+    parts += [f"from the cache: {', '.join(seen.cached)}"] if seen.cached else []
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+def _look(run_id: str) -> Seen:
+    address = os.environ.get(API) or DEFAULT_API
+    try:
+        return _summarize_run(_get_run(address, run_id))
+    except Exception as error:  # away, or no such API; kfp_server_api's errors are exceptions of its own
+        status = getattr(error, "status", None)
+        said = f"{status} {getattr(error, 'reason', '')}" if status else reason_of(error)
+    return Seen(problem=f"{address} could not be asked for the run: {said}")
+
+
+def _get_run(address: str, run_id: str) -> Any:
+    from kfp_server_api import ApiClient, Configuration, RunServiceApi
+
+    settings = Configuration(host=address.rstrip("/"))
+    settings.retries = False
+    if token := _token():
+        settings.api_key, settings.api_key_prefix = {"authorization": token}, {"authorization": "Bearer"}
+    run = RunServiceApi(ApiClient(settings)).run_service_get_run(run_id, _request_timeout=TIMEOUT_S)
+    if run.state is None:
+        raise ValueError("no state in the answer")
+    return run
+
+
+def _summarize_run(run: Any) -> Seen:
+    details = run.run_details.task_details or () if run.run_details else ()
+    tasks = [one for one in tasks_of(details) if not one.name.startswith(_HANDLER) and not one.prepares_a_group]
+    ended = [one.state for one in details if _HANDLED.fullmatch(one.display_name or "")]
+    state = CANCELED if run.state in ("CANCELING", CANCELED) else str(next(iter(ended), UNKNOWN))
+    known = state in (CANCELED, SUCCEEDED, FAILED)
+    return Seen(
+        state=state if known else UNKNOWN,
+        failed=_names(tasks, FAILED, cached=False),
+        cached=_names(tasks, SUCCEEDED, cached=True),
+        ran=_names(tasks, SUCCEEDED, cached=False),
+        problem="" if known else "Kubeflow Pipelines has not noted how the tasks ended",
+    )
+
+
+def _names(tasks: Sequence[TaskStatus], state: str, cached: bool) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one.name for one in tasks if (one.state, one.cached) == (state, cached)))
+
+
+def _token() -> str | None:
+    """Return a token for Kubeflow Pipelines; None where neither a volume nor Kubernetes gives one: some need none."""
+    if (path := pod_token_file()) is not None:
+        return path.read_text().strip()
+    with suppress(Exception):  # no rights, no Kubernetes: dozens of kinds
+        from kubernetes.client import AuthenticationV1TokenRequest, V1TokenRequestSpec
+
+        api = kubernetes_api()
+        claims = api.api_client.configuration.api_key["authorization"].split(".")[1]
+        account = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["kubernetes.io"]
+        wanted = AuthenticationV1TokenRequest(spec=V1TokenRequestSpec([AUDIENCE], expiration_seconds=TOKEN_S))
+        where = account["serviceaccount"]["name"], account["namespace"]
+        answer = api.create_namespaced_service_account_token(*where, wanted, _request_timeout=TIMEOUT_S)
+        return str(answer.status.token)
+    return None
