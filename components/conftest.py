@@ -43,7 +43,8 @@ def small_round(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tables/tables.parquet, tasks, part_1, part_2, costs/round_001.parquet, cost_net/, cost_model/, policy/
     """
     from evenshard.measure.config import MeasureConfig
-    from evenshard.stages import benchmark, generate_tables, loop, merge_costs, train_cost, train_policy
+    from evenshard.stages import benchmark, generate_tables, loop, train_cost, train_policy
+    from evenshard.stages.import_costs import merge_parts
 
     folder = tmp_path_factory.mktemp("round")
     tables, tasks = folder / "tables/tables.parquet", folder / "tasks"
@@ -61,7 +62,7 @@ def small_round(tmp_path_factory: pytest.TempPathFactory) -> Path:
             loop.BenchmarkOutputs(part),
         )
     costs = folder / "costs/round_001.parquet"
-    merge_costs.run(parts, costs)
+    merge_parts(parts, costs)
     train_cost.run(
         loop.TrainCostConfig(**CONFIG["train_cost"]),
         loop.TrainCostInputs(tables, (costs,), tasks, 1, 1),

@@ -12,7 +12,8 @@ from evenshard.cli import main
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.cost_rows import read_lineage, read_rows, save_rows
 from evenshard.measure.costs import CONTROL
-from evenshard.stages import benchmark, generate_tables, loop, merge_costs
+from evenshard.stages import benchmark, generate_tables, loop
+from evenshard.stages.import_costs import merge_parts
 from evenshard.tracking import StageRun
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.params import section
@@ -68,7 +69,7 @@ def controls(path: Path) -> set[str]:
 
 def merged(*parts: Path) -> Path:
     out = parts[0].with_name("merged.parquet")
-    merge_costs.run(parts, out)
+    merge_parts(parts, out)
     return out
 
 

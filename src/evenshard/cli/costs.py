@@ -110,9 +110,9 @@ def _calibrate_device(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _merge_costs(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.stages import merge_costs as stage
+    from evenshard.stages.import_costs import merge_parts
 
-    found = stage.run(args.costs, args.out)
+    found = merge_parts(args.costs, args.out)
     print(f"saved: {args.out} ({found['num_placements']:.0f} placements of {found['num_parts']:.0f} parts)")
     return found
 

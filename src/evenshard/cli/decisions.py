@@ -112,7 +112,7 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
     drift = drift_of(model.trained_on, tables.tables, batch_size, num_devices, args.tolerated_pct)
     difference, problem = None, ""
     if old is not None:
-        from evenshard.stages.decisions.replan import replan
+        from evenshard.stages.decisions.watch import replan
 
         try:
             new = replan(old, tables, model, batch_size, tables_from=str(args.tables))

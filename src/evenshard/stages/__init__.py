@@ -2,12 +2,12 @@
 
 ::
 
-    stage, loop, rounds   what a stage declares, the declarations of the loop's stages, and its rounds
+    stage, loop, rounds   declarations: of a stage, of the loop's stages and of its rounds
     runner                a stage run and tracked, for commands and components alike
-    generate_tables, benchmark, merge_costs, train_cost, train_policy, evaluate   the stages themselves: ``run`` of each
-    propose               what benchmark measures; standings, report: what evaluate compares and shows
-    import_costs, record_outcome, calibrate_device   beside the loop: costs that others measured; how a pipeline
-                          ended; a device model fitted to costs or traces
-    observe, observe_text what the traces of a training say, beside predictions
-    decisions/            promote a model, compare loops, retrain or not
+    generate_tables, benchmark, train_cost, train_policy, evaluate   ``run`` of each stage
+    propose               the placements of benchmark; sharder_comparison, report: the results of evaluate
+    import_costs          cost datasets from files: parts of a round, and shards that others measured
+    calibrate_device      a device model fitted to costs
+    observe, observe_text the traces of a training beside predictions
+    decisions/            promote a model, retrain or not, move a training or not
 """

@@ -19,10 +19,6 @@ def run(tables: Path, costs: Sequence[Path], profile: str, out: Path) -> str:
         tables: tables of the costs.
         costs: cost datasets of one hardware.
         profile: name or file of the profile to start from.
-        out: profile to write.
-
-    Raises:
-        BadInput: if an input cannot be read, or too few shards were measured.
     """
     start = gpu_profile(profile)
     pool = load_tables(tables)

@@ -1,18 +1,20 @@
-"""A cost dataset of shards that others have measured, one after another on one device.
+"""Cost datasets from files: the parts of a round, and shards that others have measured, one by one on one device.
 
-They come as a CSV file, one line per shard: ``tables``, the numbers of its tables (their lines in the table file, from
-0); ``dims``, their embedding dims, where the table file has none; ``fwd_bwd_ms``, forward and backward together. The
-dataset says no more than that: how long each of the two took stays unknown, and nothing is exchanged.
+The shards come as a CSV file, one line per shard: ``tables``, the numbers of its tables (their lines in the table
+file, from 0); ``dims``, their embedding dims, where the table file has none; ``fwd_bwd_ms``, forward and backward
+together. The dataset has neither alone, and no communication.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evenshard.measure.cost_dataset import save_costs
+from evenshard.measure.cost_rows import read_lineage, read_rows, save_rows
 from evenshard.measure.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost, Provenance, time_problem
 from evenshard.measure.hardware import provenance_problem
 from evenshard.measure.link import NO_LINK
@@ -26,8 +28,12 @@ from evenshard.tables.table import WEIGHT_BITS, Table
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.limits import RANGES
 from evenshard.utils.messages import brief, reason_of
+from evenshard.utils.params import require
 from evenshard.utils.provenance import UNKNOWN, Lineage, git_commit
 
+log = logging.getLogger(__name__)
+# The parts of a round must have these in common: their costs are compared with each other.
+_ALIKE = ("hardware", "versions", "link", "optimizer")
 _TABLES, _DIMS, _TIME = "tables", "dims", "fwd_bwd_ms"
 _OF_SHARDS = (_TABLES, _DIMS, _TIME)
 _COLUMNS = f"{_TABLES}, {_DIMS} (where the table file has none) and {_TIME}"
@@ -75,10 +81,7 @@ def run(
     costs_out: Path,
     tables_out: Path,
 ) -> dict[str, float]:
-    """Writes the shards as a cost dataset, and the tables that it names; returns metrics.
-
-    The other arguments, and what they raise, are those of ``read_shards``; nothing is written then.
-    """
+    """Write the shards as a cost dataset, and the tables that it names; return metrics. See ``read_shards``."""
     measured = read_shards(shards, tables, config, columns)
     named = distinct_tables([one.task for one in measured])
     save_tables(named, tables_out)
@@ -89,18 +92,16 @@ def run(
 def read_shards(
     path: Path, tables: Path, config: ImportCostsConfig, columns: Mapping[str, str] | None = None
 ) -> tuple[MeasuredPlacement, ...]:
-    """The shards of a file as measured placements, one on one device each.
+    """Return the shards of a file as measured placements, each on one device.
 
-    A table of several dims is a table per dim, called after both, and one that a shard holds twice is two.
+    A table of several dims is a table per dim, named after both, and a table that a shard holds twice is two.
 
     Args:
-        path: the shards.
         tables: their table file, which may lack names, and dims if the shards give them.
-        config: what the files do not say.
-        columns: columns of both files that are called otherwise, each with evenshard's; empty to leave one out.
+        columns: columns of both files with other names, each with evenshard's; empty to leave one out.
 
     Raises:
-        BadConfig: if ``columns`` names what is not there.
+        BadConfig: if ``columns`` names a missing column.
         BadFile: if a file cannot be read or holds an impossible value; the message names the line.
     """
     if_none = f"Its columns are {_COLUMNS}, one shard per line."
@@ -197,3 +198,42 @@ def _measurement_of(
         cost=PlacementCost((DeviceCost.of_total(total_ms),), "modelled"),
         provenance=Provenance(*unknown, seed=0, repeats=0, optimizer=optimizer),
     )
+
+
+def merge_parts(parts: Sequence[Path], costs: Path) -> dict[str, float]:
+    """Write the rows of all parts of a round, in the order of their measurement ids, as one dataset; return metrics.
+
+    Raises:
+        BadFile: if a part cannot be read, was measured on other hardware or from other settings than the first, or
+            repeats a measurement of another part.
+    """
+    require(bool(parts), "there is no part to merge. Name the cost datasets of the parts.")
+    found = [read_rows(path) for path in parts]
+    for path, rows in zip(parts, found, strict=True):
+        if not rows:
+            raise BadFile(path, "holds no measurement", "Measure this part again.")
+    first, part_of = read_lineage(parts[0]), dict[str, int]()
+    for number, (path, rows) in enumerate(zip(parts, found, strict=True)):
+        _check_alike(path, [{name: row[name] for name in _ALIKE} for row in (found[0][0], *rows)])
+        lineage = read_lineage(path)
+        for name in ("params_hash", "evenshard_version"):
+            if lineage.get(name) != first.get(name):
+                problem = f"{name} is {lineage.get(name)}, but {first.get(name)} in {parts[0]}"
+                raise BadFile(path, problem, "Measure all parts with the same settings and version.")
+        for row in rows:
+            other = part_of.setdefault(row["measurement_id"], number)
+            if other != number:
+                problem = f"{row['measurement_id']} is in {parts[other]} too"
+                raise BadFile(path, problem, "Merge each part once, parts of one round alone.")
+    merged = sorted((row for rows in found for row in rows), key=lambda row: (row["measurement_id"], row["device_id"]))
+    save_rows(merged, first, costs)
+    log.info("%d placements from %d parts", len(part_of), len(found))
+    return {"num_placements": float(len(part_of)), "num_parts": float(len(found))}
+
+
+def _check_alike(path: Path, of_rows: list[dict[str, str]]) -> None:
+    for found in of_rows:
+        for name in _ALIKE:
+            if found[name] != of_rows[0][name]:
+                problem = f"{name} is {brief(found[name], 300)}, but {brief(of_rows[0][name], 300)} in the first part"
+                raise BadFile(path, problem, "Measure all parts of a round alike, on the same kind of device.")

@@ -61,7 +61,7 @@ class ObserveInputs:
 
 @dataclass(frozen=True)
 class ObservedAndPredicted:
-    """What evenshard predicts for the tables of a training, ms.
+    """Observed times of a training beside evenshard's prediction, ms.
 
     Attributes:
         source: file of the placement or of the tables.
@@ -70,10 +70,10 @@ class ObservedAndPredicted:
             that of the placement which evenshard would choose.
         predicted_ms: embedding work of a step; without data_parallel tables, which no trace shows apart.
         low_ms, high_ms: 90 % interval of that, the error of a simulated device included.
-        device: what stands behind the times of the simulated device; empty for a model of real hardware.
+        device: evidence behind the simulated device; empty for a model of real hardware.
         observed_ms: embedding work of a step in the traces.
         observed_devices_ms: the same of each rank, without waits.
-        notes: why they may not be comparable, and what both leave out, a sentence each.
+        notes: limits of the comparison, a sentence each.
     """
 
     source: str
@@ -101,14 +101,11 @@ class _Placed:
 def run(
     inputs: ObserveInputs, costs: Path | None = None, tables: Path | None = None
 ) -> tuple[ObservedTraining, ObservedAndPredicted | None]:
-    """Reads the traces, compares them where there is something to compare with, and writes the costs.
+    """Read the traces, compare them with a prediction where there is one, and write the costs.
 
     Args:
         costs: the cost dataset to write, if any.
         tables: the tables of that dataset to write, if any: parts of tables are tables there.
-
-    Raises:
-        BadInput: if an input cannot be used, or something that the costs need is missing.
     """
     if tables is not None and costs is None:
         raise BadConfig("--tables-out writes the tables of a cost dataset. Add --costs-out.")
@@ -331,7 +328,7 @@ def _measurement_of(source: Path, placed: _Placed, observation: ObservedTraining
 
 
 def _device_cost(rank: RankTimes) -> DeviceCost:
-    """The times of a rank whose passes were seen; a training of one rank has no exchanges."""
+    """Return the times of a rank; a training of one rank has no communication."""
     waiting = rank.waiting_ms or {}
     return DeviceCost(
         fwd_compute_ms=rank.forward_ms,

@@ -45,12 +45,11 @@ MEASURED_LINK = "measured"
 
 @dataclass(frozen=True)
 class Proposers:
-    """What the previous round has left to propose with; nothing before round 1.
+    """The previous round's networks, which propose placements; none before round 1.
 
     Attributes:
-        policy: samples placements; None for random ones.
-        cost_model: a search with it proposes ``searched_share`` of the placements; None for no search.
-        searched_share: 0 to 1.
+        policy: samples placements; None for random placements.
+        cost_model: model of the search that proposes ``searched_share`` (0 to 1) of the placements; None for no search.
     """
 
     policy: TrainedSharder | None = None
@@ -59,11 +58,7 @@ class Proposers:
 
     @staticmethod
     def load(cost_net: Path | None, policy: Path | None, cost_model: Path | None, searched_share: float) -> Proposers:
-        """The proposers in the folders of the previous round; a policy needs its cost network.
-
-        Raises:
-            BadFile: if a folder is missing, torn, or holds something else.
-        """
+        """Return the proposers in the folders of the previous round; a policy needs its cost network."""
         sharder = None
         if policy is not None and cost_net is not None:
             sharder = load_sharder(cost_net, policy)
@@ -71,7 +66,7 @@ class Proposers:
         return Proposers(sharder, model, searched_share)
 
     def searches(self, number: int) -> bool:
-        """Whether the search proposes placement ``number``: every fifth where the share is 0.2."""
+        """True if the search proposes placement ``number``: every fifth where the share is 0.2."""
         if self.cost_model is None:
             return False
         return int((number + 1) * self.searched_share) > int(number * self.searched_share)
@@ -84,7 +79,7 @@ def placement_jobs(
     seed: int,
     proposers: Proposers | None = None,
 ) -> list[Job]:
-    """``count`` placements of the tasks: sampled from the policy, some searched; random where neither found room.
+    """Return ``count`` placements of the tasks: sampled from the policy, some searched, the others random.
 
     Every task comes once, in random order, before any comes again: rounds then compare like with like.
 
@@ -140,7 +135,7 @@ def _with_searched(
 
 
 def _candidates(sharder: EvenshardSharder, task: ShardingTask) -> Sequence[Placement]:
-    """What the search considered, lowest predicted cost first; nothing where it found no room."""
+    """Return the candidates of the search, lowest predicted cost first; none for an infeasible task."""
     try:
         with one_thread():
             return sharder.search(task).candidates
@@ -162,7 +157,7 @@ def _fill_with_random(
 
 
 def shard_jobs(pool: Sequence[Table], like: ShardingTask, count: int, round_number: int, seed: int) -> list[Job]:
-    """Random shards of the pool, each alone on a device, with the batch size and memory cap of the task ``like``."""
+    """Return random shards of the pool, each alone on a device, with batch size and memory cap of the task ``like``."""
     rng = np.random.default_rng([seed, round_number, 2])
     shards = sample_shards(pool, count, like.batch_size, like.memory_cap_bytes, rng)
     return [
@@ -180,7 +175,7 @@ def sharding_jobs(
     round_number: int,
     seed: int,
 ) -> list[ShardedJob]:
-    """``count`` random placements of parts of the tasks' tables, each task in turn.
+    """Return ``count`` random placements of parts of the tasks' tables, each task in turn.
 
     Raises:
         BadConfig: if a sharding type is unknown, or the devices of a task do not make whole nodes.
@@ -209,11 +204,11 @@ def sharding_jobs(
 def in_part(
     jobs: Sequence[Job], part: int, num_parts: int, with_controls: Callable[[Sequence[Job]], list[Job]]
 ) -> list[Job]:
-    """Every ``num_parts``-th job, with the controls among them: parts that are measured apart make up the round.
+    """Return every ``num_parts``-th job, with the controls among them, which are named by the part.
 
     Args:
         part: number of the part, from 1; part 1 of 1 is the whole round.
-        with_controls: puts the controls among jobs. In parts they are named by the part, so that parts can be merged.
+        with_controls: puts the controls among jobs.
 
     Raises:
         BadConfig: if there are more parts than jobs.
@@ -231,7 +226,7 @@ def in_part(
 
 
 def among_controls(jobs: Sequence[Job], tasks: Sequence[ShardingTask], measure: MeasureConfig) -> list[Job]:
-    """The jobs with the controls of ``measure`` among them.
+    """Return the jobs with the controls of ``measure`` among them.
 
     Controls are random placements of the first tasks that have one. They do not depend on the round, so that the same
     placements come back in every run and tell how much a run differs from the next.
@@ -255,7 +250,7 @@ def measure_answers(
     journal: Journal,
     description: str,
 ) -> list[MeasuredPlacement]:
-    """Measures the placements of answers, by their measurement ids, with the controls of the train tasks among them."""
+    """Measure the placements of answers, by their measurement ids, with the controls of the train tasks among them."""
     jobs = [
         Job.whole(name, one.task, one.placement, 0, one.sharder, one.task.task_id)
         for name, one in answers.items()

@@ -74,13 +74,13 @@ PROPOSED = {_POLICY: ("#4c78a8", "#8a5a9e", 0.0), _SEARCH: ("#f2b447", "#e4813b"
 
 
 def write_text(text: str, path: Path) -> None:
-    """A text file with a final newline."""
+    """Write a text file with a final newline."""
     with atomic_path(path) as draft:
         draft.write_text(text + "\n")
 
 
 def write_csv(results: Sequence[Result], path: Path) -> None:
-    """One row per task, sharder and device; an infeasible answer is one row with its reason."""
+    """Write one row per task, sharder and device; an infeasible answer is one row with its reason."""
     with atomic_path(path) as draft, draft.open("w", newline="") as file:
         writer = csv.DictWriter(file, CSV_COLUMNS, restval="")
         writer.writeheader()
@@ -91,10 +91,10 @@ def write_csv(results: Sequence[Result], path: Path) -> None:
 def write_plot_data(
     results: Sequence[Result], standings: Sequence[Standing], rounds: Sequence[MeasuredPlacement], folder: Path
 ) -> None:
-    """The data that ``dvc plots`` draws, one file per plot: that of the pictures, and the standings.
+    """Write the data of ``dvc plots``, one file per plot: that of the pictures, and the standings.
 
     Args:
-        rounds: what the benchmarks of all rounds have measured.
+        rounds: measurements of the benchmarks of all rounds.
     """
     _write_data(
         [
@@ -174,7 +174,7 @@ def metrics(
     origin: Mapping[str, Any],
     model_accuracy: NetworkAccuracy | None = None,
 ) -> dict[str, Any]:
-    """The contents of ``metrics.json``.
+    """Return the contents of ``metrics.json``.
 
     Args:
         accuracy: accuracy of the learned sharder's cost network.
@@ -207,7 +207,7 @@ def metrics(
 
 
 def summary(standings: Sequence[Standing]) -> dict[str, float | None]:
-    """The contents of ``summary.json``: the few figures by which one tells one loop from another."""
+    """Return the contents of ``summary.json``: the figures that tell loops apart."""
     means = {
         f"{'heuristic' if one.is_best_heuristic else one.sharder}_ms": _round(one.measured_ms.mean)
         for one in standings
@@ -217,7 +217,6 @@ def summary(standings: Sequence[Standing]) -> dict[str, float | None]:
 
 
 def _round(value: float) -> float | None:
-    """A number as JSON has it; None for what is none."""
     return round(value, 4) if math.isfinite(value) else None
 
 
@@ -228,12 +227,7 @@ def standings_text(
     hardware: str,
     device_error: DeviceError | None = None,
 ) -> str:
-    """The standings as a table for the terminal, fastest first.
-
-    Args:
-        hardware: hardware of the times.
-        device_error: how far simulated hardware is from the real one.
-    """
+    """Return the standings as a table for the terminal, fastest first."""
     timed = measured_or_simulated(hardware)
     rows = [("sharder", f"mean {timed} ms", "to the best heuristic", "verdict")]
     for one in sorted(standings, key=lambda one: one.measured_ms.mean):
@@ -288,7 +282,7 @@ def _picture(path: Path, width: float, height: float, columns: int = 1) -> Itera
 
 
 def plot_device_costs(costs: Mapping[str, PlacementCost], title: str, path: Path) -> None:
-    """Stacked bars of every device's four times, one panel per sharder, with the step time they wait for."""
+    """Draw stacked bars of every device's four times, one panel per sharder, and the step time."""
     with _picture(path, 1.2 + 3.1 * len(costs), 3.8, len(costs)) as (figure, axes):
         for axis, (sharder, cost) in zip(axes, costs.items(), strict=False):  # an empty panel if there is no cost
             bottom = [0.0] * len(cost.devices)
@@ -309,7 +303,7 @@ def plot_device_costs(costs: Mapping[str, PlacementCost], title: str, path: Path
 
 
 def plot_predicted_vs_measured(results: Sequence[Result], accuracy: NetworkAccuracy, hardware: str, path: Path) -> None:
-    """Predicted against measured or simulated overall cost of every measured placement of the held-out tasks."""
+    """Draw predicted against measured or simulated cost of every measured placement of the held-out tasks."""
     with _picture(path, 5.6, 5.0) as (_, (axis,)):
         measured = [result for result in results if math.isfinite(result.measured_ms)]
         for sharder in dict.fromkeys(result.answer.sharder for result in measured):
@@ -329,10 +323,7 @@ def plot_predicted_vs_measured(results: Sequence[Result], accuracy: NetworkAccur
 
 
 def plot_cost_per_round(measured: Sequence[MeasuredPlacement], path: Path) -> None:
-    """Measured or simulated cost of the placements each round tried, with the 95 % interval of the round's mean.
-
-    What a search proposed is drawn beside the rest; random shards are not placements.
-    """
+    """Draw the cost of each round's placements, and the 95 % interval of its mean; the search's beside the others."""
     with _picture(path, 5.6, 3.8) as (_, (axis,)):
         by_round = _proposed_costs(measured)
         for label, costs in by_round.items():
@@ -367,15 +358,12 @@ def _proposer_of(one: MeasuredPlacement) -> str:
 
 
 def save_summary(table: str, metrics: Mapping[str, Any], summary: Path) -> None:
-    """Writes the table of an evaluation as Markdown.
-
-    The table alone: a Markdown viewer that cleans what it shows drops inlined pictures.
-    """
+    """Write the table of an evaluation as Markdown, without pictures: viewers that sanitize it drop inlined ones."""
     write_text(f"# Evaluation\n\n{_facts(metrics)}\n\n```\n{table}\n```", summary)
 
 
 def save_report_page(folder: Path, table: str, metrics: Mapping[str, Any], page: Path) -> None:
-    """Writes the table of an evaluation and the pictures in its folder as one HTML page, without any other file."""
+    """Write the table of an evaluation and the pictures in its folder as one self-contained HTML page."""
     timed = measured_or_simulated(metrics["hardware"])
     titles = {name: html.escape(title.format(timed=timed)) for name, title in PICTURES.items()}
     pictures = "".join(

@@ -24,12 +24,12 @@ QUIET = Noise(None, None, None, num_controls=0, num_runs=0)
 
 @dataclass(frozen=True)
 class Answer:
-    """What one sharder said to one task.
+    """The answer of one sharder to one task.
 
     Attributes:
-        placement: None where the sharder found no room.
-        reason: why not, with table and numbers; empty otherwise.
-        predicted_ms: the cost network's opinion of the placement; NaN where there is no placement.
+        placement: None for an infeasible task.
+        reason: why it is infeasible, with table and numbers; empty if it is not.
+        predicted_ms: the cost network's prediction; NaN where there is no placement.
     """
 
     task: ShardingTask
@@ -40,7 +40,7 @@ class Answer:
 
 
 def ask(sharder: Sharder, task: ShardingTask) -> Answer:
-    """The sharder's answer; "it fits nowhere" is an answer too, never a gap."""
+    """Return the sharder's answer, which may be that the task is infeasible."""
     try:
         return Answer(task, sharder.name, sharder.place(task), "", math.nan)
     except InfeasibleTask as error:
@@ -56,7 +56,7 @@ class Result:
 
     @property
     def measured_ms(self) -> float:
-        """Measured cost of a step; infinite for an infeasible answer, and for one that ran out of memory."""
+        """Measured cost of a step; infinite for an infeasible answer, and for a placement that ran out of memory."""
         return self.measured.cost.max_device_ms if self.measured else math.inf
 
 
@@ -70,7 +70,7 @@ class Interval:
 
     @staticmethod
     def of(values: Sequence[float]) -> Interval:
-        """Mean and interval; the interval of a single value is the whole line."""
+        """Return mean and interval; the interval of a single value is infinite."""
         from scipy.stats import t
 
         mean = fmean(values)
@@ -81,17 +81,17 @@ class Interval:
 
     @staticmethod
     def of_difference(own: Sequence[float], base: Sequence[float], scale: float = 1.0) -> Interval:
-        """The interval of the paired differences, times ``scale``; negative is faster than the base."""
+        """Return the interval of the paired differences, times ``scale``; negative is faster than the base."""
         return Interval.of([(one - other) * scale for one, other in zip(own, base, strict=True)])
 
     @staticmethod
     def of_difference_pct(own: Sequence[float], base: Sequence[float]) -> Interval:
-        """The interval of the paired differences, in per cent of the base's mean."""
+        """Return the interval of the paired differences, in per cent of the base's mean."""
         return Interval.of_difference(own, base, 100 / fmean(base))
 
 
 def verdict_on(difference_pct: Interval, noise_pct: float) -> str:
-    """What an interval allows to say about a difference, in words; one below the noise is none."""
+    """Return the verdict of an interval about a difference, in words; one below the noise is none."""
     if abs(difference_pct.mean) < noise_pct:
         return "equal (within the noise)"
     if difference_pct.high < 0:
@@ -100,7 +100,7 @@ def verdict_on(difference_pct: Interval, noise_pct: float) -> str:
 
 
 def common_tasks(ms_of: Mapping[str, Sequence[float]]) -> list[int]:
-    """Positions of the tasks that every sharder could place: means over different tasks compare nothing.
+    """Return the positions of the tasks that every sharder could place.
 
     Args:
         ms_of: cost of each task, by sharder; infinite where infeasible.
@@ -109,19 +109,18 @@ def common_tasks(ms_of: Mapping[str, Sequence[float]]) -> list[int]:
 
 
 def fastest(costs: Mapping[str, Sequence[float]], names: Iterable[str]) -> str | None:
-    """Which of the named sharders has the least mean cost; None if there is none of them."""
+    """Return the named sharder with the least mean cost; None if there is none of them."""
     return min((name for name in names if name in costs), key=lambda name: fmean(costs[name]), default=None)
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How one sharder stands.
+    """The standing of one sharder.
 
     Attributes:
-        sharder: its name.
         privileged: True if it measured the test tables before placing them.
         measured_ms: mean over the tasks that every sharder could place.
-        is_best_heuristic: True for the one the others are compared with.
+        is_best_heuristic: True for the sharder that the others are compared with.
         against_best_pct: paired difference to the best heuristic, per cent of the latter's mean; negative is faster.
         num_infeasible: tasks this sharder could not place, or whose placement ran out of memory.
         noise_pct: a mean difference below this is no more than measuring noise.
@@ -137,7 +136,7 @@ class Standing:
 
     @property
     def verdict(self) -> str:
-        """What the interval allows to say about the difference to the best heuristic."""
+        """The verdict about the difference to the best heuristic."""
         if self.is_best_heuristic:
             return "the best heuristic"
         if math.isnan(self.against_best_pct.mean):
@@ -147,11 +146,11 @@ class Standing:
 
 
 def standings(results: Sequence[Result], noise: Noise = QUIET) -> list[Standing]:
-    """Compares the sharders over the tasks that all of them could place.
+    """Compare the sharders over the tasks that all of them could place.
 
     Args:
         results: results of every sharder, the tasks in the same order.
-        noise: noise of the measurements; two sharders closer than it are called equal.
+        noise: two sharders that differ by less are called equal.
     """
     ms_of: dict[str, list[float]] = {}
     for result in results:
@@ -175,13 +174,13 @@ def standings(results: Sequence[Result], noise: Noise = QUIET) -> list[Standing]
 
 
 def infeasible_tasks(results: Sequence[Result]) -> int:
-    """Tasks that at least one sharder could not place."""
+    """Return the number of tasks that at least one sharder could not place."""
     return len({result.answer.task.task_id for result in results if math.isinf(result.measured_ms)})
 
 
 @dataclass(frozen=True)
 class NetworkAccuracy:
-    """How well a network predicts measured placements of unseen tables.
+    """The accuracy of a network on measured placements of unseen tables.
 
     Attributes:
         median_abs_pct_error: median absolute error of the overall cost, per cent; NaN without placements.
@@ -194,7 +193,7 @@ class NetworkAccuracy:
 
     @staticmethod
     def of(pairs_of_tasks: Iterable[Sequence[tuple[float, float]]]) -> NetworkAccuracy:
-        """The accuracy over the predicted and measured ms of the placements of each task."""
+        """Return the accuracy over the predicted and measured ms of the placements of each task."""
         from scipy.stats import kendalltau
 
         errors, taus = [], []
@@ -206,7 +205,7 @@ class NetworkAccuracy:
 
 
 def network_accuracy(results: Sequence[Result]) -> NetworkAccuracy:
-    """Compares predictions with measurements over all measured placements."""
+    """Compare predictions with measurements over all measured placements."""
     pairs_of: dict[str, list[tuple[float, float]]] = {}
     for one in results:
         if math.isfinite(one.measured_ms):

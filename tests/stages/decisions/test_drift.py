@@ -14,7 +14,7 @@ from evenshard.planner.file import load_answer
 from evenshard.planner.request import PlacementRequest, caps_of
 from evenshard.sharders.trained_on import QUANTILES, TrainedOn, mean_reuse
 from evenshard.stages.decisions.drift import Drift, drift_of
-from evenshard.stages.decisions.replan import request_now
+from evenshard.stages.decisions.watch import request_now
 from evenshard.tables.assumptions import TableSet
 from evenshard.tables.files import save_tables
 from evenshard.tables.generator import GeneratorConfig, generate_tables

@@ -14,8 +14,14 @@ from evenshard.api.serving import served_code
 from evenshard.cli import main
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.noise import Noise
-from evenshard.stages.decisions.model_comparison import ModelComparison, compare_models
-from evenshard.stages.decisions.promotion import Decision, PairedTask, Verdict, decide
+from evenshard.stages.decisions.promotion import (
+    Decision,
+    ModelComparison,
+    PairedTask,
+    Verdict,
+    compare_models,
+    decide,
+)
 from evenshard.stages.sharder_comparison import QUIET
 from evenshard.tables.files import load_tables
 from evenshard.tracking.registry import newest_version, register_folder

@@ -46,7 +46,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class QuantityDrift:
-    """One quantity of the tables.
+    """The drift of one quantity of the tables.
 
     Attributes:
         name: num_rows, embedding_dim, pooling_factor, or reuse: mean lookups of an index that a batch looks up.
@@ -67,16 +67,14 @@ class QuantityDrift:
 
 @dataclass(frozen=True)
 class Drift:
-    """What has become of a model's ground.
+    """The drift of all tables away from a model's training data.
 
     Attributes:
-        retrain_due: the model does not cover the tables.
+        retrain_due: True if the model does not cover the tables.
         reasons: why, one clause each; none where no retraining is due.
-        remarks: remarks: values unlike the training data that do not matter enough, and what the model does not state.
-        num_tables: today's.
+        remarks: values unlike the training data that do not matter enough, and facts that the model does not state.
         outside_load_pct: part of the load in tables outside of any range, per cent.
         rare_pct: part of the tables that are rare in any quantity, per cent; None where the model does not tell.
-        quantities: one by one.
     """
 
     retrain_due: bool
@@ -95,14 +93,12 @@ def drift_of(
     num_devices: int | None = None,
     tolerated_pct: float = 5.0,
 ) -> Drift:
-    """Compares today's tables with the training data of a model.
+    """Compare today's tables, at least one, with the training data of a model.
 
     Args:
-        seen: the training data.
-        tables: the tables, at least one.
         batch_size: today's global batch, samples.
         num_devices: devices that the tables live on; None leaves devices aside.
-        tolerated_pct: so much of the load may lie outside, and so many of the tables may be rare, per cent.
+        tolerated_pct: part of the load that may lie outside, and of the tables that may be rare, per cent.
     """
     loads = np.array([table.pooling_factor * table.embedding_dim for table in tables])
     loads /= max(loads.sum(), 1e-300)
@@ -181,14 +177,14 @@ def _check_figure(name: str, seen: TrainedOn, tables: Sequence[Table], batch_siz
 
 
 def _value(name: str, table: Table, batch_size: int) -> float | None:
-    """A quantity of a table; None where the table does not tell, or has no lookups: it needs no training for those."""
+    """Return a quantity of a table; None where the table does not state it, or has no lookups."""
     if name in ("pooling_factor", "reuse") and not table.pooling_factor:
         return None
     return mean_reuse(table, batch_size) if name == "reuse" else float(getattr(table, name))
 
 
 def _share_like(value: float, quantiles: Sequence[float]) -> float:
-    """Which share of the training tables lies within a factor ``NEAR``; between quantiles, along the logarithm."""
+    """Return the share of the training tables within a factor ``NEAR``; between quantiles, along the logarithm."""
     logs = np.log(np.maximum(quantiles, 1e-9))
     ends = np.log(max(value, 1e-9)) + np.log(NEAR) * np.array([-1.0, 1.0])
     below, above = _share_below(ends[0], logs, "left"), _share_below(ends[1], logs, "right")
@@ -196,7 +192,7 @@ def _share_like(value: float, quantiles: Sequence[float]) -> float:
 
 
 def _share_below(log_value: float, logs: np.ndarray, side: str) -> float:
-    """The distribution function; at a value that many tables have, without those ("left") or with them ("right")."""
+    """Return the distribution function, without tables of exactly this value ("left") or with them ("right")."""
     at = int(np.searchsorted(logs, log_value, side=side))  # type: ignore[call-overload]
     if at == 0:
         return 0.0
@@ -212,12 +208,7 @@ def _tables(count: int) -> str:
 
 
 def print_drift(drift: Drift, model: str, file: TextIO | None = None) -> None:
-    """Prints it.
-
-    Args:
-        model: the model that the tables are compared with.
-        file: output; None for stdout. Colours go to terminals only.
-    """
+    """Print the drift from a model; in colour on a terminal only."""
     console = plain_console(file, _WIDTH)
     count = "The table is" if drift.num_tables == 1 else f"The {drift.num_tables:,} tables are"
     covered = f"{count} covered by {printable(model)}."

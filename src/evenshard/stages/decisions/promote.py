@@ -23,8 +23,7 @@ from evenshard.placement.tasks import load_tasks
 from evenshard.planner.model import REGISTERED, learned_model_of
 from evenshard.sharders.cost_model.sharder import SearchConfig
 from evenshard.sharders.models import PlacementModel
-from evenshard.stages.decisions.model_comparison import ModelComparison, compare_models
-from evenshard.stages.decisions.promotion import Decision, decide
+from evenshard.stages.decisions.promotion import Decision, ModelComparison, compare_models, decide
 from evenshard.tables.files import load_tables
 from evenshard.tracking.registry import (
     REGISTERED_COST,
@@ -52,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 class PromotionOutcome(StrEnum):
-    """How a promotion ends."""
+    """The end of a promotion."""
 
     PROMOTED = "promoted"
     ALREADY = "already the champion"
@@ -87,16 +86,13 @@ class PromoteInputs:
 
 @dataclass(frozen=True)
 class Promotion:
-    """What happened.
+    """A promotion.
 
     Attributes:
-        outcome: see ``PromotionOutcome``.
         reason: one clause about the candidate.
         candidate: folder or URI of the candidate.
-        champion: models:/name/version that it met; empty where there was none.
-        champion_now: models:/name/version that is champion afterwards; empty where there is none.
-        decision: None where nothing was measured.
-        comparison: None where nothing was measured.
+        champion, champion_now: models:/name/version of the champion before and after; empty where there is none.
+        decision, comparison: None where nothing was measured.
     """
 
     outcome: PromotionOutcome
@@ -116,7 +112,7 @@ def promote(
     lineage: Lineage,
     tolerance_pct: float = 1.0,
 ) -> Promotion:
-    """Compares the candidate with the champion, moves the alias if that is due, and writes the report.
+    """Compare the candidate with the champion, move the alias if that is due, and write the report.
 
     Args:
         report: folder of promotion.json and promotion_costs.parquet.
@@ -156,7 +152,7 @@ def promote(
 
 
 def _candidate_version(candidate: str | None) -> ModelVersion | None:
-    """The registered version that is meant; None for a folder."""
+    """Return the registered version; None for a folder."""
     if candidate is None:
         newest = newest_version(REGISTERED_COST)
         if newest is None:
@@ -202,7 +198,7 @@ def _compare_with_champion(
 
 
 def _apply_decision(done: Promotion, before: ModelVersion, version: ModelVersion | None) -> Promotion:
-    """The promotion as its decision says, unless the alias has been moved meanwhile."""
+    """Promote if the decision says so, unless the alias has been moved meanwhile."""
     if done.decision is None or not done.decision.promote:
         return done
     now = champion(REGISTERED_COST)
@@ -214,7 +210,7 @@ def _apply_decision(done: Promotion, before: ModelVersion, version: ModelVersion
 
 
 def _make_champion(done: Promotion, reason: str, version: ModelVersion | None) -> Promotion:
-    """Moves the alias, and that of the version that is its policy; a folder is registered first."""
+    """Move the alias, and that of the version that is its policy; a folder is registered first."""
     if version is None:
         version, policy = register_folder(Path(done.candidate), served_code())
     else:
@@ -227,7 +223,7 @@ def _make_champion(done: Promotion, reason: str, version: ModelVersion | None) -
 
 
 def as_json(promotion: Promotion) -> dict[str, Any]:
-    """What promotion.json holds; numbers that are none are null."""
+    """Return the content of promotion.json, with null for numbers that are not finite."""
     comparison = promotion.comparison
     content = {
         "outcome": promotion.outcome.value,

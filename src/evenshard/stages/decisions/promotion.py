@@ -1,6 +1,6 @@
-"""The rule of promotion: a candidate wins if it is better, or as good and learned from fewer measurements.
+"""The comparison of two models, and the rule of promotion: better, or as good and learned from fewer measurements.
 
-Both have placed the same held-out tasks, and one run has measured both: the differences are paired. What the measuring
+Both place the same held-out tasks, and one run measures both: the differences are paired. What the measuring
 noise alone could cause is not a difference (docs/decisions/0011). What the 95 % interval does not exclude may be a
 regression, and "as good" must exclude one that is worth mentioning (``tolerance_pct``).
 """
@@ -13,12 +13,26 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean
 
-from evenshard.measure.noise import Noise
-from evenshard.stages.sharder_comparison import Interval
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.costs import MeasuredPlacement
+from evenshard.measure.hardware import Hardware
+from evenshard.measure.journal import Journal
+from evenshard.measure.noise import Noise, controls_of, noise_of
+from evenshard.placement.task import ShardingTask
+from evenshard.placement.tasks import TaskSplit
+from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
+from evenshard.sharders.models import PlacementModel
+from evenshard.stages.propose import measure_answers
+from evenshard.stages.sharder_comparison import Answer, Interval, ask
+from evenshard.utils.console import progress
+from evenshard.utils.errors import InfeasibleTask
+from evenshard.utils.process import one_thread
+
+_CANDIDATE, _CHAMPION = "candidate", "champion"
 
 
 class Verdict(StrEnum):
-    """What the measurements allow to say about the candidate."""
+    """The verdict of the measurements about the candidate."""
 
     BETTER = "better"
     EQUAL = "equal"
@@ -31,7 +45,6 @@ class PairedTask:
     """One held-out task.
 
     Attributes:
-        task_id: its name.
         candidate_ms, champion_ms: measured cost of a step; infinite where there is no placement, or where it ran out of
             memory.
         same_placement: both put the same tables together. It was measured once.
@@ -44,13 +57,76 @@ class PairedTask:
 
 
 @dataclass(frozen=True)
-class Decision:
-    """Whether the champion changes, and why.
+class ModelComparison:
+    """The measured placements of two models.
 
     Attributes:
-        promote: whether to promote the candidate.
-        verdict: verdict about the cost of placements.
-        reason: the reason, in one sentence.
+        tasks: the held-out tasks, in their order.
+        measured: all measurements, controls included. A placement that both chose is there once, as the candidate's.
+    """
+
+    tasks: tuple[PairedTask, ...]
+    noise: Noise
+    measured: tuple[MeasuredPlacement, ...]
+
+
+def compare_models(
+    candidate: PlacementModel,
+    champion: PlacementModel,
+    split: TaskSplit,
+    search: SearchConfig,
+    hardware: Hardware,
+    measure: MeasureConfig,
+    journal: Journal,
+    earlier: Sequence[Sequence[MeasuredPlacement]] = (),
+) -> ModelComparison:
+    """Place and measure the test tasks with both models.
+
+    Args:
+        split: the train tasks give the controls.
+        journal: keeps every measurement at once; started again with it, the comparison continues.
+        earlier: runs whose controls show the noise between runs.
+
+    Raises:
+        InfeasibleTask: if neither model can place any task.
+        MeasurementFailed: if a kernel fails.
+    """
+    ours = _answers(_CANDIDATE, candidate, split.test, search)
+    theirs = _answers(_CHAMPION, champion, split.test, search)
+    answers, ids = dict[str, Answer](), list[tuple[str, str]]()
+    for number, (own, other) in enumerate(zip(ours, theirs, strict=True)):
+        first, second = f"{_CANDIDATE}-{number:05d}", f"{_CHAMPION}-{number:05d}"
+        ids.append((first, first if _same(own, other) else second))
+        answers |= {first: own, **({} if _same(own, other) else {second: other})}
+    if all(one.placement is None for one in answers.values()):
+        raise InfeasibleTask(f"no held-out task fits its devices: {ours[0].reason}")
+    measured = measure_answers(answers, split.train, hardware, measure, journal, "promote")
+    cost_ms = {one.measurement_id: one.cost.max_device_ms for one in measured}
+    tasks = tuple(
+        PairedTask(one.task.task_id, cost_ms.get(first, math.inf), cost_ms.get(second, math.inf), first == second)
+        for one, (first, second) in zip(ours, ids, strict=True)
+    )
+    return ModelComparison(tasks, noise_of([controls_of(run) for run in (*earlier, measured)]), tuple(measured))
+
+
+def _answers(who: str, model: PlacementModel, tasks: Sequence[ShardingTask], search: SearchConfig) -> list[Answer]:
+    sharder = EvenshardSharder(model.cost_model, model.policy, search)
+    with one_thread():
+        return [replace(ask(sharder, task), sharder=who) for task in progress(tasks, f"placing with {model.source}")]
+
+
+def _same(ours: Answer, theirs: Answer) -> bool:
+    """True if both keep the same tables together: the tasks' devices are alike, their ids are names."""
+    if ours.placement is None or theirs.placement is None:
+        return False
+    return frozenset(ours.placement.shards()) == frozenset(theirs.placement.shards())
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A decision about the champion, and its reason in one sentence.
+
+    Attributes:
         candidate_ms, champion_ms: mean measured cost over the tasks that both could place; NaN without one.
         difference_pct: paired, per cent of the champion's mean; below 0 the candidate is faster. NaN without one.
         noise_pct: a mean difference below this is no more than measuring noise.
@@ -85,11 +161,10 @@ def decide(
     champion_measured: int,
     tolerance_pct: float = 1.0,
 ) -> Decision:
-    """The decision about one candidate.
+    """Return the decision about one candidate.
 
     Args:
         tasks: held out; at least one.
-        noise: noise of the measurements.
         candidate_measured, champion_measured: measured placements that each model was trained on.
         tolerance_pct: a candidate is as good if it is slower by at most so much, per cent, with 95 % confidence.
     """
@@ -128,7 +203,7 @@ def _difference_pct(common: Sequence[PairedTask]) -> Interval:
 
 
 def _noise_pct(noise: Noise, num_common: int, num_same: int) -> float:
-    """The noise floor of the mean over all common tasks, to which equal placements bring none."""
+    """Return the noise floor of the mean over all common tasks, to which equal placements bring none."""
     return noise.difference_pct(num_common) * math.sqrt((num_common - num_same) / max(num_common, 1))
 
 

@@ -17,11 +17,11 @@ from evenshard.compare.difference import Difference, Payback, payback
 from evenshard.measure.traces.ranks import ObservedTraining
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import load_answer
-from evenshard.planner.place import PlaceConfig
+from evenshard.planner.place import PlaceConfig, place_request
+from evenshard.planner.request import PlacementRequest
 from evenshard.report.difference import print_difference
 from evenshard.sharders.model import Model
 from evenshard.stages import observe
-from evenshard.stages.decisions.replan import replan
 from evenshard.stages.observe import ObservedAndPredicted
 from evenshard.stages.observe_text import observation_text
 from evenshard.tables.assumptions import TableSet
@@ -59,17 +59,15 @@ class WatchConfig:
 
 @dataclass(frozen=True)
 class Watched:
-    """A training, and what to do about its placement.
+    """A training, and the decision about its placement.
 
     Attributes:
-        observation: what the traces show.
-        comparison: beside what was predicted for the placement in use.
-        scale: what a step takes, over what was predicted.
+        comparison: the observation beside the prediction for the placement in use.
+        scale: observed step time over the predicted one.
         old, new: the placement in use, and the best that was found, its devices named so that least moves.
-        difference: between the two, with the times of a step scaled to what was observed.
-        steps: training steps that are still to come.
+        difference: between the two, with the times of a step scaled to the observed ones.
         paid: when the move pays back; None where the best placement is the one in use.
-        pays: whether to make it.
+        pays: True to make the move.
         costs_problem: why there is no cost dataset; empty where there is one.
     """
 
@@ -99,14 +97,12 @@ def watch(
     search: PlaceConfig | None = None,
     costs: Path | None = None,
 ) -> Watched:
-    """Reads the traces of a training, and asks whether another placement of its tables would pay.
+    """Read the traces of a training's ranks, and decide if another placement of its tables would pay.
 
     Args:
-        traces: of its ranks.
         in_use: placement.json that it runs with.
-        model: predicts both placements.
-        tables: as they are today; None for those of the placement in use.
-        search: how to search; None for the default.
+        model: model that predicts both placements.
+        tables: today's tables; None for those of the placement in use.
         costs: the cost dataset to write, where the traces can be one.
 
     Raises:
@@ -134,12 +130,37 @@ def watch(
     return Watched(observation, comparison, scale, old, new, difference, config.steps, paid, pays, problem)
 
 
-def traces_in(path: Path) -> tuple[Path, ...]:
-    """The traces in a folder, or the one file.
+def replan(
+    old: PlacementAnswer,
+    tables: TableSet,
+    model: Model,
+    batch_size: int,
+    config: PlaceConfig | None = None,
+    tables_from: str | None = None,
+) -> PlacementAnswer:
+    """Place today's tables on the devices, and by the rules, of an old answer.
 
     Raises:
-        BadConfig: if there is none.
+        InfeasibleTask: if they do not fit there any more.
     """
+    return place_request(request_now(old.request, tables, batch_size), model, config, tables_from=tables_from)
+
+
+def request_now(old: PlacementRequest, tables: TableSet, batch_size: int) -> PlacementRequest:
+    """Return the old request with today's tables; rules about tables that are gone go with them."""
+    names = {table.name for table in tables.tables}
+    return replace(
+        old,
+        tables=tables.tables,
+        assumptions=tables.assumptions,
+        rules=old.rules.of_tables(names),
+        batch_size=batch_size,
+        table_optimizers={name: optimizer for name, optimizer in old.table_optimizers.items() if name in names},
+    )
+
+
+def traces_in(path: Path) -> tuple[Path, ...]:
+    """Return the traces in a folder, or the one file; raise BadConfig if there is none."""
     found = tuple(sorted(one for kind in _TRACES for one in path.glob(kind))) if path.is_dir() else (path,)
     if not found:
         raise BadConfig(
@@ -171,7 +192,7 @@ def _scale_times(difference: Difference, scale: float) -> Difference:
 
 
 def verdict_text(watched: Watched) -> str:
-    """Whether to move, in one line."""
+    """Return the decision in one line."""
     if watched.pays:
         return f"Replan: the new placement pays over {watched.steps:,} steps."
     if not watched.difference.moves:
@@ -180,11 +201,7 @@ def verdict_text(watched: Watched) -> str:
 
 
 def print_watched(watched: Watched, file: TextIO | None = None) -> None:
-    """Prints it.
-
-    Args:
-        file: output; None for stdout.
-    """
+    """Print the decision and its reasons."""
     console = plain_console(file)
     console.print(verdict_text(watched), style="bold")
     console.print(
