@@ -37,7 +37,7 @@ from evenshard.measure.fbgemm import (
     call_batches,
     kernel_provenance,
 )
-from evenshard.placement.optimizer_state import SGD
+from evenshard.placement.memory import SGD
 from evenshard.tables.table import SEQUENCE, SUM, Table
 from evenshard.utils.errors import EvenshardError
 from evenshard.utils.units import seconds_to_ms

@@ -29,7 +29,7 @@ from evenshard.measure.fbgemm import (
 )
 from evenshard.measure.hardware import open_hardware
 from evenshard.measure.workload import draw_lookups
-from evenshard.placement.optimizer_state import NUMBERS
+from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed
 from evenshard.utils.units import BYTES_PER_GB
@@ -411,7 +411,7 @@ def test_each_process_has_its_own_gpu_and_cpu_is_the_cpu_even_beside_one(monkeyp
 # Optimizers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", [name for name in NUMBERS if name not in NOT_ON_CPU])
+@pytest.mark.parametrize("optimizer", [name for name in STATE_NUMBERS if name not in NOT_ON_CPU])
 def test_the_backward_pass_takes_a_step_of_the_optimizer(optimizer: str) -> None:
     """The first step by hand, from weights of 0 and so large enough to be seen."""
     one = SHARD[0]

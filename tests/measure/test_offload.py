@@ -20,7 +20,7 @@ from evenshard.measure.offload import (
 )
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
-from evenshard.placement.optimizer_state import NUMBERS
+from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, ON_DEVICE, Storage
 from evenshard.tables.reuse import power_law_reuse_bins
 from evenshard.tables.table import Table
@@ -43,7 +43,7 @@ def times_us(
     return forward_ms * 1e3, backward_ms * 1e3
 
 
-@pytest.mark.parametrize("optimizer", NUMBERS)
+@pytest.mark.parametrize("optimizer", STATE_NUMBERS)
 def test_what_is_in_device_memory_costs_nothing_more(optimizer: str) -> None:
     assert offload_ms([Lookup(PLAIN, BATCH, optimizer)], ON_DEVICE, 1.0, LINK) == (0.0, 0.0)
 
@@ -153,7 +153,7 @@ KERNELS_OUTSIDE = (FUSED_UVM_CACHING, FUSED_UVM, KEY_VALUE, HOST)
 
 @given(
     kernel=st.sampled_from(KERNELS_OUTSIDE),
-    optimizer=st.sampled_from(list(NUMBERS)),
+    optimizer=st.sampled_from(list(STATE_NUMBERS)),
     miss=st.floats(0.01, 0.9),
     rows=st.sampled_from([10, 1000, 10**7]),
     dim=st.sampled_from([4, 64, 128, 512]),

@@ -18,7 +18,7 @@ from evenshard.measure.step_time import (
     step_ms,
     without_last_digits,
 )
-from evenshard.placement.pipeline import PIPELINES
+from evenshard.placement.memory import PIPELINES
 
 # Two devices: indices, forward, forward exchange, backward exchange, backward.
 ONE, OTHER = (1.0, 4.0, 2.0, 3.0, 10.0), (2.0, 7.0, 1.0, 1.0, 8.0)

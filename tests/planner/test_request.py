@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.optimizer_state import NUMBERS, state_bytes
+from evenshard.placement.memory import STATE_NUMBERS, state_bytes
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import part_bytes
 from evenshard.planner.request import caps_of
@@ -20,7 +20,7 @@ from support.request_builders import ROOM, request
 
 def test_optimizer_state_is_fp32_whatever_the_weights_precision() -> None:
     one = table("a", rows=100, dim=16, bits=16)
-    assert {name: state_bytes(one, name) for name in NUMBERS} == {
+    assert {name: state_bytes(one, name) for name in STATE_NUMBERS} == {
         "sgd": 0,
         "rowwise_adagrad": 100 * 4,
         "adagrad": 100 * 16 * 4,

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from evenshard.placement.optimizer_state import NUMBERS, state_bytes
+from evenshard.placement.memory import STATE_NUMBERS, state_bytes
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import WHOLE, ShardingTask
 from evenshard.tables.table import Table
@@ -70,7 +70,7 @@ def limited_tasks(draw: st.DrawFn) -> ShardingTask:
         st.integers(max(1, cap - 3), cap + 6).map(lambda size: 4 * size), min_size=devices, max_size=devices
     )
     optimizers = st.dictionaries(
-        st.sampled_from([f"s{number}" for number in range(count)]), st.sampled_from([*NUMBERS])
+        st.sampled_from([f"s{number}" for number in range(count)]), st.sampled_from([*STATE_NUMBERS])
     )
     return limited(
         task(sized(*sizes), devices, 4 * cap),

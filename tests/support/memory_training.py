@@ -59,7 +59,7 @@ class Setting:
         ranks: how many.
         tables: the first parts of tables go around the ranks.
         batch_size: global.
-        optimizer: of the tables, one of ``optimizer_state.NUMBERS``; the replicas' is the dense one.
+        optimizer: of the tables, one of ``STATE_NUMBERS``; the replicas' is the dense one.
         pipeline: one of ``PIPELINES``.
         dense: dense layers of 1,024 x 1,024.
         dense_optimizer: sgd or adam.

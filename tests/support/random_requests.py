@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.optimizer_state import NUMBERS
+from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.parts import whole_tables
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.storage import COMPUTE_KERNELS, FUSED, FUSED_UVM, HOST, KEY_VALUE
@@ -36,7 +36,7 @@ def random_request(seed: int) -> PlacementRequest:
         (0,) * devices,
         int(rng.choice([64, 256, 1000])),
         int(rng.integers(0, 1000)) if rng.random() < 0.2 else 0,
-        str(rng.choice(list(NUMBERS))),
+        str(rng.choice(list(STATE_NUMBERS))),
         sharding_types=types,
         machine=machine,
         training_pipeline=str(rng.choice(PIPELINES)),

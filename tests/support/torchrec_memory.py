@@ -18,14 +18,15 @@ from evenshard.measure.link import LINKS
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import (
     INDEX_BYTES,
+    PIPELINES,
+    PREFETCH,
     PREFETCH_INPUTS,
+    STATE_NUMBERS,
     PartMemory,
     part_memory,
     sample_memory,
 )
-from evenshard.placement.optimizer_state import NUMBERS
 from evenshard.placement.parts import TablePart, part_table
-from evenshard.placement.pipeline import PIPELINES, PREFETCH
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import (
     DATA_PARALLEL,
@@ -312,7 +313,7 @@ def _why_outputs_differ(plan: Plan, table: Table) -> str:
 
 
 def _why_states_differ(plan: Plan, part: TablePart, table: Table) -> str:
-    per_row, _ = NUMBERS[plan.task.optimizer]
+    per_row, _ = STATE_NUMBERS[plan.task.optimizer]
     if plan.task.optimizer == "sgd":
         return ""
     if part.storage.kernel == FUSED_UVM_CACHING:

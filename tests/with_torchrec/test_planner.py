@@ -19,7 +19,7 @@ from torchrec.distributed.types import ShardingPlan
 
 import evenshard
 from evenshard.placement.machine import Machine
-from evenshard.placement.pipeline import PIPELINES
+from evenshard.placement.memory import PIPELINES
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask

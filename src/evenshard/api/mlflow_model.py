@@ -16,7 +16,7 @@ from mlflow.pyfunc.model import PythonModel
 from evenshard.api.place import place
 from evenshard.api.serving import served_parameters
 from evenshard.measure.hardware import DEFAULT_HARDWARE
-from evenshard.placement.optimizer_state import DEFAULT_OPTIMIZER
+from evenshard.placement.memory import DEFAULT_OPTIMIZER
 from evenshard.placement.parts import TablePart
 from evenshard.planner.device_memory import own_memory_gb, reserve_of
 from evenshard.planner.knobs import place_knob

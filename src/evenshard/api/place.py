@@ -178,7 +178,7 @@ def dense_bytes_of(tables: Any, dense_gb: float | None) -> int:
 
 
 def _optimizers(tables: Any, optimizer: str | None, model: "Model") -> "TableOptimizers":
-    from evenshard.placement.optimizer_state import DEFAULT_OPTIMIZER
+    from evenshard.placement.memory import DEFAULT_OPTIMIZER
     from evenshard.planner.optimizers import optimizers_of
 
     if not _is_of_torchrec(tables):

@@ -28,9 +28,8 @@ from evenshard.compare.difference import (
     Traffic,
 )
 from evenshard.measure.evidence import DeviceError, device_text
-from evenshard.placement.memory import part_memory
+from evenshard.placement.memory import SGD, part_memory
 from evenshard.placement.moves import SHAPE, SharedPiece, larger_machine
-from evenshard.placement.optimizer_state import SGD
 from evenshard.placement.parts import Span, TablePart, whole_part
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.renaming import best_names, device_kinds

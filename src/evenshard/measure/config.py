@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evenshard.measure.hardware import AUTO, CHOICES, HardwareName
-from evenshard.placement.optimizer_state import SGD, optimizer_problem
+from evenshard.placement.memory import SGD, optimizer_problem
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 

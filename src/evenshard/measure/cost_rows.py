@@ -17,7 +17,7 @@ from typing import Any
 from evenshard.measure.costs import OK, OUT_OF_MEMORY, moment_problem, time_problem
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import provenance_problem
-from evenshard.placement.optimizer_state import optimizer_problem
+from evenshard.placement.memory import optimizer_problem
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadFile, MeasurementFailed, blame_file
 from evenshard.utils.extras import require_package

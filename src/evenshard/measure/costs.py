@@ -18,7 +18,7 @@ import numpy as np
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import is_simulated, provenance_problem
 from evenshard.measure.step_time import Phases, device_ms, step_ms
-from evenshard.placement.optimizer_state import SGD, optimizer_problem
+from evenshard.placement.memory import SGD, optimizer_problem
 from evenshard.placement.parts import TablePart
 from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.task import ShardingTask

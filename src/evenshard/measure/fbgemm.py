@@ -25,7 +25,7 @@ from evenshard.measure.config import MeasureConfig
 from evenshard.measure.costs import Provenance
 from evenshard.measure.hardware import HardwareName
 from evenshard.measure.workload import RecordedLookups, draw_lookups
-from evenshard.placement.optimizer_state import state_bytes
+from evenshard.placement.memory import state_bytes
 from evenshard.tables.dlrm_batch import read_dlrm_batch
 from evenshard.tables.table import SUM, Table
 from evenshard.utils.errors import BadConfig, BadInput, MeasurementFailed, MissingPackage

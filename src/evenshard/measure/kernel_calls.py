@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from evenshard.placement.optimizer_state import SGD
+from evenshard.placement.memory import SGD
 from evenshard.placement.parts import TablePart, deduplicated_table, part_table, replica_table
 from evenshard.placement.sharding import (
     TYPES,

@@ -32,7 +32,7 @@ from evenshard.measure.simulated.device_model import NS_PER_MS
 from evenshard.measure.simulated.gpu_profile import HOST_GB_S, GpuProfile
 from evenshard.measure.simulated.shard_work import PLAIN_BYTES, missed_bytes, sector_bytes
 from evenshard.placement.machine import Machine
-from evenshard.placement.optimizer_state import NUMBERS, STATE_BYTES
+from evenshard.placement.memory import STATE_BYTES, STATE_NUMBERS
 from evenshard.placement.parts import TablePart, part_table
 from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, Storage
 from evenshard.placement.task import ShardingTask
@@ -167,7 +167,7 @@ def _rows_of(lookups: tuple[Lookup, ...]) -> _Rows:
     uniques_PK, counts_PK = looked_up_rows(tables, lookups_P)
     outputs_P: FloatArray = np.where([table.is_sequence for table in tables], lookups_P, bags_P)
     uniques_P, row_bytes_P = uniques_PK.sum(axis=1), sector_bytes(dims_P * bits_P // 8, LINE_BYTES)
-    per_row_P, per_weight_P = np.array([NUMBERS[one.optimizer] for one in lookups], dtype=np.float64).T
+    per_row_P, per_weight_P = np.array([STATE_NUMBERS[one.optimizer] for one in lookups], dtype=np.float64).T
     return _Rows(
         lookups_P,
         lookups_P * row_bytes_P,

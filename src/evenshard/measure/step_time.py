@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evenshard.placement.pipeline import PIPELINES, USUAL_PIPELINE
+from evenshard.placement.memory import PIPELINES, USUAL_PIPELINE
 from evenshard.tables.reuse import FloatArray
 
 # Stands in place of a pipeline's name: one window without a barrier in it, after DreamShard, section 2.

@@ -1,4 +1,6 @@
-"""What a part of a table takes of a device's memory, of its host's and of the SSD, and what every device holds besides.
+"""The memory that a part of a table takes of a device, its host and the SSD, and that every device takes besides.
+
+Optimizers and training pipelines (TorchRec's ``TrainPipeline*``) stand here, as far as they decide about memory.
 
 Counted of a part, on each of its devices, for B samples of the global batch:
 
@@ -28,11 +30,75 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from operator import add, attrgetter
 
-from evenshard.placement.optimizer_state import NUMBERS, STATE_BYTES
 from evenshard.placement.parts import Span, TablePart, deduplicated_table, part_table, replica_table
-from evenshard.placement.pipeline import PIPELINES, PREFETCH
 from evenshard.placement.storage import FUSED, HOST, KEY_VALUE
 from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig
+from evenshard.utils.messages import brief
+
+STATE_BYTES = 4  # bytes of one number; FBGEMM keeps states in FP32 whatever the weights' precision
+SGD = "sgd"
+# Recommenders train tables with it; taken for tables that come without a model, which would say it.
+DEFAULT_OPTIMIZER = "rowwise_adagrad"
+# Numbers that an optimizer keeps for each row, and for each weight. The more it keeps, the slower its update.
+STATE_NUMBERS = {
+    SGD: (0, 0),
+    "rowwise_adagrad": (1, 0),
+    "adagrad": (0, 1),
+    "lars_sgd": (0, 1),
+    "partial_rowwise_adam": (1, 1),
+    "partial_rowwise_lamb": (1, 1),
+    "adam": (0, 2),
+    "lamb": (0, 2),
+}
+
+
+def optimizer_problem(optimizer: str) -> str | None:
+    """Says in one clause that it is none of ``STATE_NUMBERS``, or None."""
+    return (
+        None
+        if optimizer in STATE_NUMBERS
+        else f"optimizer is {brief(optimizer)}, which is none of {', '.join(STATE_NUMBERS)}"
+    )
+
+
+def state_bytes(table: Table, optimizer: str) -> int:
+    """Bytes of optimizer state of a table, or of a part of one: a part keeps a state of its own.
+
+    Raises:
+        BadConfig: if the optimizer is none of ``STATE_NUMBERS``.
+    """
+    if problem := optimizer_problem(optimizer):
+        raise BadConfig(f"{problem}. Choose one of these.")
+    per_row, per_weight = STATE_NUMBERS[optimizer]
+    return table.num_rows * (per_row + per_weight * table.embedding_dim) * STATE_BYTES
+
+
+@dataclass(frozen=True)
+class TrainingPipeline:
+    """A training pipeline.
+
+    Attributes:
+        batches: those whose inputs the tables' devices hold.
+        own_batches: those whose inputs a device holds for its own samples.
+        leaving_batches: those whose inputs it holds once more, ordered to be sent, during all of a step.
+        overlaps_inputs: whether the exchange of indices runs beside the step before.
+    """
+
+    batches: int
+    own_batches: int
+    leaving_batches: int
+    overlaps_inputs: bool
+
+
+PREFETCH, USUAL_PIPELINE = "prefetch", "sparse_dist"
+PIPELINES = {
+    "none": TrainingPipeline(1, 1, 0, overlaps_inputs=False),
+    "base": TrainingPipeline(1, 2, 0, overlaps_inputs=False),
+    USUAL_PIPELINE: TrainingPipeline(2, 3, 1, overlaps_inputs=True),
+    PREFETCH: TrainingPipeline(3, 3, 1, overlaps_inputs=True),
+}
+
 
 INDEX_BYTES, LENGTH_BYTES, OFFSET_BYTES, LOOKUP_WEIGHT_BYTES = 8, 4, 8, 4
 # Bytes of a value of an output or a gradient: FP32.
@@ -120,7 +186,7 @@ def part_memory(
         table: the whole one.
         num_devices: of the machine.
         batch_size: global batch, samples.
-        optimizer: one of ``optimizer_state.NUMBERS``.
+        optimizer: one of ``STATE_NUMBERS``.
         pipeline: one of ``PIPELINES``; empty to count weights and states alone.
     """
     own, is_replica = part_table(part, table), len(part.devices) > 1
@@ -149,7 +215,7 @@ def part_memory(
 
 def _storage_memory(own: Table, part: TablePart, optimizer: str) -> PartMemory:
     storage = part.storage
-    per_row, per_weight = NUMBERS[optimizer]
+    per_row, per_weight = STATE_NUMBERS[optimizer]
     # A replica is trained by a dense optimizer, whose states are as precise as the weights.
     state_bytes = own.weight_bits // 8 if len(part.devices) > 1 else STATE_BYTES
     of_rows = own.num_rows * per_row * state_bytes

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.optimizer_state import state_bytes
+from evenshard.placement.memory import state_bytes
 from evenshard.placement.parts import Span, TablePart
 from evenshard.tables.table import Table
 

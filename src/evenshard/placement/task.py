@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.memory import PartMemory, part_memory
-from evenshard.placement.optimizer_state import SGD
+from evenshard.placement.memory import SGD, PartMemory, part_memory
 from evenshard.placement.parts import COLUMN_STEP, TablePart, whole_tables
 from evenshard.placement.sharding import (
     ALWAYS_CUT_COLUMNS,
@@ -75,7 +74,7 @@ class ShardingTask:
         machine: their devices and links.
         room_bytes: what each device may hold, by device id.
         batch_size: global batch, samples.
-        optimizer: one of ``optimizer_state.NUMBERS``.
+        optimizer: one of ``STATE_NUMBERS``.
         table_optimizers: the same of tables that have one of their own, by name: their state is counted.
         communication: data types on the way.
         limits: rules of each table; empty for none.

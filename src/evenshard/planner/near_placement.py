@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from evenshard.placement.memory import SGD
 from evenshard.placement.moves import SharedPiece, larger_machine, same_shape, shared_pieces
-from evenshard.placement.optimizer_state import SGD
 from evenshard.planner.answer import Nearness, PlacementAnswer, Saving
 from evenshard.planner.request import PlacementRequest, kept_optimizers
 from evenshard.sharders.search.moves import EarlierPlacement

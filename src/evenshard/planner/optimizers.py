@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from evenshard.placement.optimizer_state import SGD, optimizer_problem
+from evenshard.placement.memory import SGD, optimizer_problem
 from evenshard.tables.assumptions import Assumption
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
@@ -17,7 +17,7 @@ class FusedOptimizer:
     """The optimizer of a table of a model.
 
     Attributes:
-        word: one of ``optimizer_state.NUMBERS``, whose state is counted.
+        word: one of ``STATE_NUMBERS``, whose state is counted.
         called: its name in the model.
         where: what of the model names it.
         is_known: whether its state is that of ``word``.

@@ -14,7 +14,7 @@ from evenshard.measure.costs import PlacementCost
 from evenshard.measure.link import beyond_span
 from evenshard.measure.price.step import PartCosts
 from evenshard.measure.step_time import without_last_digits
-from evenshard.placement.optimizer_state import NUMBERS
+from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.parts import COLUMN_STEP, TablePart
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import TABLE_WISE
@@ -305,7 +305,7 @@ def _notes(request: PlacementRequest, model: Model, parts: Sequence[TablePart]) 
     learned = None if model.trained_on is None else model.trained_on.optimizer
     for asked in asked_for:
         if learned not in (None, asked):
-            order = list(NUMBERS)
+            order = list(STATE_NUMBERS)
             word = "slower" if order.index(asked) > order.index(learned) else "faster"
             yield f"Predicted times are of {learned}; {asked}'s memory is counted, its {word} backward pass is not."
     yield from replica_notes(request, tuple(dict.fromkeys(one.table for one in parts if len(one.devices) > 1)))

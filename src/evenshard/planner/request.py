@@ -9,10 +9,8 @@ from typing import Any
 
 from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
 from evenshard.placement.machine import Machine
-from evenshard.placement.memory import SampleMemory, sample_memory
-from evenshard.placement.optimizer_state import SGD, optimizer_problem
+from evenshard.placement.memory import PIPELINES, SGD, SampleMemory, optimizer_problem, sample_memory
 from evenshard.placement.parts import MAX_GPU_COLUMNS, TablePart
-from evenshard.placement.pipeline import PIPELINES
 from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES, TABLE_WISE, Communication
 from evenshard.placement.storage import COMPUTE_KERNELS, HOST_KERNELS, KEY_VALUE, USUAL_KERNELS
 from evenshard.placement.task import ShardingTask, TableLimits
@@ -40,7 +38,7 @@ class PlacementRequest:
         caps_bytes: memory of each device, by device id.
         batch_size: global batch, samples.
         reserved_bytes: memory of each device kept for everything that is not counted.
-        optimizer: optimizer whose state is counted; see ``optimizer_state``.
+        optimizer: optimizer whose state is counted, one of ``STATE_NUMBERS``.
         rules: rules of where tables may live.
         sharding_types: the ways in which tables may be sharded; empty for all.
         machine: nodes and links; None for one node with all devices.

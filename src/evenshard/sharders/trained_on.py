@@ -12,7 +12,7 @@ import numpy as np
 
 from evenshard.measure.costs import MeasuredPlacement, optimizer_of
 from evenshard.measure.evidence import DeviceError
-from evenshard.placement.optimizer_state import SGD, optimizer_problem
+from evenshard.placement.memory import SGD, optimizer_problem
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import distinct_tables
 from evenshard.tables.reuse import mean_counts

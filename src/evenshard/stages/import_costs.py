@@ -18,7 +18,7 @@ from evenshard.measure.cost_rows import read_lineage, read_rows, save_rows
 from evenshard.measure.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost, Provenance, time_problem
 from evenshard.measure.hardware import provenance_problem
 from evenshard.measure.link import NO_LINK
-from evenshard.placement.optimizer_state import SGD, optimizer_problem
+from evenshard.placement.memory import SGD, optimizer_problem
 from evenshard.placement.placement import alone
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import distinct_tables

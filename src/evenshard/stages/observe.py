@@ -13,7 +13,7 @@ from evenshard.measure.hardware import HardwareName, profile_of_gpu
 from evenshard.measure.price.step import PredictedDevice, exchange_share
 from evenshard.measure.step_time import device_ms, step_ms
 from evenshard.measure.traces.ranks import ObservedTraining, RankTimes, observe
-from evenshard.placement.optimizer_state import NUMBERS, optimizer_problem
+from evenshard.placement.memory import STATE_NUMBERS, optimizer_problem
 from evenshard.placement.parts import TablePart, tables_of_parts, whole_tables
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import BY_COLUMNS, sharding_type
@@ -145,7 +145,7 @@ def _read_placement(source: Path, inputs: ObserveInputs, observation: ObservedTr
         tables=tables,
         caps_bytes=(observation.memory_bytes or _UNKNOWN_MEMORY,) * observation.world_size,
         batch_size=observation.batch_size,
-        optimizer=observation.optimizer if observation.optimizer in NUMBERS else "sgd",
+        optimizer=observation.optimizer if observation.optimizer in STATE_NUMBERS else "sgd",
         hardware=model.hardware,
     )
     known = bool(parts)

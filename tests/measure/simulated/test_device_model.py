@@ -28,7 +28,7 @@ from evenshard.measure.simulated.device_model import (
 from evenshard.measure.simulated.gpu_profile import BY_KERNEL, FREE_CONSTANTS, RATES, GpuProfile, gpu_profile
 from evenshard.measure.simulated.price import work_columns
 from evenshard.measure.simulated.shard_work import NUM_WORK_COLUMNS, ShardWork, WorkCounter, missed_bytes, sector_bytes
-from evenshard.placement.optimizer_state import NUMBERS
+from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.table import Table
@@ -547,7 +547,7 @@ BY_STATE = ("sgd", "rowwise_adagrad", "adagrad", "partial_rowwise_adam", "adam")
 def test_an_optimizer_with_more_state_takes_longer(name: str) -> None:
     gpu, tables = gpu_profile(name), [table for table in POOL[:20] if table.embedding_dim >= 16]
     forward, backward = zip(*(times_ns(*tables, profile=gpu, optimizer=one) for one in BY_STATE), strict=True)
-    assert [NUMBERS[one] for one in BY_STATE] == list(dict.fromkeys(NUMBERS.values()))
+    assert [STATE_NUMBERS[one] for one in BY_STATE] == list(dict.fromkeys(STATE_NUMBERS.values()))
     assert all(less < more for less, more in pairwise(backward)) and len(set(forward)) == 1
 
 

@@ -17,7 +17,7 @@ from evenshard.measure.simulated.device_model import backward_ms
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.measure.simulated.shard_work import WorkCounter
-from evenshard.placement.optimizer_state import NUMBERS
+from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.placement import Placement, alone
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadInput
@@ -40,12 +40,12 @@ def cost(profile: str, optimizer: str, shard: Sequence[Table], batch_size: int =
 @pytest.mark.parametrize("profile", profile_names())
 @pytest.mark.parametrize("shard", SHARDS)
 def test_the_more_an_optimizer_keeps_the_longer_is_the_backward_pass_and_no_other(profile: str, shard: str) -> None:
-    found = [cost(profile, optimizer, SHARDS[shard]) for optimizer in NUMBERS]
+    found = [cost(profile, optimizer, SHARDS[shard]) for optimizer in STATE_NUMBERS]
     assert len({one.fwd_compute_ms for one in found}) == 1
     backward = [one.bwd_compute_ms or 0.0 for one in found]
     assert backward[0] > 0 and all(less <= more for less, more in pairwise(backward))
     if shard == "wide":
-        of_state = {NUMBERS[optimizer]: ms for optimizer, ms in zip(NUMBERS, backward, strict=True)}
+        of_state = {STATE_NUMBERS[optimizer]: ms for optimizer, ms in zip(STATE_NUMBERS, backward, strict=True)}
         assert all(less < more for less, more in pairwise(of_state.values()))
         assert len(set(backward)) == len(of_state), "optimizers with as much state take as long"
 

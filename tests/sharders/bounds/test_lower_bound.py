@@ -17,8 +17,8 @@ from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.price import simulated_kind
 from evenshard.measure.step_time import LARGEST_SUM
 from evenshard.placement.machine import Machine
+from evenshard.placement.memory import PIPELINES
 from evenshard.placement.parts import COLUMN_STEP
-from evenshard.placement.pipeline import PIPELINES
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,

@@ -23,7 +23,7 @@ from evenshard.measure.profile_file import write_profile
 from evenshard.measure.simulated.device_model import KERNELS, NS_PER_MS, backward_ms, forward_ms, kernel_times
 from evenshard.measure.simulated.gpu_profile import BOUNDS, FREE_CONSTANTS, GpuProfile
 from evenshard.measure.simulated.shard_work import ShardWork, WorkCounter
-from evenshard.placement.optimizer_state import SGD
+from evenshard.placement.memory import SGD
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadInput

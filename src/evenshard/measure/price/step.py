@@ -31,7 +31,7 @@ from evenshard.measure.price.device_price import DevicePrice, alone_ms
 from evenshard.measure.price.exchange_lines import times_3
 from evenshard.measure.price.loads import CellChanges, Indices, Loads, LookupColumns
 from evenshard.measure.step_time import Phases, device_ms, hidden_ms, hides_inputs, kernels_ms, step_ms
-from evenshard.placement.optimizer_state import NUMBERS
+from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.parts import TablePart, lookup_share, whole_part
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import parts_by_table
@@ -52,7 +52,7 @@ Numbers = TypeVar("Numbers", float, FloatArray)
 
 def dense_ms(values: Numbers, bytes_per_ns: float, optimizer: str) -> Numbers:
     """Time that a device takes to clear dense gradients and to update weights and states with them, ms."""
-    states = NUMBERS[optimizer][1]
+    states = STATE_NUMBERS[optimizer][1]
     return values * (GRADIENT_BYTES * (DENSE_PASSES + 2 * states) / bytes_per_ns / NS_PER_MS)
 
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from evenshard.measure.simulated.gpu_profile import GpuProfile
 from evenshard.measure.simulated.shard_work import PLAIN_BYTES, REQUEST_VALUES, SECTOR_BYTES, ShardWork
-from evenshard.placement.optimizer_state import NUMBERS, SGD
+from evenshard.placement.memory import SGD, STATE_NUMBERS
 from evenshard.tables.reuse import FloatArray
 
 RADIX_BITS = 8
@@ -169,7 +169,7 @@ def all_lanes_ns(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -> 
     if profile.lookup_lane_power:
         bags, rows = profile.lookup_ns_per_bag * work.bags, profile.lookup_ns_per_request * work.lookups
     if profile.gradient_lane_power:
-        per_row, per_weight = NUMBERS[optimizer]
+        per_row, per_weight = STATE_NUMBERS[optimizer]
         longer = 1 + profile.row_state_share * per_row + profile.weight_state_share * per_weight
         gradients = longer * profile.gradient_ns_per_request * work.lookups + profile.gradient_ns_per_row * work.uniques
     return np.stack([bags, rows, gradients])
@@ -255,13 +255,13 @@ def gradient_waits(profile: GpuProfile, work: ShardWork, optimizer: str = SGD) -
 
 def updated_state_bytes(work: ShardWork, optimizer: str) -> FloatArray:
     """[N] bytes of optimizer state of the distinct rows; one number of a row takes a sector."""
-    per_row, per_weight = NUMBERS[optimizer]
+    per_row, per_weight = STATE_NUMBERS[optimizer]
     return np.asarray(per_row * SECTOR_BYTES * work.uniques + per_weight * work.unique_values * PLAIN_BYTES)
 
 
 def updated_state_requests(work: ShardWork, optimizer: str) -> FloatArray:
     """[N] requests that read and write the states of each weight; one of a row is part of what the row takes."""
-    _, per_weight = NUMBERS[optimizer]
+    _, per_weight = STATE_NUMBERS[optimizer]
     return np.asarray(2 * per_weight * work.unique_requests)
 
 

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.measure.simulated.gpu_profile import GpuProfile
-from evenshard.placement.optimizer_state import SGD, state_bytes
+from evenshard.placement.memory import SGD, state_bytes
 from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, looked_up_rows
 from evenshard.tables.table import Table
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from evenshard.placement.machine import Machine
+from evenshard.placement.memory import SGD
 from evenshard.placement.moves import SharedPiece, larger_machine, shared_pieces
-from evenshard.placement.optimizer_state import SGD
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import broken_limit, parts_by_table
 from evenshard.placement.renaming import best_names, device_kinds

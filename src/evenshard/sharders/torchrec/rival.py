@@ -38,9 +38,8 @@ from torchrec.modules.embedding_configs import DataType
 
 from evenshard.measure.simulated.gpu_profile import HOST_GB_S
 from evenshard.placement.machine import Machine
-from evenshard.placement.optimizer_state import state_bytes
+from evenshard.placement.memory import PREFETCH, state_bytes
 from evenshard.placement.parts import TablePart
-from evenshard.placement.pipeline import PREFETCH
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_parts_memory, parts_by_table
 from evenshard.placement.sharding import (

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from evenshard.placement.optimizer_state import SGD
+from evenshard.placement.memory import SGD
 from evenshard.placement.sharding import DATA_PARALLEL
 from evenshard.planner.optimizers import FusedOptimizer, TableOptimizers, optimizers_of
 from evenshard.planner.replicas import OTHER_TYPES

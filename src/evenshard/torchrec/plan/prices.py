@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName, profile_of_gpu
 from evenshard.measure.price.step import PartCosts, PredictedParts
 from evenshard.placement.machine import Machine
+from evenshard.placement.memory import USUAL_PIPELINE
 from evenshard.placement.parts import TablePart
-from evenshard.placement.pipeline import USUAL_PIPELINE
 from evenshard.placement.sharding import REPLICATED
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.model import model_of, named_with_hardware

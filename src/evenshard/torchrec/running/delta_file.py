@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from evenshard.compare.diff import diff
 from evenshard.placement.machine import Machine
-from evenshard.placement.optimizer_state import NUMBERS
+from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import TYPES, type_among
 from evenshard.planner.answer import PlacementAnswer
@@ -137,7 +137,7 @@ def reshard_delta(old: PlacementAnswer, new: PlacementAnswer, partial: bool = Fa
             new=entries[1],
             weight_bytes=weight_bytes[name],
             state_bytes=state_bytes[name],
-            state_is_exact=not NUMBERS[kept[name]][0] or not _cuts_a_part(old, new, name),
+            state_is_exact=not STATE_NUMBERS[kept[name]][0] or not _cuts_a_part(old, new, name),
         )
     if left and not partial:
         raise BadConfig(

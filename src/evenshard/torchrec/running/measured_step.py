@@ -32,7 +32,7 @@ from evenshard.measure.distributed.jobs import JOBS, PlacementJob
 from evenshard.measure.fbgemm import EMB_OPT_TYPES, LEARNING_RATE, OutOfDeviceMemory, ShardKernels, weights_dtype
 from evenshard.measure.hardware import Hardware
 from evenshard.measure.kernel_calls import feature_tables
-from evenshard.placement.optimizer_state import state_bytes
+from evenshard.placement.memory import state_bytes
 from evenshard.placement.parts import part_table
 from evenshard.placement.sharding import Communication
 from evenshard.placement.storage import ON_DEVICE
