@@ -26,8 +26,7 @@ from evenshard.compare.difference import (
     Resharded,
 )
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart, row_spans
-from evenshard.placement.storage import ON_DEVICE, Storage
+from evenshard.placement.parts import ON_DEVICE, Span, Storage, TablePart, row_spans
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import save_answer
 from evenshard.planner.request import PlacementRequest

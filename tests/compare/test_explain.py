@@ -14,9 +14,8 @@ from evenshard.cli import main
 from evenshard.compare import explain as module
 from evenshard.compare.explain import NUM_CHANGES, explain
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.placement.sharding import COLUMN_WISE, DATA_PARALLEL, TABLE_WISE
-from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import save_answer
 from evenshard.planner.rules import Rules

@@ -8,9 +8,8 @@ import pytest
 
 from evenshard.measure.kernel_calls import EVERY_DEVICE, KernelCall, Lookup, held_parts, lookups_of, part_lookups
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.parts import FUSED_UVM, FUSED_UVM_CACHING, ON_DEVICE, Span, Storage, TablePart
 from evenshard.placement.plan import parts_by_table
-from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, ON_DEVICE, Storage
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 from support.builders import READ_ONCE, ROOMY, table

@@ -21,7 +21,7 @@ from evenshard.measure.offload import (
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import STATE_NUMBERS
-from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, ON_DEVICE, Storage
+from evenshard.placement.parts import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, ON_DEVICE, Storage
 from evenshard.tables.reuse import power_law_reuse_bins
 from evenshard.tables.table import Table
 from support.builders import READ_ONCE

@@ -6,8 +6,7 @@ from functools import partial
 import pytest
 
 from evenshard.placement.memory import PartMemory, SampleMemory, moments, part_memory, peak_bytes, sample_memory
-from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, Storage
+from evenshard.placement.parts import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, Span, Storage, TablePart
 from evenshard.tables.table import Table
 
 T = Table("t", 1000, 8, 2.0)

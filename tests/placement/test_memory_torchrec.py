@@ -3,9 +3,9 @@
 import pytest
 
 pytest.importorskip("torchrec", reason="TorchRec is not installed", exc_type=ImportError)
+from evenshard.placement.parts import FUSED, FUSED_UVM, FUSED_UVM_CACHING
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import SHARDING_TYPES
-from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING
 from support.torchrec_memory import (
     NOTHING,
     OPTIMIZERS,

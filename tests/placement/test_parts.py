@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from evenshard.placement.parts import (
     COLUMN_STEP,
+    COMPUTE_KERNELS,
+    FUSED,
+    FUSED_UVM,
+    FUSED_UVM_CACHING,
+    HOST,
+    KEY_VALUE,
     Span,
+    Storage,
     TablePart,
     busiest_rows,
     column_parts,
@@ -22,6 +29,7 @@ from evenshard.placement.parts import (
     lookup_share,
     part_table,
     replica_table,
+    storages_of,
     tables_of_parts,
     whole_tables,
 )
@@ -218,3 +226,36 @@ def test_parts_that_are_not_the_table_are_refused(parts: list[TablePart], messag
     with pytest.raises(BadConfig, match=message) as caught:
         parts_by_table(task([table("wide", ROWS, DIM)], 2), parts)
     assert "\n" not in str(caught.value)
+
+
+def test_kernels_say_where_weights_are() -> None:
+    on_device = {one for one in COMPUTE_KERNELS if Storage(one).is_on_device}
+    on_host = {one for one in COMPUTE_KERNELS if Storage(one).is_on_host}
+    cached = {one for one in COMPUTE_KERNELS if Storage(one).is_cached}
+    assert on_device == {FUSED}
+    assert on_host == {FUSED_UVM, FUSED_UVM_CACHING, HOST}
+    assert cached == {FUSED_UVM_CACHING, KEY_VALUE}
+
+
+def test_a_storage_is_written_in_a_word() -> None:
+    assert str(Storage()) == "fused"
+    assert str(Storage(FUSED_UVM_CACHING, 0.2)) == "fused_uvm_caching 0.2"
+
+
+def test_only_caches_have_several_sizes() -> None:
+    assert [storage.load_factor for storage in storages_of(KEY_VALUE, (0.1, 0.4))] == [0.1, 0.4]
+    assert storages_of(HOST, (0.1, 0.4)) == (Storage(HOST),)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "load_factor", "what"),
+    [
+        ("uvm", 1.0, "compute kernel is 'uvm'"),
+        (FUSED_UVM_CACHING, 0.0, "load_factor"),
+        (FUSED_UVM_CACHING, 1.5, "load_factor"),
+        (FUSED_UVM, 0.5, "no cache"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(kernel: str, load_factor: float, what: str) -> None:
+    with pytest.raises(BadConfig, match=what):
+        Storage(kernel, load_factor)

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import TablePart
+from evenshard.placement.parts import FUSED, TablePart
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import BY_COLUMNS, COLUMN_WISE, ROW_WISE, TABLE_WISE
-from evenshard.placement.storage import FUSED
 from evenshard.planner.capacity import refusal
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest

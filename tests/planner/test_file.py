@@ -14,9 +14,8 @@ import pytest
 
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.placement.sharding import TABLE_WISE, Communication
-from evenshard.placement.storage import Storage
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.file import json_schema, json_text, load_answer, save_answer

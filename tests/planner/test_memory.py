@@ -9,9 +9,8 @@ import pytest
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import part_memory
-from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.placement.plan import check_sharding
-from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.memory import DEVICE_COMPONENTS, DeviceMemory, NodeMemory, brim_warnings
 from evenshard.utils.errors import InfeasibleTask

@@ -10,8 +10,7 @@ import pytest
 from evenshard.measure.offload import host_link, part_offload_ms
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.storage import Storage
+from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.report.step_facts import assumed_groups
 from evenshard.report.table_facts import badly_served, badly_served_text, offload_text

@@ -11,6 +11,7 @@ import pytest
 
 import evenshard
 from evenshard.placement.machine import Machine
+from evenshard.placement.parts import FUSED
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import (
     DATA_PARALLEL,
@@ -19,7 +20,6 @@ from evenshard.placement.sharding import (
     TABLE_WISE,
     ways_of,
 )
-from evenshard.placement.storage import FUSED
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest

@@ -18,8 +18,7 @@ import evenshard
 from evenshard.cli import main
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.storage import Storage
+from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.planner.answer import PlacementAnswer, Rival
 from evenshard.planner.file import json_schema
 from evenshard.planner.rivals import FULL_SPACE, RULE, TORCHREC

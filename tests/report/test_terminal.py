@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from evenshard.placement.machine import DeviceGroup, Machine
-from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.storage import Storage
+from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Nearness, PlacementAnswer, Rival, Saving
 from evenshard.planner.rivals import FULL_SPACE
 from evenshard.planner.rules import Rules

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from evenshard.placement.machine import Machine
+from evenshard.placement.parts import ON_DEVICE, USUAL_KERNELS, Storage
 from evenshard.placement.plan import check_sharding
-from evenshard.placement.storage import ON_DEVICE, USUAL_KERNELS, Storage
 from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part, used_bytes
 from evenshard.sharders.torchrec.planner import OFFLOAD_SETTINGS, Bandwidths, PlannerSetting
 from evenshard.sharders.torchrec.rival import TorchRecPlanner

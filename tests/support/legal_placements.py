@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.parts import CACHED_KERNELS, COMPUTE_KERNELS, FUSED, Span, Storage, TablePart
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import (
     COLUMN_WISE,
@@ -21,7 +21,6 @@ from evenshard.placement.sharding import (
     TABLE_ROW_WISE,
     TABLE_WISE,
 )
-from evenshard.placement.storage import CACHED_KERNELS, COMPUTE_KERNELS, FUSED, Storage
 from evenshard.placement.task import ShardingTask, memory_of_part
 from evenshard.tables.table import Table
 from support.integer_program import Program, total

@@ -9,9 +9,8 @@ import numpy as np
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import STATE_NUMBERS
-from evenshard.placement.parts import whole_tables
+from evenshard.placement.parts import COMPUTE_KERNELS, FUSED, FUSED_UVM, HOST, KEY_VALUE, whole_tables
 from evenshard.placement.sharding import SHARDING_TYPES
-from evenshard.placement.storage import COMPUTE_KERNELS, FUSED, FUSED_UVM, HOST, KEY_VALUE
 from evenshard.placement.task import memory_of_part
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules

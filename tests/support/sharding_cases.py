@@ -9,9 +9,8 @@ import torch
 from torchrec.distributed.types import ShardingPlan
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import TablePart
+from evenshard.placement.parts import ON_DEVICE, Storage, TablePart
 from evenshard.placement.sharding import SEQUENCE_TYPES
-from evenshard.placement.storage import ON_DEVICE, Storage
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.request import PlacementRequest
 from evenshard.torchrec import tables_of

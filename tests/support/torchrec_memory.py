@@ -26,7 +26,7 @@ from evenshard.placement.memory import (
     part_memory,
     sample_memory,
 )
-from evenshard.placement.parts import TablePart, part_table
+from evenshard.placement.parts import FUSED, FUSED_UVM, FUSED_UVM_CACHING, Storage, TablePart, part_table
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import (
     DATA_PARALLEL,
@@ -34,7 +34,6 @@ from evenshard.placement.sharding import (
     TABLE_COLUMN_WISE,
     sharding_type,
 )
-from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, Storage
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.random import random_sharding
 from evenshard.sharders.torchrec.planner import Bandwidths, machine_topology

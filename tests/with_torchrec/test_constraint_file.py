@@ -17,8 +17,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 import evenshard
 from evenshard.cli import main
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart
-from evenshard.placement.storage import Storage
+from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest

@@ -11,8 +11,8 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import CacheParams, KeyValueParams
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 
+from evenshard.placement.parts import COMPUTE_KERNELS
 from evenshard.placement.sharding import TABLE_WISE
-from evenshard.placement.storage import COMPUTE_KERNELS
 from evenshard.planner.rules import Rules
 from evenshard.torchrec.model.tables import table_set_of
 from evenshard.torchrec.planner.constraints import USED, Constrained, constrained_model

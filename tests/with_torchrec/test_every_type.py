@@ -12,8 +12,8 @@ from unittest.mock import patch
 import pytest
 from torchrec.distributed.types import ShardingPlan
 
+from evenshard.placement.parts import ON_DEVICE, Storage
 from evenshard.placement.sharding import SHARDING_TYPES
-from evenshard.placement.storage import ON_DEVICE, Storage
 from evenshard.torchrec import shards_of
 from evenshard.torchrec.plan.plans import plan_of_parts
 from evenshard.utils.errors import BadConfig

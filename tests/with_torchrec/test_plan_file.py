@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from evenshard.cli import main
+from evenshard.placement.parts import Storage
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE
-from evenshard.placement.storage import Storage
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.request import PlacementRequest

@@ -15,11 +15,10 @@ from evenshard.measure.link import link
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.price import SimulatedCluster
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, whole_part
+from evenshard.placement.parts import Span, Storage, whole_part
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import SEQUENCE_TYPES, SHARDING_TYPES, ways_of
-from evenshard.placement.storage import Storage
 from evenshard.planner.request import PlacementRequest
 from evenshard.torchrec import TablePart, placement_of, predicted, sharding_plan, shards_of, tables_of
 from evenshard.torchrec.plan.plans import other_kernels

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from evenshard.measure.price.step import PartCosts, predicted_phases
 from evenshard.measure.step_time import windows
 from evenshard.placement.items import device_mask, joined_groups
-from evenshard.placement.parts import TablePart
+from evenshard.placement.parts import Storage, TablePart
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import (
     COLUMN_WISE,
@@ -25,7 +25,6 @@ from evenshard.placement.sharding import (
     SHARDING_TYPES,
     freest_by_columns,
 )
-from evenshard.placement.storage import Storage
 from evenshard.placement.task import TableLimits
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.pricing import part_costs

@@ -19,9 +19,8 @@ from evenshard.compare.changed_parts import ChangedPlacement, ChangeOutcome, Cha
 from evenshard.measure.evidence import device_text
 from evenshard.measure.price.device_price import ROUNDING
 from evenshard.measure.price.step import STEP_PARTS, predicted_step_times
-from evenshard.placement.parts import TablePart, part_table
+from evenshard.placement.parts import TablePart, part_table, storages_of
 from evenshard.placement.sharding import TABLE_WISE, TYPES
-from evenshard.placement.storage import storages_of
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.sharders.model import Model
 from evenshard.sharders.search.sharding_option import ShardingOption

@@ -33,8 +33,7 @@ from evenshard.measure.simulated.gpu_profile import HOST_GB_S, GpuProfile
 from evenshard.measure.simulated.shard_work import PLAIN_BYTES, missed_bytes, sector_bytes
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import STATE_BYTES, STATE_NUMBERS
-from evenshard.placement.parts import TablePart, part_table
-from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, Storage
+from evenshard.placement.parts import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, Storage, TablePart, part_table
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.locality import set_miss_ratio
 from evenshard.tables.reuse import FloatArray, looked_up_rows

@@ -30,8 +30,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from operator import add, attrgetter
 
-from evenshard.placement.parts import Span, TablePart, deduplicated_table, part_table, replica_table
-from evenshard.placement.storage import FUSED, HOST, KEY_VALUE
+from evenshard.placement.parts import (
+    FUSED,
+    HOST,
+    KEY_VALUE,
+    Span,
+    TablePart,
+    deduplicated_table,
+    part_table,
+    replica_table,
+)
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief

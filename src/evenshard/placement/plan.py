@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from evenshard.placement.parts import TablePart
+from evenshard.placement.parts import ON_DEVICE, TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import ROWS_ALONE, sharding_problem, sharding_type, ways_of
-from evenshard.placement.storage import ON_DEVICE
 from evenshard.placement.task import (
     ShardingTask,
     cut_by_rows,

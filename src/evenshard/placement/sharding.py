@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, row_starts
-from evenshard.placement.storage import FUSED, ON_DEVICE
+from evenshard.placement.parts import COLUMN_STEP, FUSED, ON_DEVICE, Span, TablePart, row_starts
 from evenshard.tables.table import DATA_TYPES, Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import SGD, PartMemory, part_memory
-from evenshard.placement.parts import COLUMN_STEP, TablePart, whole_tables
+from evenshard.placement.parts import COLUMN_STEP, FUSED, HOST_KERNELS, KEY_VALUE, TablePart, whole_tables
 from evenshard.placement.sharding import (
     ALWAYS_CUT_COLUMNS,
     CUT_COLUMNS,
@@ -29,7 +29,6 @@ from evenshard.placement.sharding import (
     allowed_sets,
     types_on_all,
 )
-from evenshard.placement.storage import FUSED, HOST_KERNELS, KEY_VALUE
 from evenshard.tables.table import MEAN, Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.limits import MAX_TOTAL_BYTES, RANGES
@@ -81,7 +80,7 @@ class ShardingTask:
         together: groups of tables, by position, that live on one device, whole.
         apart: groups of tables, by position, of which a device holds one at most.
         pipeline: training pipeline, one of ``PIPELINES``; empty to count weights and optimizer state alone.
-        kernels: where weights may be kept, of ``storage.COMPUTE_KERNELS``.
+        kernels: where weights may be kept, of ``COMPUTE_KERNELS``.
         means_of_rows: takes rows of MEAN tables for right beside all types, to price what TorchRec would train wrongly.
         max_columns: columns of the widest table or part that a device trains. No part of ``repr``, as ``task_id``.
         task_id: unique within a file of tasks. No part of ``repr``, which tells apart what is measured of parts.

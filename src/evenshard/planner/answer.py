@@ -11,10 +11,9 @@ from evenshard.measure.costs import PlacementCost
 from evenshard.measure.evidence import DeviceError, with_device_error
 from evenshard.measure.price.step import PredictedDevice, exchange_share
 from evenshard.placement.memory import PartMemory
-from evenshard.placement.parts import TablePart
+from evenshard.placement.parts import Storage, TablePart
 from evenshard.placement.plan import as_cut, parts_by_table
 from evenshard.placement.sharding import TABLE_WISE, sharding_type
-from evenshard.placement.storage import Storage
 from evenshard.placement.task import ShardingTask, memory_of_part
 from evenshard.planner.memory import (
     DeviceMemory,

@@ -9,10 +9,9 @@ from dataclasses import replace
 from evenshard.measure.hardware import HardwareName
 from evenshard.measure.link import LINKS
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import TablePart, whole_tables
+from evenshard.placement.parts import FUSED_UVM, Storage, TablePart, whole_tables
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import BY_COLUMNS, SHARDING_TYPES, TABLE_WISE
-from evenshard.placement.storage import FUSED_UVM, Storage
 from evenshard.placement.task import TASK_ID, ShardingTask, memory_of_part, part_bytes, used_host_bytes
 from evenshard.planner.cluster import own_link
 from evenshard.planner.request import PlacementRequest

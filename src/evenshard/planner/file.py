@@ -17,8 +17,7 @@ from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.price.step import PredictedDevice
-from evenshard.placement.parts import TablePart
-from evenshard.placement.storage import ON_DEVICE
+from evenshard.placement.parts import ON_DEVICE, TablePart
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file_records import (
     FILE_VERSION,

@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from evenshard.placement.parts import TablePart
+from evenshard.placement.parts import FUSED, FUSED_UVM, TablePart
 from evenshard.placement.sharding import COLUMNS_ALONE, DATA_PARALLEL, ROW_WISE, ROWS_OF_ALL, TABLE_WISE, TYPES
-from evenshard.placement.storage import FUSED, FUSED_UVM
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.output_order import OutputTable, keys_text, orders_of_model, output_orders
 from evenshard.planner.request import PlacementRequest, memory_problem

@@ -19,9 +19,8 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from evenshard.placement.parts import TablePart
+from evenshard.placement.parts import FUSED, FUSED_UVM, FUSED_UVM_CACHING, Storage, TablePart
 from evenshard.placement.sharding import SHARDING_TYPES, TABLE_WISE, TYPES, join_type, type_among
-from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, Storage
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.table import Table
 from evenshard.utils.messages import cut

@@ -15,10 +15,9 @@ from evenshard.measure.link import beyond_span
 from evenshard.measure.price.step import PartCosts
 from evenshard.measure.step_time import without_last_digits
 from evenshard.placement.memory import STATE_NUMBERS
-from evenshard.placement.parts import COLUMN_STEP, TablePart
+from evenshard.placement.parts import COLUMN_STEP, FUSED, TablePart
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import TABLE_WISE
-from evenshard.placement.storage import FUSED
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.capacity import refusal

@@ -10,9 +10,15 @@ from typing import Any
 from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import PIPELINES, SGD, SampleMemory, optimizer_problem, sample_memory
-from evenshard.placement.parts import MAX_GPU_COLUMNS, TablePart
+from evenshard.placement.parts import (
+    COMPUTE_KERNELS,
+    HOST_KERNELS,
+    KEY_VALUE,
+    MAX_GPU_COLUMNS,
+    USUAL_KERNELS,
+    TablePart,
+)
 from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES, TABLE_WISE, Communication
-from evenshard.placement.storage import COMPUTE_KERNELS, HOST_KERNELS, KEY_VALUE, USUAL_KERNELS
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.planner.device_memory import reserves_of
 from evenshard.planner.knobs import Knobs, groups, knob_field

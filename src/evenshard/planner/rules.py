@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import COLUMN_STEP
+from evenshard.placement.parts import COLUMN_STEP, COMPUTE_KERNELS, FUSED
 from evenshard.placement.sharding import SHARDING_TYPES
-from evenshard.placement.storage import COMPUTE_KERNELS, FUSED
 from evenshard.placement.task import TableLimits
 from evenshard.utils.errors import BadConfig, BadFile, blame_file
 from evenshard.utils.messages import brief, cut

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart, part_table
+from evenshard.placement.parts import COMPUTE_KERNELS, FUSED, KEY_VALUE, Span, TablePart, part_table
 from evenshard.placement.sharding import (
     EVERYWHERE,
     ROWS_ALONE,
@@ -14,7 +14,6 @@ from evenshard.placement.sharding import (
     TABLE_WISE,
     TYPES,
 )
-from evenshard.placement.storage import COMPUTE_KERNELS, FUSED, KEY_VALUE
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.device_memory import RESERVED_SHARE
 from evenshard.planner.memory import NodeMemory, OffloadedPart

@@ -10,9 +10,9 @@ from evenshard.measure.price.step import PartCosts
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.price import simulated_kind
 from evenshard.placement.machine import Machine
+from evenshard.placement.parts import FUSED_UVM, ON_DEVICE, Storage
 from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import COLUMN_WISE, ROW_WISE, TABLE_COLUMN_WISE, TABLE_WISE
-from evenshard.placement.storage import FUSED_UVM, ON_DEVICE, Storage
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.search.column_shifts import column_shifts
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort

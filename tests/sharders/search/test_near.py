@@ -17,10 +17,9 @@ from evenshard.measure.price.step import DeviceKind, PartCosts
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.price import simulated_kind
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart, whole_tables
+from evenshard.placement.parts import USUAL_KERNELS, Span, TablePart, whole_tables
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import SHARDING_TYPES, TABLE_WISE
-from evenshard.placement.storage import USUAL_KERNELS
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.packing.legal_parts import legal_parts
 from evenshard.sharders.search.moves import EarlierPlacement, Moves

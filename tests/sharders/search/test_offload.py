@@ -15,11 +15,10 @@ from evenshard.measure.price.step import DeviceKind, PartCosts
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.price import SimulatedCluster, simulated_kind
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart
+from evenshard.placement.parts import FUSED, FUSED_UVM, FUSED_UVM_CACHING, USUAL_KERNELS, Span, Storage, TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import ROW_WISE, SHARDING_TYPES
-from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, USUAL_KERNELS, Storage
 from evenshard.placement.task import ShardingTask, TableLimits, used_bytes, used_host_bytes
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.packing.legal_parts import legal_parts

@@ -18,7 +18,22 @@ import numpy.typing as npt
 from evenshard.placement.items import allowed_together, apart_groups, device_mask, joined_groups
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import CACHE_SLOT_BYTES
-from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, cut_rows, row_spans, whole_part
+from evenshard.placement.parts import (
+    COLUMN_STEP,
+    FUSED,
+    FUSED_UVM,
+    FUSED_UVM_CACHING,
+    HOST,
+    KEY_VALUE,
+    ON_DEVICE,
+    Span,
+    Storage,
+    TablePart,
+    cut_rows,
+    row_spans,
+    storages_of,
+    whole_part,
+)
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     COLUMNS_ALONE,
@@ -30,16 +45,6 @@ from evenshard.placement.sharding import (
     TYPES,
     allowed_sets,
     freest_by_columns,
-)
-from evenshard.placement.storage import (
-    FUSED,
-    FUSED_UVM,
-    FUSED_UVM_CACHING,
-    HOST,
-    KEY_VALUE,
-    ON_DEVICE,
-    Storage,
-    storages_of,
 )
 from evenshard.placement.task import ShardingTask, common_kernels, may_be_cut_by_columns, memory_of_part
 from evenshard.sharders.packing.cuts import Cut, Devices, Grid, KnownParts, Line, Taken

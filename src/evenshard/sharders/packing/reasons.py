@@ -19,10 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.placement.items import Items, device_mask
-from evenshard.placement.parts import COLUMN_STEP
+from evenshard.placement.parts import COLUMN_STEP, FUSED, KEY_VALUE
 from evenshard.placement.placement import caps_text, legal_mask
 from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES
-from evenshard.placement.storage import FUSED, KEY_VALUE
 from evenshard.placement.task import ShardingTask, common_kernels, ruled_out, width_problem
 from evenshard.sharders.packing.cuts import Cut
 from evenshard.sharders.packing.fill import most_blocks

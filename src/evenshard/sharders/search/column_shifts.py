@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from evenshard.placement.parts import COLUMN_STEP
+from evenshard.placement.parts import COLUMN_STEP, ON_DEVICE
 from evenshard.placement.sharding import TABLE_WISE
-from evenshard.placement.storage import ON_DEVICE
 from evenshard.sharders.search.pieces import Pieces
 from evenshard.sharders.search.state import Choice, State
 

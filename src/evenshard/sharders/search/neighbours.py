@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from evenshard.measure.step_time import first_of_lowest
+from evenshard.placement.parts import ON_DEVICE
 from evenshard.placement.sharding import COLUMNS_ALONE, SHARDING_TYPES
-from evenshard.placement.storage import ON_DEVICE
 from evenshard.sharders.search.arrays import PieceChanges
 from evenshard.sharders.search.column_shifts import column_shifts
 from evenshard.sharders.search.pieces import Pieces

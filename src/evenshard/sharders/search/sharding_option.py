@@ -14,8 +14,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.placement.parts import COLUMN_STEP
-from evenshard.placement.storage import ON_DEVICE, Storage
+from evenshard.placement.parts import COLUMN_STEP, ON_DEVICE, Storage
 from evenshard.tables.reuse import FloatArray
 
 

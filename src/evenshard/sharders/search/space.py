@@ -22,12 +22,16 @@ from evenshard.measure.price.step import PartCosts
 from evenshard.placement.items import allowed_together, apart_groups, joined_groups
 from evenshard.placement.parts import (
     COLUMN_STEP,
+    FUSED,
+    ON_DEVICE,
     Span,
+    Storage,
     TablePart,
     busiest_rows,
     even_widths,
     lookup_share,
     row_starts,
+    storages_of,
     whole_part,
 )
 from evenshard.placement.sharding import (
@@ -42,7 +46,6 @@ from evenshard.placement.sharding import (
     freest_by_columns,
     types_on_all,
 )
-from evenshard.placement.storage import FUSED, ON_DEVICE, Storage, storages_of
 from evenshard.placement.task import ShardingTask, common_kernels, memory_of_part
 from evenshard.sharders.search.arrays import FlatOptions, PieceArrays
 from evenshard.sharders.search.sharding_option import Piece, ShardingOption, TableGroup

@@ -21,17 +21,19 @@ from evenshard.measure.hardware import HardwareName
 from evenshard.measure.link import link, link_of
 from evenshard.measure.simulated.gpu_profile import profile_of
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart, whole_part
-from evenshard.placement.sharding import SHARDING_TYPES, TYPES, tiling_problem
-from evenshard.placement.storage import (
+from evenshard.placement.parts import (
     CACHED_KERNELS,
     FUSED,
     FUSED_UVM,
     FUSED_UVM_CACHING,
     KEY_VALUE,
     ON_DEVICE,
+    Span,
     Storage,
+    TablePart,
+    whole_part,
 )
+from evenshard.placement.sharding import SHARDING_TYPES, TYPES, tiling_problem
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, EvenshardError
 from evenshard.utils.extras import require_package

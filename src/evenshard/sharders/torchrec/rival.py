@@ -39,7 +39,7 @@ from torchrec.modules.embedding_configs import DataType
 from evenshard.measure.simulated.gpu_profile import HOST_GB_S
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import PREFETCH, state_bytes
-from evenshard.placement.parts import TablePart
+from evenshard.placement.parts import FUSED, USUAL_KERNELS, TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_parts_memory, parts_by_table
 from evenshard.placement.sharding import (
@@ -51,7 +51,6 @@ from evenshard.placement.sharding import (
     TYPES,
     sharding_type,
 )
-from evenshard.placement.storage import FUSED, USUAL_KERNELS
 from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part
 from evenshard.sharders.packing.reasons import no_placement_found, require_room
 from evenshard.sharders.torchrec.cache_statistics import TableStatistics

@@ -18,9 +18,18 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import PREFETCH
-from evenshard.placement.parts import Span, TablePart, row_starts
+from evenshard.placement.parts import (
+    FUSED_UVM,
+    FUSED_UVM_CACHING,
+    HOST,
+    KEY_VALUE,
+    ON_DEVICE,
+    Span,
+    Storage,
+    TablePart,
+    row_starts,
+)
 from evenshard.placement.sharding import REPLICATED, TYPES, sharding_type
-from evenshard.placement.storage import FUSED_UVM, FUSED_UVM_CACHING, HOST, KEY_VALUE, ON_DEVICE, Storage
 from evenshard.sharders.torchrec.planner import DENSE_KERNEL, parts_of_shards, storage_of
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import COLUMN_STEP, TablePart
+from evenshard.placement.parts import COLUMN_STEP, HOST, TablePart
 from evenshard.placement.sharding import COLUMN_WISE, REPLICATED, TABLE_COLUMN_WISE, TYPES, sharding_type, type_among
-from evenshard.placement.storage import HOST
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import load_answer, read_json, validate_record
 from evenshard.planner.pricing import reprice_answer

@@ -13,11 +13,10 @@ from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import TablePart
+from evenshard.placement.parts import KEY_VALUE, TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import grouped_parts, parts_by_table
 from evenshard.placement.sharding import REPLICATED, tiling_problem
-from evenshard.placement.storage import KEY_VALUE
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.output_order import BY_NAME, OrderChange, OutputTable, order_changes, output_keys, sort_outputs

@@ -11,9 +11,8 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from evenshard.measure.hardware import HardwareName
-from evenshard.placement.parts import COLUMN_STEP
+from evenshard.placement.parts import COLUMN_STEP, COMPUTE_KERNELS, FUSED
 from evenshard.placement.sharding import COLUMNS_ALONE, DATA_PARALLEL, TABLE_WISE
-from evenshard.placement.storage import COMPUTE_KERNELS, FUSED
 from evenshard.planner.request import PlacementRequest, memory_problem
 from evenshard.planner.rules import Rules
 from evenshard.sharders.torchrec.planner import DENSE_KERNEL, TooStrict

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from evenshard.measure.hardware import HardwareName
 from evenshard.measure.link import bandwidth_name
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import TablePart
-from evenshard.placement.storage import KEY_VALUE
+from evenshard.placement.parts import KEY_VALUE, TablePart
 from evenshard.planner.cluster import NO_HOST_MEMORY, HostMemory
 from evenshard.planner.device_memory import RESERVED_SHARE, gpu_bytes, own_memory_gb, reserve_of, reserves_of
 from evenshard.planner.request import caps_of

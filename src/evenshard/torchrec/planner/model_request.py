@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from evenshard.measure.hardware import DEFAULT_HARDWARE
+from evenshard.placement.parts import FUSED, FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE
 from evenshard.placement.sharding import DATA_PARALLEL, NODE, SHARDING_TYPES, TABLE_WISE, TYPES, Communication
-from evenshard.placement.storage import FUSED, FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE
 from evenshard.planner.knobs import Knobs
 from evenshard.planner.replicas import left_out_note, tables_without_replicas
 from evenshard.planner.request import PlacementRequest, kept_knobs

@@ -33,9 +33,8 @@ from evenshard.measure.fbgemm import EMB_OPT_TYPES, LEARNING_RATE, OutOfDeviceMe
 from evenshard.measure.hardware import Hardware
 from evenshard.measure.kernel_calls import feature_tables
 from evenshard.placement.memory import state_bytes
-from evenshard.placement.parts import part_table
+from evenshard.placement.parts import ON_DEVICE, part_table
 from evenshard.placement.sharding import Communication
-from evenshard.placement.storage import ON_DEVICE
 from evenshard.sharders.torchrec.planner import collection_of, require_torchrec
 from evenshard.tables.table import Table
 from evenshard.torchrec.model.modules import sharded_collections
