@@ -11,10 +11,16 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 
-from evenshard.placement.items import Items, allowed_together, apart_groups, canonical_devices
-from evenshard.placement.placement import Placement, placement_of_whole
+from evenshard.placement.moves import device_kinds
+from evenshard.placement.placement import (
+    Items,
+    Placement,
+    allowed_together,
+    apart_groups,
+    canonical_devices,
+    placement_of_whole,
+)
 from evenshard.placement.plan import check_placement
-from evenshard.placement.renaming import device_kinds
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.env import BalanceEnv

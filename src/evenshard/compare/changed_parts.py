@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from evenshard.measure.price.step import PartCosts, predicted_phases
 from evenshard.measure.step_time import windows
-from evenshard.placement.items import device_mask, joined_groups
 from evenshard.placement.parts import Storage, TablePart
+from evenshard.placement.placement import device_mask, joined_groups
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import (
     COLUMN_WISE,

@@ -29,10 +29,9 @@ from evenshard.compare.difference import (
 )
 from evenshard.measure.evidence import DeviceError, device_text
 from evenshard.placement.memory import SGD, part_memory
-from evenshard.placement.moves import SHAPE, SharedPiece, larger_machine
+from evenshard.placement.moves import SHAPE, SharedPiece, best_names, device_kinds, larger_machine
 from evenshard.placement.parts import Span, Storage, TablePart, whole_part
 from evenshard.placement.plan import check_sharding
-from evenshard.placement.renaming import best_names, device_kinds
 from evenshard.planner.answer import PlacementAnswer, Saving, model_lineage
 from evenshard.planner.near_placement import pieces_of_both
 from evenshard.planner.output_order import order_changes, output_orders

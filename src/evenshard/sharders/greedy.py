@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from evenshard.placement.items import Items
-from evenshard.placement.placement import Placement
+from evenshard.placement.placement import Items, Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.packing.reasons import no_room, require_room
 from evenshard.tables.table import Table

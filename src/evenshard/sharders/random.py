@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from evenshard.placement.items import Items
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, cut_rows, even_widths, lay_out, whole_part
-from evenshard.placement.placement import Placement
+from evenshard.placement.placement import Items, Placement
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import TABLE_WISE, TYPES
 from evenshard.placement.task import ShardingTask, may_be_cut_by_columns

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 
-from evenshard.placement.items import Items
-from evenshard.placement.placement import Placement
+from evenshard.placement.placement import Items, Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.packing import legal_parts as packing

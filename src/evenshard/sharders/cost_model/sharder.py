@@ -15,10 +15,9 @@ import torch
 from evenshard.measure.costs import PlacementCost
 from evenshard.measure.hardware import Measure
 from evenshard.measure.price.step import PartCosts, PredictedDevice, PredictedParts
-from evenshard.placement.items import canonical_devices
-from evenshard.placement.placement import Placement, placement_of_whole
+from evenshard.placement.moves import device_kinds
+from evenshard.placement.placement import Placement, canonical_devices, placement_of_whole
 from evenshard.placement.plan import check_placement
-from evenshard.placement.renaming import device_kinds
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.base import TrainedSharder
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
@@ -244,7 +243,7 @@ def distinct(placements: Sequence[Placement], kinds: Sequence[int] | None = None
 
     Args:
         placements: placements of one task.
-        kinds: kinds of its devices, from ``renaming.device_kinds``; None: all are alike.
+        kinds: kinds of its devices, from ``moves.device_kinds``; None: all are alike.
     """
     found: dict[tuple[int, ...], Placement] = {}
     for one in placements:

@@ -15,7 +15,6 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.placement.items import allowed_together, apart_groups, device_mask, joined_groups
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import CACHE_SLOT_BYTES
 from evenshard.placement.parts import (
@@ -34,6 +33,7 @@ from evenshard.placement.parts import (
     storages_of,
     whole_part,
 )
+from evenshard.placement.placement import allowed_together, apart_groups, device_mask, joined_groups
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     COLUMNS_ALONE,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 
-from evenshard.placement.items import joined_groups
 from evenshard.placement.parts import FUSED, Storage, TablePart, whole_part
-from evenshard.placement.placement import Placement, placement_of_whole
+from evenshard.placement.placement import Placement, joined_groups, placement_of_whole
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.task import ShardingTask, part_bytes
 from evenshard.sharders.packing.fill import more_ways, pack_in_order, quick_ways

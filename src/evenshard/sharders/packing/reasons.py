@@ -18,9 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.placement.items import Items, device_mask
 from evenshard.placement.parts import COLUMN_STEP, FUSED, KEY_VALUE
-from evenshard.placement.placement import caps_text, legal_mask
+from evenshard.placement.placement import Items, caps_text, device_mask, legal_mask
 from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES
 from evenshard.placement.task import ShardingTask, common_kernels, ruled_out, width_problem
 from evenshard.sharders.packing.cuts import Cut

@@ -12,10 +12,9 @@ import numpy as np
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import SGD
-from evenshard.placement.moves import SharedPiece, larger_machine, shared_pieces
+from evenshard.placement.moves import SharedPiece, best_names, device_kinds, larger_machine, shared_pieces
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import broken_limit, parts_by_table
-from evenshard.placement.renaming import best_names, device_kinds
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.state import Change, Choice, State, choice_like, parts_of_group
 from evenshard.tables.table import Table

@@ -19,7 +19,6 @@ from evenshard.measure.collectives import VOLUMES, latencies_ms, part_volume
 from evenshard.measure.kernel_calls import KernelCall, Lookup, kernel_call, part_lookups, replica_lookups
 from evenshard.measure.price.loads import LookupColumns
 from evenshard.measure.price.step import PartCosts
-from evenshard.placement.items import allowed_together, apart_groups, joined_groups
 from evenshard.placement.parts import (
     COLUMN_STEP,
     FUSED,
@@ -34,6 +33,7 @@ from evenshard.placement.parts import (
     storages_of,
     whole_part,
 )
+from evenshard.placement.placement import allowed_together, apart_groups, joined_groups
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     COLUMNS_ALONE,

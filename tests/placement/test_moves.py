@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.renaming import device_kinds
+from evenshard.placement.moves import device_kinds
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.table import Table
 
