@@ -39,7 +39,7 @@ from evenshard.sharders.dreamshard.fit import CostTensors, fit_cost_net
 from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, train_policy
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder, lean_cost_net, lean_policy
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.random import random_placement
+from evenshard.sharders.simple import random_placement
 from evenshard.sharders.training import FitConfig
 from evenshard.tables.generator import GeneratorConfig, generate_tables
 

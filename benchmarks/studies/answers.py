@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.studies.units import Store, Unit
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.base import Sharder
+from evenshard.sharders.learned import Sharder
 from evenshard.utils.errors import InfeasibleTask
 
 # ``placement``: device of each table; or ``infeasible``: why there is none. More keys where a sharder says more.

@@ -15,7 +15,7 @@ from benchmarks.studies.units import Result, Store, Unit
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder
 from evenshard.sharders.checkpoint import load_checkpoint, new_checkpoint, save_checkpoint
-from evenshard.sharders.greedy import GreedySharder
+from evenshard.sharders.simple import GreedySharder
 from evenshard.tables.table import Table
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
 from evenshard.sharders.catalog import HEURISTICS, SHARDERS
-from evenshard.sharders.greedy import SINGLE_COST
+from evenshard.sharders.simple import SINGLE_COST
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.studies.rows import EXTERNAL, PRIVILEGED_ROWS, SUFFIX, TRANSFERRED
 from evenshard.sharders.catalog import HEURISTICS
-from evenshard.sharders.greedy import SINGLE_COST
+from evenshard.sharders.simple import SINGLE_COST
 from evenshard.stages.sharder_comparison import Interval, common_tasks, fastest
 
 # Every row is also compared with these.

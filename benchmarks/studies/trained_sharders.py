@@ -16,13 +16,12 @@ from benchmarks.studies.units import Result, Store, Unit
 from benchmarks.studies.untrained_sharders import RandomSearch
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.base import TrainedSharder
 from evenshard.sharders.catalog import Resources, sharder
 from evenshard.sharders.checkpoint import new_checkpoint, save_checkpoint
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.price import predict_whole
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig, SearchResult
-from evenshard.sharders.learned import load_sharder
+from evenshard.sharders.learned import TrainedSharder, load_sharder
 
 # Of the product's default (docs/decisions/0008).
 NUM_ROLLOUTS = 256

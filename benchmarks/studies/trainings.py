@@ -23,7 +23,6 @@ from evenshard.sharders.autoshard import impala
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.impala import ImpalaConfig
 from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder
-from evenshard.sharders.base import TrainedSharder
 from evenshard.sharders.checkpoint import Round, new_checkpoint
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.fit import CostModelFitConfig, CostModelFitMetrics, cost_model_round
@@ -34,7 +33,8 @@ from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.dreamshard.reinforce import ReinforceConfig
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.random import random_placement
+from evenshard.sharders.learned import TrainedSharder
+from evenshard.sharders.simple import random_placement
 from evenshard.sharders.training import FitConfig
 from evenshard.utils.errors import InfeasibleTask
 

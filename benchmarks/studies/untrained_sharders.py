@@ -17,7 +17,7 @@ from evenshard.placement.placement import Placement, alone
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import single_table_task
 from evenshard.sharders.catalog import Resources, sharder
-from evenshard.sharders.random import random_placement
+from evenshard.sharders.simple import random_placement
 from evenshard.utils.errors import InfeasibleTask
 
 # Random placements per task that the cost networks are judged by.

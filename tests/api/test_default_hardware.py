@@ -67,7 +67,7 @@ def test_what_the_guide_places_after_the_loop_fits_this_machine(
 ) -> None:
     """Without --memory-cap-gb, on a machine of 16 GB."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("evenshard.planner.device_memory.machine_bytes", lambda: 16 * 2**30)
+    monkeypatch.setattr("evenshard.planner.memory.machine_bytes", lambda: 16 * 2**30)
     assert main(command("docs/loop.md", "evenshard place criteo_kaggle --devices 4 --batch-size 512")) == 0
 
 

@@ -17,7 +17,7 @@ from evenshard.placement.task import ShardingTask
 from evenshard.sharders.cost_model import fit as evenshard_loop
 from evenshard.sharders.cost_model.fit import CostModelFitConfig
 from evenshard.sharders.cost_model.sharder import SearchConfig
-from evenshard.sharders.random import random_placement
+from evenshard.sharders.simple import random_placement
 from support.builders import BATCH_SIZE, PROVENANCE, FakeHardware, capped, some_tables, task
 from support.convex_builders import bound_ms, predicted
 

@@ -24,7 +24,7 @@ from evenshard.placement.plan import check_placement
 from evenshard.sharders.cost_model import fit as evenshard_loop
 from evenshard.sharders.cost_model.fit import CostModelFitConfig
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
-from evenshard.sharders.greedy import EXPERTS
+from evenshard.sharders.simple import EXPERTS
 from support.builders import cost
 from support.study_builders import SMALL, TINY, config
 

@@ -24,8 +24,8 @@ from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.impala import ImpalaConfig
-from evenshard.sharders.base import Sharder
-from evenshard.sharders.random import RandomSharder
+from evenshard.sharders.learned import Sharder
+from evenshard.sharders.simple import RandomSharder
 from evenshard.sharders.training import FitConfig
 from evenshard.utils.errors import InfeasibleTask
 from support.builders import FakeHardware, capped, sized, some_tables, table, task

@@ -11,7 +11,7 @@ from evenshard.cli.init import TEMPLATES
 from evenshard.compare.what_if.option import load_prices
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.simulated.hardware import SimulatedHardware
-from evenshard.planner.cluster_file import load_cluster_file
+from evenshard.planner.cluster import load_cluster_file
 from evenshard.planner.file import load_answer
 from evenshard.planner.rules import load_rules
 from evenshard.sharders.models import load_model

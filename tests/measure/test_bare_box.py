@@ -27,7 +27,7 @@ from evenshard.measure.campaign import Job, from_journal, measure_jobs
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import open_hardware
 from evenshard.measure.journal import Journal
-from evenshard.sharders.greedy import expert_sharders
+from evenshard.sharders.simple import expert_sharders
 from evenshard.tables.files import load_tables
 from evenshard.placement.task import ShardingTask
 

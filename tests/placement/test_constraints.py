@@ -24,18 +24,17 @@ from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.autoshard.env import BalanceEnv
-from evenshard.sharders.base import Sharder
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig, distinct
 from evenshard.sharders.dreamshard.env import EpisodeBatch, acting_mask_BTD, choose_sampled, rollout
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
-from evenshard.sharders.greedy import GreedySharder, expert_sharders
+from evenshard.sharders.learned import Sharder
 from evenshard.sharders.packing.legal_parts import any_placement
 from evenshard.sharders.packing.reasons import no_room, reason
-from evenshard.sharders.random import RandomSharder, random_placement
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.state import State, choices_of, parts_of
 from evenshard.sharders.search.whole_starts import whole_starts
+from evenshard.sharders.simple import GreedySharder, RandomSharder, expert_sharders, random_placement
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
 from support import builders

@@ -26,7 +26,7 @@ from evenshard.placement.sharding import (
     types_on_all,
     ways_of,
 )
-from evenshard.sharders.random import _parts
+from evenshard.sharders.simple import _parts
 from support.builders import table
 
 MACHINE = Machine(4, 2, intra="nvlink_v100", inter="ethernet_25g")

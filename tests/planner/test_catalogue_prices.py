@@ -16,7 +16,7 @@ from evenshard.placement.task import ShardingTask
 from evenshard.planner.model import model_of
 from evenshard.planner.pricing import measured_parts, part_costs
 from evenshard.planner.request import PlacementRequest
-from evenshard.sharders.random import random_sharding
+from evenshard.sharders.simple import random_sharding
 from evenshard.tables.sources import catalog_names, load_catalog
 from evenshard.tables.table import Table
 from evenshard.utils.units import gb_to_bytes

@@ -14,8 +14,7 @@ import yaml
 from evenshard import place
 from evenshard.cli import main
 from evenshard.placement.machine import DeviceGroup, Machine
-from evenshard.planner.cluster import HostMemory, MachineAndMemory, devices_of
-from evenshard.planner.cluster_file import ClusterFile, Hosts, load_cluster_file
+from evenshard.planner.cluster import ClusterFile, HostMemory, Hosts, MachineAndMemory, devices_of, load_cluster_file
 from evenshard.utils.errors import BadConfig, BadFile, BadInput
 from support.builders import some_tables
 
@@ -73,7 +72,7 @@ def test_memory_left_out_is_that_of_the_profile(hardware: str, cap_gb: float) ->
 
 
 def test_memory_left_out_of_a_cpu_is_its_share_of_this_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evenshard.planner.device_memory.machine_bytes", lambda: 48 * GB)
+    monkeypatch.setattr("evenshard.planner.memory.machine_bytes", lambda: 48 * GB)
     found = devices_of(8, hardware="cpu", nodes=2, inter="ethernet_25g")
     assert found.caps_bytes == (12 * GB,) * 8
     assert found.notes == (

@@ -18,9 +18,8 @@ from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Rival
 from evenshard.planner.pricing import PartsMeasurer, part_costs, price_parts
 from evenshard.planner.request import PlacementRequest
-from evenshard.planner.rivals import FULL_SPACE, MOST_SHARDS, RULE, TORCHREC, rival_placements, rivals
+from evenshard.planner.rivals import FULL_SPACE, MOST_SHARDS, RULE, TORCHREC, rival_placements, rivals, saving_against
 from evenshard.planner.rules import Rules
-from evenshard.planner.saving import saving_against
 from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.torchrec.planner import AS_IT_COMES, SETTINGS, machine_bandwidths
 from evenshard.tables.generator import GeneratorConfig, generate_tables

@@ -9,8 +9,7 @@ import pytest
 import evenshard
 from evenshard.measure.link import LINKS, bandwidth_name, link
 from evenshard.planner.cluster import HostMemory, devices_of
-from evenshard.planner.request import PlacementRequest
-from evenshard.planner.units_meant import unit_warnings
+from evenshard.planner.request import PlacementRequest, unit_warnings
 from evenshard.tables.table import Table
 
 TABLE = Table("a", 1000, 16, 4.0)

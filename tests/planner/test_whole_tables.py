@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import evenshard
 from evenshard.placement.parts import TablePart
+from evenshard.planner.place import MOST_BYTES, MOST_SLOWER, RESOLUTION_MS, make_small_tables_whole
 from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
-from evenshard.planner.whole_tables import MOST_BYTES, MOST_SLOWER, RESOLUTION_MS, make_small_tables_whole
 from evenshard.tables.table import Table
 from support.builders import parts_of
 from support.explain_builders import additive, asked

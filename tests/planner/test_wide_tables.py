@@ -17,8 +17,8 @@ from evenshard.placement.task import TableLimits
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.catalog import SHARDERS, Resources, sharder
 from evenshard.sharders.packing.legal_parts import legal_parts
-from evenshard.sharders.random import random_sharding
 from evenshard.sharders.search.space import column_cuts
+from evenshard.sharders.simple import random_sharding
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
 

@@ -14,11 +14,16 @@ from hypothesis import strategies as st
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.tasks import single_table_task
-from evenshard.sharders.base import Sharder
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.greedy import GreedySharder, expert_sharders, single_cost_sharder
-from evenshard.sharders.random import RandomSharder, random_placement
+from evenshard.sharders.learned import Sharder
+from evenshard.sharders.simple import (
+    GreedySharder,
+    RandomSharder,
+    expert_sharders,
+    random_placement,
+    single_cost_sharder,
+)
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.units import BYTES_PER_GB

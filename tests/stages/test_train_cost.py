@@ -20,7 +20,7 @@ from evenshard.placement.tasks import TaskSplit, save_tasks
 from evenshard.sharders.cost_model.calibration import calibrate_for_chosen
 from evenshard.sharders.cost_model.cost_model import Calibration, CostModel, ExchangeTime, log_spread_N
 from evenshard.sharders.cost_model.fit import CostModelFitConfig, fit_cost_model
-from evenshard.sharders.random import random_placement
+from evenshard.sharders.simple import random_placement
 from evenshard.sharders.trained_on import TrainedOn
 from evenshard.stages import loop, train_cost, train_policy
 from evenshard.tables.files import save_tables

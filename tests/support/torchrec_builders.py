@@ -14,7 +14,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from evenshard.placement.parts import Span
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.greedy import expert_sharders
+from evenshard.sharders.simple import expert_sharders
 from evenshard.torchrec import TablePart
 from evenshard.utils.units import BYTES_PER_GB
 

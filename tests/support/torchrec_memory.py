@@ -35,7 +35,7 @@ from evenshard.placement.sharding import (
     sharding_type,
 )
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.random import random_sharding
+from evenshard.sharders.simple import random_sharding
 from evenshard.sharders.torchrec.planner import Bandwidths, machine_topology
 from evenshard.tables.table import Table
 

@@ -20,9 +20,8 @@ from evenshard.placement.task import ShardingTask
 from evenshard.sharders.checkpoint import Checkpoint, Network, Round
 from evenshard.sharders.dreamshard.fit import whole_placements
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.greedy import GreedySharder
 from evenshard.sharders.learned import LEARNED, LearnedSharder
-from evenshard.sharders.random import random_placement
+from evenshard.sharders.simple import GreedySharder, random_placement
 from evenshard.sharders.training import FitConfig, FittedCostNet
 from evenshard.tables.table import Table
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from benchmarks.shardbench.cases import BenchMachine
 from evenshard.placement.parts import TablePart
-from evenshard.sharders.greedy import expert_sharders
+from evenshard.sharders.simple import expert_sharders
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
 

@@ -69,7 +69,7 @@ def place(
     """
     from evenshard.placement.sharding import Communication
     from evenshard.planner.cluster import HostMemory, devices_of
-    from evenshard.planner.device_memory import reserve_of
+    from evenshard.planner.memory import reserve_of
     from evenshard.planner.model import model_of, named_with_hardware
     from evenshard.planner.place import PlaceConfig, place_request
     from evenshard.planner.pricing import measured_parts

@@ -37,8 +37,8 @@ from evenshard.planner.near_placement import pieces_of_both
 from evenshard.planner.output_order import order_changes, output_orders
 from evenshard.planner.pricing import Priced, link_error, part_costs, price_parts, reprice_answer
 from evenshard.planner.request import kept_optimizers
+from evenshard.planner.rivals import saving, shared_work
 from evenshard.planner.rules import Rules
-from evenshard.planner.saving import saving, shared_work
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.model import Model
 from evenshard.sharders.search.space import SearchSpace

@@ -1,7 +1,7 @@
 """Settings of a cluster for each stage, from one YAML file into Kubeflow Pipelines' platform spec.
 
 ``pipelines/cluster.yaml`` explains every line. ``evenshard place --cluster`` takes another kind of file, of the machine
-that tables are placed on (``planner.cluster_file``).
+that tables are placed on (``planner.cluster``).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ RETRIED_WITHIN = f"{30 * 24 * 3600}s"
 # The label by which Kueue knows a pod that it is to admit.
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _Settings = TypeVar("_Settings")
-# Keys of the other kind of file; see ``planner.cluster_file``.
+# Keys of the other kind of file; see ``planner.cluster``.
 OF_A_MACHINE = ("hosts", "intra", "inter", "nodes_per_domain")
 
 

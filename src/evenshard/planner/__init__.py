@@ -1,16 +1,11 @@
-"""Turns a request in an engineer's words into a placement, and says what it is worth.
+"""From a request in an engineer's words to a placement with its cost.
 
 ::
 
-    api, options          evenshard.place, whose arguments become flags, keys of requests, served parameters
-    request, rules        what is asked: tables, devices, memory, optimizer, rules by table name
-    model                 which model answers; serving, mlflow_model: where MLflow serves one
-    place                 the answer: search, prices (pricing), others (rivals, saving), measuring; refusals: capacity
-    answer, file          the answer and placement.json with its JSON schema; file_records: what it holds
-    memory                what fills devices and hosts, and what tables outside of device memory take
-    summary, highlights/  the answer on the terminal; page/: as one HTML page
-    explain/              what a step would take with a table elsewhere, sharded otherwise or kept otherwise
-    diff/                 what moves between two answers, and what that saves
-    describe              what a file of ours is, and where it comes from
-    torchrec/             plans for TorchRec, and a planner with its interface
+    request, rules      what is asked: tables, devices, memory, rules by table name; knobs, cluster: as a user states it
+    optimizers, model   the optimizer of each table, and the model that answers
+    place               the answer: search, prices (pricing), others and savings (rivals), measuring; refusals: capacity
+    answer, file        the answer, and placement.json with its JSON schema; describe: what a file of ours is
+    memory              what fills devices and hosts, and what tables outside of device memory take
+    near_placement      requests near an earlier answer; output_order, means_by_rows: rules that take several searches
 """

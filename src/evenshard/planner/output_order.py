@@ -1,29 +1,56 @@
-"""The order of a pooled collection's output, which TorchRec takes from the plan.
+"""The order of a pooled collection's output, which TorchRec takes from the plan, and placements that keep it.
 
 ``ShardedEmbeddingBagCollection`` orders the keys and ``values()`` of its output by group, and each table's features
 are together:
 
 1. sharding types, in the order in which the collection's tables first have them;
-2. of each type the ranks: a table cut by columns counts on the first of its ranks;
+2. of each type the ranks: a table cut by columns counts on the first of its ranks; ``row_wise`` and ``data_parallel``
+   tables are not ordered by ranks, as each rank has all of them;
 3. on a rank the kernel calls, in the order of their first tables: data type, pooling, optimizer and cache tell them
    apart;
 4. the tables of a call, in the order of the collection.
 
-So ``row_wise`` and ``data_parallel`` tables are not ordered by ranks, as each rank has all of them. An
-``EmbeddingCollection`` has no such order: its output is a dict.
+An ``EmbeddingCollection`` has no such order: its output is a dict.
+
+Single changes of a search mostly break the order. So ``place_in_order`` gives each table limits under which every
+placement has the order of an earlier placement, or of the unsharded model:
+
+- all tables row_wise, or all data_parallel: the order is that of the tables, whatever the ranks;
+- all tables whole or cut by columns, which TorchRec then counts as one type: laid out in their order over the devices,
+  each table gets the devices that it covers, and neighbours share one at most;
+- near an earlier placement: each table keeps its type, those by columns are laid out by type, and those whose rows live
+  on a node stay on it.
+
+The layout starts from the work of the tables and is corrected by predicted times of the devices. The fastest answer
+whose order is right wins. Faster placements of the same order may exist: a note says so.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from evenshard.placement.parts import FUSED, FUSED_UVM, FUSED_UVM_CACHING, Storage, TablePart
-from evenshard.placement.sharding import SHARDING_TYPES, TABLE_WISE, TYPES, join_type, type_among
-from evenshard.planner.request import PlacementRequest
+from evenshard.placement.sharding import (
+    COLUMNS_ALONE,
+    DATA_PARALLEL,
+    ROW_WISE,
+    ROWS_OF_ALL,
+    SHARDING_TYPES,
+    TABLE_WISE,
+    TYPES,
+    join_type,
+    type_among,
+)
+from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.request import PlacementRequest, memory_problem
+from evenshard.sharders.search.search import EFFORTS, QUICK
 from evenshard.tables.table import Table
+from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import cut
+from evenshard.utils.units import ms_text
 
 # Keys that are shown of an order.
 MOST_KEYS = 8
@@ -32,33 +59,20 @@ BY_NAME = "Look up pooled outputs by name (output[feature]), or place with --kee
 
 @dataclass(frozen=True)
 class OutputTable:
-    """A table of a pooled collection, as far as it decides the order of the output.
-
-    Attributes:
-        name: of the table.
-        keys: of its columns in the output, one for each feature.
-        sharding_type: as it is written in the plan.
-        ranks: that have a shard of it; (0,) for a replicated table.
-        call: tells kernel calls of a rank apart.
-    """
+    """A table of a pooled collection, as far as it decides the order of the output."""
 
     name: str
-    keys: tuple[str, ...]
-    sharding_type: str
-    ranks: tuple[int, ...]
-    call: Hashable
+    keys: tuple[str, ...]  # of its columns in the output, one for each feature
+    sharding_type: str  # as it is written in the plan
+    ranks: tuple[int, ...]  # that have a shard of it; (0,) for a replicated table
+    call: Hashable  # tells kernel calls of a rank apart
 
 
 @dataclass(frozen=True)
 class OrderChange:
-    """A pooled collection whose output has another order.
+    """A pooled collection whose output has another order, given by its keys."""
 
-    Attributes:
-        collection: its path in the model; empty where it is not known.
-        old, new: keys of the output.
-    """
-
-    collection: str
+    collection: str  # its path in the model; empty where it is not known
     old: tuple[str, ...]
     new: tuple[str, ...]
 
@@ -168,3 +182,216 @@ def order_changes(
         if path in old
     )
     return tuple(one for one in changes if one.old != one.new and sorted(one.old) == sorted(one.new))
+
+
+# Layouts by columns that are searched, each corrected by the times of the one before.
+LAYOUTS = 3
+Orders = Mapping[str, tuple[OutputTable, ...]]
+# Searches a request with this share of the usual effort, 0 for all of it.
+Place = Callable[[PlacementRequest, float], PlacementAnswer]
+
+
+@dataclass(frozen=True)
+class _Limits:
+    types: frozenset[str]
+    devices: frozenset[int] | None = None
+
+
+def place_in_order(request: PlacementRequest, place: Place, old: PlacementAnswer | None = None) -> PlacementAnswer:
+    """Return the fastest placement found whose pooled outputs have the kept order.
+
+    Args:
+        request: names the order by ``keep_output_order``.
+        place: answers a request without that rule.
+        old: earlier placement, whose order is kept; None for the order of the tables.
+
+    Raises:
+        BadConfig: if there is no order to keep, or the old placement is of other pooled tables.
+        InfeasibleTask: if no placement with the order was found.
+    """
+    orders = _kept_orders(request, old)
+    plain = replace(request, keep_output_order=False)
+    free = place(plain, 0.0)
+    found = [free] if _has_order(request, free, orders) else []
+    for limits in _fixed_limits(request, orders, old):
+        found += _answers(plain, limits, place, request, orders)
+    work = {table.name: table.pooling_factor * table.embedding_dim for table in request.tables}
+    for _ in range(LAYOUTS):
+        laid_out = _lay_out(request, orders, old, work)
+        answers = [] if laid_out is None else _answers(plain, laid_out, place, request, orders)
+        found += answers
+        if not answers:
+            break
+        work = _correct_work(work, answers[0])
+    if not found:
+        raise InfeasibleTask(
+            f"no placement was found whose pooled outputs have the order {_text(orders)}.",
+            "Look up pooled outputs by name in the model (output[feature]), and leave keep_output_order out.",
+        )
+    best = min(found, key=lambda one: one.predicted_ms)
+    note = (
+        f"keep_output_order: pooled outputs have the order {_text(orders)}. Without it the step takes "
+        f"{ms_text(free.predicted_ms)} ms. Faster placements of this order may exist."
+    )
+    nearness = best.nearness
+    if nearness is not None and free.nearness is not None:
+        nearness = replace(nearness, free_ms=free.nearness.free_ms, free_bytes=free.nearness.free_bytes)
+    return replace(
+        best,
+        nearness=nearness,
+        request=replace(request, assumptions=best.request.assumptions),
+        lower_bound_ms=min(free.lower_bound_ms, best.predicted_ms),
+        notes=(*best.notes, note),
+    )
+
+
+def _kept_orders(request: PlacementRequest, old: PlacementAnswer | None) -> Orders:
+    orders = orders_of_model(request.tables)
+    if not orders:
+        raise BadConfig(
+            "keep_output_order has nothing to keep: no table is pooled, and outputs of an EmbeddingCollection are "
+            "looked up by name. Leave it out."
+        )
+    if old is None:
+        return orders
+    before = output_orders(old.request, old.parts_of_table)
+    for path, tables in orders.items():
+        if {one.keys for one in before.get(path, ())} != {one.keys for one in tables}:
+            raise BadConfig(
+                "keep_output_order: the placement of near has other pooled tables or features, so that the output "
+                "changes anyway. Leave keep_output_order out, or name a placement of the same tables."
+            )
+    return {path: before[path] for path in orders}
+
+
+def _keys(orders: Orders) -> dict[str, tuple[str, ...]]:
+    return {path: tuple(key for one in tables for key in one.keys) for path, tables in orders.items()}
+
+
+def _has_order(request: PlacementRequest, answer: PlacementAnswer, orders: Orders) -> bool:
+    return _keys(output_orders(request, answer.parts_of_table)) == _keys(orders)
+
+
+def _text(orders: Orders) -> str:
+    return "; ".join(keys_text(keys) for keys in _keys(orders).values())
+
+
+def _answers(
+    plain: PlacementRequest, limits: Mapping[str, _Limits], place: Place, request: PlacementRequest, orders: Orders
+) -> list[PlacementAnswer]:
+    if (limited := _with_limits(plain, limits)) is None:
+        return []
+    with suppress(InfeasibleTask, BadConfig):  # such as more moves from near than allowed
+        answer = place(limited, EFFORTS[QUICK].share)
+        return [answer] if _has_order(request, answer, orders) else []
+    return []
+
+
+def _with_limits(request: PlacementRequest, limits: Mapping[str, _Limits]) -> PlacementRequest | None:
+    """The request with these limits on top of its own; None if a table is left with nothing."""
+    types, pinned, kernels = dict(request.rules.table_types), dict(request.rules.pinned), {}
+    for name, own in limits.items():
+        before = request.limits_of(name)
+        devices = own.devices if before.devices is None or own.devices is None else own.devices & before.devices
+        allowed = tuple(one for one in TYPES if one in own.types & before.types)
+        if not allowed or devices == frozenset():
+            return None
+        types[name] = allowed
+        if devices is not None:
+            pinned[name] = tuple(sorted(devices))
+        usable = [one for one in (FUSED, FUSED_UVM) if memory_problem(one, request.nodes) is None]
+        kept = [one for one in request.rules.table_kernels.get(name, request.kernels) if one in usable]
+        if kept:  # caches would make kernel calls of their own, with an order of their own
+            kernels[name] = tuple(kept)
+    rules = replace(
+        request.rules, table_types=types, pinned=pinned, table_kernels={**request.rules.table_kernels, **kernels}
+    )
+    return replace(request, rules=rules)
+
+
+def _fixed_limits(
+    request: PlacementRequest, orders: Orders, old: PlacementAnswer | None
+) -> Iterator[Mapping[str, _Limits]]:
+    """Limits that need no layout: everything as it was, or one type whose order no rank decides."""
+    names = [one.name for tables in orders.values() for one in tables]
+    if old is not None:
+        yield {name: _as_it_was(old.type_of_table[name], old.parts_of_table[name]) for name in names}
+    for way in (ROW_WISE, DATA_PARALLEL):
+        yield dict.fromkeys(names, _Limits(frozenset({way})))
+
+
+def _as_it_was(way: str, parts: Sequence[TablePart]) -> _Limits:
+    """A table's own type, and its own devices unless it is on all of them."""
+    is_on_all = TYPES[way].is_replicated or way in ROWS_OF_ALL
+    return _Limits(frozenset({way}), None if is_on_all else frozenset(part.device for part in parts))
+
+
+def _lay_out(
+    request: PlacementRequest, orders: Orders, old: PlacementAnswer | None, work: Mapping[str, float]
+) -> Mapping[str, _Limits] | None:
+    """Limits with tables by columns laid out over the devices in their order; None if they need more devices."""
+    position = {table.name: at for at, table in enumerate(request.tables)}
+    of_name = {table.name: table for table in request.tables}
+    limits: dict[str, _Limits] = {}
+    for tables in orders.values():
+        groups: dict[str, list[OutputTable]] = {}
+        for one in tables:
+            groups.setdefault(TABLE_WISE if old is None else one.sharding_type, []).append(one)
+        for way, group in groups.items():
+            if TYPES[way].span(request.nodes) > 1 or TYPES[way].is_replicated:
+                assert old is not None
+                limits |= {one.name: _as_it_was(way, old.parts_of_table[one.name]) for one in group}
+                continue
+            runs = _runs([of_name[one.name] for one in group], position, request)
+            devices = _devices_in_order(runs, work, request.num_devices)
+            if devices is None:
+                return None
+            types = frozenset({TABLE_WISE, *COLUMNS_ALONE})
+            limits |= {name: _Limits(types, own) for name, own in devices.items()}
+    return limits
+
+
+def _runs(tables: Sequence[Table], position: Mapping[str, int], request: PlacementRequest) -> list[list[Table]]:
+    """Tables in their order, cut where neighbours cannot share a device: there TorchRec would swap them."""
+    runs: list[list[Table]] = []
+    calls: list[tuple[str, str, str]] = []
+    for table in tables:
+        call = (table.dtype, table.pooling, request.optimizer_of(table.name))
+        if not runs or position[runs[-1][-1].name] > position[table.name] or call in calls[:-1]:
+            runs.append([])
+            calls = []
+        runs[-1].append(table)
+        if call not in calls:
+            calls.append(call)
+    return runs
+
+
+def _devices_in_order(
+    runs: Sequence[Sequence[Table]], work: Mapping[str, float], num_devices: int
+) -> dict[str, frozenset[int]] | None:
+    """The devices that each table covers, of devices in a row; runs share none."""
+    if len(runs) > num_devices:
+        return None
+    totals = [max(sum(work[table.name] for table in run), 1e-12) for run in runs]
+    counts = [1] * len(runs)
+    for _ in range(num_devices - len(runs)):
+        counts[max(range(len(runs)), key=lambda at: totals[at] / counts[at])] += 1
+    found, first = {}, 0
+    for run, total, count in zip(runs, totals, counts, strict=True):
+        done = 0.0
+        for table in run:
+            low = min(int(done / total * count + 1e-9), count - 1)
+            done += work[table.name]
+            high = min(max(-int(-(done / total * count - 1e-9) // 1) - 1, low), count - 1)
+            found[table.name] = frozenset(range(first + low, first + high + 1))
+        first += count
+    return found
+
+
+def _correct_work(work: Mapping[str, float], answer: PlacementAnswer) -> dict[str, float]:
+    total_ms = [one.predicted_total_ms for one in answer.devices]
+    mean_ms = sum(total_ms) / len(total_ms) or 1.0
+    factor_of: dict[str, list[float]] = {}
+    for part in answer.parts:
+        factor_of.setdefault(part.table, []).extend(total_ms[device] / mean_ms for device in part.devices)
+    return {name: value * sum(factor_of[name]) / len(factor_of[name]) for name, value in work.items()}

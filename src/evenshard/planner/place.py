@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -12,26 +13,23 @@ from typing import Any
 
 from evenshard.measure.costs import PlacementCost
 from evenshard.measure.link import beyond_span
-from evenshard.measure.price.step import PartCosts
+from evenshard.measure.price.step import PartCosts, PredictedParts
 from evenshard.measure.step_time import without_last_digits
 from evenshard.placement.memory import STATE_NUMBERS
-from evenshard.placement.parts import COLUMN_STEP, FUSED, TablePart
-from evenshard.placement.plan import check_sharding
+from evenshard.placement.parts import COLUMN_STEP, FUSED, TablePart, whole_part
+from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.capacity import refusal
-from evenshard.planner.kept_order import place_in_order
 from evenshard.planner.means_by_rows import Collections, MeansSearched, Searched, means_notes, search_means
 from evenshard.planner.near_placement import Near, with_nearness
+from evenshard.planner.optimizers import replica_notes
+from evenshard.planner.output_order import place_in_order
 from evenshard.planner.pricing import PartsMeasurer, link_error, part_costs, price_parts
-from evenshard.planner.replicas import replica_notes
-from evenshard.planner.request import PlacementRequest
-from evenshard.planner.rivals import Candidate, rival_label, rival_placements, rivals
+from evenshard.planner.request import PlacementRequest, unit_warnings
+from evenshard.planner.rivals import Candidate, rival_label, rival_placements, rivals, saving_against
 from evenshard.planner.rules import Rules
-from evenshard.planner.saving import saving_against
-from evenshard.planner.units_meant import unit_warnings
-from evenshard.planner.whole_tables import make_small_tables_whole
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.learned import proposals
 from evenshard.sharders.model import Model
@@ -309,3 +307,39 @@ def _notes(request: PlacementRequest, model: Model, parts: Sequence[TablePart]) 
             yield f"Predicted times are of {learned}; {asked}'s memory is counted, its {word} backward pass is not."
     yield from replica_notes(request, tuple(dict.fromkeys(one.table for one in parts if len(one.devices) > 1)))
     yield beyond_span(request.nodes.intra or model.link, request.nodes.domain_size)
+
+
+# Largest weights of a small table. A reader of a plan expects such tables whole.
+MOST_BYTES = 2**16
+# Most that whole tables may add to a step: this share of it, or two launches of a kernel, which models hardly resolve.
+MOST_SLOWER, RESOLUTION_MS = 0.01, 0.01
+
+
+def make_small_tables_whole(costs: PartCosts, found: PredictedParts) -> PredictedParts:
+    """Return the placement with small cut tables whole, as far as the step takes hardly longer.
+
+    All of them become whole, or else each by itself that costs next to nothing.
+    """
+    task, by_table = costs.task, parts_by_table(costs.task, found.parts)
+    cut = [one for one in task.tables if one.size_bytes <= MOST_BYTES and len(by_table[one.name]) > 1]
+    most_ms = found.predicted_ms + max(MOST_SLOWER * found.predicted_ms, RESOLUTION_MS)
+    if not cut:
+        return found
+    if (whole := _with_whole(costs, found, cut)) is not None and whole.predicted_ms <= most_ms:
+        return whole
+    for table in cut:
+        alone = _with_whole(costs, found, [table])
+        found = alone if alone is not None and alone.predicted_ms <= most_ms else found
+    return found
+
+
+def _with_whole(costs: PartCosts, found: PredictedParts, tables: Sequence[Table]) -> PredictedParts | None:
+    """Put these tables, one after the other, on the device with the least work; return None if that is not legal."""
+    for table in tables:
+        own = [part for part in found.parts if part.table == table.name]
+        rest = [part for part in found.parts if part.table != table.name]
+        num_parts = Counter(device for part in found.parts for device in part.devices)
+        work = [(without_last_digits(one.predicted_total_ms), num_parts[at]) for at, one in enumerate(found.devices)]
+        device = work.index(min(work))
+        found = costs.predict((*rest, whole_part(table, (device,), own[0].storage)))
+    return None if _is_illegal(costs.task, found.parts) else found

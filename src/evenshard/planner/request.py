@@ -1,13 +1,18 @@
-"""A request: whole tables by name, devices and their memory, and rules. Checked once, here."""
+"""A request: whole tables by name, devices and their memory, and rules. Checked once, here.
+
+A value that no known machine comes near is likely meant in another unit: ``unit_warnings``.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
+from evenshard.measure.link import GPUS_OF_A_NODE, LINKS, link
+from evenshard.measure.simulated.gpu_profile import profile_of
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import PIPELINES, SGD, SampleMemory, optimizer_problem, sample_memory
 from evenshard.placement.parts import (
@@ -20,7 +25,6 @@ from evenshard.placement.parts import (
 )
 from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES, TABLE_WISE, Communication
 from evenshard.placement.task import ShardingTask, TableLimits
-from evenshard.planner.device_memory import reserves_of
 from evenshard.planner.knobs import Knobs, groups, knob_field
 from evenshard.planner.rules import Rules
 from evenshard.tables.assumptions import Assumption
@@ -29,7 +33,7 @@ from evenshard.utils.errors import BadConfig
 from evenshard.utils.limits import MAX_TABLES
 from evenshard.utils.messages import brief
 from evenshard.utils.params import check_ranges
-from evenshard.utils.units import gb_to_bytes
+from evenshard.utils.units import bytes_to_gb, gb_to_bytes
 
 # Share of the batch that rounding to a whole number of samples per device may change: less than times are known to.
 BATCH_SLACK = 0.01
@@ -58,7 +62,7 @@ class PlacementRequest:
         compute_kernels: where weights may be kept; empty for the usual ones that the machine has memory for.
         dense_optimizer: the optimizer of the dense model; empty where it is not told.
         table_optimizers: fused optimizers that tables have of their own, by name.
-        keep_output_order: the output of pooled collections keeps its order; see ``kept_order``.
+        keep_output_order: the output of pooled collections keeps its order; see ``output_order``.
 
     Raises:
         BadConfig: a value makes no sense.
@@ -258,6 +262,11 @@ def memory_problem(kernel: str, machine: Machine) -> str | None:
     return None
 
 
+def reserves_of(caps_bytes: Sequence[int], reserved_bytes: int, reserved_share: float) -> tuple[int, ...]:
+    """What is kept of each device."""
+    return tuple(reserved_bytes + round(reserved_share * cap) for cap in caps_bytes)
+
+
 def caps_of(memory_cap_gb: float | Sequence[float], num_devices: int) -> tuple[int, ...]:
     """Bytes of each device, from one cap for all or one for each.
 
@@ -273,3 +282,77 @@ def caps_of(memory_cap_gb: float | Sequence[float], num_devices: int) -> tuple[i
     for cap in caps:
         check_ranges(memory_cap_gb=cap)
     return tuple(gb_to_bytes(cap) for cap in caps)
+
+
+# Factors beyond the largest and below the smallest known value at which another unit is likely.
+FAR_ABOVE, FAR_BELOW, FAR_ABOVE_MEMORY = 5.0, 0.01, 2.0
+BETWEEN_NODES = ("ethernet", "infiniband")
+# Smallest and largest value of a server.
+SERVER_RANGES = {
+    "host_memory_gb": ("GB", (16.0, 6_144.0)),
+    "host_bandwidth_gb_s": ("GB/s", (20.0, 1_200.0)),
+    "ssd_gb": ("GB", (100.0, 250_000.0)),
+    "ssd_bandwidth_gb_s": ("GB/s", (0.5, 60.0)),
+}
+# What a value may be meant in, and the factor to the unit in which it is read.
+OTHER_UNITS: Mapping[str, Mapping[str, float]] = {
+    "GB/s": {
+        "in Gbit/s": 1 / 8,
+        "in MB/s, or in bytes per second where TorchRec's Topology counts bytes per ms": 1e-3,
+        "in bytes per second": 1e-9,
+        "in TB/s": 1e3,
+        "in GB/s where TorchRec's Topology counts bytes per ms": 1e6,
+    },
+    "GB": {"in MB": 1 / 1024, "in KB": 2.0**-20, "in bytes": 2.0**-30, "in TB": 1024.0, "in GB": 2.0**30},
+    "us": {"in ns": 1e-3, "in ms": 1e3},
+}
+
+
+def unit_warnings(request: PlacementRequest) -> tuple[str, ...]:
+    """Return a clause for each value that no known machine comes near: its field, value, unit and likely meaning."""
+    return tuple(dict.fromkeys(one for one in (*_list_link_warnings(request), *_list_memory_warnings(request)) if one))
+
+
+def _list_link_warnings(request: PlacementRequest) -> Iterator[str | None]:
+    machine = request.nodes
+    for what, theirs, name in (("intra", "intra_host_bw", machine.intra), ("inter", "inter_host_bw", machine.inter)):
+        if not name or name in LINKS:
+            continue
+        tier = [one for key, one in LINKS.items() if key.startswith(BETWEEN_NODES) == (what == "inter")]
+        found, gb_s = link(name), [one.even_gb_s(GPUS_OF_A_NODE) for one in tier]
+        named = f"{what} ({theirs} of a Topology)"
+        yield _warn_beyond(named, found.even_gb_s(GPUS_OF_A_NODE), "GB/s", (min(gb_s), max(gb_s)))
+        us = [one.latency_us for one in tier]
+        yield _warn_beyond(f"the latency of {what}", found.latency_us, "us", (min(us), max(us)))
+
+
+def _list_memory_warnings(request: PlacementRequest) -> Iterator[str | None]:
+    machine = request.nodes
+    for device, cap in enumerate(request.caps_bytes):
+        profile = profile_of(HardwareName.parse(machine.hardware_of(device) or request.hardware))
+        if profile is not None:
+            known = (profile.memory_gb, profile.memory_gb)
+            yield _warn_beyond("memory_cap_gb (hbm_cap of a Topology)", bytes_to_gb(cap), "GB", known, FAR_ABOVE_MEMORY)
+    values = {
+        "host_memory_gb": [bytes_to_gb(one) for one in machine.host_bytes],
+        "host_bandwidth_gb_s": [machine.host_gb_s],
+        "ssd_gb": [bytes_to_gb(one) for one in machine.ssd_bytes],
+        "ssd_bandwidth_gb_s": [machine.ssd_gb_s],
+    }
+    for what, of_field in values.items():
+        for value in filter(None, of_field):  # 0 is none, or unknown
+            yield _warn_beyond(what, value, *SERVER_RANGES[what])
+
+
+def _warn_beyond(what: str, value: float, unit: str, known: tuple[float, float], most: float = FAR_ABOVE) -> str | None:
+    low, high = known
+    if FAR_BELOW * low <= value <= most * high:
+        return None
+    beyond = f"more than {most:g} times {high:,.4g}, the most of any known"
+    if value < low:
+        beyond = f"less than a hundredth of {low:,.4g}, the least of any known"
+    readings = ((words, value * factor) for words, factor in OTHER_UNITS[unit].items())
+    meant = next(
+        (f"; meant {words} it is {own:,.4g} {unit}" for words, own in readings if low / 2 <= own <= high * 2), ""
+    )
+    return f"{what} is {value:,.6g} {unit}, {beyond}{meant}"

@@ -1,27 +1,37 @@
-"""Rival placements of the same tables: rules of thumb and TorchRec's planner, compared by the same model.
+"""Rival placements of the same tables, compared by the same model, and the saving of one placement against another.
 
 Rules of thumb place whole tables; where the request allows more, the best of those that replicate small tables and cut
 the costliest ones is a rival, too. TorchRec's planner is asked for whole tables, in two orders, and for every sharding
 type, with the settings of ``sharders.torchrec.planner``; with caches and UVM where nothing else fits. Its plan as it
 comes, the one that it rates best itself and the best by the model are three rivals. A rival that knows nothing of a
 rule may break it, and is then marked.
+
+Two errors count in a saving. A learned model's error of a step is mostly its error of the slowest device. Where that
+does the same work in both placements, the error is the same, and goes out of the difference; of other work it is
+another error (benchmarks/measured_once_202611.md). A simulated device and its links err in their constants, which are
+the same for all placements: that scales what kernels and what exchanges save. Work that is unlike adds an error of its
+own, and so does what a device model lacks, as timed kernels of plans show (docs/decisions/0042-differences.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 from evenshard.measure.config import MeasureConfig
+from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import AUTO
-from evenshard.measure.price.step import PartCosts
+from evenshard.measure.price.step import PartCosts, step_shares_ms
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import broken_rule, parts_by_table
 from evenshard.placement.task import TASK_ID
-from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Rival, Saving
-from evenshard.planner.pricing import PartsMeasurer
+from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Rival, Saving, slowest_device
+from evenshard.planner.pricing import PartsMeasurer, Priced, link_error, price_parts
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.catalog import SHARDERS, Resources, label_of, sharder
+from evenshard.sharders.model import Model
 from evenshard.sharders.search.construction import Construction, Works
 from evenshard.sharders.search.rules_of_thumb import rules_of_thumb
 from evenshard.sharders.search.space import SearchSpace
@@ -35,6 +45,99 @@ from evenshard.sharders.torchrec.planner import (
 )
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief
+
+# Correlation of a learned model's errors of two placements whose slowest devices do the same work.
+MOST_ALIKE = 0.8
+# The part of the variance of an error of a device, and of its links, that two placements which share no work do not
+# share; and the part of a device's that no two placements share.
+KERNELS_UNLIKE, EXCHANGES_UNLIKE = 0.2, 0.08
+KERNELS_OWN = 0.02
+
+
+def saving(
+    old: Priced,
+    new: Priced,
+    pipelines: tuple[str, str],
+    shared: float,
+    errors: tuple[DeviceError | None, DeviceError | None],
+) -> Saving:
+    """What the new placement saves.
+
+    Args:
+        old, new: two placements of the same tables.
+        pipelines: training pipelines that make their phases a step.
+        shared: of the slowest devices' work, by ``shared_work``.
+        errors: of the device and of its links; None of the first for real hardware, of the second where exchanges are
+            off with the kernels.
+    """
+    saves = old.predicted_ms - new.predicted_ms
+    alike = error_correlation(shared)
+    below = difference_error(old.predicted_ms - old.model_low_ms, new.model_high_ms - new.predicted_ms, alike)
+    above = difference_error(old.model_high_ms - old.predicted_ms, new.predicted_ms - new.model_low_ms, alike)
+    kernels, links = errors
+    kernels_unlike = KERNELS_UNLIKE * (1 - shared**2) + KERNELS_OWN
+    shares = [(old.predicted_ms, new.predicted_ms, kernels, kernels_unlike)]
+    if links is not None:
+        pairs = zip(
+            *(step_shares_ms(one.devices, of) for one, of in zip((old, new), pipelines, strict=True)), strict=True
+        )
+        unlike = ((kernels, kernels_unlike), (links, EXCHANGES_UNLIKE * (1 - shared**2)))
+        shares = [(*pair, *of) for pair, of in zip(pairs, unlike, strict=True)]
+    for old_ms, new_ms, error, unlike_share in shares:
+        if error is not None:
+            saves_ms, larger, smaller = old_ms - new_ms, error.factor - 1, 1 - 1 / error.factor
+            own_ms = math.log(error.factor) * math.sqrt(unlike_share) * math.hypot(old_ms, new_ms)
+            below = math.hypot(below, abs(saves_ms) * (smaller if saves_ms > 0 else larger), own_ms)
+            above = math.hypot(above, abs(saves_ms) * (larger if saves_ms > 0 else smaller), own_ms)
+    return Saving(saves, saves - below, saves + above)
+
+
+def saving_against(
+    request: PlacementRequest, model: Model, costs: PartCosts, new: Priced
+) -> Callable[[Sequence[TablePart]], Saving]:
+    """What an answer saves against another placement of its request: a function of the latter's parts."""
+    errors, names = (model.device_error, link_error(request, model)), [table.name for table in request.tables]
+
+    def saves(parts: Sequence[TablePart]) -> Saving:
+        if set(parts) == set(new.parts):
+            return Saving(0.0, 0.0, 0.0)
+        old, _ = price_parts(request, model, costs, costs.predict(parts))
+        return saving(old, new, (costs.pipeline,) * 2, shared_work(old, new, names), errors)
+
+    return saves
+
+
+def shared_work(old: Priced, new: Priced, tables: Collection[str]) -> float:
+    """The part of the slowest devices' work that both placements' do: 0 for none of it, 1 for all.
+
+    Args:
+        tables: names of the tables that are looked up alike in both; others have nothing in common.
+    """
+    one, other = _work(old), _work(new)
+    both_ms = sum(min(one[name], other[name]) for name in tables)
+    all_ms = math.sqrt(sum(one.values()) * sum(other.values()))
+    return min(both_ms / all_ms, 1.0) if all_ms > 0 else 0.0
+
+
+def error_correlation(shared: float) -> float:
+    """The correlation of a learned model's errors of two placements that have so much of their work in common."""
+    return MOST_ALIKE * shared**2
+
+
+def difference_error(one: float, other: float, correlation: float) -> float:
+    """The error of a difference of two values from theirs, in any unit; 0 where both are the same."""
+    return math.sqrt(max(one**2 + other**2 - 2 * correlation * one * other, 0.0))
+
+
+def _work(priced: Priced) -> defaultdict[str, float]:
+    """The work of the slowest device, table by table: ms that its parts take alone."""
+    slowest = slowest_device(priced.devices)
+    work: defaultdict[str, float] = defaultdict(float)
+    for part, ms in zip(priced.parts, priced.alone_ms, strict=True):
+        if slowest in part.devices:
+            work[part.table] += ms
+    return work
+
 
 # The best rule of thumb over all sharding types: small tables replicated, the costliest ones cut, the rest dealt out.
 RULE = "best_rule_of_thumb"

@@ -15,8 +15,7 @@ from evenshard.placement.sharding import (
     TYPES,
 )
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.device_memory import RESERVED_SHARE
-from evenshard.planner.memory import NodeMemory, OffloadedPart
+from evenshard.planner.memory import RESERVED_SHARE, NodeMemory, OffloadedPart
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.table import Table
 from evenshard.utils.messages import count_text, names_text, printable

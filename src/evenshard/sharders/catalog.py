@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from evenshard.measure.config import MeasureConfig
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.base import Sharder, TrainedSharder
-from evenshard.sharders.greedy import expert_sharder, single_cost_sharder
-from evenshard.sharders.learned import LEARNED
-from evenshard.sharders.random import RandomSharder
+from evenshard.sharders.learned import LEARNED, Sharder, TrainedSharder
+from evenshard.sharders.simple import RandomSharder, expert_sharder, single_cost_sharder
 from evenshard.sharders.torchrec.planner import bandwidths_of, require_torchrec
 
 if TYPE_CHECKING:  # torch takes a second to import, and rules of thumb need none

@@ -1,8 +1,8 @@
-"""The learned sharders: what each is called, what it learns from, what it saves, and how it is loaded.
+"""The interface of sharders, and the learned ones: what each learns from, what it saves, and how it is loaded.
 
-Each trains two networks in every round of the loop: a cost network on measurements, and a policy against the cost
-network. The two folders name their kinds, so that whoever reads them needs no setting. Another learned sharder is a
-package that declares its ``SHARDER``, and a line in ``LEARNED``.
+Each learned sharder trains two networks in every round of the loop: a cost network on measurements, and a policy
+against the cost network. The two folders name their kinds, so that whoever reads them needs no setting. Another learned
+sharder is a package that declares its ``SHARDER``, and a line in ``LEARNED``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from evenshard.placement.placement import Placement
+from evenshard.placement.task import ShardingTask
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import brief
 from evenshard.utils.params import section
@@ -23,9 +25,42 @@ if TYPE_CHECKING:  # torch takes a second to import, and the command line asks f
     from evenshard.measure.costs import MeasuredPlacement
     from evenshard.placement.placement import Placement
     from evenshard.placement.task import ShardingTask
-    from evenshard.sharders.base import TrainedSharder
     from evenshard.sharders.checkpoint import Checkpoint, Network, Round
     from evenshard.sharders.training import FitConfig, FittedCostNet, Track
+
+
+class Sharder(Protocol):
+    """A way to decide where tables live."""
+
+    @property
+    def name(self) -> str:
+        """How reports call it."""
+        ...
+
+    def place(self, task: ShardingTask) -> Placement:
+        """A placement within every device's memory.
+
+        Raises:
+            InfeasibleTask: if the sharder finds no room for a table; the message has the numbers.
+        """
+        ...
+
+
+class TrainedSharder(Sharder, Protocol):
+    """A learned sharder with its trained networks."""
+
+    def sample(self, tasks: Sequence[ShardingTask], generator: torch.Generator) -> list[Placement | None]:
+        """One sampled placement per task, for exploring; None where the policy found no room."""
+        ...
+
+    def sample_one(self, task: ShardingTask, count: int, generator: torch.Generator) -> list[Placement | None]:
+        """Sampled placements of one task; None where the policy found no room."""
+        ...
+
+    def predicted_ms(self, task: ShardingTask, placement: Placement) -> float:
+        """What the cost network predicts for the slowest device of any placement, ms."""
+        ...
+
 
 LEARNED = {
     "dreamshard": "evenshard.sharders.dreamshard.learned",

@@ -19,7 +19,7 @@ from evenshard.measure.link_model import Link
 from evenshard.measure.price.device_price import DevicePrice
 from evenshard.measure.simulated.gpu_profile import GpuProfile, gpu_profile
 from evenshard.measure.simulated.price import DeviceModelPrice
-from evenshard.sharders.base import TrainedSharder
+from evenshard.sharders.learned import TrainedSharder
 from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.outputs import MODEL_PARTS

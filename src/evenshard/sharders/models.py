@@ -21,10 +21,9 @@ from evenshard.measure.hardware import AUTO, HardwareName
 from evenshard.measure.link import LINKS, NO_LINK
 from evenshard.measure.link_model import Link
 from evenshard.measure.price.device_price import DevicePrice
-from evenshard.sharders.base import TrainedSharder
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.price import LearnedPrice
-from evenshard.sharders.learned import load_sharder
+from evenshard.sharders.learned import TrainedSharder, load_sharder
 from evenshard.sharders.model import digest_of
 from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
 from evenshard.utils.atomic import atomic_path

@@ -22,12 +22,11 @@ from evenshard.measure.noise import controls_of, noise_of
 from evenshard.placement.placement import Placement, alone
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import load_tasks, single_table_task
-from evenshard.sharders.base import Sharder
 from evenshard.sharders.catalog import HEURISTICS, SHARDERS, Resources
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.price import predict_whole
 from evenshard.sharders.cost_model.sharder import SearchConfig
-from evenshard.sharders.learned import load_sharder
+from evenshard.sharders.learned import Sharder, load_sharder
 from evenshard.stages import report
 from evenshard.stages.loop import EvaluateConfig, EvaluateInputs, EvaluateOutputs
 from evenshard.stages.propose import measure_answers

@@ -22,11 +22,10 @@ from evenshard.placement.placement import Placement, alone
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import sample_shards
-from evenshard.sharders.base import TrainedSharder
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
-from evenshard.sharders.learned import load_sharder
-from evenshard.sharders.random import RandomSharder, random_placement, random_sharding
+from evenshard.sharders.learned import TrainedSharder, load_sharder
+from evenshard.sharders.simple import RandomSharder, random_placement, random_sharding
 from evenshard.stages.sharder_comparison import Answer
 from evenshard.tables.table import Table
 from evenshard.torchrec.running.measured_step import ShardedJob

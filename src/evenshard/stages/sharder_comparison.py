@@ -13,8 +13,8 @@ from evenshard.measure.costs import MeasuredPlacement
 from evenshard.measure.noise import Noise
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.base import Sharder
 from evenshard.sharders.catalog import HEURISTICS, SHARDERS
+from evenshard.sharders.learned import Sharder
 from evenshard.utils.errors import InfeasibleTask
 
 PRIVILEGED = frozenset(one.name for one in SHARDERS if one.is_privileged)

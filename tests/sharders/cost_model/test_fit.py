@@ -31,7 +31,7 @@ from evenshard.sharders.cost_model.fit import (
     fit_exchange,
     held_out_members,
 )
-from evenshard.sharders.random import random_placement
+from evenshard.sharders.simple import random_placement
 from evenshard.tables.files import load_tables
 from evenshard.tables.locality import hot_rows_together, with_hot_rows
 from evenshard.tables.table import Table

@@ -13,7 +13,7 @@ from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig, distinct
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
-from evenshard.sharders.greedy import expert_sharders
+from evenshard.sharders.simple import expert_sharders
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from support import builders
 from support.builders import ROOMY, cost, some_tables, table, task

@@ -21,7 +21,7 @@ from evenshard.sharders.dreamshard.fit import (
 )
 from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, policy_round
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.random import RandomSharder
+from evenshard.sharders.simple import RandomSharder
 from evenshard.sharders.training import FitConfig
 from support.builders import BATCH_SIZE, FakeHardware, cost, cost_net, measured, policy, some_tables, task
 

@@ -5,14 +5,14 @@ A bound is the least over cases, which are opened and tightened one by one, the 
 1. **Sets of sharding types in use.** Each type costs kernel calls and collectives, whose floors and latencies come on
    top of what tables take, and so does what each call takes once, such as its hottest row.
 2. **Ranges of what is exchanged**, with a straight line below the exchange times of each (``exchange_lines``).
-3. **The mean device** (``mean_device``). A step takes at least what its slowest device does, which is at least the
+3. **The mean device** (``least_time_ms``). A step takes at least what its slowest device does, which is at least the
    mean. Kernel times are convex, so that a straight line below them holds for any sum of pieces; along such a line the
    work of a table is one number for each of its options, however fine it is cut: cutting columns repeats lookups,
    cutting rows repeats bags, replicas repeat rows. Each table takes the option with the least work whose pieces, alone
    on their device, are below the time in question; the least time for which this fits into all devices is the bound.
    Memory counts with a price (Lagrange) that the bound is largest for. Lines touch the kernel times where the tables'
    choice puts the mean device. A pass takes no less than its launches either, whatever its kernels take.
-4. **Whole pieces** (``whole_pieces``). Pieces cannot be shared out: they have to fit into what is left of each device.
+4. **Whole pieces** (``WholePieces``). Pieces cannot be shared out: they have to fit into what is left of each device.
 
 Counted are the steps of time that a table's own rows need, those that all rows need together on devices that are alike,
 and cuts by columns however uneven (``cut_bounds``; of many tables, those of the ones that are looked up most, and even
@@ -42,8 +42,7 @@ from evenshard.measure.price.step import dense_ms
 from evenshard.measure.step_time import hides_inputs
 from evenshard.placement.sharding import TYPES
 from evenshard.sharders.bounds.cut_bounds import CutBounds
-from evenshard.sharders.bounds.mean_device import Numbers, Options, least_time_ms
-from evenshard.sharders.bounds.whole_pieces import WholePieces
+from evenshard.sharders.bounds.device_times import Numbers, Options, WholePieces, least_time_ms
 from evenshard.sharders.search.sharding_option import ShardingOption
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray

@@ -19,15 +19,14 @@ from evenshard.placement.moves import device_kinds
 from evenshard.placement.placement import Placement, canonical_devices, placement_of_whole
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.base import TrainedSharder
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.price import predict_whole, whole_costs
-from evenshard.sharders.greedy import expert_sharders
-from evenshard.sharders.learned import MOST_PROPOSALS, rollouts
+from evenshard.sharders.learned import MOST_PROPOSALS, TrainedSharder, rollouts
 from evenshard.sharders.packing.legal_parts import any_placement
 from evenshard.sharders.packing.reasons import require_room
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
+from evenshard.sharders.simple import expert_sharders
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 
 # A change scores two devices, and about a fifth of the changes of a large step count.

@@ -79,6 +79,13 @@ class Cut:
         """Where even shares of the rows begin, of as many devices as get any."""
         return row_starts(self.blocks, self.fills)
 
+    def most_blocks(self, left_D: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Blocks that there is room for on each device; -1 left is no room for any part."""
+        left_D = np.where(left_D < 0, -1, left_D - self.part_bytes)
+        most_D = left_D // self.block_bytes if self.block_bytes else np.where(left_D < 0, 0, self.widest)
+        most_D = np.asarray(np.where(left_D < 0, 0, most_D.clip(0, self.widest)))
+        return np.where(most_D < self.least_blocks, 0, most_D)
+
     def parts(self, table: Table, blocks: Mapping[int, int]) -> list[TablePart]:
         """The table where each device holds so many blocks."""
         held = [whole_part(table, (device,)) for device in blocks]

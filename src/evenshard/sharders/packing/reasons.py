@@ -23,7 +23,6 @@ from evenshard.placement.placement import Items, caps_text, device_mask, legal_m
 from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES
 from evenshard.placement.task import ShardingTask, common_kernels, ruled_out, width_problem
 from evenshard.sharders.packing.cuts import Cut
-from evenshard.sharders.packing.fill import most_blocks
 from evenshard.sharders.packing.items import PackedItem, PackedItems
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
@@ -300,7 +299,7 @@ def _fewest_parts(cut: Cut, room_D: npt.NDArray[np.int64]) -> int:
     """Return more parts than devices where they have no room."""
     fewest = len(room_D) + 1
     for scope in cut.scopes:
-        enough = (-np.sort(-most_blocks(cut, room_D[scope]))).cumsum() >= cut.blocks
+        enough = (-np.sort(-cut.most_blocks(room_D[scope]))).cumsum() >= cut.blocks
         if enough.any():
             fewest = min(fewest, int(enough.argmax()) + 1)
     return fewest
@@ -331,7 +330,7 @@ def _most_of(item: PackedItem, room_D: npt.NDArray[np.int64]) -> str:
 
 
 def _most_together(cut: Cut, room_D: npt.NDArray[np.int64]) -> int:
-    return int(np.sort(most_blocks(cut, room_D))[::-1][: cut.blocks // cut.least_blocks].sum())
+    return int(np.sort(cut.most_blocks(room_D))[::-1][: cut.blocks // cut.least_blocks].sum())
 
 
 def _names(tables: Sequence[Table]) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evenshard.placement.plan import check_sharding
-from evenshard.sharders.packing.integer_program import IntegerProgram
+from evenshard.sharders.packing.program import IntegerProgram
 from evenshard.sharders.search.moves import Moves
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.state import Choice, firsts_of, parts_of

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.placement.memory import SGD
 from evenshard.placement.sharding import DATA_PARALLEL
-from evenshard.planner.optimizers import FusedOptimizer, TableOptimizers, optimizers_of
-from evenshard.planner.replicas import OTHER_TYPES
+from evenshard.planner.optimizers import OTHER_TYPES, FusedOptimizer, TableOptimizers, optimizers_of
 from evenshard.planner.request import PlacementRequest
 from evenshard.torchrec.model.modules import LocatedTable, located_tables
 from evenshard.utils.errors import BadConfig

@@ -16,8 +16,8 @@ from evenshard.measure.link import bandwidth_name
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import KEY_VALUE, TablePart
 from evenshard.planner.cluster import NO_HOST_MEMORY, HostMemory
-from evenshard.planner.device_memory import RESERVED_SHARE, gpu_bytes, own_memory_gb, reserve_of, reserves_of
-from evenshard.planner.request import caps_of
+from evenshard.planner.memory import RESERVED_SHARE, gpu_bytes, own_memory_gb, reserve_of
+from evenshard.planner.request import caps_of, reserves_of
 from evenshard.sharders.torchrec.planner import BYTES_PER_MS, make_topology, pod_size_of, require_torchrec
 from evenshard.torchrec.plan.entries import checked_local_world_size
 from evenshard.utils.errors import BadConfig

@@ -21,7 +21,7 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rivals import MOST_SHARDS
 from evenshard.report.answer import make_displayable
 from evenshard.report.step_facts import EMBEDDING_WORK, assumed_lookups_texts, warning_texts
-from evenshard.sharders.base import Sharder
+from evenshard.sharders.learned import Sharder
 from evenshard.sharders.search.search import effort_called
 from evenshard.sharders.torchrec.planner import AS_IT_COMES, Bandwidths, planner_error
 from evenshard.sharders.torchrec.rival import TorchRecPlanner

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from evenshard.placement.sharding import BY_COLUMNS
 from evenshard.planner.cluster import HostMemory
-from evenshard.planner.device_memory import RESERVED_SHARE
 from evenshard.planner.knobs import Knobs, group_knobs
+from evenshard.planner.memory import RESERVED_SHARE
 from evenshard.planner.rules import Rules
 from evenshard.report.answer import PlacementAnswer
-from evenshard.sharders.base import Sharder
+from evenshard.sharders.learned import Sharder
 from evenshard.sharders.torchrec.planner import planner_error, require_torchrec
 from evenshard.torchrec.planner.arguments import (
     DEFAULT_BATCH_SIZE,

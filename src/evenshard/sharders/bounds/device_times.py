@@ -1,4 +1,4 @@
-"""Whether whole pieces fit into devices: what cannot be shared out evenly raises a bound.
+"""The least time of the mean device, and a larger bound where whole pieces do not fit into devices.
 
 A step leaves each device its time less what it takes whatever it holds: calls, latencies, and what tables take on all
 devices alike, such as replicas, rows cut over all of them, and exchanges between all. Into what is left, its room, all
@@ -15,7 +15,8 @@ Some of what a call takes, such as its hottest row, it takes once: the most that
 less than a mean of what all of them need, weighted by their work. So what a piece needs beyond what every call does
 counts in proportion to its work.
 
-Legend: G groups, O options of a group, W options, Q pieces of options, F functions, M prices.
+Legend: G groups, O options of a group, W options (in ``Options`` those of a group), Q pieces of options, F functions,
+M prices.
 """
 
 from __future__ import annotations
@@ -33,6 +34,71 @@ from evenshard.sharders.search.arrays import FlatOptions
 from evenshard.tables.reuse import FloatArray
 
 Numbers = npt.NDArray[np.int64]
+# Relative difference of times at which a bisection ends.
+CLOSE = 1e-5
+
+
+@dataclass(frozen=True)
+class Options:
+    """[G, W] of the options of all groups: work of all devices together, of the slowest piece alone, and memory."""
+
+    total_GW: FloatArray
+    alone_GW: FloatArray
+    bytes_GW: FloatArray
+
+
+def least_time_ms(
+    options: Options, offset: float, room: float, devices: int, known: float = 0.0
+) -> tuple[float, Numbers | None]:
+    """The least time into which all groups fit, by bisection, and what each of them chooses there.
+
+    Args:
+        known: times below are not asked for: where all fit into that, it is returned, without a choice.
+        offset: what each device takes besides.
+        room: memory of all devices together.
+        devices: how many.
+    """
+    if known > 0 and _fit_options(options, known, offset, room, devices) is not None:
+        return known, None
+    alone_G = np.where(np.isfinite(options.alone_GW), options.alone_GW, 0.0).max(axis=1)
+    chosen_G = np.asarray(options.total_GW.argmin(axis=1))
+    low, high = known, float(options.total_GW.min(axis=1).sum()) / devices + max(offset, 0.0) + float(alone_G.max())
+    high = max(high, low)
+    while high - low > CLOSE * high:
+        middle = (low + high) / 2
+        found_G = _fit_options(options, middle, offset, room, devices)
+        if found_G is None:
+            low = middle
+        else:
+            high, chosen_G = middle, found_G
+    return low, chosen_G
+
+
+def _fit_options(options: Options, time_ms: float, offset: float, room: float, devices: int) -> Numbers | None:
+    """Return options that fit into a time, as far as a price of memory tells; None if none do."""
+    total = np.where(options.alone_GW <= time_ms, options.total_GW, np.inf)
+    rows = np.arange(len(total))
+    chosen = np.asarray(total.argmin(axis=1))
+    if not np.isfinite(total[rows, chosen]).all():
+        return None
+    budget = (time_ms - offset) * devices
+    if total[rows, chosen].sum() > budget:
+        return None
+    bytes_GW = np.where(np.isfinite(total), options.bytes_GW, 0.0)
+    used = bytes_GW[rows, chosen].sum()
+    price = float(total[rows, chosen].sum()) / max(room, 1.0) * 1e-3
+    for _ in range(24):
+        if used <= room:
+            return chosen
+        priced = total + price * bytes_GW
+        chosen = np.asarray(priced.argmin(axis=1))
+        used = bytes_GW[rows, chosen].sum()
+        if priced[rows, chosen].sum() - price * room > budget:
+            return None
+        price *= 2
+    return chosen
+
+
 # For each of these there is a function: see ``_by_share`` and ``_by_count``.
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 COUNTS = (1, 2, 3, 4, 5)
@@ -40,8 +106,8 @@ COUNTS = (1, 2, 3, 4, 5)
 PRICES = (0.0, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
 # How often a range is halved, and relative to the time how narrow it is at last.
 MOST_HALVES, NARROW = 7, 3e-3
-# Relative difference of times at which a bisection ends.
-CLOSE = 4e-3
+# Relative difference of times at which the bisection for whole pieces ends, which is slower.
+CLOSE_PIECES = 4e-3
 _ROUNDING = 1e-9
 
 
@@ -79,7 +145,7 @@ class WholePieces:
         """A time between these below which no placement is, as large as is found."""
         if not self.may_fit(high):
             return high
-        while high - low > CLOSE * high:
+        while high - low > CLOSE_PIECES * high:
             middle = (low + high) / 2
             if self.may_fit(middle):
                 high = middle

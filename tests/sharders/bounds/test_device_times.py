@@ -18,8 +18,8 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.task import ShardingTask, TableLimits
+from evenshard.sharders.bounds.device_times import FUNCTIONS
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
-from evenshard.sharders.bounds.whole_pieces import FUNCTIONS
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
