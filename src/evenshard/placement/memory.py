@@ -84,19 +84,12 @@ def state_bytes(table: Table, optimizer: str) -> int:
 
 @dataclass(frozen=True)
 class TrainingPipeline:
-    """A training pipeline.
+    """A training pipeline."""
 
-    Attributes:
-        batches: those whose inputs the tables' devices hold.
-        own_batches: those whose inputs a device holds for its own samples.
-        leaving_batches: those whose inputs it holds once more, ordered to be sent, during all of a step.
-        overlaps_inputs: whether the exchange of indices runs beside the step before.
-    """
-
-    batches: int
-    own_batches: int
-    leaving_batches: int
-    overlaps_inputs: bool
+    batches: int  # those whose inputs the tables' devices hold
+    own_batches: int  # those whose inputs a device holds for its own samples
+    leaving_batches: int  # those whose inputs it holds once more, ordered to be sent, during all of a step
+    overlaps_inputs: bool  # whether the exchange of indices runs beside the step before
 
 
 PREFETCH, USUAL_PIPELINE = "prefetch", "sparse_dist"
@@ -121,38 +114,23 @@ WORKSPACE_BYTES = 40
 
 @dataclass(frozen=True)
 class PartMemory:
-    """Bytes that a part takes of each of its devices, of its host and of the SSD.
+    """Bytes that a part takes of each of its devices, of its host and of the SSD."""
 
-    Attributes:
-        weights: in device memory; of a cache, its rows.
-        optimizer_state: in device memory.
-        cache_state: what a cache needs to find its rows.
-        inputs: of all batches on the way.
-        outputs: once; the gradients that come back are as large.
-        sent: outputs in the buffer of an all-to-all; nothing of rows, whose sums are scattered where they are.
-        prefetch: of cached rows.
-        dense_gradient: of a replica, as it is kept and as it is made.
-        arriving: inputs besides, while a batch arrives: as received before they are ordered, and FBGEMM's last ones.
-        returned: gradients of sequences as received, before they are ordered.
-        workspace: of an update, to sort its indices.
-        host_weights, host_state: weights and optimizer state in host memory.
-        ssd_weights: on the SSD, with optimizer state.
-    """
-
-    weights: int = 0
-    optimizer_state: int = 0
-    cache_state: int = 0
-    inputs: int = 0
-    outputs: int = 0
-    sent: int = 0
-    prefetch: int = 0
-    dense_gradient: int = 0
+    weights: int = 0  # in device memory; of a cache, its rows
+    optimizer_state: int = 0  # in device memory
+    cache_state: int = 0  # what a cache needs to find its rows
+    inputs: int = 0  # of all batches on the way
+    outputs: int = 0  # once; the gradients that come back are as large
+    sent: int = 0  # outputs in the buffer of an all-to-all; nothing of rows, whose sums are scattered where they are
+    prefetch: int = 0  # of cached rows
+    dense_gradient: int = 0  # of a replica, as it is kept and as it is made
+    # Inputs besides, while a batch arrives: as received before they are ordered, and FBGEMM's last ones.
     arriving: int = 0
-    returned: int = 0
-    workspace: int = 0
+    returned: int = 0  # gradients of sequences as received, before they are ordered
+    workspace: int = 0  # of an update, to sort its indices
     host_weights: int = 0
     host_state: int = 0
-    ssd_weights: int = 0
+    ssd_weights: int = 0  # on the SSD, with optimizer state
 
     @property
     def device_bytes(self) -> int:
@@ -251,21 +229,13 @@ def _input_bytes(table: Table, samples: float) -> float:
 
 @dataclass(frozen=True)
 class SampleMemory:
-    """Bytes that every device holds for its own samples, wherever the tables are.
+    """Bytes that every device holds for its own samples, wherever the tables are."""
 
-    Attributes:
-        inputs: of all batches on the way, before they are sent to the tables' devices.
-        received: embeddings of all tables, or the gradients that go back.
-        leaving: inputs besides, ordered to be sent.
-        ordered: of the gradients, those that an all-to-all sends, which are ordered before.
-        sliced: those of them that are cut out of the gradients of all tables, where these travel in several ways.
-    """
-
-    inputs: int = 0
-    received: int = 0
-    leaving: int = 0
-    ordered: int = 0
-    sliced: int = 0
+    inputs: int = 0  # of all batches on the way, before they are sent to the tables' devices
+    received: int = 0  # embeddings of all tables, or the gradients that go back
+    leaving: int = 0  # inputs besides, ordered to be sent
+    ordered: int = 0  # of the gradients, those that an all-to-all sends, which are ordered before
+    sliced: int = 0  # those of them that are cut out of the gradients of all tables, where these travel in several ways
 
     @property
     def total(self) -> int:

@@ -32,26 +32,18 @@ SHAPE = ("num_rows", "embedding_dim", "weight_bits")
 
 @dataclass(frozen=True)
 class SharedPiece:
-    """Rows and columns that neither placement cuts, and the devices that have them.
-
-    Attributes:
-        table: name of the table.
-        rows, columns: of it.
-        old_devices, new_devices: that have them before, and after.
-        reach: old devices whose host has them, too, or needs them; those that have them alone where no host does.
-        weight_bytes, state_bytes: weights, and optimizer state.
-        num_kept: new devices whose weights stay where they are.
-    """
+    """Rows and columns that neither placement cuts, and the devices that have them."""
 
     table: str
     rows: Span
     columns: Span
     old_devices: tuple[int, ...]
     new_devices: tuple[int, ...]
+    # Old devices whose host has them, too, or needs them; those that have them alone where no host does.
     reach: tuple[int, ...]
     weight_bytes: int
     state_bytes: int
-    num_kept: int
+    num_kept: int  # new devices whose weights stay where they are
 
     @property
     def num_bytes(self) -> int:

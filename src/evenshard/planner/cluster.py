@@ -38,23 +38,15 @@ from evenshard.utils.yaml_files import read_yaml
 
 @dataclass(frozen=True)
 class Hosts:
-    """Hosts of one kind.
+    """Hosts of one kind."""
 
-    Attributes:
-        devices: devices of each.
-        count: how many hosts.
-        hardware: what a device is, such as simulated:h100; empty for what ``place`` is asked for.
-        memory_gb: memory of a device; None for what ``place`` is asked for.
-        host_memory_gb: memory of each host that tables may take; None for what ``place`` is asked for.
-        ssd_gb: what tables may take of each host's SSDs; None for what ``place`` is asked for.
-    """
-
-    devices: int
+    devices: int  # of each
     count: int = 1
-    hardware: str = ""
-    memory_gb: float | None = None
+    hardware: str = ""  # what a device is, such as simulated:h100; empty for what ``place`` is asked for
+    memory_gb: float | None = None  # memory of a device; None for what ``place`` is asked for
+    # Memory of each host that tables may take; None for what ``place`` is asked for.
     host_memory_gb: float | None = None
-    ssd_gb: float | None = None
+    ssd_gb: float | None = None  # what tables may take of each host's SSDs; None for what ``place`` is asked for
 
     def problem(self) -> str | None:
         """Says in one clause what makes them impossible, or None."""
@@ -68,23 +60,14 @@ class Hosts:
 
 @dataclass(frozen=True)
 class ClusterFile:
-    """Hosts, and the links between their devices.
+    """Hosts, and the links between their devices."""
 
-    Attributes:
-        hosts: kinds of hosts, in the order of the device ids.
-        nodes_per_domain: hosts whose devices share the fast link.
-        intra: link within a domain; empty for that of the hardware.
-        inter: link between domains; empty for none.
-        host_bandwidth_gb_s: of each host's memory; None for what ``place`` is asked for.
-        ssd_bandwidth_gb_s: of each host's SSDs; None for what ``place`` is asked for.
-    """
-
-    hosts: tuple[Hosts, ...]
-    nodes_per_domain: int = 1
-    intra: str = ""
-    inter: str = ""
-    host_bandwidth_gb_s: float | None = None
-    ssd_bandwidth_gb_s: float | None = None
+    hosts: tuple[Hosts, ...]  # kinds of hosts, in the order of the device ids
+    nodes_per_domain: int = 1  # hosts whose devices share the fast link
+    intra: str = ""  # link within a domain; empty for that of the hardware
+    inter: str = ""  # link between domains; empty for none
+    host_bandwidth_gb_s: float | None = None  # of each host's memory; None for what ``place`` is asked for
+    ssd_bandwidth_gb_s: float | None = None  # of each host's SSDs; None for what ``place`` is asked for
 
     @property
     def num_devices(self) -> int:
@@ -203,19 +186,12 @@ DEFAULT_DEVICES = 8
 
 @dataclass(frozen=True)
 class MachineAndMemory:
-    """What a placement is for.
-
-    Attributes:
-        machine: nodes, links and memory of hosts.
-        caps_bytes: memory of each device, by device id.
-        hardware: what the devices are; of several kinds, that of the first.
-        notes: what to know of the memory.
-    """
+    """A machine with the memory and hardware of its devices."""
 
     machine: Machine
-    caps_bytes: tuple[int, ...]
-    hardware: str
-    notes: tuple[str, ...] = ()
+    caps_bytes: tuple[int, ...]  # by device id
+    hardware: str  # what the devices are; of several kinds, that of the first
+    notes: tuple[str, ...] = ()  # what to know of the memory
 
 
 def devices_of(

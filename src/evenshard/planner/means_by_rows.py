@@ -43,19 +43,12 @@ Collections = frozenset[tuple[str, bool, bool]]
 
 @dataclass(frozen=True)
 class Searched:
-    """A search, and what it found.
-
-    Attributes:
-        search: the search, which has run.
-        result: what it found.
-        collections: those with MEAN tables that it cuts by rows as a whole.
-        divided_ms: time of dividing sums of rows into means, which no other time counts.
-    """
+    """A search, and what it found."""
 
     search: PlanSearch
     result: PlanSearchResult
-    collections: Collections = frozenset()
-    divided_ms: float = 0.0
+    collections: Collections = frozenset()  # those with MEAN tables that it cuts by rows as a whole
+    divided_ms: float = 0.0  # time of dividing sums of rows into means, which no other time counts
 
     @property
     def step_ms(self) -> float:
@@ -65,18 +58,14 @@ class Searched:
 
 @dataclass(frozen=True)
 class MeansSearched:
-    """What to choose the answer of.
+    """Searches to choose the answer from."""
 
-    Attributes:
-        found: searches of legal placements; the first one leaves MEAN tables without rows, if it found anything.
-        bound_ms: no legal placement is predicted to take less; infinite where the searches' own bounds say all.
-        free_ms: what was found with rows of MEAN tables beside all types; None where nothing was.
-        restricted: of each MEAN table that has no rows beside other types, its collection.
-    """
-
+    # Searches of legal placements; the first one leaves MEAN tables without rows, if it found anything.
     found: tuple[Searched, ...]
+    # No legal placement is predicted to take less; infinite where the searches' own bounds say all.
     bound_ms: float = float("inf")
-    free_ms: float | None = None
+    free_ms: float | None = None  # what was found with rows of MEAN tables beside all types; None where nothing was
+    # Of each MEAN table that has no rows beside other types, its collection.
     restricted: tuple[tuple[str, bool, bool], ...] = ()
 
 

@@ -306,21 +306,13 @@ def _fullness(what: str, full: dict[int, float], of_it: str = "") -> str:
 
 @dataclass(frozen=True)
 class OffloadedPart:
-    """A part that is not in device memory.
+    """A part that is not in device memory."""
 
-    Attributes:
-        number: its number among the parts of the answer.
-        part: the part and its device.
-        offload_ms: how much longer a step of its device takes than with the part in device memory.
-        miss_ratio: share of a batch's distinct rows that its cache misses; None without a cache.
-        source: what the miss ratio is: counted, a bound, or a bound of something assumed; empty without a cache.
-    """
-
-    number: int
+    number: int  # its number among the parts of the answer
     part: TablePart
-    offload_ms: float
-    miss_ratio: float | None
-    source: str
+    offload_ms: float  # how much longer a step of its device takes than with the part in device memory
+    miss_ratio: float | None  # share of a batch's distinct rows that its cache misses; None without a cache
+    source: str  # what the miss ratio is: counted, a bound, or a bound of something assumed; empty without a cache
 
 
 def offloaded_of(

@@ -16,17 +16,11 @@ from evenshard.tables.table import Table
 
 @dataclass(frozen=True)
 class Near:
-    """What an answer is to be near to.
-
-    Attributes:
-        old: an earlier answer.
-        source: its file.
-        max_move_bytes: that may move from it; None for no bound.
-    """
+    """An earlier answer, and the bytes that may move from it."""
 
     old: PlacementAnswer
-    source: str
-    max_move_bytes: int | None = None
+    source: str  # its file
+    max_move_bytes: int | None = None  # None for no bound
 
     @property
     def most_bytes(self) -> float:

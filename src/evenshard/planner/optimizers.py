@@ -21,34 +21,21 @@ from evenshard.utils.messages import brief, count_text, cut, printable
 
 @dataclass(frozen=True)
 class FusedOptimizer:
-    """The optimizer of a table of a model.
+    """The optimizer of a table of a model."""
 
-    Attributes:
-        word: one of ``STATE_NUMBERS``, whose state is counted.
-        called: its name in the model.
-        where: what of the model names it.
-        is_known: whether its state is that of ``word``.
-    """
-
-    word: str
-    called: str
-    where: str
-    is_known: bool = True
+    word: str  # one of ``STATE_NUMBERS``, whose state is counted
+    called: str  # its name in the model
+    where: str  # what of the model names it
+    is_known: bool = True  # whether its state is that of ``word``
 
 
 @dataclass(frozen=True)
 class TableOptimizers:
-    """The optimizers of a request.
+    """The optimizers of a request."""
 
-    Attributes:
-        optimizer: of tables that have none of their own.
-        of_tables: fused optimizers of tables, by name.
-        assumptions: about both.
-    """
-
-    optimizer: str = SGD
-    of_tables: Mapping[str, str] = field(default_factory=dict)
-    assumptions: tuple[Assumption, ...] = ()
+    optimizer: str = SGD  # of tables that have none of their own
+    of_tables: Mapping[str, str] = field(default_factory=dict)  # fused optimizers of tables, by name
+    assumptions: tuple[Assumption, ...] = ()  # about both
 
 
 def optimizers_of(

@@ -50,19 +50,12 @@ INTERRUPTED = "The search was interrupted: this is the best placement until then
 
 @dataclass(frozen=True)
 class PlaceConfig:
-    """How to answer.
-
-    Attributes:
-        effort: length of the search.
-        seed: of the search.
-        compare: other sharders to compare with, by name; see ``rivals``.
-        num_measured: candidates to measure; 0 trusts the model.
-    """
+    """The length, seed and comparisons of a search."""
 
     effort: PlanSearchEffort = field(default_factory=lambda: EFFORTS[NORMAL])
     seed: int = 0
-    compare: tuple[str, ...] = ()
-    num_measured: int = 0
+    compare: tuple[str, ...] = ()  # other sharders to compare with, by name; see ``rivals``
+    num_measured: int = 0  # candidates to measure; 0 trusts the model
 
     @staticmethod
     def of_lineage(lineage: Mapping[str, Any]) -> PlaceConfig:

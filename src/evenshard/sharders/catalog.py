@@ -27,44 +27,26 @@ Resource = TypeVar("Resource")
 
 @dataclass(frozen=True)
 class Resources:
-    """What a sharder may be built from; None where it is not there.
+    """Parts from which a sharder may be built; None where one is missing."""
 
-    Attributes:
-        seed: of what is drawn at random.
-        measure: the hardware that is placed for.
-        single_cost_ms: what every table of the tasks costs on its own, by name.
-        policy: a learned sharder, as trained.
-        cost_model: as trained.
-        search: of a search with the cost model; None for the usual one.
-    """
-
-    seed: int = 0
-    measure: MeasureConfig = field(default_factory=MeasureConfig)
-    single_cost_ms: Mapping[str, float] | None = None
-    policy: TrainedSharder | None = None
-    cost_model: CostModel | None = None
-    search: SearchConfig | None = None
+    seed: int = 0  # of what is drawn at random
+    measure: MeasureConfig = field(default_factory=MeasureConfig)  # the hardware that is placed for
+    single_cost_ms: Mapping[str, float] | None = None  # what every table of the tasks costs on its own, by name
+    policy: TrainedSharder | None = None  # a learned sharder, as trained
+    cost_model: CostModel | None = None  # as trained
+    search: SearchConfig | None = None  # of a search with the cost model; None for the usual one
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A sharder.
+    """A sharder."""
 
-    Attributes:
-        name: its ``Sharder.name``.
-        build: makes it.
-        label: what a reader would call it; "" for its name.
-        needs: the attribute of ``Resources`` without which it cannot be built; "" if it needs none.
-        package: that must be installed; "" if it needs none.
-        is_full_space: it shards tables in every way, and what is built is made for a ``ShardingTask``.
-    """
-
-    name: str
+    name: str  # its ``Sharder.name``
     build: Callable[[Resources], Any]
-    label: str = ""
-    needs: str = ""
-    package: str = ""
-    is_full_space: bool = False
+    label: str = ""  # what a reader would call it; "" for its name
+    needs: str = ""  # the attribute of ``Resources`` without which it cannot be built; "" if it needs none
+    package: str = ""  # that must be installed; "" if it needs none
+    is_full_space: bool = False  # it shards tables in every way, and what is built is made for a ``ShardingTask``
 
     @property
     def is_heuristic(self) -> bool:

@@ -39,14 +39,9 @@ Net = TypeVar("Net", bound=Network)
 
 @dataclass(frozen=True)
 class Round:
-    """One round of training out of several.
+    """One round of training out of several."""
 
-    Attributes:
-        number: number of the round, from 1.
-        num_rounds: rounds altogether.
-    """
-
-    number: int
+    number: int  # from 1
     num_rounds: int
 
     def decay(self, learning_rate: float) -> float:
@@ -56,19 +51,12 @@ class Round:
 
 @dataclass(frozen=True)
 class Checkpoint(Generic[Net]):
-    """A network with all that is needed to use it and to train it further.
-
-    Attributes:
-        net: the network.
-        normalizer: normalizer of the pool that the network was trained on.
-        optimizer: Adam in the state it was left in.
-        round: rounds of the loop behind it.
-    """
+    """A network with all that is needed to use it and to train it further."""
 
     net: Net
-    normalizer: FeatureNormalizer
-    optimizer: torch.optim.Optimizer
-    round: int
+    normalizer: FeatureNormalizer  # of the pool that the network was trained on
+    optimizer: torch.optim.Optimizer  # Adam in the state it was left in
+    round: int  # rounds of the loop behind it
 
     @property
     def is_new(self) -> bool:

@@ -50,16 +50,12 @@ def raw_features_TF(tables: Sequence[Table], batch_size: int) -> np.ndarray:
 class FeatureNormalizer:
     """Z-scores with the training pool's mean and deviation; saved with the model that was trained on them.
 
-    Attributes:
-        mean: F numbers.
-        scale: F numbers, the deviation, or 1 where all training tables agree.
-
     Raises:
         ValueError: if there are not F of each, or one of them makes no sense.
     """
 
-    mean: tuple[float, ...]
-    scale: tuple[float, ...]
+    mean: tuple[float, ...]  # F numbers
+    scale: tuple[float, ...]  # F numbers, the deviation, or 1 where all training tables agree
 
     def __post_init__(self) -> None:
         if not len(self.mean) == len(self.scale) == NUM_FEATURES:

@@ -38,51 +38,39 @@ _REMEDY = "Train the model again."
 
 @dataclass(frozen=True)
 class TrainedOn:
-    """The training data of a model, as the smallest and the largest that occurred.
+    """The training data of a model, as the smallest and the largest that occurred."""
 
-    Attributes:
-        hardware, link, versions: origin of the measurements (``costs.Provenance``).
-        num_measured: measured placements, shards that were measured alone included.
-        batch_size: global batch, samples.
-        num_rows, embedding_dim, pooling_factor: ranges over tables.
-        tables_per_placement, num_devices: ranges over measured placements.
-        tables_per_device, dims_per_device: ranges over devices that held tables.
-        weight_bits: those that occurred.
-        git_commit, evenshard_version: version of the code that trained.
-        costs_sha256: hash of each file of measured costs; empty where there is none.
-        num_rows_quantiles, embedding_dim_quantiles, pooling_factor_quantiles: quantiles over the distinct tables, at
-            ``QUANTILES``; empty in files from before they were kept.
-        reuse_quantiles: the same quantiles of the mean lookups of an index in a batch; also empty where no table has a
-            histogram.
-        device_error: how far the simulated device is from the real one, the furthest of several; None for real
-            hardware.
-        timed_apart: whether forward and backward compute of any device were timed apart.
-        optimizer: optimizer of the measured backward passes.
-    """
-
+    # Origin of the measurements (``costs.Provenance``).
     hardware: str
     link: str
     versions: str
-    num_measured: int
-    batch_size: SeenRange
+    num_measured: int  # measured placements, shards that were measured alone included
+    batch_size: SeenRange  # global batch, samples
+    # Ranges over tables.
     num_rows: SeenRange
     embedding_dim: SeenRange
     pooling_factor: SeenRange
+    # Ranges over measured placements.
     tables_per_placement: SeenRange
     num_devices: SeenRange
+    # Ranges over devices that held tables.
     tables_per_device: SeenRange
     dims_per_device: SeenRange
-    weight_bits: tuple[int, ...]
+    weight_bits: tuple[int, ...]  # those that occurred
+    # Of the code that trained.
     git_commit: str = UNKNOWN
     evenshard_version: str = __version__
-    costs_sha256: tuple[str, ...] = ()
+    costs_sha256: tuple[str, ...] = ()  # hash of each file of measured costs; empty where there is none
+    # Quantiles over the distinct tables, at ``QUANTILES``; empty where they are not known.
     num_rows_quantiles: tuple[float, ...] = ()
     embedding_dim_quantiles: tuple[float, ...] = ()
     pooling_factor_quantiles: tuple[float, ...] = ()
+    # The same quantiles of the mean lookups of an index in a batch; also empty where no table has a histogram.
     reuse_quantiles: tuple[float, ...] = ()
+    # How far the simulated device is from the real one, the furthest of several; None for real hardware.
     device_error: DeviceError | None = None
-    timed_apart: bool = True
-    optimizer: str = SGD
+    timed_apart: bool = True  # whether forward and backward compute of any device were timed apart
+    optimizer: str = SGD  # of the measured backward passes
 
     @staticmethod
     def of(measured: Sequence[MeasuredPlacement], git_commit: str = UNKNOWN, costs: Sequence[Path] = ()) -> TrainedOn:

@@ -34,16 +34,11 @@ class FitConfig:
 
 @dataclass(frozen=True)
 class FittedCostNet(Generic[Net]):
-    """The cost network after one round.
+    """The cost network after one round."""
 
-    Attributes:
-        checkpoint: the network, ready for the next round.
-        losses: loss of every update, in units of the squared cost scale.
-        median_abs_pct_error: median absolute error of what it predicts of the examples that it learned from, per cent.
-    """
-
-    checkpoint: Checkpoint[Net]
-    losses: list[float]
+    checkpoint: Checkpoint[Net]  # the network, ready for the next round
+    losses: list[float]  # loss of every update, in units of the squared cost scale
+    # Median absolute error of what it predicts of the examples that it learned from, per cent.
     median_abs_pct_error: float
 
 

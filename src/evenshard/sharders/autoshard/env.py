@@ -42,27 +42,16 @@ class ShardCostNet(Protocol):
 
 @dataclass(frozen=True)
 class Observation:
-    """What the policy sees in every slot before a choice; [B, ...], or [U, B, ...] after ``stack``.
+    """The input of the policy in every slot before a choice; [B, ...], or [U, B, ...] after ``stack``."""
 
-    Attributes:
-        table_BH: representation of the table to place.
-        step_ratio_B: share of the task's tables already placed, 0 to 1.
-        sums_BDH: summed representations of each device's tables.
-        costs_BD: predicted compute of each device, ms; 0 without tables.
-        used_gb_BD: weights on each device.
-        device_mask_BD: False for devices the task does not have.
-        legal_BD: devices that may be chosen; all of the task's in a slot that has nothing to place.
-        fresh_B: True at the first step of an episode, where nothing is remembered.
-    """
-
-    table_BH: torch.Tensor
-    step_ratio_B: torch.Tensor
-    sums_BDH: torch.Tensor
-    costs_BD: torch.Tensor
-    used_gb_BD: torch.Tensor
-    device_mask_BD: torch.Tensor
-    legal_BD: torch.Tensor
-    fresh_B: torch.Tensor
+    table_BH: torch.Tensor  # representation of the table to place
+    step_ratio_B: torch.Tensor  # share of the task's tables already placed, 0 to 1
+    sums_BDH: torch.Tensor  # summed representations of each device's tables
+    costs_BD: torch.Tensor  # predicted compute of each device, ms; 0 without tables
+    used_gb_BD: torch.Tensor  # weights on each device
+    device_mask_BD: torch.Tensor  # False for devices the task does not have
+    legal_BD: torch.Tensor  # devices that may be chosen; all of the task's in a slot that has nothing to place
+    fresh_B: torch.Tensor  # True at the first step of an episode, where nothing is remembered
 
     @staticmethod
     def stack(observations: Sequence[Observation]) -> Observation:

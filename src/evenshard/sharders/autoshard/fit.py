@@ -51,17 +51,11 @@ def cost_net_round(
 
 @dataclass(frozen=True)
 class ShardTensors:
-    """Measured shards, ready for learning.
+    """Measured shards, ready for learning."""
 
-    Attributes:
-        features_PF: normalised features of the distinct tables.
-        holds_SP: 1 where a shard holds a table, float32.
-        cost_S: measured forward and backward compute, ms.
-    """
-
-    features_PF: torch.Tensor
-    holds_SP: torch.Tensor
-    cost_S: torch.Tensor
+    features_PF: torch.Tensor  # normalised features of the distinct tables
+    holds_SP: torch.Tensor  # 1 where a shard holds a table, float32
+    cost_S: torch.Tensor  # measured forward and backward compute, ms
 
     @staticmethod
     def of(measured: Sequence[MeasuredPlacement], normalizer: FeatureNormalizer) -> ShardTensors:

@@ -59,23 +59,14 @@ class ImpalaConfig:
 
 @dataclass(frozen=True)
 class Unroll:
-    """What the actors saw and did.
+    """Observations and actions of the actors."""
 
-    Attributes:
-        seen: stacked observations, U + 1 steps: the last one is where the next unroll begins.
-        device_UB: the devices chosen.
-        acting_log_prob_UB: its log-probability under the actor, over the legal devices.
-        reward_UB: reward of the step.
-        done_UB: True where the episode ended with the step.
-        memory: state of the LSTM before the first step.
-    """
-
-    seen: Observation
-    device_UB: torch.Tensor
-    acting_log_prob_UB: torch.Tensor
-    reward_UB: torch.Tensor
-    done_UB: torch.Tensor
-    memory: Memory
+    seen: Observation  # stacked observations, U + 1 steps: the last one is where the next unroll begins
+    device_UB: torch.Tensor  # the devices chosen
+    acting_log_prob_UB: torch.Tensor  # its log-probability under the actor, over the legal devices
+    reward_UB: torch.Tensor  # reward of the step
+    done_UB: torch.Tensor  # True where the episode ended with the step
+    memory: Memory  # state of the LSTM before the first step
 
 
 class Actors:
@@ -130,14 +121,10 @@ def chosen_log_probs(judgement: Judgement, device_UB: torch.Tensor) -> torch.Ten
 
 @dataclass(frozen=True)
 class VTrace:
-    """What a learner goes by.
+    """Targets and weights of a learner."""
 
-    Attributes:
-        target_UB: what the value head should say.
-        advantage_UB: what the policy gradient weighs the log-probabilities with; the importance weight is in it.
-    """
-
-    target_UB: torch.Tensor
+    target_UB: torch.Tensor  # what the value head should say
+    # What the policy gradient weighs the log-probabilities with; the importance weight is in it.
     advantage_UB: torch.Tensor
 
 

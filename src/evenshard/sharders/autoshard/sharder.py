@@ -30,17 +30,11 @@ Memory = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the policy makes of an observation.
+    """Logits and value that the policy gives an observation."""
 
-    Attributes:
-        logits_UBD: logits of the devices; -inf where not legal.
-        value_UB: the expected reward.
-        memory: state of the LSTM after the last step.
-    """
-
-    logits_UBD: torch.Tensor
-    value_UB: torch.Tensor
-    memory: Memory
+    logits_UBD: torch.Tensor  # logits of the devices; -inf where not legal
+    value_UB: torch.Tensor  # the expected reward
+    memory: Memory  # state of the LSTM after the last step
 
 
 class AutoShardPolicy(ScaledNetwork):

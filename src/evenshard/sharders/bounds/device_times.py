@@ -113,31 +113,21 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class WholePieces:
-    """What options take, each of [W].
-
-    Attributes:
-        flat: options.
-        devices: how many.
-        offset_ms: what each device takes besides.
-        alone_W: a device with the option's longest piece takes at least that; infinite where it is not allowed.
-        common_W: on every device.
-        once_W: what a call with the option takes once, beyond what every call of its class takes.
-        is_spread_W: whether its pieces are on all devices.
-        option_Q, work_Q, count_Q: of other options, the pieces that take alike, what one takes, and on how many devices
-            such pieces are.
-        cuts, cut_FU: tables that are cut by columns, and the work of a part of 1, 2, ... blocks.
-    """
+    """The time that options take, each of [W]."""
 
     flat: FlatOptions
     devices: int
-    offset_ms: float
+    offset_ms: float  # what each device takes besides
+    # A device with the option's longest piece takes at least that; infinite where it is not allowed.
     alone_W: FloatArray
-    common_W: FloatArray
-    once_W: FloatArray
-    is_spread_W: npt.NDArray[np.bool_]
+    common_W: FloatArray  # on every device
+    once_W: FloatArray  # what a call with the option takes once, beyond what every call of its class takes
+    is_spread_W: npt.NDArray[np.bool_]  # whether its pieces are on all devices
+    # Of other options, the pieces that take alike, the time of one, and the number of devices with such pieces.
     option_Q: Numbers
     work_Q: FloatArray
     count_Q: FloatArray
+    # Tables that are cut by columns, and the work of a part of 1, 2, ... blocks.
     cuts: CutBounds
     cut_FU: FloatArray
 

@@ -50,19 +50,12 @@ LEAST_HALF_WIDTH = 0.005  # held-out placements of known tables say too little a
 
 @dataclass(frozen=True)
 class ExchangeTime:
-    """An all-to-all as a latency and three counts of bytes over bandwidths, as in ``measure.link.Link``.
+    """An all-to-all as a latency and three counts of bytes over bandwidths, as in ``measure.link.Link``."""
 
-    Attributes:
-        latency_ms: time that an exchange takes besides its bytes.
-        ms_per_byte: of the busier direction of the device itself; the inverse of a bandwidth.
-        slowest_ms_per_byte: of the busier direction of the device that moves most.
-        total_ms_per_byte: of all that the devices send.
-    """
-
-    latency_ms: float = 0.0
-    ms_per_byte: float = 0.0
-    slowest_ms_per_byte: float = 0.0
-    total_ms_per_byte: float = 0.0
+    latency_ms: float = 0.0  # time that an exchange takes besides its bytes
+    ms_per_byte: float = 0.0  # of the busier direction of the device itself; the inverse of a bandwidth
+    slowest_ms_per_byte: float = 0.0  # of the busier direction of the device that moves most
+    total_ms_per_byte: float = 0.0  # of all that the devices send
 
     @property
     def takes_time(self) -> bool:
@@ -92,14 +85,10 @@ class Calibration:
     """How far to trust the prediction of a placement: 90 % of the held-out ones lay within ``factor`` deviations.
 
     A deviation, of the logarithm of the cost, is the members' spread and ``floor`` together, as independent errors.
-
-    Attributes:
-        factor: deviations to either side.
-        floor: the error that all members share.
     """
 
-    factor: float = 1.645
-    floor: float = 0.05
+    factor: float = 1.645  # deviations to either side
+    floor: float = 0.05  # the error that all members share
 
     def problem(self) -> str | None:
         """Says in one clause what makes it impossible, or None."""

@@ -79,39 +79,27 @@ class CostModelFitConfig:
 
 @dataclass(frozen=True)
 class CostModelFitMetrics:
-    """What came of it.
+    """Errors and sizes of a fit."""
 
-    Attributes:
-        losses: loss of every update.
-        held_out_pct_error: median absolute error of the overall costs of placements, each predicted by the one member
-            that did not learn from it, per cent. An ensemble does a little better; unseen tables are a little harder.
-        exchange_pct_error: median absolute error of the all-to-all times, per cent; NaN where there are none.
-        num_devices: R, measured devices it learned from.
-    """
-
-    losses: tuple[float, ...]
+    losses: tuple[float, ...]  # loss of every update
+    # Median absolute error of the overall costs of placements, each predicted by the one member that did not learn from
+    # it, per cent. An ensemble does a little better; unseen tables are a little harder.
     held_out_pct_error: float
-    exchange_pct_error: float
-    num_devices: int
+    exchange_pct_error: float  # median absolute error of the all-to-all times, per cent; NaN where there are none
+    num_devices: int  # R, measured devices it learned from
 
 
 @dataclass(frozen=True)
 class DeviceRows:
-    """Measured devices, ready for learning.
+    """Measured devices, ready for learning."""
 
-    Attributes:
-        tables, batch_sizes: the P distinct pairs.
-        held: (device, pair) of every table that a device holds, device by device.
-        times_R3: measured forward and backward compute time and both together, ms; the parts are NaN where only the
-            sum is known.
-        placement_R: number of the placement, of N, that a device belongs to.
-    """
-
+    # Of the P distinct pairs.
     tables: tuple[Table, ...]
     batch_sizes: tuple[int, ...]
-    held: torch.Tensor
+    held: torch.Tensor  # (device, pair) of every table that a device holds, device by device
+    # Measured forward and backward compute time and both together, ms; the parts are NaN where only the sum is known.
     times_R3: torch.Tensor
-    placement_R: torch.Tensor
+    placement_R: torch.Tensor  # number of the placement, of N, that a device belongs to
 
     @staticmethod
     def of(measured: Sequence[MeasuredPlacement]) -> DeviceRows:

@@ -57,26 +57,19 @@ LEAST_OVERHEAD = 1e-4  # in units of the mean time: predictions stay above 0, wh
 class EnsembleSizes:
     """How wide the ensemble is.
 
-    Attributes:
-        num_members: K.
-        table_hidden: hidden units of a member's table network.
-        factors_per_quantity: learned columns of each additive quantity, per member.
-        head_hidden: hidden units of a member's head.
-        pieces: linear pieces of a unit.
-        across_batches: whether batch sizes differ. What happens once per table and sample then counts by the sample,
-            and the learned factors depend on the work too: how much of it the caches catch changes with the batch.
-        sees_hot_rows: whether the learned factors depend on how many hot rows lie side by side (``locality.py``).
-
     Raises:
         ValueError: if one of them is below 1, or the ensemble too wide.
     """
 
-    num_members: int = 5
-    table_hidden: int = 16
-    factors_per_quantity: int = 1
-    head_hidden: int = 4
-    pieces: int = 8
+    num_members: int = 5  # K
+    table_hidden: int = 16  # hidden units of a member's table network
+    factors_per_quantity: int = 1  # learned columns of each additive quantity, per member
+    head_hidden: int = 4  # hidden units of a member's head
+    pieces: int = 8  # linear pieces of a unit
+    # Whether batch sizes differ. What happens once per table and sample then counts by the sample, and the learned
+    # factors depend on the work too: how much of it the caches catch changes with the batch.
     across_batches: bool = False
+    # Whether the learned factors depend on how many hot rows lie side by side (``locality.py``).
     sees_hot_rows: bool = False
 
     def __post_init__(self) -> None:
@@ -95,14 +88,10 @@ class ConvexNet(nn.Module):
         sizes: sizes of the ensemble.
         normalizer: normalizer of the 21 features.
         generator: draws the initial weights.
-
-    Attributes:
-        work_scale_A: additive work of a mean device; the heads read multiples of it.
-        time_scale_ms: forward and backward time of a mean device; the heads answer in multiples of it.
     """
 
-    work_scale_A: torch.Tensor
-    time_scale_ms: torch.Tensor
+    work_scale_A: torch.Tensor  # additive work of a mean device; the heads read multiples of it
+    time_scale_ms: torch.Tensor  # forward and backward time of a mean device; the heads answer in multiples of it
     own_factors: torch.Tensor
     own_pieces: torch.Tensor
     own_linear: torch.Tensor

@@ -41,23 +41,14 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Cut:
-    """Blocks of a table, and where they may live.
+    """Blocks of a table, and where they may live."""
 
-    Attributes:
-        fills: devices that rows are on, all of them unless equal blocks end before the last ones; 0 for columns.
-        blocks: how many the table has.
-        line: what each part takes; of rows whose lookups are counted, with the inputs of the busiest even share.
-        least_blocks: blocks of the smallest part.
-        scopes: sets of devices, in one of which all parts live.
-        widest: blocks of the largest part.
-    """
-
-    fills: int
-    blocks: int
-    line: Line
-    least_blocks: int
-    scopes: tuple[Devices, ...]
-    widest: int
+    fills: int  # devices that rows are on, all of them unless equal blocks end before the last ones; 0 for columns
+    blocks: int  # of the table
+    line: Line  # what each part takes; of rows whose lookups are counted, with the inputs of the busiest even share
+    least_blocks: int  # blocks of the smallest part
+    scopes: tuple[Devices, ...]  # sets of devices, in one of which all parts live
+    widest: int  # blocks of the largest part
 
     @property
     def block_bytes(self) -> int:
@@ -97,31 +88,19 @@ class Cut:
 
 @dataclass(frozen=True)
 class Grid:
-    """Columns of a table over nodes, the rows of each part over the devices of one.
+    """Columns of a table over nodes, the rows of each part over the devices of one."""
 
-    Attributes:
-        nodes: devices of each.
-        blocks: fours of columns that the table has.
-        least_blocks: of the narrowest part.
-        num_rows: of the table.
-        block_bytes: device memory of four columns of a row.
-        row_bytes: device memory of a row beside its columns.
-        part_bytes: device memory of each part beside its rows and columns.
-        outputs_bytes: device memory of each part for each of its blocks, however many rows it has.
-        even: rows cut evenly over the devices of a node, and what each of these takes: a line of fours of columns.
-        widest: blocks of the widest part.
-    """
-
-    nodes: tuple[Devices, ...]
-    blocks: int
-    least_blocks: int
-    num_rows: int
-    block_bytes: int
-    row_bytes: int
-    part_bytes: int
-    outputs_bytes: int
+    nodes: tuple[Devices, ...]  # devices of each
+    blocks: int  # fours of columns that the table has
+    least_blocks: int  # of the narrowest part
+    num_rows: int  # of the table
+    block_bytes: int  # device memory of four columns of a row
+    row_bytes: int  # device memory of a row beside its columns
+    part_bytes: int  # device memory of each part beside its rows and columns
+    outputs_bytes: int  # device memory of each part for each of its blocks, however many rows it has
+    # Rows cut evenly over the devices of a node, and what each of these takes: a line of fours of columns.
     even: tuple[tuple[Span, Line], ...]
-    widest: int
+    widest: int  # blocks of the widest part
 
     def rows_cut(self, blocks: int, node: Devices) -> Cut:
         """The way to cut the rows of so many blocks."""

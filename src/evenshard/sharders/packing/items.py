@@ -60,34 +60,19 @@ OUTSIDE = (FUSED_UVM, FUSED_UVM_CACHING, KEY_VALUE, HOST)
 
 @dataclass(frozen=True)
 class PackedItem:
-    """Tables that live on one device, or a table that may be cut or replicated.
+    """Tables that live on one device, or a table that may be cut or replicated."""
 
-    Attributes:
-        positions: of its tables in the task.
-        tables: one, or those that stay together.
-        table_bytes: device memory of each where it is whole.
-        least_bytes: device memory of all its parts together, however it lives.
-        allowed_D: devices that it may live on.
-        apart: numbers of the groups of which a device holds one table at most.
-        may_be_whole: it may live on one device.
-        cuts: the ways to cut it, columns first.
-        grid: the way to cut its columns and the rows of each part; None if that is not allowed.
-        known: other ways, whose parts are known.
-        outside: what it takes of its host where it is whole; nothing of the device here.
-        storage: where its tables are kept.
-    """
-
-    positions: tuple[int, ...]
-    tables: tuple[Table, ...]
-    table_bytes: tuple[int, ...]
-    least_bytes: int
+    positions: tuple[int, ...]  # of its tables in the task
+    tables: tuple[Table, ...]  # one, or those that stay together
+    table_bytes: tuple[int, ...]  # device memory of each where it is whole
+    least_bytes: int  # device memory of all its parts together, however it lives
     allowed_D: npt.NDArray[np.bool_]
-    apart: tuple[int, ...]
+    apart: tuple[int, ...]  # numbers of the groups of which a device holds one table at most
     may_be_whole: bool
-    cuts: tuple[Cut, ...] = ()
-    grid: Grid | None = None
-    known: tuple[KnownParts, ...] = ()
-    outside: Taken = NOTHING
+    cuts: tuple[Cut, ...] = ()  # the ways to cut it, columns first
+    grid: Grid | None = None  # the way to cut its columns and the rows of each part; None if that is not allowed
+    known: tuple[KnownParts, ...] = ()  # other ways, whose parts are known
+    outside: Taken = NOTHING  # what it takes of its host where it is whole; nothing of the device here
     storage: Storage = ON_DEVICE
 
     @property
@@ -116,20 +101,14 @@ class PackedItem:
 
 @dataclass(frozen=True)
 class PackedItems:
-    """All that is packed.
+    """All items of a task, and the memory that devices have for them."""
 
-    Attributes:
-        items: in the order of their first tables.
-        replicas: tables that may only be replicated, and so live on every device.
-        room_D: what each device has left for the items, below 0 where the replicas alone do not fit.
-        machine: its hosts.
-        others: of each item, it again wherever else its tables may be kept, for a solver that chooses; empty for none.
-    """
-
-    items: tuple[PackedItem, ...]
-    replicas: tuple[Table, ...]
+    items: tuple[PackedItem, ...]  # in the order of their first tables
+    replicas: tuple[Table, ...]  # tables that may only be replicated, and so live on every device
+    # What each device has left for the items, below 0 where the replicas alone do not fit.
     room_D: npt.NDArray[np.int64]
     machine: Machine
+    # Of each item, it again wherever else its tables may be kept, for a solver that chooses; empty for none.
     others: tuple[tuple[PackedItem, ...], ...] = ()
 
     @staticmethod

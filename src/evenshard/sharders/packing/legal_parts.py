@@ -172,18 +172,13 @@ RANDOM_ORDERS = 8
 
 @dataclass(frozen=True)
 class PackingOrder:
-    """How items are packed in turn.
+    """An order in which items are packed, and rules to do so."""
 
-    Attributes:
-        order: of the items, by number.
-        tightest: an item goes to the device with the least memory left that has room, and parts by columns fill their
-            devices; else it goes to the one with the most, and parts are even.
-        rows_first: rows are cut before columns.
-    """
-
-    order: Sequence[int]
+    order: Sequence[int]  # of the items, by number
+    # An item goes to the device with the least memory left that has room, and parts by columns fill their devices; else
+    # it goes to the one with the most, and parts are even.
     tightest: bool = False
-    rows_first: bool = False
+    rows_first: bool = False  # rows are cut before columns
 
 
 def quick_ways(items: PackedItems) -> Iterator[PackingOrder]:

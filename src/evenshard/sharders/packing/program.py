@@ -31,13 +31,9 @@ class Solution(NamedTuple):
 
 @dataclass
 class IntegerProgram:
-    """Integer variables from 0 up, and limits on weighted sums of them.
+    """Integer variables from 0 up, and limits on weighted sums of them."""
 
-    Attributes:
-        most: the largest value of each variable.
-    """
-
-    most: list[int] = field(default_factory=list)
+    most: list[int] = field(default_factory=list)  # the largest value of each variable
     _rows: list[int] = field(default_factory=list)
     _columns: list[int] = field(default_factory=list)
     _weights: list[float] = field(default_factory=list)
@@ -85,15 +81,10 @@ class IntegerProgram:
 
 @dataclass(frozen=True)
 class Solved:
-    """The outcome of packing with a solver.
+    """The outcome of packing with a solver."""
 
-    Attributes:
-        parts: of all items on their devices; None if none were found.
-        impossible: there is a proof that no parts fit.
-    """
-
-    parts: list[TablePart] | None = None
-    impossible: bool = False
+    parts: list[TablePart] | None = None  # of all items on their devices; None if none were found
+    impossible: bool = False  # there is a proof that no parts fit
 
 
 _Parts = Sequence[TablePart] | Callable[[Sequence[int]], Sequence[TablePart]]
