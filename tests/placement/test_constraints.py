@@ -13,7 +13,6 @@ from hypothesis import assume, given, settings
 
 from evenshard.placement.moves import device_kinds
 from evenshard.placement.placement import (
-    Items,
     Placement,
     allowed_together,
     apart_groups,
@@ -28,6 +27,7 @@ from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.dreamshard.env import EpisodeBatch, acting_mask_BTD, choose_sampled, rollout
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.learned import Sharder
+from evenshard.sharders.packing.items import PackedItems, Room
 from evenshard.sharders.packing.legal_parts import any_placement
 from evenshard.sharders.packing.reasons import no_room, reason
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
@@ -74,13 +74,15 @@ def test_tables_that_are_placed_as_one_live_where_all_of_them_may_and_stay_apart
 @settings(max_examples=150, deadline=None)
 @given(of_task=limited_tasks())
 def test_the_rule_is_what_its_description_says_for_tables_and_for_items(of_task: ShardingTask) -> None:
-    items = Items.of(of_task)
+    items = PackedItems.of(of_task.as_whole)
+    both = any(len({*item.positions} & {*group}) > 1 for item in items.items for group in of_task.apart)
     for placement in every_placement(of_task):
-        by_item = items.placement(items.devices(placement))
-        used_DR, fits = np.zeros_like(items.room_DR), by_item == placement
-        for item, device in enumerate(items.devices(placement)):
-            fits &= bool(items.legal_D(item, used_DR)[device])
-            used_DR[device] += items.needs_IR[item]
+        room, devices = Room(items), placement.device_of_table
+        fits = not both and all(len({devices[at] for at in item.positions}) == 1 for item in items.items)
+        for item in items.items:
+            device = devices[item.positions[0]]
+            fits &= bool(room.of(item)[device] >= item.size_bytes)
+            room.take(item, {device: item.size_bytes})
         assert fits == is_legal(of_task, placement)
         try:
             check_placement(of_task, placement)
@@ -92,25 +94,20 @@ def test_the_rule_is_what_its_description_says_for_tables_and_for_items(of_task:
 
 def test_items_join_groups_that_share_a_table_and_add_up_what_they_take() -> None:
     limits = {"together": ((4, 1), (3, 1)), "apart": ((0, 1), (2, 3)), "optimizer": "rowwise_adagrad"}
-    items = Items.of(limited(task(sized(1, 2, 3, 4, 5), devices=2, cap=100), **limits))
-    assert items.members == ((0,), (1, 3, 4), (2,))
-    assert items.item_of_T.tolist() == [0, 1, 2, 1, 1]
-    assert items.needs_IR.tolist() == [[8, 1, 0], [8 * 11, 1, 1], [24, 0, 1]]
-    assert items.room_DR.tolist() == [[100, 1, 1], [100, 1, 1]]
-    assert items.allowed_ID.all() and not items.restricted_I.any()
+    items = PackedItems.of(limited(task(sized(1, 2, 3, 4, 5), devices=2, cap=100), **limits).as_whole)
+    assert [item.positions for item in items.items] == [(0,), (1, 3, 4), (2,)]
+    assert [item.size_bytes for item in items.items] == [8, 8 * 11, 24]
+    assert [item.apart for item in items.items] == [(0,), (0, 1), (1,)]
+    room = Room(items)
+    room.take(items.items[1], {1: 88})
+    assert [room.of(item).tolist() for item in items.items] == [[100, -1], [100, -1], [100, -1]]
+    assert room.left_D.tolist() == [100, 12]
 
 
 def test_tables_together_may_only_live_where_all_of_them_may() -> None:
     limits = {"together": ((0, 2),), "allowed": (only(0, 1), None, only(1, 2), only(0, 1, 2))}
-    items = Items.of(limited(task(sized(1, 1, 1, 1), devices=3), **limits))
+    items = PackedItems.of(limited(task(sized(1, 1, 1, 1), devices=3), **limits).as_whole)
     assert items.allowed_ID.tolist() == [[False, True, False], [True] * 3, [True] * 3]
-    assert items.restricted_I.tolist() == [True, False, False]
-
-
-def test_without_constraints_every_table_is_an_item() -> None:
-    items = Items.of(task(sized(3, 1, 2), devices=2, cap=20))
-    assert items.members == ((0,), (1,), (2,)) and device_kinds(task(sized(3, 1, 2), devices=2, cap=20)) == [0, 0]
-    assert (items.needs_IR.tolist(), items.room_DR.tolist()) == ([[12], [4], [8]], [[20], [20]])
 
 
 def test_devices_are_of_one_kind_where_room_and_allowed_items_are_the_same() -> None:

@@ -1,9 +1,6 @@
-"""Placements of whole tables, and the items that a placement moves as one.
+"""Placements of whole tables, and the rules of tables that a placement moves as one.
 
-A sharder of whole tables places ``Items``: tables that stay together are one item, which may be allowed on some devices
-only. Of each kind of room a device has so much: memory, and room for one of the tables of each group that stays apart.
-
-Legend: T tables, I items, D devices, R kinds of room (0: bytes; then one for each group of tables that stay apart).
+Legend: D devices.
 """
 
 from __future__ import annotations
@@ -82,70 +79,6 @@ def caps_text(room_bytes: Sequence[int]) -> str:
     """What the devices may hold."""
     least, most = min(room_bytes), max(room_bytes)
     return f"cap {gb_text(most)} each" if least == most else f"caps {gb_text(least)} to {gb_text(most)}"
-
-
-@dataclass(frozen=True)
-class Items:
-    """What a placement of a task moves as one, and what there is room for.
-
-    Attributes:
-        members: table positions of each item; each table is in one item.
-        item_of_T: the item of each table.
-        needs_IR: room that an item takes, int64.
-        room_DR: room of a device, int64.
-        allowed_ID: False where an item may not go.
-    """
-
-    members: tuple[tuple[int, ...], ...]
-    item_of_T: npt.NDArray[np.int64]
-    needs_IR: npt.NDArray[np.int64]
-    room_DR: npt.NDArray[np.int64]
-    allowed_ID: npt.NDArray[np.bool_]
-
-    @staticmethod
-    def of(task: ShardingTask) -> Items:
-        """The items of a task whose tables stay whole, in the order of their first tables."""
-        num_tables, devices = len(task.tables), task.num_devices
-        members = joined_groups(num_tables, task.together)
-        item_of_T = np.empty(num_tables, dtype=np.int64)
-        item_of_T[[position for item in members for position in item]] = np.repeat(
-            np.arange(len(members)), [len(item) for item in members]
-        )
-        needs_TR = np.zeros((num_tables, 1 + len(task.apart)), dtype=np.int64)
-        needs_TR[:, 0] = task.table_bytes
-        # Counted rather than listed, so that an item of two tables that must stay apart finds no room.
-        for number, group in enumerate(task.apart, start=1):
-            needs_TR[list(group), number] = 1
-        needs_IR = np.zeros((len(members), needs_TR.shape[1]), dtype=np.int64)
-        np.add.at(needs_IR, item_of_T, needs_TR)
-        room_DR = np.ones((devices, needs_TR.shape[1]), dtype=np.int64)
-        room_DR[:, 0] = task.room_bytes
-        allowed_ID = np.ones((len(members), devices), dtype=bool)
-        for position in range(num_tables):
-            allowed_ID[item_of_T[position]] &= device_mask(devices, task.limits_of(position).devices)
-        return Items(members, item_of_T, needs_IR, room_DR, allowed_ID)
-
-    @property
-    def restricted_I(self) -> npt.NDArray[np.bool_]:
-        """[I] True where an item may not go everywhere, however empty the devices are."""
-        return np.asarray(~self.allowed_ID.all(axis=1))
-
-    def legal_D(self, item: int, used_DR: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """[D] where an item may go, with so much taken already."""
-        legal_D: npt.NDArray[np.bool_] = self.allowed_ID[item]
-        for kind, need in enumerate(self.needs_IR[item].tolist()):
-            if need:
-                legal_D = legal_D & legal_mask(used_DR[:, kind], need, self.room_DR[:, kind])
-        return legal_D
-
-    def placement(self, device_of_item: Sequence[int]) -> Placement:
-        """The placement that puts each item on its device."""
-        device_of_T = np.asarray(device_of_item)[self.item_of_T]
-        return Placement(tuple(device_of_T.tolist()), len(self.room_DR))
-
-    def devices(self, placement: Placement) -> list[int]:
-        """Device of each item: its first table's. Tables that stay together are together in a legal placement."""
-        return [placement.device_of_table[item[0]] for item in self.members]
 
 
 def canonical_devices(devices: Sequence[int], kinds: Sequence[int]) -> list[int]:

@@ -12,13 +12,15 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import COLUMN_STEP, Span, TablePart, cut_rows, even_widths, lay_out, whole_part
-from evenshard.placement.placement import Items, Placement
+from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import TABLE_WISE, TYPES
 from evenshard.placement.task import ShardingTask, may_be_cut_by_columns
+from evenshard.sharders.packing.items import PackedItem, PackedItems, Room
 from evenshard.sharders.packing.reasons import no_room, require_room
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
@@ -52,17 +54,27 @@ def random_placement(task: ShardingTask, rng: np.random.Generator) -> Placement:
         InfeasibleTask: if a table finds no room.
     """
     require_room(task)
-    items = Items.of(task)
-    device_of_item = [0] * len(items.members)
-    used_DR = np.zeros_like(items.room_DR)
-    order = rng.permutation(len(items.members))
-    for item in order[np.argsort(~items.restricted_I[order], kind="stable")].tolist():
-        legal = np.flatnonzero(items.legal_D(item, used_DR))
+    items = PackedItems.of(task.as_whole)
+    shuffled = [items.items[number] for number in rng.permutation(len(items.items))]
+    shuffled.sort(key=lambda item: bool(item.allowed_D.all()))
+    return _place_in_order(task, items, shuffled, lambda item, legal, used_D: int(rng.choice(legal)))
+
+
+# Chooses a device for an item, given the devices with room, and the bytes that every device holds.
+Choose = Callable[[PackedItem, npt.NDArray[np.int64], npt.NDArray[np.int64]], int]
+
+
+def _place_in_order(task: ShardingTask, items: PackedItems, order: Sequence[PackedItem], choose: Choose) -> Placement:
+    room, device_of_table = Room(items), [0] * len(task.tables)
+    for item in order:
+        legal, used_D = np.flatnonzero(room.of(item) >= item.size_bytes), items.room_D - room.left_D
         if not len(legal):
-            raise no_room(task, items.members[item], used_DR[:, 0].tolist())
-        device_of_item[item] = int(rng.choice(legal))
-        used_DR[device_of_item[item]] += items.needs_IR[item]
-    return items.placement(device_of_item)
+            raise no_room(task, item.positions, used_D.tolist())
+        device = choose(item, legal, used_D)
+        room.take(item, {device: item.size_bytes})
+        for position in item.positions:
+            device_of_table[position] = device
+    return Placement(tuple(device_of_table), task.num_devices)
 
 
 def random_sharding(task: ShardingTask, types: Sequence[str], rng: np.random.Generator) -> tuple[TablePart, ...]:
@@ -164,22 +176,19 @@ class GreedySharder:
             InfeasibleTask: if a table finds no room.
         """
         require_room(task)
-        items = Items.of(task)
-        weights = [sum(self._weight(task.tables[position]) for position in tables) for tables in items.members]
-        sizes, restricted = items.needs_IR[:, 0].tolist(), items.restricted_I.tolist()
-        load_D, used_DR = np.zeros(task.num_devices), np.zeros_like(items.room_DR)
-        device_of_item = [0] * len(weights)
-        heaviest_first = sorted(range(len(weights)), key=lambda i: (restricted[i], weights[i], sizes[i]), reverse=True)
-        for item in heaviest_first:
-            legal = np.flatnonzero(items.legal_D(item, used_DR))
-            if not len(legal):
-                raise no_room(task, items.members[item], used_DR[:, 0].tolist())
+        items, load_D = PackedItems.of(task.as_whole), np.zeros(task.num_devices)
+        weight_of = {item.positions: sum(map(self._weight, item.tables)) for item in items.items}
+
+        def choose(item: PackedItem, legal: npt.NDArray[np.int64], used_D: npt.NDArray[np.int64]) -> int:
             lightest = legal[load_D[legal] == load_D[legal].min()]
-            device = int(lightest[used_DR[lightest, 0].argmin()])
-            device_of_item[item] = device
-            load_D[device] += weights[item]
-            used_DR[device] += items.needs_IR[item]
-        return items.placement(device_of_item)
+            device = int(lightest[used_D[lightest].argmin()])
+            load_D[device] += weight_of[item.positions]
+            return device
+
+        def urgency(item: PackedItem) -> tuple[bool, float, int]:
+            return not item.allowed_D.all(), weight_of[item.positions], item.size_bytes
+
+        return _place_in_order(task, items, sorted(items.items, key=urgency, reverse=True), choose)
 
 
 def expert_sharder(name: str) -> GreedySharder:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 
-from evenshard.placement.placement import Items, Placement
+from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.packing import legal_parts as packing
@@ -41,7 +41,8 @@ def test_the_solver_finds_what_no_order_does(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_solver_alone_knows_exactly_what_is_possible(of_task: ShardingTask) -> None:
     items = PackedItems.of(of_task.as_whole)
     assume(all(item.allowed_D.any() for item in items.items))
-    assume(Items.of(of_task).needs_IR[:, 1:].max(initial=0) < 2)  # together and apart: a plain reason
+    both = (len({*item.positions} & {*group}) > 1 for item in items.items for group in of_task.apart)
+    assume(not any(both))  # together and apart: a plain reason
     ended = solve_program(items, 10.0)
     if legal := legal_placements(of_task):
         assert ended.parts is not None and not ended.impossible

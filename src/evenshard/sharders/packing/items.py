@@ -145,6 +145,32 @@ class PackedItems:
         return [whole_part(table, everywhere) for table in self.replicas]
 
 
+class Room:
+    """Memory that devices have left for items, and the groups of apart tables that each of them has one of.
+
+    Attributes:
+        left_D: memory that is left, bytes.
+    """
+
+    def __init__(self, items: PackedItems) -> None:
+        self.left_D = items.room_D.copy()
+        self._taken_D: dict[int, npt.NDArray[np.bool_]] = {}
+
+    def of(self, item: PackedItem) -> npt.NDArray[np.int64]:
+        """[D] memory that is left for an item; -1 where it may not go."""
+        free_D = item.allowed_D
+        for group in self._taken_D.keys() & item.apart:
+            free_D = free_D & ~self._taken_D[group]
+        return np.where(free_D, self.left_D, -1)
+
+    def take(self, item: PackedItem, bytes_of: Mapping[int, int]) -> None:
+        """Put an item on devices, with so many bytes on each."""
+        for device, size in bytes_of.items():
+            self.left_D[device] -= size
+        for group in item.apart:
+            self._taken_D.setdefault(group, np.zeros(len(self.left_D), dtype=bool))[list(bytes_of)] = True
+
+
 def least_outside(task: ShardingTask, positions: Sequence[int]) -> tuple[Storage, ...]:
     """Wherever tables on one device may be kept outside of its memory, each with the least of it."""
     if not task.only_replicated.isdisjoint(positions):  # replicas never leave it

@@ -14,7 +14,7 @@ from evenshard.placement.placement import Placement, joined_groups, placement_of
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.task import ShardingTask, part_bytes
 from evenshard.sharders.packing.cuts import Cut, Devices, Grid
-from evenshard.sharders.packing.items import KnownItems, PackedItem, PackedItems, least_outside
+from evenshard.sharders.packing.items import KnownItems, PackedItem, PackedItems, Room, least_outside
 from evenshard.sharders.packing.program import solve_program
 from evenshard.sharders.packing.reasons import no_parts_found, require_sharding_room, require_types
 from evenshard.utils.errors import InfeasibleTask, MissingPackage
@@ -222,23 +222,15 @@ def _freedom(item: PackedItem) -> int:
 
 def pack_in_order(items: PackedItems, way: PackingOrder) -> list[TablePart] | None:
     """Parts of all items on their devices; None at a dead end."""
-    left_D = items.room_D.copy()
-    taken_D: dict[int, npt.NDArray[np.bool_]] = {}
-    found = items.replica_parts()
+    room, found = Room(items), items.replica_parts()
     for number in way.order:
         item = items.items[number]
-        free_D = item.allowed_D
-        for group in item.apart:
-            free_D = free_D & ~taken_D.setdefault(group, np.zeros(len(left_D), dtype=bool))
-        used = _place(item, np.where(free_D, left_D, -1), way)
+        used = _place(item, room.of(item), way)
         if used is None:
             return None
         parts, bytes_of = used
         found += item.with_storage(parts)
-        for device, size in bytes_of.items():
-            left_D[device] -= size
-        for group in item.apart:
-            taken_D[group][list(bytes_of)] = True
+        room.take(item, bytes_of)
     return found
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.placement.parts import COLUMN_STEP, FUSED, KEY_VALUE
-from evenshard.placement.placement import Items, caps_text, device_mask, legal_mask
+from evenshard.placement.placement import allowed_together, caps_text, device_mask, joined_groups, legal_mask
 from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES
 from evenshard.placement.task import ShardingTask, common_kernels, ruled_out, width_problem
 from evenshard.sharders.packing.cuts import Cut
@@ -106,8 +106,9 @@ def no_room(task: ShardingTask, tables: Sequence[int], used_bytes: Sequence[int]
         tables: their positions in ``task.tables``.
         used_bytes: memory in use, by device id.
     """
-    items = Items.of(task)
-    allowed_D = items.allowed_ID[items.item_of_T[tables[0]]]
+    joined = next(one for one in joined_groups(len(task.tables), task.together) if tables[0] in one)
+    everywhere = device_mask(task.num_devices, None)
+    allowed_D = everywhere if (own_D := allowed_together(task, joined)) is None else own_D
     need, named = sum(task.table_bytes[position] for position in tables), [task.tables[position] for position in tables]
     left = max(cap - used for cap, used, may in zip(task.room_bytes, used_bytes, allowed_D, strict=True) if may)
     where = "" if allowed_D.all() else f" of those allowed ({_devices(allowed_D)})"
