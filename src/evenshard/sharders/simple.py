@@ -53,8 +53,7 @@ def random_placement(task: ShardingTask, rng: np.random.Generator) -> Placement:
     Raises:
         InfeasibleTask: if a table finds no room.
     """
-    require_room(task)
-    items = PackedItems.of(task.as_whole)
+    items = require_room(task)
     shuffled = [items.items[number] for number in rng.permutation(len(items.items))]
     shuffled.sort(key=lambda item: bool(item.allowed_D.all()))
     return _place_in_order(task, items, shuffled, lambda item, legal, used_D: int(rng.choice(legal)))
@@ -175,8 +174,7 @@ class GreedySharder:
         Raises:
             InfeasibleTask: if a table finds no room.
         """
-        require_room(task)
-        items, load_D = PackedItems.of(task.as_whole), np.zeros(task.num_devices)
+        items, load_D = require_room(task), np.zeros(task.num_devices)
         weight_of = {item.positions: sum(map(self._weight, item.tables)) for item in items.items}
 
         def choose(item: PackedItem, legal: npt.NDArray[np.int64], used_D: npt.NDArray[np.int64]) -> int:

@@ -49,10 +49,6 @@ def reason(task: ShardingTask, items: PackedItems | None = None) -> Reason | Non
     The most specific reason: rules that leave a table no sharding type, replicas that fill a device, rules that
     contradict each other, then tables larger than each device they may live on, then tables that overfill the few
     devices they may live on, then all of them together, and at last a table that cannot be cut so that it fits.
-
-    Args:
-        task: the task to place.
-        items: of the task, where they are known.
     """
     found = PackedItems.of(task) if items is None else items
     looks = (_without_types, _overfull_by_replicas, _contradictions, _too_large, _overfull, _unfit)
@@ -65,10 +61,12 @@ def require_sharding_room(task: ShardingTask, items: PackedItems | None = None) 
         raise InfeasibleTask(why.problem, why.remedy)
 
 
-def require_room(task: ShardingTask) -> None:
-    """Raises InfeasibleTask if no placement of whole tables can exist for a plain reason."""
-    if (why := reason(task.as_whole)) is not None:
+def require_room(task: ShardingTask) -> PackedItems:
+    """Return the whole tables of a task as items; raise InfeasibleTask if they have no placement for a plain reason."""
+    items = PackedItems.of(task.as_whole)
+    if (why := reason(task.as_whole, items)) is not None:
         raise InfeasibleTask(f"{shortened(task.task_id)}: {why.problem}", why.remedy)
+    return items
 
 
 def require_types(task: ShardingTask) -> None:
@@ -99,13 +97,7 @@ def require_types(task: ShardingTask) -> None:
 
 
 def no_room(task: ShardingTask, tables: Sequence[int], used_bytes: Sequence[int]) -> InfeasibleTask:
-    """The error of a sharder that finds no legal device for a table, or for tables that stay together.
-
-    Args:
-        task: the task that is being placed.
-        tables: their positions in ``task.tables``.
-        used_bytes: memory in use, by device id.
-    """
+    """Return the error of a sharder that finds no device for tables, by position, with so many bytes in use on each."""
     joined = next(one for one in joined_groups(len(task.tables), task.together) if tables[0] in one)
     everywhere = device_mask(task.num_devices, None)
     allowed_D = everywhere if (own_D := allowed_together(task, joined)) is None else own_D
@@ -126,13 +118,7 @@ def no_placement_found(task: ShardingTask, why: str) -> InfeasibleTask:
 
 
 def no_parts_found(task: ShardingTask, why: str, items: PackedItems | None = None) -> InfeasibleTask:
-    """The error of a sharder that knows no placement at all, with what the task needs and has.
-
-    Args:
-        task: the task without a placement.
-        why: there is none, or none was found.
-        items: of the task, where they are known.
-    """
+    """Return the error of a sharder that knows no placement at all, with the memory that the task needs and has."""
     if task.may_offload:
         return InfeasibleTask(f"{why}: {_needs_and_memory(task)}.", f"{MORE_ROOM}, or host_memory_gb.")
     needs = _needs_and_room(PackedItems.of(task) if items is None else items)
