@@ -165,14 +165,10 @@ ON_DEVICE_KINDS = tuple(
 def part_memory(
     part: TablePart, table: Table, *, num_devices: int, batch_size: int, optimizer: str, pipeline: str
 ) -> PartMemory:
-    """What a part takes on each of its devices: of every kind, so many bytes, and so many more for each column.
+    """Return the bytes of each kind that a part takes on each of its devices: a constant, and so much for each column.
 
     Args:
         part: of the table; a replica where it is on all of several devices.
-        table: the whole one.
-        num_devices: of the machine.
-        batch_size: global batch, samples.
-        optimizer: one of ``STATE_NUMBERS``.
         pipeline: one of ``PIPELINES``; empty to count weights and states alone.
     """
     own, is_replica = part_table(part, table), len(part.devices) > 1
@@ -246,13 +242,9 @@ class SampleMemory:
 def sample_memory(
     tables: Sequence[Table], *, num_devices: int, batch_size: int, pipeline: str, parts: Sequence[TablePart] = ()
 ) -> SampleMemory:
-    """What every device holds for its own samples. One device exchanges nothing: it receives gradients alone.
+    """Return the bytes that every device holds for its own samples; one device receives gradients alone.
 
     Args:
-        tables: all.
-        num_devices: of the machine.
-        batch_size: global batch, samples.
-        pipeline: as of ``part_memory``.
         parts: of all tables, where they are known. Lookups are sent once for each part of columns; no all-to-all sends
             gradients of pooled tables that are cut by rows or replicated, and beside these it sends slices of all. By
             default, all tables are whole.
@@ -289,12 +281,7 @@ def _names_to_gather(tables: Sequence[Table], parts: Sequence[TablePart]) -> set
 
 
 def moments(parts: PartMemory, sample: SampleMemory) -> dict[str, int]:
-    """Bytes of a device at each moment of a step that may be its peak, besides those that it holds all the time.
-
-    Args:
-        parts: the sum of those that it holds.
-        sample: what it holds for its own samples.
-    """
+    """Return the bytes of a device at each moment that may be its peak, besides those that it holds all the time."""
     return {
         "inputs arrive": parts.arriving + sample.leaving,
         "outputs are exchanged": parts.outputs + parts.sent + sample.received,

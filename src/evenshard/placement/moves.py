@@ -64,13 +64,7 @@ def same_shape(old: Table, new: Table) -> bool:
 def shared_pieces(
     table: Table, before: Sequence[TablePart], after: Sequence[TablePart], machine: Machine, optimizer: str
 ) -> Iterator[SharedPiece]:
-    """The pieces of a table, by columns, then rows.
-
-    Args:
-        before, after: all its parts in the two placements.
-        machine: the larger one of the two placements' machines.
-        optimizer: the table's, whose state moves with the weights.
-    """
+    """Yield the pieces of a table by columns, then rows; ``machine`` is the larger one of the two placements'."""
     was, now = before[0].storage, after[0].storage
     by_host = not (was.is_on_device and now.is_on_device)
     stays = was.is_on_device == now.is_on_device
@@ -134,7 +128,6 @@ def best_names(held_NO: Bytes, kinds: Sequence[int], machine: Machine) -> Names:
     """[N] the old device that each device of the new answer should be; of equals, the most keep their names.
 
     Args:
-        held_NO: bytes of each new device that each old one has.
         kinds: of the new answer's devices. Those that are gone trade names where all are alike.
         machine: of the answer with more devices.
     """

@@ -160,11 +160,7 @@ def whole_tables(tables: Iterable[Table]) -> tuple[TablePart, ...]:
 
 
 def tables_of_parts(parts: Sequence[TablePart], tables: Iterable[Table]) -> tuple[Table, ...]:
-    """What is placed, measured and predicted in place of each part: a table with its columns, called after them.
-
-    Args:
-        parts: of tables.
-        tables: that they are parts of.
+    """Return each part as a table with its columns, called after them: for placing, measuring and predicting.
 
     Raises:
         BadConfig: if a part would be called as another table is.
@@ -203,11 +199,7 @@ _NAME = re.compile(r"(.*)\[(?:rows (\d+):(\d+), )?(\d+):(\d+)\]", re.DOTALL)
 
 
 def part_called(name: str, by_name: Mapping[str, Table]) -> TablePart | None:
-    """The part whose table ``part_table`` calls so; None where there is none.
-
-    Args:
-        by_name: the whole tables.
-    """
+    """Return the part whose table ``part_table`` calls so, given the whole tables; None where there is none."""
     if name in by_name:
         return whole_part(by_name[name])
     found = _NAME.fullmatch(name)

@@ -60,13 +60,7 @@ def placement_of_whole(task: ShardingTask, parts: Sequence[TablePart]) -> Placem
 
 
 def legal_mask(used_bytes: Any, table_bytes: Any, memory_cap_bytes: Any) -> Any:
-    """True where a table may still go. Works elementwise on numbers, numpy arrays and torch tensors that broadcast.
-
-    Args:
-        used_bytes: bytes of weights already on each device.
-        table_bytes: size of the table to place.
-        memory_cap_bytes: memory of a device.
-    """
+    """True where a table may still go; elementwise on bytes: numbers, NumPy arrays or torch tensors that broadcast."""
     return used_bytes + table_bytes <= memory_cap_bytes
 
 
@@ -82,12 +76,7 @@ def caps_text(room_bytes: Sequence[int]) -> str:
 
 
 def canonical_devices(devices: Sequence[int], kinds: Sequence[int]) -> list[int]:
-    """Devices by new names, those of one kind in the order of their appearance: what equals are called says nothing.
-
-    Args:
-        devices: devices of tables or items.
-        kinds: kinds of all devices, from ``moves.device_kinds``.
-    """
+    """Rename devices, those of one kind (``moves.device_kinds``) in the order of their appearance."""
     left = {kind: iter([device for device, one in enumerate(kinds) if one == kind]) for kind in set(kinds)}
     names: dict[int, int] = {}
     for device in devices:

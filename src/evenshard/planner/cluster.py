@@ -142,11 +142,7 @@ class HostMemory:
         return HostMemory(**{one.name: getattr(memory, one.name) for one in fields(HostMemory)})
 
     def on(self, machine: Machine, cluster: ClusterFile | None = None) -> Machine:
-        """A machine with it.
-
-        Args:
-            machine: whose hosts have nothing for tables.
-            cluster: the file that it is made of, if there is one; its hosts may have their own.
+        """Return a machine with it; hosts of the cluster file, if there is one, may have their own.
 
         Raises:
             BadConfig: if something is given twice, or a bandwidth of nothing.

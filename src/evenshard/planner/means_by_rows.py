@@ -74,13 +74,11 @@ Make = Callable[[PartCosts, float], PlanSearch]
 
 
 def search_means(costs: PartCosts, first: Searched | None, kept: Collections, make: Make) -> MeansSearched:
-    """The first search, and those whose collections with MEAN tables are cut by rows.
+    """Return the first search, and those whose collections with MEAN tables are cut by rows.
 
     Args:
-        costs: of the request.
         first: without rows of MEAN tables; None where it found nothing.
         kept: collections to cut by rows whatever that promises, as an earlier placement does.
-        make: makes a search.
     """
     task = costs.task
     restricted = [at for at in range(len(task.tables)) if _is_restricted(task, at)]

@@ -43,11 +43,7 @@ def gpu_bytes() -> int | None:
 
 
 def own_memory_gb(hardware: str, devices_per_node: int = 1) -> float:
-    """Memory of a device: a profile's; of a GPU here what its driver says; of a CPU its share of this machine's.
-
-    Args:
-        hardware: such as simulated:h200, cuda or cpu.
-        devices_per_node: CPU devices that share a machine like this one.
+    """Return the memory of a device: a profile's, a GPU's as its driver says, or a share of this machine's for a CPU.
 
     Raises:
         BadConfig: if the hardware is a GPU, and there is none here.
@@ -215,11 +211,7 @@ _OF_HOST = ("weights", "optimizer_state", "ssd")
 def device_memories(
     request: PlacementRequest, parts: Sequence[TablePart], sizes: Sequence[PartMemory]
 ) -> tuple[DeviceMemory, ...]:
-    """Memory of each device, by its id.
-
-    Args:
-        sizes: what each of the parts takes.
-    """
+    """Return the memory of each device, by its id, given the memory that each part takes."""
     # What is sent of tables, and where to, is known once they are placed.
     own, counted, reserves = request.sample_memory_of(parts), request.sample_memory, request.reserves_bytes
     taken = np.zeros((request.num_devices, len(_OF_PART)), dtype=np.int64)

@@ -30,8 +30,6 @@ def model_of(where: str | Path | None, hardware: str | None = None) -> Model:
     Args:
         where: None or ``simulated:h200`` for the device model of simulated hardware. On S3: the address
             of a folder.
-        hardware: hardware that the model must have been trained on, such as simulated:h200 or cuda; None or auto for
-            any.
 
     Raises:
         BadInput: if there is none, it cannot be read, or it is of other hardware.

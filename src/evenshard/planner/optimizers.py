@@ -41,12 +41,7 @@ class TableOptimizers:
 def optimizers_of(
     names: Sequence[str], fused: Mapping[str, FusedOptimizer], given: str | None = None
 ) -> TableOptimizers:
-    """The optimizers of a model's tables.
-
-    Args:
-        names: of all tables.
-        fused: those that tables have of their own, by name.
-        given: by the user, for all tables; None for what the model says.
+    """Return the optimizers of a model's tables, of which ``fused`` has some, or the one that the user gives for all.
 
     Raises:
         BadConfig: if a table is trained by another optimizer than the given one.
@@ -83,11 +78,7 @@ NOT_IN_TORCH = {
 
 
 def replica_notes(request: PlacementRequest, replicated: Sequence[str]) -> Iterator[str]:
-    """A sentence or two about the tables that are replicated, and about those that may not be.
-
-    Args:
-        replicated: names of the tables with replicas on several devices.
-    """
+    """Yield a sentence or two about the tables that are replicated, and about those that may not be."""
     leaving = [name for name in replicated if request.leaves_optimizer(name)]
     staying = [name for name in replicated if name not in leaving]
     if leaving:
@@ -132,11 +123,7 @@ def tables_without_replicas(request: PlacementRequest) -> tuple[str, ...]:
 
 
 def left_out_note(optimizers: Mapping[str, str]) -> str:
-    """Says why tables are not replicated, and how they may be.
-
-    Args:
-        optimizers: of these tables, by name.
-    """
+    """Say why the tables of these optimizers are not replicated, and how they may be."""
     words = tuple(dict.fromkeys(optimizers.values()))
     same = f"dense_optimizer={words[0]!r}" if len(words) == 1 else "dense_optimizer"
     return (

@@ -198,12 +198,10 @@ class _Limits:
 
 
 def place_in_order(request: PlacementRequest, place: Place, old: PlacementAnswer | None = None) -> PlacementAnswer:
-    """Return the fastest placement found whose pooled outputs have the kept order.
+    """Return the fastest placement found whose pooled outputs keep the order of ``old``, or of the tables.
 
     Args:
-        request: names the order by ``keep_output_order``.
         place: answers a request without that rule.
-        old: earlier placement, whose order is kept; None for the order of the tables.
 
     Raises:
         BadConfig: if there is no order to keep, or the old placement is of other pooled tables.

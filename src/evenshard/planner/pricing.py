@@ -71,11 +71,7 @@ def link_error(request: PlacementRequest, model: Model) -> DeviceError | None:
 
 
 def part_costs(request: PlacementRequest, model: Model) -> PartCosts:
-    """What placements of parts of the request's tables are predicted to cost.
-
-    Args:
-        model: of the request's hardware; other hardware in the machine has simulated devices.
-    """
+    """Return a predictor of placements; hardware besides the request's own, which the model is of, is simulated."""
     names = hardware_of_devices(request)
     kinds: dict[str, DeviceKind] = {}
     for name in names:
@@ -104,11 +100,7 @@ def _device_kind(model: Model, hardware: str, machine: Machine) -> DeviceKind:
 
 @contextmanager
 def measured_parts(request: PlacementRequest, model: Model, visits: int) -> Iterator[PartsMeasurer]:
-    """Measures placements of the request on its hardware; on simulated hardware, simulates them.
-
-    Args:
-        visits: moments at which each is measured.
-    """
+    """Measure placements of the request on its hardware at so many moments; on simulated hardware, simulate them."""
     links, names = links_of_request(request, model), hardware_of_devices(request)
     kinds = {HardwareName.parse(name) for name in names}
     if all(kind.kind.is_simulated for kind in kinds):
@@ -153,14 +145,7 @@ Priced = PlacementAnswer | PricedParts
 def price_parts(
     request: PlacementRequest, model: Model, costs: PartCosts, found: PredictedParts
 ) -> tuple[PricedParts, str | None]:
-    """A prediction as an answer has it, and what to say about its interval where that is wider than the model's own.
-
-    Args:
-        request: that the parts are a placement of.
-        model: that predicted them.
-        costs: of the request by the model.
-        found: their prediction.
-    """
+    """Return a prediction as an answer has it, and a note on its interval where that is wider than the model's own."""
     alone_ms, adds_ms = costs.part_ms(found.parts)
     below = above = 1.0
     if model.trained_on is not None:
@@ -213,10 +198,6 @@ def interval_factors(
     own tables. It is a rule and no measurement.
 
     Args:
-        request: tables, batch and machine.
-        learned: training data of the model.
-        parts: the placement.
-        devices: predicted times, by device id.
         alone_ms: of each part, which says how much of its device's compute time is the part's.
     """
     factor_of = {table.name: learned.table_factor(table) for table in request.tables}

@@ -108,11 +108,7 @@ def saving_against(
 
 
 def shared_work(old: Priced, new: Priced, tables: Collection[str]) -> float:
-    """The part of the slowest devices' work that both placements' do: 0 for none of it, 1 for all.
-
-    Args:
-        tables: names of the tables that are looked up alike in both; others have nothing in common.
-    """
+    """Return the share, 0 to 1, of the slowest devices' work that is the same, of tables looked up alike in both."""
     one, other = _work(old), _work(new)
     both_ms = sum(min(one[name], other[name]) for name in tables)
     all_ms = math.sqrt(sum(one.values()) * sum(other.values()))
@@ -158,11 +154,7 @@ Candidate = tuple[Rival, tuple[TablePart, ...] | None]
 
 
 def rival_placements(request: PlacementRequest, costs: PartCosts, names: Sequence[str]) -> list[Candidate]:
-    """Each rival's placement, in the order of ``names``; without those of ``CUTTING`` that cannot be asked.
-
-    Args:
-        costs: what placements of the request's tables cost.
-        names: names from ``RIVALS``.
+    """Return each rival's placement, in the order of ``names``, without those of ``CUTTING`` that cannot be asked.
 
     Raises:
         BadConfig: if a name is unknown, or TorchRec is asked for and not installed.
@@ -184,12 +176,7 @@ def rivals(
     measure: PartsMeasurer | None = None,
     saves: Callable[[Sequence[TablePart]], Saving] | None = None,
 ) -> tuple[Rival, ...]:
-    """Candidates with their times.
-
-    Args:
-        measure: measures their placements too, where there is one.
-        saves: what an answer saves against a placement of TorchRec's planner; None where there is no answer.
-    """
+    """Return candidates with their times, and with the saving against TorchRec's where ``saves`` tells it."""
     return tuple(
         rival
         if parts is None

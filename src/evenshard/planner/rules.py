@@ -126,13 +126,7 @@ class Rules:
         return None
 
     def limits(self, name: str, machine: Machine, types: Iterable[str] = SHARDING_TYPES) -> TableLimits:
-        """The rules of one table.
-
-        Args:
-            name: of the table.
-            machine: its devices.
-            types: the ways in which tables may be sharded that have no rule of their own.
-        """
+        """Return the rules of one table; ``types`` are those of tables that have no rule of their own."""
         where = (self.pinned.get(name), self.pinned_nodes.get(name), self.forbidden.get(name, ()))
         return TableLimits(
             frozenset(self.table_types.get(name, types)),

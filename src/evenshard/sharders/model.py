@@ -140,11 +140,7 @@ class DeviceModel:
 
 
 def digest_of(folder: Path, weights_only: bool = False) -> str:
-    """SHA-256 over names and contents of the files of a model's three parts, in the order of their names.
-
-    Args:
-        weights_only: leaves out what the parts were trained on.
-    """
+    """Return the SHA-256 over names and contents of the files of a model's three parts, in the order of their names."""
     digest = hashlib.sha256()
     files = [path for part in MODEL_PARTS for path in (folder / part).rglob("*") if path.is_file()]
     files = [path for path in files if not (weights_only and path.name == TRAINED_ON)]

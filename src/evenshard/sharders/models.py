@@ -97,7 +97,6 @@ def load_model(folder: str | Path, hardware: str | None = None) -> PlacementMode
     """The model in a folder.
 
     Args:
-        folder: of a round of the loop, or what MLflow keeps of it.
         hardware: hardware that the model must have been trained on, such as simulated:h200 or cuda; None or auto for
             any.
 

@@ -55,7 +55,6 @@ def fit_minibatches(
 
     Args:
         loss_of: the loss of some of the examples, by their numbers [M].
-        num_examples: N.
         falls_to_zero: the learning rate falls linearly to 0: the last minibatches shall not stand out.
     """
     losses = []

@@ -32,12 +32,9 @@ def cost_net_round(
     generator: torch.Generator,
     track: Track = iter,
 ) -> FittedCostNet[AutoShardCostNet]:
-    """One round of the cost network: it goes on from the last round's, with all shards measured so far.
+    """Train the cost network for one round, in place, with all shards measured so far.
 
-    Args:
-        checkpoint: its network is trained in place. The mean cost of the first round's shards is the scale of all
-            later ones.
-        config: its learning rate falls to 0 in every round.
+    The mean cost of the first round's shards is the scale of all later ones. The learning rate falls to 0.
     """
     net, data = checkpoint.net, ShardTensors.of(measured, checkpoint.normalizer)
     if checkpoint.is_new:

@@ -191,12 +191,7 @@ def policy_round(
     generator: torch.Generator,
     track: Track = iter,
 ) -> tuple[Checkpoint[AutoShardPolicy], list[float]]:
-    """One round of the policy: it goes on from the last round's, against this round's cost network.
-
-    Args:
-        checkpoint: its network is trained in place.
-        tasks: train tasks. Those that plainly do not fit their devices are left out.
-        config: its learning rate falls to 0 in every round.
+    """Train the policy for one round, in place, on the train tasks that may fit; the learning rate falls to 0.
 
     Returns:
         The policy, ready for the next round, and the mean reward of every update; NaN where no episode ended.
@@ -225,11 +220,7 @@ def train_impala(
     generator: torch.Generator,
     track: Track = iter,
 ) -> list[float]:
-    """Trains the policy in place.
-
-    Args:
-        env: environment of the train tasks, with ``config.num_slots`` slots.
-        num_tasks: number of train tasks.
+    """Train the policy in place, in an environment of the train tasks.
 
     Returns:
         Mean reward of the episodes that ended in each update; NaN where none did.

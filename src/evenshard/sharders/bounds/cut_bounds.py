@@ -51,10 +51,6 @@ class CutBounds:
 
     Attributes:
         options: numbers, among all options, of those that are bounded here.
-
-    Args:
-        space: groups and options.
-        shared: steps that all parts need together.
     """
 
     def __init__(self, space: SearchSpace, shared: SharedSteps | None = None) -> None:
@@ -116,11 +112,7 @@ class CutBounds:
         self._kinds = [(price, price.columns(lookups)) for price in prices]
 
     def alone_ms(self, slopes_V: FloatArray) -> FloatArray:
-        """What the widest part takes at least, alone on its device, of each of ``options``; 0 where rows are cut.
-
-        Args:
-            slopes_V: of the exchange of a part that is alone (``PartCosts.own_slopes_V``).
-        """
+        """Bound the time of the widest part of each option, alone on its device, from below; 0 where rows are cut."""
         if not self._cuts:
             return np.zeros(0)
         alone_E = np.zeros(len(self._cut_E))
@@ -131,29 +123,19 @@ class CutBounds:
         return np.where(has_rows_O, alone_O, 0.0)
 
     def widest(self, values_FU: FloatArray) -> FloatArray:
-        """[options] the least value of the widest part of each of ``options``, which has an even share at least.
-
-        Args:
-            values_FU: of a part of 1, 2, ... blocks of each table.
-        """
+        """Return the least value, by blocks, of the widest part, which has an even share at least, [options]."""
         least_FU = np.minimum.accumulate(values_FU[:, ::-1], axis=1)[:, ::-1]
         number_O, _, most_O = self._parts_3O
         return np.asarray(least_FU[number_O, -(-self._blocks_F[number_O] // most_O) - 1])
 
     def works_2(self, works_2FU: FloatArray) -> FloatArray:
-        """[2, options] the least work of all parts of each of ``options``, both passes.
-
-        Args:
-            works_2FU: of ``part_works_2FU``, and of steps that parts share.
-        """
+        """Return the least work of all parts of each option, both passes, [2, options]."""
         return self.least(works_2FU) * self._space.flat.copies_W[self.options]
 
     def part_works_2FU(self, kind: int, lines: Sequence[TangentLine], line_W: Numbers) -> FloatArray:
-        """Work of a part of 1, 2, ... blocks on one kind of device; infinite where there is none.
+        """Return the work of a part of 1, 2, ... blocks on one kind of device; infinite where there is none.
 
         Args:
-            kind: its number.
-            lines: of this kind.
             line_W: number of the line of each of all options.
         """
         if not self._cuts:
@@ -175,11 +157,7 @@ class CutBounds:
         return self._by_blocks(self._volume_EV @ slopes_V) if self._cuts else np.zeros((0, 0))
 
     def least(self, values_SFU: FloatArray) -> FloatArray:
-        """[S, options] the least sum of values of the parts of each of ``options``.
-
-        Args:
-            values_SFU: of a part of 1, 2, ... blocks of each table.
-        """
+        """Return the least sum of values of the parts of each option, [S, options], of values by blocks."""
         if not self._cuts:
             return np.zeros((len(values_SFU), 0))
         number_O, least_O, most_O = self._parts_3O
@@ -206,12 +184,10 @@ class CutBounds:
 
 
 def least_sums(values_SFU: FloatArray, blocks_F: Numbers, most: int) -> FloatArray:
-    """[S, F, N] the least sum of values of widths that make up a table, for 1, 2, ... ``most`` of them.
+    """Return the least sum of values of widths that make up a table, for 1, 2, ... ``most`` of them, [S, F, N].
 
     Args:
         values_SFU: of a width of 1, 2, ... blocks; infinite where there is none.
-        blocks_F: blocks of each table.
-        most: the largest number of widths.
     """
     blocks = values_SFU.shape[2]
     # One more width leads from some blocks that are left to fewer.

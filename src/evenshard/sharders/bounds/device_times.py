@@ -55,8 +55,6 @@ def least_time_ms(
     Args:
         known: times below are not asked for: where all fit into that, it is returned, without a choice.
         offset: what each device takes besides.
-        room: memory of all devices together.
-        devices: how many.
     """
     if known > 0 and _fit_options(options, known, offset, room, devices) is not None:
         return known, None

@@ -63,12 +63,7 @@ ENOUGH = 1e-3
 
 
 def lower_bound_ms(space: SearchSpace, enough_ms: float = np.inf) -> float:
-    """The bound, ms; 0 where nothing can be said.
-
-    Args:
-        space: groups and options.
-        enough_ms: no bound needs to be larger.
-    """
+    """Return the bound, ms, which need not exceed ``enough_ms``; 0 where nothing can be said."""
     bounds, enough_ms = _Bounds(space), enough_ms * (1 + ENOUGH)
     sets = enumerate(bounds.sets())
     opened = [_Open(bound_ms, number, partial(bounds.of_set, classes)) for number, (bound_ms, classes) in sets]

@@ -47,12 +47,7 @@ def calibrate(
 
 
 def calibrate_for_chosen(model: CostModel, first: CostModel, own: Sequence[MeasuredPlacement]) -> None:
-    """Widens the intervals of ``model``, if need be, to what the choices of ``first`` really cost.
-
-    Args:
-        first: the model before, which had not seen its choices measured.
-        own: its choices, which ran.
-    """
+    """Widen the intervals of ``model`` to the measured costs of the placements that the model before, ``first``, chose."""
     if not own:
         return
     predicted_N = torch.tensor([one.predicted_ms for one in _predict_measured(first, own)])

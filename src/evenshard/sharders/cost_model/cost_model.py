@@ -63,11 +63,7 @@ class ExchangeTime:
         return any(astuple(self))
 
     def link(self, source: str) -> Link:
-        """The same as a link.
-
-        Args:
-            source: of its numbers.
-        """
+        """Return the same as a link, with the source of its numbers."""
         own, slowest, shared = (
             1e-6 / one if one > 0 else math.inf
             for one in (self.ms_per_byte, self.slowest_ms_per_byte, self.total_ms_per_byte)
@@ -105,12 +101,7 @@ class Calibration:
 
 
 class CostModel(nn.Module):
-    """What is known of devices' times: the network of their compute, their exchanges, and how sure both are.
-
-    Args:
-        sizes: sizes of the ensemble.
-        normalizer: normalizer of the 21 features.
-        generator: draws the initial weights.
+    """The times of devices: the network of their compute, their exchanges, and how sure both are.
 
     Attributes:
         net: the compute times.

@@ -149,9 +149,6 @@ def fit_cost_model(
     They share the batch size unless ``config.across_batches``. The same measurements and config give the same model.
     On one thread: the matrices are small.
 
-    Args:
-        track: wraps the range of updates, for a progress bar.
-
     Raises:
         BadConfig: if no device ran.
     """
@@ -325,10 +322,8 @@ def cost_model_round(
     """One round of the cost model: a new fit, as sure of its own choices as the previous model's choices allow.
 
     Args:
-        measured: everything known, random shards included.
         previous: the model of the round before; None in the first.
         own: placements that the previous model chose and that were then measured.
-        track: wraps the range of updates, for a progress bar.
     """
     model, metrics = fit_cost_model(measured, config, track)
     if previous is not None:

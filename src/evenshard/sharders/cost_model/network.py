@@ -82,13 +82,7 @@ class EnsembleSizes:
 
 
 class ConvexNet(nn.Module):
-    """Compute times of devices, by each member of the ensemble.
-
-    Args:
-        sizes: sizes of the ensemble.
-        normalizer: normalizer of the 21 features.
-        generator: draws the initial weights.
-    """
+    """Compute times of devices, by each member of the ensemble."""
 
     work_scale_A: torch.Tensor  # additive work of a mean device; the heads read multiples of it
     time_scale_ms: torch.Tensor  # forward and backward time of a mean device; the heads answer in multiples of it
@@ -205,12 +199,7 @@ class ConvexNet(nn.Module):
         return torch.cat([work_TA, factors_TL * work_TA.repeat(1, repeats)], dim=1)
 
     def member_ms(self, inputs: torch.Tensor, jump_sums: torch.Tensor) -> torch.Tensor:
-        """Each member's forward and backward time, [..., K, 2] ms.
-
-        Args:
-            inputs: summed representations [..., I].
-            jump_sums: sums of ``jump_sums_TJ`` [..., J].
-        """
+        """Return each member's forward and backward time, [..., K, 2] ms, from sums [..., I] and jump sums [..., J]."""
         each_OO = torch.diag(self.time_scale_ms.repeat(self.sizes.num_members))
         both = self.mixed_ms(inputs, jump_sums, each_OO)
         return both.reshape(*both.shape[:-1], self.sizes.num_members, 2)

@@ -36,11 +36,7 @@ PASS_ROWS_ARRAY = np.array(PASS_ROWS, dtype=np.float32)
 
 
 class LearnedPrice(DevicePrice):
-    """The compute times of a device by the mean of an ensemble; see ``DevicePrice``.
-
-    Args:
-        model: the cost model; of its exchange times nothing is used.
-    """
+    """The compute times of a device by the mean of an ensemble (``DevicePrice``); its exchange times are not used."""
 
     num_maxima = 0
     is_by_call = False
@@ -207,12 +203,9 @@ def _by_bags(lookups: Sequence[Lookup]) -> dict[int, list[int]]:
 
 
 def whole_costs(model: CostModel, task: ShardingTask, price: LearnedPrice | None = None) -> PartCosts:
-    """What placements of whole tables cost by the model, as the costs that it learned from count: the largest sum.
+    """Price placements of whole tables by the model, as the costs that it learned from count: the largest sum.
 
     Its own exchanges are included; these have none of indices.
-
-    Args:
-        price: the model's; made where left out.
     """
     exchange = model.exchange.link("fitted to the exchanges of the training data")
     kind = DeviceKind(price or LearnedPrice(model), float("inf"))

@@ -74,11 +74,7 @@ class PredictedPlacement:
 
     @staticmethod
     def of(placement: Placement, predicted: PredictedParts, bound_ms: float) -> PredictedPlacement:
-        """The record of a prediction.
-
-        Args:
-            bound_ms: the task's lower bound.
-        """
+        """Return the record of a prediction."""
         return PredictedPlacement(
             placement, predicted.devices, predicted.predicted_ms, predicted.low_ms, predicted.high_ms, bound_ms
         )
@@ -128,11 +124,7 @@ class EvenshardSharder:
         return self.search(task).best.placement
 
     def search(self, task: ShardingTask, known: Sequence[Placement] = ()) -> SearchResult:
-        """The same with all that is known about it.
-
-        Args:
-            task: the task to place.
-            known: legal placements; the answer is not predicted worse than any of them.
+        """Return the same with all that is known about it: no worse than any of the legal placements ``known``.
 
         Raises:
             InfeasibleTask: as ``place``.
@@ -172,8 +164,6 @@ class EvenshardSharder:
         """The best of a few candidates, by measuring them: the best predicted ones, and the best expert's.
 
         Args:
-            measure: measures placements, such as ``SimulatedHardware.measure_many``.
-            num_measured: number of placements to measure.
             found: earlier result of ``search`` for the task; None searches.
 
         Raises:
@@ -238,12 +228,7 @@ def _experts(task: ShardingTask) -> list[Placement]:
 
 
 def distinct(placements: Sequence[Placement], kinds: Sequence[int] | None = None) -> list[Placement]:
-    """The placements without those that differ from an earlier one in nothing but the names of like devices.
-
-    Args:
-        placements: placements of one task.
-        kinds: kinds of its devices, from ``moves.device_kinds``; None: all are alike.
-    """
+    """Return the placements without those that differ from an earlier one only in the names of devices of one kind."""
     found: dict[tuple[int, ...], Placement] = {}
     for one in placements:
         names = canonical_devices(one.device_of_table, kinds if kinds is not None else [0] * one.num_devices)

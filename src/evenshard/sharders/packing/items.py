@@ -119,7 +119,6 @@ class PackedItems:
 
         Args:
             storages: how tables are kept that are not in device memory, by position.
-            known: items of the same task, whatever memory its devices and hosts have; new ones are added.
         """
         kept = storages or {}
         return _items(task, lambda positions: (kept.get(positions[0], ON_DEVICE),), known)

@@ -33,8 +33,6 @@ def legal_parts(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LI
     """Return some legal parts, those of a table one after the other; the same arguments give the same.
 
     Args:
-        task: the tables to shard.
-        seed: seed of random orders.
         time_limit_s: the solver's time; if it ends early, another run may find a placement.
 
     Raises:

@@ -134,12 +134,7 @@ class _Model:
 
 
 def solve_program(items: PackedItems, time_limit_s: float) -> Solved:
-    """Return what the solver finds.
-
-    Args:
-        items: what is packed.
-        time_limit_s: the solver's time.
-    """
+    """Return the parts that the solver finds in so much time."""
     found = _solve(items, time_limit_s, even_grids=True)
     if found.impossible and any(one.grid is not None for own in _storage_variants(items) for one in own):
         return Solved(impossible=_solve(items, time_limit_s, even_grids=False).impossible)
