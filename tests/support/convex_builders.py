@@ -8,9 +8,8 @@ from evenshard.measure.price.step import PredictedParts
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
-from evenshard.sharders.cost_model.additive import additive_work_TA
 from evenshard.sharders.cost_model.cost_model import CostModel, ExchangeTime
-from evenshard.sharders.cost_model.network import EnsembleSizes
+from evenshard.sharders.cost_model.network import EnsembleSizes, additive_work_TA
 from evenshard.sharders.cost_model.price import whole_costs
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.search.space import SearchSpace

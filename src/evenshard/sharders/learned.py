@@ -35,7 +35,6 @@ class Sharder(Protocol):
     @property
     def name(self) -> str:
         """How reports call it."""
-        ...
 
     def place(self, task: ShardingTask) -> Placement:
         """A placement within every device's memory.
@@ -43,7 +42,6 @@ class Sharder(Protocol):
         Raises:
             InfeasibleTask: if the sharder finds no room for a table; the message has the numbers.
         """
-        ...
 
 
 class TrainedSharder(Sharder, Protocol):
@@ -51,15 +49,12 @@ class TrainedSharder(Sharder, Protocol):
 
     def sample(self, tasks: Sequence[ShardingTask], generator: torch.Generator) -> list[Placement | None]:
         """One sampled placement per task, for exploring; None where the policy found no room."""
-        ...
 
     def sample_one(self, task: ShardingTask, count: int, generator: torch.Generator) -> list[Placement | None]:
         """Sampled placements of one task; None where the policy found no room."""
-        ...
 
     def predicted_ms(self, task: ShardingTask, placement: Placement) -> float:
         """What the cost network predicts for the slowest device of any placement, ms."""
-        ...
 
 
 LEARNED = {

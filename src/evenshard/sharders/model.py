@@ -33,54 +33,43 @@ class Model(Protocol):
     @property
     def hardware(self) -> str:
         """Hardware that its times are of, as flags say it: cpu, cuda or simulated:<profile>."""
-        ...
 
     @property
     def source(self) -> str:
         """Where it comes from, which an answer names it by."""
-        ...
 
     @property
     def digest(self) -> str:
         """SHA-256 of its files."""
-        ...
 
     @property
     def registered(self) -> Mapping[str, Any] | None:
         """Its identity in MLflow, if it came from there."""
-        ...
 
     @property
     def trained_on(self) -> TrainedOn | None:
         """What it learned from; None of a device model, which learned from nothing."""
-        ...
 
     @property
     def policy(self) -> TrainedSharder | None:
         """Proposes placements; None where there is none."""
-        ...
 
     @property
     def link(self) -> str:
         """The name of the link between its devices; empty where none is known."""
-        ...
 
     @property
     def device_error(self) -> DeviceError | None:
         """How far a simulated device is from the real one; None for real hardware."""
-        ...
 
     def require_hardware(self, hardware: str) -> None:
         """Raises BadConfig if it is of other hardware than this, in any spelling."""
-        ...
 
     def price(self) -> DevicePrice:
         """Compute times on its hardware."""
-        ...
 
     def exchange_link(self) -> Link | None:
         """The link between its devices; None where nothing is known of one."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""What the trainings of the learned sharders have in common: how a network is fitted, and what comes of it.
+"""Networks, rewards and fits that the learned sharders share.
 
-Legend: N examples, M examples of a minibatch.
+Legend: P tables, F features, H = 32 representation size, B episodes, D devices, N examples, M examples of a minibatch.
 """
 
 from __future__ import annotations
@@ -10,8 +10,85 @@ from dataclasses import dataclass
 from typing import Generic
 
 import torch
+from torch import nn
 
-from evenshard.sharders.checkpoint import Checkpoint, Net
+from evenshard.sharders.checkpoint import Checkpoint, Net, Network
+from evenshard.sharders.features import NUM_FEATURES
+
+REPRESENTATION_SIZE = 32
+
+
+def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """One hidden ReLU layer."""
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+
+def linear_layers(net: nn.Module) -> tuple[nn.Linear, nn.Linear]:
+    """The hidden and the output layer of an ``mlp``, however it is wrapped."""
+    hidden, output = (layer for layer in net.modules() if isinstance(layer, nn.Linear))
+    return hidden, output
+
+
+class ScaledNetwork(Network):
+    """A network that knows costs in units of ``cost_scale_ms``, the mean cost of the first training data.
+
+    So learning does not depend on how fast the hardware is.
+    """
+
+    cost_scale_ms: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cost_scale_ms", torch.ones(()))
+
+
+class TableNetwork(ScaledNetwork):
+    """A network that encodes each table by an MLP 21-128-32; the representations of a device's tables are summed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table_mlp = nn.Sequential(mlp(NUM_FEATURES, 128, REPRESENTATION_SIZE), nn.ReLU())
+
+    def encode(self, features: torch.Tensor) -> torch.Tensor:
+        """Table representations, [P, H] from normalised features [P, F]."""
+        representations: torch.Tensor = self.table_mlp(features)
+        return representations
+
+
+def negative_predicted_cost_B(predicted_ms_B: torch.Tensor) -> torch.Tensor:
+    """Minus the predicted overall cost, [B] (DreamShard, section 3.3): the only reward, given at the end."""
+    return -predicted_ms_B
+
+
+def standardised_B(returns_B: torch.Tensor) -> torch.Tensor:
+    """Returns minus their mean, over their deviation, [B]; zeros if all episodes ended alike."""
+    centred_B = returns_B - returns_B.mean()
+    return centred_B / (centred_B.square().mean().sqrt() + 1e-8)
+
+
+def degree_of_balance_B(costs_BD: torch.Tensor, device_mask_BD: torch.Tensor) -> torch.Tensor:
+    """Cost of the cheapest device over that of the dearest, [B], 0 to 1 (AutoShard, section 2).
+
+    A predicted cost below 0 counts as 0. Devices that all cost nothing are balanced: 1.
+    """
+    costs_BD = costs_BD.clamp(min=0.0)
+    least_B = costs_BD.masked_fill(~device_mask_BD, torch.inf).amin(dim=1)
+    most_B = costs_BD.masked_fill(~device_mask_BD, 0.0).amax(dim=1)
+    return torch.where(most_B > 0, least_B / most_B.clamp(min=torch.finfo(costs_BD.dtype).tiny), 1.0)
+
+
+def overflow_ratio_B(used_bytes_BD: torch.Tensor, memory_cap_B: torch.Tensor) -> torch.Tensor:
+    """Excess of the fullest device over its memory, as a share of that memory, [B]; 0 where everything fits."""
+    excess_B = used_bytes_BD.amax(dim=1) - memory_cap_B
+    return excess_B.clamp(min=0) / memory_cap_B
+
+
+def balance_reward_B(
+    costs_BD: torch.Tensor, used_bytes_BD: torch.Tensor, memory_cap_B: torch.Tensor, device_mask_BD: torch.Tensor
+) -> torch.Tensor:
+    """Degree of balance minus the worst device's overflow ratio, [B] (AutoShard, section 3.3), given at the end."""
+    return degree_of_balance_B(costs_BD, device_mask_BD) - overflow_ratio_B(used_bytes_BD, memory_cap_B)
+
 
 # Wraps a range of updates, for a progress bar.
 Track = Callable[[range], Iterable[int]]

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from evenshard.placement.placement import Placement
-from evenshard.sharders.cost_model.additive import QUANTITIES, additive_work_TA
 from evenshard.sharders.cost_model.cost_model import INPUTS, JUMPS, Calibration, CostModel, ExchangeTime
-from evenshard.sharders.cost_model.network import NUM_JUMP_SUMS, jump_sums_TJ
+from evenshard.sharders.cost_model.network import NUM_JUMP_SUMS, QUANTITIES, additive_work_TA, jump_sums_TJ
 from evenshard.tables.reuse import NUM_REUSE_BINS
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadFile, TrainingFailed

@@ -10,7 +10,7 @@ from torch import nn
 
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.networks import REPRESENTATION_SIZE
+from evenshard.sharders.training import REPRESENTATION_SIZE
 from support.builders import BATCH_SIZE, cost_net, some_tables
 
 TABLES = some_tables(8)

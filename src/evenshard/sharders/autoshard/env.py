@@ -24,7 +24,7 @@ import torch
 
 from evenshard.placement.placement import legal_mask
 from evenshard.sharders.dreamshard.env import EpisodeBatch, placing_order
-from evenshard.sharders.reward import balance_reward_B, overflow_ratio_B
+from evenshard.sharders.training import balance_reward_B, overflow_ratio_B
 from evenshard.utils.units import BYTES_PER_GB
 
 
@@ -33,11 +33,9 @@ class ShardCostNet(Protocol):
 
     def encode(self, features: torch.Tensor) -> torch.Tensor:
         """Table representations, [P, H] from normalised features [P, F]."""
-        ...
 
     def shard_cost(self, sums: torch.Tensor) -> torch.Tensor:
         """Predicted compute of shards in ms, [...] from summed representations [..., H]."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from evenshard.placement.task import ShardingTask
 from evenshard.sharders.autoshard.env import BalanceEnv, Observation, ShardCostNet
 from evenshard.sharders.dreamshard.env import Choose, EpisodeBatch, choose_best, choose_sampled
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.networks import REPRESENTATION_SIZE, ScaledNetwork, mlp
 from evenshard.sharders.packing.reasons import no_room, reason, require_room
+from evenshard.sharders.training import REPRESENTATION_SIZE, ScaledNetwork, mlp
 from evenshard.utils.errors import InfeasibleTask
 
 STATE_SIZE = 2 * REPRESENTATION_SIZE

@@ -47,7 +47,7 @@ def calibrate(
 
 
 def calibrate_for_chosen(model: CostModel, first: CostModel, own: Sequence[MeasuredPlacement]) -> None:
-    """Widen the intervals of ``model`` to the measured costs of the placements that the model before, ``first``, chose."""
+    """Widen the intervals of ``model`` to the measured costs of the choices of ``first``, the model before."""
     if not own:
         return
     predicted_N = torch.tensor([one.predicted_ms for one in _predict_measured(first, own)])

@@ -1,10 +1,10 @@
 """The network of the cost model: an ensemble as one wide network, convex and non-decreasing in its inputs.
 
-A table is represented by its additive work (``additive.py``) and, for each member of the ensemble, by the same work
-times learned factors of the 21 features: never negative. A head reads the sum over a device's tables. Its weights are
-never negative, and a unit is the largest of several pieces and 0, so that it is convex and never falls. Pieces matter:
-ReLU units with such weights (input-convex networks, Amos et al. 2017) can bend only where everything grows, and never
-learn the larger of two limits.
+A table is represented by its additive work (``additive_work_TA``), of which a device has the sum over its tables on any
+hardware, and, for each member of the ensemble, by the same work times learned factors of the 21 features: never
+negative. A head reads the sum over a device's tables. Its weights are never negative, and a unit is the largest of
+several pieces and 0, so that it is convex and never falls. Pieces matter: ReLU units with such weights (input-convex
+networks, Amos et al. 2017) can bend only where everything grows, and never learn the larger of two limits.
 
 Two things kernels do are not convex. FBGEMM's backward pass sorts the indices of a shard, eight bits of the row number
 at a time, so that with every 8 bits more of rows each lookup costs another pass. And its widest table decides how many
@@ -16,9 +16,9 @@ are kept legal by projection after each step of learning (``project``), which le
 or exponentials of free numbers.
 
 Legend: T tables, F = 21 features (A more across batches, one more where hot rows are seen), A = 8 additive quantities,
-K members, L = learned columns of all members, I = A + L inputs of the heads, U = head units of all members, O = 2K
-outputs (member by member: forward, backward), J = 6 sums that decide about jumps: rows, and for each limit the tables
-that are wider.
+K members (in ``additive_work_TA`` 17 reuse bins), L = learned columns of all members, I = A + L inputs of the heads,
+U = head units of all members, O = 2K outputs (member by member: forward, backward), J = 6 sums that decide about jumps:
+rows, and for each limit the tables that are wider.
 """
 
 from __future__ import annotations
@@ -28,15 +28,53 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
+import numpy as np
 import torch
 from torch import nn
 
 from evenshard.measure.simulated.device_model import LANE_LIMITS
 from evenshard.measure.simulated.shard_work import REQUEST_VALUES
-from evenshard.sharders.cost_model.additive import QUANTITIES, additive_work_TA
-from evenshard.sharders.features import NUM_FEATURES, FeatureNormalizer
+from evenshard.sharders.features import NUM_FEATURES, FeatureNormalizer, raw_features_TF
 from evenshard.tables.locality import hot_rows_together
+from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, mean_counts
 from evenshard.tables.table import Table
+
+QUANTITIES = ("tables", "dims", "lookups", "values", "row_bytes", "grad_bytes", "unique_rows", "unique_bytes")
+LEAST_READ_BYTES = 32  # the least that memory is read in: a row of 8 bytes costs no less than one of 32
+GRAD_BYTES_PER_VALUE = 4  # gradients are FP32
+
+
+def additive_work_TA(tables: Sequence[Table], batch_size: int) -> FloatArray:
+    """[T, A] the quantities of each table in one training step, all at least 0.
+
+    Tables (1 each), embedding dims, lookups, values to add up (lookups times dim), bytes of the rows looked up, bytes
+    of their gradients, distinct rows, and bytes of those. Bytes of rows come in whole sectors.
+    """
+    rows_T = np.array([table.num_rows for table in tables], dtype=np.float64)
+    dims_T = np.array([table.embedding_dim for table in tables], dtype=np.float64)
+    bits_T = np.array([table.weight_bits for table in tables], dtype=np.float64)
+    lookups_T = np.array([table.pooling_factor for table in tables], dtype=np.float64) * batch_size
+    bins_TK = raw_features_TF(tables, batch_size)[:, -NUM_REUSE_BINS:]
+    # a histogram from elsewhere may add up to 0.999
+    bins_TK = bins_TK / bins_TK.sum(axis=1, keepdims=True)
+    uniques_T = np.minimum(lookups_T / mean_counts(bins_TK, lookups_T), rows_T)
+    row_bytes_T = _whole_sectors(dims_T * bits_T / 8)
+    columns = {
+        "tables": np.ones_like(rows_T),
+        "dims": dims_T,
+        "lookups": lookups_T,
+        "values": lookups_T * dims_T,
+        "row_bytes": lookups_T * row_bytes_T,
+        "grad_bytes": lookups_T * _whole_sectors(dims_T * GRAD_BYTES_PER_VALUE),
+        "unique_rows": uniques_T,
+        "unique_bytes": uniques_T * row_bytes_T,
+    }
+    return np.stack([columns[name] for name in QUANTITIES], axis=1)
+
+
+def _whole_sectors(num_bytes_T: FloatArray) -> FloatArray:
+    return np.asarray(np.ceil(num_bytes_T / LEAST_READ_BYTES) * LEAST_READ_BYTES)
+
 
 NUM_QUANTITIES = len(QUANTITIES)
 LOOKUPS = QUANTITIES.index("lookups")

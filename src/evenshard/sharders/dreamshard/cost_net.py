@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from evenshard.sharders.networks import REPRESENTATION_SIZE, TableNetwork, mlp
+from evenshard.sharders.training import REPRESENTATION_SIZE, TableNetwork, mlp
 
 
 class DreamShardCostNet(TableNetwork):

@@ -23,8 +23,14 @@ from evenshard.sharders.dreamshard.env import (
     rollout,
 )
 from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, lean_cost_net, lean_policy
-from evenshard.sharders.reward import negative_predicted_cost_B, standardised_B
-from evenshard.sharders.training import Track, descend, entropy, set_learning_rate
+from evenshard.sharders.training import (
+    Track,
+    descend,
+    entropy,
+    negative_predicted_cost_B,
+    set_learning_rate,
+    standardised_B,
+)
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from evenshard.sharders.dreamshard.env import (
     rollout,
 )
 from evenshard.sharders.features import FeatureNormalizer
-from evenshard.sharders.networks import REPRESENTATION_SIZE, TableNetwork, linear_layers, mlp
 from evenshard.sharders.packing.reasons import no_placement_found, require_room
+from evenshard.sharders.training import REPRESENTATION_SIZE, TableNetwork, linear_layers, mlp
 
 RESCUE_ROLLOUTS = 64
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenshard.sharders.reward import (
+from evenshard.sharders.training import (
     balance_reward_B,
     degree_of_balance_B,
     negative_predicted_cost_B,
