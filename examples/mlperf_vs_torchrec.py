@@ -17,8 +17,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 import evenshard
 from evenshard.placement.parts import TablePart
-from evenshard.planner.model import model_of
-from evenshard.planner.pricing import measured_parts
+from evenshard.planner.pricing import measured_parts, model_of
 from evenshard.planner.request import PlacementRequest
 from evenshard.torchrec import shards_of
 

@@ -17,7 +17,7 @@ import numpy as np
 
 import evenshard
 from evenshard.placement.sharding import BY_COLUMNS, SHARDING_TYPES, TABLE_WISE
-from evenshard.planner.rivals import FULL_SPACE, RIVALS, TORCHREC
+from evenshard.planner.comparison import FULL_SPACE, RIVALS, TORCHREC
 from evenshard.sharders.search.search import QUICK
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask

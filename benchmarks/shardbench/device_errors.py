@@ -28,8 +28,8 @@ from benchmarks.shardbench.results import FITS, Result, parts_of, read_journal
 from benchmarks.shardbench.timed import KERNEL_TIMES, kernel_times_of
 from evenshard.measure.evidence import DeviceError, with_device_error
 from evenshard.measure.price.step import exchange_share
+from evenshard.planner.comparison import saving, shared_work
 from evenshard.planner.pricing import part_costs, price_parts
-from evenshard.planner.rivals import saving, shared_work
 from evenshard.sharders.model import DeviceModel
 from evenshard.utils.errors import BadInput
 

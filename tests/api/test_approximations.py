@@ -72,8 +72,8 @@ def test_data_types(data_type: str) -> None:
 
 def test_of_an_answer_that_is_placed_again() -> None:
     first = evenshard.place([APPROXIMATED], 2, hardware="h100", effort="quick")
-    from evenshard.planner.model import model_of
     from evenshard.planner.place import place_request
+    from evenshard.planner.pricing import model_of
 
     again = place_request(first.request, model_of(None, first.request.hardware))
     assert again.assumptions == first.assumptions

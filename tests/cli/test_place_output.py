@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from evenshard.cli import main
+from evenshard.planner.comparison import FULL_SPACE, TORCHREC
 from evenshard.planner.file import load_answer
-from evenshard.planner.rivals import FULL_SPACE, TORCHREC
 from evenshard.torchrec.plan.file import load_plan_parts
 from support.traffic_builders import TRAFFIC, write_parquet
 

@@ -17,8 +17,8 @@ from evenshard.measure.link import LINKS
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import Span, TablePart
 from evenshard.planner.answer import PlacementAnswer
+from evenshard.planner.comparison import KERNELS_OWN, KERNELS_UNLIKE
 from evenshard.planner.file import load_answer, save_answer
-from evenshard.planner.rivals import KERNELS_OWN, KERNELS_UNLIKE
 from evenshard.report.difference import payback_lines
 from evenshard.sharders.models import load_model
 from evenshard.utils.errors import BadConfig

@@ -13,8 +13,7 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.placement import Placement
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import ShardingTask
-from evenshard.planner.model import model_of
-from evenshard.planner.pricing import measured_parts, part_costs
+from evenshard.planner.pricing import measured_parts, model_of, part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.simple import random_sharding
 from evenshard.tables.sources import catalog_names, load_catalog

@@ -11,10 +11,10 @@ from evenshard.placement.parts import Span, TablePart, whole_part
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.planner import place as module
 from evenshard.planner.answer import BY_MODEL, Rival
+from evenshard.planner.comparison import FULL_SPACE
 from evenshard.planner.place import PlaceConfig, place_request
 from evenshard.planner.pricing import part_costs
 from evenshard.planner.request import PlacementRequest
-from evenshard.planner.rivals import FULL_SPACE
 from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.search.search import PlanSearchEffort
 from evenshard.tables.generator import GeneratorConfig, generate_tables

@@ -15,8 +15,7 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import ROWS_ALONE
 from evenshard.planner.means_by_rows import _able, _is_restricted, divided_ms
-from evenshard.planner.model import model_of
-from evenshard.planner.pricing import part_costs
+from evenshard.planner.pricing import model_of, part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask

@@ -12,8 +12,8 @@ import pytest
 from evenshard.cli import main
 from evenshard.compare.diff import diff
 from evenshard.planner.answer import PLAIN_PLAN, PlacementAnswer, Rival, Saving
+from evenshard.planner.comparison import FULL_SPACE
 from evenshard.planner.file import save_answer
-from evenshard.planner.rivals import FULL_SPACE
 from evenshard.report.difference import difference_markdown, escape_markdown, marker
 from support import documented
 from support.explain_builders import additive, answered, asked

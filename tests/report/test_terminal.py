@@ -11,7 +11,7 @@ import pytest
 from evenshard.placement.machine import DeviceGroup, Machine
 from evenshard.placement.parts import Span, Storage, TablePart
 from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Nearness, PlacementAnswer, Rival, Saving
-from evenshard.planner.rivals import FULL_SPACE
+from evenshard.planner.comparison import FULL_SPACE
 from evenshard.planner.rules import Rules
 from evenshard.report.page.page import page
 from evenshard.report.step_facts import advice, link_text, machine_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evenshard.planner.rivals import RIVALS, TORCHREC
+from evenshard.planner.comparison import RIVALS, TORCHREC
 from evenshard.sharders.catalog import HEURISTICS, SHARDERS, Resources, entry, label_of, sharder
 from evenshard.sharders.cost_model.sharder import EvenshardSharder
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder

@@ -17,7 +17,7 @@ from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import HardwareName
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
-from evenshard.planner.model import model_of
+from evenshard.planner.pricing import model_of
 from evenshard.sharders.cost_model.sharder import EvenshardSharder
 from evenshard.sharders.model import digest_of
 from evenshard.sharders.models import load_model, save_cost_model

@@ -16,8 +16,7 @@ from evenshard.cli import main
 from evenshard.measure.cost_dataset import load_costs
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.planner.file import load_answer
-from evenshard.planner.model import model_of
-from evenshard.planner.pricing import reprice_answer
+from evenshard.planner.pricing import model_of, reprice_answer
 from evenshard.tables.files import load_tables
 from support.learned import LEARNED_DEVICE
 

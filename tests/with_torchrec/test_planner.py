@@ -417,8 +417,8 @@ def test_a_model_may_stand_in_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     version = SimpleNamespace(
         name="evenshard-cost", version="3", model_id="m", run_id="r", uri="models:/evenshard-cost/3"
     )
-    monkeypatch.setattr("evenshard.planner.model.model_version", lambda uri: version)
-    monkeypatch.setattr("evenshard.planner.model.download_model", lambda uri: nullcontext(f"fetched {uri}"))
+    monkeypatch.setattr("evenshard.planner.pricing.model_version", lambda uri: version)
+    monkeypatch.setattr("evenshard.planner.pricing.download_model", lambda uri: nullcontext(f"fetched {uri}"))
     monkeypatch.setattr("evenshard.sharders.models.load_model", lambda *args: asked.append(args) or untrained())
     model, _ = chosen_model("models:/evenshard-cost@champion", None, "cpu")
     assert model.source == "models:/evenshard-cost/3"  # tomorrow's champion may be another

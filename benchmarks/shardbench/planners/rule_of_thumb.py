@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from benchmarks.shardbench.cases import BenchMachine
 from evenshard.placement.parts import TablePart
+from evenshard.planner.comparison import best_rule
 from evenshard.planner.pricing import part_costs
-from evenshard.planner.rivals import best_rule
 from evenshard.sharders.model import DeviceModel
 from evenshard.tables.table import Table
 

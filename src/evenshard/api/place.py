@@ -25,7 +25,7 @@ from evenshard.utils.units import gb_to_bytes
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
 
-    from evenshard.planner.near_placement import Near
+    from evenshard.planner.comparison import Near
     from evenshard.planner.optimizers import TableOptimizers
     from evenshard.planner.request import PlacementRequest
     from evenshard.report.answer import PlacementAnswer
@@ -70,9 +70,8 @@ def place(
     from evenshard.placement.sharding import Communication
     from evenshard.planner.cluster import HostMemory, devices_of
     from evenshard.planner.memory import reserve_of
-    from evenshard.planner.model import model_of, named_with_hardware
     from evenshard.planner.place import PlaceConfig, place_request
-    from evenshard.planner.pricing import measured_parts
+    from evenshard.planner.pricing import measured_parts, model_of, named_with_hardware
     from evenshard.planner.request import PlacementRequest, check_batch, kept_knobs
     from evenshard.planner.rules import Rules
     from evenshard.report.answer import make_displayable
@@ -146,8 +145,8 @@ def _near(in_use: InUse) -> "Near | None":
                 "or leave max_move_gb out."
             )
         return None
+    from evenshard.planner.comparison import Near
     from evenshard.planner.file import load_answer
-    from evenshard.planner.near_placement import Near
     from evenshard.utils.s3 import is_address, local
 
     with local(near) if is_address(near) else nullcontext(near) as here:

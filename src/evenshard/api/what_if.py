@@ -137,7 +137,7 @@ def _answer(
     from evenshard.compare.what_if.answer import Question, WhatIfAnswer, keep_faster_placements, sizes_of
     from evenshard.compare.what_if.machines import of_hardware, whole_machine
     from evenshard.compare.what_if.option import load_prices
-    from evenshard.planner.model import model_of, named_with_hardware
+    from evenshard.planner.pricing import model_of, named_with_hardware
 
     hardware, devices, model, price = asked.hardware, asked.devices, asked.model, asked.price
     batch_size, batch_per_device, dense_batch = asked.batch_size, asked.batch_per_device, asked.dense_batch

@@ -88,7 +88,7 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
 def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.compare.diff import diff
     from evenshard.planner.file import load_answer, save_answer
-    from evenshard.planner.model import learned_model_of
+    from evenshard.planner.pricing import learned_model_of
     from evenshard.report.difference import print_difference
     from evenshard.stages.decisions.drift import drift_of, print_drift
     from evenshard.tables.sources import tables_from

@@ -37,7 +37,7 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
     if args.schema:
         print(json.dumps(json_schema(), indent=1))
         return {}
-    from evenshard.planner.rivals import FULL_SPACE, RULE
+    from evenshard.planner.comparison import FULL_SPACE, RULE
     from evenshard.planner.rules import RULES, load_rules
     from evenshard.report.terminal import print_answer
     from evenshard.sharders.catalog import HEURISTICS
@@ -95,7 +95,7 @@ def _check_stdout(args: argparse.Namespace) -> None:
 
 
 def _torchrec() -> tuple[tuple[str, ...], str]:
-    from evenshard.planner.rivals import TORCHREC
+    from evenshard.planner.comparison import TORCHREC
     from evenshard.sharders.torchrec.planner import require_torchrec
 
     try:

@@ -117,7 +117,7 @@ def _reshard_delta(args: argparse.Namespace, old: PlacementAnswer, new: Placemen
 
 def _model(args: argparse.Namespace, answer: PlacementAnswer) -> Model:
     """The model that is asked for, or the one that the file names; not the same is worth a word."""
-    from evenshard.planner.model import model_of, named_model, other_model
+    from evenshard.planner.pricing import model_of, named_model, other_model
 
     if args.model is not None:
         model = model_of(args.model, answer.request.hardware)

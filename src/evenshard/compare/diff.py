@@ -33,11 +33,10 @@ from evenshard.placement.moves import SHAPE, SharedPiece, best_names, device_kin
 from evenshard.placement.parts import Span, Storage, TablePart, whole_part
 from evenshard.placement.plan import check_sharding
 from evenshard.planner.answer import PlacementAnswer, Saving, model_lineage
-from evenshard.planner.near_placement import pieces_of_both
+from evenshard.planner.comparison import pieces_of_both, saving, shared_work
 from evenshard.planner.output_order import order_changes, output_orders
 from evenshard.planner.pricing import Priced, link_error, part_costs, price_parts, reprice_answer
 from evenshard.planner.request import kept_optimizers
-from evenshard.planner.rivals import saving, shared_work
 from evenshard.planner.rules import Rules
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.model import Model

@@ -17,7 +17,7 @@ from evenshard.measure.hardware import HardwareName
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import load_answer, save_answer
 from evenshard.planner.knobs import knob_field, place_knobs
-from evenshard.planner.model import learned_model_of, model_of, named_model
+from evenshard.planner.pricing import learned_model_of, model_of, named_model
 from evenshard.planner.rules import RULES, Rules
 from evenshard.report.difference import print_difference
 from evenshard.report.page.page import save_page

@@ -3,9 +3,9 @@
 ::
 
     request, rules      what is asked: tables, devices, memory, rules by table name; knobs, cluster: as a user states it
-    optimizers, model   the optimizer of each table, and the model that answers
-    place               the answer: search, prices (pricing), others and savings (rivals), measuring; refusals: capacity
+    optimizers          the optimizer of each table
+    place               the answer: search, model, prices (pricing), others (comparison); refusals: capacity
     answer, file        the answer, and placement.json with its JSON schema; describe: what a file of ours is
     memory              what fills devices and hosts, and what tables outside of device memory take
-    near_placement      requests near an earlier answer; output_order, means_by_rows: rules that take several searches
+    output_order        orders of pooled outputs, and means_by_rows: rules that take several searches
 """

@@ -233,7 +233,7 @@ class Search:
         "candidates to time on the hardware, or to simulate; the fastest is the answer. 0 trusts the model",
         range=Range(0, 10_000, whole=True),
     )
-    compare: Sequence[str] = knob((), "other sharders to compare with; see evenshard.planner.rivals")
+    compare: Sequence[str] = knob((), "other sharders to compare with; see evenshard.planner.comparison")
     seed: int = knob(0, "seed of the search")
     effort: str = knob(
         "normal",

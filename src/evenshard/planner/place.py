@@ -22,13 +22,20 @@ from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.capacity import refusal
+from evenshard.planner.comparison import (
+    Candidate,
+    Near,
+    rival_label,
+    rival_placements,
+    rivals,
+    saving_against,
+    with_nearness,
+)
 from evenshard.planner.means_by_rows import Collections, MeansSearched, Searched, means_notes, search_means
-from evenshard.planner.near_placement import Near, with_nearness
 from evenshard.planner.optimizers import replica_notes
 from evenshard.planner.output_order import place_in_order
 from evenshard.planner.pricing import PartsMeasurer, link_error, part_costs, price_parts
 from evenshard.planner.request import PlacementRequest, unit_warnings
-from evenshard.planner.rivals import Candidate, rival_label, rival_placements, rivals, saving_against
 from evenshard.planner.rules import Rules
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.learned import proposals
@@ -54,7 +61,7 @@ class PlaceConfig:
 
     effort: PlanSearchEffort = field(default_factory=lambda: EFFORTS[NORMAL])
     seed: int = 0
-    compare: tuple[str, ...] = ()  # other sharders to compare with, by name; see ``rivals``
+    compare: tuple[str, ...] = ()  # other sharders to compare with, by name; see ``RIVALS``
     num_measured: int = 0  # candidates to measure; 0 trusts the model
 
     @staticmethod

@@ -25,8 +25,8 @@ from evenshard.planner.answer import (
     model_lineage,
     slowest_device,
 )
+from evenshard.planner.comparison import CUTTING, FULL_SPACE, MOST_SHARDS, asked_full_space, rival_label
 from evenshard.planner.request import PlacementRequest, unit_warnings
-from evenshard.planner.rivals import CUTTING, FULL_SPACE, MOST_SHARDS, asked_full_space, rival_label
 from evenshard.report.table_facts import PlacedPart, placed_parts
 from evenshard.tables.assumptions import Assumption
 from evenshard.utils.messages import count_text, names_text, printable, tables_text

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from evenshard.measure.price.step import PredictedDevice, predicted_step_times
 from evenshard.planner.answer import PlacementAnswer, fullest_device, slowest_device
-from evenshard.planner.rivals import rival_label
+from evenshard.planner.comparison import rival_label
 from evenshard.report.step_facts import (
     LOOKUPS,
     advice,

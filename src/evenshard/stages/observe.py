@@ -20,9 +20,8 @@ from evenshard.placement.sharding import BY_COLUMNS, sharding_type
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import model_lineage
 from evenshard.planner.file import load_answer, read_json
-from evenshard.planner.model import model_of, named_model
 from evenshard.planner.place import place_request
-from evenshard.planner.pricing import link_error, part_costs, price_parts, reprice_answer
+from evenshard.planner.pricing import link_error, model_of, named_model, part_costs, price_parts, reprice_answer
 from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.report.step_facts import device_error_text

@@ -21,9 +21,9 @@ from evenshard.measure.hardware import measured_or_simulated
 from evenshard.measure.price.step import STEP_PARTS, predicted_step_times
 from evenshard.placement.sharding import TYPES
 from evenshard.planner.answer import PlacementAnswer, fullest_device, model_lineage, slowest_device
+from evenshard.planner.comparison import FULL_SPACE, RULE
 from evenshard.planner.memory import DEVICE_COMPONENTS
 from evenshard.planner.request import PlacementRequest
-from evenshard.planner.rivals import FULL_SPACE, RULE
 from evenshard.report import step_facts, table_facts
 from evenshard.sharders.catalog import label_of
 from evenshard.utils.atomic import atomic_path

@@ -20,7 +20,7 @@ from evenshard.measure.cost_dataset import load_costs, save_costs
 from evenshard.measure.hardware import measured_or_simulated, open_hardware
 from evenshard.measure.journal import Journal
 from evenshard.placement.tasks import load_tasks
-from evenshard.planner.model import REGISTERED, learned_model_of
+from evenshard.planner.pricing import REGISTERED, learned_model_of
 from evenshard.sharders.cost_model.sharder import SearchConfig
 from evenshard.sharders.models import PlacementModel
 from evenshard.stages.decisions.promotion import Decision, ModelComparison, compare_models, decide

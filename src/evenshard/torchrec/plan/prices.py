@@ -22,8 +22,7 @@ from evenshard.placement.memory import USUAL_PIPELINE
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import REPLICATED
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.model import model_of, named_with_hardware
-from evenshard.planner.pricing import part_costs
+from evenshard.planner.pricing import model_of, named_with_hardware, part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.model import Model
 from evenshard.sharders.torchrec.planner import merge_parts, parts_of_shards, pod_size_of, replica, storage_of

@@ -1,4 +1,4 @@
-"""Rival placements of the same tables, compared by the same model, and the saving of one placement against another.
+"""Other placements beside an answer: an earlier one that it is near to, and rivals; and what the answer saves.
 
 Rules of thumb place whole tables; where the request allows more, the best of those that replicate small tables and cut
 the costliest ones is a rival, too. TorchRec's planner is asked for whole tables, in two orders, and for every sharding
@@ -17,22 +17,35 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from evenshard.measure.config import MeasureConfig
 from evenshard.measure.evidence import DeviceError
 from evenshard.measure.hardware import AUTO
 from evenshard.measure.price.step import PartCosts, step_shares_ms
+from evenshard.placement.memory import SGD
+from evenshard.placement.moves import SharedPiece, larger_machine, same_shape, shared_pieces
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import broken_rule, parts_by_table
 from evenshard.placement.task import TASK_ID
-from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Rival, Saving, slowest_device
+from evenshard.planner.answer import (
+    BY_MODEL,
+    BY_RATING,
+    PLAIN_PLAN,
+    Nearness,
+    PlacementAnswer,
+    Rival,
+    Saving,
+    slowest_device,
+)
 from evenshard.planner.pricing import PartsMeasurer, Priced, link_error, price_parts
-from evenshard.planner.request import PlacementRequest
+from evenshard.planner.request import PlacementRequest, kept_optimizers
 from evenshard.sharders.catalog import SHARDERS, Resources, label_of, sharder
 from evenshard.sharders.model import Model
 from evenshard.sharders.search.construction import Construction, Works
+from evenshard.sharders.search.moves import EarlierPlacement
+from evenshard.sharders.search.near_placement import NearResult
 from evenshard.sharders.search.rules_of_thumb import rules_of_thumb
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.sharders.search.state import parts_of
@@ -43,8 +56,79 @@ from evenshard.sharders.torchrec.planner import (
     machine_bandwidths,
     require_torchrec,
 )
+from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief
+
+
+@dataclass(frozen=True)
+class Near:
+    """An earlier answer, and the bytes that may move from it."""
+
+    old: PlacementAnswer
+    source: str  # its file
+    max_move_bytes: int | None = None  # None for no bound
+
+    @property
+    def most_bytes(self) -> float:
+        """Bytes that may move; infinite without a bound."""
+        return float("inf") if self.max_move_bytes is None else self.max_move_bytes
+
+    def earlier(self, request: PlacementRequest) -> EarlierPlacement:
+        """The part of the old answer that a request can use."""
+        of_old = {table.name: table for table in self.old.request.tables}
+        usable = {
+            table.name: self.old.parts_of_table[table.name]
+            for table in request.tables
+            if table.name in of_old and same_shape(of_old[table.name], table)
+        }
+        return EarlierPlacement(usable, self.old.request.nodes, kept_optimizers(self.old.request, request))
+
+
+def pieces_of_both(
+    old: PlacementAnswer, new: PlacementAnswer, tables: Sequence[Table], optimizer_of: Mapping[str, str]
+) -> Iterator[SharedPiece]:
+    """The pieces of tables that neither answer cuts, table after table by columns, then rows.
+
+    Args:
+        tables: tables of both answers, of the same shape in both.
+        optimizer_of: the optimizer whose state moves with a table's weights; none moves with a table that it lacks.
+    """
+    machine = larger_machine(old.request.nodes, new.request.nodes)
+    for table in tables:
+        before, after = old.parts_of_table[table.name], new.parts_of_table[table.name]
+        yield from shared_pieces(table, before, after, machine, optimizer_of.get(table.name, SGD))
+
+
+def with_nearness(
+    answer: PlacementAnswer, near: Near, found: NearResult, free_ms: float, stay_saves: Saving
+) -> PlacementAnswer:
+    """The answer with what it moves."""
+    before = {table.name: table for table in near.old.request.tables}
+    now = {table.name: table for table in answer.request.tables}
+    usable = [table for name, table in now.items() if name in before and same_shape(before[name], table)]
+    pieces = pieces_of_both(near.old, answer, usable, kept_optimizers(near.old.request, answer.request))
+    moved = [piece for piece in pieces if piece.moved_bytes]
+    return replace(
+        answer,
+        nearness=Nearness(
+            source=near.source,
+            max_move_bytes=near.max_move_bytes,
+            moved_bytes=sum(piece.moved_bytes for piece in moved),
+            moved_tables=tuple(dict.fromkeys(piece.table for piece in moved)),
+            new_tables=(
+                *(name for name in now if name not in before),
+                *(name for name in now if name in before and not same_shape(before[name], now[name])),
+            ),
+            gone_tables=tuple(name for name in before if name not in now),
+            stay_ms=found.stay.predicted_ms,
+            stay_bytes=found.stay_bytes,
+            free_ms=min(free_ms, answer.predicted_ms),  # what is near is free, too
+            free_bytes=found.free_bytes,
+            stay_saves=stay_saves,
+        ),
+    )
+
 
 # Correlation of a learned model's errors of two placements whose slowest devices do the same work.
 MOST_ALIKE = 0.8

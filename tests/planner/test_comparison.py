@@ -16,9 +16,17 @@ from evenshard.placement.plan import check_parts_memory
 from evenshard.placement.sharding import BY_COLUMNS, TABLE_WISE
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import BY_MODEL, BY_RATING, PLAIN_PLAN, Rival
+from evenshard.planner.comparison import (
+    FULL_SPACE,
+    MOST_SHARDS,
+    RULE,
+    TORCHREC,
+    rival_placements,
+    rivals,
+    saving_against,
+)
 from evenshard.planner.pricing import PartsMeasurer, part_costs, price_parts
 from evenshard.planner.request import PlacementRequest
-from evenshard.planner.rivals import FULL_SPACE, MOST_SHARDS, RULE, TORCHREC, rival_placements, rivals, saving_against
 from evenshard.planner.rules import Rules
 from evenshard.sharders.model import DeviceModel
 from evenshard.sharders.torchrec.planner import AS_IT_COMES, SETTINGS, machine_bandwidths
