@@ -10,8 +10,9 @@ if not Path("/proc/self/clear_refs").exists():
     pytest.skip("the kernel tells no peak of resident memory", allow_module_level=True)
 
 from evenshard.placement.memory import PartMemory, SampleMemory, moments
-from evenshard.placement.parts import Span, column_parts
+from evenshard.placement.parts import Span
 from evenshard.tables.table import Table
+from support.builders import column_parts
 from support.memory_peaks import MB, Peak, cpu_moments, peaks_of, predicted_peaks
 from support.memory_training import Setting, TableSpec
 

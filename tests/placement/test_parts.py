@@ -22,7 +22,6 @@ from evenshard.placement.parts import (
     Storage,
     TablePart,
     busiest_rows,
-    column_parts,
     cut_rows,
     deduplicated_table,
     lay_out,
@@ -38,7 +37,7 @@ from evenshard.placement.plan import grouped_parts, parts_by_table
 from evenshard.placement.sharding import tiling_problem
 from evenshard.tables.reuse import thinned_reuse_bins
 from evenshard.utils.errors import BadConfig
-from support.builders import parts_of, table, task
+from support.builders import column_parts, parts_of, table, task
 
 
 def test_a_whole_table_is_one_part_and_its_own_table() -> None:

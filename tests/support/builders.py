@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import pairwise, product
 from typing import TypeVar
 
 import torch
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from evenshard.measure.costs import DeviceCost, MeasuredPlacement, PlacementCost, Provenance
 from evenshard.measure.hardware import TimeShare
-from evenshard.placement.parts import TablePart, column_parts
+from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
@@ -33,6 +33,12 @@ PROVENANCE = Provenance(
 )
 # Leaves the features as they are, so that a hand-made cost model can read dims and pooling factors out of them.
 PLAIN_FEATURES = FeatureNormalizer(mean=(0.0,) * NUM_FEATURES, scale=(1.0,) * NUM_FEATURES)
+
+
+def column_parts(table: Table, cuts: Iterable[int] = ()) -> tuple[TablePart, ...]:
+    """The parts of a table that is cut before these columns, which ascend; the whole one without any."""
+    edges = (0, *cuts, table.embedding_dim)
+    return tuple(TablePart(table.name, Span(0, table.num_rows), Span(*columns)) for columns in pairwise(edges))
 
 
 def table(name: str = "t", rows: int = 100, dim: int = 4, pooling: float = 2.0, bits: int = 32) -> Table:

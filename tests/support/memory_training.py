@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart, column_parts
+from evenshard.placement.parts import Span, TablePart
 from evenshard.placement.sharding import COLUMN_WISE, DATA_PARALLEL, ROW_WISE
 from evenshard.tables.table import Table
 from evenshard.torchrec import tables_of
 from evenshard.torchrec.plan.plans import plan_of_parts
+from support.builders import column_parts
 
 # So that what is freed is given back; see ``memory_peaks``.
 GLIBC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}

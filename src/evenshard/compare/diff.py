@@ -32,10 +32,10 @@ from evenshard.placement.memory import SGD, part_memory
 from evenshard.placement.moves import SHAPE, SharedPiece, best_names, device_kinds, larger_machine
 from evenshard.placement.parts import Span, Storage, TablePart, whole_part
 from evenshard.placement.plan import check_sharding
-from evenshard.planner.answer import PlacementAnswer, Saving, model_lineage
+from evenshard.planner.answer import PlacementAnswer, PricedParts, Saving, model_lineage
 from evenshard.planner.comparison import pieces_of_both, saving, shared_work
 from evenshard.planner.output_order import order_changes, output_orders
-from evenshard.planner.pricing import Priced, link_error, part_costs, price_parts, reprice_answer
+from evenshard.planner.pricing import link_error, part_costs, price_parts, reprice_answer
 from evenshard.planner.request import kept_optimizers
 from evenshard.planner.rules import Rules
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
@@ -261,7 +261,7 @@ def step_times(old: PlacementAnswer, new: PlacementAnswer, model: Model | None) 
     return times, (*notes, *_of_device(device_text(model.hardware, *errors)))
 
 
-def _ends(one: Priced) -> tuple[float, float, float]:
+def _ends(one: PricedParts) -> tuple[float, float, float]:
     return one.predicted_ms, one.model_low_ms, one.model_high_ms
 
 
@@ -272,8 +272,8 @@ def _looked_up_alike(old: PlacementAnswer, new: PlacementAnswer) -> list[str]:
 
 def _times(
     predicted_by: str,
-    old: Priced,
-    new: Priced,
+    old: PricedParts,
+    new: PricedParts,
     pipelines: tuple[str, str],
     shared: float,
     errors: tuple[DeviceError | None, DeviceError | None],

@@ -143,12 +143,6 @@ class TablePart:
         return str(self.columns)
 
 
-def column_parts(table: Table, cuts: Iterable[int] = ()) -> tuple[TablePart, ...]:
-    """The parts of a table that is cut before these columns, which ascend; the whole one without any."""
-    edges = (0, *cuts, table.embedding_dim)
-    return tuple(TablePart(table.name, Span(0, table.num_rows), Span(*columns)) for columns in pairwise(edges))
-
-
 def whole_part(table: Table, devices: tuple[int, ...] = (), storage: Storage = ON_DEVICE) -> TablePart:
     """A table as one part: on one device, or a replica on each of several."""
     return TablePart(table.name, Span(0, table.num_rows), Span(0, table.embedding_dim), devices, storage)

@@ -103,12 +103,11 @@ class Nearness:
     stay_saves: Saving | None = None
 
 
-@dataclass(frozen=True)
-class PlacementAnswer:
-    """A placement of parts of tables with all that is known about it. Times are milliseconds of one training step.
+@dataclass(frozen=True, kw_only=True)
+class PricedParts:
+    """The parts of tables with everything that a model predicts of them.
 
     Attributes:
-        request: the request.
         parts: the parts and their devices: the tables in their order, each by columns, then rows.
         alone_ms: time of each part alone on its device.
         adds_ms: time that each part adds: what its device would save without it.
@@ -116,6 +115,23 @@ class PlacementAnswer:
         predicted_ms: predicted time of the step.
         model_low_ms, model_high_ms: the 90 % interval of that by the cost model alone, to compare placements on the
             same hardware with; wider outside of what the model was trained on (``extrapolation``).
+    """
+
+    parts: tuple[TablePart, ...]
+    alone_ms: tuple[float, ...]
+    adds_ms: tuple[float, ...]
+    devices: tuple[PredictedDevice, ...]
+    predicted_ms: float
+    model_low_ms: float
+    model_high_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementAnswer(PricedParts):
+    """A placement of parts of tables with all that is known about it. Times are milliseconds of one training step.
+
+    Attributes:
+        request: the request.
         lower_bound_ms: no placement that the request allows is predicted to cost less.
         warnings: clauses on values in an unlikely unit, then on how the request lies outside the training range.
         comparison: placements of other sharders and their costs.
@@ -130,13 +146,6 @@ class PlacementAnswer:
     """
 
     request: PlacementRequest
-    parts: tuple[TablePart, ...]
-    alone_ms: tuple[float, ...]
-    adds_ms: tuple[float, ...]
-    devices: tuple[PredictedDevice, ...]
-    predicted_ms: float
-    model_low_ms: float
-    model_high_ms: float
     lower_bound_ms: float
     warnings: tuple[str, ...]
     comparison: tuple[Rival, ...]

@@ -35,11 +35,12 @@ from evenshard.planner.answer import (
     PLAIN_PLAN,
     Nearness,
     PlacementAnswer,
+    PricedParts,
     Rival,
     Saving,
     slowest_device,
 )
-from evenshard.planner.pricing import PartsMeasurer, Priced, link_error, price_parts
+from evenshard.planner.pricing import PartsMeasurer, link_error, price_parts
 from evenshard.planner.request import PlacementRequest, kept_optimizers
 from evenshard.sharders.catalog import SHARDERS, Resources, label_of, sharder
 from evenshard.sharders.model import Model
@@ -139,8 +140,8 @@ KERNELS_OWN = 0.02
 
 
 def saving(
-    old: Priced,
-    new: Priced,
+    old: PricedParts,
+    new: PricedParts,
     pipelines: tuple[str, str],
     shared: float,
     errors: tuple[DeviceError | None, DeviceError | None],
@@ -177,7 +178,7 @@ def saving(
 
 
 def saving_against(
-    request: PlacementRequest, model: Model, costs: PartCosts, new: Priced
+    request: PlacementRequest, model: Model, costs: PartCosts, new: PricedParts
 ) -> Callable[[Sequence[TablePart]], Saving]:
     """What an answer saves against another placement of its request: a function of the latter's parts."""
     errors, names = (model.device_error, link_error(request, model)), [table.name for table in request.tables]
@@ -191,7 +192,7 @@ def saving_against(
     return saves
 
 
-def shared_work(old: Priced, new: Priced, tables: Collection[str]) -> float:
+def shared_work(old: PricedParts, new: PricedParts, tables: Collection[str]) -> float:
     """Return the share, 0 to 1, of the slowest devices' work that is the same, of tables looked up alike in both."""
     one, other = _work(old), _work(new)
     both_ms = sum(min(one[name], other[name]) for name in tables)
@@ -209,7 +210,7 @@ def difference_error(one: float, other: float, correlation: float) -> float:
     return math.sqrt(max(one**2 + other**2 - 2 * correlation * one * other, 0.0))
 
 
-def _work(priced: Priced) -> defaultdict[str, float]:
+def _work(priced: PricedParts) -> defaultdict[str, float]:
     """The work of the slowest device, table by table: ms that its parts take alone."""
     slowest = slowest_device(priced.devices)
     work: defaultdict[str, float] = defaultdict(float)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import chain
@@ -64,18 +64,9 @@ class PlaceConfig:
     compare: tuple[str, ...] = ()  # other sharders to compare with, by name; see ``RIVALS``
     num_measured: int = 0  # candidates to measure; 0 trusts the model
 
-    @staticmethod
-    def of_lineage(lineage: Mapping[str, Any]) -> PlaceConfig:
-        """How the answer with this lineage was searched for, as far as it says so; nothing else of it."""
-        search = lineage.get("search")
-        known = search if isinstance(search, dict) else {}
-        seed, share = known.get("seed"), known.get("effort")
-        effort = EFFORTS[NORMAL] if not isinstance(share, int | float) else replace(EFFORTS[NORMAL], share=float(share))
-        return PlaceConfig(effort, seed if isinstance(seed, int) else 0)
-
     @property
     def lineage(self) -> dict[str, Any]:
-        """What ``of_lineage`` reads."""
+        """The record of it in an answer."""
         return {"seed": self.seed, "num_measured": self.num_measured, "effort": self.effort.share}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from evenshard.measure.step_time import Phases, step_ms
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.task import ShardingTask
-from evenshard.planner.answer import PlacementAnswer, model_lineage
+from evenshard.planner.answer import PlacementAnswer, PricedParts, model_lineage
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.model import DeviceModel, Model
 from evenshard.sharders.trained_on import TrainedOn
@@ -255,26 +255,6 @@ def measured_parts(request: PlacementRequest, model: Model, visits: int) -> Iter
 
 
 # Prices of an answer --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PricedParts:
-    """What a model predicts of parts of tables: all of an answer that its parts alone decide.
-
-    The fields are those of ``PlacementAnswer``; the interval is wider where the model has seen nothing like them.
-    """
-
-    parts: tuple[TablePart, ...]
-    alone_ms: tuple[float, ...]
-    adds_ms: tuple[float, ...]
-    devices: tuple[PredictedDevice, ...]
-    predicted_ms: float
-    model_low_ms: float
-    model_high_ms: float
-
-
-# Parts with what is predicted of them: an answer, or parts that are none yet.
-Priced = PlacementAnswer | PricedParts
 
 
 def price_parts(

@@ -19,13 +19,14 @@ from evenshard.measure.simulated.hardware import SimulatedHardware
 from evenshard.measure.simulated.price import SimulatedCluster
 from evenshard.measure.simulated.shard_work import WorkCounter
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart, column_parts, part_table, replica_table
+from evenshard.placement.parts import Span, TablePart, part_table, replica_table
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.reuse import feasible_reuse_bins
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
+from support.builders import column_parts
 
 BATCH = 4096
 H200 = gpu_profile("h200")

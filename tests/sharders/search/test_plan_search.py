@@ -15,7 +15,7 @@ from evenshard.measure.price.step import DeviceKind, PartCosts
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.price import simulated_kind
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart, column_parts, row_spans, whole_tables
+from evenshard.placement.parts import Span, TablePart, row_spans, whole_tables
 from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import (
     COLUMN_WISE,
@@ -27,17 +27,17 @@ from evenshard.placement.sharding import (
     sharding_type,
 )
 from evenshard.placement.task import ShardingTask, TableLimits
-from evenshard.planner.place import PlaceConfig
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.search import neighbours
 from evenshard.sharders.search.construction import Construction, Works
 from evenshard.sharders.search.neighbours import MOST_COUNTED
-from evenshard.sharders.search.search import EFFORTS, LONG, PlanSearch, PlanSearchEffort, PlanSearchResult
+from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort, PlanSearchResult
 from evenshard.sharders.search.space import SearchSpace, column_cuts
 from evenshard.sharders.search.starts import construct_starts
 from evenshard.sharders.search.state import Choice, State, choices_of
 from evenshard.sharders.search.usual_cuts import MOST_SLOWER
 from evenshard.tables.table import Table
+from support.builders import column_parts
 
 pytestmark = pytest.mark.full_search
 
@@ -365,9 +365,3 @@ def test_the_answer_of_less_effort_stays_where_more_is_slower() -> None:
     found = PlanSearchResult.of_efforts((middle, fast, slow))
     assert [one.best for one in found.by_effort] == [middle.best, fast.best, fast.best]
     assert found.candidates == (fast.best.parts,)
-
-
-def test_an_answer_says_how_it_was_searched_for() -> None:
-    config = PlaceConfig(EFFORTS[LONG], seed=7, num_measured=3)
-    assert PlaceConfig.of_lineage({"search": config.lineage}) == replace(config, num_measured=0)
-    assert PlaceConfig.of_lineage({}) == PlaceConfig() == PlaceConfig.of_lineage({"search": {"seed": 0}})

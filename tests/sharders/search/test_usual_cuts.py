@@ -13,7 +13,7 @@ from evenshard.measure.price.step import PartCosts, PredictedParts
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.price import simulated_kind
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import TablePart, column_parts, whole_tables
+from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.sharding import COLUMN_WISE, TABLE_WISE
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.search.search import SHARE_FOR_CUTS, PlanSearch, PlanSearchEffort, PlanSearchResult, _Run
@@ -21,6 +21,7 @@ from evenshard.sharders.search.starts import Start, construct_starts
 from evenshard.sharders.search.state import State, choices_of
 from evenshard.sharders.search.usual_cuts import MOST_SLOWER, UsualCuts, num_odd_cuts
 from evenshard.tables.table import Table
+from support.builders import column_parts
 
 CUT, BUSY = Table("cut", 1_000_000, 128, 40.0), Table("busy", 100_000, 128, 400.0)
 SHORT = PlanSearchEffort(changes=300, idle_kicks=10)
