@@ -216,7 +216,8 @@ def written() -> str:
 def measured(ms: float) -> dict[str, Any]:
     times = {name: ms for name in DeviceCost.__dataclass_fields__ if name.endswith("_ms")}
     device = {name: ms for name in times if not any(word in name for word in ("spread", "wait", "fwd_bwd", "input"))}
-    return {"total_ms": 4 * ms, "all_to_all": "modelled", "devices": [{"device": 0, **device, "total_ms": 4 * ms}]}
+    devices = [{"device": 0, **device, "total_ms": 4 * ms}]
+    return {"times": "measured", "total_ms": 4 * ms, "all_to_all": "modelled", "devices": devices}
 
 
 @pytest.mark.parametrize(

@@ -86,20 +86,20 @@ class PredictedTimes(DeviceTimes):
 class Predicted(FileRecord):
     """What the cost model says, ms."""
 
-    total_ms: float = Field(description="of the step; in files without wait_ms, of the slowest device")
+    total_ms: float = Field(description="of the step")
     low_ms: float = Field(description="lower end of the 90 % interval, the error of a simulated device included")
     high_ms: float
-    model_low_ms: float | None = Field(
-        None, description="lower end by the cost model alone, to compare placements on the same hardware with"
+    model_low_ms: float = Field(
+        description="lower end by the cost model alone, to compare placements on the same hardware with"
     )
-    model_high_ms: float | None = None
+    model_high_ms: float
     devices: list[PredictedTimes]
 
 
 class MeasuredStep(FileRecord):
     """A step on the request's hardware, ms: measured on real hardware, simulated on simulated:<profile>."""
 
-    times: Times | None = Field(None, description="which of the two; null in files from before they said so")
+    times: Times = Field(description="which of the two")
     total_ms: float = Field(description="of the step")
     all_to_all: Literal["measured", "modelled"] = Field(description="whether devices really exchanged anything")
     devices: list[DeviceTimes]
@@ -121,7 +121,7 @@ class PlacementFile(FileRecord):
     type_of_table: dict[str, str] = Field(description="the way that each table is sharded, as its shards say")
     shards: list[Shard]
     predicted: Predicted
-    memory: MemoryRecord | None = Field(None, description="null in files from before everything was counted")
+    memory: MemoryRecord
     lower_bound_ms: float = Field(gt=0, description="no placement that the request allows is predicted to cost less")
     uncertainty_ms: float = Field(description="half the width of the 90 % interval")
     measured: MeasuredStep | None
@@ -348,9 +348,8 @@ def _answer(record: PlacementFile) -> PlacementAnswer:
             PredictedDevice(**_times_of(one, "predicted_", (*STEP_TIMES, *WAIT_TIMES))) for one in predicted.devices
         ),
         predicted_ms=predicted.total_ms,
-        # The first files have the model's own interval alone.
-        model_low_ms=predicted.low_ms if predicted.model_low_ms is None else predicted.model_low_ms,
-        model_high_ms=predicted.high_ms if predicted.model_high_ms is None else predicted.model_high_ms,
+        model_low_ms=predicted.model_low_ms,
+        model_high_ms=predicted.model_high_ms,
         measured_ms=None if measured is None else measured.total_ms,
         measured=None
         if measured is None
