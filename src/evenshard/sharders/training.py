@@ -96,17 +96,11 @@ Track = Callable[[range], Iterable[int]]
 
 @dataclass(frozen=True)
 class FitConfig:
-    """How long and how fast to learn.
+    """How long and how fast to learn."""
 
-    Attributes:
-        num_updates: gradient steps.
-        minibatch_size: measured examples per step.
-        learning_rate: learning rate of Adam.
-    """
-
-    num_updates: int
-    minibatch_size: int
-    learning_rate: float
+    num_updates: int  # gradient steps
+    minibatch_size: int  # measured examples per step
+    learning_rate: float  # learning rate of Adam
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ MAX_PAIRS = 150_000
 # Items times devices that are packed in more than the quick ways.
 MAX_TRIED_PAIRS = 1_000_000
 TIME_LIMIT_S = 10.0
-MOST_TRIED_OFFLOADS, MOST_MORE_WAYS = 8, 8
+MOST_TRIED_OFFLOADS, MOST_OFFLOAD_ORDERS = 8, 12
 
 
 def legal_parts(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LIMIT_S) -> tuple[TablePart, ...]:
@@ -48,10 +48,9 @@ def legal_parts(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LI
     else:
         require_sharding_room(task, items)
     pairs = (len(items.items) + sum(map(len, items.others))) * task.num_devices
-    if pairs <= MAX_TRIED_PAIRS and not task.may_offload:
-        for way in more_ways(items, seed):
-            if (found := _sort_if_legal(task, pack_in_order(items, way))) is not None:
-                return found
+    more_orders = islice(packing_orders(items, seed), QUICK_ORDERS, None if pairs <= MAX_TRIED_PAIRS else QUICK_ORDERS)
+    if not task.may_offload and (found := _pack(task, items, more_orders)) is not None:
+        return found
     if pairs > MAX_PAIRS:
         raise no_parts_found(task, "no placement was found by packing (the task is too large to solve exactly)", items)
     try:
@@ -106,17 +105,15 @@ def _offloaded_parts(task: ShardingTask, seed: int, known: KnownItems) -> tuple[
     fewest = _fewest(task, outside, forced, chosen)
     step = max((len(chosen) - fewest) // MOST_TRIED_OFFLOADS, 1)
     for count in dict.fromkeys((*range(fewest, len(chosen), step), len(chosen))):
-        storages = {at: outside[at] for at in (*forced, *chosen[:count]) if at in outside}
+        storages = {at: outside[at] for at in (*forced, *chosen[:count])}
         for group in task.together:
             if any(at in storages for at in group):
                 storages.update({at: outside[at] for at in group})
         if sum(task.tables[at].size_bytes for at in storages) > sum(task.machine.host_bytes + task.machine.ssd_bytes):
             return None  # the more leave device memory, the more others take
         items = PackedItems.of(task, storages, known)
-        ways = chain(quick_ways(items), islice(more_ways(items, seed), MOST_MORE_WAYS))
-        for way in ways:
-            if (found := _sort_if_legal(task, pack_in_order(items, way))) is not None:
-                return found
+        if (found := _pack(task, items, islice(packing_orders(items, seed), MOST_OFFLOAD_ORDERS))) is not None:
+            return found
     return None
 
 
@@ -141,10 +138,12 @@ def first_fit(task: ShardingTask, items: PackedItems | None = None) -> tuple[Tab
     too_much = sum(item.least_bytes for item in items.items) > int(items.room_D.sum())
     if too_much or items.room_D.min() < 0:
         return None
-    return next(
-        (found for way in quick_ways(items) if (found := _sort_if_legal(task, pack_in_order(items, way))) is not None),
-        None,
-    )
+    return _pack(task, items, islice(packing_orders(items), QUICK_ORDERS))
+
+
+def _pack(task: ShardingTask, items: PackedItems, orders: Iterable[PackingOrder]) -> tuple[TablePart, ...] | None:
+    packed = (_sort_if_legal(task, pack_in_order(items, order)) for order in orders)
+    return next((parts for parts in packed if parts is not None), None)
 
 
 def _sort_if_legal(task: ShardingTask, parts: list[TablePart] | None) -> tuple[TablePart, ...] | None:
@@ -165,7 +164,8 @@ def _is_rounded(task: ShardingTask, items: PackedItems) -> bool:
     return any(task.pipeline or one.tables[0].embedding_dim * one.tables[0].weight_bits % 8 for one in in_rows)
 
 
-RANDOM_ORDERS = 8
+# The first orders, which lead to the end unless memory is tight, and the last ones.
+QUICK_ORDERS, RANDOM_ORDERS = 4, 8
 
 
 @dataclass(frozen=True)
@@ -179,38 +179,28 @@ class PackingOrder:
     rows_first: bool = False  # rows are cut before columns
 
 
-def quick_ways(items: PackedItems) -> Iterator[PackingOrder]:
-    """Ways that lead to the end unless memory is tight: what may go to few devices and what cannot be cut is first."""
+def packing_orders(items: PackedItems, seed: int = 0) -> Iterator[PackingOrder]:
+    """Yield orders, the quick ones first: those of items that may go to few devices, and cannot be cut, first."""
     all_items = items.items
     bytes_I = np.array([item.size_bytes for item in all_items], dtype=np.int64)
     choices_I = np.array([int(item.allowed_D.sum()) for item in all_items])
     apart_I = np.array([len(item.apart) for item in all_items])
     parts_I = np.array([max((cut.part_bytes for cut in item.cuts), default=0) for item in all_items])
     freedom_I = np.array([_freedom(item) for item in all_items])
-    for order in (
-        np.lexsort((-bytes_I, -apart_I, freedom_I, choices_I)),
-        np.lexsort((-bytes_I, -parts_I, freedom_I, choices_I)),
-    ):
-        yield PackingOrder(order.tolist())
-        yield PackingOrder(order.tolist(), tightest=True)
-
-
-def more_ways(items: PackedItems, seed: int) -> Iterator[PackingOrder]:
-    """Other ways, some of them random."""
-    all_items = items.items
-    bytes_I = np.array([item.size_bytes for item in all_items], dtype=np.int64)
-    choices_I = np.array([int(item.allowed_D.sum()) for item in all_items])
-    freedom_I = np.array([_freedom(item) for item in all_items])
+    for last_I in (apart_I, parts_I):
+        order = np.lexsort((-bytes_I, -last_I, freedom_I, choices_I)).tolist()
+        yield PackingOrder(order)
+        yield PackingOrder(order, tightest=True)
     whole_I = np.array([item.may_be_whole for item in all_items])
-    for order in (np.lexsort((-bytes_I, freedom_I)), np.lexsort((-bytes_I, whole_I))):
+    for first_I in (freedom_I, whole_I):
         for tightest in (True, False):
-            yield PackingOrder(order.tolist(), tightest, rows_first=True)
+            yield PackingOrder(np.lexsort((-bytes_I, first_I)).tolist(), tightest, rows_first=True)
     rng = np.random.default_rng(seed)
     for number in range(RANDOM_ORDERS):
         shaken_I = bytes_I * rng.uniform(0.5, 1.0, len(bytes_I))
-        order = np.lexsort((-shaken_I, freedom_I, choices_I))
+        order = np.lexsort((-shaken_I, freedom_I, choices_I)).tolist()
         for tightest in (True, False):
-            yield PackingOrder(order.tolist(), tightest, rows_first=number % 2 == 1)
+            yield PackingOrder(order, tightest, rows_first=number % 2 == 1)
 
 
 def _freedom(item: PackedItem) -> int:
