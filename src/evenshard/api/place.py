@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evenshard.planner.device_memory import reserve_of
 from evenshard.planner.knobs import (
     InUse,
     Knobs,
@@ -19,7 +20,7 @@ from evenshard.planner.knobs import (
 )
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.params import check_ranges
-from evenshard.utils.signature import check_arguments
+from evenshard.utils.typed import check_arguments
 from evenshard.utils.units import gb_to_bytes
 
 if TYPE_CHECKING:
@@ -69,7 +70,6 @@ def place(
     """
     from evenshard.placement.sharding import Communication
     from evenshard.planner.cluster import HostMemory, devices_of
-    from evenshard.planner.device_memory import reserve_of
     from evenshard.planner.model import model_of, named_with_hardware
     from evenshard.planner.place import PlaceConfig, place_request
     from evenshard.planner.pricing import measured_parts
