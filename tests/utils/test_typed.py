@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
@@ -46,6 +48,13 @@ def test_a_record_comes_back() -> None:
     assert record_of(tuple[int, ...], [1, 2]) == (1, 2)
 
 
+def test_a_record_comes_back_where_pydantic_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = Outer("a", 3, (1.0, 2.5), Inner(True, 0.5), (1, 2), (Inner(False),), {"x": [1, None]})
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    assert record_of(Outer, json.loads(json.dumps(asdict(full)))) == full
+    assert record_of(Outer, PLAIN) == Outer("a", 3, (1, 2.5), Inner(True))
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -73,13 +82,13 @@ def test_a_problem_is_one_line(change: dict[str, Any], why: str) -> None:
 
 
 def test_all_problems_of_a_file_come_at_once() -> None:
-    content = {"name": "a", "count": "x", "inner": {"on": "yes"}, "more": 1}
+    content = {"name": "a", "count": "x", "pair": ["1e-3", 2], "inner": {"on": "yes"}, "more": 1}
     with pytest.raises(BadRecords) as caught:
         read_record(Outer, content, "file.yaml", "Write it anew.")
     assert caught.value.lines == (
         "file.yaml: 4 problems",
         "count is 'x', not a whole number. Correct it.",
-        "pair is missing. Add it.",
+        "pair[0] is '1e-3', not a number. Write 0.001.",
         "inner: on is 'yes', not true or false. Correct it.",
         "'more' is unknown. Correct or remove it.",
         "Write it anew.",
@@ -123,7 +132,7 @@ def asked(
         ("yes", 1, "yes is 1, not true or false"),
         ("names", "one", "names is 'one', not a list. Put it in brackets: ['one']."),
         ("names", ["one", 2], "names[1] is 2, not a string"),
-        ("sizes", "1", "sizes is '1', not a number or a list. Put it in brackets: ['1']."),
+        ("sizes", "1", "sizes is '1', not a number or a list. Write 1."),
         ("sizes", ["1"], "sizes[0] is '1', not a number"),
         ("places", {"a": "b"}, "places.a is 'b', not a whole number or a list"),
         ("places", [("a", 1)], "places is [('a', 1)], not a mapping"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import inspect
 import json
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from evenshard.utils.errors import BadConfig, bad_records
 from evenshard.utils.knobs import Knob, knobs_of, with_meanings
@@ -69,8 +70,10 @@ def record_of(kind: type[_Record], content: Any, floats_only: bool = False) -> _
     Raises:
         WrongValues: if a field is missing, unknown or of another type; all of them.
     """
-    from pydantic import ValidationError
-
+    try:
+        from pydantic import ValidationError
+    except ImportError:  # a bare GPU machine, which reads plans that another one has checked
+        return cast(_Record, _unchecked(kind, content))
     try:
         text = json.dumps([content], default=str, ensure_ascii=False).encode()
         if floats_only:
@@ -82,6 +85,27 @@ def record_of(kind: type[_Record], content: Any, floats_only: bool = False) -> _
         raise WrongValues(_problems(error, json.loads(text), "", known)) from None
     except (TypeError, ValueError, RecursionError) as error:  # a key or text that JSON cannot hold; a circle
         raise WrongValues([("", reason_of(error), "Correct it.")]) from None
+
+
+def _unchecked(kind: Any, content: Any) -> Any:
+    """Return a plain value as a type, or as the first of alternatives that it may be; without a check."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        if content is None:
+            return None
+        is_list, some = isinstance(content, list), (part for part in parts if part is not NoneType)
+        return _unchecked(next(part for part in some if (get_origin(part) is tuple) == is_list), content)
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return kind(**{name: _unchecked(hints[name], value) for name, value in content.items()})  # type: ignore[operator]
+    if origin is tuple:
+        inner = parts[:1] * len(content) if parts[1:] == (...,) else parts
+        return tuple(map(_unchecked, inner, content))
+    if isinstance(kind, type) and hasattr(kind, "_fields"):
+        return kind(*map(_unchecked, get_type_hints(kind).values(), content))
+    if origin in (dict, Mapping):
+        return {key: _unchecked(parts[1], value) for key, value in content.items()}
+    return content
 
 
 def read_record(kind: type[_Record], content: Any, path: str | PathLike[str], remedy: str) -> _Record:
@@ -144,9 +168,20 @@ def _problem(name: str, errors: Sequence[Any], known: Iterable[str]) -> tuple[st
         words.remove("a whole number")
     *others, last = words
     in_brackets = isinstance(value, str) and "a list" in words
+    number = _parsed(value) if "a number" in words or "a whole number" in words else None
     expected = f"{', '.join(others)} or {last}" if others else last
     remedy = f"Put it in brackets: [{brief(value)}]." if in_brackets else "Correct it."
+    if number is not None:  # quoted, or YAML's 1e-3, which is text
+        remedy = f"Write {number}."
     return f"{name} is {brief(value)}, not {expected}".strip(), remedy
+
+
+def _parsed(value: Any) -> int | float | None:
+    try:
+        number = float(value) if isinstance(value, str) else math.inf
+    except ValueError:
+        return None
+    return (int(number) if number.is_integer() else number) if math.isfinite(number) else None
 
 
 def _in_words(error: Any) -> str:
