@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from support.repository import ROOT
 
 SPOILT = ROOT.parent / "shared/repro/spoilt"
 TABLES = [table("a", 1000, 16, 2.0), table("b", 500, 16, 1.0)]
+# Of some argument's type, and beyond what it means.
 WRONG: tuple[Any, ...] = (
-    None, True, "no", "", b"x", "\ud800", "a\0b", "x" * 5000, float("nan"), -1, 0.5, 1e300, 10**400, 1j,
-    object(), print, [], [None], ["\ud800"], [[]], [["a", "b"]], [1, [2]], {}, {"a": None}, {"a": "\ud800"},
-    {"h100": "x" * 5000}, {1: 2}, np.array([1, 2]),
+    None, "", "no", "\ud800", "x" * 5000, float("nan"), -1, 0.5, 1e300, 10**400, object(), [], [[]], [["a", "b"]], {},
+    {"h100": "x" * 5000},
 )  # fmt: skip
 ASKED = {"num_devices": 2, "memory_cap_gb": 4, "batch_size": 64}
 
@@ -39,67 +40,53 @@ def begun(_: Any) -> Any:
     raise _SearchBegun
 
 
-def problems_of(call: Callable[..., object], argument: str) -> list[str]:
+def problems_of(call: Callable[..., object], arguments: Iterable[str]) -> list[str]:
     found = []
-    for value in WRONG:
+    for argument, value in product(arguments, WRONG):
         try:
             call(**{argument: value})
         except _SearchBegun:
             pass
         except (BadInput, InfeasibleTask) as error:
             if not str(error).isprintable() or len(str(error)) > 1200:
-                found.append(f"{value!r:.60}: {error}")
+                found.append(f"{argument}={value!r:.60}: {error}")
         except Exception as error:
-            found.append(f"{value!r:.60}: {type(error).__name__}: {error}")
+            found.append(f"{argument}={value!r:.60}: {type(error).__name__}: {error}")
     return found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("argument", [name for name in inspect.signature(place).parameters if name != "progress"])
-def test_place(argument: str) -> None:
-    assert not problems_of(lambda **more: place(**{"tables": TABLES, **ASKED, "progress": begun, **more}), argument)
-
-
-OF_WHAT_IF = [name for name in inspect.signature(what_if).parameters if name != "progress"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("argument", OF_WHAT_IF)
-def test_what_if(argument: str) -> None:
-    asked = {"tables": TABLES, "hardware": ["h100"], "devices": [2], "progress": begun}
-    assert not problems_of(lambda **more: what_if(**{**asked, **more}), argument)
-
-
-OF_PLANNER = [name for name in inspect.signature(EvenshardPlanner.__init__).parameters if name != "self"]
-
-
-@pytest.mark.parametrize("argument", OF_PLANNER)
-def test_the_planner(argument: str) -> None:
-    assert not problems_of(
-        lambda **more: EvenshardPlanner(**{"world_size": 2, "compute_device": "cuda", **more}), argument
-    )
+@pytest.mark.parametrize(
+    ("call", "asked"),
+    [
+        (place, {"tables": TABLES, **ASKED, "progress": begun}),
+        (what_if, {"tables": TABLES, "hardware": ["h100"], "devices": [2], "progress": begun}),
+        (EvenshardPlanner, {"world_size": 2, "compute_device": "cuda"}),
+    ],
+)
+def test_senseless_values_get_a_line(call: Callable[..., object], asked: dict[str, Any]) -> None:
+    arguments = inspect.signature(call).parameters.keys() - {"progress"}
+    assert not problems_of(lambda **more: call(**{**asked, **more}), arguments)
 
 
 def test_the_line_names_the_argument_its_value_and_what_is_expected() -> None:
     for asked, said in (
-        ({"allow_column_split": "no"}, "allow_column_split is 'no', not True or False. Correct it."),
-        ({"num_devices": "2"}, "num_devices is '2', not a whole number. Correct it."),
+        ({"allow_column_split": "no"}, "allow_column_split is 'no', not true or false. Correct it."),
         ({"effort": "lon"}, "effort is 'lon'. Choose from quick, normal, long."),
-        ({"seed": True}, "seed is True, not a whole number. Correct it."),
-        ({"communication": [-1]}, r"communication is \[-1\], not a list of strings. Correct it."),
+        ({"communication": [-1]}, r"communication\[0\] is -1, not a string. Correct it."),
         ({"optimizer": [float("nan")]}, r"optimizer is \[nan\], not a string. Correct it."),
         ({"progress": 3}, "progress is 3, not a function. Correct it."),
         ({"model": 3}, "model is 3, not a string, a path or a Model. Correct it."),
-        ({"cluster": Path("\udc80")}, "which holds half of a character"),
+        ({"cluster": Path("\udc80")}, "not Unicode text of at most 4,096 bytes"),
         ({"num_devices": 10**6}, "num_devices is 1000000, not a whole number from 1 to 4,096"),
     ):
         with pytest.raises(BadConfig, match=said):
             place(TABLES, **{**ASKED, **asked})
     with pytest.raises(BadConfig, match="overlap is '1', not a number"):
         what_if(TABLES, overlap="1")  # type: ignore[arg-type]
-    with pytest.raises(BadConfig, match="allow_column_split is 'no', not True or False"):
+    with pytest.raises(BadConfig, match="allow_column_split is 'no', not true or false"):
         what_if(TABLES, allow_column_split="no")
-    with pytest.raises(BadConfig, match="fallback is 'no', not True or False"):
+    with pytest.raises(BadConfig, match="fallback is 'no', not true or false"):
         EvenshardPlanner(world_size=2, fallback="no")  # type: ignore[arg-type]
 
 
@@ -125,5 +112,5 @@ def test_numbers_of_numpy_give_the_same_answer() -> None:
 @pytest.mark.skipif(not SPOILT.is_dir(), reason="no folder of spoilt inputs beside the checkout")
 @pytest.mark.parametrize("path", sorted(SPOILT.glob("place_kwargs_*")), ids=lambda path: path.name)
 def test_spoilt_arguments_get_a_line(path: Path) -> None:
-    with pytest.raises(BadConfig, match=r"^(communication|optimizer) is \[.*\], not a "):
+    with pytest.raises(BadConfig, match=r"^(communication\[0\]|optimizer) is .*, not a "):
         place(TABLES, **json.loads(path.read_text()))

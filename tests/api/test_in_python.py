@@ -143,7 +143,7 @@ def test_assumptions_that_differ_in_numbers_alone_are_one_line() -> None:
         (
             "mlperf_dlrm_v2",
             {"sharding_types": "row_wise"},
-            r"not a list of strings. Put it in brackets: \['row_wise'\]",
+            r"not a list. Put it in brackets: \['row_wise'\]",
         ),
         ("mlperf_dlrm_v2", {"compute_kernels": "fused"}, "compute_kernels is 'fused', not a list"),
         ("mlperf_dlrm_v2", {"hardware": "H100x"}, "Did you mean h100"),

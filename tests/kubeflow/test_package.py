@@ -369,11 +369,11 @@ def refused(folder: Path, cluster: Any = None, name: str = "train", **changes: A
 
 
 def test_what_could_not_run_is_not_compiled(folder: Path) -> None:
-    assert "train_cost: unknown key 'num_update'" in refused(folder, train_cost={"num_update": 3})
+    assert "train_cost: 'num_update' is unknown" in refused(folder, train_cost={"num_update": 3})
     assert "'link.yaml', which pods do not have" in refused(folder, measure={"link": "link.yaml"})
     assert "at most 4" in refused(folder, replace(default_cluster(), num_parts=5))
     assert "num_rounds is 0" in refused(folder, loop={"num_rounds": 0})
-    assert "drift: unknown key 'device'" in refused(folder, name="retrain", drift={"device": 4})
+    assert "drift: 'device' is unknown" in refused(folder, name="retrain", drift={"device": 4})
     assert "gets 3 GPUs, but generate_tables.num_devices is 2" in refused(
         folder, default_cluster().with_measure_settings(gpus=3)
     )

@@ -191,9 +191,8 @@ def test_a_failed_save_leaves_the_old_dataset(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"measured_at": math.nan}, "measured_at is nan, not a moment"),
+        ({"measured_at": math.nan}, "measured_at is nan, not a finite number"),
         ({"measured_at": 1e18}, "measured_at is 1e\\+18, not a moment"),
-        ({"round": 2**63}, "round is 9223372036854775808, which is too large"),
         ({"proposed_by": None}, "proposed_by is None, not a string"),
         ({"provenance": replace(PROVENANCE, seed=1.5)}, "seed is 1.5, not a whole number"),
     ],
@@ -493,7 +492,7 @@ def lineage(content: bytes) -> dict[bytes, bytes]:
         ({b"evenshard_cost_schema": b"\xff\x00"}, "version is .*, this evenshard reads 2"),
         (lineage(b"{torn"), "lineage is not readable .it is not JSON"),
         (lineage(b"[" * 100_000), "lineage is not readable .it is nested too deep"),
-        (lineage(b"[]"), r"lineage is not readable .it is \[\], not an object"),
+        (lineage(b"[]"), r"lineage is not readable .is \[\], not a mapping"),
         (lineage(b"\xff"), "lineage is not readable .it is not UTF-8"),
         (lineage(b'{"git_commit": ["c0ffee"]}'), r"git_commit is \['c0ffee'\], not a string"),
         (lineage(b'{"hardware": "cpu: a"}'), "hardware is 'cpu: a', not a list"),

@@ -190,9 +190,9 @@ def test_the_profile_goes_where_it_is_asked_for() -> None:
         ({"link": None}, "link is None, not a name"),
         ({"vendor": None}, "names no vendor"),
         ({"vendor": 3}, "vendor is 3, not a name"),
-        ({"colour": 3}, "constant 'colour' is unknown"),
+        ({"colour": 3}, "'colour' is unknown"),
         ({"l2_gb_s": 0}, "constant l2_gb_s is 0.0, not a number from 1e-09"),
-        ({"warps_per_sm": "x"}, "constant warps_per_sm is 'x', not a number"),
+        ({"warps_per_sm": "x"}, "warps_per_sm is 'x', not a number"),
     ],
 )
 def test_a_bad_data_sheet_is_refused_in_one_line_and_nothing_is_written(

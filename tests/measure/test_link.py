@@ -174,10 +174,10 @@ def test_a_file_that_is_no_link_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match=r"mine\.yaml: no such file"):
         link(str(path))
     path.write_text(CALIBRATED.replace("bandwidth_gb_s", "bandwidth_mb_s"))
-    with pytest.raises(BadFile, match="constant 'bandwidth_mb_s' is unknown"):
+    with pytest.raises(BadFile, match="'bandwidth_mb_s' is unknown"):
         link(str(path))
     path.write_text(CALIBRATED.replace("value: 17.5", "value: -17.5"))
-    with pytest.raises(BadFile, match=r"constant latency_us is -17\.5"):
+    with pytest.raises(BadFile, match=r"latency_us is -17\.5"):
         link(str(path))
 
 

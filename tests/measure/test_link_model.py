@@ -155,15 +155,15 @@ def test_a_file_may_have_curves(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ("all_to_all", "broadcast", "curve 1: collective is none of all_to_all, "),
+        ("all_to_all", "broadcast", "curves[0]: collective is none of all_to_all, "),
         ("num_devices: 2", "num_devices: 1", "num_devices is below 2"),
         ("[0, 40]", "[1, 40]", "kb does not begin at 0"),
         ("[0, 40]", "[0, 0]", "kb does not rise"),
-        ("[0, 40]", "[0, .nan]", "kb does not rise"),
+        ("[0, 40]", "[0, .nan]", "curves[0]: kb[1] is nan, not a finite number"),
         ("[0, 40]", "[0]", "us is not as long"),
         ("[10, 30]", "[10, 3]", "us falls"),
         ("gb_s: 100}", "gb_s: 0}", "gb_s is not above 0"),
-        ("gb_s: 100}", "mb_s: 0}", "curve 1: 'mb_s' is unknown"),
+        ("gb_s: 100}", "mb_s: 0}", "curves[0]: 'mb_s' is unknown"),
     ],
 )
 def test_a_file_with_an_impossible_curve_is_refused(tmp_path: Path, old: str, new: str, why: str) -> None:

@@ -1,4 +1,4 @@
-"""A plan is the same on the other side, and a bare box measures it with nothing but torch and numpy."""
+"""A plan is the same on the other side, and a bare box measures it with nothing but torch, numpy and pydantic."""
 
 from __future__ import annotations
 

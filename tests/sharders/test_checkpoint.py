@@ -246,7 +246,7 @@ def digest(folder: Path) -> dict[str, bytes]:
         ({"round": "1"}, "round is '1', not a whole number"),
         ({"round": -1}, "round is -1, below 0"),
         ({"kind": ["dreamshard_cost_net"]}, "kind is .*, not a string"),
-        ({"normalizer": [1.0]}, "normalizer is .*, not an object"),
+        ({"normalizer": [1.0]}, "normalizer is .*, not a mapping"),
         ({"normalizer": {"mean": ["a"] * 21, "scale": [1.0] * 21}}, "mean.0. is 'a', not a number"),
         ({"normalizer": {"mean": [0.0] * 21, "scale": [0.0] * 21}}, "a scale that is not above 0"),
         ({"normalizer": {"mean": [math.nan] * 21, "scale": [1.0] * 21}}, "'NaN' is not a valid number"),

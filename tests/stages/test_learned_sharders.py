@@ -129,7 +129,7 @@ def test_settings_of_a_method_win_and_unknown_ones_are_refused() -> None:
     found = load_learned_sharder("autoshard").settings_of(TrainPolicyConfig(num_updates=7, settings={"num_updates": 9}))
     assert found.num_updates == 9
     assert load_learned_sharder("dreamshard").settings_of(TrainPolicyConfig(num_episodes=4)).num_episodes == 4
-    with pytest.raises(BadConfig, match=r"train_policy.settings: unknown key 'num_slots'"):
+    with pytest.raises(BadConfig, match=r"train_policy.settings: 'num_slots' is unknown"):
         load_learned_sharder("dreamshard").settings_of(TrainPolicyConfig(settings={"num_slots": 3}))
     with pytest.raises(BadConfig, match=r"train_policy.method is 'other', which is none of dreamshard, autoshard"):
         load_learned_sharder("other")

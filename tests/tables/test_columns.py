@@ -118,7 +118,7 @@ def test_the_same_problem_of_many_records_is_one_and_many_problems_are_cut(tmp_p
     with pytest.raises(BadRecords) as caught:
         tables_of_records(wrong, 1.0)
     assert len(caught.value.lines) == 22
-    assert caught.value.lines[0] == "tables: 50 problems" and caught.value.lines[-1] == "and 30 more"
+    assert caught.value.lines[0] == "tables: 50 problems" and caught.value.lines[-1] == "And 30 more."
 
 
 def test_two_columns_of_one_meaning_that_differ_are_refused() -> None:

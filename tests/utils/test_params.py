@@ -26,9 +26,9 @@ def test_a_section_becomes_its_dataclass_with_defaults_for_the_rest() -> None:
     assert section(params, "train", Config) == Config(3, 0.5, (16, 32))
 
 
-def test_whole_numbers_are_fine_where_fractions_are_allowed() -> None:
-    rate = section({"train": {"num_updates": 3, "learning_rate": 1}}, "train", Config).learning_rate
-    assert rate == 1.0 and isinstance(rate, float)
+def test_whole_numbers_are_fine_as_floats_and_for_them() -> None:
+    found = section({"train": {"num_updates": 3.0, "learning_rate": 1}}, "train", Config)
+    assert repr(found) == repr(Config(3, 1.0))
 
 
 def test_flags_win_over_the_file_unless_they_were_not_given() -> None:
@@ -45,14 +45,10 @@ def test_flags_alone_are_enough_for_a_section_that_is_not_there() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"num_updates": 3, "lerning_rate": 1.0}, "unknown key 'lerning_rate'. Did you mean 'learning_rate'?"),
-        ({"num_updates": 3, 7: 1.0}, "unknown key 7"),
-        ({}, "num_updates: Field required"),
-        ({"num_updates": "many"}, "num_updates: Input should be a valid integer"),
-        ({"num_updates": 2.5}, "num_updates: Input should be a valid integer"),
-        ({"num_updates": None}, "num_updates"),
-        ({"num_updates": 3, "dims": [4, "wide"]}, "dims.1: Input should be a valid integer"),
-        ({"num_updates": 3, "source": 5}, "source: Input should be a valid string"),
+        ({"num_updates": 3, "lerning_rate": 1.0}, "'lerning_rate' is unknown (did you mean learning_rate?)"),
+        ({}, "num_updates is missing"),
+        ({"num_updates": 2.5, "source": 5}, "num_updates is 2.5, not a whole number; source is 5, not a string"),
+        ({"num_updates": 3, "dims": [4, "wide"]}, "dims[1] is 'wide', not a whole number"),
         ({"num_updates": 3, "learning_rate": float("nan")}, "learning_rate is nan, not a finite number"),
         ({"num_updates": 3, "learning_rate": float("inf")}, "learning_rate is inf, not a finite number"),
     ],
@@ -110,10 +106,10 @@ def test_require_speaks_only_when_the_condition_does_not_hold() -> None:
         require(False, "Make it above 0.")
 
 
-def test_repeated_aliases_are_walked_once(tmp_path: Path) -> None:
-    """Forty doubling aliases would be 2^40 values."""
+def test_doubling_aliases_are_refused(tmp_path: Path) -> None:
+    """Forty would be 2^40 values."""
     path = tmp_path / "params.yaml"
     doubled = "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
     path.write_text("a0: &a0 [x]\n" + doubled)
-    with pytest.raises(BadConfig, match="valid integer"):
-        section({"train": {"num_updates": load_params(path)["a39"]}}, "train", Config)
+    with pytest.raises(BadFile, match="too many of its aliases"):
+        load_params(path)

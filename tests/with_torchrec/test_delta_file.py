@@ -93,7 +93,7 @@ def test_the_documented_command_writes_a_delta(
     assert read_delta("delta.json").tables["a"].new.ranks == (1, 0)
     record = json.loads(Path("delta.json").read_text())
     Path("delta.json").write_text(json.dumps({**record, "world_size": 0}))
-    with pytest.raises(BadFile, match=r"delta\.json, world_size"):
+    with pytest.raises(BadFile, match=r"delta\.json: world_size is 0"):
         read_delta("delta.json")
 
 

@@ -107,7 +107,7 @@ def test_pooling_factors_stand_against_those_of_constraints() -> None:
             {"constraints": CONSTRAINTS},
             "constraints are of the tables of a TorchRec",
         ),
-        (USER, {"constraints": [1]}, r"constraints is \[1\], not a mapping of strings to objects"),
+        (USER, {"constraints": [1]}, r"constraints is \[1\], not a mapping"),
         (USER, {"constraints": {"id": [1]}}, r"constraints of table 'id' are \[1\]. Give TorchRec's, by table"),
         (
             USER,

@@ -124,9 +124,9 @@ def test_a_file_for_the_cpu_is_the_plan_for_the_cpu(tmp_path: Path) -> None:
     ("cache", "message"),
     [
         (None, "types of table 'user.ebc.id' contradict each other"),
-        ({"algorithm": "LFU", "load_factor": 0.05}, "algorithm: is not a TorchRec plan"),
-        ({"algorithm": "LRU", "load_factor": 0}, "load_factor: is not a TorchRec plan"),
-        ({"algorithm": "LRU", "load_factor": 1.5}, "load_factor: is not a TorchRec plan"),
+        ({"algorithm": "LFU", "load_factor": 0.05}, "algorithm is .LFU., not"),
+        ({"algorithm": "LRU", "load_factor": 0}, "load_factor is .*, not"),
+        ({"algorithm": "LRU", "load_factor": 1.5}, "load_factor is .*, not"),
     ],
 )
 def test_a_cache_that_makes_no_sense_is_refused(tmp_path: Path, cache: Any, message: str) -> None:
@@ -194,10 +194,10 @@ def wide(content: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.update(schema_version=2), r"schema_version: is not a TorchRec plan: Input should be 1"),
-        (lambda c: c.pop("world_size"), "world_size: is not a TorchRec plan: the field is missing"),
-        (lambda c: c.update(more=1), "more: is not a TorchRec plan: the field is unknown"),
-        (lambda c: c.update(compute_device="tpu"), "compute_device: is not a TorchRec plan"),
+        (lambda c: c.update(schema_version=2), "schema_version is 2, not 1"),
+        (lambda c: c.pop("world_size"), "world_size is missing"),
+        (lambda c: c.update(more=1), "'more' is unknown"),
+        (lambda c: c.update(compute_device="tpu"), "compute_device is 'tpu', not 'cuda' or 'cpu'"),
         (lambda c: c.update(world_size=1), "'user.ebc.id' is on device|'clicks' is on device 1, but the devices are"),
         (lambda c: c.update(local_world_size=1), "types of table '.*' contradict each other"),
         (lambda c: wide(c).update(sharding_type="table_wise"), "types of table 'wide' contradict each other"),

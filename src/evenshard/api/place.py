@@ -19,7 +19,7 @@ from evenshard.planner.knobs import (
 )
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.params import check_ranges
-from evenshard.utils.signature import check_arguments
+from evenshard.utils.typed import check_arguments
 from evenshard.utils.units import gb_to_bytes
 
 if TYPE_CHECKING:

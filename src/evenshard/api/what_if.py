@@ -11,7 +11,7 @@ from evenshard.planner.knobs import Knobs, Training, group_knobs, groups, place_
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.knobs import Knob, chosen_in, knob, knobs_of
 from evenshard.utils.params import check_ranges
-from evenshard.utils.signature import check_arguments
+from evenshard.utils.typed import check_arguments
 from evenshard.utils.units import bytes_to_gb
 
 if TYPE_CHECKING:

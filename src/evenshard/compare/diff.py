@@ -45,7 +45,7 @@ from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import count_text
 from evenshard.utils.process import one_thread
-from evenshard.utils.signature import check_arguments
+from evenshard.utils.typed import check_arguments
 from evenshard.utils.units import gb_to_bytes
 
 

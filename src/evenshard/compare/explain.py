@@ -28,7 +28,7 @@ from evenshard.sharders.search.state import Choice
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut, names_text
 from evenshard.utils.process import one_thread
-from evenshard.utils.signature import check_arguments
+from evenshard.utils.typed import check_arguments
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from evenshard.kubeflow.component import image
 from evenshard.kubeflow.pod_journal import FOLDER as JOURNAL_FOLDER
@@ -18,7 +18,8 @@ from evenshard.stages.loop import STAGES
 from evenshard.tracking import BACKLOG, BACKLOG_NAME, LOOP_ID
 from evenshard.utils.errors import BadConfig, blame_file
 from evenshard.utils.messages import brief
-from evenshard.utils.params import CORRECT_IT, load_params, require, section
+from evenshard.utils.params import load_params, require, settings_of
+from evenshard.utils.typed import read_record
 
 COMPONENTS = (*(stage.name for stage in STAGES), "merge_costs", "drift", "place", "watch", "record_outcome")
 MEASURING = tuple(stage.name for stage in STAGES if stage.measures)
@@ -51,7 +52,6 @@ FIRST_PAUSE = "5s"
 RETRIED_WITHIN = f"{30 * 24 * 3600}s"
 # The label by which Kueue knows a pod that it is to admit.
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-_Settings = TypeVar("_Settings")
 # Keys of the other kind of file; see ``planner.cluster``.
 OF_A_MACHINE = ("hosts", "intra", "inter", "nodes_per_domain")
 
@@ -247,33 +247,23 @@ def load_cluster(path: Path) -> Cluster:
             f"{path} describes a machine to place tables on, which `evenshard place --cluster` takes. A pipeline's "
             "file says what its pods get: see pipelines/cluster.yaml."
         )
-    by_stage = content.pop("stages", {})
-    require(isinstance(by_stage, dict), f"{path}: stages is not a mapping. Write one block for each stage under it.")
+    by_stage = read_record(dict[str, dict[str, Any]], content.pop("stages", {}), path, "Write settings for each stage.")
     for name in by_stage:
         is_stage = name == "default" or name in COMPONENTS
         require(is_stage, f"{path}: stages has no {brief(name)}. Choose one of {', '.join(COMPONENTS)}.")
-        block = by_stage[name]
-        require(isinstance(block, dict), f"{path}: stages.{name} is {brief(block)}. Write `key: value` lines under it.")
     default = by_stage.get("default", {})
     stages = {}
     for name in COMPONENTS:
         values = {**default, **by_stage.get(name, {})}
         as_text = {key: str(value) if key in ("cpu", "memory") else value for key, value in values.items()}
-        stages[name] = _read_settings(f"{path}: stages.{name}", as_text, StageResources)
-    cluster = _read_settings(str(path), {**content, "stages": {}}, Cluster)
+        where = f"{path}: stages.{name}"
+        stages[name] = settings_of(StageResources, as_text, where, "Correct it.")
+        _check_forms(where, stages[name])
+    cluster = settings_of(Cluster, {**content, "stages": {}}, str(path), "Correct it.")
+    _check_forms(str(path), cluster)
     if cluster.volume is not None:
         _check_forms(f"{path}: volume", cluster.volume)
     return replace(cluster, stages=stages)
-
-
-def _read_settings(where: str, values: dict[str, Any], kind: type[_Settings]) -> _Settings:
-    """Return settings as their dataclass; errors name ``where``, which is no section of params.yaml."""
-    try:
-        found = section({"": values}, "", kind)
-    except BadConfig as error:
-        raise BadConfig(str(error).replace("params section ", where).replace(CORRECT_IT, "Correct it.")) from None
-    _check_forms(where, found)
-    return found
 
 
 def _check_forms(where: str, settings: Any) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from evenshard.utils.errors import BadFile, MeasurementFailed, blame_file
 from evenshard.utils.extras import require_package
 from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import brief, cut, reason_of
-from evenshard.utils.records import as_type
+from evenshard.utils.typed import record_of
 
 SCHEMA_VERSION = "2"
 MAX_ROWS = 5_000_000  # a file of a few bytes may say that a row comes a billion times
@@ -71,6 +72,9 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
 _TYPES: Mapping[str, Any] = {_TEXT: str, _WHOLE: int, _NUMBER: float, _TEXTS: tuple[str, ...]}
 TIMES = tuple(name for name in COLUMNS if name.endswith("_ms"))
 _PARTS = ("fwd_compute_ms", "bwd_compute_ms")
+_Row = make_dataclass(
+    "_Row", [(name, _TYPES[kind] | None if name in TIMES else _TYPES[kind]) for name, (kind, _) in COLUMNS.items()]
+)
 
 
 def save_rows(rows: Sequence[dict[str, Any]], lineage: Mapping[str, Any], path: Path) -> None:
@@ -177,26 +181,19 @@ def _check_schema(path: Path, schema: Any, num_rows: int) -> None:
 
 def _lineage(path: Path, schema: Any) -> dict[str, Any]:
     try:
-        lineage: dict[str, Any] = as_type(
-            load_json((schema.metadata or {}).get(_LINEAGE_KEY, b"{}")), dict[str, Any], "it"
-        )
-        for name, value in lineage.items():
-            as_type(value, tuple[str, ...] if name in _ORIGINS else str, name)
+        lineage = record_of(dict[str, Any], load_json((schema.metadata or {}).get(_LINEAGE_KEY, b"{}")))
+        origins = {name: lineage.pop(name) for name in _ORIGINS if name in lineage}
+        return {**record_of(dict[str, str], lineage), **record_of(dict[str, list[str]], origins)}
     except ValueError as error:
         raise BadFile(path, f"its lineage is not readable ({reason_of(error)})", REMEDY) from None
-    return lineage
 
 
 def _type_problem(row: Mapping[str, Any]) -> str | None:
-    """Name the value that Parquet's column would not take, or return None."""
-    for column, value in row.items():
-        try:
-            if value is not None or column not in TIMES:
-                as_type(value, _TYPES[COLUMNS[column][0]], column)
-        except ValueError as error:
-            return str(error)
-        if isinstance(value, int) and value.bit_length() > 63:
-            return f"{column} is {brief(value)}, which is too large"
+    """Name the values that Parquet's columns would not take, or return None."""
+    try:
+        record_of(_Row, row)
+    except ValueError as error:
+        return str(error)
     return None
 
 

@@ -23,7 +23,7 @@ from evenshard.utils.atomic import name_full_disk
 from evenshard.utils.errors import BadFile, MeasurementFailed
 from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import brief, reason_of
-from evenshard.utils.records import record_of
+from evenshard.utils.typed import record_of
 
 JOURNAL_VERSION = 1
 FSYNC_EVERY_S = 1.0

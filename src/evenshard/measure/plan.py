@@ -23,7 +23,7 @@ from evenshard.utils.errors import BadConfig, BadFile, blame_file
 from evenshard.utils.json_files import load_json
 from evenshard.utils.limits import RANGES
 from evenshard.utils.messages import brief, reason_of
-from evenshard.utils.records import record_of
+from evenshard.utils.typed import record_of
 
 PLAN_VERSION = 1
 MAX_PLAN_BYTES = 2**30

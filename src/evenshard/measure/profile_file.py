@@ -9,7 +9,7 @@ needs PyYAML: it is imported when a profile is read, so that a bare GPU box can 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, fields
+from dataclasses import asdict, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,23 +17,17 @@ from typing import Any, TypeVar
 from evenshard.measure import gpu_rules
 from evenshard.measure.evidence import Evidence
 from evenshard.measure.hardware import profile_path
-from evenshard.measure.link_model import Curve
 from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadFile, blame_file
+from evenshard.utils.errors import BadFile, bad_records, blame_file
 from evenshard.utils.limits import Range
 from evenshard.utils.messages import brief
-from evenshard.utils.records import record_of
+from evenshard.utils.typed import read_record
 from evenshard.utils.yaml_files import read_yaml
 
 Profile = TypeVar("Profile")
 # Range of a constant in the units of the profiles, whose largest numbers are some thousands of GB per second.
 CONSTANTS = Range(0, 1e18)
 _REMEDY = "Start from one of the profiles that come with evenshard, or calibrate again."
-# Records that profiles list, by the type of the field, and the word for one of them.
-_LISTS: Mapping[str, tuple[type[Evidence | Curve], str]] = {
-    "tuple[Evidence, ...]": (Evidence, "evidence"),
-    "tuple[Curve, ...]": (Curve, "curve"),
-}
 DATA_SHEET, GUESS = "data sheet", "guess"
 _ORIGINS = {one: one for one in ("measured", "fitted", DATA_SHEET, GUESS)} | {"calibrated": "fitted"}
 _SHEET_REMEDY = f"A data sheet says vendor, link, {', '.join(gpu_rules.SHEET)}: docs/measure.md."
@@ -48,47 +42,21 @@ def read_profile(path: Path, kind: type[Profile]) -> Profile:
         BadFile: if the file is missing or no YAML, or a constant is missing, unknown, impossible or without a source.
     """
     content = _load(path)
-    known = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
-    optional = {field.name for field in fields(kind) if field.default is not MISSING}  # type: ignore[arg-type]
-    unknown = next((name for name in content if name not in known), None)
-    missing = next((name for name in known if name not in content and name not in optional), None)
-    if unknown is not None:
-        raise BadFile(path, f"constant {brief(unknown)} is unknown", _REMEDY)
-    if missing is not None:
-        raise BadFile(path, f"constant {missing} is missing", _REMEDY)
-    values: dict[str, Any] = {}
-    for name, kind_of_value in known.items():
-        if name not in content:
-            continue
+    constants = [field.name for field in fields(kind) if field.type == "float" and field.name in content]  # type: ignore[arg-type]
+    for name in constants:
         entry = content[name]
-        if str(kind_of_value) == "str":
-            if not isinstance(entry, str):
-                raise BadFile(path, f"{name} is {brief(entry)}, not a text", _REMEDY)
-            values[name] = entry
-            continue
-        if str(kind_of_value) in _LISTS:
-            if not isinstance(entry, list):
-                raise BadFile(path, f"{name} is not a list", _REMEDY)
-            kind_of_one, word = _LISTS[str(kind_of_value)]
-            values[name] = tuple(_listed(path, kind_of_one, one, f"{word} {at + 1}") for at, one in enumerate(entry))
-            continue
         if not isinstance(entry, dict) or not entry.get("source"):
             raise BadFile(path, f"constant {name} needs value and source", _REMEDY)
-        value: Any = entry.get("value")
-        if problem := CONSTANTS.problem(value):
-            raise BadFile(path, f"constant {name} {problem}", _REMEDY)
-        values[name] = float(value)
-    return kind(**values)
-
-
-def _listed(path: Path, kind: type[Evidence | Curve], entry: Any, which: str) -> Evidence | Curve:
-    try:
-        found = record_of(kind, entry)
-    except ValueError as error:
-        raise BadFile(path, f"{which}: {error}", _REMEDY) from None
-    if problem := found.problem():
-        raise BadFile(path, f"{which}: {problem}", _REMEDY)
-    return found
+        content[name] = entry.get("value")
+    profile = read_record(kind, content, path, _REMEDY)
+    limits = ((name, CONSTANTS.problem(getattr(profile, name))) for name in constants)
+    problems = [("", f"{name} {problem}", "Correct it.") for name, problem in limits if problem]
+    for name in ("evidence", "curves"):
+        checked = enumerate(one.problem() for one in getattr(profile, name, ()))
+        problems += [(f"{name}[{at}]", problem, "Correct it.") for at, problem in checked if problem]
+    if problems:
+        raise bad_records(path, problems, _REMEDY)
+    return profile
 
 
 def sources_of(path: Path) -> dict[str, str]:

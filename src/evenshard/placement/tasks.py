@@ -17,7 +17,7 @@ from evenshard.utils.errors import BadConfig, BadFile, blame_file
 from evenshard.utils.json_files import load_json
 from evenshard.utils.limits import RANGES, read_text
 from evenshard.utils.messages import brief, reason_of
-from evenshard.utils.records import record_of
+from evenshard.utils.typed import read_record
 from evenshard.utils.units import bytes_to_gb, gb_to_bytes
 
 _MAX_SHARD_TABLES = 64
@@ -154,11 +154,11 @@ def load_tasks(path: Path, pool: Sequence[Table]) -> TaskSplit:
         raise BadFile(path, f"cannot be read: {reason_of(error)}", remedy) from None
     except ValueError as error:
         raise BadFile(path, str(error), remedy) from None
-    if not isinstance(sides, dict) or not all(isinstance(sides.get(side), list) for side in ("train", "test")):
-        raise BadFile(path, "has no lists of train and test tasks", remedy)
+    stated = read_record(_TaskFile, sides, path, remedy)
 
     def tasks(side: str) -> tuple[ShardingTask, ...]:
-        return tuple(_task(path, f"{side} task {number}", record, by_name) for number, record in enumerate(sides[side]))
+        records = getattr(stated, side)
+        return tuple(_task(path, f"{side}[{number}]", record, by_name) for number, record in enumerate(records))
 
     split = TaskSplit(train=tasks("train"), test=tasks("test"))
     ids = Counter(task.task_id for task in (*split.train, *split.test))
@@ -177,11 +177,13 @@ class _TaskRecord:
     batch_size: int
 
 
-def _task(path: Path, where: str, record: object, by_name: dict[str, Table]) -> ShardingTask:
-    try:
-        stated = record_of(_TaskRecord, record)
-    except ValueError as error:
-        raise BadFile(path, str(error), "Complete it.", where) from None
+@dataclass(frozen=True)
+class _TaskFile:
+    train: tuple[_TaskRecord, ...]
+    test: tuple[_TaskRecord, ...]
+
+
+def _task(path: Path, where: str, stated: _TaskRecord, by_name: dict[str, Table]) -> ShardingTask:
     for name in ("num_devices", "memory_cap_gb", "batch_size"):
         if problem := RANGES[name].problem(getattr(stated, name)):
             raise BadFile(path, f"{name} {problem}", "Correct it.", where)

@@ -31,7 +31,7 @@ from evenshard.planner.request import caps_of
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.limits import RANGES
 from evenshard.utils.params import check_ranges
-from evenshard.utils.records import record_of
+from evenshard.utils.typed import read_record
 from evenshard.utils.units import gb_to_bytes
 from evenshard.utils.yaml_files import read_yaml
 
@@ -105,10 +105,7 @@ def load_cluster_file(path: str | Path) -> ClusterFile:
     if isinstance(content, dict) and "stages" in content:
         other = "says what pods of a pipeline get, which `evenshard pipeline --cluster` takes"
         raise BadFile(path, other, f"Describe the machine in a file of its own. {remedy}")
-    try:
-        found = record_of(ClusterFile, content)
-    except ValueError as error:
-        raise BadFile(path, str(error), remedy) from None
+    found = read_record(ClusterFile, content, path, remedy)
     if problem := found.problem():
         raise BadFile(path, problem, "Correct it.")
     return found

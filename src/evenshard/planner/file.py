@@ -10,9 +10,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from evenshard.measure.costs import DeviceCost, PlacementCost
 from evenshard.measure.evidence import DeviceError
@@ -26,8 +26,8 @@ from evenshard.tables.table import LATER_FIELDS
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile, MeasurementFailed, blame_file
 from evenshard.utils.json_files import load_json
-from evenshard.utils.messages import brief, cut, reason_of
-from evenshard.utils.signature import check_arguments
+from evenshard.utils.messages import brief, reason_of
+from evenshard.utils.typed import check_arguments, read_record
 
 FILE_VERSION: Literal[4] = 4
 
@@ -146,20 +146,12 @@ class PlacementFile(FileRecord):
 
 _WHAT = "a placement.json"
 _REMEDY = "Write it with `evenshard place ... -o`."
-# Words for what pydantic would say about fields of its models and arguments of our dataclasses.
-_FIELD_PROBLEMS = {
-    "extra_forbidden": "the field is unknown",
-    "missing": "the field is missing",
-    "unexpected_keyword_argument": "the field is unknown",
-}
 
 # Fields of the file that are those of an answer.
 AS_IT_STANDS = (
     *("request", "lower_bound_ms", "comparison", "warnings", "notes", "lineage", "nearness"),
     *("link", "device_error", "link_error"),
 )
-
-_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class _FollowedVersion(BaseModel):
@@ -187,6 +179,10 @@ class _FollowedModel(BaseModel):
 class _Followed(BaseModel):
     model: _FollowedModel | None = None
     evenshard_version: str = ""
+
+
+class _Traced(BaseModel):
+    lineage: _Followed
 
 
 def json_schema() -> dict[str, Any]:
@@ -233,8 +229,8 @@ def load_answer(path: str | Path) -> PlacementAnswer:
         if isinstance(version, int) and version != FILE_VERSION:
             problem = f"schema_version is {brief(version)}, and this evenshard reads {FILE_VERSION}"
             raise BadFile(path, problem, "Place again with `evenshard place ... -o`.")
-        record = validate_record(PlacementFile, content, path, _WHAT, _REMEDY)
-        validate_record(_Followed, record.lineage, path, _WHAT, _REMEDY)
+        record = read_record(PlacementFile, content, path, _REMEDY)
+        read_record(_Traced, content, path, _REMEDY)
         return _answer(record)
     except (BadConfig, MeasurementFailed) as error:
         raise BadFile(path, str(error).rstrip("."), _REMEDY) from None
@@ -258,21 +254,6 @@ def read_json(path: str | Path, what: str, remedy: str) -> Any:
         raise BadFile(path, f"cannot be read ({reason_of(error)})", remedy) from None
     except ValueError as error:
         raise BadFile(path, f"is not {what}: {reason_of(error)}", remedy) from None
-
-
-def validate_record(model: type[_Model], content: Any, path: str | Path, what: str, remedy: str) -> _Model:
-    """The content of a file as a record; arguments as of ``read_json``.
-
-    Raises:
-        BadFile: if it is none; the first thing that is wrong, and where.
-    """
-    try:
-        return model.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = cut(".".join(str(step) for step in first["loc"])) or None
-        problem = _FIELD_PROBLEMS.get(first["type"], first["msg"])
-        raise BadFile(path, f"is not {what}: {problem}", remedy, where) from None
 
 
 # Out -----------------------------------------------------------------------------------------------------------------

@@ -15,19 +15,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import lru_cache, partial
-from numbers import Real
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import COLUMN_STEP, COMPUTE_KERNELS, FUSED
+from evenshard.placement.parts import COLUMN_STEP, COMPUTE_KERNELS
 from evenshard.placement.sharding import SHARDING_TYPES
 from evenshard.placement.task import TableLimits
-from evenshard.utils.errors import BadConfig, BadFile, blame_file
+from evenshard.utils.errors import BadConfig, bad_records, blame_file
 from evenshard.utils.messages import brief, cut
+from evenshard.utils.typed import WrongValues, record_of
 from evenshard.utils.yaml_files import read_yaml
 
 
@@ -59,12 +59,15 @@ class Rules:
 
     @staticmethod
     def of(**written: Any) -> Rules:
-        """Rules as a person writes them down: one device or several, nothing or None for no rule.
+        """Return rules as a person writes them down: one device or several, nothing or None for no rule.
 
         Raises:
             BadConfig: if a value has another form.
         """
-        return Rules(**{name: _READERS[name](name, value) for name, value in written.items() if value is not None})
+        try:
+            return _rules(written)
+        except WrongValues as error:
+            raise BadConfig(f"{error}. Write a rule as in {_EXAMPLE}.") from None
 
     def __add__(self, other: Rules) -> Rules:
         """Both together.
@@ -152,6 +155,34 @@ def _allowed_devices(
 
 
 RULES = tuple(field.name for field in fields(Rules))
+_EXAMPLE = "{pinned: {user_id: 0}, apart: [[a, b]]}"
+_Ids = int | tuple[int, ...]
+_Words = str | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Written:
+    """Rules as a person writes them."""
+
+    pinned: dict[str, _Ids] | None = None
+    forbidden: dict[str, _Ids] | None = None
+    forbidden_devices: _Ids | None = None
+    together: tuple[tuple[str, ...], ...] | None = None
+    apart: tuple[tuple[str, ...], ...] | None = None
+    pinned_nodes: dict[str, _Ids] | None = None
+    table_types: dict[str, _Words] | None = None
+    min_columns: dict[str, int] | None = None
+    table_kernels: dict[str, _Words] | None = None
+
+
+def _rules(content: Any) -> Rules:
+    def several(name: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {table: several(name, one) for table, one in value.items()}
+        return value if isinstance(value, tuple) or name == "min_columns" else (value,)
+
+    written = record_of(_Written, content, floats_only=True)
+    return Rules(**{name: several(name, value) for name, value in vars(written).items() if value is not None})
 
 
 @blame_file
@@ -161,19 +192,12 @@ def load_rules(path: Path) -> Rules:
     Raises:
         BadFile: if it is missing, not YAML, or holds something else.
     """
-    remedy = f"Its keys are {', '.join(RULES)}, as in {{pinned: {{user_id: 0}}, apart: [[a, b]]}}."
+    remedy = f"Its keys are {', '.join(RULES)}, as in {_EXAMPLE}."
     content = read_yaml(path, remedy)
-    if content is None:
-        return Rules()
-    if not isinstance(content, Mapping):
-        raise BadFile(path, "holds no rules", remedy)
-    unknown = next((key for key in content if key not in RULES), None)
-    if unknown is not None:
-        raise BadFile(path, f"unknown key {brief(unknown)}", remedy)
     try:
-        return Rules.of(**content)
-    except BadConfig as error:
-        raise BadFile(path, str(error).rstrip("."), remedy) from None
+        return Rules() if content is None else _rules(content)
+    except WrongValues as error:
+        raise bad_records(path, error.problems, remedy) from None
 
 
 def _join_rules(key: str, one: Any, two: Any) -> Any:
@@ -193,64 +217,3 @@ def _id_problem(name: str, what: str, ids: Iterable[int], count: int) -> str | N
         return None
     of = f" for table {brief(name)}" if name else ""
     return f"a rule{of} names {what} {brief(wrong)}, but the {what}s are 0 to {count - 1}. Correct it."
-
-
-# As a person writes them ----------------------------------------------------------------------------------------------
-
-
-def _of_tables(what: str, read: Callable[[str, Any], Any]) -> Callable[[str, Any], dict[str, Any]]:
-    def read_all(key: str, value: Any) -> dict[str, Any]:
-        if not isinstance(value, Mapping):
-            raise BadConfig(f"{key} is {brief(value)}, not a mapping of tables to {what}s. Write {{table: {what}}}.")
-        return {str(name): read(f"{key}.{cut(str(name))}", one) for name, one in value.items()}
-
-    return read_all
-
-
-def _ids(what: str, key: str, value: Any) -> tuple[int, ...]:
-    ids = value if _is_list(value) else [value]
-    if not all(map(_is_whole, ids)):
-        raise BadConfig(f"{key}: {brief(value)} is neither a {what} id nor a list of them. Write 0, or [0, 1].")
-    return tuple(map(int, ids))  # Kubeflow's JSON knows no whole numbers
-
-
-def _words(what: str, example: str, key: str, value: Any) -> tuple[str, ...]:
-    words = value if _is_list(value) else [value]
-    if not all(isinstance(one, str) for one in words):
-        raise BadConfig(f"{key}: {brief(words)} is not a list of {what}s. Write [{example}].")
-    return tuple(words)
-
-
-def _columns(key: str, value: Any) -> int:
-    if not _is_whole(value):
-        raise BadConfig(f"{key}: {brief(value)} is not a whole number. Write 32.")
-    return int(value)
-
-
-def _groups(key: str, value: Any) -> tuple[tuple[str, ...], ...]:
-    if not _is_list(value) or not all(map(_is_list, value)):
-        raise BadConfig(f"{key} is {brief(value)}, not a list of groups of tables. Write [[a, b], [c, d]].")
-    return tuple(tuple(map(str, group)) for group in value)
-
-
-def _is_whole(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Real) and not value % 1
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-_DEVICES = partial(_ids, "device")
-# The reader of each rule; it is given the rule's name, for its message, and its value.
-_READERS: Mapping[str, Callable[[str, Any], Any]] = {
-    "pinned": _of_tables("device", _DEVICES),
-    "forbidden": _of_tables("device", _DEVICES),
-    "forbidden_devices": _DEVICES,
-    "together": _groups,
-    "apart": _groups,
-    "pinned_nodes": _of_tables("node", partial(_ids, "node")),
-    "table_types": _of_tables("type", partial(_words, "type", SHARDING_TYPES[0])),
-    "min_columns": _of_tables("number", _columns),
-    "table_kernels": _of_tables("kernel", partial(_words, "kernel", FUSED)),
-}

@@ -21,8 +21,8 @@ from evenshard.utils.atomic import atomic_path
 from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import cut
 from evenshard.utils.provenance import UNKNOWN, sha256_of
-from evenshard.utils.records import record_of
 from evenshard.utils.saved import reading_saved
+from evenshard.utils.typed import record_of
 from evenshard.version import __version__
 
 TRAINED_ON = "trained_on.json"

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
-from typing import Any
 
 from evenshard.tables.table import MEAN, Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
+from evenshard.utils.typed import check_arguments
 
 # Data types whose kernels are measured; all others are timed by their bits.
 TIMED_TYPES = ("fp32", "fp16")
@@ -84,22 +83,26 @@ def approximations(table: Table) -> Iterator[Assumption]:
         yield Assumption(table.name, "is_weighted", text)
 
 
-def with_pooling_factors(known: TableSet, given: Mapping[str, float | Sequence[float]] | None) -> TableSet:
-    """The tables with the pooling factors that are named; these stand against all others, counted ones too.
+@check_arguments()
+def with_pooling_factors(known: TableSet, pooling_factors: Mapping[str, float | Sequence[float]] | None) -> TableSet:
+    """Return the tables with the pooling factors that are named; these stand against all others, counted ones too.
 
     Args:
         known: the tables, and what is assumed about them.
-        given: mean lookups per sample, by table or by feature. With a table's name, a number means all its features
-            together, each with as many as the others, and a list (TorchRec's form) has one number for each feature, in
-            their order. Other names are features, and so is a table's name that is a feature's too, where others of
-            the table are named.
+        pooling_factors: mean lookups per sample, by table or by feature. With a table's name, a number means all its
+            features together, each with as many as the others, and a list (TorchRec's form) has one number for each
+            feature, in their order. Other names are features, and so is a table's name that is a feature's too, where
+            others of the table are named.
 
     Raises:
         BadConfig: if a name is unknown, or a value is not a number, or a list with one for each feature.
     """
-    if given is None:
+    if pooling_factors is None:
         return known
-    numbers = _read_numbers(given)
+    numbers = {
+        name: tuple(map(float, value)) if isinstance(value, Sequence) else float(value)
+        for name, value in pooling_factors.items()
+    }
     names = {table.name for table in known.tables}
     features = {feature for table in known.tables for feature in _features(table)}
     unknown = next((name for name in numbers if name not in names and name not in features), None)
@@ -124,26 +127,6 @@ Named = float | tuple[float | None, ...] | None
 def _features(table: Table) -> tuple[str, ...]:
     """Return no names if one of several features has none."""
     return table.feature_names or ((table.name,) if table.num_features == 1 else ())
-
-
-def _read_numbers(given: Any) -> dict[str, float | tuple[float, ...]]:
-    if not isinstance(given, Mapping):
-        raise BadConfig(
-            f"pooling_factors is {brief(given)}, not a mapping of tables or features to numbers. "
-            f"Write {{'clicks': 37.5}}."
-        )
-    return {str(name): _number_or_list(str(name), value) for name, value in given.items()}
-
-
-def _number_or_list(name: str, value: Any) -> float | tuple[float, ...]:
-    value = value.tolist() if hasattr(value, "tolist") else value
-    values = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-    if not values or not all(isinstance(one, Real) and not isinstance(one, bool) for one in values):
-        raise BadConfig(
-            f"pooling_factors of {brief(name)} is {brief(value)}, neither a number nor a list with one for each "
-            f"feature. Write 37.5, or [37.5]."
-        )
-    return float(value) if isinstance(value, Real) else tuple(map(float, values))
 
 
 def _find_numbers(table: Table, numbers: Numbers, tables: set[str]) -> Named:

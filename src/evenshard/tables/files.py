@@ -40,7 +40,7 @@ from evenshard.tables.records import (
 )
 from evenshard.tables.table import MEAN, Table
 from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadConfig, BadFile, BadRecords, blame_file
+from evenshard.utils.errors import BadConfig, BadFile, bad_records, blame_file
 from evenshard.utils.limits import MAX_TABLES, RANGES
 from evenshard.utils.messages import brief, names_text, reason_of
 
@@ -211,11 +211,8 @@ def _tables(
         found += [
             ("columns", f"no record has a column {brief(name)}", "Correct the name.") for name in names.absent_columns()
         ]
-    if len(found) == 1:
-        ((where, what, remedy),) = found
-        raise BadFile(path, what, remedy, where)
     if found:
-        raise BadRecords(path, found)
+        raise bad_records(path, found)
     return tuple(tables)
 
 

@@ -68,22 +68,28 @@ class BadRecords(BadFile):
 
     Args:
         path: the file.
-        found: where in the file, what, and what to do, of each.
+        found: where in the file (empty for the whole), what, and what to do, of each.
+        remedy: advice to the user about all of them, if there is any.
 
     Attributes:
-        lines: how many there are, and then each, as far as a person would read: one printable line each.
+        lines: how many there are, then each, as far as a person would read, and the remedy: one printable line each.
     """
 
-    def __init__(self, path: str | PathLike[str], found: Sequence[tuple[str, str, str]]) -> None:
-        shown = [f"{where}: {problem}. {remedy}" for where, problem, remedy in found[:MAX_PROBLEMS]]
+    def __init__(self, path: str | PathLike[str], found: Sequence[tuple[str, str, str]], remedy: str = "") -> None:
+        shown = [f"{where}: {problem}. {fix}".removeprefix(": ") for where, problem, fix in found[:MAX_PROBLEMS]]
         more = len(found) - len(shown)
         text = "; ".join(shown).removesuffix(".")
-        super().__init__(path, f"{len(found):,} problems: {text}", f"And {more:,} more." if more else "")
-        self.lines = (
-            one_line(f"{path}: {len(found):,} problems"),
-            *map(one_line, shown),
-            *([f"and {more:,} more"] if more else ()),
-        )
+        last = [*([f"And {more:,} more."] if more else ()), *([remedy] if remedy else ())]
+        super().__init__(path, f"{len(found):,} problems: {text}", " ".join(last))
+        self.lines = tuple(map(one_line, (f"{path}: {len(found):,} problems", *shown, *last)))
+
+
+def bad_records(path: str | PathLike[str], found: Sequence[tuple[str, str, str]], remedy: str = "") -> BadFile:
+    """Return the error of one or several problems of a file; arguments as of ``BadRecords``."""
+    if len(found) > 1:
+        return BadRecords(path, found, remedy)
+    ((where, problem, fix),) = found
+    return BadFile(path, problem, remedy or fix, where or None)
 
 
 class BadConfig(BadInput):

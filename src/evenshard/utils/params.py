@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
-from difflib import get_close_matches
-from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
 from evenshard.utils.errors import BadConfig, BadFile, blame_file
 from evenshard.utils.limits import RANGES
-from evenshard.utils.messages import brief, cut
+from evenshard.utils.messages import brief
+from evenshard.utils.typed import WrongValues, record_of
 from evenshard.utils.yaml_files import read_yaml
 
 Config = TypeVar("Config")
@@ -56,31 +55,34 @@ def section(params: dict[str, Any], name: str, kind: type[Config], **overrides: 
         BadConfig: if a key is unknown or missing, or a value is of the wrong type or not finite; the message names
             section and key.
     """
-    from pydantic import TypeAdapter, ValidationError
-
     values = params.get(name, {})
     if not isinstance(values, dict):
         raise BadConfig(f"params section {name} is not a mapping. Write `key: value` lines under it.")
-    ranges = {one.name: one.metadata.get("range") or RANGES.get(one.name) for one in fields(kind)}  # type: ignore[arg-type]
-    known = list(ranges)
-    for key in values:
-        if key not in known:
-            close = get_close_matches(cut(str(key)), known, n=1) or known
-            raise BadConfig(f"params section {name}: unknown key {brief(key)}. Did you mean {close[0]!r}?")
     values = {**values, **{key: value for key, value in overrides.items() if value is not None}}
+    return settings_of(kind, values, f"params section {name}", CORRECT_IT)
+
+
+def settings_of(kind: type[Config], values: dict[str, Any], where: str, remedy: str) -> Config:
+    """Return settings as their dataclass.
+
+    Args:
+        where: name of the settings, for errors.
+        remedy: advice in errors.
+
+    Raises:
+        BadConfig: as ``section``.
+    """
     try:
-        config = TypeAdapter(kind).validate_python(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "?"
-        raise BadConfig(f"params section {name}: {key}: {first['msg']}. {CORRECT_IT}") from None
-    for key in known:  # YAML knows .nan and .inf
-        value = getattr(config, key)
-        if isinstance(value, float) and not isfinite(value):
-            raise BadConfig(f"params section {name}: {key} is {value}, not a finite number. {CORRECT_IT}")
-        limits = ranges[key]
-        if limits is not None and isinstance(value, int | float) and (problem := limits.problem(value)):
-            raise BadConfig(f"params section {name}: {key} {problem}. {CORRECT_IT}")
+        config = record_of(kind, values, floats_only=True)
+    except WrongValues as error:
+        raise BadConfig(f"{where}: {error}. {remedy}") from None
+    problems = []
+    for field in fields(kind):  # type: ignore[arg-type]
+        value, limits = getattr(config, field.name), field.metadata.get("range") or RANGES.get(field.name)
+        if limits and isinstance(value, int | float) and (problem := limits.problem(value)):
+            problems.append(f"{field.name} {problem}")
+    if problems:
+        raise BadConfig(f"{where}: {'; '.join(problems)}. {remedy}")
     return config
 
 

@@ -12,6 +12,8 @@ from evenshard.utils.messages import brief
 
 # Deepest nesting: libyaml recurses for each level, and ends the process with its stack.
 _MAX_LEVELS = 100
+# Aliases inside of anchored collections: each may double the content.
+_MAX_NESTED_ALIASES = 20
 
 
 def read_yaml(path: Path, remedy: str, if_missing: str = "Check the path.") -> Any:
@@ -53,11 +55,18 @@ def load_documents(text: str, most: int = 100) -> list[Any]:
     if len(text) > MAX_TEXT_BYTES:
         raise ValueError(f"it has more than {MAX_TEXT_BYTES / 2**20:,.0f} MB")
     try:
-        levels = 0
+        has_anchor: list[bool] = []  # of each open collection
+        num_nested = 0
         for event in yaml.parse(text, _loader()):
-            levels += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if levels > _MAX_LEVELS:
+            if isinstance(event, yaml.CollectionStartEvent):
+                has_anchor.append(event.anchor is not None)
+            elif isinstance(event, yaml.CollectionEndEvent):
+                has_anchor.pop()
+            num_nested += isinstance(event, yaml.AliasEvent) and any(has_anchor)
+            if len(has_anchor) > _MAX_LEVELS:
                 raise ValueError("it is nested too deep")
+            if num_nested > _MAX_NESTED_ALIASES:
+                raise ValueError("too many of its aliases stand in what other aliases repeat")
         documents = list(yaml.load_all(text, _loader()))
     except MemoryError:
         raise

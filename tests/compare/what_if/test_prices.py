@@ -31,7 +31,7 @@ def test_the_example_says_that_its_prices_are_examples() -> None:
     [
         ("hardware: {}", "hardware is empty"),
         ("currency: USD", "hardware is missing"),
-        ("hardware: {h100: 3}", "not an object"),
+        ("hardware: {h100: 3}", "h100 is 3, not a mapping"),
         ("hardware: {h100: {per_hour: 3}}", "'per_hour' is unknown"),
         ("hardware: {h100: {per_device_hour: -1}}", "per_device_hour is -1"),
         ("hardware: {h100: {per_device_hour: .nan}}", "per_device_hour is nan"),

@@ -444,7 +444,7 @@ def test_a_pickle_in_the_store_is_not_unpickled(tmp_path: Path) -> None:
         (pickle.dumps(RankOf()), "not UTF-8"),
         (b"", "not JSON"),
         (b"[" * 100_000, "nested too deep"),
-        (b"3", "not an object"),
+        (b"3", "not a mapping"),
         (b'{"job": "os.system", "settings": {}}', "'os.system' is not a job"),
         (b'{"job": ["RankOf"], "settings": {}}', "not a string"),
         (b'{"job": "RankOf", "settings": {"more": 1}}', "'more' is unknown"),
@@ -487,7 +487,7 @@ def change(record: Any, path: str, value: Any) -> None:
     ],
 )
 def test_a_placement_comes_as_it_was_handed_out_or_not_at_all(path: str, value: Any) -> None:
-    tables = (table("a", pooling=2), table("b", rows=2**40, pooling=0.3))
+    tables = (table("a", pooling=2.0), table("b", rows=2**40, pooling=0.3))
     job = MeasurePlacement(tables, Machine.one_node(2), 64, Placement((0, 1), 2).parts(tables))
     plain = encode_job(job)
     assert decode_job(plain, JOBS, 2) == job and repr(decode_job(plain, JOBS, 2)) == repr(job)

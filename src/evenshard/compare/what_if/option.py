@@ -12,7 +12,7 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.utils.errors import BadConfig, BadFile, blame_file
 from evenshard.utils.limits import Range
 from evenshard.utils.messages import brief
-from evenshard.utils.records import record_of
+from evenshard.utils.typed import read_record
 from evenshard.utils.yaml_files import read_yaml
 
 # Samples that a cost is of.
@@ -224,10 +224,7 @@ def load_prices(path: str | Path) -> Prices:
         "Its keys are currency, note and hardware; under hardware each kind, such as h100, has per_device_hour and, "
         "where hosts cost extra, per_node_hour."
     )
-    try:
-        found = record_of(Prices, read_yaml(Path(path), remedy))
-    except ValueError as error:
-        raise BadFile(path, f"is not a price file ({error})", remedy) from None
+    found = read_record(Prices, read_yaml(Path(path), remedy), path, remedy)
     if not found.hardware:
         raise BadFile(path, "hardware is empty", remedy)
     seen: dict[str, str] = {}

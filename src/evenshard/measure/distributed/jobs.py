@@ -27,7 +27,7 @@ from evenshard.utils.errors import BadConfig
 from evenshard.utils.json_files import load_json
 from evenshard.utils.limits import MAX_TOTAL_BYTES, RANGES
 from evenshard.utils.messages import brief
-from evenshard.utils.records import as_type, record_of
+from evenshard.utils.typed import record_of
 
 WARMUP_PASSES = 1
 # A disturbance hits few repeats of many calls. A pass over exchanges has many calls, one over other collectives few.
@@ -256,4 +256,4 @@ def decode_answer(content: bytes, job: RankJob) -> Any:
     Raises:
         ValueError: if it is not an answer to this job; one line.
     """
-    return as_type(load_json(content), job.ANSWER, "the answer")
+    return record_of(job.ANSWER, load_json(content))

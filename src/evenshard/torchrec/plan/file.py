@@ -23,7 +23,7 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.parts import COLUMN_STEP, HOST, TablePart
 from evenshard.placement.sharding import COLUMN_WISE, REPLICATED, TABLE_COLUMN_WISE, TYPES, sharding_type, type_among
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.file import load_answer, read_json, validate_record
+from evenshard.planner.file import load_answer, read_json
 from evenshard.planner.pricing import reprice_answer
 from evenshard.sharders.model import Model
 from evenshard.sharders.torchrec.planner import DENSE_KERNEL, require_torchrec
@@ -44,6 +44,7 @@ from evenshard.torchrec.planner.machine import device_of_process
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import brief
+from evenshard.utils.typed import read_record
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
@@ -173,7 +174,7 @@ def load_plan_parts(path: str | Path) -> tuple[tuple[TablePart, ...], int]:
 
 
 def _read(path: str | Path) -> tuple[PlanFile, tuple[Table, ...], tuple[TablePart, ...]]:
-    record = validate_record(PlanFile, read_json(path, _WHAT, _REMEDY), path, _WHAT, _REMEDY)
+    record = read_record(PlanFile, read_json(path, _WHAT, _REMEDY), path, _REMEDY)
     try:
         machine = Machine(record.world_size, record.local_world_size)
         return record, *contents_of(record.tables, machine, record.compute_device)

@@ -36,7 +36,7 @@ from evenshard.utils.errors import BadConfig, EvenshardError
 from evenshard.utils.knobs import chosen_in
 from evenshard.utils.messages import one_line
 from evenshard.utils.params import check_ranges
-from evenshard.utils.signature import check_arguments
+from evenshard.utils.typed import check_arguments
 
 if TYPE_CHECKING:
     import torch.distributed as dist

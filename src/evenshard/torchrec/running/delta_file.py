@@ -23,7 +23,7 @@ from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import TYPES, type_among
 from evenshard.planner.answer import PlacementAnswer
-from evenshard.planner.file import read_json, validate_record
+from evenshard.planner.file import read_json
 from evenshard.planner.request import kept_optimizers
 from evenshard.sharders.torchrec.planner import require_torchrec
 from evenshard.tables.table import SEQUENCE, Table
@@ -36,6 +36,7 @@ from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile, blame_file
 from evenshard.utils.messages import brief, cut
 from evenshard.utils.params import check_ranges
+from evenshard.utils.typed import read_record
 
 if TYPE_CHECKING:
     from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -179,7 +180,7 @@ def read_delta(path: str | Path) -> DeltaFile:
     Raises:
         BadFile: if the file is missing, torn, or says something impossible.
     """
-    record = validate_record(DeltaFile, read_json(path, _WHAT, _REMEDY), path, _WHAT, _REMEDY)
+    record = read_record(DeltaFile, read_json(path, _WHAT, _REMEDY), path, _REMEDY)
     try:
         check_ranges(num_devices=record.world_size)
         machine = Machine(record.world_size, record.local_world_size)
