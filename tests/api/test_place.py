@@ -95,7 +95,6 @@ KEYWORDS = {
     "progress": None,
 }
 FIELDS = [
-    "request",
     "parts",
     "alone_ms",
     "adds_ms",
@@ -103,6 +102,7 @@ FIELDS = [
     "predicted_ms",
     "model_low_ms",
     "model_high_ms",
+    "request",
     "lower_bound_ms",
     "warnings",
     "comparison",
