@@ -14,16 +14,18 @@ from evenshard.cli.arguments import (
     PATH,
     SOURCE,
     Commands,
+    add_flag,
+    add_flags,
     at_least,
-    hardware_flag,
-    measure_overrides,
+    measure_config,
     params_flag,
+    params_of,
 )
-from evenshard.cli.options import add_option
+from evenshard.measure.config import MeasureConfig
 from evenshard.planner.knobs import place_knob
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, DatasetRefused
-from evenshard.utils.params import load_params, section
+from evenshard.utils.params import section
 
 # Instead of the name of some hardware.
 ADD = "add"
@@ -76,22 +78,18 @@ def _add_hardware(sheet: Path, out: Path) -> None:
 
 
 def _hardware_here(args: argparse.Namespace) -> None:
-    from evenshard.measure.config import MeasureConfig
     from evenshard.measure.here import hardware_here
 
-    params = load_params(args.params) if args.params.exists() else {}
-    text = json.dumps(hardware_here(section(params, "measure", MeasureConfig)), indent=1)
+    text = json.dumps(hardware_here(section(params_of(args), "measure", MeasureConfig)), indent=1)
     with atomic_path(args.here) as draft:
         draft.write_text(text + "\n")
 
 
 def _calibrate_link(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.measure.calibrate.link import calibrate_link
-    from evenshard.measure.config import MeasureConfig
     from evenshard.measure.distributed import collective
 
-    params = load_params(args.params) if args.params.exists() else {}
-    measure = section(params, "measure", MeasureConfig, **measure_overrides(args))
+    measure = measure_config(args, params_of(args))
     if collective.is_follower():
         collective.serve(measure)
         return {}
@@ -138,7 +136,7 @@ def add_commands(commands: Commands) -> None:
     )
     sub.add_argument("shards", **PATH, help="the shards (.csv)")
     sub.add_argument("--tables", **PATH, required=True, help="their tables; names and dims may be missing")
-    add_option(sub, place_knob("columns"))
+    add_flag(sub, place_knob("columns"))
     sub.add_argument(
         "--hardware", required=True, metavar="NAME", help="what they were measured on: 'cuda: NVIDIA H200'"
     )
@@ -213,7 +211,7 @@ def add_commands(commands: Commands) -> None:
         "and link_inter.yaml.",
     )
     params_flag(sub)
-    hardware_flag(sub)
+    add_flags(sub, MeasureConfig, "measure")
     sub.add_argument("--max-mb", type=at_least(0.001, float), default=64.0, metavar="MB",
                      help="largest exchange per device (default: 64)")  # fmt: skip
     sub.add_argument("--out", **OUTPUT, default=Path("link.yaml"), help="link profile to write (default: link.yaml)")

@@ -17,19 +17,21 @@ from evenshard.cli.arguments import (
     PATH,
     SOURCE,
     Commands,
+    add_flag,
+    add_flags,
     at_least,
-    hardware_flag,
-    measure_overrides,
+    measure_config,
     output_flag,
     params_flag,
+    params_of,
 )
-from evenshard.cli.options import add_option
+from evenshard.measure.config import MeasureConfig
 from evenshard.planner.knobs import place_knob
 from evenshard.stages.loop import EvaluateConfig
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.json_files import finite
 from evenshard.utils.outputs import PROMOTION
-from evenshard.utils.params import load_params, section
+from evenshard.utils.params import section
 from evenshard.utils.provenance import Lineage, params_hash
 
 if TYPE_CHECKING:
@@ -43,7 +45,6 @@ REFUSED, BAD_INPUT, RETRAIN = 1, 2, 3
 
 def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.api.serving import served_code
-    from evenshard.measure.config import MeasureConfig
     from evenshard.measure.distributed import collective
     from evenshard.sharders.cost_model.sharder import SearchConfig
     from evenshard.stages.decisions.promote import (
@@ -58,8 +59,8 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.tracking import log_backlog, study_run
     from evenshard.tracking.tags import PARAMS_HASH
 
-    params = load_params(args.params) if args.params.exists() else {}
-    measure = section(params, "measure", MeasureConfig, **measure_overrides(args))
+    params = params_of(args)
+    measure = measure_config(args, params)
     evaluate = section(params, "evaluate", EvaluateConfig)
     if collective.is_follower():
         collective.serve(measure)
@@ -170,7 +171,7 @@ def add_commands(commands: Commands) -> None:
     )
     add("--costs", **PATH, nargs="+", default=[], help="cost datasets of earlier runs: their controls show the noise "
         "between runs")  # fmt: skip
-    hardware_flag(sub)
+    add_flags(sub, MeasureConfig, "measure")
     add("--tolerance-pct", type=at_least(0, float), default=1.0, metavar="PCT",
         help="largest slowdown that counts as equally fast, with 95 %% confidence (default: 1)")  # fmt: skip
     add("--out", **output_flag(PROMOTION), default=Path("work/promotion"),
@@ -203,7 +204,7 @@ def add_commands(commands: Commands) -> None:
         "placement, else the largest the model was trained on)")  # fmt: skip
     add("--devices", type=at_least(1), metavar="N", help="how many (default: those of the placement, else any)")
     for name in ("traffic", "embedding_dim", "default_pooling_factor", "columns"):
-        add_option(sub, place_knob(name))
+        add_flag(sub, place_knob(name))
     add("--tolerated-pct", type=at_least(0, float), default=5.0, metavar="PCT",
         help="part of the load that may lie outside of the training data, and of the tables that may be rare there "
         "(default: 5)")  # fmt: skip

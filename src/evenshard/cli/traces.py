@@ -9,8 +9,7 @@ from dataclasses import asdict
 from textwrap import fill
 from typing import Any
 
-from evenshard.cli.arguments import A_MODEL, OUTPUT, PATH, Commands
-from evenshard.cli.options import add_option
+from evenshard.cli.arguments import A_MODEL, OUTPUT, PATH, Commands, add_flag
 from evenshard.measure.traces import RECORDING
 from evenshard.planner.knobs import place_knob
 
@@ -53,7 +52,7 @@ def add_commands(commands: Commands) -> None:
         "table file",
     )
     add("--tables", **PATH, help="table file of a TorchRec plan")
-    add_option(sub, place_knob("columns"))
+    add_flag(sub, place_knob("columns"))
     add(
         "--model",
         type=A_MODEL,

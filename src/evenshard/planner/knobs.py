@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.knobs import Group, Knob, chosen_in, group, groups_of, knob, knobs_of
+from evenshard.utils.knobs import Group, Knob, check_range, chosen_in, group, groups_of, knob, knobs_of
 from evenshard.utils.limits import Range
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Machine:
         None,
         "number of devices (default: those of all nodes or of the cluster, else 8)",
         torchrec="Topology.world_size",
+        flag="--devices",
     )
     hardware: str | None = knob(
         None,
@@ -196,14 +197,18 @@ class TableSources:
 class TableRules:
     """Rules of single tables, by name, as a person writes them down; ``evenshard.planner.rules`` reads them."""
 
-    pinned: Mapping[str, int | Sequence[int]] | None = knob(None, "the device, or devices, that a table may live on")
-    forbidden: Mapping[str, int | Sequence[int]] | None = knob(
-        None, "the device, or devices, that a table may not live on"
+    pinned: Mapping[str, int | Sequence[int]] | None = knob(
+        None, "the device, or devices, that a table may live on", flag="--pin"
     )
-    forbidden_devices: Sequence[int] = knob((), "devices that no table may live on")
+    forbidden: Mapping[str, int | Sequence[int]] | None = knob(
+        None, "the device, or devices, that a table may not live on", flag="--forbid"
+    )
+    forbidden_devices: Sequence[int] = knob((), "devices that no table may live on", flag="--forbid-device")
     together: Sequence[Sequence[str]] = knob((), "groups of tables that live on one device")
     apart: Sequence[Sequence[str]] = knob((), "groups of tables of which a device holds at most one")
-    pinned_nodes: Mapping[str, int | Sequence[int]] | None = knob(None, "the node, or nodes, that a table may live on")
+    pinned_nodes: Mapping[str, int | Sequence[int]] | None = knob(
+        None, "the node, or nodes, that a table may live on", flag="--pin-node"
+    )
     table_types: Mapping[str, str | Sequence[str]] | None = knob(
         None,
         "sharding types that a table may have, in place of sharding_types",
@@ -232,6 +237,7 @@ class Search:
         0,
         "candidates to time on the hardware, or to simulate; the fastest is the answer. 0 trusts the model",
         range=Range(0, 10_000, whole=True),
+        flag="--measure",
     )
     compare: Sequence[str] = knob((), "other sharders to compare with; see evenshard.planner.rivals")
     seed: int = knob(0, "seed of the search")
@@ -296,7 +302,7 @@ class Knobs:
                 raise BadConfig(f"{twice} is given twice, by itself and in {of_kind.name}. Leave one of the two out.")
             chosen[of_kind.name] = replace(asked, **alone)
             for one in own:
-                _check_range(one, getattr(chosen[of_kind.name], one.name))
+                check_range(one, getattr(chosen[of_kind.name], one.name))
         return Knobs(**chosen)
 
 
@@ -335,11 +341,6 @@ def knob_field(name: str, default: Any = None) -> Any:
     if default is not None:
         return field(default=default, metadata={"description": one.help})
     return field(default=one.default, metadata={"description": one.help, "knob": name})
-
-
-def _check_range(one: Knob, value: Any) -> None:
-    if one.range is not None and isinstance(value, int | float) and (problem := one.range.problem(value)):
-        raise BadConfig(f"{one.name} {problem}. Correct it.")
 
 
 def _hint(unknown: str, known: Iterable[Knob]) -> str:

@@ -20,7 +20,6 @@ from evenshard.tables.traffic import tables_from_traffic
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 from evenshard.utils.outputs import require_apart
-from evenshard.utils.params import require
 from evenshard.utils.s3 import local
 
 log = logging.getLogger(__name__)
@@ -33,10 +32,6 @@ def run(config: GenerateTablesConfig, inputs: GenerateTablesInputs, outputs: Gen
     Raises:
         BadInput: if the source cannot be read or the settings ask for the impossible.
     """
-    for name in ("num_tables", "num_train_tasks", "num_test_tasks", "tables_per_task", "num_devices", "batch_size"):
-        value = getattr(config, name)
-        require(value >= 1, f"generate_tables.{name} is {value}. Make it at least 1.")
-    require(config.memory_cap_gb > 0, f"generate_tables.memory_cap_gb is {config.memory_cap_gb}. Make it above 0.")
     check_dims(config.embedding_dims)
     check_weight_bits(config.weight_bits)
     require_apart(

@@ -32,7 +32,6 @@ from evenshard.stages.stage import Outcome
 from evenshard.tables.files import load_tables
 from evenshard.utils.console import progress
 from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.params import require
 from evenshard.utils.process import one_thread
 from evenshard.utils.provenance import Lineage
 
@@ -47,8 +46,6 @@ def run(
     Raises:
         BadInput: if an input cannot be read.
     """
-    for name in ("num_updates", "minibatch_size", "learning_rate", "convex_updates"):
-        require(getattr(config, name) > 0, f"train_cost.{name} is {getattr(config, name)}. Make it above 0.")
     if outputs.cost_net is None and outputs.cost_model is None:
         raise BadConfig("nothing is to be written. Name a folder for the cost model: --model-out MODEL/cost_model.")
     if outputs.cost_net is not None and inputs.tasks is None:
