@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from evenshard.measure.hardware import AUTO, CHOICES, HardwareName
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.knobs import check_range, knob, knobs_of
+from evenshard.utils.knobs import check_knobs, knob
 from evenshard.utils.limits import COUNT, COUNT_OR_NONE, NOT_NEGATIVE, Range
 from evenshard.utils.messages import brief
 
@@ -72,8 +72,7 @@ class MeasureConfig:
     def __post_init__(self) -> None:
         from evenshard.placement.optimizer_state import optimizer_problem
 
-        for one in knobs_of(MeasureConfig):
-            check_range(one, getattr(self, one.name), "measure.")
+        check_knobs(self, "measure.")
         chosen = self.hardware_name
         if bool(chosen.device) != bool(chosen.kind.device):  # a real device may be another one than the one here
             raise BadConfig(f"hardware is {brief(self.hardware)}. Use one of {CHOICES}.")

@@ -176,6 +176,12 @@ def check_range(one: Knob, value: Any, where: str = "") -> None:
         raise BadConfig(f"{where}{one.name} {problem}. Correct it.")
 
 
+def check_knobs(config: Any, where: str = "") -> None:
+    """Raise BadConfig for the first knob of a dataclass that is out of its range."""
+    for one in knobs_of(type(config)):
+        check_range(one, getattr(config, one.name), where)
+
+
 def chosen_in(knobs: Any) -> Mapping[str, Any]:
     """Return the knobs of a dataclass that differ from their defaults."""
     values = ((one, getattr(knobs, one.name)) for one in knobs_of(type(knobs)))
