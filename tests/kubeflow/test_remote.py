@@ -21,7 +21,7 @@ import yaml
 
 from evenshard.cli import main
 from evenshard.kubeflow import remote
-from evenshard.stages.decisions.watch import WatchConfig
+from evenshard.stages.commands import WatchConfig
 from support import http_server, kfp_server
 from support.documented import command
 from support.kfp_server import FakePipelines, nodes_of, serving

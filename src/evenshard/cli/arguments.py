@@ -83,7 +83,7 @@ def require_writable(actions: Iterable[argparse.Action], args: argparse.Namespac
     for action in actions:
         value = getattr(args, action.dest, None)
         name = "/".join(action.option_strings) or action.dest.upper()
-        values = value if isinstance(value, list) else [value] if value is not None else []
+        values = value if isinstance(value, list | tuple) else [value] if value is not None else []
         if isinstance(action.type, Output):
             for path in values:
                 require_place(action.type, path)
@@ -277,6 +277,7 @@ _KINDS: Mapping[Any, Mapping[str, Any]] = {
 # Arguments that may name what the command must not overwrite.
 MAY_BE_FILES: Mapping[str, Mapping[str, Any]] = {
     "hardware": {"type": HARDWARE_NAME, "metavar": "NAME"},
+    "candidate": {"type": A_MODEL, "metavar": "URI|PATH"},
     "source": {"type": SOURCE, "metavar": "SOURCE"},
     "model": {"type": A_MODEL, "metavar": "PATH|URI"},
     "intra": {"type": LINK_NAME, "metavar": "LINK"},

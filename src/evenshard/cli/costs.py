@@ -17,12 +17,14 @@ from evenshard.cli.arguments import (
     add_flag,
     add_flags,
     at_least,
+    flag_values,
     measure_config,
     params_flag,
     params_of,
 )
 from evenshard.measure.config import MeasureConfig
 from evenshard.planner.knobs import place_knob
+from evenshard.stages.commands import ImportCostsConfig
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, DatasetRefused
 from evenshard.utils.params import section
@@ -118,7 +120,7 @@ def _merge_costs(args: argparse.Namespace) -> Mapping[str, Any]:
 def _import_costs(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.stages import import_costs as stage
 
-    config = stage.ImportCostsConfig(args.hardware, args.batch_size, args.weight_bits, args.optimizer)
+    config = ImportCostsConfig(**flag_values(args, ImportCostsConfig))
     found = stage.run(config, args.shards, args.tables, args.columns, args.out, args.tables_out)
     print(f"saved: {args.out} ({found['num_shards']:,.0f} shards), {args.tables_out}")
     return found
@@ -137,12 +139,7 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("shards", **PATH, help="the shards (.csv)")
     sub.add_argument("--tables", **PATH, required=True, help="their tables; names and dims may be missing")
     add_flag(sub, place_knob("columns"))
-    sub.add_argument(
-        "--hardware", required=True, metavar="NAME", help="what they were measured on: 'cuda: NVIDIA H200'"
-    )
-    sub.add_argument("--batch-size", type=at_least(1), required=True, metavar="N", help="samples of one step")
-    sub.add_argument("--weight-bits", type=int, default=32, help="4, 8, 16 or 32 per weight (default: 32)")
-    sub.add_argument("--optimizer", default="sgd", metavar="NAME", help="of the backward passes (default: sgd)")
+    add_flags(sub, ImportCostsConfig)
     sub.add_argument("--out", **OUTPUT, required=True, help="cost dataset to write (.parquet)")
     sub.add_argument("--tables-out", **OUTPUT, required=True, help="the tables of the dataset to write")
 

@@ -9,16 +9,16 @@ from dataclasses import asdict
 from textwrap import fill
 from typing import Any
 
-from evenshard.cli.arguments import A_MODEL, OUTPUT, PATH, Commands, add_flag
+from evenshard.cli.arguments import OUTPUT, Commands, add_flags, flag_values
 from evenshard.measure.traces import RECORDING
-from evenshard.planner.knobs import place_knob
+from evenshard.stages.commands import ObserveInputs
 
 
 def _observe(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.stages import observe as stage
     from evenshard.stages.observe_text import observation_text
 
-    inputs = stage.ObserveInputs(tuple(args.traces), args.placement, args.tables, args.model, args.columns)
+    inputs = ObserveInputs(**flag_values(args, ObserveInputs))
     observation, comparison = stage.run(inputs, args.costs_out, args.tables_out)
     if args.json:
         compared = None if comparison is None else asdict(comparison)
@@ -44,21 +44,7 @@ def add_commands(commands: Commands) -> None:
     sub.description = fill(sub.description or "", 80)
     sub.epilog = f"How every rank records a trace:\n\n{RECORDING}"
     add = sub.add_argument
-    add("traces", **{**PATH, "metavar": "TRACE"}, nargs="+", help=".json, .json.gz, or an archive of several (.tar.gz)")
-    add(
-        "--placement",
-        **PATH,
-        help="compare with what evenshard predicts: placement.json, evenshard's TorchRec plan (with --tables), or a "
-        "table file",
-    )
-    add("--tables", **PATH, help="table file of a TorchRec plan")
-    add_flag(sub, place_knob("columns"))
-    add(
-        "--model",
-        type=A_MODEL,
-        metavar="PATH|URI",
-        help="predicts for a plan or a table file (default: the device model of the GPU)",
-    )
+    add_flags(sub, ObserveInputs)
     add("--costs-out", **OUTPUT, help="cost dataset to write (.parquet): needs all ranks, and --placement")
     add("--tables-out", **OUTPUT, help="tables of that dataset to write; parts of split tables are tables of their own")
     add("--json", action="store_true", help="print JSON")

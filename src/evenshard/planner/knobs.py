@@ -10,7 +10,7 @@ the keys of a pipeline's request, the parameters of a served model and the schem
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -332,15 +332,14 @@ def group_knobs(knobs: Iterable[Knob]) -> tuple[Knob, ...]:
 
 
 def knob_field(name: str, default: Any = None) -> Any:
-    """A field of a dataclass that keeps a knob; its default and its meaning are those of the knob.
+    """Declare a field of a dataclass as a knob of a placement.
 
     Args:
-        default: what the field is where the knob was left out as None: it keeps what was settled, not what was given.
+        default: value of the field where the knob was left out as None.
     """
     one = place_knob(name)
-    if default is not None:
-        return field(default=default, metadata={"description": one.help})
-    return field(default=one.default, metadata={"description": one.help, "knob": name})
+    value = one.default if default is None else default
+    return knob(value, one.help, torchrec=one.torchrec, range=one.range, flag=one.flag)
 
 
 def _hint(unknown: str, known: Iterable[Knob]) -> str:

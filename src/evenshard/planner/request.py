@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
@@ -17,11 +17,12 @@ from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES, TABLE_WISE,
 from evenshard.placement.storage import COMPUTE_KERNELS, HOST_KERNELS, KEY_VALUE, USUAL_KERNELS
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.planner.device_memory import reserves_of
-from evenshard.planner.knobs import Knobs, groups, knob_field
+from evenshard.planner.knobs import Knobs, groups, knob_field, place_knob
 from evenshard.planner.rules import Rules
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.table import Table, duplicate_name
 from evenshard.utils.errors import BadConfig
+from evenshard.utils.knobs import knobs_of
 from evenshard.utils.limits import MAX_TABLES
 from evenshard.utils.messages import brief
 from evenshard.utils.params import check_ranges
@@ -218,9 +219,10 @@ class PlacementRequest:
 
 
 def kept_knobs(knobs: Knobs) -> dict[str, Any]:
-    """The fields of a request that are knobs as they were given."""
+    """The fields of a request that are knobs as they were given: those of the same default."""
     of_name = {name: value for group in groups() for name, value in vars(getattr(knobs, group.name)).items()}
-    return {one.name: of_name[one.metadata["knob"]] for one in fields(PlacementRequest) if "knob" in one.metadata}
+    kept = (one.name for one in knobs_of(PlacementRequest) if one.default == place_knob(one.name).default)
+    return {name: of_name[name] for name in kept}
 
 
 def kept_optimizers(old: PlacementRequest, new: PlacementRequest) -> dict[str, str]:
