@@ -53,14 +53,7 @@ INTERRUPTED = "The search was interrupted: this is the best placement until then
 
 @dataclass(frozen=True)
 class PlaceConfig:
-    """How to answer.
-
-    Attributes:
-        effort: length of the search.
-        seed: of the search.
-        compare: other sharders to compare with, by name; see ``rivals``.
-        num_measured: candidates to measure; 0 trusts the model.
-    """
+    """The knobs of ``evenshard.planner.knobs.Search`` but the model, with the length of the search for its effort."""
 
     effort: PlanSearchEffort = field(default_factory=lambda: EFFORTS[NORMAL])
     seed: int = 0

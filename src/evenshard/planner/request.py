@@ -34,28 +34,24 @@ BATCH_SLACK = 0.01
 
 @dataclass(frozen=True)
 class PlacementRequest:
-    """A question.
+    """A question. Fields that are ``knob_field`` have the meaning of the knob.
 
     Attributes:
         tables: whole, with distinct names.
         caps_bytes: memory of each device, by device id.
         batch_size: global batch, samples.
         reserved_bytes: memory of each device kept for everything that is not counted.
-        optimizer: optimizer whose state is counted; see ``optimizer_state``.
         rules: rules of where tables may live.
         sharding_types: the ways in which tables may be sharded; empty for all.
         machine: nodes and links; None for one node with all devices.
         communication: data types in which embeddings and gradients travel.
-        hardware: hardware that the answer is for, such as ``simulated:h200``.
         assumptions: assumptions about the tables.
         reserved_share: share of each device's memory that is kept for the same, on top of ``reserved_bytes``.
         dense_bytes: of each device, for the dense model with its gradients and optimizer state.
         training_pipeline: one of ``PIPELINES``; empty to count weights and optimizer state of tables alone, as the
             first files do, and times as of the usual one.
         compute_kernels: where weights may be kept; empty for the usual ones that the machine has memory for.
-        dense_optimizer: the optimizer of the dense model; empty where it is not told.
         table_optimizers: fused optimizers that tables have of their own, by name.
-        keep_output_order: the output of pooled collections keeps its order; see ``kept_order``.
 
     Raises:
         BadConfig: a value makes no sense.

@@ -19,13 +19,7 @@ Track = Callable[[range], Iterable[int]]
 
 @dataclass(frozen=True)
 class FitConfig:
-    """How long and how fast to learn.
-
-    Attributes:
-        num_updates: gradient steps.
-        minibatch_size: measured examples per step.
-        learning_rate: learning rate of Adam.
-    """
+    """Length and speed of a training: gradient steps, measured examples of each, and Adam's learning rate."""
 
     num_updates: int
     minibatch_size: int
