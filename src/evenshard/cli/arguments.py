@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import UnionType
+from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
 
 from evenshard.cli.help import COMMAND, clearer, unknown_words
 from evenshard.measure.hardware import names_in
@@ -194,61 +195,33 @@ def number(text: str, kind: type[int] | type[float]) -> float:
 # Flags of declared settings ------------------------------------------------------------------------------------------
 
 
-def _numbers(text: str) -> Sequence[float]:
-    return [number(part, float) for part in text.split(",")]
+def _read(text: str, kind: Any, form: str) -> Any:
+    """Read a value of a type: N, N,N for a list, TABLE=... for a mapping; of a value or a list of some, either.
+
+    Raises:
+        argparse.ArgumentTypeError: if it is none.
+    """
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Mapping:
+        name, equals, value = text.rpartition("=")
+        if not (name and equals):
+            raise argparse.ArgumentTypeError(f"{brief(text)} is not {form}")
+        return {name: _read(value, parts[1], form)}
+    if origin is UnionType:
+        several = _read(text, parts[1], form)
+        return several[0] if len(several) == 1 else several
+    if origin is Sequence:
+        several = text.split(",") if get_origin(parts[0]) is None else [text]
+        return [_read(one, parts[0], form) for one in several]
+    return text if kind is str else number(text, kind)
 
 
-def _words(text: str) -> Sequence[str]:
-    return text.split(",")
-
-
-def _table_ids(text: str) -> Mapping[str, Sequence[int]]:
-    name, ids = _of_table(text, "N[,N]")
-    return {name: [int(number(one, int)) for one in ids.split(",")]}
-
-
-def _table_words(text: str) -> Mapping[str, Sequence[str]]:
-    name, words = _of_table(text, "NAME[,NAME]")
-    return {name: words.split(",")}
-
-
-def _table_number(text: str) -> Mapping[str, int]:
-    name, value = _of_table(text, "N")
-    return {name: int(number(value, int))}
-
-
-def _lookups(text: str) -> Mapping[str, float | Sequence[float]]:
-    name, value = _of_table(text, "X[,X]")
-    numbers = _numbers(value)
-    return {name: numbers[0] if len(numbers) == 1 else numbers}
-
-
-def _of_table(text: str, form: str) -> tuple[str, str]:
-    name, equals, value = text.rpartition("=")
-    if not (name and equals):
-        raise argparse.ArgumentTypeError(f"{brief(text)} is not TABLE={form}")
-    return name, value
-
-
-def _columns(text: str) -> Mapping[str, str]:
+def _read_columns(text: str) -> Mapping[str, str]:
     parts = text.split(",")
     if not all("=" in part for part in parts):  # a comma of a name
         parts = [text]
-    columns = {}
-    for part in parts:
-        name, equals, ours = part.rpartition("=")
-        if not (name and equals):
-            raise argparse.ArgumentTypeError(f"{brief(text)} is not THEIRS=OURS")
-        columns[name] = ours
-    return columns
-
-
-def _device(text: str) -> Sequence[int]:
-    return [int(number(text, int))]
-
-
-def _group(text: str) -> Sequence[Sequence[str]]:
-    return [text.split(",")]
+    read = (_read(part, Mapping[str, str], "THEIRS=OURS") for part in parts)
+    return {name: ours for one in read for name, ours in one.items()}
 
 
 class _Joined(argparse.Action):
@@ -264,15 +237,15 @@ _KINDS: Mapping[Any, Mapping[str, Any]] = {
     Path: PATH,
     str | Path: PATH,
     tuple[Path, ...]: PATH,
-    float | Sequence[float]: {"type": _numbers, "metavar": "GB[,GB...]"},
-    Mapping[str, int | Sequence[int]]: {"type": _table_ids, "metavar": "TABLE=N[,N]", **REPEATED},
-    Mapping[str, float | Sequence[float]]: {"type": _lookups, "metavar": "TABLE=X[,X]", "action": _Joined},
-    Mapping[str, str]: {"type": _columns, "metavar": "THEIRS=OURS[,THEIRS=OURS]", "action": _Joined},
-    Mapping[str, str | Sequence[str]]: {"type": _table_words, "metavar": "TABLE=NAME[,NAME]", **REPEATED},
-    Mapping[str, int]: {"type": _table_number, "metavar": "TABLE=N", **REPEATED},
-    Sequence[str]: {"type": _words, "metavar": "NAME[,NAME]"},
-    Sequence[int]: {"type": _device, "metavar": "D", **REPEATED},
-    Sequence[Sequence[str]]: {"type": _group, "metavar": "TABLE,TABLE", **REPEATED},
+    float | Sequence[float]: {"metavar": "GB[,GB...]"},
+    Mapping[str, int | Sequence[int]]: {"metavar": "TABLE=N[,N]", **REPEATED},
+    Mapping[str, float | Sequence[float]]: {"metavar": "TABLE=X[,X]", "action": _Joined},
+    Mapping[str, str]: {"type": _read_columns, "metavar": "THEIRS=OURS[,THEIRS=OURS]", "action": _Joined},
+    Mapping[str, str | Sequence[str]]: {"metavar": "TABLE=NAME[,NAME]", **REPEATED},
+    Mapping[str, int]: {"metavar": "TABLE=N", **REPEATED},
+    Sequence[str]: {"metavar": "NAME[,NAME]"},
+    Sequence[int]: {"metavar": "D", **REPEATED},
+    Sequence[Sequence[str]]: {"metavar": "TABLE,TABLE", **REPEATED},
 }
 # Arguments that may name what the command must not overwrite.
 MAY_BE_FILES: Mapping[str, Mapping[str, Any]] = {
@@ -353,15 +326,15 @@ def _settings_of(knob: Knob) -> Mapping[str, Any]:
         return output_flag(knob.output)
     if knob.choices:
         return {"choices": knob.choices}
-    found = (
-        MAY_BE_FILES.get(knob.name) or _KINDS.get(knob.kind) or {"type": _number_of(knob), "metavar": knob.unit or "N"}
-    )
+    found = dict(MAY_BE_FILES.get(knob.name) or _KINDS.get(knob.kind) or {"metavar": knob.unit or "N"})
+    if knob.kind in (int, float):
+        found["type"] = _number_of(knob)
+    elif get_origin(knob.kind) in (Mapping, Sequence, UnionType):
+        found.setdefault("type", partial(_read, kind=knob.kind, form=found["metavar"]))
     return {**found, "metavar": knob.metavar} if knob.metavar else found
 
 
 def _number_of(knob: Knob) -> Callable[[str], float]:
-    assert knob.scalar in (int, float), f"{knob.name}: no flag is made of {knob.kind}"
-
     def parse(text: str) -> float:
         value = number(text, int if knob.scalar is int else float)
         problem = None if knob.range is None else knob.range.problem(value)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import reduce
 from operator import or_
 from textwrap import fill
@@ -29,38 +29,16 @@ UNITS = {"_gb": "GB", "_gb_s": "GB/s", "_ms": "ms", "_pct": "%"}
 REQUIRED: Any = MISSING
 
 
-def knob(
-    default: Any,
-    help: str,
-    *,
-    torchrec: str = "",
-    range: Range | None = None,
-    flag: str | None = "",
-    metavar: str = "",
-    choices: tuple[str, ...] = (),
-    section: str = "",
-    parameter: str = "",
-    output: Output | None = None,
-    use: Any = None,
-) -> Any:
+def knob(default: Any, help: str, **how: Any) -> Any:
     """Declare a field of a dataclass as a setting.
 
     Args:
         default: value where it is left out; ``REQUIRED`` for none.
         help: meaning, in one line without markup.
-        torchrec: TorchRec's name for it, such as ``Topology.hbm_cap``, perhaps in another unit.
-        range: allowed values of a number; those of ``RANGES`` where left out.
-        flag: flag on the command line; "" for the name of the field, None for no flag. Without dashes it is a
-            positional argument.
-        metavar: placeholder of the value in the help of a command.
-        choices: allowed values; empty for all.
-        section: section of params.yaml that sets it under the same name, where it is not given.
-        parameter: parameter of the component; "" for none.
-        output: rule of what a path that is written may replace.
-        use: use of a path by a stage; see ``evenshard.stages.stage``.
+        how: further fields of ``Knob``.
     """
-    more = {name: value for name, value in locals().items() if name not in ("default", "help")}
-    metadata = {"description": help, **more}
+    one = Knob("", Any, default, help, **how)
+    metadata = {"description": help, "range": one.range, "knob": one}
     if isinstance(default, dict):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -83,6 +61,16 @@ class Knob:
     Attributes:
         name: name of the field.
         type: type of the field; a string where it names what its module does not import.
+        torchrec: TorchRec's name for it, such as ``Topology.hbm_cap``, perhaps in another unit.
+        range: allowed values of a number; those of ``RANGES`` where left out.
+        flag: flag on the command line; "" for the name of the field, None for no flag. Without dashes it is a
+            positional argument.
+        metavar: placeholder of the value in the help of a command.
+        choices: allowed values; empty for all.
+        section: section of params.yaml that sets it under the same name, where it is not given.
+        parameter: parameter of the component; "" for none.
+        output: rule of what a path that is written may replace.
+        use: use of a path by a stage; see ``evenshard.stages.stage``.
         module: module that declares it.
     """
 
@@ -145,19 +133,15 @@ def groups_of(kind: type) -> tuple[Group, ...]:
 def knobs_of(kind: type) -> tuple[Knob, ...]:
     """Return the knobs that a dataclass declares, in its order; of any other class none."""
     return tuple(
-        Knob(
+        replace(
+            one.metadata["knob"],
             name=one.name,
             type=_evaluate(one.type, vars(sys.modules[kind.__module__])),
-            default=one.default if one.default_factory is MISSING else one.default_factory(),
-            help=one.metadata["description"],
+            range=one.metadata["range"] or RANGES.get(one.name),
             module=kind.__module__,
-            **{
-                **{name: value for name, value in one.metadata.items() if name != "description"},
-                "range": one.metadata["range"] or RANGES.get(one.name),
-            },
         )
         for one in getattr(kind, "__dataclass_fields__", {}).values()
-        if "torchrec" in one.metadata
+        if "knob" in one.metadata
     )
 
 
