@@ -1,4 +1,4 @@
-"""The commands around measuring: list hardware, describe a cost dataset, calibrate links and devices."""
+"""The commands around measuring: hardware, costs of others, cost datasets, traces of a training, calibration."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from evenshard.cli.arguments import (
@@ -23,8 +24,9 @@ from evenshard.cli.arguments import (
     params_of,
 )
 from evenshard.measure.config import MeasureConfig
+from evenshard.measure.traces import RECORDING
 from evenshard.planner.knobs import place_knob
-from evenshard.stages.commands import ImportCostsConfig
+from evenshard.stages.commands import ImportCostsConfig, ObserveInputs
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, DatasetRefused
 from evenshard.utils.params import section
@@ -126,8 +128,24 @@ def _import_costs(args: argparse.Namespace) -> Mapping[str, Any]:
     return found
 
 
+def _observe(args: argparse.Namespace) -> Mapping[str, Any]:
+    from evenshard.stages import observe as stage
+    from evenshard.stages.observe_text import observation_text
+
+    inputs = ObserveInputs(**flag_values(args, ObserveInputs))
+    observation, comparison = stage.run(inputs, args.costs_out, args.tables_out)
+    if args.json:
+        compared = None if comparison is None else asdict(comparison)
+        print(json.dumps({**asdict(observation), "comparison": compared}, indent=1))
+    else:
+        print(observation_text(observation, comparison))
+        if args.costs_out is not None:
+            print(f"saved: {args.costs_out}")
+    return {}
+
+
 def add_commands(commands: Commands) -> None:
-    """Declares hardware, import-costs, merge-costs, describe, calibrate-link and calibrate-device."""
+    """Declares hardware, import-costs, merge-costs, describe, observe, calibrate-link and calibrate-device."""
     sub = commands.add(
         "import-costs",
         _import_costs,
@@ -197,6 +215,23 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--max-noise", type=at_least(0, float), metavar="PCT",
         help="fail where repeats of a placement spread by more (standard deviation)")  # fmt: skip
     sub.add_argument("--json", action="store_true", help="print JSON")
+
+    sub = commands.add(
+        "observe",
+        _observe,
+        "Show how long embedding tables take in a training step, from profiler traces.",
+        "Reads traces of torch.profiler, one file per rank, of a training with TorchRec or FBGEMM modules. Prints each "
+        "rank's input dist, forward, communication, backward and waiting with their shares of a step, the rank that a "
+        "step waits for, and the most that balance alone could save.",
+    )
+    sub.formatter_class = argparse.RawDescriptionHelpFormatter  # the recording is code
+    sub.description = fill(sub.description or "", 80)
+    sub.epilog = f"How every rank records a trace:\n\n{RECORDING}"
+    add = sub.add_argument
+    add_flags(sub, ObserveInputs)
+    add("--costs-out", **OUTPUT, help="cost dataset to write (.parquet): needs all ranks, and --placement")
+    add("--tables-out", **OUTPUT, help="tables of that dataset to write; parts of split tables are tables of their own")
+    add("--json", action="store_true", help="print JSON")
 
     sub = commands.add(
         "calibrate-link",

@@ -32,6 +32,7 @@ from evenshard.stages.stage import Outcome
 from evenshard.tables.files import load_tables
 from evenshard.utils.console import progress
 from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.knobs import part_of
 from evenshard.utils.process import one_thread
 from evenshard.utils.provenance import Lineage
 
@@ -91,7 +92,7 @@ def _fit_cost_net(
         before = load_checkpoint(inputs.cost_net, method.cost_net)
     else:
         before = new_checkpoint(method.cost_net(), FeatureNormalizer.fit(distinct_tables(tasks), tasks[0].batch_size))
-    fit = FitConfig(config.num_updates, config.minibatch_size, config.learning_rate)
+    fit = part_of(config, FitConfig)
     generator = torch.Generator().manual_seed(config.seed * 1000 + inputs.round)
     show = partial(progress, description=f"train cost {inputs.round}")
     with one_thread():

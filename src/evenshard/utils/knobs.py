@@ -18,7 +18,7 @@ from functools import reduce
 from operator import or_
 from textwrap import fill
 from types import NoneType, UnionType
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.limits import RANGES, Range
@@ -27,6 +27,7 @@ from evenshard.utils.outputs import Output
 # A number is called after its unit.
 UNITS = {"_gb": "GB", "_gb_s": "GB/s", "_ms": "ms", "_pct": "%"}
 REQUIRED: Any = MISSING
+Part = TypeVar("Part")
 
 
 def knob(default: Any, help: str, **how: Any) -> Any:
@@ -170,6 +171,12 @@ def chosen_in(knobs: Any) -> Mapping[str, Any]:
     """Return the knobs of a dataclass that differ from their defaults."""
     values = ((one, getattr(knobs, one.name)) for one in knobs_of(type(knobs)))
     return {one.name: value for one, value in values if not one.is_default(value)}
+
+
+def part_of(config: Any, kind: type[Part]) -> Part:
+    """Return a dataclass with the fields of the same names of another."""
+    known = fields(kind)  # type: ignore[arg-type]
+    return kind(**{one.name: getattr(config, one.name) for one in known if hasattr(config, one.name)})
 
 
 def with_meanings(docstring: str | None, knobs: Sequence[Knob]) -> str | None:
