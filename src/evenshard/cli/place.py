@@ -26,16 +26,12 @@ from evenshard.planner.knobs import groups, place_knobs
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.console import best_so_far, without_progress
 from evenshard.utils.errors import BadConfig, MissingPackage
-from evenshard.utils.knobs import knobs_of
 from evenshard.utils.outputs import STDOUT
 
 if TYPE_CHECKING:
     from evenshard.planner.answer import PlacementAnswer
 
 CONSTRAINTS = "torchrec-constraints"
-# Knobs without a flag: --report adds what is compared, and constraints are a model's.
-NO_FLAG = {"compare", "constraints"}
-
 PLACE_EXAMPLE = "Example: evenshard place tables.yaml --devices 8 --hardware h100 --report page.html -o placement.json"
 GROUP_HINTS = {"table_rules": "Each can be given several times."}
 
@@ -56,8 +52,7 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
     _check_format(args)
     _check_stdout(args)
     torchrec, missing = ((), "") if args.report is None else _torchrec()
-    given = flag_values(args, (one for one in place_knobs() if one.name not in NO_FLAG))
-    chosen = join_rules(given, None if args.rules is None else load_rules(args.rules))
+    chosen = join_rules(flag_values(args, place_knobs()), None if args.rules is None else load_rules(args.rules))
     more = () if args.report is None else (RULE, *torchrec, *([FULL_SPACE] if torchrec else ()))
     compare = (*HEURISTICS, *more)
     with without_progress() if args.quiet else nullcontext(), best_so_far() as progress:
@@ -158,4 +153,4 @@ def add_commands(commands: Commands) -> None:
     sub.epilog = PLACE_EXAMPLE
     for group in groups():
         section = sub.add_argument_group(group.heading, GROUP_HINTS.get(group.name))
-        add_flags(section, (one for one in knobs_of(group.kind) if one.name not in NO_FLAG))
+        add_flags(section, group.kind)

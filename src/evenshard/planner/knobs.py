@@ -163,6 +163,7 @@ class Sharding:
         "TorchRec's constraints by table of a model: they bound types, kernels and widths of parts, and give pooling "
         "factors that are given nowhere else",
         torchrec="EmbeddingShardingPlanner.constraints",
+        flag=None,
     )
 
 
@@ -239,7 +240,7 @@ class Search:
         range=Range(0, 10_000, whole=True),
         flag="--measure",
     )
-    compare: Sequence[str] = knob((), "other sharders to compare with; see evenshard.planner.rivals")
+    compare: Sequence[str] = knob((), "other sharders to compare with; see evenshard.planner.rivals", flag=None)
     seed: int = knob(0, "seed of the search")
     effort: str = knob(
         "normal",
