@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.knobs import Group, Knob, check_range, chosen_in, group, groups_of, knob, knobs_of
+from evenshard.utils.knobs import Group, Knob, check_knobs, chosen_in, group, groups_of, knob, knobs_of
 from evenshard.utils.limits import Range
 
 if TYPE_CHECKING:
@@ -302,8 +302,7 @@ class Knobs:
             if twice := next((name for name in alone if name in in_group), None):
                 raise BadConfig(f"{twice} is given twice, by itself and in {of_kind.name}. Leave one of the two out.")
             chosen[of_kind.name] = replace(asked, **alone)
-            for one in own:
-                check_range(one, getattr(chosen[of_kind.name], one.name))
+            check_knobs(chosen[of_kind.name])
         return Knobs(**chosen)
 
 

@@ -164,11 +164,7 @@ class BenchmarkInputs:
         metavar="M",
     )
     part: int = knob(
-        1,
-        "measure only part I of N; `evenshard merge-costs` merges them",
-        range=COUNT,
-        metavar="I",
-        parameter="part",
+        1, "measure only part I of N; `evenshard merge-costs` merges them", range=COUNT, metavar="I", parameter="part"
     )
     num_parts: int = knob(
         1,
@@ -303,17 +299,12 @@ class TrainPolicyConfig:
     """Section ``train_policy`` of params.yaml."""
 
     method: str = knob(
-        DREAMSHARD,
-        "the learned sharder, whose cost network train_cost fits",
-        flag="--method",
-        choices=tuple(LEARNED),
+        DREAMSHARD, "the learned sharder, whose cost network train_cost fits", flag="--method", choices=tuple(LEARNED)
     )
     num_updates: int = knob(10, "gradient steps per round", range=COUNT)
     num_episodes: int = knob(10, "episodes per step, all of one task; of dreamshard", range=COUNT)
     learning_rate: float = knob(
-        5e-4,
-        "Adam's in round 1; dreamshard's falls linearly over the rounds, autoshard's within each",
-        range=POSITIVE,
+        5e-4, "Adam's in round 1; dreamshard's falls linearly over the rounds, autoshard's within each", range=POSITIVE
     )
     entropy_weight: float = knob(1e-3, "weight of the entropy bonus")
     settings: Mapping[str, Any] = knob(
@@ -339,12 +330,7 @@ class TrainPolicyOutputs:
     """The policy."""
 
     policy: Path = writes(
-        REQUIRED,
-        "folder of the policy to write",
-        "--out",
-        NETWORK_FOLDER,
-        path=f"{OF_ROUND}/policy",
-        artifact=MODEL,
+        REQUIRED, "folder of the policy to write", "--out", NETWORK_FOLDER, path=f"{OF_ROUND}/policy", artifact=MODEL
     )
 
 

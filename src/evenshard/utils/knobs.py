@@ -155,16 +155,19 @@ def _evaluate(kind: Any, names: Mapping[str, Any]) -> Any:
         return kind
 
 
-def check_range(one: Knob, value: Any, where: str = "") -> None:
-    """Raise BadConfig if a number is out of the range of its knob."""
-    if one.range is not None and isinstance(value, int | float) and (problem := one.range.problem(value)):
-        raise BadConfig(f"{where}{one.name} {problem}. Correct it.")
-
-
 def check_knobs(config: Any, where: str = "") -> None:
     """Raise BadConfig for the first knob of a dataclass that is out of its range."""
+    if problem := range_problem(config):
+        raise BadConfig(f"{where}{problem}. Correct it.")
+
+
+def range_problem(config: Any) -> str | None:
+    """Return in one clause the first knob of a dataclass that is out of its range, or None."""
     for one in knobs_of(type(config)):
-        check_range(one, getattr(config, one.name), where)
+        value = getattr(config, one.name)
+        if one.range is not None and isinstance(value, int | float) and (problem := one.range.problem(value)):
+            return f"{one.name} {problem}"
+    return None
 
 
 def chosen_in(knobs: Any) -> Mapping[str, Any]:
