@@ -11,6 +11,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
 
 from evenshard.cli.help import COMMAND, clearer, unknown_words
+from evenshard.measure.config import MeasureConfig
 from evenshard.measure.hardware import names_in
 from evenshard.utils.knobs import REQUIRED, Knob, knobs_of
 from evenshard.utils.messages import brief, one_line
@@ -18,7 +19,6 @@ from evenshard.utils.outputs import MODEL_PARTS, File, FileOrStdout, Output, req
 from evenshard.utils.params import load_params, section
 
 if TYPE_CHECKING:
-    from evenshard.measure.config import MeasureConfig
     from evenshard.planner.rules import Rules
 
 
@@ -163,8 +163,6 @@ def params_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def measure_config(args: argparse.Namespace, params: dict[str, Any]) -> MeasureConfig:
     """The settings of measuring, with the flags of ``add_flags(sub, MeasureConfig, "measure")``."""
-    from evenshard.measure.config import MeasureConfig
-
     return section(params, "measure", MeasureConfig, **flag_values(args, MeasureConfig, "measure"))
 
 

@@ -24,6 +24,7 @@ from evenshard.cli.arguments import (
     params_of,
 )
 from evenshard.measure.config import MeasureConfig
+from evenshard.measure.here import hardware_here
 from evenshard.measure.traces import RECORDING
 from evenshard.planner.knobs import place_knob
 from evenshard.stages.commands import ImportCostsConfig, ObserveInputs
@@ -82,8 +83,6 @@ def _add_hardware(sheet: Path, out: Path) -> None:
 
 
 def _hardware_here(args: argparse.Namespace) -> None:
-    from evenshard.measure.here import hardware_here
-
     text = json.dumps(hardware_here(section(params_of(args), "measure", MeasureConfig)), indent=1)
     with atomic_path(args.here) as draft:
         draft.write_text(text + "\n")

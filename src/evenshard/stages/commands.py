@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from evenshard.measure.hardware import provenance_problem
 from evenshard.planner.knobs import knob_field
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.knobs import REQUIRED, check_knobs, knob
@@ -26,7 +27,6 @@ class ImportCostsConfig:
     optimizer: str = knob("sgd", "optimizer of the backward passes")
 
     def __post_init__(self) -> None:
-        from evenshard.measure.hardware import provenance_problem
         from evenshard.placement.optimizer_state import optimizer_problem
         from evenshard.tables.table import check_weight_bits
 

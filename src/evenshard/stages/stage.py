@@ -11,6 +11,7 @@ from enum import Enum, auto
 from importlib import import_module
 from typing import Any, TypeVar
 
+from evenshard.measure.config import MeasureConfig
 from evenshard.utils.knobs import Knob, knob, knobs_of
 from evenshard.utils.outputs import File, Output
 from evenshard.utils.params import section
@@ -195,8 +196,6 @@ class Stage:
         Raises:
             BadConfig: if a section makes no sense.
         """
-        from evenshard.measure.config import MeasureConfig
-
         kinds = {self.name: self.config, "measure": MeasureConfig}
         return {name: section(params, name, kinds[name], **overrides.get(name, {})) for name in self.sections}
 
