@@ -50,7 +50,7 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     && add --constraint requirements/constraints-${EXTRA}.txt kfp-server-api kubernetes \
     && add --constraint requirements/constraints-${EXTRA}.txt --no-deps torchrec "kfp==${KFP_VERSION}" \
     && trim
-COPY README.md ./
+COPY README.md params.yaml ./
 COPY components components
 COPY pipelines pipelines
 COPY src src

@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import textwrap
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ from evenshard.kubeflow.component import (
 )
 from evenshard.stages.loop import STAGES
 from evenshard.stages.rounds import WRITERS
-from evenshard.stages.stage import DATASET, Flag, LoopSetting, Reads, Stage, Writes, declarations_of
+from evenshard.stages.stage import DATASET, Reads, Stage, Writes, plain_inputs, uses_of
+from evenshard.utils.knobs import REQUIRED, knobs_of
 
 HERE = Path(__file__).parent
 MARK = "Written by components/generate.py from src/evenshard/stages/loop.py; do not edit by hand."
@@ -116,31 +117,29 @@ def component_of(stage: Stage) -> str:
 
 def parameters(stage: Stage) -> list[Parameter]:
     """All arguments of a stage's component: artifacts and required values first, as Python wants it."""
-    default_of = {one.name: one.default for one in fields(stage.inputs)}
     found = []
-    for name, read in declarations_of(stage.inputs, Reads).items():
-        kind = declarations_of(WRITERS[name].outputs, Writes)[name].artifact
-        default = None if default_of[name] is MISSING else "None"
-        found.append(Parameter(input_name(stage, name), "Input", kind, _about(name, read.help), default))
-    for name, written in declarations_of(stage.outputs, Writes).items():
-        if written.artifact:
-            found.append(Parameter(name, "Output", written.artifact, _about(name, written.help)))
-            if accumulates(name):
+    for one in knobs_of(stage.inputs):
+        if isinstance(one.use, Reads):
+            kind = uses_of(WRITERS[one.name].outputs, Writes)[one.name].artifact
+            default = None if one.default is REQUIRED else "None"
+            found.append(Parameter(input_name(stage, one.name), "Input", kind, _about(one.name, one.help), default))
+    for one in knobs_of(stage.outputs):
+        if one.use.artifact:
+            found.append(Parameter(one.name, "Output", one.use.artifact, _about(one.name, one.help)))
+            if accumulates(one.name):
                 found.append(
-                    Parameter(EARLIER, "Input", DATASET, f"{name} of the rounds before, which go along", "None")
+                    Parameter(EARLIER, "Input", DATASET, f"{one.name} of the rounds before, which go along", "None")
                 )
     found.append(Parameter(METRICS, "Output", "Metrics", stage.metrics))
     for number, section in enumerate(stage.sections):
         found.append(
             Parameter("measure" if number else "config", "", "dict[str, Any]", f"section ``{section}`` of params.yaml")
         )
-    for name, option in declarations_of(stage.inputs, Flag).items():
-        if option.parameter:
-            default = None if name == "round" else repr(default_of[name])
-            about = option.help.partition(" (default")[0]
-            found.append(Parameter(option.parameter, "", option.kind.__name__, about, default))
-    for name, setting in declarations_of(stage.inputs, LoopSetting).items():
-        found.append(Parameter(name, "", "int", setting.help))
+    for name, one in plain_inputs(stage.inputs).items():
+        if one.parameter:
+            default = None if name == "round" or one.flag is None else repr(one.default)
+            about = one.help.partition(" (default")[0]
+            found.append(Parameter(one.parameter, "", one.kind.__name__, about, default))
     if stage.measures:
         text = "GPUs of this pod. 2 or more must be the devices of the tasks; torchrun then measures on all at once"
         found.append(Parameter(NUM_GPUS, "", "int", text, "0"))

@@ -1,23 +1,27 @@
-"""Knobs on the site: a field that is ``knob(default, "meaning")`` is shown with its meaning and its default."""
+"""Settings on the site: a field that ``evenshard.utils.knobs`` declares is shown with its meaning and its default."""
 
 from __future__ import annotations
 
-import ast
+from importlib import import_module
 from typing import Any
 
 import griffe
+
+from evenshard.utils.knobs import REQUIRED, knobs_of
 
 
 class Knobs(griffe.Extension):
     """What mkdocstrings' reader of sources is told of each attribute."""
 
-    def on_attribute_instance(self, *, node: Any, attr: griffe.Attribute, **others: Any) -> None:
+    def on_attribute_instance(self, *, attr: griffe.Attribute, **others: Any) -> None:
         """Called by griffe for each attribute that it finds."""
-        value = getattr(node, "value", None)
-        if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "knob"):
+        owner = attr.parent
+        if not isinstance(owner, griffe.Class) or not isinstance(attr.value, griffe.ExprCall):
             return
-        default, meaning = value.args
-        spelled = [ast.literal_eval(one.value) for one in value.keywords if one.arg == "torchrec"]
-        text = f"{ast.literal_eval(meaning)}.{''.join(f' TorchRec: `{one}`.' for one in spelled)}"
-        attr.docstring = griffe.Docstring(text[0].upper() + text[1:], lineno=node.lineno, parent=attr)
-        attr.value = ast.unparse(default)
+        declared = knobs_of(getattr(import_module(owner.module.path), owner.name))
+        if (one := next((one for one in declared if one.name == attr.name), None)) is None:
+            return
+        spelled = f" TorchRec: `{one.torchrec}`." if one.torchrec else ""
+        text = f"{one.help[0].upper()}{one.help[1:]}.{spelled}"
+        attr.docstring = griffe.Docstring(text, lineno=attr.lineno, parent=attr)
+        attr.value = None if one.default is REQUIRED else repr(one.default)

@@ -16,7 +16,7 @@ import yaml
 from evenshard.measure.config import MeasureConfig
 from evenshard.stages.loop import OF_ROUND, GenerateTablesConfig, LoopConfig
 from evenshard.stages.rounds import Artifact, LoopStep, steps
-from evenshard.stages.stage import Flag, LoopSetting, Writes, declarations_of, flags, set_by
+from evenshard.stages.stage import Writes, flags, loop_settings, plain_inputs, set_by, uses_of
 from evenshard.tables.formats import TABLE_SUFFIXES
 from evenshard.tables.sources import BATCH_SUFFIXES
 from evenshard.utils.outputs import HARDWARE_FILE, REPORTS, FilesInside
@@ -96,7 +96,7 @@ def unroll(params: dict[str, Any]) -> dict[str, Any]:
 def _stage(
     step: LoopStep, is_first_reader: bool, files_of: dict[str, list[str]], params: dict[str, Any]
 ) -> dict[str, Any]:
-    sections = [*reversed(step.stage.sections), *(["loop"] if declarations_of(step.stage.inputs, LoopSetting) else [])]
+    sections = [*reversed(step.stage.sections), *(["loop"] if loop_settings(step.stage.inputs) else [])]
     deps = []
     for artifacts in step.reads.values():
         for artifact in artifacts[-1:]:
@@ -106,7 +106,7 @@ def _stage(
                 sections += artifact.writer.sections
     sections = [name for name in dict.fromkeys(sections) if name in params]
     own_files = [path for name in sections for path in files_of.get(name, [])]
-    others = declarations_of(step.stage.inputs, Flag)
+    others = plain_inputs(step.stage.inputs)
     sections += [f"{others[name].section}.{name}" for name in set_by(params, step.stage.inputs)]
     hardware = [HARDWARE_FILE] if step.stage.measures and is_first_reader else []
     found = {"cmd": _command(step), "deps": [*own_files, *hardware, *deps], "params": sections, **_write(step)}
@@ -134,7 +134,7 @@ def _metrics_path(step: LoopStep) -> str:
 def _write(step: LoopStep) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {"outs": [], "metrics": []}
     for one in step.writes:
-        output = declarations_of(one.writer.outputs, Writes)[one.name].output
+        output = uses_of(one.writer.outputs, Writes)[one.name].output
         for path in filter(None, _paths(one)):
             name = Path(path).name
             in_git = isinstance(output, FilesInside) and name in output.in_git
@@ -145,7 +145,7 @@ def _write(step: LoopStep) -> dict[str, list[Any]]:
 
 
 def _paths(artifact: Artifact) -> list[str]:
-    output = declarations_of(artifact.writer.outputs, Writes)[artifact.name].output
+    output = uses_of(artifact.writer.outputs, Writes)[artifact.name].output
     return (
         [str(path) for path in output.paths(Path(artifact.path))]
         if isinstance(output, FilesInside)

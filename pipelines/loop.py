@@ -15,7 +15,7 @@ from evenshard.kubeflow.cluster import MEASURING, Cluster, on_cluster
 from evenshard.kubeflow.component import EARLIER, NUM_GPUS, accumulates, input_name, own_file
 from evenshard.stages.loop import LOOP_SECTIONS, STAGES, BenchmarkConfig, GenerateTablesConfig, LoopConfig
 from evenshard.stages.rounds import Artifact, LoopStep, steps
-from evenshard.stages.stage import Flag, LoopSetting, declarations_of, set_by
+from evenshard.stages.stage import loop_settings, plain_inputs, set_by
 from evenshard.tracking import MUST_REGISTER, RETRIES
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
@@ -88,7 +88,7 @@ def learn(
     for step in steps(num_rounds):
         stage = step.stage
         given = {"config": sections[stage.name]}
-        given |= {name: num_rounds for name in declarations_of(stage.inputs, LoopSetting)}
+        given |= {name: num_rounds for name in loop_settings(stage.inputs)}
         given |= {input_name(stage, name): value for name, value in set_by(params, stage.inputs).items()}
         if stage.per_round:
             given[input_name(stage, "round")] = step.round
@@ -114,7 +114,7 @@ def _add(step: LoopStep, given: dict[str, Any], made: dict[Artifact, Any], clust
     component = getattr(import_module(f"evenshard_components.{name}.component"), name)
     collected = next((one.name for one in step.writes if accumulates(one.name)), "")
     before = {EARLIER: made[Artifact(collected, step.round - 1)]} if collected and step.round > 1 else {}
-    if cluster.num_parts == 1 or "num_parts" not in declarations_of(step.stage.inputs, Flag):
+    if cluster.num_parts == 1 or "num_parts" not in plain_inputs(step.stage.inputs):
         return _name(on_cluster(component(**given, **before), name, cluster), step)
     with dsl.ParallelFor(items=[*range(1, cluster.num_parts + 1)], name=f"parts_{step.round}") as part:
         task = component(**given, part=part, num_parts=cluster.num_parts)
@@ -160,6 +160,4 @@ def checked_rounds(params: dict[str, Any], cluster: Cluster) -> int:
             f"{name} gets {gpus} GPUs, but generate_tables.num_devices is {num_devices}. Make it {num_devices}, which "
             f"measure at once, or 1, which plays all devices in turn.",
         )
-    num_rounds = section(params, "loop", LoopConfig).num_rounds
-    require(num_rounds >= 1, f"loop.num_rounds is {num_rounds}. Make it at least 1.")
-    return num_rounds
+    return section(params, "loop", LoopConfig).num_rounds

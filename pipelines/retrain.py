@@ -8,7 +8,7 @@ from typing import Any
 from kfp import dsl
 
 from evenshard.kubeflow.cluster import Cluster, on_cluster
-from evenshard.kubeflow.requests import DriftRequest
+from evenshard.stages.commands import DriftRequest
 from evenshard.utils.params import section
 from evenshard_components.drift.component import drift
 

@@ -5,7 +5,7 @@ from typing import Any
 from kfp import dsl
 
 from evenshard.kubeflow.cluster import Cluster, on_cluster
-from evenshard.stages.decisions.watch import WatchConfig
+from evenshard.stages.commands import WatchConfig
 from evenshard.utils.params import section
 from evenshard_components.watch.component import watch
 

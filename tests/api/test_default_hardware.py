@@ -15,13 +15,13 @@ from evenshard.api.what_if import what_if
 from evenshard.cli import main
 from evenshard.measure.hardware import DEFAULT_HARDWARE
 from evenshard.measure.inventory import inventory, inventory_text
-from evenshard.planner.cluster import devices_of
 from evenshard.sharders.models import load_model
 from evenshard.torchrec.plan.prices import chosen_model
 from evenshard.utils.errors import BadConfig, BadFile
 from support.documented import command
 from support.learned import learned_model
 from support.model_builders import save_model
+from support.request_builders import devices_asked
 
 TABLES = [{"name": name, "num_rows": 10_000, "embedding_dim": 16, "pooling_factor": 3} for name in "abcd"]
 
@@ -38,7 +38,7 @@ def cpu_model(tmp_path: Path) -> Path:
 
 
 def test_one_default_for_every_way_to_ask() -> None:
-    assert evenshard.place(TABLES, 2).request.hardware == DEFAULT_HARDWARE == devices_of(2).hardware
+    assert evenshard.place(TABLES, 2).request.hardware == DEFAULT_HARDWARE == devices_asked(2).hardware
     assert what_if(TABLES, devices=(2,)).options[0].hardware == DEFAULT_HARDWARE
     assert chosen_model(None, None, "cpu")[1] == DEFAULT_HARDWARE
     assert inventory()["default"] == DEFAULT_HARDWARE
@@ -84,11 +84,11 @@ def test_a_short_name_is_the_same_in_flags_and_files(tmp_path: Path) -> None:
     cluster = tmp_path / "cluster.yaml"
     hosts = [{"devices": 2, "hardware": "h100"}, {"devices": 2, "hardware": "a100"}]
     cluster.write_text(yaml.safe_dump({"hosts": hosts, "inter": "ib_200g"}))
-    found = devices_of(cluster=cluster)
+    found = devices_asked(cluster=cluster)
     assert [group.hardware for group in found.machine.groups] == ["simulated:h100", "simulated:a100_80gb"]
-    assert devices_of(hardware="h100", cluster=cluster) == found
+    assert devices_asked(hardware="h100", cluster=cluster) == found
     with pytest.raises(BadFile, match="but cpu is asked for"):
-        devices_of(hardware="cpu", cluster=cluster)
+        devices_asked(hardware="cpu", cluster=cluster)
 
 
 def test_a_model_of_another_kind_than_the_first_hosts_of_a_file_is_refused(tmp_path: Path) -> None:

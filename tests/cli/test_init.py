@@ -15,7 +15,8 @@ from evenshard.planner.cluster import load_cluster_file
 from evenshard.planner.file import load_answer
 from evenshard.planner.rules import load_rules
 from evenshard.sharders.models import load_model
-from evenshard.stages.import_costs import ImportCostsConfig, read_shards
+from evenshard.stages.commands import ImportCostsConfig
+from evenshard.stages.import_costs import read_shards
 from evenshard.stages.loop import STAGES
 from evenshard.utils.params import load_params
 from support.documented import ROOT, command

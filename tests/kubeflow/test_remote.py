@@ -21,7 +21,7 @@ import yaml
 
 from evenshard.cli import main
 from evenshard.kubeflow import remote
-from evenshard.stages.decisions.watch import WatchConfig
+from evenshard.stages.commands import WatchConfig
 from support import http_server, kfp_server
 from support.documented import command
 from support.kfp_server import FakePipelines, nodes_of, serving
@@ -678,7 +678,7 @@ def test_the_token_is_read_again_for_each_call(fake: FakePipelines, tmp_path: Pa
     token = tmp_path / "token"
     token.write_text("first\n")
     fake.token = "first"
-    endpoint = remote.Endpoint(fake.url, "team-a", token)
+    endpoint = remote.Endpoint("team-a", fake.url, token)
     connected = remote.Remote(endpoint)
     assert connected.status("r1").state == "SUCCEEDED"
     token.write_text("second")

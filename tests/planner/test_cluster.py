@@ -14,9 +14,10 @@ import yaml
 from evenshard import place
 from evenshard.cli import main
 from evenshard.placement.machine import DeviceGroup, Machine
-from evenshard.planner.cluster import ClusterFile, HostMemory, Hosts, MachineAndMemory, devices_of, load_cluster_file
+from evenshard.planner.cluster import ClusterFile, Hosts, MachineAndMemory, load_cluster_file
 from evenshard.utils.errors import BadConfig, BadFile, BadInput
 from support.builders import some_tables
+from support.request_builders import devices_asked
 
 GB = 2**30
 MIXED = {
@@ -51,16 +52,16 @@ MIXED = {
     ],
 )  # fmt: skip
 def test_machines_of_flags(arguments: dict[str, Any], machine: Machine) -> None:
-    assert devices_of(**arguments).machine == machine
+    assert devices_asked(**arguments).machine == machine
 
 
 def test_no_memory_at_all_is_not_memory_left_out() -> None:
     with pytest.raises(BadConfig, match="memory_cap_gb is 0"):
-        devices_of(2, 0, "simulated:h200")
+        devices_asked(2, 0, "simulated:h200")
 
 
 def test_memory_and_hardware_of_flags() -> None:
-    found = devices_of(2, [10, 20.5], "simulated:h100")
+    found = devices_asked(2, [10, 20.5], "simulated:h100")
     assert found == MachineAndMemory(Machine(2, 2), (10 * GB, int(20.5 * GB)), "simulated:h100")
 
 
@@ -68,40 +69,40 @@ def test_memory_and_hardware_of_flags() -> None:
     ("hardware", "cap_gb"), [("simulated:h200", 139), ("simulated:a100_40gb", 39.4), ("simulated:v100", 31.7)]
 )
 def test_memory_left_out_is_that_of_the_profile(hardware: str, cap_gb: float) -> None:
-    assert devices_of(2, hardware=hardware) == MachineAndMemory(Machine(2, 2), (round(cap_gb * GB),) * 2, hardware)
+    assert devices_asked(2, hardware=hardware) == MachineAndMemory(Machine(2, 2), (round(cap_gb * GB),) * 2, hardware)
 
 
 def test_memory_left_out_of_a_cpu_is_its_share_of_this_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evenshard.planner.memory.machine_bytes", lambda: 48 * GB)
-    found = devices_of(8, hardware="cpu", nodes=2, inter="ethernet_25g")
+    found = devices_asked(8, hardware="cpu", nodes=2, inter="ethernet_25g")
     assert found.caps_bytes == (12 * GB,) * 8
     assert found.notes == (
         "Memory is that of this machine: 48.00 GB, of which each of 4 devices of a node has 12.00. Give memory_cap_gb "
         "for other machines.",
     )
-    assert devices_of(2, 64, "cpu").notes == ()
+    assert devices_asked(2, 64, "cpu").notes == ()
 
 
 def test_memory_left_out_of_a_gpu_is_what_its_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(BadConfig, match=r"there is no GPU here to ask for its memory\. Give memory_cap_gb"):
-        devices_of(2, hardware="cuda")
-    assert devices_of(2, 40, hardware="cuda").caps_bytes == (40 * GB,) * 2
+        devices_asked(2, hardware="cuda")
+    assert devices_asked(2, 40, hardware="cuda").caps_bytes == (40 * GB,) * 2
     sizes = [80 * GB - 1, 79 * GB]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=sizes[device]))
-    assert devices_of(4, hardware="cuda").caps_bytes == (79 * GB,) * 4
+    assert devices_asked(4, hardware="cuda").caps_bytes == (79 * GB,) * 4
 
 
-HOST = HostMemory(host_memory_gb=512, host_bandwidth_gb_s=400, ssd_gb=4000)
+HOST = {"host_memory_gb": 512, "host_bandwidth_gb_s": 400, "ssd_gb": 4000}
 
 
 def test_memory_of_hosts_of_flags() -> None:
-    machine = devices_of(16, inter="ib_400g", host=HOST).machine
+    machine = devices_asked(16, inter="ib_400g", **HOST).machine
     assert (machine.host_bytes, machine.host_gb_s) == ((512 * GB,) * 2, 400)
     assert (machine.ssd_bytes, machine.ssd_gb_s) == ((4000 * GB,) * 2, 0)
-    none = devices_of(2, host=HostMemory(host_memory_gb=0)).machine
+    none = devices_asked(2, host_memory_gb=0).machine
     assert none == Machine(2, 2)
 
 
@@ -120,7 +121,7 @@ def test_memory_of_hosts_of_flags() -> None:
 )
 def test_memory_of_hosts_that_makes_no_sense(host: dict[str, float], message: str) -> None:
     with pytest.raises(BadConfig) as caught:
-        devices_of(2, host=HostMemory(**host))
+        devices_asked(2, **host)
     assert str(caught.value).startswith(message)
 
 
@@ -146,7 +147,7 @@ def test_memory_of_hosts_that_makes_no_sense(host: dict[str, float], message: st
 )  # fmt: skip
 def test_flags_that_make_no_machine(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(BadConfig) as caught:
-        devices_of(**arguments)
+        devices_asked(**arguments)
     assert str(caught.value).startswith(message)
 
 
@@ -164,11 +165,11 @@ def test_a_file_of_two_kinds_of_hosts(tmp_path: Path) -> None:
     assert load_cluster_file(path) == ClusterFile(
         (Hosts(4, 2, "simulated:h200", 141), Hosts(4, 1, "simulated:a100_80gb", 80)), inter="ib_400g"
     )
-    found = devices_of(cluster=path)
+    found = devices_asked(cluster=path)
     groups = (DeviceGroup("simulated:h200", 8), DeviceGroup("simulated:a100_80gb", 4))
     assert found.machine == Machine(12, 4, inter="infiniband_ndr", groups=groups)
     assert found.caps_bytes == (141 * GB,) * 8 + (80 * GB,) * 4 and found.hardware == "simulated:h200"
-    assert devices_of(12, cluster=path) == found
+    assert devices_asked(12, cluster=path) == found
 
 
 def test_a_file_of_hosts_with_memory(tmp_path: Path) -> None:
@@ -177,40 +178,44 @@ def test_a_file_of_hosts_with_memory(tmp_path: Path) -> None:
         {"count": 1, "devices": 2, "hardware": "simulated:a100_80gb", "host_memory_gb": 512, "ssd_gb": 0},
     ]
     path = written(tmp_path, {"hosts": hosts, "inter": "ib_400g", "host_bandwidth_gb_s": 300, "ssd_bandwidth_gb_s": 7})
-    found = devices_of(cluster=path)
+    found = devices_asked(cluster=path)
     assert found.machine.host_bytes == (1024 * GB, 1024 * GB, 512 * GB) and found.machine.host_gb_s == 300
     assert found.machine.ssd_bytes == (100 * GB, 100 * GB, 0) and found.machine.ssd_gb_s == 7
     assert found.caps_bytes == (79 * GB,) * 6, "of the profiles, as the file leaves it out"
     for twice in ({"host_memory_gb": 1024}, {"ssd_gb": 9}, {"host_bandwidth_gb_s": 300}, {"ssd_bandwidth_gb_s": 7}):
         (name,) = twice
         with pytest.raises(BadFile, match=f"{name} is in the file, and {name} is given too. Leave one of them out"):
-            devices_of(cluster=path, host=HostMemory(**twice))
+            devices_asked(cluster=path, **twice)
 
 
 def test_a_file_leaves_memory_of_hosts_to_the_flags(tmp_path: Path) -> None:
     path = written(tmp_path, MIXED)
-    assert devices_of(cluster=path, host=HOST).machine.host_bytes == (512 * GB,) * 3
-    assert devices_of(cluster=path).machine.host_bytes == ()
+    assert devices_asked(cluster=path, **HOST).machine.host_bytes == (512 * GB,) * 3
+    assert devices_asked(cluster=path).machine.host_bytes == ()
 
 
 def test_the_example_of_the_documentation_is_a_machine(tmp_path: Path) -> None:
     text = Path(__file__).parents[2].joinpath("docs", "place.md").read_text()
     example = text[text.index("    hosts:\n") :].partition("\n\n")[0]
-    found = devices_of(cluster=written(tmp_path, textwrap.dedent(example)))
+    found = devices_asked(cluster=written(tmp_path, textwrap.dedent(example)))
     assert found.machine.host_bytes == (1024 * GB, 1024 * GB, 512 * GB) and found.caps_bytes[-1] == 64 * GB
 
 
 def test_each_kind_has_the_memory_of_its_profile(tmp_path: Path) -> None:
     hosts = [{"devices": 1, "hardware": "simulated:b200"}, {"devices": 1, "hardware": "simulated:a100_80gb"}]
     path = written(tmp_path, {"hosts": hosts, "inter": "ib_400g"})
-    assert devices_of(cluster=path).caps_bytes == (178 * GB, 79 * GB)
-    assert devices_of(cluster=path, memory_cap_gb=64).caps_bytes == (64 * GB,) * 2
-    assert devices_of(cluster=path).hardware == devices_of(cluster=path, memory_cap_gb=64).hardware == "simulated:b200"
+    assert devices_asked(cluster=path).caps_bytes == (178 * GB, 79 * GB)
+    assert devices_asked(cluster=path, memory_cap_gb=64).caps_bytes == (64 * GB,) * 2
+    assert (
+        devices_asked(cluster=path).hardware
+        == devices_asked(cluster=path, memory_cap_gb=64).hardware
+        == "simulated:b200"
+    )
 
 
 def test_a_file_leaves_memory_and_hardware_to_the_flags(tmp_path: Path) -> None:
     path = written(tmp_path, {"hosts": [{"devices": 2, "count": 2}], "intra": "nvlink_a100", "inter": "ethernet_25g"})
-    found = devices_of(None, 40.0, "simulated:a100_40gb", cluster=path)
+    found = devices_asked(None, 40.0, "simulated:a100_40gb", cluster=path)
     expected = Machine(4, 2, intra="nvlink_a100", inter="ethernet_25g")
     assert found == MachineAndMemory(expected, (40 * GB,) * 4, "simulated:a100_40gb")
 
@@ -248,14 +253,14 @@ def test_a_file_leaves_memory_and_hardware_to_the_flags(tmp_path: Path) -> None:
 def test_a_file_that_makes_no_machine(tmp_path: Path, content: Any, problem: str) -> None:
     path = written(tmp_path, content)
     with pytest.raises(BadFile) as caught:
-        devices_of(cluster=path)
+        devices_asked(cluster=path)
     assert str(caught.value).startswith(f"{path}") and problem in str(caught.value)
 
 
 def test_hardware_that_a_file_leaves_to_the_flags_has_a_profile(tmp_path: Path) -> None:
     path = written(tmp_path, {"hosts": [{"devices": 2, "memory_gb": 4}]})
     with pytest.raises(BadInput, match="abacus"):
-        devices_of(cluster=path, hardware="simulated:abacus")
+        devices_asked(cluster=path, hardware="simulated:abacus")
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
@@ -277,7 +282,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 )
 def test_a_file_and_flags_that_contradict_it(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput) as caught:
-        devices_of(**arguments, cluster=written(tmp_path, MIXED))
+        devices_asked(**arguments, cluster=written(tmp_path, MIXED))
     assert message in str(caught.value)
 
 

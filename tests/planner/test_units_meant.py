@@ -8,16 +8,16 @@ import pytest
 
 import evenshard
 from evenshard.measure.link import LINKS, bandwidth_name, link
-from evenshard.planner.cluster import HostMemory, devices_of
 from evenshard.planner.request import PlacementRequest, unit_warnings
 from evenshard.tables.table import Table
+from support.request_builders import devices_asked
 
 TABLE = Table("a", 1000, 16, 4.0)
 
 
 def warned(**machine: Any) -> tuple[str, ...]:
-    """Warnings of a request for this machine, as ``devices_of`` takes it."""
-    found = devices_of(hardware=machine.pop("hardware", "h100"), **{"nodes": 2, "devices_per_node": 8, **machine})
+    """Warnings of a request for this machine, as ``devices_asked`` takes it."""
+    found = devices_asked(hardware=machine.pop("hardware", "h100"), **{"nodes": 2, "devices_per_node": 8, **machine})
     request = PlacementRequest((TABLE,), found.caps_bytes, 1024, machine=found.machine, hardware=found.hardware)
     return unit_warnings(request)
 
@@ -34,9 +34,9 @@ def warned(**machine: Any) -> tuple[str, ...]:
         ({"memory_cap_gb": 80 * 1024}, "(hbm_cap of a Topology) is 81,920 GB, more than 2 times 79"),
         ({"memory_cap_gb": 80 * 1024}, "meant in MB it is 80 GB"),
         ({"memory_cap_gb": 0.08}, "meant in TB it is 81.92 GB"),
-        ({"host": HostMemory(host_memory_gb=1024 * 1024)}, "host_memory_gb is 1.04858e+06 GB"),
-        ({"host": HostMemory(512, 400_000)}, "host_bandwidth_gb_s is 400,000 GB/s"),
-        ({"host": HostMemory(512, 400, 1000, 7_000)}, "ssd_bandwidth_gb_s is 7,000 GB/s"),
+        ({"host_memory_gb": 1024 * 1024}, "host_memory_gb is 1.04858e+06 GB"),
+        ({"host_memory_gb": 512, "host_bandwidth_gb_s": 400_000}, "host_bandwidth_gb_s is 400,000 GB/s"),
+        ({"host_memory_gb": 512, "ssd_gb": 1000, "ssd_bandwidth_gb_s": 7_000}, "ssd_bandwidth_gb_s is 7,000 GB/s"),
     ],
 )
 def test_another_unit_is_warned_of(machine: dict[str, Any], words: str) -> None:
@@ -53,7 +53,17 @@ def test_known_links_are_not_warned_of(name: str) -> None:
 @pytest.mark.parametrize("hardware", ["h100", "h200", "b200", "a100", "mi300x"])
 def test_what_comes_with_evenshard_is_not_warned_of(hardware: str) -> None:
     assert warned(hardware=hardware, inter="ib_400g") == ()
-    assert warned(hardware=hardware, inter="50gb_s", intra="450gb_s", memory_cap_gb=64, host=HostMemory(900, 400)) == ()
+    assert (
+        warned(
+            hardware=hardware,
+            inter="50gb_s",
+            intra="450gb_s",
+            memory_cap_gb=64,
+            host_memory_gb=900,
+            host_bandwidth_gb_s=400,
+        )
+        == ()
+    )
 
 
 def test_the_answer_has_the_warning_above_its_table() -> None:

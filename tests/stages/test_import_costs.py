@@ -13,7 +13,8 @@ from evenshard.measure.cost_dataset import load_costs
 from evenshard.measure.costs import RANDOM_SHARD, DeviceCost
 from evenshard.planner.file import load_answer
 from evenshard.sharders.cost_model.fit import CostModelFitConfig, fit_cost_model
-from evenshard.stages.import_costs import ImportCostsConfig, read_shards
+from evenshard.stages.commands import ImportCostsConfig
+from evenshard.stages.import_costs import read_shards
 from evenshard.tables.files import load_tables
 from evenshard.tables.table import Table
 from evenshard.tracking import StageRun

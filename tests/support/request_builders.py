@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from evenshard.planner.cluster import MachineAndMemory, devices_of
+from evenshard.planner.knobs import Knobs
 from evenshard.planner.request import PlacementRequest
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig
 from evenshard.sharders.models import PlacementModel
@@ -34,3 +36,12 @@ def request(*dims: int, caps: tuple[int, ...] = (ROOM, ROOM), rows: int = 1000, 
     """Tables a, b, c, ... of these dims."""
     tables = tuple(table("abcdefghijklmnop"[number], rows, dim) for number, dim in enumerate(dims))
     return PlacementRequest(**{"tables": tables, "caps_bytes": caps, "batch_size": BATCH_SIZE, **more})
+
+
+def devices_asked(
+    num_devices: int | None = None, memory_cap_gb: Any = None, hardware: str | None = None, **knobs: Any
+) -> MachineAndMemory:
+    """The machine of some knobs."""
+    given = {"num_devices": num_devices, "memory_cap_gb": memory_cap_gb, "hardware": hardware}
+    asked = Knobs.of({**given, **knobs})
+    return devices_of(asked.machine, asked.memory)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from evenshard.planner.knobs import Memory
 from evenshard.torchrec import EvenshardPlanner
 from evenshard.torchrec.planner.machine import (
     device_of_process,
@@ -60,12 +61,12 @@ def test_without_a_group_the_launcher_or_the_caller_does(monkeypatch: pytest.Mon
 
 
 def test_a_machine_described_and_read_back() -> None:
-    machine = machine_of(None, 4, 2, "cuda", [1, 2, 3, 4], 0.0)
+    machine = machine_of(None, 4, 2, "cuda", Memory([1, 2, 3, 4], 0.0))
     described = topology_of(machine)
     assert [one.storage.hbm for one in described.devices] == [GB, 2 * GB, 3 * GB, 4 * GB]
-    read = machine_of(described, None, None, None, None, 0.0)
+    read = machine_of(described, None, None, None, Memory(reserved_gb=0.0))
     assert replace(read, assumed=machine.assumed) == machine, "its link is TorchRec's"
-    on_cpu = topology_of(machine_of(None, 2, None, "cpu", 5, 0.0))
+    on_cpu = topology_of(machine_of(None, 2, None, "cpu", Memory(5, 0.0)))
     assert [one.storage.ddr for one in on_cpu.devices] == [5 * GB] * 2 and on_cpu.compute_device == "cpu"
 
 
@@ -74,11 +75,11 @@ def test_pods_are_those_of_the_jobs_environment(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda *group: 8)
     monkeypatch.setenv("TOPOLOGY_DOMAIN_MULTIPLE", "2")
-    machine = machine_of(None, None, 2, "cuda", 1, 0.0)
+    machine = machine_of(None, None, 2, "cuda", Memory(1, 0.0))
     assert machine.nodes.nodes_per_domain == 2 and machine.nodes.domain_size == 4
     assert topology_of(machine).intra_group_size == 4
     monkeypatch.setenv("TOPOLOGY_DOMAIN_MULTIPLE", "9")
-    assert machine_of(None, None, 2, "cuda", 1, 0.0).nodes.nodes_per_domain == 4, "all nodes"
+    assert machine_of(None, None, 2, "cuda", Memory(1, 0.0)).nodes.nodes_per_domain == 4, "all nodes"
 
 
 def test_memory_of_a_topology_is_replaced_in_a_copy() -> None:

@@ -68,7 +68,7 @@ def place(
         InfeasibleTask: if there is no legal placement; the message says what is missing.
     """
     from evenshard.placement.sharding import Communication
-    from evenshard.planner.cluster import HostMemory, devices_of
+    from evenshard.planner.cluster import devices_of
     from evenshard.planner.memory import reserve_of
     from evenshard.planner.place import PlaceConfig, place_request
     from evenshard.planner.pricing import measured_parts, model_of, named_with_hardware
@@ -82,11 +82,7 @@ def place(
     machine, memory, training, search = asked.machine, asked.memory, asked.training, asked.search
     reserved_bytes, reserved_share = reserve_of(memory.reserved_gb)
     named, own_hardware = named_with_hardware(search.model, machine.hardware)
-    devices = devices_of(
-        **{**vars(machine), "hardware": own_hardware},
-        memory_cap_gb=memory.memory_cap_gb,
-        host=HostMemory.of(memory),
-    )
+    devices = devices_of(replace(machine, hardware=own_hardware), memory)
     check_batch(training.batch_size, devices.machine.num_devices)
     loaded = named or model_of(None, devices.hardware)
     loaded.require_hardware(devices.hardware)

@@ -37,8 +37,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "the loop: measure and learn": {
         **dict.fromkeys(("generate-tables", "benchmark", "train-cost", "train-policy", "evaluate"), "stages"),
-        **dict.fromkeys(("import-costs", "merge-costs", "describe"), "costs"),
-        "observe": "traces",
+        **dict.fromkeys(("import-costs", "merge-costs", "describe", "observe"), "costs"),
         **dict.fromkeys(("calibrate-link", "calibrate-device"), "costs"),
     },
     "in a team": dict.fromkeys(("promote", "drift"), "decisions"),

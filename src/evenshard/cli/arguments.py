@@ -1,18 +1,25 @@
-"""What all commands share: how they are declared, and the flags of several of them."""
+"""Commands, and their flags: those of a declared setting are made from its name, type, default and meaning."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from types import UnionType
+from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
 
 from evenshard.cli.help import COMMAND, clearer, unknown_words
-from evenshard.measure.hardware import CHOICES, names_in
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.hardware import names_in
+from evenshard.utils.knobs import REQUIRED, Knob, knobs_of
 from evenshard.utils.messages import brief, one_line
 from evenshard.utils.outputs import MODEL_PARTS, File, FileOrStdout, Output, require_apart, require_place
+from evenshard.utils.params import load_params, section
+
+if TYPE_CHECKING:
+    from evenshard.planner.rules import Rules
 
 
 class Source:
@@ -77,7 +84,7 @@ def require_writable(actions: Iterable[argparse.Action], args: argparse.Namespac
     for action in actions:
         value = getattr(args, action.dest, None)
         name = "/".join(action.option_strings) or action.dest.upper()
-        values = value if isinstance(value, list) else [value] if value is not None else []
+        values = value if isinstance(value, list | tuple) else [value] if value is not None else []
         if isinstance(action.type, Output):
             for path in values:
                 require_place(action.type, path)
@@ -149,24 +156,14 @@ def metrics_flag(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--metrics", **OUTPUT, help="also write the stage's metrics to this JSON file")
 
 
-def hardware_flag(sub: argparse.ArgumentParser) -> None:
-    """``--hardware``: the hardware to measure on."""
-    sub.add_argument(
-        "--hardware",
-        type=HARDWARE_NAME,
-        help=f"hardware to measure on: {CHOICES} (default: measure.hardware)",
-    )
-    sub.add_argument(
-        "--expect-transport",
-        metavar="NAME",
-        help="refuse exchanges between GPUs over another network than this one of NCCL's: ib (RoCE, too), socket or a "
-        "plugin's name (default: measure.expect_transport, else any)",
-    )
+def params_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The sections of ``--params``; none where the file of its default is missing."""
+    return load_params(args.params) if args.params.exists() else {}
 
 
-def measure_overrides(args: argparse.Namespace) -> dict[str, Any]:
-    """What ``hardware_flag`` read, by the names of ``MeasureConfig``; None where params.yaml decides."""
-    return {"hardware": args.hardware, "expect_transport": args.expect_transport}
+def measure_config(args: argparse.Namespace, params: dict[str, Any]) -> MeasureConfig:
+    """The settings of measuring, with the flags of ``add_flags(sub, MeasureConfig, "measure")``."""
+    return section(params, "measure", MeasureConfig, **flag_values(args, MeasureConfig, "measure"))
 
 
 def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:
@@ -191,3 +188,156 @@ def number(text: str, kind: type[int] | type[float]) -> float:
         return kind(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{brief(text)} is not a {'whole ' if kind is int else ''}number") from None
+
+
+# Flags of declared settings ------------------------------------------------------------------------------------------
+
+
+def _read(text: str, kind: Any, form: str) -> Any:
+    """Read a value of a type: N, N,N for a list, TABLE=... for a mapping; of a value or a list of some, either.
+
+    Raises:
+        argparse.ArgumentTypeError: if it is none.
+    """
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Mapping:
+        name, equals, value = text.rpartition("=")
+        if not (name and equals):
+            raise argparse.ArgumentTypeError(f"{brief(text)} is not {form}")
+        return {name: _read(value, parts[1], form)}
+    if origin is UnionType:
+        several = _read(text, parts[1], form)
+        return several[0] if len(several) == 1 else several
+    if origin is Sequence:
+        several = text.split(",") if get_origin(parts[0]) is None else [text]
+        return [_read(one, parts[0], form) for one in several]
+    return text if kind is str else number(text, kind)
+
+
+def _read_columns(text: str) -> Mapping[str, str]:
+    parts = text.split(",")
+    if not all("=" in part for part in parts):  # a comma of a name
+        parts = [text]
+    read = (_read(part, Mapping[str, str], "THEIRS=OURS") for part in parts)
+    return {name: ours for one in read for name, ours in one.items()}
+
+
+class _Joined(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), **values})
+
+
+REPEATED: Mapping[str, Any] = {"action": "append", "default": []}
+# How an argument of a type becomes a flag, where it is not a number.
+_KINDS: Mapping[Any, Mapping[str, Any]] = {
+    bool: {"action": "store_true"},
+    str: {"metavar": "NAME"},
+    Path: PATH,
+    str | Path: PATH,
+    tuple[Path, ...]: PATH,
+    float | Sequence[float]: {"metavar": "GB[,GB...]"},
+    Mapping[str, int | Sequence[int]]: {"metavar": "TABLE=N[,N]", **REPEATED},
+    Mapping[str, float | Sequence[float]]: {"metavar": "TABLE=X[,X]", "action": _Joined},
+    Mapping[str, str]: {"type": _read_columns, "metavar": "THEIRS=OURS[,THEIRS=OURS]", "action": _Joined},
+    Mapping[str, str | Sequence[str]]: {"metavar": "TABLE=NAME[,NAME]", **REPEATED},
+    Mapping[str, int]: {"metavar": "TABLE=N", **REPEATED},
+    Sequence[str]: {"metavar": "NAME[,NAME]"},
+    Sequence[int]: {"metavar": "D", **REPEATED},
+    Sequence[Sequence[str]]: {"metavar": "TABLE,TABLE", **REPEATED},
+}
+# Arguments that may name what the command must not overwrite.
+MAY_BE_FILES: Mapping[str, Mapping[str, Any]] = {
+    "hardware": {"type": HARDWARE_NAME, "metavar": "NAME"},
+    "candidate": {"type": A_MODEL, "metavar": "URI|PATH"},
+    "source": {"type": SOURCE, "metavar": "SOURCE"},
+    "model": {"type": A_MODEL, "metavar": "PATH|URI"},
+    "intra": {"type": LINK_NAME, "metavar": "LINK"},
+    "inter": {"type": LINK_NAME, "metavar": "LINK"},
+}
+
+
+def add_flags(sub: argparse._ActionsContainer, knobs: type | Iterable[Knob], of_section: str = "") -> None:
+    """Declare the flags of knobs.
+
+    Args:
+        knobs: some, or the dataclass that declares them.
+        of_section: section of params.yaml that they are, of which only those are flags that name one.
+    """
+    for one in _flagged(knobs, of_section):
+        add_flag(sub, one, of_section=of_section)
+
+
+def add_flag(
+    sub: argparse._ActionsContainer, knob: Knob, settings: Mapping[str, Any] | None = None, of_section: str = ""
+) -> None:
+    """Declare the flag of a knob.
+
+    Args:
+        settings: reader of its text, where neither its name nor its type says it.
+        of_section: section of params.yaml that it overrides.
+    """
+    how = dict(settings or _settings_of(knob))
+    is_several = str(knob.kind).startswith("tuple")
+    meaning, default = knob.help.replace("%", "%%"), knob.default
+    if set_by := of_section or knob.section:
+        meaning = f"{meaning.partition(' (default: ')[0]} (default: {set_by}.{knob.name} of the settings)"
+        default = None
+    elif isinstance(default, str | int | float | Path) and not isinstance(default, bool) and default != "":
+        meaning += f" (default: {default:g})" if isinstance(default, int | float) else f" (default: {default})"
+    if is_several:
+        how["nargs"] = "+"
+    if knob.flag_name.startswith("-"):
+        required = {"required": True} if default is REQUIRED else {"default": default}
+        sub.add_argument(knob.flag_name, help=meaning, **{**required, **how})
+    else:
+        sub.add_argument(_attribute(knob), help=meaning, **{**how, "metavar": knob.flag_name})
+
+
+def flag_values(args: argparse.Namespace, knobs: type | Iterable[Knob], of_section: str = "") -> dict[str, Any]:
+    """The values of the flags of knobs, by name; None for those of a section that were not given."""
+    values = {one.name: getattr(args, _attribute(one)) for one in _flagged(knobs, of_section)}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def join_rules(values: Mapping[str, Any], of_file: Rules | None = None) -> dict[str, Any]:
+    """The values of flags, those of repeated rules of tables joined with each other and with those of a file."""
+    from evenshard.planner.rules import RULES, Rules
+
+    rules = of_file or Rules()
+    for name in RULES:
+        for value in values.get(name, ()):
+            rules += Rules.of(**{name: value})
+    return {**values, **{name: getattr(rules, name) for name in RULES if name in values}}
+
+
+def _flagged(knobs: type | Iterable[Knob], of_section: str) -> list[Knob]:
+    every = knobs_of(knobs) if isinstance(knobs, type) else knobs
+    return [one for one in every if one.flag is not None and (one.flag or not of_section)]
+
+
+def _attribute(knob: Knob) -> str:
+    return knob.flag_name.lstrip("-").replace("-", "_").lower()
+
+
+def _settings_of(knob: Knob) -> Mapping[str, Any]:
+    if knob.output is not None:
+        return output_flag(knob.output)
+    if knob.choices:
+        return {"choices": knob.choices}
+    found = dict(MAY_BE_FILES.get(knob.name) or _KINDS.get(knob.kind) or {"metavar": knob.unit or "N"})
+    if knob.kind in (int, float):
+        found["type"] = _number_of(knob)
+    elif get_origin(knob.kind) in (Mapping, Sequence, UnionType):
+        found.setdefault("type", partial(_read, kind=knob.kind, form=found["metavar"]))
+    return {**found, "metavar": knob.metavar} if knob.metavar else found
+
+
+def _number_of(knob: Knob) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        value = number(text, int if knob.scalar is int else float)
+        problem = None if knob.range is None else knob.range.problem(value)
+        if problem is not None:
+            raise argparse.ArgumentTypeError(problem)
+        return value
+
+    return parse

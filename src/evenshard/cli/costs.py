@@ -1,4 +1,4 @@
-"""The commands around measuring: list hardware, describe a cost dataset, calibrate links and devices."""
+"""The commands around measuring: hardware, costs of others, cost datasets, traces of a training, calibration."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from evenshard.cli.arguments import (
@@ -14,16 +15,22 @@ from evenshard.cli.arguments import (
     PATH,
     SOURCE,
     Commands,
+    add_flag,
+    add_flags,
     at_least,
-    hardware_flag,
-    measure_overrides,
+    flag_values,
+    measure_config,
     params_flag,
+    params_of,
 )
-from evenshard.cli.options import add_option
+from evenshard.measure.config import MeasureConfig
+from evenshard.measure.here import hardware_here
+from evenshard.measure.traces import RECORDING
 from evenshard.planner.knobs import place_knob
+from evenshard.stages.commands import ImportCostsConfig, ObserveInputs
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, DatasetRefused
-from evenshard.utils.params import load_params, section
+from evenshard.utils.params import section
 
 # Instead of the name of some hardware.
 ADD = "add"
@@ -76,22 +83,16 @@ def _add_hardware(sheet: Path, out: Path) -> None:
 
 
 def _hardware_here(args: argparse.Namespace) -> None:
-    from evenshard.measure.config import MeasureConfig
-    from evenshard.measure.here import hardware_here
-
-    params = load_params(args.params) if args.params.exists() else {}
-    text = json.dumps(hardware_here(section(params, "measure", MeasureConfig)), indent=1)
+    text = json.dumps(hardware_here(section(params_of(args), "measure", MeasureConfig)), indent=1)
     with atomic_path(args.here) as draft:
         draft.write_text(text + "\n")
 
 
 def _calibrate_link(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.measure.calibrate.link import calibrate_link
-    from evenshard.measure.config import MeasureConfig
     from evenshard.measure.distributed import collective
 
-    params = load_params(args.params) if args.params.exists() else {}
-    measure = section(params, "measure", MeasureConfig, **measure_overrides(args))
+    measure = measure_config(args, params_of(args))
     if collective.is_follower():
         collective.serve(measure)
         return {}
@@ -120,14 +121,30 @@ def _merge_costs(args: argparse.Namespace) -> Mapping[str, Any]:
 def _import_costs(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.stages import import_costs as stage
 
-    config = stage.ImportCostsConfig(args.hardware, args.batch_size, args.weight_bits, args.optimizer)
+    config = ImportCostsConfig(**flag_values(args, ImportCostsConfig))
     found = stage.run(config, args.shards, args.tables, args.columns, args.out, args.tables_out)
     print(f"saved: {args.out} ({found['num_shards']:,.0f} shards), {args.tables_out}")
     return found
 
 
+def _observe(args: argparse.Namespace) -> Mapping[str, Any]:
+    from evenshard.stages import observe as stage
+    from evenshard.stages.observe_text import observation_text
+
+    inputs = ObserveInputs(**flag_values(args, ObserveInputs))
+    observation, comparison = stage.run(inputs, args.costs_out, args.tables_out)
+    if args.json:
+        compared = None if comparison is None else asdict(comparison)
+        print(json.dumps({**asdict(observation), "comparison": compared}, indent=1))
+    else:
+        print(observation_text(observation, comparison))
+        if args.costs_out is not None:
+            print(f"saved: {args.costs_out}")
+    return {}
+
+
 def add_commands(commands: Commands) -> None:
-    """Declares hardware, import-costs, merge-costs, describe, calibrate-link and calibrate-device."""
+    """Declares hardware, import-costs, merge-costs, describe, observe, calibrate-link and calibrate-device."""
     sub = commands.add(
         "import-costs",
         _import_costs,
@@ -138,13 +155,8 @@ def add_commands(commands: Commands) -> None:
     )
     sub.add_argument("shards", **PATH, help="the shards (.csv)")
     sub.add_argument("--tables", **PATH, required=True, help="their tables; names and dims may be missing")
-    add_option(sub, place_knob("columns"))
-    sub.add_argument(
-        "--hardware", required=True, metavar="NAME", help="what they were measured on: 'cuda: NVIDIA H200'"
-    )
-    sub.add_argument("--batch-size", type=at_least(1), required=True, metavar="N", help="samples of one step")
-    sub.add_argument("--weight-bits", type=int, default=32, help="4, 8, 16 or 32 per weight (default: 32)")
-    sub.add_argument("--optimizer", default="sgd", metavar="NAME", help="of the backward passes (default: sgd)")
+    add_flag(sub, place_knob("columns"))
+    add_flags(sub, ImportCostsConfig)
     sub.add_argument("--out", **OUTPUT, required=True, help="cost dataset to write (.parquet)")
     sub.add_argument("--tables-out", **OUTPUT, required=True, help="the tables of the dataset to write")
 
@@ -204,6 +216,23 @@ def add_commands(commands: Commands) -> None:
     sub.add_argument("--json", action="store_true", help="print JSON")
 
     sub = commands.add(
+        "observe",
+        _observe,
+        "Show how long embedding tables take in a training step, from profiler traces.",
+        "Reads traces of torch.profiler, one file per rank, of a training with TorchRec or FBGEMM modules. Prints each "
+        "rank's input dist, forward, communication, backward and waiting with their shares of a step, the rank that a "
+        "step waits for, and the most that balance alone could save.",
+    )
+    sub.formatter_class = argparse.RawDescriptionHelpFormatter  # the recording is code
+    sub.description = fill(sub.description or "", 80)
+    sub.epilog = f"How every rank records a trace:\n\n{RECORDING}"
+    add = sub.add_argument
+    add_flags(sub, ObserveInputs)
+    add("--costs-out", **OUTPUT, help="cost dataset to write (.parquet): needs all ranks, and --placement")
+    add("--tables-out", **OUTPUT, help="tables of that dataset to write; parts of split tables are tables of their own")
+    add("--json", action="store_true", help="print JSON")
+
+    sub = commands.add(
         "calibrate-link",
         _calibrate_link,
         "Measure all-to-all exchanges and fit the link model.",
@@ -213,7 +242,7 @@ def add_commands(commands: Commands) -> None:
         "and link_inter.yaml.",
     )
     params_flag(sub)
-    hardware_flag(sub)
+    add_flags(sub, MeasureConfig, "measure")
     sub.add_argument("--max-mb", type=at_least(0.001, float), default=64.0, metavar="MB",
                      help="largest exchange per device (default: 64)")  # fmt: skip
     sub.add_argument("--out", **OUTPUT, default=Path("link.yaml"), help="link profile to write (default: link.yaml)")

@@ -17,19 +17,23 @@ from evenshard.cli.arguments import (
     PATH,
     SOURCE,
     Commands,
+    add_flag,
+    add_flags,
     at_least,
-    hardware_flag,
-    measure_overrides,
+    flag_values,
+    measure_config,
     output_flag,
     params_flag,
+    params_of,
 )
-from evenshard.cli.options import add_option
+from evenshard.measure.config import MeasureConfig
 from evenshard.planner.knobs import place_knob
+from evenshard.stages.commands import DriftRequest, PromoteInputs
 from evenshard.stages.loop import EvaluateConfig
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.json_files import finite
 from evenshard.utils.outputs import PROMOTION
-from evenshard.utils.params import load_params, section
+from evenshard.utils.params import section
 from evenshard.utils.provenance import Lineage, params_hash
 
 if TYPE_CHECKING:
@@ -43,13 +47,11 @@ REFUSED, BAD_INPUT, RETRAIN = 1, 2, 3
 
 def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.api.serving import served_code
-    from evenshard.measure.config import MeasureConfig
     from evenshard.measure.distributed import collective
     from evenshard.sharders.cost_model.sharder import SearchConfig
     from evenshard.stages.decisions.promote import (
         COSTS,
         PROMOTION_REPORT,
-        PromoteInputs,
         PromotionOutcome,
         as_json,
         print_promotion,
@@ -58,21 +60,21 @@ def _promote(args: argparse.Namespace) -> Mapping[str, Any] | int:
     from evenshard.tracking import log_backlog, study_run
     from evenshard.tracking.tags import PARAMS_HASH
 
-    params = load_params(args.params) if args.params.exists() else {}
-    measure = section(params, "measure", MeasureConfig, **measure_overrides(args))
+    params = params_of(args)
+    measure = measure_config(args, params)
     evaluate = section(params, "evaluate", EvaluateConfig)
     if collective.is_follower():
         collective.serve(measure)
         return {}
     search = SearchConfig(scores_per_table=evaluate.scores_per_table, seed=evaluate.seed)
     log_backlog(served_code)  # in which the newest version may be
-    inputs = PromoteInputs(args.tables, args.tasks, args.candidate, tuple(args.costs))
-    done = promote(inputs, args.out, measure, search, Lineage.here(params), args.tolerance_pct)
+    inputs = PromoteInputs(**flag_values(args, PromoteInputs))
+    done = promote(inputs, args.out, measure, search, Lineage.here(params))
     with study_run("promote", {"candidate": done.candidate, "champion": done.champion, **asdict(measure)}) as run:
         run.tags({"evenshard.promotion": done.outcome.value, "evenshard.promotion_reason": done.reason})
         run.tags({PARAMS_HASH: params_hash(params)})
         if done.decision is not None:
-            run.tables(args.tables)
+            run.tables(inputs.tables)
             run.costs([args.out / COSTS], "evaluation")
             found = {"difference_pct": done.decision.difference_pct.mean, "noise_pct": done.decision.noise_pct}
             run.metrics({key: value for key, value in found.items() if math.isfinite(value)})
@@ -97,19 +99,20 @@ def _drift(args: argparse.Namespace) -> Mapping[str, Any] | int:
         raise BadConfig("--out and --link-gb-s need an old placement. Name it with --placement.")
     model = learned_model_of(args.against, None)
     old = None if args.placement is None else load_answer(args.placement)
-    batch_size = args.batch_size or (int(model.trained_on.batch_size[1]) if old is None else old.request.batch_size)
+    asked = DriftRequest(**flag_values(args, DriftRequest))
+    batch_size = asked.batch_size or (int(model.trained_on.batch_size[1]) if old is None else old.request.batch_size)
     tables = tables_from(
         args.tables,
         batch_size,
         traffic=args.traffic,
-        embedding_dim=args.embedding_dim,
-        default_pooling_factor=args.default_pooling_factor,
-        columns=args.columns,
+        embedding_dim=asked.embedding_dim,
+        default_pooling_factor=asked.default_pooling_factor,
+        columns=asked.columns,
     )
     for note in tables.notes:
         print(f"evenshard drift: {note}", file=sys.stderr)
-    num_devices = args.devices or (None if old is None else old.num_devices)
-    drift = drift_of(model.trained_on, tables.tables, batch_size, num_devices, args.tolerated_pct)
+    num_devices = asked.num_devices or (None if old is None else old.num_devices)
+    drift = drift_of(model.trained_on, tables.tables, batch_size, num_devices, asked.tolerated_pct)
     difference, problem = None, ""
     if old is not None:
         from evenshard.stages.decisions.watch import replan
@@ -159,20 +162,8 @@ def add_commands(commands: Commands) -> None:
     )
     add = sub.add_argument
     params_flag(sub)
-    add("--candidate", type=A_MODEL, metavar="URI|PATH", help="models:/evenshard-cost/7, or a folder such as "
-        "work/round_3, which is registered if it wins (default: the newest version of evenshard-cost)")  # fmt: skip
-    add("--tables", **PATH, default=Path("work/tables.parquet"), help="the pool (default: work/tables.parquet)")
-    add(
-        "--tasks",
-        **PATH,
-        default=Path("work/tasks.json"),
-        help="its test tasks are held out (default: work/tasks.json)",
-    )
-    add("--costs", **PATH, nargs="+", default=[], help="cost datasets of earlier runs: their controls show the noise "
-        "between runs")  # fmt: skip
-    hardware_flag(sub)
-    add("--tolerance-pct", type=at_least(0, float), default=1.0, metavar="PCT",
-        help="largest slowdown that counts as equally fast, with 95 %% confidence (default: 1)")  # fmt: skip
+    add_flags(sub, PromoteInputs)
+    add_flags(sub, MeasureConfig, "measure")
     add("--out", **output_flag(PROMOTION), default=Path("work/promotion"),
         help="folder of promotion.json and the costs (default: work/promotion)")  # fmt: skip
     add("--json", action="store_true", help="print JSON")
@@ -199,12 +190,6 @@ def add_commands(commands: Commands) -> None:
     add("-o", "--out", **OUTPUT, help="placement.json to write, of the new placement")
     add("--link-gb-s", type=at_least(1e-9, float), metavar="X",
         help="GB (1024**3 bytes) per second of a device: says how long the move takes")  # fmt: skip
-    add("--batch-size", type=at_least(1), metavar="N", help="samples of a step over all devices (default: that of the "
-        "placement, else the largest the model was trained on)")  # fmt: skip
-    add("--devices", type=at_least(1), metavar="N", help="how many (default: those of the placement, else any)")
-    for name in ("traffic", "embedding_dim", "default_pooling_factor", "columns"):
-        add_option(sub, place_knob(name))
-    add("--tolerated-pct", type=at_least(0, float), default=5.0, metavar="PCT",
-        help="part of the load that may lie outside of the training data, and of the tables that may be rare there "
-        "(default: 5)")  # fmt: skip
+    add_flag(sub, place_knob("traffic"))
+    add_flags(sub, DriftRequest)
     add("--json", action="store_true", help="print JSON")

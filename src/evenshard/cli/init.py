@@ -12,7 +12,7 @@ from evenshard.cli.arguments import Commands
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig
 
-# The files, and what each is for; they stand in templates/.
+# The files, and what each is for; they stand in templates/, where params.yaml is a link to the one of this repository.
 TEMPLATES = {
     "tables.csv": "tables, as `evenshard place` takes them",
     "rules.yaml": "where they may live, for --rules",

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenshard.cli.arguments import OUTPUT, PATH, Commands, Source, at_least, output_flag
+from evenshard.cli.arguments import OUTPUT, PATH, Commands, Source, add_flags, at_least, flag_values, output_flag
 from evenshard.kubeflow.component import image
 from evenshard.kubeflow.remote import ENDPOINT, Endpoint, Remote
 from evenshard.kubeflow.run_status import RunStatus, failure_of, notes_on, progress_of
@@ -197,7 +197,7 @@ def _remote(args: argparse.Namespace) -> Remote:
     if not args.endpoint:
         raise BadConfig(f"no endpoint. Name the address of Kubeflow Pipelines' API with --endpoint, or in {ENDPOINT}.")
     require_package("kfp.kubernetes")
-    return Remote(Endpoint(args.endpoint, args.namespace, args.token_file, args.timeout_seconds))
+    return Remote(Endpoint(**flag_values(args, Endpoint)))
 
 
 def _service_account(args: argparse.Namespace, cluster: Cluster) -> str:
@@ -252,7 +252,7 @@ def add_commands(commands: Commands) -> None:
         "The settings are compiled for the moment, unless --package names a compiled file.",
     )
     _pipeline_flags(sub)
-    _remote_flags(sub)
+    add_flags(sub, Endpoint)
     _submit_flags(sub)
     sub.add_argument("--wait", action="store_true", help="wait until it has finished, and try it again where "
                      "pods were evicted; exit code 1 if it failed")  # fmt: skip
@@ -264,7 +264,7 @@ def add_commands(commands: Commands) -> None:
         "schedule", _schedule, "Make a recurring run on a cluster.", "One run at a time; none is caught up."
     )
     _pipeline_flags(sub)
-    _remote_flags(sub)
+    add_flags(sub, Endpoint)
     _submit_flags(sub)
     sub.add_argument("--cron", required=True, help="when, such as '0 3 * * 0' (UTC); six fields begin with the seconds")
 
@@ -277,7 +277,7 @@ def add_commands(commands: Commands) -> None:
         sub = nested.add(name, do, what, more)
         sub.add_argument("name", metavar="NAME", help="as in --run-name of schedule, or the id that schedule printed")
         sub.add_argument("--experiment", default="evenshard", help="that it is in (default: evenshard)")
-        _remote_flags(sub)
+        add_flags(sub, Endpoint)
     sub.add_argument("--force", action="store_true", help="delete it although that kills the run in progress")
 
     sub = nested.add(
@@ -287,12 +287,12 @@ def add_commands(commands: Commands) -> None:
         "Its pods end; what finished tasks have made stays. A run that has ended before is left as it is.",
     )
     sub.add_argument("run_id", metavar="RUN_ID", help="as submit prints it")
-    _remote_flags(sub)
+    add_flags(sub, Endpoint)
 
     sub = nested.add("status", _status, "Show how a run is doing.", "Exit code 1 if it has failed.")
     sub.add_argument("run_id", metavar="RUN_ID", help="as submit prints it")
     sub.add_argument("--json", action="store_true", help="print JSON")
-    _remote_flags(sub)
+    add_flags(sub, Endpoint)
 
 
 def _pipeline_flags(sub: argparse.ArgumentParser) -> None:
@@ -316,13 +316,3 @@ def _submit_flags(sub: argparse.ArgumentParser) -> None:
     add("--experiment", default="evenshard", help="made if there is none of the name (default: evenshard)")
     add("--run-name", help="(default: the pipeline's name and the time)")
     add("--service-account", help="that the pods run as (default: service_account of the cluster settings)")
-
-
-def _remote_flags(sub: argparse.ArgumentParser) -> None:
-    add = sub.add_argument
-    add("--endpoint", metavar="URL", help=f"address of Kubeflow Pipelines' API (default: {ENDPOINT})")
-    add("--namespace", required=True, metavar="NS", help="of experiments and runs")
-    add(
-        "--token-file", **PATH, help="file with a token, read again for each call (default: a pod's own, if it has one)"
-    )
-    add("--timeout-seconds", type=at_least(0.01, float), default=30.0, metavar="S", help="for one call (default: 30)")

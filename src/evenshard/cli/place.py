@@ -10,23 +10,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.api.place import place
-from evenshard.cli.arguments import OUTPUT, OUTPUT_OR_STDOUT, PATH, SOURCE, Commands, at_least
-from evenshard.cli.options import add_option, rules_of
+from evenshard.cli.arguments import (
+    OUTPUT,
+    OUTPUT_OR_STDOUT,
+    PATH,
+    SOURCE,
+    Commands,
+    add_flags,
+    at_least,
+    flag_values,
+    join_rules,
+)
 from evenshard.measure.hardware import HardwareName
 from evenshard.planner.knobs import groups, place_knobs
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.console import best_so_far, without_progress
 from evenshard.utils.errors import BadConfig, MissingPackage
-from evenshard.utils.knobs import knobs_of
 from evenshard.utils.outputs import STDOUT
 
 if TYPE_CHECKING:
     from evenshard.planner.answer import PlacementAnswer
 
 CONSTRAINTS = "torchrec-constraints"
-# Knobs without a flag: --report adds what is compared, and constraints are a model's.
-NO_FLAG = {"compare", "constraints"}
-
 PLACE_EXAMPLE = "Example: evenshard place tables.yaml --devices 8 --hardware h100 --report page.html -o placement.json"
 GROUP_HINTS = {"table_rules": "Each can be given several times."}
 
@@ -38,7 +43,7 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
         print(json.dumps(json_schema(), indent=1))
         return {}
     from evenshard.planner.comparison import FULL_SPACE, RULE
-    from evenshard.planner.rules import RULES, load_rules
+    from evenshard.planner.rules import load_rules
     from evenshard.report.terminal import print_answer
     from evenshard.sharders.catalog import HEURISTICS
 
@@ -47,12 +52,11 @@ def _place(args: argparse.Namespace) -> Mapping[str, Any]:
     _check_format(args)
     _check_stdout(args)
     torchrec, missing = ((), "") if args.report is None else _torchrec()
-    chosen = {one.name: getattr(args, one.name) for one in place_knobs() if one.name not in (*RULES, *NO_FLAG)}
-    rules = rules_of(args, RULES, None if args.rules is None else load_rules(args.rules))
+    chosen = join_rules(flag_values(args, place_knobs()), None if args.rules is None else load_rules(args.rules))
     more = () if args.report is None else (RULE, *torchrec, *([FULL_SPACE] if torchrec else ()))
     compare = (*HEURISTICS, *more)
     with without_progress() if args.quiet else nullcontext(), best_so_far() as progress:
-        answer = place(args.tables, **chosen, **vars(rules), compare=compare, progress=progress)
+        answer = place(args.tables, **chosen, compare=compare, progress=progress)
     if args.out is not None:
         _write(_contents(args, answer), args.out)
     if args.report is not None:
@@ -149,6 +153,4 @@ def add_commands(commands: Commands) -> None:
     sub.epilog = PLACE_EXAMPLE
     for group in groups():
         section = sub.add_argument_group(group.heading, GROUP_HINTS.get(group.name))
-        for one in knobs_of(group.kind):
-            if one.name not in NO_FLAG:
-                add_option(section, one)
+        add_flags(section, group.kind)

@@ -10,8 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.api.what_if import WhatIf, shared_knobs, what_if
-from evenshard.cli.arguments import OUTPUT, PATH, SOURCE, Commands, Source, number
-from evenshard.cli.options import add_option, rules_of
+from evenshard.cli.arguments import (
+    OUTPUT,
+    PATH,
+    SOURCE,
+    Commands,
+    Source,
+    add_flag,
+    add_flags,
+    flag_values,
+    join_rules,
+    number,
+)
 from evenshard.utils.console import progress
 from evenshard.utils.knobs import knobs_of
 
@@ -69,8 +79,8 @@ def _what_if(args: argparse.Namespace) -> Mapping[str, Any]:
     from evenshard.compare.what_if.answer import save_what_if
     from evenshard.report.what_if import print_what_if
 
-    own = {one.name: getattr(args, one.name) for one in knobs_of(WhatIf)}
-    found = what_if(args.tables, **own, **_shared_values(args), progress=partial(progress, description="machines"))
+    given = {**flag_values(args, WhatIf), **join_rules(flag_values(args, shared_knobs()))}
+    found = what_if(args.tables, **given, progress=partial(progress, description="machines"))
     if args.out is not None:
         save_what_if(found, args.out)
     if args.json:
@@ -78,14 +88,6 @@ def _what_if(args: argparse.Namespace) -> Mapping[str, Any]:
     else:
         print_what_if(found)
     return {}
-
-
-def _shared_values(args: argparse.Namespace) -> Mapping[str, Any]:
-    from evenshard.planner.rules import RULES
-
-    names = [one.name for one in shared_knobs()]
-    rules = rules_of(args, [name for name in names if name in RULES])
-    return {name: getattr(rules if name in RULES else args, name) for name in names}
 
 
 def add_commands(commands: Commands) -> None:
@@ -102,7 +104,6 @@ def add_commands(commands: Commands) -> None:
     add("-o", "--out", **OUTPUT, help="JSON file to write")
     add("--json", action="store_true", help="print JSON in place of the table")
     for one in knobs_of(WhatIf):
-        add_option(sub, one, FLAG_SETTINGS.get(one.name))
+        add_flag(sub, one, FLAG_SETTINGS.get(one.name))
     arguments = sub.add_argument_group("arguments of evenshard.place, the same for every machine")
-    for one in shared_knobs():
-        add_option(arguments, one)
+    add_flags(arguments, shared_knobs())

@@ -7,7 +7,7 @@ that tables are placed on (``planner.cluster``).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,8 @@ from evenshard.kubeflow.retry import PAUSES
 from evenshard.stages.loop import STAGES
 from evenshard.tracking import BACKLOG, BACKLOG_NAME, LOOP_ID
 from evenshard.utils.errors import BadConfig, blame_file
+from evenshard.utils.knobs import REQUIRED, knob
+from evenshard.utils.limits import COUNT, COUNT_OR_NONE
 from evenshard.utils.messages import brief
 from evenshard.utils.params import load_params, require, settings_of
 from evenshard.utils.typed import read_record
@@ -34,8 +36,6 @@ _FORMS = {
     **dict.fromkeys(("backoff", "max_backoff"), (_SECONDS, "Write seconds, such as 60s")),
     "gpu_product": (_LABEL, "Name one of `kubectl get nodes -L nvidia.com/gpu.product`"),
     "queue": (_NAME, "Name one of `kubectl get localqueues`"),
-    **dict.fromkeys(("gpus", "timeout_minutes", "retries"), (r"\d+", "Make it at least 0")),
-    "num_parts": (r"[1-9]\d*", "Make it at least 1"),
     "claim": (_NAME, "Name one of `kubectl get pvc`"),
     "path": (r"/.*[^/].*", "Name a folder such as /data"),
     **dict.fromkeys(("caches", "journals"), (_FOLDER, "Name a folder of the volume, such as caches")),
@@ -58,35 +58,26 @@ OF_A_MACHINE = ("hosts", "intra", "inter", "nodes_per_domain")
 
 @dataclass(frozen=True)
 class StageResources:
-    """The resources of the pods of one stage.
+    """The resources of the pods of one stage."""
 
-    Attributes:
-        cpu: cores, as Kubernetes writes them: 4 or 250m.
-        memory: memory as Kubernetes writes it: 32Gi.
-        gpus: GPUs of each pod; 0 for none.
-        shared_memory: size of /dev/shm; None keeps the node's own.
-        timeout_minutes: time after which a pod is stopped; 0 for none.
-        retries: retries of a pod that was deleted, as where its node was drained or lost; and within it, of temporary
-            failures (``retry``). After an eviction, retries of the whole run by who waits for it.
-        backoff, max_backoff: seconds before the first retry within a pod, doubled before each further one, and the
-            most of them.
-        cache: true to take an earlier result of the same inputs.
-        gpu_product: the GPU that its pods need, as the label of nodes names it, such as NVIDIA-H100-80GB-HBM3; None
-            takes any. Of stages without GPUs it says nothing.
-        queue: Kueue's local queue for its pods; None starts them at once.
-    """
-
-    cpu: str
-    memory: str
-    gpus: int = 0
-    shared_memory: str | None = None
-    timeout_minutes: int = 120
-    retries: int = 2
-    backoff: str = "60s"
-    max_backoff: str = "600s"
-    cache: bool = True
-    gpu_product: str | None = None
-    queue: str | None = None
+    cpu: str = knob(REQUIRED, "cores, as Kubernetes writes them: 4 or 250m")
+    memory: str = knob(REQUIRED, "memory, as Kubernetes writes it: 32Gi")
+    gpus: int = knob(0, "GPUs of each pod", range=COUNT_OR_NONE)
+    shared_memory: str | None = knob(None, "size of /dev/shm; None keeps the node's own")
+    timeout_minutes: int = knob(120, "time after which a pod is stopped; 0 for none", range=COUNT_OR_NONE)
+    retries: int = knob(
+        2,
+        "retries of a pod that was deleted, as where its node was drained or lost; and within it, of temporary "
+        "failures. After an eviction, retries of the whole run by who waits for it",
+        range=COUNT_OR_NONE,
+    )
+    backoff: str = knob("60s", "time before the first retry within a pod, doubled before each further one")
+    max_backoff: str = knob("600s", "longest time before a retry")
+    cache: bool = knob(True, "take an earlier result of the same inputs")
+    gpu_product: str | None = knob(
+        None, "GPU of pods with GPUs, as the label of nodes names it, such as NVIDIA-H100-80GB-HBM3; None takes any"
+    )
+    queue: str | None = knob(None, "Kueue's local queue for its pods; None starts them at once")
 
     @property
     def pauses_s(self) -> tuple[int, ...]:
@@ -111,26 +102,22 @@ class Gpu:
 
     resource: str = "nvidia.com/gpu"
     product_label: str = "nvidia.com/gpu.product"
-    node_selector: dict[str, str] = field(default_factory=dict)
+    node_selector: dict[str, str] = knob({}, "labels of nodes for pods with a GPU")
     tolerations: tuple[Toleration, ...] = ()
 
 
 @dataclass(frozen=True)
 class Volume:
-    """A volume that all pods see: a PersistentVolumeClaim, for datasets, caches, journals and what MLflow misses.
+    """A volume that all pods see: a PersistentVolumeClaim, for datasets, caches, journals and what MLflow misses."""
 
-    Attributes:
-        claim: its name.
-        path: where pods see it; tables on it are named by that path, such as /data/tables.parquet.
-        caches: folder of it for the caches of libraries (``CACHES``); "" for none.
-        journals: folder of it for the journals of stages that measure, from which the next try of a task goes on
-            (``pod_journal``); "" for none.
-    """
-
-    claim: str
-    path: str = "/data"
-    caches: str = "caches"
-    journals: str = "journals"
+    claim: str = knob(REQUIRED, "name of the claim")
+    path: str = knob("/data", "path in pods; tables on it are named by that path, such as /data/tables.parquet")
+    caches: str = knob("caches", "folder of it for the caches of libraries (CACHES); empty for none")
+    journals: str = knob(
+        "journals",
+        "folder of it for the journals of stages that measure, from which the next try of a task goes on; "
+        "empty for none",
+    )
 
     def folder(self, name: str) -> str:
         """Return the path of one of its folders in pods."""
@@ -139,31 +126,19 @@ class Volume:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The settings of a cluster.
+    """The settings of a cluster."""
 
-    Attributes:
-        num_parts: pods that measure a round side by side.
-        stages: settings by name of the stage, for each of ``COMPONENTS``.
-        gpu: kind of GPU of pods that ask for one.
-        node_selector, labels: selector and labels of all pods.
-        service_account: account that runs are submitted with; "" for the cluster's own default.
-        image_pull_secrets: names.
-        config_map, config_keys: environment variables from a ConfigMap; "" for none.
-        secrets: environment variables from secrets: keys by name of the secret.
-        volume: for datasets, caches and journals; None for none.
-    """
-
-    num_parts: int
-    stages: dict[str, StageResources]
-    gpu: Gpu = field(default_factory=Gpu)
-    node_selector: dict[str, str] = field(default_factory=dict)
-    labels: dict[str, str] = field(default_factory=dict)
-    service_account: str = ""
-    image_pull_secrets: tuple[str, ...] = ()
-    config_map: str = ""
-    config_keys: tuple[str, ...] = ()
-    secrets: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    volume: Volume | None = None
+    num_parts: int = knob(REQUIRED, "pods that measure a round side by side", range=COUNT)
+    stages: dict[str, StageResources] = knob(REQUIRED, "settings by name of the stage, for each of COMPONENTS")
+    gpu: Gpu = knob(Gpu(), "kind of GPU of pods that ask for one")
+    node_selector: dict[str, str] = knob({}, "labels of nodes for all pods")
+    labels: dict[str, str] = knob({}, "labels of all pods")
+    service_account: str = knob("", "account that runs are submitted with; empty for the cluster's own default")
+    image_pull_secrets: tuple[str, ...] = knob((), "names of secrets")
+    config_map: str = knob("", "ConfigMap of environment variables; empty for none")
+    config_keys: tuple[str, ...] = knob((), "keys of it")
+    secrets: dict[str, tuple[str, ...]] = knob({}, "environment variables from secrets: keys by name of the secret")
+    volume: Volume | None = knob(None, "volume for datasets, caches and journals")
 
     def with_measure_settings(self, **settings: Any) -> Cluster:
         """Return the cluster with other settings of the stages that measure, such as ``gpus=2``."""

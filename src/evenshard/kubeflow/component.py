@@ -11,8 +11,9 @@ import os
 import re
 
 from evenshard.stages.rounds import WRITERS
-from evenshard.stages.stage import Flag, Reads, Stage, WhichRound, Writes, declarations_of
+from evenshard.stages.stage import Reads, Stage, WhichRound, Writes, plain_inputs, uses_of
 from evenshard.utils.errors import BadConfig
+from evenshard.utils.knobs import knobs_of
 from evenshard.utils.messages import brief
 from evenshard.utils.s3 import is_address
 from evenshard.version import __version__
@@ -69,19 +70,17 @@ def require_readable(address: str) -> None:
 
 def accumulates(name: str) -> bool:
     """True if an artifact is a folder with one file for each round so far, of which stages read all."""
-    every = [declarations_of(stage.inputs, Reads).get(name) for stage in WRITERS.values()]
+    every = [uses_of(stage.inputs, Reads).get(name) for stage in WRITERS.values()]
     return any(one is not None and one.of is WhichRound.SO_FAR for one in every)
 
 
 def input_name(stage: Stage, name: str) -> str:
     """Return a component's name for an input of its stage; that of the round before, beside such an output, differs."""
-    if (option := declarations_of(stage.inputs, Flag).get(name)) is not None:
+    if (option := plain_inputs(stage.inputs).get(name)) is not None:
         return option.parameter
-    return f"previous_{name}" if name in declarations_of(stage.outputs, Writes) else name
+    return f"previous_{name}" if name in uses_of(stage.outputs, Writes) else name
 
 
 def own_file(stage: Stage) -> str:
     """Return the setting that a file of the user's may take the place of; "" if there is none."""
-    return next(
-        (name for name, one in declarations_of(stage.config, Flag).items() if one.kind is str and not one.choices), ""
-    )
+    return next((one.name for one in knobs_of(stage.config) if one.flag and one.kind is str and not one.choices), "")

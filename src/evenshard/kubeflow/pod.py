@@ -20,7 +20,7 @@ from evenshard.kubeflow.component import accumulates, input_name, require_readab
 from evenshard.kubeflow.pod_journal import kept_journal
 from evenshard.kubeflow.retry import with_retries
 from evenshard.stages.loop import STAGES
-from evenshard.stages.stage import Flag, LoopSetting, Reads, Stage, Writes, declarations_of, flags
+from evenshard.stages.stage import Reads, Stage, Writes, flags, plain_inputs, uses_of
 from evenshard.tracking import BACKLOG, BACKLOG_NAME
 from evenshard.utils.console import log_to_stderr
 from evenshard.utils.errors import BadConfig, MeasurementFailed
@@ -59,11 +59,8 @@ def run_in_pod(name: str, **arguments: Any) -> None:
 
 
 def _inputs(stage: Stage, arguments: Mapping[str, Any]) -> Any:
-    values = {name: arguments[name] for name in declarations_of(stage.inputs, LoopSetting)}
-    for name, option in declarations_of(stage.inputs, Flag).items():
-        if option.parameter:
-            values[name] = arguments[option.parameter]
-    for name in declarations_of(stage.inputs, Reads):
+    values = {name: arguments[one.parameter] for name, one in plain_inputs(stage.inputs).items() if one.parameter}
+    for name in uses_of(stage.inputs, Reads):
         path = path_of(arguments[input_name(stage, name)])
         if path is not None:
             values[name] = round_costs(path) if accumulates(name) else _file_in(path, name)
@@ -93,12 +90,12 @@ def _outputs(stage: Stage, arguments: Mapping[str, Any]) -> Any:
 
 
 def _written(stage: Stage, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: arguments[name] for name, one in declarations_of(stage.outputs, Writes).items() if one.artifact}
+    return {name: arguments[name] for name, one in uses_of(stage.outputs, Writes).items() if one.artifact}
 
 
 def _artifacts(stage: Stage, arguments: Mapping[str, Any]) -> tuple[list[Path], list[Path]]:
     """Return the artifacts that a stage reads and writes; of parts side by side, the first alone reads any."""
-    read = [path_of(arguments[input_name(stage, name)]) for name in declarations_of(stage.inputs, Reads)]
+    read = [path_of(arguments[input_name(stage, name)]) for name in uses_of(stage.inputs, Reads)]
     is_first = arguments.get("part", 1) == 1
     written = [Path(one.path) for one in _written(stage, arguments).values()]
     return [path for path in read if path is not None and is_first], written

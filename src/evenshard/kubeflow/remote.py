@@ -16,6 +16,8 @@ from typing import Any
 
 from evenshard.kubeflow.run_status import FINISHED, NOTED_WITHIN, RunStatus, in_brief, status_of, with_pods
 from evenshard.utils.errors import BadConfig, BadFile, EvenshardError, PipelineFailed
+from evenshard.utils.knobs import REQUIRED, knob
+from evenshard.utils.limits import Range
 from evenshard.utils.messages import brief, reason_of, without_credentials
 
 log = logging.getLogger(__name__)
@@ -31,20 +33,15 @@ _BUSY = (429, 502, 503)
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address of the API, and the patience with it.
+    """The address of the API, and the patience with it."""
 
-    Attributes:
-        url: such as http://localhost:8080 or https://kubeflow.example.com/pipeline.
-        namespace: namespace of experiments and runs; each call names it.
-        token_file: read again for every call, as a cluster renews it; None for the pod's own, where there is one.
-        timeout_s: limit for one call.
-        backoff_s: pauses before further tries of a request are 0, 2, 4, 8 and 16 times this: two minutes in all.
-    """
-
-    url: str
-    namespace: str
-    token_file: Path | None = None
-    timeout_s: float = 30.0
+    namespace: str = knob(REQUIRED, "of experiments and runs", metavar="NS")
+    url: str = knob("", f"address of Kubeflow Pipelines' API (default: {ENDPOINT})", flag="--endpoint", metavar="URL")
+    token_file: Path | None = knob(
+        None, "file with a token, read again for each call (default: a pod's own, if it has one)"
+    )
+    timeout_s: float = knob(30.0, "for one call", flag="--timeout-seconds", metavar="S", range=Range(0.01, 1_000_000))
+    # Pauses before further tries of a request are 0, 2, 4, 8 and 16 times this: two minutes in all.
     backoff_s: float = 4.0
 
 

@@ -6,7 +6,7 @@ import io
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, make_dataclass
+from dataclasses import asdict, field, make_dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,14 +16,15 @@ from evenshard.kubeflow.retry import with_retries
 from evenshard.measure.hardware import HardwareName
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import load_answer, save_answer
-from evenshard.planner.knobs import knob_field, place_knobs
+from evenshard.planner.knobs import place_knobs
 from evenshard.planner.pricing import learned_model_of, model_of, named_model
 from evenshard.planner.rules import RULES, Rules
 from evenshard.report.difference import print_difference
 from evenshard.report.page.page import save_page
 from evenshard.sharders.catalog import HEURISTICS
+from evenshard.stages.commands import DriftRequest, WatchConfig
 from evenshard.stages.decisions.drift import Drift, drift_of, print_drift
-from evenshard.stages.decisions.watch import WatchConfig, Watched, print_watched, traces_in, watch
+from evenshard.stages.decisions.watch import Watched, print_watched, traces_in, watch
 from evenshard.tables.sources import tables_from
 from evenshard.torchrec.plan.file import PLACEMENT, PLAN, placement_in_use, save_plan
 from evenshard.utils.errors import BadConfig
@@ -99,28 +100,6 @@ def save_placement(answer: PlacementAnswer, placement: Path, plan: Path, page: P
     except BadConfig as error:  # the placement is worth having all the same
         log.warning("no plan for TorchRec: %s", error)
         (plan / NO_PLAN).write_text(f"{error}\n")
-
-
-@dataclass(frozen=True)
-class DriftRequest:
-    """Section ``drift``.
-
-    Attributes:
-        batch_size: today's global batch, samples; None for the largest that the model was trained on.
-        num_devices: devices that the tables live on; None leaves devices aside.
-        embedding_dim: dim of all tables, where they come from a sample of traffic.
-        default_pooling_factor: lookups per sample of tables that do not tell.
-        tolerated_pct: so much of the load may lie outside of the training data, and so many of the tables may be rare
-            there, per cent.
-        columns: columns of the tables that are called otherwise, each with evenshard's.
-    """
-
-    batch_size: int | None = None
-    num_devices: int | None = None
-    embedding_dim: int | None = None
-    default_pooling_factor: float = knob_field("default_pooling_factor")
-    tolerated_pct: float = 5.0
-    columns: Mapping[str, str] | None = None
 
 
 @with_retries

@@ -5,62 +5,74 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evenshard.measure.hardware import AUTO, CHOICES, HardwareName
-from evenshard.placement.memory import SGD, optimizer_problem
 from evenshard.utils.errors import BadConfig
+from evenshard.utils.knobs import check_knobs, knob
+from evenshard.utils.limits import COUNT, COUNT_OR_NONE, NOT_NEGATIVE, Range
 from evenshard.utils.messages import brief
 
 
 @dataclass(frozen=True)
 class MeasureConfig:
-    """How to measure.
-
-    Attributes:
-        hardware: auto, cpu, cuda, or simulated:<profile> (a name in ``measure/profiles/`` or a YAML file); h100 is
-            short for simulated:h100.
-        link: the link model behind the all-to-all times: a name of ``measure/link.py``, a YAML file that
-            ``evenshard calibrate-link`` wrote, or auto: a simulated device's own, else ethernet_25g.
-        optimizer: sgd, rowwise_adagrad, adagrad, adam, ...: the backward pass updates the weights with it. FBGEMM's CPU
-            kernels lack adam.
-        num_batches: distinct input batches that the repeats cycle through.
-        warmup: untimed forward and backward passes at the start of a visit.
-        repeats: timed ones after them; their median counts.
-        visits: times each placement is measured, seconds or minutes apart; the median of the visits counts. A
-            neighbour on the machine disturbs for seconds on end, which more repeats in a row would all catch.
-        recorded_batch: a DLRM batch file whose lookups are replayed; None draws lookups that match each table's pooling
-            factor and reuse histogram.
-        keep_cache_warm: leave what the pass before left in the GPU's L2; else it is flushed before every pass.
-        controls: placements that are measured again and again, spread over the run, to know the noise.
-        control_repeats: times each of them is measured (each time like any other placement).
-        noise: relative standard deviation that a simulated device adds to its times; real hardware has its own.
-        expect_transport: several GPUs at once: NCCL's name of the network that their exchanges must take, such as ib or
-            socket; empty for any.
-        timeout_s: several devices at once: seconds after which a silent device ends the run.
-        seed: seed of drawn lookups, of simulated noise and of the order of measuring.
+    """Section ``measure`` of params.yaml.
 
     Raises:
-        BadConfig: if a setting makes no sense.
+        BadConfig: if settings do not fit each other.
     """
 
-    hardware: str = AUTO
-    link: str = AUTO
-    optimizer: str = SGD
-    num_batches: int = 4
-    warmup: int = 2
-    repeats: int = 3
-    visits: int = 3
-    recorded_batch: str | None = None
-    keep_cache_warm: bool = False
-    controls: int = 2
-    control_repeats: int = 4
-    noise: float = 0.0
-    expect_transport: str = ""
-    timeout_s: float = 120.0
-    seed: int = 0
+    hardware: str = knob(
+        AUTO, f"hardware to measure on: {CHOICES}; h100 is short for simulated:h100", flag="--hardware"
+    )
+    link: str = knob(
+        AUTO,
+        "link model behind the all-to-all times: a name of `evenshard hardware`, a YAML file of calibrate-link, or "
+        "auto: a simulated device's own, else ethernet_25g",
+    )
+    optimizer: str = knob(
+        "sgd",
+        "optimizer that updates the weights in the backward pass: sgd, rowwise_adagrad, adagrad, adam, ... FBGEMM's "
+        "CPU kernels lack adam",
+    )
+    num_batches: int = knob(4, "distinct input batches that the repeats cycle through", range=COUNT)
+    warmup: int = knob(2, "untimed forward and backward passes at the start of a visit", range=COUNT_OR_NONE)
+    repeats: int = knob(3, "timed passes of a visit; their median counts", range=COUNT)
+    visits: int = knob(
+        3,
+        "times each placement is measured, seconds or minutes apart; the median of the visits counts. A neighbour on "
+        "the machine disturbs for seconds on end, which more repeats in a row would all catch",
+        range=COUNT,
+    )
+    recorded_batch: str | None = knob(
+        None,
+        "DLRM batch file whose lookups are replayed; null draws lookups that match each table's pooling factor and "
+        "reuse histogram",
+    )
+    keep_cache_warm: bool = knob(
+        False, "keep the GPU's L2 as the pass before left it; else every pass begins with a flush"
+    )
+    controls: int = knob(
+        2, "placements that are measured again and again, spread over the run, to know the noise", range=COUNT_OR_NONE
+    )
+    control_repeats: int = knob(4, "times each control is measured, each time like any other placement", range=COUNT)
+    noise: float = knob(
+        0.0,
+        "relative standard deviation that a simulated device adds to its times; real hardware has its own",
+        range=NOT_NEGATIVE,
+    )
+    expect_transport: str = knob(
+        "",
+        "refuse exchanges between GPUs over another network than this one of NCCL's: ib (RoCE, too), socket or a "
+        "plugin's name; empty for any",
+        flag="--expect-transport",
+    )
+    timeout_s: float = knob(
+        120.0, "seconds after which a silent device ends a run of several", range=Range(1, 1_000_000)
+    )
+    seed: int = knob(0, "seed of drawn lookups, of simulated noise and of the order of measuring")
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            if not getattr(self, name) >= least:
-                raise BadConfig(f"measure.{name} is {getattr(self, name)}. Make it at least {least}.")
+        from evenshard.placement.memory import optimizer_problem
+
+        check_knobs(self, "measure.")
         chosen = self.hardware_name
         if bool(chosen.device) != bool(chosen.kind.device):  # a real device may be another one than the one here
             raise BadConfig(f"hardware is {brief(self.hardware)}. Use one of {CHOICES}.")
@@ -77,15 +89,3 @@ class MeasureConfig:
     def hardware_name(self) -> HardwareName:
         """``hardware``, parsed."""
         return HardwareName.parse(self.hardware)
-
-
-_LEAST = {
-    "num_batches": 1,
-    "warmup": 0,
-    "repeats": 1,
-    "visits": 1,
-    "controls": 0,
-    "control_repeats": 1,
-    "noise": 0,
-    "timeout_s": 1,
-}

@@ -25,16 +25,7 @@ _MAX_SHARD_TABLES = 64
 
 @dataclass(frozen=True)
 class TaskSampling:
-    """How tasks are drawn from a pool.
-
-    Attributes:
-        num_train_tasks: tasks the networks learn from.
-        num_test_tasks: tasks held out, made only of tables that no train task holds.
-        tables_per_task: tables in each task, drawn without replacement.
-        num_devices: devices of each task.
-        memory_cap_gb: GB of weights per device.
-        batch_size: global batch, samples.
-    """
+    """Settings of the tasks that are drawn from a pool; ``GenerateTablesConfig`` has their meanings."""
 
     num_train_tasks: int
     num_test_tasks: int

@@ -25,12 +25,13 @@ from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
 from evenshard.measure.link import GPUS_OF_A_NODE, link, link_name
 from evenshard.measure.simulated.gpu_profile import profile_of
 from evenshard.placement.machine import DeviceGroup, Machine
+from evenshard.planner.knobs import Machine as MachineKnobs
 from evenshard.planner.knobs import Memory
 from evenshard.planner.memory import own_memory_gb, own_memory_note
 from evenshard.planner.request import caps_of
 from evenshard.utils.errors import BadConfig, BadFile
+from evenshard.utils.knobs import check_knobs, chosen_in
 from evenshard.utils.limits import RANGES
-from evenshard.utils.params import check_ranges
 from evenshard.utils.typed import read_record
 from evenshard.utils.units import gb_to_bytes
 from evenshard.utils.yaml_files import read_yaml
@@ -111,61 +112,36 @@ def load_cluster_file(path: str | Path) -> ClusterFile:
     return found
 
 
-@dataclass(frozen=True)
-class HostMemory:
-    """What ``place`` is asked for; None where it is left out.
+def with_host_memory(machine: Machine, memory: Memory, cluster: ClusterFile | None = None) -> Machine:
+    """Return a machine with the memory of its hosts.
 
-    Attributes:
-        host_memory_gb: memory of each host that tables may take.
-        host_bandwidth_gb_s: its bandwidth.
-        ssd_gb: of each host's SSDs.
-        ssd_bandwidth_gb_s: their bandwidth.
+    Args:
+        machine: machine whose hosts have nothing for tables.
+        cluster: the file that it is made of, if there is one; its hosts may have their own.
 
     Raises:
-        BadConfig: if a number is out of its range.
+        BadConfig: if something is given twice, or a bandwidth of nothing.
     """
-
-    host_memory_gb: float | None = None
-    host_bandwidth_gb_s: float | None = None
-    ssd_gb: float | None = None
-    ssd_bandwidth_gb_s: float | None = None
-
-    def __post_init__(self) -> None:
-        check_ranges(**vars(self))
-
-    @staticmethod
-    def of(memory: Memory) -> HostMemory:
-        """The part of the memory knobs that is about hosts."""
-        return HostMemory(**{one.name: getattr(memory, one.name) for one in fields(HostMemory)})
-
-    def on(self, machine: Machine, cluster: ClusterFile | None = None) -> Machine:
-        """Return a machine with it; hosts of the cluster file, if there is one, may have their own.
-
-        Raises:
-            BadConfig: if something is given twice, or a bandwidth of nothing.
-        """
-        memory, memory_gb_s = self._sizes_and_speed(machine, cluster, "host_memory_gb", "host_bandwidth_gb_s")
-        ssd, ssd_gb_s = self._sizes_and_speed(machine, cluster, "ssd_gb", "ssd_bandwidth_gb_s")
-        return replace(machine, host_bytes=memory, host_gb_s=memory_gb_s, ssd_bytes=ssd, ssd_gb_s=ssd_gb_s)
-
-    def _sizes_and_speed(
-        self, machine: Machine, cluster: ClusterFile | None, size: str, speed: str
-    ) -> tuple[tuple[int, ...], float]:
-        """Bytes of each host, empty where all have none, and GB/s, 0 where unknown."""
-        asked_gb, asked_gb_s = getattr(self, size), getattr(self, speed)
-        all_gb, gb_s = [asked_gb or 0.0] * machine.num_nodes, asked_gb_s
-        if cluster is not None:
-            own_gb = [getattr(one, size) for one in cluster.hosts for _ in range(one.count)]
-            not_twice(size, own_gb[0], size, asked_gb)
-            not_twice(speed, getattr(cluster, speed), speed, asked_gb_s)
-            all_gb = all_gb if own_gb[0] is None else own_gb
-            gb_s = getattr(cluster, speed) if asked_gb_s is None else asked_gb_s
-        if gb_s is not None and not any(all_gb):
-            raise BadConfig(f"{speed} is given, but nothing that it is of. Give {size} too, or leave {speed} out.")
-        return tuple(map(gb_to_bytes, all_gb)) if any(all_gb) else (), gb_s or 0.0
+    host_bytes, host_gb_s = _sizes_and_speed(machine, memory, cluster, "host_memory_gb", "host_bandwidth_gb_s")
+    ssd_bytes, ssd_gb_s = _sizes_and_speed(machine, memory, cluster, "ssd_gb", "ssd_bandwidth_gb_s")
+    return replace(machine, host_bytes=host_bytes, host_gb_s=host_gb_s, ssd_bytes=ssd_bytes, ssd_gb_s=ssd_gb_s)
 
 
-NO_HOST_MEMORY = HostMemory()
+def _sizes_and_speed(
+    machine: Machine, memory: Memory, cluster: ClusterFile | None, size: str, speed: str
+) -> tuple[tuple[int, ...], float]:
+    """Bytes of each host, empty where all have none, and GB/s, 0 where unknown."""
+    asked_gb, asked_gb_s = getattr(memory, size), getattr(memory, speed)
+    all_gb, gb_s = [asked_gb or 0.0] * machine.num_nodes, asked_gb_s
+    if cluster is not None:
+        own_gb = [getattr(one, size) for one in cluster.hosts for _ in range(one.count)]
+        not_twice(size, own_gb[0], size, asked_gb)
+        not_twice(speed, getattr(cluster, speed), speed, asked_gb_s)
+        all_gb = all_gb if own_gb[0] is None else own_gb
+        gb_s = getattr(cluster, speed) if asked_gb_s is None else asked_gb_s
+    if gb_s is not None and not any(all_gb):
+        raise BadConfig(f"{speed} is given, but nothing that it is of. Give {size} too, or leave {speed} out.")
+    return tuple(map(gb_to_bytes, all_gb)) if any(all_gb) else (), gb_s or 0.0
 
 
 def not_twice(in_file: str, own: float | None, asked_for: str, asked: object) -> None:
@@ -187,34 +163,22 @@ class MachineAndMemory:
     notes: tuple[str, ...] = ()  # what to know of the memory
 
 
-def devices_of(
-    num_devices: int | None = None,
-    memory_cap_gb: float | Sequence[float] | None = None,
-    hardware: str | None = None,
-    *,
-    nodes: int | None = None,
-    devices_per_node: int | None = None,
-    nodes_per_domain: int = 1,
-    intra: str = "",
-    inter: str = "",
-    cluster: str | Path | None = None,
-    host: HostMemory = NO_HOST_MEMORY,
-) -> MachineAndMemory:
-    """The machine of the arguments of ``evenshard.place``.
+def devices_of(asked: MachineKnobs, memory: Memory) -> MachineAndMemory:
+    """The machine that is asked for.
 
     Raises:
-        BadConfig: if they contradict each other or make no machine.
+        BadConfig: if the knobs contradict each other or make no machine.
         BadFile: if the cluster cannot be read.
     """
-    given = {"nodes": nodes, "devices_per_node": devices_per_node}
-    check_ranges(**given, nodes_per_domain=nodes_per_domain, num_devices=num_devices)
-    hardware = None if hardware is None else str(HardwareName.parse(hardware))
+    check_knobs(asked)
+    check_knobs(memory)
+    num_devices, cluster = asked.num_devices, asked.cluster
+    hardware = None if asked.hardware is None else str(HardwareName.parse(asked.hardware))
     if cluster is None:
         hardware = hardware or DEFAULT_HARDWARE
-        chosen = _machine_of_flags(num_devices, hardware, nodes, devices_per_node, nodes_per_domain, intra, inter)
-        return _with_memory(host.on(chosen), memory_cap_gb, [hardware] * chosen.num_devices)
-    flags = {**given, "intra": intra, "inter": inter, "nodes_per_domain": nodes_per_domain - 1}
-    if twice := [name for name, value in flags.items() if value]:
+        chosen = _machine_of_flags(asked, hardware)
+        return _with_memory(with_host_memory(chosen, memory), memory.memory_cap_gb, [hardware] * chosen.num_devices)
+    if twice := [name for name in chosen_in(asked) if name not in ("num_devices", "hardware", "cluster")]:
         raise BadConfig(f"the cluster file says what {twice[0]} says. Leave {twice[0]} out.")
     found = load_cluster_file(cluster)
     if num_devices not in (None, found.num_devices):
@@ -223,7 +187,7 @@ def devices_of(
             f"of the file."
         )
     try:
-        return _devices_of_file(found, memory_cap_gb, hardware, host)
+        return _devices_of_file(found, memory, hardware)
     except BadConfig as error:
         raise BadFile(cluster, str(error).rstrip("."), "Correct it.") from None
 
@@ -239,17 +203,15 @@ def _with_memory(
     return MachineAndMemory(machine, caps, hardware[0], tuple(note for note in notes if note))
 
 
-def _devices_of_file(
-    cluster: ClusterFile, memory_cap_gb: float | Sequence[float] | None, hardware: str | None, host: HostMemory
-) -> MachineAndMemory:
+def _devices_of_file(cluster: ClusterFile, memory: Memory, hardware: str | None) -> MachineAndMemory:
     kinds = [str(HardwareName.parse(one.hardware or hardware or DEFAULT_HARDWARE)) for one in cluster.hosts]
     if hardware is not None and hardware not in kinds:
         raise BadConfig(f"hardware is {kinds[0]} in the file, but {hardware} is asked for. Leave one of them out.")
     for kind in kinds:
         own_link(kind)
-    not_twice("memory_gb", cluster.hosts[0].memory_gb, "memory_cap_gb", memory_cap_gb)
+    not_twice("memory_gb", cluster.hosts[0].memory_gb, "memory_cap_gb", memory.memory_cap_gb)
     of_hosts = [one.memory_gb for one in cluster.hosts for _ in range(one.count * one.devices)]
-    caps = [one for one in of_hosts if one is not None] or memory_cap_gb  # all hosts say it, or none
+    caps = [one for one in of_hosts if one is not None] or memory.memory_cap_gb  # all hosts say it, or none
     groups = tuple(DeviceGroup(kind, one.count * one.devices) for kind, one in zip(kinds, cluster.hosts, strict=True))
     machine = Machine(
         cluster.num_devices,
@@ -260,19 +222,12 @@ def _devices_of_file(
         groups if len(set(kinds)) > 1 else (),
     )
     of_devices = [group.hardware for group in groups for _ in range(group.num_devices)]
-    return _with_memory(host.on(_check_machine(machine), cluster), caps, of_devices)
+    return _with_memory(with_host_memory(_check_machine(machine), memory, cluster), caps, of_devices)
 
 
-def _machine_of_flags(
-    num_devices: int | None,
-    hardware: str,
-    nodes: int | None,
-    devices_per_node: int | None,
-    nodes_per_domain: int,
-    intra: str,
-    inter: str,
-) -> Machine:
-    intra, inter = _link_name("intra", intra), _link_name("inter", inter)
+def _machine_of_flags(asked: MachineKnobs, hardware: str) -> Machine:
+    num_devices, nodes, devices_per_node = asked.num_devices, asked.nodes, asked.devices_per_node
+    intra, inter = _link_name("intra", asked.intra), _link_name("inter", asked.inter)
     if nodes is devices_per_node is None and not intra and (num_devices or DEFAULT_DEVICES) <= GPUS_OF_A_NODE:
         num_devices = devices_per_node = num_devices or DEFAULT_DEVICES
     spans = math.inf if devices_per_node is not None else _spans(hardware, intra)
@@ -299,7 +254,7 @@ def _machine_of_flags(
                 f"--inter infiniband_ndr (`evenshard hardware` lists the links)."
             )
         devices_per_node = int(min(num_devices, spans))
-    return _check_machine(Machine(num_devices, devices_per_node, nodes_per_domain, intra, inter))
+    return _check_machine(Machine(num_devices, devices_per_node, asked.nodes_per_domain, intra, inter))
 
 
 def _spans(hardware: str, intra: str) -> float:

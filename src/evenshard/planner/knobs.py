@@ -10,13 +10,13 @@ the keys of a pipeline's request, the parameters of a served model and the schem
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenshard.utils.errors import BadConfig
-from evenshard.utils.knobs import Group, Knob, chosen_in, group, groups_of, knob, knobs_of
+from evenshard.utils.knobs import Group, Knob, check_knobs, chosen_in, group, groups_of, knob, knobs_of
 from evenshard.utils.limits import Range
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Machine:
         None,
         "number of devices (default: those of all nodes or of the cluster, else 8)",
         torchrec="Topology.world_size",
+        flag="--devices",
     )
     hardware: str | None = knob(
         None,
@@ -162,6 +163,7 @@ class Sharding:
         "TorchRec's constraints by table of a model: they bound types, kernels and widths of parts, and give pooling "
         "factors that are given nowhere else",
         torchrec="EmbeddingShardingPlanner.constraints",
+        flag=None,
     )
 
 
@@ -196,14 +198,18 @@ class TableSources:
 class TableRules:
     """Rules of single tables, by name, as a person writes them down; ``evenshard.planner.rules`` reads them."""
 
-    pinned: Mapping[str, int | Sequence[int]] | None = knob(None, "the device, or devices, that a table may live on")
-    forbidden: Mapping[str, int | Sequence[int]] | None = knob(
-        None, "the device, or devices, that a table may not live on"
+    pinned: Mapping[str, int | Sequence[int]] | None = knob(
+        None, "the device, or devices, that a table may live on", flag="--pin"
     )
-    forbidden_devices: Sequence[int] = knob((), "devices that no table may live on")
+    forbidden: Mapping[str, int | Sequence[int]] | None = knob(
+        None, "the device, or devices, that a table may not live on", flag="--forbid"
+    )
+    forbidden_devices: Sequence[int] = knob((), "devices that no table may live on", flag="--forbid-device")
     together: Sequence[Sequence[str]] = knob((), "groups of tables that live on one device")
     apart: Sequence[Sequence[str]] = knob((), "groups of tables of which a device holds at most one")
-    pinned_nodes: Mapping[str, int | Sequence[int]] | None = knob(None, "the node, or nodes, that a table may live on")
+    pinned_nodes: Mapping[str, int | Sequence[int]] | None = knob(
+        None, "the node, or nodes, that a table may live on", flag="--pin-node"
+    )
     table_types: Mapping[str, str | Sequence[str]] | None = knob(
         None,
         "sharding types that a table may have, in place of sharding_types",
@@ -232,8 +238,9 @@ class Search:
         0,
         "candidates to time on the hardware, or to simulate; the fastest is the answer. 0 trusts the model",
         range=Range(0, 10_000, whole=True),
+        flag="--measure",
     )
-    compare: Sequence[str] = knob((), "other sharders to compare with; see evenshard.planner.comparison")
+    compare: Sequence[str] = knob((), "other sharders to compare with; see evenshard.planner.comparison", flag=None)
     seed: int = knob(0, "seed of the search")
     effort: str = knob(
         "normal",
@@ -295,8 +302,7 @@ class Knobs:
             if twice := next((name for name in alone if name in in_group), None):
                 raise BadConfig(f"{twice} is given twice, by itself and in {of_kind.name}. Leave one of the two out.")
             chosen[of_kind.name] = replace(asked, **alone)
-            for one in own:
-                _check_range(one, getattr(chosen[of_kind.name], one.name))
+            check_knobs(chosen[of_kind.name])
         return Knobs(**chosen)
 
 
@@ -326,20 +332,14 @@ def group_knobs(knobs: Iterable[Knob]) -> tuple[Knob, ...]:
 
 
 def knob_field(name: str, default: Any = None) -> Any:
-    """A field of a dataclass that keeps a knob; its default and its meaning are those of the knob.
+    """Declare a field of a dataclass as a knob of a placement.
 
     Args:
-        default: what the field is where the knob was left out as None: it keeps what was settled, not what was given.
+        default: value of the field where the knob was left out as None.
     """
     one = place_knob(name)
-    if default is not None:
-        return field(default=default, metadata={"description": one.help})
-    return field(default=one.default, metadata={"description": one.help, "knob": name})
-
-
-def _check_range(one: Knob, value: Any) -> None:
-    if one.range is not None and isinstance(value, int | float) and (problem := one.range.problem(value)):
-        raise BadConfig(f"{one.name} {problem}. Correct it.")
+    value = one.default if default is None else default
+    return knob(value, one.help, torchrec=one.torchrec, range=one.range, flag=one.flag)
 
 
 def _hint(unknown: str, known: Iterable[Knob]) -> str:

@@ -57,7 +57,7 @@ INTERRUPTED = "The search was interrupted: this is the best placement until then
 
 @dataclass(frozen=True)
 class PlaceConfig:
-    """The length, seed and comparisons of a search."""
+    """The knobs of ``evenshard.planner.knobs.Search`` but the model, with the length of the search for its effort."""
 
     effort: PlanSearchEffort = field(default_factory=lambda: EFFORTS[NORMAL])
     seed: int = 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from evenshard.measure.hardware import DEFAULT_HARDWARE, HardwareName
@@ -25,11 +25,12 @@ from evenshard.placement.parts import (
 )
 from evenshard.placement.sharding import REPLICATED, SHARDING_TYPES, TABLE_WISE, Communication
 from evenshard.placement.task import ShardingTask, TableLimits
-from evenshard.planner.knobs import Knobs, groups, knob_field
+from evenshard.planner.knobs import Knobs, groups, knob_field, place_knob
 from evenshard.planner.rules import Rules
 from evenshard.tables.assumptions import Assumption
 from evenshard.tables.table import Table, duplicate_name
 from evenshard.utils.errors import BadConfig
+from evenshard.utils.knobs import knobs_of
 from evenshard.utils.limits import MAX_TABLES
 from evenshard.utils.messages import brief
 from evenshard.utils.params import check_ranges
@@ -41,28 +42,24 @@ BATCH_SLACK = 0.01
 
 @dataclass(frozen=True)
 class PlacementRequest:
-    """A question.
+    """A question. Fields that are ``knob_field`` have the meaning of the knob.
 
     Attributes:
         tables: whole, with distinct names.
         caps_bytes: memory of each device, by device id.
         batch_size: global batch, samples.
         reserved_bytes: memory of each device kept for everything that is not counted.
-        optimizer: optimizer whose state is counted, one of ``STATE_NUMBERS``.
         rules: rules of where tables may live.
         sharding_types: the ways in which tables may be sharded; empty for all.
         machine: nodes and links; None for one node with all devices.
         communication: data types in which embeddings and gradients travel.
-        hardware: hardware that the answer is for, such as ``simulated:h200``.
         assumptions: assumptions about the tables.
         reserved_share: share of each device's memory that is kept for the same, on top of ``reserved_bytes``.
         dense_bytes: of each device, for the dense model with its gradients and optimizer state.
         training_pipeline: one of ``PIPELINES``; empty to count weights and optimizer state of tables alone, as the
             first files do, and times as of the usual one.
         compute_kernels: where weights may be kept; empty for the usual ones that the machine has memory for.
-        dense_optimizer: the optimizer of the dense model; empty where it is not told.
         table_optimizers: fused optimizers that tables have of their own, by name.
-        keep_output_order: the output of pooled collections keeps its order; see ``output_order``.
 
     Raises:
         BadConfig: a value makes no sense.
@@ -226,9 +223,10 @@ class PlacementRequest:
 
 
 def kept_knobs(knobs: Knobs) -> dict[str, Any]:
-    """The fields of a request that are knobs as they were given."""
+    """The fields of a request that are knobs as they were given: those of the same default."""
     of_name = {name: value for group in groups() for name, value in vars(getattr(knobs, group.name)).items()}
-    return {one.name: of_name[one.metadata["knob"]] for one in fields(PlacementRequest) if "knob" in one.metadata}
+    kept = (one.name for one in knobs_of(PlacementRequest) if one.default == place_knob(one.name).default)
+    return {name: of_name[name] for name in kept}
 
 
 def kept_optimizers(old: PlacementRequest, new: PlacementRequest) -> dict[str, str]:

@@ -33,19 +33,7 @@ from evenshard.utils.yaml_files import read_yaml
 
 @dataclass(frozen=True)
 class Rules:
-    """Where tables may and may not live, and how they may be sharded, by name.
-
-    Attributes:
-        pinned: the devices that a table may live on; one device pins it.
-        forbidden: devices that a table may not live on.
-        forbidden_devices: devices that no table may live on.
-        together: groups of tables that live on one device.
-        apart: groups of tables of which a device holds one at most.
-        pinned_nodes: the nodes that a table may live on.
-        table_types: the ways in which a table may be sharded, in place of those of all tables.
-        min_columns: columns that each part of a table has at least.
-        table_kernels: the compute kernels that a table may have, in place of those of all tables.
-    """
+    """The knobs of ``evenshard.planner.knobs.TableRules``, checked, with tuples for what a table may have."""
 
     pinned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     forbidden: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

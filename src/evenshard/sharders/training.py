@@ -96,11 +96,11 @@ Track = Callable[[range], Iterable[int]]
 
 @dataclass(frozen=True)
 class FitConfig:
-    """How long and how fast to learn."""
+    """Length and speed of a training: gradient steps, measured examples of each, and Adam's learning rate."""
 
-    num_updates: int  # gradient steps
-    minibatch_size: int  # measured examples per step
-    learning_rate: float  # learning rate of Adam
+    num_updates: int
+    minibatch_size: int
+    learning_rate: float
 
 
 @dataclass(frozen=True)

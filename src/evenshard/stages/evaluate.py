@@ -65,8 +65,6 @@ def run(
         BadInput: if an input cannot be read.
         MeasurementFailed: if a kernel fails.
     """
-    for name in ("num_rollouts", "scores_per_table"):
-        require(getattr(config, name) >= 0, f"evaluate.{name} is {getattr(config, name)}. Make it at least 0.")
     require_package("matplotlib")  # before measuring, not when the pictures are drawn
     if outputs.model is not None:
         require(inputs.cost_model is not None, "a model's folder needs evenshard's cost model. Name it: --cost-model.")

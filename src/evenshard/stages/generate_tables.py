@@ -18,9 +18,9 @@ from evenshard.tables.sources import BATCH_SUFFIXES, SourceKind, catalog_names, 
 from evenshard.tables.table import Table, check_dims, check_weight_bits
 from evenshard.tables.traffic import tables_from_traffic
 from evenshard.utils.errors import BadConfig
+from evenshard.utils.knobs import part_of
 from evenshard.utils.messages import brief
 from evenshard.utils.outputs import require_apart
-from evenshard.utils.params import require
 from evenshard.utils.s3 import local
 
 log = logging.getLogger(__name__)
@@ -33,25 +33,13 @@ def run(config: GenerateTablesConfig, inputs: GenerateTablesInputs, outputs: Gen
     Raises:
         BadInput: if the source cannot be read or the settings ask for the impossible.
     """
-    for name in ("num_tables", "num_train_tasks", "num_test_tasks", "tables_per_task", "num_devices", "batch_size"):
-        value = getattr(config, name)
-        require(value >= 1, f"generate_tables.{name} is {value}. Make it at least 1.")
-    require(config.memory_cap_gb > 0, f"generate_tables.memory_cap_gb is {config.memory_cap_gb}. Make it above 0.")
     check_dims(config.embedding_dims)
     check_weight_bits(config.weight_bits)
     require_apart(
         {"tables": (outputs.tables,), "tasks": (outputs.tasks,)}, {"generate_tables.source": (Path(config.source),)}
     )
     pool = _pool(config)
-    sampling = TaskSampling(
-        num_train_tasks=config.num_train_tasks,
-        num_test_tasks=config.num_test_tasks,
-        tables_per_task=config.tables_per_task,
-        num_devices=config.num_devices,
-        memory_cap_gb=config.memory_cap_gb,
-        batch_size=config.batch_size,
-    )
-    split = sample_tasks(pool, sampling, config.seed)
+    split = sample_tasks(pool, part_of(config, TaskSampling), config.seed)
     save_tables(pool, outputs.tables)
     save_tasks(split, outputs.tasks)
     log.info(
@@ -68,15 +56,7 @@ def run(config: GenerateTablesConfig, inputs: GenerateTablesInputs, outputs: Gen
 
 def _pool(config: GenerateTablesConfig) -> tuple[Table, ...]:
     if config.source == GENERATOR:
-        generator = GeneratorConfig(
-            config.num_tables,
-            config.embedding_dims,
-            config.max_rows,
-            config.weight_bits,
-            hot_rows_together=config.hot_rows_together,
-            max_table_gb=config.max_table_gb,
-        )
-        return generate_tables(generator, config.batch_size, config.seed)
+        return generate_tables(part_of(config, GeneratorConfig), config.batch_size, config.seed)
     kind = kind_of_source(config.source)
     if kind is SourceKind.CATALOG:
         return load_catalog(config.source, config.batch_size, config.catalog_embedding_dim)

@@ -10,21 +10,20 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from evenshard.measure.cost_dataset import save_costs
 from evenshard.measure.cost_rows import read_lineage, read_rows, save_rows
 from evenshard.measure.costs import RANDOM_SHARD, DeviceCost, MeasuredPlacement, PlacementCost, Provenance, time_problem
-from evenshard.measure.hardware import provenance_problem
 from evenshard.measure.link import NO_LINK
-from evenshard.placement.memory import SGD, optimizer_problem
 from evenshard.placement.placement import alone
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import distinct_tables
+from evenshard.stages.commands import ImportCostsConfig
 from evenshard.tables.files import load_numbered_tables, records_in, save_tables
 from evenshard.tables.formats import read_csv
-from evenshard.tables.table import WEIGHT_BITS, Table
+from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.limits import RANGES
 from evenshard.utils.messages import brief, reason_of
@@ -41,36 +40,6 @@ _COLUMNS = f"{_TABLES}, {_DIMS} (where the table file has none) and {_TIME}"
 _REMEDY = (
     f"Its columns are {_COLUMNS}. Name others with --columns, such as time_ms={_TIME}, or owner= to leave one out."
 )
-
-
-@dataclass(frozen=True)
-class ImportCostsConfig:
-    """What the file does not say.
-
-    Attributes:
-        hardware: kind of hardware, a colon and its name, such as "cuda: RTX 2080 Ti".
-        batch_size: samples of one step.
-        weight_bits: bits per weight.
-        optimizer: sgd, rowwise_adagrad, adagrad, adam, ..., which the backward passes updated the weights with.
-
-    Raises:
-        BadConfig: one of them makes no sense.
-    """
-
-    hardware: str
-    batch_size: int
-    weight_bits: int = 32
-    optimizer: str = SGD
-
-    def __post_init__(self) -> None:
-        if problem := provenance_problem(self.hardware):
-            raise BadConfig(f"{problem}. Write it as 'cuda: RTX 2080 Ti'.")
-        if problem := RANGES["batch_size"].problem(self.batch_size):
-            raise BadConfig(f"batch_size {problem}. Correct it.")
-        if problem := optimizer_problem(self.optimizer):
-            raise BadConfig(f"{problem}. Choose one of these.")
-        if self.weight_bits not in WEIGHT_BITS:
-            raise BadConfig(f"weight_bits is {self.weight_bits}, not one of {WEIGHT_BITS}. Correct it.")
 
 
 def run(

@@ -26,6 +26,7 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.planner.rules import Rules
 from evenshard.report.step_facts import device_error_text
 from evenshard.sharders.model import Model
+from evenshard.stages.commands import ObserveInputs
 from evenshard.tables.files import load_tables, save_tables
 from evenshard.tables.table import Table
 from evenshard.torchrec.plan.file import load_plan_parts
@@ -37,25 +38,6 @@ from evenshard.utils.units import BYTES_PER_GB
 # ``proposed_by`` of a placement that a training ran with.
 OBSERVED = "observed"
 _UNKNOWN_MEMORY = 64 * BYTES_PER_GB
-
-
-@dataclass(frozen=True)
-class ObserveInputs:
-    """What to read.
-
-    Attributes:
-        traces: of the ranks of one training.
-        placement: that it ran with: placement.json, or evenshard's plan for TorchRec; or a table file.
-        tables: file of the tables; for a plan, which does not know their lookups.
-        model: predicts where ``placement`` does not; None: the device model of the traces' GPU.
-        columns: columns of the table file that are called otherwise, each with evenshard's.
-    """
-
-    traces: tuple[Path, ...]
-    placement: Path | None = None
-    tables: Path | None = None
-    model: str | None = None
-    columns: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from evenshard.stages.loop import STAGES
-from evenshard.stages.stage import Reads, Stage, WhichRound, Writes, declarations_of
+from evenshard.stages.stage import Reads, Stage, WhichRound, Writes, uses_of
 
 # The stage that writes an artifact, by the artifact's name.
-WRITERS = {
-    name: stage for stage in STAGES for name, one in declarations_of(stage.outputs, Writes).items() if one.artifact
-}
+WRITERS = {name: stage for stage in STAGES for name, one in uses_of(stage.outputs, Writes).items() if one.artifact}
 
 
 @dataclass(frozen=True)
@@ -33,14 +31,12 @@ class LoopStep:
     @property
     def reads(self) -> Mapping[str, tuple[Artifact, ...]]:
         """The artifacts behind each of its inputs: none, one, or one of each round so far."""
-        return {name: self._behind(name, one.of) for name, one in declarations_of(self.stage.inputs, Reads).items()}
+        return {name: self._behind(name, one.of) for name, one in uses_of(self.stage.inputs, Reads).items()}
 
     @property
     def writes(self) -> tuple[Artifact, ...]:
         """What it leaves for other stages and for people."""
-        return tuple(
-            Artifact(name, self.round) for name in declarations_of(self.stage.outputs, Writes) if name in WRITERS
-        )
+        return tuple(Artifact(name, self.round) for name in uses_of(self.stage.outputs, Writes) if name in WRITERS)
 
     def _behind(self, name: str, of: WhichRound) -> tuple[Artifact, ...]:
         if not WRITERS[name].per_round:
@@ -68,7 +64,7 @@ class Artifact:
     @property
     def path(self) -> str:
         """Where the loop of dvc.yaml has it; "" if it has none."""
-        return declarations_of(self.writer.outputs, Writes)[self.name].path.format(round=self.round)
+        return uses_of(self.writer.outputs, Writes)[self.name].path.format(round=self.round)
 
 
 def steps(num_rounds: int) -> list[LoopStep]:

@@ -11,7 +11,7 @@ from typing import Any
 from evenshard import tracking
 from evenshard.api.serving import served_code
 from evenshard.measure.distributed import collective
-from evenshard.stages.stage import Outcome, Reads, Stage, Writes, declarations_of
+from evenshard.stages.stage import Outcome, Reads, Stage, Writes, uses_of
 from evenshard.tracking import StageRun
 from evenshard.utils.outputs import MODEL_PARTS, FilesInside
 from evenshard.utils.process import on_sigterm, terminate
@@ -63,8 +63,8 @@ def _log(run: StageRun, stage: Stage, inputs: Any, outputs: Any, outcome: Outcom
     if outcome.curve:
         run.series(outcome.curve_name or stage.curve, outcome.curve)
     run.metrics(outcome.metrics)
-    read = {name: (one, _paths(inputs, name)) for name, one in declarations_of(stage.inputs, Reads).items()}
-    written = {name: (one, _paths(outputs, name)) for name, one in declarations_of(stage.outputs, Writes).items()}
+    read = {name: (one, _paths(inputs, name)) for name, one in uses_of(stage.inputs, Reads).items()}
+    written = {name: (one, _paths(outputs, name)) for name, one in uses_of(stage.outputs, Writes).items()}
     for path in _paths(inputs, "tables") + _paths(outputs, "tables"):
         run.tables(path)
     for one, paths in written.values():

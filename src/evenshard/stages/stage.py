@@ -1,21 +1,22 @@
-"""What a stage of the loop is, and the words in which its settings, files and flags are declared.
+"""Stages of the loop, and the declarations of their inputs and outputs.
 
-A field of a stage's dataclasses says in its annotation what it is: ``costs: Annotated[Path, Writes(...)]``.
 Declarations are light: the code of a stage, ``run`` of the module of its name, is imported when the stage runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from importlib import import_module
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
+from evenshard.measure.config import MeasureConfig
+from evenshard.utils.knobs import Knob, knob, knobs_of
 from evenshard.utils.outputs import File, Output
 from evenshard.utils.params import section
 
-Declaration = TypeVar("Declaration")
+Use = TypeVar("Use")
 # Kinds of artifacts, as Kubeflow Pipelines calls them.
 DATASET, MODEL, ARTIFACT, HTML, MARKDOWN = "Dataset", "Model", "Artifact", "HTML", "Markdown"
 
@@ -30,37 +31,31 @@ class WhichRound(Enum):
 
 @dataclass(frozen=True)
 class Reads:
-    """An input that is a file or folder: the output of the same name, of the stage that has one.
+    """Use of a path that a stage reads: the output of the same name, of the stage that has one.
 
     Attributes:
-        help: its meaning, for users.
         of: round of the stage that wrote it.
         role: role in MLflow, for a cost dataset.
     """
 
-    help: str
     of: WhichRound = WhichRound.SAME
     role: str = ""
 
 
 @dataclass(frozen=True)
 class Writes:
-    """A file or folder that the stage writes.
+    """Use of a path that a stage writes.
 
     Attributes:
-        help: its meaning, for users.
-        flag: name of its flag on the command line.
         output: rule of what it may replace.
         path: path in the loop of dvc.yaml; "" if it has none.
         artifact: its kind in Kubeflow Pipelines; "" for one that pods do not write.
-        uploaded: whether MLflow gets it.
+        uploaded: True if MLflow gets it.
         roles: roles of cost datasets in MLflow, by their names inside the folder, or "" for the file itself.
         tables: CSV files inside that MLflow gets as tables.
     """
 
-    help: str
-    flag: str
-    output: Output = field(default_factory=File)
+    output: Output
     path: str = ""
     artifact: str = ""
     uploaded: bool = True
@@ -68,72 +63,45 @@ class Writes:
     tables: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Flag:
-    """A flag of the command: for an input that is not a file, or for a setting that it overrides.
-
-    Attributes:
-        help: its meaning, for users.
-        flag: its name; "" for that of the field.
-        kind: int, float, or str for a name, path or address of something to read. The last, where it overrides a
-            setting, comes to a component as an artifact, or as an address.
-        least: smallest allowed number.
-        metavar: placeholder of its value in the help, as in ``argparse``.
-        parameter: name of the component's parameter; "" for none.
-        choices: the values that it may have; empty for all.
-        section: section of params.yaml that sets it, under the name of the field, where the flag is not given; "" for
-            its own default.
-    """
-
-    help: str
-    flag: str = ""
-    kind: type = int
-    least: float | None = None
-    metavar: str | None = None
-    parameter: str = ""
-    choices: tuple[str, ...] = ()
-    section: str = ""
+def reads(default: Any, help: str, of: WhichRound = WhichRound.SAME, role: str = "") -> Any:
+    """Declare an input that is a file or folder; see ``knob`` and ``Reads``."""
+    return knob(default, help, use=Reads(of, role))
 
 
-@dataclass(frozen=True)
-class LoopSetting:
-    """An input that section ``loop`` of params.yaml sets, under the name of the field, and a parameter of a component.
-
-    Attributes:
-        help: its meaning, for users.
-    """
-
-    help: str
+def writes(default: Any, help: str, flag: str, output: Output | None = None, **use: Any) -> Any:
+    """Declare an output, a file where no other ``output`` is given; see ``knob`` and ``Writes``."""
+    written = Writes(output or File(), **use)
+    return knob(default, help, flag=flag, output=written.output, use=written)
 
 
-def declarations_of(of: type, kind: type[Declaration]) -> Mapping[str, Declaration]:
-    """The fields of a dataclass that are declared as ``kind``, by name; as ``object``, all that are declared."""
-    hints = get_type_hints(of, include_extras=True)
-    return {
-        one.name: declaration
-        for one in fields(of)
-        for declaration in getattr(hints[one.name], "__metadata__", ())
-        if isinstance(declaration, kind)
-    }
+def uses_of(of: type, use: type[Use]) -> Mapping[str, Use]:
+    """Return the fields of a dataclass that are read, or written, by name."""
+    return {one.name: one.use for one in knobs_of(of) if isinstance(one.use, use)}
 
 
 def flags(of: type) -> dict[str, str]:
-    """The flags of a dataclass's fields, by the names of the fields."""
-    return {
-        name: getattr(one, "flag", "") or f"--{name.replace('_', '-')}"
-        for name, one in declarations_of(of, object).items()
-        if not isinstance(one, LoopSetting)
-    }
+    """Return the flags of a dataclass's fields, by name."""
+    return {one.name: one.flag_name for one in knobs_of(of) if one.flag is not None}
+
+
+def plain_inputs(of: type) -> Mapping[str, Knob]:
+    """Return the inputs of a stage that are no files, by name."""
+    return {one.name: one for one in knobs_of(of) if one.use is None}
 
 
 def set_by(params: Mapping[str, Any], inputs: type) -> dict[str, Any]:
-    """The inputs of a stage that sections of params.yaml set beside its own, by name; a default is left out."""
+    """Return the inputs of a stage that sections of params.yaml set; a default and ``num_rounds`` are left out."""
     found = {}
-    for name, one in declarations_of(inputs, Flag).items():
-        of_section = params.get(one.section) if one.section else None
+    for name, one in plain_inputs(inputs).items():
+        of_section = params.get(one.section) if one.flag is not None and one.section else None
         if isinstance(of_section, Mapping) and name in of_section:
             found[name] = of_section[name]
     return found
+
+
+def loop_settings(inputs: type) -> tuple[str, ...]:
+    """Return the inputs of a stage that section ``loop`` alone sets."""
+    return tuple(name for name, one in plain_inputs(inputs).items() if one.flag is None)
 
 
 @dataclass(frozen=True)
@@ -212,7 +180,7 @@ class Stage:
     @property
     def per_round(self) -> bool:
         """Whether it runs once per round."""
-        return "round" in declarations_of(self.inputs, Flag)
+        return "round" in plain_inputs(self.inputs)
 
     @property
     def sections(self) -> tuple[str, ...]:
@@ -228,8 +196,6 @@ class Stage:
         Raises:
             BadConfig: if a section makes no sense.
         """
-        from evenshard.measure.config import MeasureConfig
-
         kinds = {self.name: self.config, "measure": MeasureConfig}
         return {name: section(params, name, kinds[name], **overrides.get(name, {})) for name in self.sections}
 

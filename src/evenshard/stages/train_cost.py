@@ -32,7 +32,7 @@ from evenshard.stages.stage import Outcome
 from evenshard.tables.files import load_tables
 from evenshard.utils.console import progress
 from evenshard.utils.errors import BadConfig, BadFile
-from evenshard.utils.params import require
+from evenshard.utils.knobs import part_of
 from evenshard.utils.process import one_thread
 from evenshard.utils.provenance import Lineage
 
@@ -47,8 +47,6 @@ def run(
     Raises:
         BadInput: if an input cannot be read.
     """
-    for name in ("num_updates", "minibatch_size", "learning_rate", "convex_updates"):
-        require(getattr(config, name) > 0, f"train_cost.{name} is {getattr(config, name)}. Make it above 0.")
     if outputs.cost_net is None and outputs.cost_model is None:
         raise BadConfig("nothing is to be written. Name a folder for the cost model: --model-out MODEL/cost_model.")
     if outputs.cost_net is not None and inputs.tasks is None:
@@ -94,7 +92,7 @@ def _fit_cost_net(
         before = load_checkpoint(inputs.cost_net, method.cost_net)
     else:
         before = new_checkpoint(method.cost_net(), FeatureNormalizer.fit(distinct_tables(tasks), tasks[0].batch_size))
-    fit = FitConfig(config.num_updates, config.minibatch_size, config.learning_rate)
+    fit = part_of(config, FitConfig)
     generator = torch.Generator().manual_seed(config.seed * 1000 + inputs.round)
     show = partial(progress, description=f"train cost {inputs.round}")
     with one_thread():

@@ -18,7 +18,6 @@ from evenshard.tables.files import load_tables
 from evenshard.utils.console import progress
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
-from evenshard.utils.params import require
 from evenshard.utils.process import one_thread
 
 log = logging.getLogger(__name__)
@@ -30,8 +29,6 @@ def run(config: TrainPolicyConfig, inputs: TrainPolicyInputs, outputs: TrainPoli
     Raises:
         BadInput: if an input cannot be read.
     """
-    for name in ("num_updates", "num_episodes", "learning_rate"):
-        require(getattr(config, name) > 0, f"train_policy.{name} is {getattr(config, name)}. Make it above 0.")
     tasks = load_tasks(inputs.tasks, load_tables(inputs.tables)).train
     method = load_learned_sharder(config.method)
     if (kind := kind_in(inputs.cost_net)) != method.cost_net.kind:

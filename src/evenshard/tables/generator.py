@@ -15,7 +15,8 @@ import numpy as np
 from evenshard.tables.locality import with_hot_rows
 from evenshard.tables.reuse import DLRM_2021_REUSE, NUM_REUSE_BINS, FloatArray, mean_counts, tilt_to_feasible
 from evenshard.tables.table import Table, check_dims, check_weight_bits
-from evenshard.utils.errors import BadConfig
+from evenshard.utils.knobs import REQUIRED, check_knobs, knob
+from evenshard.utils.limits import COUNT, POSITIVE, SHARE
 from evenshard.utils.params import check_ranges
 from evenshard.utils.units import gb_to_bytes
 
@@ -37,43 +38,29 @@ RAKING_LIMIT = 0.01
 
 @dataclass(frozen=True)
 class GeneratorConfig:
-    """A kind of pool.
-
-    Attributes:
-        embedding_dims: drawn from uniformly.
-        max_rows: row counts above it are cut to it; None for the published ones (up to 12.5 million).
-        weight_bits: 4, 8, 16 or 32, the same for all tables.
-        reuse_spread: standard deviation of the tables' own tilts of the reuse histogram; 0 makes them as alike as
-            their row counts allow.
-        hot_rows_together: share of the tables whose hot rows lie side by side; in the others they are scattered. With
-            None, tables have no ``row_shares``.
-        max_table_gb: limit of a table's weights. A table above it keeps its dim and gets fewer rows.
+    """A pool to generate; ``evenshard.stages.loop.GenerateTablesConfig`` has the meaning of its fields.
 
     Raises:
-        BadConfig: a value makes no sense.
+        BadConfig: if a value is out of its range.
     """
 
-    num_tables: int
+    num_tables: int = knob(REQUIRED, "number of tables in the pool", range=COUNT)
     embedding_dims: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
-    max_rows: int | None = None
+    max_rows: int | None = knob(None, "cap on row counts; None for the published ones, up to 12.5 million", range=COUNT)
     weight_bits: int = 32
-    reuse_spread: float = 0.3
-    hot_rows_together: float | None = None
-    max_table_gb: float | None = None
+    reuse_spread: float = knob(
+        0.3,
+        "standard deviation of the tables' own tilts of the reuse histogram; 0 makes them as alike as their row counts "
+        "allow",
+        range=SHARE,
+    )
+    hot_rows_together: float | None = knob(None, "share of the tables whose hot rows lie side by side", range=SHARE)
+    max_table_gb: float | None = knob(None, "limit of a table's weights, by fewer rows", range=POSITIVE)
 
     def __post_init__(self) -> None:
-        if self.num_tables < 1:
-            raise BadConfig(f"num_tables is {self.num_tables}. A pool needs at least 1 table.")
+        check_knobs(self)
         check_dims(self.embedding_dims)
-        if self.max_rows is not None and self.max_rows < 1:
-            raise BadConfig(f"max_rows is {self.max_rows}. Give at least 1, or leave it out for the published rows.")
-        if self.max_table_gb is not None and self.max_table_gb <= 0:
-            raise BadConfig(f"max_table_gb is {self.max_table_gb}. Give a size above 0, or leave it out.")
         check_weight_bits(self.weight_bits)
-        if not 0 <= self.reuse_spread <= 1:
-            raise BadConfig(f"reuse_spread is {self.reuse_spread}. Choose a number from 0 to 1.")
-        if self.hot_rows_together is not None and not 0 <= self.hot_rows_together <= 1:
-            raise BadConfig(f"hot_rows_together is {self.hot_rows_together}. Choose a number from 0 to 1, or none.")
 
 
 def generate_tables(config: GeneratorConfig, batch_size: int, seed: int) -> tuple[Table, ...]:

@@ -48,18 +48,21 @@ class Range:
         return f"is {brief(value)}, not a {'whole ' * self.whole}number {limits} {self.most:,}"
 
 
+COUNT, COUNT_OR_NONE = Range(1, 2**31 - 1, whole=True), Range(0, 2**31 - 1, whole=True)
+SHARE, POSITIVE, NOT_NEGATIVE = Range(0, 1), Range(0, 1_000_000_000, above=True), Range(0, 1_000_000_000)
+# By the name of the number, for every way in.
 RANGES: Mapping[str, Range] = {
     "num_devices": Range(1, 4_096, whole=True),
     "nodes": Range(1, 4_096, whole=True),
     "devices_per_node": Range(1, 4_096, whole=True),
     "nodes_per_domain": Range(1, 4_096, whole=True),
-    "batch_size": Range(1, 2**31 - 1, whole=True),
-    "batch_per_device": Range(1, 2**31 - 1, whole=True),
-    "dense_batch": Range(1, 2**31 - 1, whole=True),
-    "dense_ms": Range(0, 1_000_000_000),
-    "overlap": Range(0, 1),
-    "max_step_ms": Range(0, 1_000_000_000, above=True),
-    "sync_every": Range(1, 2**31 - 1, whole=True),
+    "batch_size": COUNT,
+    "batch_per_device": COUNT,
+    "dense_batch": COUNT,
+    "dense_ms": NOT_NEGATIVE,
+    "overlap": SHARE,
+    "max_step_ms": POSITIVE,
+    "sync_every": COUNT,
     "memory_cap_gb": Range(0, 2**20, above=True),
     "reserved_gb": Range(0, 2**20),
     "dense_gb": Range(0, 2**20),
@@ -67,7 +70,7 @@ RANGES: Mapping[str, Range] = {
     "host_bandwidth_gb_s": Range(0, 1_000_000, above=True),
     "ssd_gb": Range(0, 2**20),
     "ssd_bandwidth_gb_s": Range(0, 1_000_000, above=True),
-    "seed": Range(0, 2**31 - 1, whole=True),
+    "seed": COUNT_OR_NONE,
     "num_rows": Range(1, MAX_TABLE_BYTES, whole=True),
     "embedding_dim": Range(1, 2**16, whole=True),
     "pooling_factor": Range(0, 1_000_000),

@@ -332,7 +332,7 @@ def test_what_was_measured_before_a_failure_is_not_measured_again(place: Path, m
         (["--candidate", "models:/evenshard-cost/9"], "models:/evenshard-cost/9"),
         (["--candidate", "simulated:h200"], "is a device model"),
         (["--candidate", "good", "--hardware", "cpu"], "good: this model was trained on simulated: h200, not on cpu"),
-        (["--tolerance-pct", "-1"], "below 0"),
+        (["--tolerance-pct", "-1"], "not a number from 0"),
     ],
 )
 def test_bad_input_is_one_line(place: Path, capsys: pytest.CaptureFixture[str], argv: list[str], expected: str) -> None:

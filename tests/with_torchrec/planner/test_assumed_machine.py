@@ -11,6 +11,7 @@ import torch
 from torchrec.distributed.planner import constants
 from torchrec.distributed.planner.types import PlannerError, Topology
 
+from evenshard.planner.knobs import Memory
 from evenshard.torchrec import EvenshardPlanner
 from evenshard.torchrec.planner.machine import machine_of
 from support.drop_in_builders import MB, Sparse, bags
@@ -40,7 +41,7 @@ def gpus(host: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def ranks(device: str = "cuda", machine: Topology | None = None, cap_gb: float | None = None, **more: Any) -> Any:
     """Eight ranks in two nodes."""
     own = (machine, None, None, None) if machine is not None else (None, 8, 4, device)
-    return machine_of(*own, cap_gb, None, **more)
+    return machine_of(*own, Memory(cap_gb), **more)
 
 
 @pytest.mark.usefixtures("gpus")

@@ -25,36 +25,29 @@ from evenshard.sharders.checkpoint import Checkpoint, Round
 from evenshard.sharders.dreamshard.env import EpisodeBatch, choose_sampled
 from evenshard.sharders.training import Track, descend, entropy, set_learning_rate
 from evenshard.utils.errors import InfeasibleTask
+from evenshard.utils.knobs import knob
 
 
 @dataclass(frozen=True)
 class ImpalaConfig:
-    """How long and how fast to learn; the defaults without a word are the published ones.
+    """Training of the policy; the defaults that are not called our choice are the published ones."""
 
-    Attributes:
-        num_updates: gradient steps, each on one unroll of all slots; our choice.
-        num_slots: episodes played side by side; our choice.
-        unroll_length: steps of an unroll; episodes go on over its end.
-        sync_every: updates after which the actors get the learner's weights; our choice.
-        learning_rate: learning rate of Adam at the beginning; it falls linearly to 0.
-        max_gradient_norm: longer gradients are cut to it. Some seeds forget halfway and learn again within the run.
-        entropy_weight: weight of the entropy bonus.
-        baseline_weight: weight of the value head's squared error.
-        discount: gamma.
-        mask_illegal: choose among devices with room only. Without it a full device may be chosen, as published, and
-            the overflow is taken off the reward.
-    """
-
-    num_updates: int = 300
-    num_slots: int = 16
-    unroll_length: int = 100
-    sync_every: int = 2
-    learning_rate: float = 1e-3
-    max_gradient_norm: float = 40.0
-    entropy_weight: float = 1e-3
-    baseline_weight: float = 0.5
-    discount: float = 1.0
-    mask_illegal: bool = True
+    num_updates: int = knob(300, "gradient steps, each on one unroll of all slots; our choice")
+    num_slots: int = knob(16, "episodes played side by side; our choice")
+    unroll_length: int = knob(100, "steps of an unroll; episodes go on over its end")
+    sync_every: int = knob(2, "updates after which the actors get the learner's weights; our choice")
+    learning_rate: float = knob(1e-3, "learning rate of Adam at the beginning; it falls linearly to 0")
+    max_gradient_norm: float = knob(
+        40.0, "longer gradients are cut to it. Some seeds forget halfway and learn again within the run"
+    )
+    entropy_weight: float = knob(1e-3, "weight of the entropy bonus")
+    baseline_weight: float = knob(0.5, "weight of the value head's squared error")
+    discount: float = knob(1.0, "gamma")
+    mask_illegal: bool = knob(
+        True,
+        "choose among devices with room only. Without it a full device may be chosen, as published, and the overflow "
+        "is taken off the reward",
+    )
 
 
 @dataclass(frozen=True)

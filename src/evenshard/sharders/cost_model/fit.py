@@ -25,6 +25,8 @@ from evenshard.sharders.features import FeatureNormalizer
 from evenshard.tables.locality import hot_rows_together
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
+from evenshard.utils.knobs import check_knobs, knob
+from evenshard.utils.limits import COUNT, Range
 from evenshard.utils.process import one_thread
 
 ROBUST_BEYOND = 0.03  # relative error from which on the loss grows linearly: steps and outliers do not bend the rest
@@ -34,47 +36,28 @@ WARM_UP = 0.1  # part of the updates
 
 @dataclass(frozen=True)
 class CostModelFitConfig:
-    """How large the model is, and how long and fast it learns.
-
-    Attributes:
-        num_members: members of the ensemble, at least 2.
-        table_hidden: hidden units of a member's table network.
-        head_hidden: hidden units of a member's head.
-        pieces: pieces of such a unit: the limits that it takes the largest of.
-        num_updates: gradient steps.
-        minibatch_size: devices per step.
-        learning_rate: learning rate of Adam at its highest, after the warm-up; it falls to 0 until the end.
-        across_batches: whether the placements may differ in their batch sizes (``EnsembleSizes.across_batches``).
-        seed: seed of initial weights, held-out parts and minibatches.
+    """Size of the model, and its training.
 
     Raises:
-        BadConfig: a value makes no sense.
+        BadConfig: if a value is out of its range.
     """
 
-    num_members: int = 5
-    table_hidden: int = 16
-    head_hidden: int = 4
-    pieces: int = 8
-    num_updates: int = 1000
-    minibatch_size: int = 128
-    learning_rate: float = 0.01
-    across_batches: bool = False
-    seed: int = 0
+    num_members: int = knob(5, "members of the ensemble", range=Range(2, 1_000, whole=True))
+    table_hidden: int = knob(16, "hidden units of a member's table network", range=COUNT)
+    head_hidden: int = knob(4, "hidden units of a member's head", range=COUNT)
+    pieces: int = knob(8, "pieces of such a unit: the limits that it takes the largest of", range=COUNT)
+    num_updates: int = knob(1000, "gradient steps", range=COUNT)
+    minibatch_size: int = knob(128, "devices per step", range=COUNT)
+    learning_rate: float = knob(
+        0.01,
+        "learning rate of Adam at its highest, after the warm-up; it falls to 0 until the end",
+        range=Range(0, 1e38, above=True),
+    )
+    across_batches: bool = knob(False, "placements may differ in their batch sizes; see EnsembleSizes.across_batches")
+    seed: int = knob(0, "seed of initial weights, held-out parts and minibatches")
 
     def __post_init__(self) -> None:
-        least_of = {
-            "num_members": 2,
-            "table_hidden": 1,
-            "head_hidden": 1,
-            "pieces": 1,
-            "num_updates": 1,
-            "minibatch_size": 1,
-        }
-        for name, least in least_of.items():
-            if getattr(self, name) < least:
-                raise BadConfig(f"{name} is {getattr(self, name)}. Make it at least {least}.")
-        if not 0 < self.learning_rate < math.inf:
-            raise BadConfig(f"learning_rate is {self.learning_rate}. Choose a number above 0, such as 0.01.")
+        check_knobs(self)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from evenshard.sharders.packing.reasons import require_room
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.simple import expert_sharders
 from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.knobs import knob
 
 # A change scores two devices, and about a fifth of the changes of a large step count.
 SCORES_PER_CHANGE = 10
@@ -36,21 +37,15 @@ MOST_STARTS = 8
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """How to look for a placement.
+    """Length of the search for a placement."""
 
-    Attributes:
-        num_rollouts: sampled from the policy, fewer where tables and devices are many.
-        scores_per_table: the search ends when it has scored about so many devices for each table of the task.
-        seed: seed of rollouts and search.
-        time_limit_s: the search ends after so many seconds at the latest; None for no limit.
-        packing_time_limit_s: time to find any legal placement if no proposal is one; see ``any_placement``.
-    """
-
-    num_rollouts: int = MOST_PROPOSALS
-    scores_per_table: int = 2_000
-    seed: int = 0
-    time_limit_s: float | None = None
-    packing_time_limit_s: float = 10.0
+    num_rollouts: int = knob(MOST_PROPOSALS, "sampled from the policy, fewer where tables and devices are many")
+    scores_per_table: int = knob(2_000, "devices scored for each table of the task, about, before the search ends")
+    seed: int = knob(0, "seed of rollouts and search")
+    time_limit_s: float | None = knob(None, "seconds after which the search ends at the latest; None for no limit")
+    packing_time_limit_s: float = knob(
+        10.0, "time to find any legal placement if no proposal is one; see any_placement"
+    )
 
 
 @dataclass(frozen=True)

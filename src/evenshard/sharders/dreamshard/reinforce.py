@@ -31,23 +31,17 @@ from evenshard.sharders.training import (
     set_learning_rate,
     standardised_B,
 )
+from evenshard.utils.knobs import knob
 
 
 @dataclass(frozen=True)
 class ReinforceConfig:
-    """How long and how fast to learn; the defaults are the paper's.
+    """Training of the policy; the defaults are the paper's."""
 
-    Attributes:
-        num_updates: gradient steps, each on one task.
-        num_episodes: episodes per step.
-        learning_rate: learning rate of Adam.
-        entropy_weight: weight of the entropy bonus.
-    """
-
-    num_updates: int = 10
-    num_episodes: int = 10
-    learning_rate: float = 5e-4
-    entropy_weight: float = 1e-3
+    num_updates: int = knob(10, "gradient steps, each on one task")
+    num_episodes: int = knob(10, "episodes per step")
+    learning_rate: float = knob(5e-4, "learning rate of Adam")
+    entropy_weight: float = knob(1e-3, "weight of the entropy bonus")
 
 
 def policy_round(

@@ -23,6 +23,7 @@ from evenshard.placement.tasks import load_tasks
 from evenshard.planner.pricing import REGISTERED, learned_model_of
 from evenshard.sharders.cost_model.sharder import SearchConfig
 from evenshard.sharders.models import PlacementModel
+from evenshard.stages.commands import PromoteInputs
 from evenshard.stages.decisions.promotion import Decision, ModelComparison, compare_models, decide
 from evenshard.tables.files import load_tables
 from evenshard.tracking.registry import (
@@ -68,23 +69,6 @@ _STYLES = {
 
 
 @dataclass(frozen=True)
-class PromoteInputs:
-    """What is compared.
-
-    Attributes:
-        tables: file of the pool.
-        tasks: file of tasks, whose test side is held out.
-        candidate: a folder or ``models:/evenshard-cost/7``; None for the newest version.
-        costs: cost datasets of earlier runs, whose controls tell the noise between runs.
-    """
-
-    tables: Path
-    tasks: Path
-    candidate: str | None = None
-    costs: tuple[Path, ...] = ()
-
-
-@dataclass(frozen=True)
 class Promotion:
     """A promotion.
 
@@ -110,13 +94,11 @@ def promote(
     measure: MeasureConfig,
     search: SearchConfig,
     lineage: Lineage,
-    tolerance_pct: float = 1.0,
 ) -> Promotion:
     """Compare the candidate with the champion, move the alias if that is due, and write the report.
 
     Args:
         report: folder of promotion.json and promotion_costs.parquet.
-        tolerance_pct: see ``decide``.
 
     Raises:
         BadInput: if a file, a model or a setting cannot be used, or MLflow cannot be reached.
@@ -140,7 +122,7 @@ def promote(
         else:
             found = _compare_with_champion(inputs, report, model, held, measure, search, lineage)
             num_measured = (model.trained_on.num_measured, held.trained_on.num_measured)
-            decision = decide(found.tasks, found.noise, *num_measured, tolerance_pct)
+            decision = decide(found.tasks, found.noise, *num_measured, inputs.tolerance_pct)
             done = _apply_decision(
                 replace(done, reason=decision.reason, decision=decision, comparison=found), before, version
             )

@@ -22,39 +22,15 @@ from evenshard.planner.request import PlacementRequest
 from evenshard.report.difference import print_difference
 from evenshard.sharders.model import Model
 from evenshard.stages import observe
+from evenshard.stages.commands import ObserveInputs, WatchConfig
 from evenshard.stages.observe import ObservedAndPredicted
 from evenshard.stages.observe_text import observation_text
 from evenshard.tables.assumptions import TableSet
 from evenshard.utils.console import plain_console
 from evenshard.utils.errors import BadConfig, BadInput
 from evenshard.utils.messages import printable
-from evenshard.utils.params import require
 
 _TRACES = ("*.json", "*.json.gz", "*.tar.gz")
-
-
-@dataclass(frozen=True)
-class WatchConfig:
-    """Section ``watch``.
-
-    Attributes:
-        steps: training steps that are still to come.
-        restart_minutes: minutes that the training stands still for a move, on top of the transfer.
-        link_gb_s: GB per second that a device sends and receives in the transfer; None for the link of the machine.
-        surely: whether it must pay by the lower end of the 90 % interval, and not only as predicted.
-    """
-
-    steps: int = 100_000
-    restart_minutes: float = 10.0
-    link_gb_s: float | None = None
-    surely: bool = True
-
-    def __post_init__(self) -> None:
-        """Raises BadConfig for a value that makes no sense."""
-        require(self.steps >= 0, f"watch.steps is {self.steps}. Make it at least 0.")
-        require(self.restart_minutes >= 0, f"watch.restart_minutes is {self.restart_minutes}. Make it at least 0.")
-        if self.link_gb_s is not None:
-            require(0 < self.link_gb_s < float("inf"), f"watch.link_gb_s is {self.link_gb_s}. Make it above 0.")
 
 
 @dataclass(frozen=True)
@@ -172,7 +148,7 @@ def traces_in(path: Path) -> tuple[Path, ...]:
 def _observe(
     traces: Sequence[Path], in_use: Path, costs: Path | None
 ) -> tuple[ObservedTraining, ObservedAndPredicted, str]:
-    inputs, problem = observe.ObserveInputs(tuple(traces), in_use), ""
+    inputs, problem = ObserveInputs(tuple(traces), in_use), ""
     try:
         observation, comparison = observe.run(inputs, costs)
     except BadInput as error:

@@ -62,12 +62,8 @@ OWN_MEANINGS = {
     "tables are kept there)",
     "ssd_gb": "GB of each node's SSDs that tables may take (default: those of the topology's ranks. Without one, "
     "TorchRec's 2 TB of each rank, with a warning if tables are kept there)",
-    "compute_kernels": "where weights may be kept (default, for a GPU: fused, fused_uvm_caching and fused_uvm)",
     "pooling_factors": "pooling factors by table or feature, as tables_of takes them; of one pooling, if constraints "
     "name several (num_poolings)",
-    "default_pooling_factor": "pooling factor of each feature that is not named",
-    "keep_output_order": "plan so that pooled outputs keep the order of the unsharded model, for models that take "
-    "values() of a collection's output or slice it",
     "inter": "link between nodes, as `evenshard hardware` lists them. A topology has one; a warning says if its "
     "bandwidth is TorchRec's constant",
     "hardware": "hardware to place for, such as h200, which is simulated:h200 (default: the model's, or that of this "

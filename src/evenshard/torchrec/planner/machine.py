@@ -15,7 +15,7 @@ from evenshard.measure.hardware import HardwareName
 from evenshard.measure.link import bandwidth_name
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import KEY_VALUE, TablePart
-from evenshard.planner.cluster import NO_HOST_MEMORY, HostMemory
+from evenshard.planner.knobs import Memory
 from evenshard.planner.memory import RESERVED_SHARE, gpu_bytes, own_memory_gb, reserve_of
 from evenshard.planner.request import caps_of, reserves_of
 from evenshard.sharders.torchrec.planner import BYTES_PER_MS, make_topology, pod_size_of, require_torchrec
@@ -85,9 +85,7 @@ def machine_of(
     world_size: int | None,
     local_world_size: int | None,
     compute_device: str | None,
-    memory_cap_gb: float | Sequence[float] | None,
-    reserved_gb: float | None,
-    host: HostMemory = NO_HOST_MEMORY,
+    memory: Memory,
     hardware: str | None = None,
     inter: str | None = None,
 ) -> TorchRecMachine:
@@ -126,26 +124,27 @@ def machine_of(
         raise BadConfig(
             f"pods of {pod_size} nodes do not fill the {world_size // local_world_size} nodes. Correct pod_size."
         )
-    if compute_device == "cpu" and host != NO_HOST_MEMORY:
+    of_hosts = (memory.host_memory_gb, memory.host_bandwidth_gb_s, memory.ssd_gb, memory.ssd_bandwidth_gb_s)
+    if compute_device == "cpu" and any(one is not None for one in of_hosts):
         raise BadConfig("on the CPU, memory_cap_gb is of host memory. Leave all other memory of hosts and SSDs out.")
     found = _memory_of_ranks(topology, world_size, local_world_size, compute_device, hardware)
-    reserved_bytes, reserved_share = reserve_of(reserved_gb)
+    reserved_bytes, reserved_share = reserve_of(memory.reserved_gb)
     assumed = Assumed(
-        devices=found.assumed.devices if memory_cap_gb is None else "",
+        devices=found.assumed.devices if memory.memory_cap_gb is None else "",
         link="" if inter or world_size == pod_size * local_world_size else assumed_link(topology),
-        hosts=found.assumed.hosts if host.host_memory_gb is None else "",
-        ssds=found.assumed.ssds if host.ssd_gb is None else "",
+        hosts=found.assumed.hosts if memory.host_memory_gb is None else "",
+        ssds=found.assumed.ssds if memory.ssd_gb is None else "",
     )
     nodes = Machine(
         world_size,
         local_world_size,
         pod_size,
-        host_bytes=of_nodes(found.host, local_world_size, host.host_memory_gb),
-        host_gb_s=host.host_bandwidth_gb_s or 0.0,
-        ssd_bytes=of_nodes(found.ssd, local_world_size, host.ssd_gb),
-        ssd_gb_s=host.ssd_bandwidth_gb_s or 0.0,
+        host_bytes=of_nodes(found.host, local_world_size, memory.host_memory_gb),
+        host_gb_s=memory.host_bandwidth_gb_s or 0.0,
+        ssd_bytes=of_nodes(found.ssd, local_world_size, memory.ssd_gb),
+        ssd_gb_s=memory.ssd_bandwidth_gb_s or 0.0,
     )
-    caps_bytes = found.device if memory_cap_gb is None else caps_of(memory_cap_gb, world_size)
+    caps_bytes = found.device if memory.memory_cap_gb is None else caps_of(memory.memory_cap_gb, world_size)
     return TorchRecMachine(nodes, compute_device, caps_bytes, reserved_bytes, reserved_share, assumed)
 
 

@@ -41,15 +41,7 @@ Ways = Mapping[tuple[str, str], frozenset[tuple[str, str]]]
 
 @dataclass(frozen=True)
 class PlannerSettings:
-    """The arguments of a planner, apart from the model and the machine; see ``EvenshardPlanner``.
-
-    Attributes:
-        batch_size: samples per rank.
-        rules: the rules that the knobs are.
-        types: sharding types that tables may have; empty for all.
-        intra, inter: links, of the knobs or of the topology.
-        sharder: decides in place of ``evenshard.place``.
-    """
+    """The arguments of ``EvenshardPlanner``, apart from the model and the machine; links may be of the topology."""
 
     knobs: Knobs = field(default_factory=Knobs)
     batch_size: int = DEFAULT_BATCH_SIZE

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evenshard.placement.sharding import BY_COLUMNS
-from evenshard.planner.cluster import HostMemory
 from evenshard.planner.knobs import Knobs, group_knobs
 from evenshard.planner.memory import RESERVED_SHARE
 from evenshard.planner.rules import Rules
@@ -193,8 +192,7 @@ class EvenshardPlanner:
                 raise BadConfig("allow_column_split is short for sharding_types. Give one of the two.")
             check_ranges(batch_size=batch_size)
             ranks = (topology, world_size, local_world_size, compute_device)
-            host = HostMemory.of(memory)
-            machine = machine_of(*ranks, memory.memory_cap_gb, memory.reserved_gb, host, hardware, inter or None)
+            machine = machine_of(*ranks, memory, hardware, inter or None)
             own = ("", "") if topology is None else links_of_topology(topology)
             settings = PlannerSettings(
                 asked,
