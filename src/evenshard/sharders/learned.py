@@ -13,8 +13,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from evenshard.placement.placement import Placement
-from evenshard.placement.task import ShardingTask
 from evenshard.utils.errors import BadConfig, BadFile
 from evenshard.utils.messages import brief
 from evenshard.utils.params import section
