@@ -21,9 +21,9 @@ from kfp import dsl
 
 from evenshard.kubeflow import pod_journal
 from evenshard.kubeflow.pod_journal import kept_journal
-from evenshard.kubeflow.retry import PAUSES
 from evenshard.measure.journal import Journal, Origin, Visit
 from evenshard.utils.errors import MeasurementFailed, StorageFailed
+from evenshard.utils.retry import PAUSES
 from evenshard.utils.s3 import remove
 from evenshard.utils.s3.client import s3_client
 from evenshard_components.generate_tables.component import generate_tables

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from evenshard.kubeflow.requests import place_arguments
 from evenshard.placement.machine import Machine
 from evenshard.placement.sharding import BY_COLUMNS, SHARDING_TYPES
 from evenshard.placement.task import TableLimits
 from evenshard.planner.rules import RULES, Rules, load_rules
+from evenshard.stages.decisions.requests import place_arguments
 from evenshard.utils.errors import BadConfig, BadFile
 
 

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from evenshard.kubeflow.component import image
 from evenshard.kubeflow.pod_journal import FOLDER as JOURNAL_FOLDER
-from evenshard.kubeflow.retry import PAUSES
 from evenshard.stages.loop import STAGES
 from evenshard.tracking import BACKLOG, BACKLOG_NAME, LOOP_ID
 from evenshard.utils.errors import BadConfig, blame_file
@@ -21,6 +20,7 @@ from evenshard.utils.knobs import REQUIRED, knob
 from evenshard.utils.limits import COUNT, COUNT_OR_NONE
 from evenshard.utils.messages import brief
 from evenshard.utils.params import load_params, require, settings_of
+from evenshard.utils.retry import PAUSES
 from evenshard.utils.typed import read_record
 
 COMPONENTS = (*(stage.name for stage in STAGES), "merge_costs", "drift", "place", "watch", "record_outcome")

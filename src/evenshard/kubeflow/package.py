@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from evenshard.kubeflow.component import is_imported, require_readable
-from evenshard.kubeflow.requests import place_arguments
 from evenshard.stages.commands import DriftRequest, WatchConfig
+from evenshard.stages.decisions.requests import place_arguments
 from evenshard.stages.loop import LOOP_SECTIONS
 from evenshard.utils.atomic import atomic_path
 from evenshard.utils.errors import BadConfig, BadFile, BadInput, StorageFailed

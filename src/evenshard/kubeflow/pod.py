@@ -18,13 +18,13 @@ from typing import Any
 from evenshard.kubeflow import component
 from evenshard.kubeflow.component import accumulates, input_name, require_readable
 from evenshard.kubeflow.pod_journal import kept_journal
-from evenshard.kubeflow.retry import with_retries
 from evenshard.stages.loop import STAGES
 from evenshard.stages.stage import Reads, Stage, Writes, flags, plain_inputs, uses_of
 from evenshard.tracking import BACKLOG, BACKLOG_NAME
 from evenshard.utils.console import log_to_stderr
 from evenshard.utils.errors import BadConfig, MeasurementFailed
 from evenshard.utils.process import environment, on_sigterm, terminate
+from evenshard.utils.retry import with_retries
 from evenshard.utils.scratch import scratch_folder
 
 # The table pool, inside the artifact ``tables``: a table file is read by its suffix.

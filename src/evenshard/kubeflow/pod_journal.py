@@ -24,11 +24,11 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from evenshard.kubeflow.retry import with_retries
 from evenshard.measure.journal import Journal
 from evenshard.tracking import LOOP_ID
 from evenshard.utils.errors import BadFile, EvenshardError
 from evenshard.utils.process import on_sigterm, signal_socket, terminate
+from evenshard.utils.retry import with_retries
 from evenshard.utils.s3 import download, is_address, remove, upload
 from evenshard.utils.scratch import scratch_folder
 

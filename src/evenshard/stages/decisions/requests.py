@@ -12,7 +12,6 @@ from typing import Any, TextIO
 
 from evenshard.api.place import place
 from evenshard.compare.diff import diff
-from evenshard.kubeflow.retry import with_retries
 from evenshard.measure.hardware import HardwareName
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.file import load_answer, save_answer
@@ -30,6 +29,7 @@ from evenshard.torchrec.plan.file import PLACEMENT, PLAN, placement_in_use, save
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.json_files import finite
 from evenshard.utils.params import section
+from evenshard.utils.retry import with_retries
 from evenshard.utils.s3 import local
 
 # Model and plan in use are inputs of the task, traffic comes as tables, and a pod has no device to measure on, no files

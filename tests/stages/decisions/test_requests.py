@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import evenshard
-from evenshard.kubeflow.requests import NO_PLAN, place_tables, save_placement
 from evenshard.planner.file import load_answer
+from evenshard.stages.decisions.requests import NO_PLAN, place_tables, save_placement
 from evenshard.tables.files import save_tables
 from evenshard.tables.table import Table
 from evenshard.torchrec.plan.file import PLACEMENT, PLAN

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from evenshard.kubeflow.retry import PAUSES, with_retries
 from evenshard.utils.errors import (
     BadConfig,
     EvenshardError,
@@ -13,6 +12,7 @@ from evenshard.utils.errors import (
     StorageFailed,
     TrackingFailed,
 )
+from evenshard.utils.retry import PAUSES, with_retries
 
 
 class Stage:
