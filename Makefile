@@ -53,7 +53,7 @@ test-all: setup
 # Spoilt inputs for everything that reads what others wrote: make fuzz FUZZ=2000. What fails stays in work/fuzz.
 FUZZ ?= 100000
 fuzz: setup
-	@$(BIN)/python tests/support/fuzz.py --count $(FUZZ)
+	@PYTHONPATH=tests $(BIN)/python -m support.fuzz --count $(FUZZ)
 
 # Builds the image and runs the pipelines in containers of it; skipped, with the reason, where podman cannot run.
 test-containers: setup

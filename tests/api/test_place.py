@@ -146,7 +146,7 @@ UNUSED = {"pandas", "pyarrow", "scipy", "matplotlib", "mlflow", "dvc", "torchrec
 HEAVY = {*UNUSED, "torch", "numpy", "pydantic", "rich", "yaml"}
 FLAGS = [
     ("--devices 3", "num_devices", 3),
-    ("--memory-cap-gb 1,2.5", "memory_cap_gb", [1.0, 2.5]),
+    ("--memory-cap-gb 1,2.5", "memory_cap_gb", (1.0, 2.5)),
     ("--batch-size 7", "batch_size", 7),
     ("--near old.json", "near", Path("old.json")),
     ("--max-move-gb 7.5", "max_move_gb", 7.5),
@@ -161,7 +161,7 @@ FLAGS = [
     ("--host-bandwidth-gb-s 400", "host_bandwidth_gb_s", 400.0),
     ("--ssd-gb 4000", "ssd_gb", 4000.0),
     ("--ssd-bandwidth-gb-s 7.5", "ssd_bandwidth_gb_s", 7.5),
-    ("--compute-kernels fused,fused_uvm", "compute_kernels", ["fused", "fused_uvm"]),
+    ("--compute-kernels fused,fused_uvm", "compute_kernels", ("fused", "fused_uvm")),
     ("--nodes 2", "nodes", 2),
     ("--devices-per-node 4", "devices_per_node", 4),
     ("--nodes-per-domain 2", "nodes_per_domain", 2),
@@ -173,8 +173,8 @@ FLAGS = [
     ("--forbid-device 1 --forbid-device 2", "forbidden_devices", (1, 2)),
     ("--together a,b --together c,d", "together", (("a", "b"), ("c", "d"))),
     ("--apart a,b", "apart", (("a", "b"),)),
-    ("--communication fp16,bf16", "communication", ["fp16", "bf16"]),
-    ("--sharding-types table_wise,row_wise", "sharding_types", ["table_wise", "row_wise"]),
+    ("--communication fp16,bf16", "communication", ("fp16", "bf16")),
+    ("--sharding-types table_wise,row_wise", "sharding_types", ("table_wise", "row_wise")),
     ("--allow-column-split", "allow_column_split", True),
     ("--keep-output-order", "keep_output_order", True),
     ("--pin-node a=0,1", "pinned_nodes", {"a": (0, 1)}),

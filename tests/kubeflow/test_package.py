@@ -338,7 +338,7 @@ def test_a_typo_in_a_request_is_found_before_the_pod(folder: Path, name: str, pa
             compiled(name, folder / "params.yaml", folder / "typo.yaml", **{parameter: value})
     if parameter in ("request", "drift_request"):
         package = compiled(name, folder / "params.yaml", folder / "good.yaml")
-        with pytest.raises(BadConfig, match=r"'num_device'\. Did you mean 'num_devices'"):
+        with pytest.raises(BadConfig, match=r"'num_device' is unknown \(did you mean num_devices\?\)"):
             require_fits(package, {parameter: {"num_device": 4}})
         with pytest.raises(BadConfig, match="no parameter 'tabels'"):
             require_fits(package, {"tabels": "s3://b/t.csv"})

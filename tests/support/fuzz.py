@@ -3,7 +3,7 @@
 Each stretch of inputs is read in a process of its own, so that a reader that crashes or eats memory ends that process.
 What fails stays in a folder, with the problem beside it:
 
-    python tests/support/fuzz.py --replay work/fuzz/rules-1-205
+    PYTHONPATH=tests python -m support.fuzz --replay work/fuzz/rules-1-205
 """
 
 from __future__ import annotations
