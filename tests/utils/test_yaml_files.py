@@ -16,6 +16,13 @@ def test_one_key_in_two_mappings_is_no_repetition() -> None:
     assert load_yaml("{1: a, '2': b}") == {1: "a", "2": "b"}
 
 
+@pytest.mark.parametrize("text", ["&x [1, *x]", "a: &x {b: {c: *x}}", "&x\n- &y {a: *y}\n"])
+def test_a_document_that_holds_itself_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"the alias '[xy]' stands in what it repeats"):
+        load_yaml(text)
+    assert load_yaml("- &x [1]\n- &y [*x, *x]\n- *y") == [[1], [[1], [1]], [[1], [1]]]
+
+
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "? ", "[{a: "])
 def test_depth_ends_before_the_process_does(opening: str) -> None:
     with pytest.raises(ValueError, match="nested too deep"):

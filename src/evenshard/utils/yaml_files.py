@@ -55,15 +55,18 @@ def load_documents(text: str, most: int = 100) -> list[Any]:
     if len(text) > MAX_TEXT_BYTES:
         raise ValueError(f"it has more than {MAX_TEXT_BYTES / 2**20:,.0f} MB")
     try:
-        has_anchor: list[bool] = []  # of each open collection
+        anchors: list[str | None] = []  # of each open collection
         num_nested = 0
         for event in yaml.parse(text, _loader()):
             if isinstance(event, yaml.CollectionStartEvent):
-                has_anchor.append(event.anchor is not None)
+                anchors.append(event.anchor)
             elif isinstance(event, yaml.CollectionEndEvent):
-                has_anchor.pop()
-            num_nested += isinstance(event, yaml.AliasEvent) and any(has_anchor)
-            if len(has_anchor) > _MAX_LEVELS:
+                anchors.pop()
+            elif isinstance(event, yaml.AliasEvent):
+                num_nested += any(anchors)
+                if event.anchor in anchors:
+                    raise ValueError(f"the alias {brief(event.anchor)} stands in what it repeats")
+            if len(anchors) > _MAX_LEVELS:
                 raise ValueError("it is nested too deep")
             if num_nested > _MAX_NESTED_ALIASES:
                 raise ValueError("too many of its aliases stand in what other aliases repeat")
