@@ -51,11 +51,7 @@ def default_folder() -> Path:
 
 
 def files(folder: Path) -> tuple[Path, ...]:
-    """What ``read`` reads.
-
-    Raises:
-        BadFile: if one is missing.
-    """
+    """What ``read`` reads."""
     paths = tuple(folder / name for name in (TABLES, SHARDS, EXCHANGES))
     for path in paths:
         if not path.is_file():
@@ -64,11 +60,7 @@ def files(folder: Path) -> tuple[Path, ...]:
 
 
 def read(folder: Path) -> Measurements:
-    """The measurements in a folder.
-
-    Raises:
-        BadFile: as ``files``.
-    """
+    """The measurements in a folder."""
     tables_path, shards_path, exchanges_path = files(folder)
     tables = tuple(
         Table(

@@ -71,14 +71,7 @@ FITS = {
 def product_ms(
     gpu: GpuProfile, fit: ProductFit, m: FloatArray, n: FloatArray, k: FloatArray, dtype: str = "bf16"
 ) -> FloatArray:
-    """[any shape] time of products of [m, k] and [k, n], ms.
-
-    Args:
-        gpu: whose memory bandwidth, SMs and TFLOPS count.
-        fit: of the GPU, see ``fit_of``.
-        m, n, k: sizes, which broadcast.
-        dtype: one of ``BYTES``.
-    """
+    """[any shape] time of products of [m, k] and [k, n], ms."""
     waves = [
         np.ceil(np.ceil(m / rows) * np.ceil(n / columns) / gpu.num_sms) * rows * columns for rows, columns in _TILES
     ]

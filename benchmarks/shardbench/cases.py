@@ -50,11 +50,7 @@ class BenchMachine:
 
     @staticmethod
     def of(gpu: str, num_devices: int, batch_size: int) -> BenchMachine:
-        """Full nodes of these devices with the links that they are sold with, as ``what-if`` asks for them.
-
-        Raises:
-            BadConfig: if there is no such device, or they do not fill nodes.
-        """
+        """Full nodes of these devices with the links that they are sold with, as ``what-if`` asks for them."""
         nodes = whole_machine(f"simulated:{gpu}", num_devices)
         return BenchMachine(gpu, nodes, int(TABLES_SHARE * gpu_profile(gpu).memory_bytes), batch_size)
 
@@ -119,11 +115,7 @@ def batch_size_of(model: str, num_devices: int) -> int:
 
 @cache
 def tables_called(model: str, batch_size: int = BATCH_SIZE) -> tuple[Table, ...]:
-    """A public set, ``mixed_<tables>`` of the generator, or ``recorded_<tables>`` of DLRM-2021 with drawn dims.
-
-    Raises:
-        BadFile: if the recorded tables are not in the folder of other people's measurements.
-    """
+    """A public set, ``mixed_<tables>`` of the generator, or ``recorded_<tables>`` of DLRM-2021 with drawn dims."""
     if model in SEQUENCE_MODELS:
         dim, bits, _, of_model = SEQUENCE_MODELS[model]
         return tuple(_sequence(name, rows, dim, bits, lookups) for name, (rows, lookups) in of_model.items())

@@ -13,14 +13,7 @@ from evenshard.tables.table import Table
 
 
 def dense_operator(kernels: ShardKernels, tables: Sequence[Table], pooling: str, features: list[int]) -> Any:
-    """FBGEMM's dense call of replicas: its gradients are left to an optimizer.
-
-    Args:
-        kernels: of the device.
-        tables: that the device holds.
-        pooling: what it does with a bag.
-        features: position of the table of each feature.
-    """
+    """FBGEMM's dense call of replicas: its gradients are left to an optimizer."""
     from fbgemm_gpu.split_embedding_configs import SparseType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import DenseTableBatchedEmbeddingBagsCodegen

@@ -58,11 +58,7 @@ class TimedLoad(NamedTuple):
 
 
 def timed_loads(results: Sequence[Result]) -> Iterator[TimedLoad]:
-    """Yield each load that was timed, once, with the cell of the first plan that has it.
-
-    Raises:
-        BadInput: at the end, if loads of plans with a timed step have no times.
-    """
+    """Yield each load that was timed, once, with the cell of the first plan that has it."""
     known, missing = set[str](), set[str]()
     for cell, of_cell in by_cell(results).items():
         costs = part_costs(cell.machine.request(cell.tables), DeviceModel(cell.machine.hardware))

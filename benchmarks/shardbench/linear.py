@@ -71,11 +71,7 @@ def constants() -> dict[str, Any]:
 
 
 class LinearModel:
-    """Costs of plans on one kind of GPU.
-
-    Args:
-        gpu: name of its profile, such as h100, of which the memory bandwidth is used.
-    """
+    """Costs of plans on one kind of GPU."""
 
     def __init__(self, gpu: str) -> None:
         known = constants()
@@ -85,11 +81,7 @@ class LinearModel:
         self._counter = WorkCounter(gpu_profile(FITTED_TO))
 
     def step_ms(self, task: ShardingTask, parts: Sequence[TablePart]) -> float:
-        """A training step: the slowest device's kernels and bytes, and the latencies of all collectives.
-
-        Raises:
-            BadConfig: if the parts are not those of the task's tables.
-        """
+        """A training step: the slowest device's kernels and bytes, and the latencies of all collectives."""
         by_table = parts_by_table(task, parts)
         calls: dict[tuple[KernelCall, int], list[Lookup]] = {}
         for held in held_parts(task, by_table):
@@ -123,11 +115,7 @@ class LinearModel:
 
 
 def fit(truth: Path) -> dict[str, Any]:
-    """The constants, from a folder of measurements.
-
-    Raises:
-        BadFile: if a file is missing.
-    """
+    """The constants, from a folder of measurements."""
     measured, counter = read(truth), WorkCounter(gpu_profile(FITTED_TO))
     counts_NC = np.array([call_counts_C(counter, [Lookup(one, BATCH_SIZE) for one in of]) for of in measured.shards])
     held_out_N = np.arange(len(counts_NC)) % HELD_OUT == 0

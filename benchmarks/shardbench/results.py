@@ -147,9 +147,6 @@ def check_times(results: Sequence[Result]) -> None:
     """Check that all plans that were timed have their times.
 
     Plans are the same as those of the published table if they cost as much by the linear model.
-
-    Raises:
-        BadInput: with the count of those that have none.
     """
 
     def describe(one: Result) -> tuple[object, ...]:

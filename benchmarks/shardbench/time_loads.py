@@ -170,12 +170,7 @@ class Timer:
 
 
 def repeats_in_time(step: Callable[[int, float], tuple[float, ...]], spin_ms: float) -> list[tuple[float, ...]]:
-    """Times of the repeats of a step that the host launched while the GPU still spun; none if it never does.
-
-    Args:
-        step: times of a repeat, by its number and how long the GPU spins, ms; the last is how long the host took.
-        spin_ms: how long to spin at first.
-    """
+    """Times of the repeats of a step that the host launched while the GPU still spun; none if it never does."""
     while spin_ms < MOST_SPIN_MS:
         times = [step(number, spin_ms) for number in range(WARMUP + REPEATS)][WARMUP:]
         in_time = [one for one in times if one[-1] < spin_ms]

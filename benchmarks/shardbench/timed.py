@@ -33,9 +33,6 @@ KERNEL_TIMES = Path(__file__).resolve().parents[2] / "data" / "kernels"
 class KernelTimes:
     """Times of loads on a GPU.
 
-    Args:
-        lines: of a file that ``time_loads`` wrote; none where nothing was timed.
-
     Attributes:
         runs: forward and backward ms of each load, by its key, one for each run that timed it; the optimizer's pass
             over dense gradients is part of the latter.

@@ -28,12 +28,7 @@ class Meter:
     """Measures for one unit; a context manager. Begun again after a kill, the same calls find their costs on record."""
 
     def __init__(self, measure: MeasureConfig, journal: Path, description: str) -> None:
-        """Opens the hardware.
-
-        Args:
-            journal: journal of the unit; simulated devices need none.
-            description: text of the progress bar.
-        """
+        """Opens the hardware."""
         self._measure, self._description, self._num_calls = measure, description, 0
         self._stack = ExitStack()
         self._hardware: Hardware = open_hardware(measure)

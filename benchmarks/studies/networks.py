@@ -16,12 +16,7 @@ Placing = Mapping[str, Any]
 
 
 def sample_accuracy(samples: Samples, placings: Sequence[Placing]) -> dict[str, Any]:
-    """Accuracy of ``dreamshard`` and ``convex`` over all samples, tasks and seeds, JSON.
-
-    Args:
-        samples: placements with their measured ms, by task.
-        placings: one result of ``PlaceLearned`` per seed.
-    """
+    """Accuracy of ``dreamshard`` and ``convex`` over all samples, tasks and seeds, JSON."""
 
     def pairs_of(what: str) -> list[list[tuple[float, float]]]:
         """Predicted and measured ms of the samples that ran, by seed and task."""
@@ -47,12 +42,7 @@ def sample_accuracy(samples: Samples, placings: Sequence[Placing]) -> dict[str, 
 def own_placements(
     answers: Sequence[Sequence[Mapping[str, Any]]], measured_ms: Sequence[Sequence[float]]
 ) -> dict[str, Any]:
-    """What evenshard said about its own placements against what they cost, over seeds and tasks, JSON.
-
-    Args:
-        answers: seeds x tasks, with predicted_ms, low_ms, high_ms and lower_bound_ms where feasible.
-        measured_ms: likewise; infinite where infeasible.
-    """
+    """What evenshard said about its own placements against what they cost, over seeds and tasks, JSON."""
     pairs = [
         (answer, ms)
         for of_seed, ms_of_seed in zip(answers, measured_ms, strict=True)

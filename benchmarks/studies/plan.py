@@ -58,12 +58,7 @@ class SettingPlan:
 def plan_setting(
     study: Study, rows: Sequence[str], ground: Ground, budgets: Budgets, setting: Setting, num_seeds: int
 ) -> SettingPlan:
-    """All units of a setting.
-
-    Args:
-        rows: the sharders that take part.
-        num_seeds: trainings of each learned sharder.
-    """
+    """All units of a setting."""
     few = study.few_tests.get(setting.name, ground.test_tasks)
     own = replace(ground, test_tasks=min(ground.test_tasks, few))
     teaching = replace(ground, test_tasks=0)  # the train tasks are the same, however many are tested

@@ -35,11 +35,7 @@ NEEDS = {one.name: one.package for one in SHARDERS if one.package}
 
 
 def left_out(study: str, skip: Sequence[str]) -> dict[str, str]:
-    """Rows that the study has and this run does not, with the reason.
-
-    Raises:
-        BadConfig: if a skipped name is not a row of the study.
-    """
+    """Rows that the study has and this run does not, with the reason."""
     unknown = next((name for name in skip if name not in ROWS[study]), None)
     if unknown is not None:
         raise BadConfig(f"--skip: {brief(unknown)} is not a row of the study. Its rows are {', '.join(ROWS[study])}.")

@@ -25,18 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def run_units(units: Sequence[Unit], folder: Path, commit: str, num_jobs: int, description: str) -> None:
-    """Does all units that the folder does not hold yet.
-
-    Args:
-        units: the units, each after those that it needs.
-        commit: commit of this code, kept with each result.
-        num_jobs: processes; 1 works in this one.
-        description: text of the progress bar.
-
-    Raises:
-        EvenshardError: a unit failed; the message begins with its name. BadInput and InfeasibleTask stay what they are.
-        KeyboardInterrupt: also on SIGTERM.
-    """
+    """Does all units that the folder does not hold yet."""
     missing = [unit for unit in units if not Store(folder).has(unit)]
     if len(missing) < len(units):
         log.info("%d of %d units are in %s", len(units) - len(missing), len(units), folder)

@@ -36,11 +36,7 @@ class Setting:
 
     @staticmethod
     def of(text: str) -> Setting:
-        """Reads ``40x4``.
-
-        Raises:
-            BadConfig: if it is something else, or a number is 0.
-        """
+        """Reads ``40x4``."""
         match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text.strip())
         if match is None:
             raise BadConfig(
@@ -87,11 +83,7 @@ class Ground:
         return self.measure.hardware_name.kind.times == "simulated"
 
     def split(self, setting: Setting) -> TaskSplit:
-        """Train and test tasks of a setting, always the same.
-
-        Raises:
-            BadConfig: if half of the pool has too few tables.
-        """
+        """Train and test tasks of a setting, always the same."""
         return _split(self.pool, setting, self.train_tasks, self.test_tasks)
 
     def test(self, setting: Setting) -> tuple[ShardingTask, ...]:

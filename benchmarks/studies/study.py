@@ -62,12 +62,7 @@ class BenchConfig:
 
 
 def run_study(config: BenchConfig) -> dict[str, Any]:
-    """Does what is missing and returns the study's JSON.
-
-    Raises:
-        BadConfig: if something is asked for that cannot be; before any work begins.
-        EvenshardError: if a unit fails; the message names it.
-    """
+    """Does what is missing and returns the study's JSON."""
     require(config.study in STUDIES, f"{brief(config.study)} is not a study. The studies are {', '.join(STUDIES)}.")
     for name in ("num_seeds", "train_tasks", "test_tasks", "num_jobs"):
         value = getattr(config, name)

@@ -49,12 +49,7 @@ class Measured:
 
 
 def comparison(measured: Mapping[str, Measured], balance: bool = False) -> dict[str, Any]:
-    """The comparison of one setting, JSON: ``best_heuristic``, ``num_common_tasks`` and ``sharders``.
-
-    Args:
-        measured: measured answers by sharder, in the order of the rows.
-        balance: also AutoShard's metrics.
-    """
+    """The comparison of one setting, JSON: ``best_heuristic``, ``num_common_tasks`` and ``sharders``."""
     ms_of = {name: one.task_ms for name, one in measured.items()}
     common = common_tasks(ms_of)
     costs = {name: [ms[task] for task in common] for name, ms in ms_of.items()} if common else {}

@@ -88,12 +88,7 @@ class TrainedDreamShard:
 def train_dreamshard(
     tasks: Sequence[ShardingTask], measure: Measure, provenance: Provenance, config: DreamShardConfig, seed: int
 ) -> TrainedDreamShard:
-    """Trains on ``tasks``; the same seed gives the same networks where the costs are the same.
-
-    Args:
-        measure: measures placements, such as ``SimulatedHardware.measure_many``.
-        provenance: provenance of the measurements.
-    """
+    """Trains on ``tasks``; the same seed gives the same networks where the costs are the same."""
     generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
     normalizer = FeatureNormalizer.fit(distinct_tables(tasks), tasks[0].batch_size)
     with torch.random.fork_rng():
@@ -172,16 +167,7 @@ def measure_random_shards(
 def train_autoshard(
     tasks: Sequence[ShardingTask], measured: Sequence[MeasuredPlacement], config: AutoShardConfig, seed: int
 ) -> AutoShardSharder:
-    """Trains both networks; the same arguments give the same sharder.
-
-    Args:
-        tasks: train tasks that share a batch size. Those that plainly do not fit their devices are left out.
-        measured: shards of their tables, see ``measure_random_shards``; whole placements do as well.
-        seed: seed of initial weights, minibatches and actors.
-
-    Raises:
-        InfeasibleTask: if none of the tasks fits its devices.
-    """
+    """Trains both networks; the same arguments give the same sharder."""
     normalizer = FeatureNormalizer.fit(distinct_tables(tasks), tasks[0].batch_size)
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
@@ -248,15 +234,7 @@ def train_evenshard(
     seed: int,
     policy: TrainedSharder | None = None,
 ) -> TrainedEvenshard:
-    """Trains on ``tasks``; the same seed gives the same model where the costs are the same.
-
-    Args:
-        tasks: train tasks; they share the batch size unless ``config.fit.across_batches``.
-        known: placements of such tasks that have been measured, as by DreamShard's loop.
-        measure: measures placements, such as ``SimulatedHardware.measure_many``.
-        provenance: provenance of the measurements.
-        policy: policy whose rollouts are starts of the search; None: no such starts.
-    """
+    """Trains on ``tasks``; the same seed gives the same model where the costs are the same."""
     rng, fit = np.random.default_rng([seed, 7]), replace(config.fit, seed=seed)
     round_number = 1 + max((one.round for one in known), default=0)
     added: list[MeasuredPlacement] = []

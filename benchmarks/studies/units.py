@@ -83,11 +83,7 @@ class Store:
         return self._path(unit).exists()
 
     def record(self, unit: Unit) -> Record:
-        """The unit's file.
-
-        Raises:
-            BadFile: if it is missing or no such file.
-        """
+        """The unit's file."""
         path = self._path(unit)
         try:
             content = json.loads(path.read_text())
@@ -98,11 +94,7 @@ class Store:
             ) from None
 
     def result(self, unit: Unit) -> Result:
-        """The result of a finished unit.
-
-        Raises:
-            BadFile: as ``record``.
-        """
+        """The result of a finished unit."""
         return self.record(unit).result
 
     def save(self, unit: Unit, record: Record) -> None:

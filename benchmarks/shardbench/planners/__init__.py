@@ -39,11 +39,7 @@ class Planner:
 
 
 def load_planner(name: str) -> Planner:
-    """The planner of a name among ``NAMES``, or of a Python file.
-
-    Raises:
-        BadConfig: if there is none.
-    """
+    """The planner of a name among ``NAMES``, or of a Python file."""
     if name.endswith(".py"):
         spec = importlib.util.spec_from_file_location(Path(name).stem, name)
         assert spec is not None and spec.loader is not None
