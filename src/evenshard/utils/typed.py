@@ -143,10 +143,11 @@ def _problems(error: ValidationError, content: Any, name: str, known: Iterable[s
     for one in error.errors(include_url=False):
         path = tuple(_steps(one["loc"], content)) + one["loc"][-1:] * (one["type"] == "missing")
         found.setdefault(path, []).append(one)
+    above = {path[:length] for path in found for length in range(len(path))}
     problems = []
     for path, of_path in found.items():
-        if any(path == other[: len(path)] for other in found if len(other) > len(path)):
-            continue  # an alternative of another shape
+        if path in above:  # an alternative of another shape
+            continue
         steps = (name, *path) if name else path[1:]
         last = max((at for at, step in enumerate(steps) if isinstance(step, str)), default=0)
         problems.append((_joined(steps[:last]), *_problem(_joined(steps[last:]), of_path, known)))
