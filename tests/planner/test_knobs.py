@@ -231,7 +231,7 @@ def test_a_group_says_the_same_as_its_knobs() -> None:
         ),
         ({"seed": 0, "search": Search(seed=1)}, "seed is given twice, by itself and in search"),
         ({"machine": Machine(num_devices=2)}, "num_devices is given twice"),
-        ({"memory": Memory(dense_gb="1")}, "dense_gb is '1', not a number. Write 1."),  # type: ignore[arg-type]
+        ({"memory": Memory(dense_gb="1")}, "dense_gb is '1', not a number (write 1). Correct it."),  # type: ignore[arg-type]
         ({"memory": Memory(dense_gb=-1)}, "dense_gb is -1, not a number from 0 to 1,048,576. Correct it."),
         ({"memory": {"dense_gb": 1}}, "memory is {'dense_gb': 1}, not a Memory. Correct it."),
         ({"in_use": InUse(max_move_gb=1)}, "max_move_gb is 1, but no placement is named"),

@@ -48,7 +48,7 @@ def test_what_is_named_stands(given: Any, lookups: list[tuple[float, ...]], left
     [
         ([20.0], r"pooling_factors is \[20.0\], not a mapping"),
         ({"users": 1.0}, "names 'users', which is neither a table nor a feature. Correct its name"),
-        ({"user": "20"}, r"pooling_factors\.user is '20', not a number or a list. Write 20."),
+        ({"user": "20"}, r"pooling_factors\.user is '20', not a number or a list \(write 20\)"),
         ({"user": []}, "of 'user' has 0 numbers for 1 feature"),
         ({"user": [1, 2]}, "of 'user' has 2 numbers for 1 feature. Give one for each"),
         ({"item": [1]}, "of 'item' has 1 number for 2 features. Give one for each"),

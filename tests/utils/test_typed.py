@@ -88,7 +88,7 @@ def test_all_problems_of_a_file_come_at_once() -> None:
     assert caught.value.lines == (
         "file.yaml: 4 problems",
         "count is 'x', not a whole number. Correct it.",
-        "pair[0] is '1e-3', not a number. Write 0.001.",
+        "pair[0] is '1e-3', not a number (write 0.001). Correct it.",
         "inner: on is 'yes', not true or false. Correct it.",
         "'more' is unknown. Correct or remove it.",
         "Write it anew.",
@@ -132,7 +132,7 @@ def asked(
         ("yes", 1, "yes is 1, not true or false"),
         ("names", "one", "names is 'one', not a list. Put it in brackets: ['one']."),
         ("names", ["one", 2], "names[1] is 2, not a string"),
-        ("sizes", "1", "sizes is '1', not a number or a list. Write 1."),
+        ("sizes", "1", "sizes is '1', not a number or a list (write 1). Correct it."),
         ("sizes", ["1"], "sizes[0] is '1', not a number"),
         ("places", {"a": "b"}, "places.a is 'b', not a whole number or a list"),
         ("places", [("a", 1)], "places is [('a', 1)], not a mapping"),

@@ -168,12 +168,13 @@ def _problem(name: str, errors: Sequence[Any], known: Iterable[str]) -> tuple[st
     if "a number" in words and "a whole number" in words:
         words.remove("a whole number")
     *others, last = words
-    in_brackets = isinstance(value, str) and "a list" in words
-    number = _parsed(value) if "a number" in words or "a whole number" in words else None
     expected = f"{', '.join(others)} or {last}" if others else last
-    remedy = f"Put it in brackets: [{brief(value)}]." if in_brackets else "Correct it."
-    if number is not None:  # quoted, or YAML's 1e-3, which is text
-        remedy = f"Write {number}."
+    remedy = "Correct it."
+    if "a number" in words or "a whole number" in words:  # quoted, or YAML's 1e-3, which is text
+        number = _parsed(value)
+        expected += "" if number is None else f" (write {number})"
+    elif isinstance(value, str) and "a list" in words:
+        remedy = f"Put it in brackets: [{brief(value)}]."
     return f"{name} is {brief(value)}, not {expected}".strip(), remedy
 
 
