@@ -51,7 +51,7 @@ def default_folder() -> Path:
 
 
 def files(folder: Path) -> tuple[Path, ...]:
-    """What ``read`` reads."""
+    """Return the paths of the files that ``read`` reads."""
     paths = tuple(folder / name for name in (TABLES, SHARDS, EXCHANGES))
     for path in paths:
         if not path.is_file():

@@ -40,7 +40,7 @@ _TILES = ((128, 256), (128, 128))
 
 @dataclass(frozen=True)
 class ProductFit:
-    """What a data sheet does not say.
+    """Constants of dense layers that no data sheet states.
 
     Attributes:
         reached: share of ``tflops`` that a long product of full waves reaches.

@@ -101,7 +101,7 @@ def _order(value: Any) -> str:
 
 
 def loads_of(task: ShardingTask, parts: Sequence[TablePart]) -> list[Load]:
-    """What each device of a plan runs in a step, in the order of the devices."""
+    """Return the kernel calls of each device in a step, in the order of the devices."""
     calls: dict[tuple[int, KernelCall, int], list[Sequence[Lookup]]] = defaultdict(list)
     for held in held_parts(task, parts_by_table(task, parts)):
         table = held.lookups[0].table

@@ -42,7 +42,7 @@ def sample_accuracy(samples: Samples, placings: Sequence[Placing]) -> dict[str, 
 def own_placements(
     answers: Sequence[Sequence[Mapping[str, Any]]], measured_ms: Sequence[Sequence[float]]
 ) -> dict[str, Any]:
-    """What evenshard said about its own placements against what they cost, over seeds and tasks, JSON."""
+    """Summarize predicted and measured costs of evenshard's own placements over seeds and tasks, as JSON."""
     pairs = [
         (answer, ms)
         for of_seed, ms_of_seed in zip(answers, measured_ms, strict=True)

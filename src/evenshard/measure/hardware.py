@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from evenshard.placement.task import ShardingTask
 
 Times = Literal["measured", "simulated"]
-# Profiles whose GPU is called otherwise where its memory goes without saying.
+# Profiles of GPUs whose own name does not state the memory.
 SHORT_NAMES = {"a100": "a100_80gb"}
 _PROFILE_OF_GPU = {
     r"\bGB300\b": "gb300",

@@ -64,17 +64,17 @@ class Storage:
 
     @property
     def is_cached(self) -> bool:
-        """Whether device memory holds a cache of it."""
+        """True if device memory holds a cache of the weights."""
         return self.kernel in CACHED_KERNELS
 
     @property
     def is_on_device(self) -> bool:
-        """Whether device memory holds it whole."""
+        """True if device memory holds all weights."""
         return self.kernel == FUSED
 
     @property
     def is_on_host(self) -> bool:
-        """Whether host memory holds it whole."""
+        """True if host memory holds all weights."""
         return self.kernel in HOST_KERNELS
 
     def __str__(self) -> str:

@@ -146,7 +146,7 @@ def saving(
     shared: float,
     errors: tuple[DeviceError | None, DeviceError | None],
 ) -> Saving:
-    """What the new placement saves.
+    """Return the time that the new placement saves, with its interval.
 
     Args:
         old, new: two placements of the same tables.
@@ -180,7 +180,7 @@ def saving(
 def saving_against(
     request: PlacementRequest, model: Model, costs: PartCosts, new: PricedParts
 ) -> Callable[[Sequence[TablePart]], Saving]:
-    """What an answer saves against another placement of its request: a function of the latter's parts."""
+    """Return a function that compares an answer with other parts for the same request, and returns the time saved."""
     errors, names = (model.device_error, link_error(request, model)), [table.name for table in request.tables]
 
     def saves(parts: Sequence[TablePart]) -> Saving:
@@ -251,7 +251,7 @@ def rival_placements(request: PlacementRequest, costs: PartCosts, names: Sequenc
 
 
 def rival_label(rival: Rival) -> str:
-    """What a reader would call a rival, and which of its sharder's plans it is."""
+    """Return a rival's name for readers, with the plan that was chosen among its sharder's."""
     return f"{label_of(rival.sharder)}, {rival.chosen}" if rival.chosen else label_of(rival.sharder)
 
 
@@ -294,7 +294,7 @@ def _candidates(request: PlacementRequest, costs: PartCosts, names: Sequence[str
 
 
 def asked_full_space(request: PlacementRequest) -> bool:
-    """Whether TorchRec's planner and rules of thumb can be asked for more than whole tables."""
+    """True if TorchRec's planner and rules of thumb can be asked for more than whole tables."""
     return not request.is_whole and len(request.tables) * request.num_devices <= MOST_SHARDS
 
 

@@ -84,7 +84,7 @@ class PredictedTimes(DeviceTimes):
 
 
 class Predicted(FileRecord):
-    """What the cost model says, ms."""
+    """Times predicted by the cost model, ms."""
 
     total_ms: float = Field(description="of the step")
     low_ms: float = Field(description="lower end of the 90 % interval, the error of a simulated device included")
@@ -106,7 +106,7 @@ class MeasuredStep(FileRecord):
 
 
 class MemoryRecord(FileRecord):
-    """What devices and hosts hold, bytes."""
+    """Memory taken on devices and hosts, bytes."""
 
     devices: list[DeviceMemory]
     hosts: list[NodeMemory] = Field(description="memory and SSDs of hosts; empty where nothing is kept there")

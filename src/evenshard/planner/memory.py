@@ -60,7 +60,7 @@ def own_memory_gb(hardware: str, devices_per_node: int = 1) -> float:
 
 
 def own_memory_note(hardware: str, devices_per_node: int = 1) -> str | None:
-    """What to know of ``own_memory_gb`` where the devices may be elsewhere; None where it is sure."""
+    """Return a note that the memory is this machine's for CPU devices; None for GPUs."""
     if HardwareName.parse(hardware).kind.is_host:
         return (
             f"Memory is that of this machine: {gb_text(machine_bytes())}, of which each of {devices_per_node} devices "

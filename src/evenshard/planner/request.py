@@ -261,7 +261,7 @@ def memory_problem(kernel: str, machine: Machine) -> str | None:
 
 
 def reserves_of(caps_bytes: Sequence[int], reserved_bytes: int, reserved_share: float) -> tuple[int, ...]:
-    """What is kept of each device."""
+    """Return the bytes reserved on each device."""
     return tuple(reserved_bytes + round(reserved_share * cap) for cap in caps_bytes)
 
 

@@ -32,7 +32,7 @@ class Sharder(Protocol):
 
     @property
     def name(self) -> str:
-        """How reports call it."""
+        """Name in reports."""
 
     def place(self, task: ShardingTask) -> Placement:
         """A placement within every device's memory.
@@ -52,7 +52,7 @@ class TrainedSharder(Sharder, Protocol):
         """Sampled placements of one task; None where the policy found no room."""
 
     def predicted_ms(self, task: ShardingTask, placement: Placement) -> float:
-        """What the cost network predicts for the slowest device of any placement, ms."""
+        """Predict the time of the slowest device of a placement by the cost network, ms."""
 
 
 LEARNED = {

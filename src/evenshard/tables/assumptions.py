@@ -67,7 +67,7 @@ def assumed_weight_bits(table_name: str, weight_bits: int) -> Assumption:
 
 
 def assumed_miss_ratios(table_name: str, source: str) -> Assumption:
-    """What the cache of a table misses, where that was not counted in traffic: see ``locality.miss_source``."""
+    """Return the assumption about a table's cache misses without counted traffic; see ``locality.miss_source``."""
     return Assumption(table_name, "miss_ratios", f"{source}: a cache of recent rows is expected to miss no more")
 
 

@@ -147,7 +147,7 @@ def _is_number(value: Any) -> bool:
 
 
 def is_config(record: Mapping[Any, Any]) -> bool:
-    """Whether a record is a configuration of TorchRec: it has fields that only those have."""
+    """True if a record has fields that only TorchRec's configurations have."""
     return "num_embeddings" in record and any(name in record for name in UNUSED_FIELDS)
 
 
@@ -157,7 +157,7 @@ def implied_pooling(record: Mapping[Any, Any]) -> str | None:
 
 
 def unused_in(table: str, record: Mapping[Any, Any]) -> Iterator[Assumption]:
-    """What a configuration says and the answer does not use; ``init_fn`` is always set."""
+    """Return the fields of a configuration that the answer does not use; ``init_fn`` is always set."""
     if implied_pooling(record) is not None:
         yield Assumption(table, "pooling", f"{SEQUENCE}, as of an EmbeddingConfig: TorchRec's fields, and no pooling")
     for name, why in UNUSED_FIELDS.items():

@@ -1,4 +1,4 @@
-"""Where the rows of a batch are: in a cache in front of a table's weights or not, side by side or scattered.
+"""Locality of the rows of a batch: cached in front of a table's weights or not, side by side or scattered.
 
 Miss ratios are the share of a batch's distinct rows that such a cache does not hold.
 

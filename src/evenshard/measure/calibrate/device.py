@@ -74,7 +74,7 @@ class Calibration:
 
     @property
     def evidence(self) -> Evidence:
-        """What the fitted profile says about itself: the errors of the times that it predicts worst."""
+        """Return the errors of the times that the fitted profile predicts worst, as the profile states them."""
         worst = max(self.after.values(), key=lambda errors: errors.p90_percent)
         return Evidence(
             points="nonempty shards, forward and backward compute",

@@ -256,7 +256,7 @@ def nccl_log() -> Iterator[Path | None]:
 
 
 def networks_in(log: Path | None) -> set[str]:
-    """What a process's connections take: NET/IB/GDRDMA, NET/IB or NET/Socket between nodes, P2P or SHM within one."""
+    """Return the transports of a process: NET/IB/GDRDMA, NET/IB or NET/Socket between nodes, P2P or SHM within one."""
     if log is None:
         return {UNKNOWN}
     text = log.read_text(errors="replace")
@@ -265,7 +265,7 @@ def networks_in(log: Path | None) -> set[str]:
 
 
 def link_of(backend: str, networks: Iterable[str]) -> str:
-    """What a provenance names as the link: the backend, and the networks that any rank uses, such as nccl (NET/IB)."""
+    """Return the link as a provenance names it: the backend and the networks of all ranks, such as nccl (NET/IB)."""
     named = ", ".join(sorted(set(networks)))
     return f"{backend} ({named})" if named else backend
 

@@ -86,7 +86,7 @@ class DevicePrice(Protocol):
 
     @property
     def sees_hot_rows(self) -> bool:
-        """Whether times depend on hot rows lying side by side in memory (``tables/locality.py``)."""
+        """True if times depend on hot rows that lie side by side in memory (``tables/locality.py``)."""
         return False
 
     def columns(self, lookups: Sequence[Lookup]) -> Columns:

@@ -278,7 +278,7 @@ class SimulatedCluster:
         self._kinds = [simulated_kind(profile, machine) for profile in kinds]
 
     def cost(self, task: ShardingTask, parts: Sequence[TablePart]) -> PlacementCost:
-        """What a placement of parts costs.
+        """Simulate the cost of a placement of parts.
 
         Raises:
             BadConfig: if the parts are not those of the task's tables.
