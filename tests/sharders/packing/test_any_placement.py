@@ -36,6 +36,12 @@ def test_the_solver_finds_what_no_order_does(monkeypatch: pytest.MonkeyPatch) ->
     check_placement(of_task, any_placement(of_task))
 
 
+def test_a_program_that_presolve_spoils_is_solved_without_it() -> None:
+    """SciPy 1.17's HiGHS ends this program with "Solve error"."""
+    of_task = limited(task(sized(1, 4, 5, 6), 2, 32), room_bytes=(32, 32), apart=((0, 1),))
+    assert solve_program(PackedItems.of(of_task.as_whole), 10.0).impossible
+
+
 @settings(max_examples=60, deadline=None)
 @given(of_task=limited_tasks())
 def test_the_solver_alone_knows_exactly_what_is_possible(of_task: ShardingTask) -> None:

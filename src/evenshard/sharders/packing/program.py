@@ -20,6 +20,7 @@ from evenshard.sharders.packing.items import PackedItem, PackedItems
 Terms = Iterable[tuple[int, float]]
 # HiGHS checks limits to 1e-6 and ignores coefficients below 1e-9: larger numbers than this are scaled down.
 _LARGEST = 1e4
+_SOLVER_ERROR = 4  # status of SciPy's milp
 
 
 class Solution(NamedTuple):
@@ -67,13 +68,16 @@ class IntegerProgram:
             return Solution(is_infeasible=any(least > 0 or most < 0 for least, most in self._limits))
         shape = len(self._limits), len(self.most)
         weights = coo_array((self._weights, (self._rows, self._columns)), shape=shape).tocsr()
-        ended = milp(
-            np.zeros(len(self.most)) if costs is None else np.asarray(costs, dtype=np.float64),
-            integrality=np.ones(len(self.most)),
-            bounds=Bounds(0, self.most),
-            constraints=LinearConstraint(weights, *zip(*self._limits, strict=True)),
-            options={"time_limit": time_limit_s},
-        )
+        for presolve in (True, False):
+            ended = milp(
+                np.zeros(len(self.most)) if costs is None else np.asarray(costs, dtype=np.float64),
+                integrality=np.ones(len(self.most)),
+                bounds=Bounds(0, self.most),
+                constraints=LinearConstraint(weights, *zip(*self._limits, strict=True)),
+                options={"time_limit": time_limit_s, "presolve": presolve},
+            )
+            if ended.status != _SOLVER_ERROR:  # of a few programs, HiGHS cannot undo its own presolve
+                break
         if ended.x is None:
             return Solution(is_infeasible=ended.status == 2)
         return Solution(np.rint(ended.x).astype(np.int64).tolist())
