@@ -157,12 +157,12 @@ def metrics_flag(sub: argparse.ArgumentParser) -> None:
 
 
 def params_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The sections of ``--params``; none where the file of its default is missing."""
+    """Return the sections of ``--params``; an empty mapping if the default file is missing."""
     return load_params(args.params) if args.params.exists() else {}
 
 
 def measure_config(args: argparse.Namespace, params: dict[str, Any]) -> MeasureConfig:
-    """The settings of measuring, with the flags of ``add_flags(sub, MeasureConfig, "measure")``."""
+    """Return the settings of measuring, with those that flags override."""
     return section(params, "measure", MeasureConfig, **flag_values(args, MeasureConfig, "measure"))
 
 
@@ -194,7 +194,7 @@ def number(text: str, kind: type[int] | type[float]) -> float:
 
 
 def _read(text: str, kind: Any, form: str) -> Any:
-    """Read a value of a type: N, N,N for a list, TABLE=... for a mapping; of a value or a list of some, either.
+    """Read a flag's value: N, N,N for a list, or TABLE=... for a mapping, as the setting's type states.
 
     Raises:
         argparse.ArgumentTypeError: if it is none.
@@ -245,7 +245,7 @@ _KINDS: Mapping[Any, Mapping[str, Any]] = {
     Sequence[int]: {"metavar": "D", **REPEATED},
     Sequence[Sequence[str]]: {"metavar": "TABLE,TABLE", **REPEATED},
 }
-# Arguments that may name what the command must not overwrite.
+# Arguments that may name a file, which the outputs must not overwrite.
 MAY_BE_FILES: Mapping[str, Mapping[str, Any]] = {
     "hardware": {"type": HARDWARE_NAME, "metavar": "NAME"},
     "candidate": {"type": A_MODEL, "metavar": "URI|PATH"},
@@ -294,13 +294,13 @@ def add_flag(
 
 
 def flag_values(args: argparse.Namespace, knobs: type | Iterable[Knob], of_section: str = "") -> dict[str, Any]:
-    """The values of the flags of knobs, by name; None for those of a section that were not given."""
+    """Return the values of flags by the names of their settings; None where params.yaml decides."""
     values = {one.name: getattr(args, _attribute(one)) for one in _flagged(knobs, of_section)}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 def join_rules(values: Mapping[str, Any], of_file: Rules | None = None) -> dict[str, Any]:
-    """The values of flags, those of repeated rules of tables joined with each other and with those of a file."""
+    """Return the values of flags; repeated rules of tables are joined with each other and with the rules file."""
     from evenshard.planner.rules import RULES, Rules
 
     rules = of_file or Rules()
