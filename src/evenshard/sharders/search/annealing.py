@@ -35,7 +35,7 @@ class Settings:
     shares: tuple = (0.5, 0.25, 0.25)
     jitter: float = 0.3
     small_batch_chains: int = 512
-    refill: int = 400
+    large: int = 4
 
 
 class Proposals:
@@ -255,6 +255,10 @@ class Annealing:
         self.rng = np.random.default_rng(seed)
         self.proposals = Proposals(space, self.table, piece_ms_P, self.rng, self.s)
         self.tried = 0
+        groups = range(len(space.groups))
+        replica = [[k for k, o in enumerate(space.groups[g].options) if o.pieces[0].values > 0] for g in groups]
+        self.replica_G = np.array([self.table.first_option_G[g] + one[0] if one else -1 for g, one in zip(groups, replica)])
+        self.sizes_G = np.array([sum(p.size_bytes for p in space.groups[g].options[0].pieces) for g in groups])
 
     def energies(self, chains: Chains, windows_BMD: FloatArray, used_3MD: Indices, mean: float, weight: float) -> FloatArray:
         slowest = windows_BMD.max(axis=-1)
@@ -315,9 +319,94 @@ class Annealing:
             chosen = self._apart(chains, chain_M, edits, pieces, passing)
             chains.make(chain_M, edits, pieces, outcome, chosen)
             self._note(chains, best)
-            if step % s.refill == s.refill - 1:
-                chains.fill()
+            if s.large and step % s.large == s.large - 1:
+                self._large_changes(chains, temperature, own_mean, weight)
+                self._note(chains, best)
         return best
+
+    def _large_changes(self, chains: Chains, temperature: float, mean: float, weight: float) -> None:
+        """Give all groups of one type and width another; or replicate the groups below a size, or none of them."""
+        rng, table = self.rng, self.table
+        load_ND = chains.windows_BND.sum(axis=0)
+        num = min(chains.num, 4)
+        numbers = rng.permutation(chains.num)[:num]
+        option_NG, place_NGS = chains.option_NG[numbers].copy(), chains.place_NGS[numbers].copy()
+        is_changed = np.zeros(num, dtype=bool)
+        for at, number in enumerate(numbers.tolist()):
+            now_G = chains.option_NG[number]
+            new_G = self._large_options(now_G)
+            groups = np.flatnonzero(new_G != now_G)
+            if not len(groups):
+                continue
+            is_changed[at] = self._place_again(chains, number, groups, new_G, load_ND[number].copy(), option_NG[at], place_NGS[at])
+        self.tried += num
+        if not is_changed.any():
+            return
+        numbers, option_NG, place_NGS = numbers[is_changed], option_NG[is_changed], place_NGS[is_changed]
+        tried = Chains(self.space, table, option_NG, place_NGS)
+        energy = self.energies(tried, tried.windows_BND, tried.used_3ND, mean, weight)
+        now = self.energies(chains, chains.windows_BND[:, numbers], chains.used_3ND[:, numbers], mean, weight)
+        ok = energy <= now * (1 + temperature * rng.exponential(size=len(numbers)))
+        self.large_tried = getattr(self, "large_tried", 0) + len(numbers); self.large_made = getattr(self, "large_made", 0) + int(ok.sum())
+        if ok.any():
+            chains.option_NG[numbers[ok]], chains.place_NGS[numbers[ok]] = option_NG[ok], place_NGS[ok]
+            chains.fill()
+
+    def _large_options(self, now_G: Indices) -> Indices:
+        rng, table, groups = self.rng, self.table, len(now_G)
+        new_G = now_G.copy()
+        group = int(rng.integers(groups))
+        first, count = int(table.first_option_G[group]), int(table.num_options_G[group])
+        target = first + int(rng.integers(count))
+        if rng.random() < 0.3:  # replicas by size
+            sizes_G = self.sizes_G
+            replica_G = self.replica_G
+            below = (sizes_G <= sizes_G[group]) & (replica_G >= 0)
+            new_G[below] = replica_G[below]
+            others = ~below & table.is_replica_O[now_G]
+            new_G[others] = table.first_option_G[others]
+            return new_G
+        shape = table.shape_O[now_G[group]]
+        same = table.shape_O[now_G] == shape
+        matches = self.proposals.shape_GO == table.shape_O[target]
+        can = same & matches.any(axis=1)
+        new_G[can] = (table.first_option_G + matches.argmax(axis=1))[can]
+        return new_G
+
+    def _place_again(self, chains, number, groups, new_G, load_D, option_G, place_GS) -> bool:
+        table, ms_P = self.table, self.proposals.piece_ms_P
+        own = chains.all_pieces.change_F == number
+        own &= np.isin(chains.all_group_F, groups)
+        pieces = chains.all_pieces.select(own)
+        alone = self.proposals.alone_P[pieces.piece_F]
+        np.subtract.at(load_D, pieces.device_F[alone], ms_P[pieces.piece_F[alone]])
+        work = ms_P[table.piece_A[table.first_O[new_G[groups]]]]
+        for group in groups[np.argsort(-work, kind="stable")].tolist():
+            option = int(new_G[group])
+            span, count, home = int(table.span_O[option]), int(table.count_O[option]), int(table.home_O[option])
+            ms = ms_P[table.piece_A[table.first_O[option]]]
+            if span == 1 and home == len(load_D):
+                where = [int(load_D.argmin())] if count == 1 else np.argsort(load_D, kind="stable")[:count].tolist()
+                load_D[where] += ms
+            elif span == len(load_D):
+                where = [0]
+            else:
+                by_home = load_D.reshape(-1, max(home, span)).mean(axis=1)
+                base = int(by_home.argmin()) * max(home, span)
+                inside = load_D[base : base + max(home, span)].reshape(-1, span).max(axis=1)
+                if span > 1 and home <= span:
+                    order = np.argsort(load_D.reshape(-1, span).max(axis=1), kind="stable")[:count]
+                    where = order.tolist()
+                else:
+                    where = (np.argsort(inside, kind="stable")[:count] + base // span).tolist()
+                for one in where:
+                    load_D[one * span : (one + 1) * span] += ms
+            if len(where) < count:
+                return False
+            option_G[group] = option
+            place_GS[group] = 0
+            place_GS[group, :count] = where
+        return True
 
     def _apart(self, chains: Chains, chain_M: Indices, edits: Edits, pieces, passing: Mask) -> Indices:
         """The passing changes that share no device and no group with one before them."""
