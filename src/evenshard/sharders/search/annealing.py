@@ -271,10 +271,8 @@ class Annealing:
         over = chains.overflow(used_3MD)
         return np.asarray(found + weight * over * slowest.sum(axis=0))
 
-    def run(self, starts: Sequence[Sequence[Choice]]) -> tuple[float, Indices, Indices]:
+    def run(self, option_NG: Indices, place_NGS: Indices) -> tuple[float, Indices, Indices]:
         s = self.s
-        pairs = [arrays_of(self.table, one) for one in starts]
-        option_NG, place_NGS = np.stack([one for one, _ in pairs]), np.stack([two for _, two in pairs])
         best_ms, best = np.inf, (option_NG[0], place_NGS[0])
         groups = option_NG.shape[1]
         for phase, share in enumerate(s.shares):
