@@ -30,6 +30,11 @@ Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 
+def round_last_digits(values: FloatArray) -> FloatArray:
+    """Round to 32 bits, so that sums that differ between CPUs in their last digits compare alike."""
+    return values.astype(np.float32).astype(np.float64)
+
+
 class OptionTable:
     """All options of a space, one after the other, and the pieces of each."""
 
@@ -50,6 +55,7 @@ class OptionTable:
             [types.setdefault((o.sharding_type, o.pieces[0].columns), len(types)) for o in options], dtype=np.int64
         )
         self.is_replica_O = np.array([option.pieces[0].values > 0 for option in options])
+        self.is_unusual_O = np.array([not option.is_usual for option in options])
 
 
 @dataclass
@@ -145,7 +151,7 @@ class Chains:
             pieces.change_F[from_C], arrays.call_C[at_C], arrays.row_C[at_C], pieces.device_F[from_C], pieces.sign_F[from_C]
         )
 
-    def _on_each(self, pieces: Pieces) -> Pieces:
+    def on_each(self, pieces: Pieces) -> Pieces:
         from_F, offset_F = repeat_numbers(self.arrays.span_P[pieces.piece_F])
         found = pieces.select(from_F)
         return Pieces(found.change_F, found.piece_F, found.device_F + offset_F, found.sign_F)
@@ -173,7 +179,7 @@ class Chains:
         option_E = self.option_NG.reshape(-1)
         pieces, from_F, slot_F = self.pieces(numbers, option_E, self.place_NGS.reshape(len(option_E), -1), 1)
         self.all_pieces, self.all_group_F, self.all_slot_F = pieces, from_F % self.option_NG.shape[1], slot_F
-        cells, on_each = self._cells(pieces), self._on_each(pieces)
+        cells, on_each = self._cells(pieces), self.on_each(pieces)
         self.all_cells = cells
         self.held_CX = np.zeros((calls, chains * devices), dtype=np.int64)
         first_E = cells.change_E * devices + cells.device_E - cells.device_E % self.span_C[cells.call_E]
@@ -282,7 +288,7 @@ class Chains:
     def try_out(self, chain_M: Indices, pieces: Pieces) -> Outcome:
         """The sums and times of chains after each change, by itself."""
         count, devices, arrays = len(chain_M), self.task.num_devices, self.arrays
-        cells, on_each = self._cells(pieces), self._on_each(pieces)
+        cells, on_each = self._cells(pieces), self.on_each(pieces)
         piece_F, at_F = on_each.piece_F, on_each.change_F * devices + on_each.device_F
 
         def more(values_F: npt.NDArray[Any]) -> FloatArray:
@@ -400,7 +406,7 @@ class Chains:
         # As one change of each chain.
         pieces = Pieces(chain_M[pieces.change_F], pieces.piece_F, pieces.device_F, pieces.sign_F)
         every = np.arange(self.num)
-        cells, on_each = self._cells(pieces), self._on_each(pieces)
+        cells, on_each = self._cells(pieces), self.on_each(pieces)
         arrays, piece_F = self.arrays, on_each.piece_F
         at_F = on_each.change_F * devices + on_each.device_F
         size = self.num * devices
@@ -455,6 +461,27 @@ class Chains:
         self.all_group_F = from_F % groups
         self.all_cells = self._cells(self.all_pieces)
 
+    def with_placements(self, option_NG: Indices, place_NGS: Indices) -> Chains:
+        """Chains of other placements of the same space."""
+        return Chains(self.space, self.table, option_NG, place_NGS)
+
+    def replace(self, number_M: Indices, option_MG: Indices, place_MGS: Indices) -> None:
+        """Put other placements into some chains."""
+        self.option_NG[number_M], self.place_NGS[number_M] = option_MG, place_MGS
+        self.fill()
+
+    @property
+    def unusual_N(self) -> FloatArray:
+        """[N] share of the groups whose columns are cut in unusual ways."""
+        return np.asarray(self.table.is_unusual_O[self.option_NG].mean(axis=1))
+
+    def unusual_after(self, chain_M: Indices, edits: Edits) -> FloatArray:
+        """[M] the same after each change."""
+        is_unusual_O, groups = self.table.is_unusual_O, self.option_NG.shape[1]
+        old_E = self.option_NG[chain_M[edits.change_E], edits.group_E]
+        more_E = is_unusual_O[edits.option_E].astype(np.int64) - is_unusual_O[old_E]
+        return self.unusual_N[chain_M] + np.bincount(edits.change_E, more_E, len(chain_M)) / groups
+
     @property
     def cost_N(self) -> FloatArray:
         return np.asarray(self.windows_BND.max(axis=-1).sum(axis=0))
@@ -470,14 +497,6 @@ class Chains:
                 found = found + (np.maximum(by_host - room, 0) / np.maximum(room, 1)).sum(axis=-1)
         return np.asarray(found)
 
-    def choices(self, option_G: Indices, place_GS: Indices) -> list[Choice]:
-        table = self.table
-        number_G = option_G - table.first_option_G
-        return [
-            Choice(int(number), tuple(places[:count].tolist()))
-            for number, places, count in zip(number_G, place_GS, table.count_O[option_G], strict=True)
-        ]
-
 
 def _firsts(sorted_E: Indices) -> Indices:
     is_first_E = np.ones(len(sorted_E), dtype=bool)
@@ -492,3 +511,12 @@ def arrays_of(table: OptionTable, choices: Sequence[Choice]) -> tuple[Indices, I
     for group, one in enumerate(choices):
         place_GS[group, : len(one.places)] = one.places
     return option_G, place_GS
+
+
+def choices_from(table: OptionTable, option_G: Indices, place_GS: Indices) -> list[Choice]:
+    """Choices of options and places."""
+    number_G = option_G - table.first_option_G
+    return [
+        Choice(int(number), tuple(places[:count].tolist()))
+        for number, places, count in zip(number_G, place_GS, table.count_O[option_G], strict=True)
+    ]

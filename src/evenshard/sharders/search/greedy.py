@@ -1,0 +1,384 @@
+"""Placements from which a search starts: an option for each group, placed greedily where devices have least to do.
+
+Three families of starts: rules of thumb (small tables replicated, the costliest ones cut, the others whole), limits on
+the work of a piece, also with the costliest tables in rows, and tables sorted by width over the devices. All starts are
+placed side by side as arrays.
+
+Legend: N starts, G groups, O options of all groups, K options of a group (padded), D devices, S pieces of an option
+(padded), Q places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+
+from evenshard.measure.price.device_price import alone_ms
+from evenshard.measure.price.loads import repeat_numbers
+from evenshard.placement.sharding import COLUMNS_ALONE, REPLICATED, SHARDING_TYPES, TABLE_WISE, TYPES
+from evenshard.sharders.search.chains import Chains, Indices, Mask, OptionTable, round_last_digits
+from evenshard.sharders.search.space import SearchSpace
+from evenshard.tables.reuse import FloatArray
+
+# Limits on the work of a piece, in even shares of a device.
+LIMITS = (4.0, 2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125, 0.09, 0.06)
+# Limits on the weights of replicated tables.
+MOST_REPLICATED = (0, 10**4, 10**5, 2 * 10**5, 10**6, 10**7, 10**8)
+# Numbers of tables that a rule of thumb cuts, None for all; and of those in rows where all others are cut by columns.
+NUMBERS_CUT, NUMBERS_BESIDE_COLUMNS = (1, 2, 4, 8, 16, None), (1, 2, 4, 8)
+COLUMN_PARTS = (2, 4, 8, 16)
+# The best limits on replicas with which cuts are tried, and the best rules that are tried with every such limit.
+MOST_WITH_CUTS, MOST_WITH_LIMITS = 2, 4
+# Numbers of the costliest tables in rows, and the best limits on the work of the other pieces.
+NUMBERS_IN_ROWS, LIMITS_BESIDE_ROWS = (1, 2, 4, 8), 3
+BY_COLUMNS = frozenset({TABLE_WISE, *COLUMNS_ALONE})
+WITH_REPLICAS = BY_COLUMNS | set(REPLICATED)
+# Starts times devices that are placed at once.
+MOST_PLACED = 2**15
+# Cost of relative overflow of memory, in costs of the placement, by which starts are ranked.
+OVERFLOW = 3.0
+# Keys of devices without memory for a piece, and of those that rules forbid; the work of a device is far below.
+_NO_MEMORY, _FORBIDDEN = 1e6, 1e12
+# A way to cut tables, and how many of the costliest tables that are not cut yet, None for all.
+_Cut = tuple[str, int | None]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Options of all groups.
+
+    Attributes:
+        family: starts of one family differ in limits alone.
+        option_G: the option of each group.
+        by_width: narrow pieces go to the first devices, wide ones to the last.
+        rule: the rule of thumb in words; empty for other starts.
+    """
+
+    family: str
+    option_G: Indices
+    by_width: bool = False
+    rule: str = ""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A start with its places [G, S] and its cost, ms; memory suffices where ``overflow`` is 0."""
+
+    start: Start
+    place_GS: Indices
+    cost_ms: float
+    overflow: float
+
+    @property
+    def rank(self) -> float:
+        """Cost with a penalty for overflow."""
+        return self.cost_ms * (1 + OVERFLOW * self.overflow)
+
+
+class PieceWorks:
+    """The work of pieces, whatever else their device holds.
+
+    Attributes:
+        ms_P: time of each piece alone on a device, without the time of an empty call.
+        longest_O, total_O: the longest piece of each option, and all pieces with all their copies.
+        even_ms: an even share of a device, with the cheapest option of each group.
+    """
+
+    def __init__(self, space: SearchSpace, table: OptionTable) -> None:
+        arrays, (slopes_V, replica_ms) = space.piece_arrays, space.costs.exchange_slopes
+        found = []
+        for price, columns_PH in zip(space.costs.prices, space.lookups.columns_KPH, strict=True):
+            own_P = alone_ms(price, columns_PH)
+            found.append(np.maximum(own_P - own_P.min(), 0.02 * own_P.min()))
+        row_ms = np.max(found, axis=0)
+        piece_of_C = np.arange(len(arrays.cells_P)).repeat(arrays.cells_P)
+        ms_P = np.bincount(piece_of_C, row_ms[arrays.row_C], len(arrays.cells_P))
+        ms_P += arrays.volume_PV @ slopes_V + arrays.values_P * replica_ms + arrays.offload_PK2.sum(axis=2).max(axis=1)
+        self.ms_P = round_last_digits(ms_P)
+        of_A = self.ms_P[table.piece_A]
+        self.longest_O = np.maximum.reduceat(of_A, table.first_O)
+        self.total_O = round_last_digits(np.add.reduceat(of_A, table.first_O) * table.span_O)
+        self.even_ms = float(np.minimum.reduceat(self.total_O, table.first_option_G).sum()) / space.task.num_devices
+
+
+class GreedyPlacer:
+    """Puts groups one by one where devices have least to do and memory suffices, for many starts at once."""
+
+    def __init__(self, space: SearchSpace, table: OptionTable, works: PieceWorks) -> None:
+        self.space, self.table, self.works = space, table, works
+        self._devices = space.task.num_devices
+        piece_width_A = np.array([space.pieces[number].columns for number in table.piece_A])
+        self.width_O = np.maximum.reduceat(piece_width_A, table.first_O)
+        self.allowed_GD: Mask | None = None
+        if any(group.allowed_D is not None for group in space.groups):
+            every = np.ones(self._devices, dtype=bool)
+            allowed = (group.allowed_D for group in space.groups)
+            self.allowed_GD = np.array([every if one is None else one for one in allowed])
+
+    def place(self, option_NG: Indices, by_width_N: Mask) -> Indices:
+        """[N, G, S] places of all groups; memory may not suffice."""
+        table, devices, works = self.table, self._devices, self.works
+        count, groups = option_NG.shape
+        place_NGS = np.zeros((count, groups, table.most_pieces), dtype=np.int64)
+        load_ND = np.zeros((count, devices))
+        free_ND = np.repeat(self.space.room_D[None], count, axis=0)
+        is_single_NG = table.span_O[option_NG] == 1
+        total_NG = np.where(is_single_NG, works.total_O[option_NG], 0.0)
+        # Rows and replicas first, then groups with few devices to choose from, then the longest or the narrowest.
+        order_key_NG = np.where(by_width_N[:, None], self.width_O[option_NG], -works.longest_O[option_NG])
+        few_G = np.zeros(groups) if self.allowed_GD is None else self.allowed_GD.sum(axis=1)
+        order_NG = np.lexsort((order_key_NG, np.broadcast_to(few_G, (count, groups)), is_single_NG))
+        even_N1 = np.maximum(total_NG.sum(axis=1), 1e-12)[:, None] / devices
+        done_N, rows = np.zeros(count), np.arange(count)
+        apart: dict[int, Mask] = {}
+        for step in range(groups):
+            group_N = order_NG[:, step]
+            total_N = total_NG[rows, group_N]
+            key_ND = load_ND
+            if by_width_N.any():
+                target_N1 = (done_N + 0.5 * total_N)[:, None] / even_N1
+                is_sorted_N = by_width_N & is_single_NG[rows, group_N]
+                key_ND = np.where(is_sorted_N[:, None], np.abs(np.arange(devices) + 0.5 - target_N1), load_ND)
+            option_N = option_NG[rows, group_N]
+            place_NGS[rows, group_N] = self.put(group_N, option_N, key_ND, load_ND, free_ND, apart)
+            done_N += total_N
+        return place_NGS
+
+    def put(
+        self,
+        group_N: Indices,
+        option_N: Indices,
+        key_ND: FloatArray,
+        load_ND: FloatArray,
+        free_ND: Indices,
+        apart: dict[int, Mask],
+    ) -> Indices:
+        """Place one group of each start where the key is least; changes loads, free memory and ``apart``.
+
+        Args:
+            apart: devices that groups of each rule of tables that stay apart have, [N, D].
+        """
+        table = self.table
+        no_room_ND = free_ND < table.bytes_O[option_N][:, None]
+        key_ND = key_ND + no_room_ND * (_NO_MEMORY - free_ND / max(free_ND.max(), 1))
+        if self.allowed_GD is not None:
+            key_ND = np.where(self.allowed_GD[group_N], key_ND, _FORBIDDEN)
+        rules = [self.space.groups[group].apart for group in group_N.tolist()]
+        ruled = [(row, rule) for row, own in enumerate(rules) for rule in own]
+        for row, rule in ruled:
+            taken_ND = apart.setdefault(rule, np.zeros(load_ND.shape, dtype=bool))
+            key_ND[row, taken_ND[row]] = _FORBIDDEN
+        place_NS = self.places(option_N, key_ND)
+        row_F, slot_F = np.nonzero(np.arange(place_NS.shape[1]) < table.count_O[option_N][:, None])
+        span_F = table.span_O[option_N[row_F]]
+        first_F = place_NS[row_F, slot_F] * span_F
+        if (span_F > 1).any():
+            from_F, offset_F = repeat_numbers(span_F)
+            row_F, first_F = row_F[from_F], first_F[from_F] + offset_F
+        # A device has one piece of an option at most, so that no index occurs twice.
+        load_ND[row_F, first_F] += self.works.longest_O[option_N][row_F]
+        free_ND[row_F, first_F] -= table.bytes_O[option_N][row_F]
+        for row, rule in ruled:
+            apart[rule][row, place_NS[row, : table.count_O[option_N[row]]]] = True
+        return place_NS
+
+    def places(self, option_M: Indices, key_MD: FloatArray) -> Indices:
+        """[M, S] places of options where the key is least; all pieces of one option are in one home."""
+        table, devices = self.table, self._devices
+        place_MS = np.zeros((len(option_M), table.most_pieces), dtype=np.int64)
+        shape_M = table.span_O[option_M] * (devices + 1) + table.home_O[option_M]
+        for shape in np.unique(shape_M).tolist():
+            own = np.flatnonzero(shape_M == shape)
+            span, home = divmod(shape, devices + 1)
+            count_M = table.count_O[option_M[own]]
+            most = int(count_M.max())
+            key_MQ = key_MD[own].reshape(len(own), -1, span).max(axis=-1)
+            if home in (span, devices):
+                found = _least(key_MQ, most)
+            else:
+                key_MHQ = key_MQ.reshape(len(own), devices // home, -1)
+                total_MHQ = np.sort(key_MHQ, axis=-1).cumsum(axis=-1)
+                home_M = np.take_along_axis(total_MHQ, count_M[:, None, None] - 1, axis=-1)[..., 0].argmin(axis=1)
+                found = _least(key_MHQ[np.arange(len(own)), home_M], most) + (home_M * key_MHQ.shape[2])[:, None]
+            place_MS[own, : found.shape[1]] = np.where(np.arange(found.shape[1]) < count_M[:, None], found, 0)
+        return place_MS
+
+
+def _least(key_MQ: FloatArray, most: int) -> Indices:
+    if most == 1:
+        return key_MQ.argmin(axis=1)[:, None]
+    return np.argsort(key_MQ, axis=1, kind="stable")[:, :most]
+
+
+class GreedyStarts:
+    """Makes all starts of a space."""
+
+    def __init__(self, space: SearchSpace, table: OptionTable, placer: GreedyPlacer) -> None:
+        self.space, self.table, self.placer, self.works = space, table, placer, placer.works
+        options = [option for group in space.groups for option in group.options]
+        types = [TYPES[option.sharding_type] for option in options]
+        self._name_O = np.array([option.sharding_type for option in options])
+        self._is_replica_O = np.array([one.is_replicated for one in types])
+        self._cuts_rows_O = np.array([one.cuts_rows for one in types])
+        self._usable_O = np.array([one.storage.is_on_device for one in options]) & (table.bytes_O <= space.room_D.max())
+        tables = space.task.tables
+        weights = [sum(tables[at].num_rows * tables[at].embedding_dim for at in one.tables) for one in space.groups]
+        self._weights_G = np.array(weights)
+        self._replica_G = self._first_of(self._is_replica_O)
+        self._is_small = space.is_small
+
+    def _first_of(self, is_wanted_O: Mask) -> Indices:
+        """[G] the first usable option that is wanted; -1 where there is none."""
+        found = np.flatnonzero(is_wanted_O & self._usable_O)
+        first_G = np.full(len(self.table.num_options_G), -1)
+        first_G[self.table.group_O[found[::-1]]] = found[::-1]
+        return first_G
+
+    def options(
+        self, types: frozenset[str], limit_ms: float = np.inf, lane: float = np.inf, cheapest: bool = False
+    ) -> Indices:
+        """[G] the option of each group with the fewest pieces below both limits, or the cheapest of these.
+
+        Options without memory, or outside of device memory, only stand in where there are no others.
+        """
+        works, table = self.works, self.table
+        key_O = works.total_O if cheapest else table.count_O + 1e-3 * works.total_O / works.total_O.max()
+        faults = (
+            ~self._usable_O,
+            ~np.isin(self._name_O, list(types)),
+            (self.placer.width_O > lane) & ~self._is_replica_O,
+            works.longest_O > limit_ms,
+        )
+        fault_O = sum(fault * 2**at for at, fault in enumerate(reversed(faults)))
+        too_long_O = np.where(works.longest_O > limit_ms, works.longest_O, 0.0)
+        order = np.lexsort((key_O, too_long_O, fault_O, table.group_O))
+        _, first = np.unique(table.group_O[order], return_index=True)
+        return order[first]
+
+    def all(self) -> list[Placed]:
+        """All starts, the best first, each once."""
+        found = self.rules()
+        even = self.works.even_ms
+        limits = LIMITS if self._is_small else LIMITS[1::2]
+        starts = []
+        for name, types in (
+            ("columns", BY_COLUMNS),
+            ("columns, replicas", WITH_REPLICAS),
+            ("all", frozenset(SHARDING_TYPES)),
+            ("whole", frozenset({TABLE_WISE})),
+        ):
+            for limit, cheapest in product(limits, (False, True)):
+                option_G = self.options(types, limit * even, cheapest=cheapest)
+                starts.append(Start(f"{name}, {'cheapest' if cheapest else 'fewest'}", option_G))
+        for types, lane, limit in product(
+            (BY_COLUMNS, WITH_REPLICAS), (np.inf, *self.space.lane_limits), (1.0, 0.5)
+        ):
+            option_G = self.options(types, limit * even, lane)
+            starts.append(Start(f"by width, {lane}, {len(types)}", option_G, by_width=True))
+            starts.append(Start(f"lanes, {lane}, {len(types)}", option_G))
+        placed = self._place(starts)
+        found += placed
+        for types in ("columns", "columns, replicas"):
+            own = [one for one in placed if one.start.family == f"{types}, fewest"]
+            best = sorted(own, key=lambda one: one.rank)[:LIMITS_BESIDE_ROWS]
+            found += self._place(list(self._in_rows([one.start for one in best])))
+        unique: dict[tuple[bytes, bool], Placed] = {}
+        for one in sorted(found, key=lambda one: one.rank):
+            unique.setdefault((one.start.option_G.tobytes(), one.start.by_width), one)
+        return list(unique.values())
+
+    def _in_rows(self, beside: Sequence[Start]) -> Iterator[Start]:
+        """Yield starts with the costliest tables in rows, each row-wise type and width by itself."""
+        whole_G = self.options(frozenset({TABLE_WISE}))
+        order = np.argsort(-self.works.total_O[whole_G], kind="stable")
+        able_O = self._cuts_rows_O & self._usable_O
+        shapes = sorted({(str(self._name_O[at]), int(self.table.count_O[at])) for at in np.flatnonzero(able_O)})
+        for (name, count), number in product(shapes, NUMBERS_IN_ROWS):
+            own_G = self._first_of(able_O & (self._name_O == name) & (self.table.count_O == count))
+            able = order[own_G[order] >= 0]
+            if number > len(able):
+                continue
+            for start in beside:
+                option_G = start.option_G.copy()
+                option_G[able[:number]] = own_G[able[:number]]
+                yield Start(f"{number} {name} in {count} beside {start.family}", option_G)
+
+    # Rules of thumb ----------------------------------------------------------------------------------------------------
+
+    def rules(self) -> list[Placed]:
+        """All rules of thumb, the best first: without cuts, then cuts beside the best limits on replicas."""
+        made: dict[tuple[int, tuple[_Cut, ...]], Placed] = {}
+
+        def make(keys: Iterable[tuple[int, tuple[_Cut, ...]]]) -> None:
+            new = [key for key in dict.fromkeys(keys) if key not in made]
+            made.update(zip(new, self._place([self._rule(*key) for key in new]), strict=True))
+
+        def best(count: int) -> list[tuple[int, tuple[_Cut, ...]]]:
+            return sorted(made, key=lambda key: made[key].rank)[:count]
+
+        rows, columns = ([way for way in self._ways if word in way] for word in ("rows", "columns"))
+        cuts: list[tuple[_Cut, ...]] = [(cut,) for cut in product((*rows, *columns), NUMBERS_CUT)]
+        cuts += product(product(rows, NUMBERS_BESIDE_COLUMNS), product(columns, (None,)))
+        make((most, ()) for most in MOST_REPLICATED)
+        make((most, one) for (most, _), one in product(best(MOST_WITH_CUTS), cuts))
+        make((most, one) for (_, one), most in product(best(MOST_WITH_LIMITS), MOST_REPLICATED))
+        return sorted(made.values(), key=lambda one: one.rank)
+
+    @cached_property
+    def _ways(self) -> dict[str, Indices]:
+        """[G] the option of each group for each way to cut, -1 where it has none."""
+        devices, found = self.space.task.num_devices, {}
+        single_O = self._cuts_rows_O & (self.table.count_O == 1)
+        found["in rows"] = self._first_of(single_O & (self.table.span_O == devices))
+        found["in rows of a node"] = self._first_of(single_O & (self.table.span_O < devices))
+        is_cut_O = ~self._cuts_rows_O & ~self._is_replica_O
+        for parts in COLUMN_PARTS:
+            found[f"in {parts} parts of columns"] = self._first_of(is_cut_O & (self.table.count_O == parts))
+        return {way: option_G for way, option_G in found.items() if (option_G >= 0).any()}
+
+    def _rule(self, most: int, cuts: tuple[_Cut, ...]) -> Start:
+        """Replicate tables of at most ``most`` weights, then cut the costliest of the others, one way after another."""
+        option_G = self.options(frozenset({TABLE_WISE}))
+        is_replicated_G = (self._weights_G <= most) & (self._replica_G >= 0)
+        option_G = np.where(is_replicated_G, self._replica_G, option_G)
+        order, uncut_G = np.argsort(-self.works.total_O[option_G], kind="stable"), ~is_replicated_G
+        words = [f"replicated below {most:,} weights"] if most else []
+        words += ["whole"] if not most and all(number is not None for _, number in cuts) else []
+        for way, number in cuts:
+            chosen = order[uncut_G[order] & (self._ways[way][order] >= 0)][:number]
+            option_G[chosen], uncut_G[chosen] = self._ways[way][chosen], False
+            words.append(f"{number or ('the others' if words else 'all')} {way}")
+        return Start("rule of thumb", option_G, rule=", ".join(words))
+
+    def _place(self, starts: Sequence[Start]) -> list[Placed]:
+        """Place starts side by side; equal ones share their places."""
+        unique = {(one.option_G.tobytes(), one.by_width): one for one in starts}
+        distinct, found = list(unique.values()), []
+        at_once = max(1, MOST_PLACED // self.space.task.num_devices)
+        for first in range(0, len(distinct), at_once):
+            option_NG = np.stack([one.option_G for one in distinct[first : first + at_once]])
+            place_NGS = self.placer.place(
+                option_NG, np.array([one.by_width for one in distinct[first : first + at_once]])
+            )
+            chains = Chains(self.space, self.table, option_NG, place_NGS)
+            found += zip(place_NGS, chains.cost_N.tolist(), chains.overflow(chains.used_3ND).tolist(), strict=True)
+        of_key = dict(zip(unique, found, strict=True))
+        return [Placed(one, *of_key[one.option_G.tobytes(), one.by_width]) for one in starts]
+
+
+def greedy_starts(starts: Sequence[Placed], most: int) -> tuple[Indices, Indices]:
+    """[N, G] options and [N, G, S] places of the best start of each family, then of the best of all, ``most`` at most.
+
+    Args:
+        starts: the best first.
+    """
+    best: dict[str, Placed] = {}
+    for one in starts:
+        best.setdefault(one.start.family, one)
+    of_families = sorted(best.values(), key=lambda one: one.rank)
+    chosen = list({id(one): one for one in (*of_families, *starts)}.values())[:most]
+    return np.stack([one.start.option_G for one in chosen]), np.stack([one.place_GS for one in chosen])
