@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -23,9 +22,7 @@ from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.capacity import refusal
 from evenshard.planner.comparison import (
-    Candidate,
     Near,
-    rival_label,
     rival_placements,
     rivals,
     saving_against,
@@ -42,14 +39,12 @@ from evenshard.sharders.learned import proposals
 from evenshard.sharders.model import Model
 from evenshard.sharders.packing.reasons import require_sharding_room, require_types
 from evenshard.sharders.search.near_placement import NearResult, NearSearch
-from evenshard.sharders.search.nested import Starts, search_with_fewer_types
-from evenshard.sharders.search.search import EFFORTS, NORMAL, PlanSearch, PlanSearchEffort, Progress, stops_before
+from evenshard.sharders.search.search import EFFORTS, NORMAL, PlanSearch, PlanSearchEffort, Progress
 from evenshard.tables.assumptions import Assumption, approximations
 from evenshard.tables.table import MEAN, Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief
 from evenshard.utils.process import one_thread
-from evenshard.utils.units import ms_text
 from evenshard.version import __version__
 
 INTERRUPTED = "The search was interrupted: this is the best placement until then, another run may find a better one."
@@ -67,7 +62,7 @@ class PlaceConfig:
     @property
     def lineage(self) -> dict[str, Any]:
         """The record of it in an answer."""
-        return {"seed": self.seed, "num_measured": self.num_measured, "effort": self.effort.share}
+        return {"seed": self.seed, "num_measured": self.num_measured, "changes": self.effort.changes}
 
 
 @one_thread()
@@ -86,10 +81,10 @@ def place_request(
     Args:
         measure: measures placements; needed to measure candidates.
         tables_from: source of the tables, for the lineage.
-        progress: called with the best predicted time so far, ms.
+        progress: called with the best predicted time so far, ms, and the share of the search that is done.
         near: the earlier answer from which a bounded number of bytes may move.
         known: placements to begin with too, such as TorchRec's; the answer is not predicted to take longer than those
-            of them that are legal (but for ``usual_cuts``), nor than those of rivals.
+            of them that are legal, nor than those of rivals.
 
     Raises:
         InfeasibleTask: if there is no legal placement, or none was found; the message says which, and what is missing.
@@ -99,8 +94,9 @@ def place_request(
     _check_dims(request.tables)
     if request.keep_output_order:
 
-        def place(limited: PlacementRequest, share: float) -> PlacementAnswer:
-            effort = config.effort if not share else replace(config.effort, share=min(config.effort.share, share))
+        def place(limited: PlacementRequest, most_changes: int | None) -> PlacementAnswer:
+            changes = config.effort.changes if most_changes is None else min(config.effort.changes, most_changes)
+            effort = replace(config.effort, changes=changes)
             return place_request(
                 limited, model, replace(config, effort=effort), measure, tables_from, progress, near, known
             )
@@ -110,25 +106,24 @@ def place_request(
     costs = part_costs(request, model)
     task = costs.task
     cost: PlacementCost | None = None
+    others = rival_placements(request, costs, config.compare)
     failure: InfeasibleTask | None = None
     first: Searched | None = None
     try:
         require_types(task)
         if request.rules != Rules() and not task.may_offload:
             require_sharding_room(task)
-        # The search is told what fewer types answer.
-        starts = _starts(request, model, config.seed, known)
-        first = Searched(*search_with_fewer_types(costs, config.effort, config.seed, starts, progress))
+        starts = _starts(request, model, config.seed, task, (*known, *(parts for _, parts in others if parts is not None)))
+        search = PlanSearch(costs, config.effort, config.seed, progress)
+        first = Searched(search, search.run(starts))
     except InfeasibleTask as error:
         failure = error
     means = _with_means(costs, first, config, near, started)
     if not means.found:
         assert failure is not None
         raise refusal(request, failure) from None
-    others, taken = rival_placements(request, costs, config.compare), None
     if near is None:
-        found = [_with_rivals(one, others) for one in means.found]
-        (chosen, taken), beside = min(found, key=lambda one: without_last_digits(one[0].step_ms)), None
+        chosen, beside = min(means.found, key=lambda one: without_last_digits(one.step_ms)), None
         best, is_interrupted = chosen.result.best, chosen.result.is_interrupted
         candidates = chosen.result.candidates
         if not config.num_measured:
@@ -173,7 +168,6 @@ def place_request(
             note
             for note in (
                 INTERRUPTED if is_interrupted else None,
-                taken,
                 widened,
                 *_notes(request, model, best.parts),
                 *means_notes(means, chosen),
@@ -208,7 +202,7 @@ def _with_means(
         require_types(of_rows.task)
         left_s = None if limit_s is None else max(limit_s - (time.monotonic() - started), 0.0)
         effort = replace(config.effort, changes=round(share * config.effort.changes), time_limit_s=left_s)
-        return PlanSearch(of_rows, effort, seed, stops=stops_before(effort))
+        return PlanSearch(of_rows, effort, seed)
 
     kept: Collections = frozenset()
     if near is not None:
@@ -237,34 +231,15 @@ def _bound_ms(means: MeansSearched, enough_ms: float) -> float:
     return min(means.bound_ms, *(lower_bound_ms(one.search.space, enough_ms) for one in means.found))
 
 
-def _starts(request: PlacementRequest, model: Model, seed: int, known: Sequence[Sequence[TablePart]]) -> Starts:
-    """Return known legal placements, and a learned policy's where all tables may be whole in device memory."""
-
-    @cache
-    def propose() -> tuple[tuple[TablePart, ...], ...]:
-        placements = () if model.policy is None else proposals(model.policy, request.task(), seed)
-        return tuple(one.parts(request.tables) for one in placements)
-
-    def starts(task: ShardingTask, limit_s: float | None) -> Sequence[Sequence[TablePart]]:
-        on_device = (FUSED in task.kernels_of(at) for at in range(len(task.tables)))
-        are_whole = all(TABLE_WISE in types for types in task.types) and all(on_device)
-        return [parts for parts in (*known, *(propose() if are_whole else ())) if not _is_illegal(task, parts)]
-
-    return starts
-
-
-def _with_rivals(searched: Searched, others: Sequence[Candidate]) -> tuple[Searched, str | None]:
-    search, result, taken = searched.search, searched.result, None
-    for rival, parts in others:
-        if parts is None or _is_illegal(search.costs.task, parts):
-            continue
-        before, result = result, search.with_known(result, [parts])
-        taken = rival if result.best is not before.best else taken
-    if taken is None:
-        return searched, None
-    alone_ms = ms_text(searched.result.best.predicted_ms)
-    note = f"The search alone reached {alone_ms} ms. The answer improves on a better placement: {rival_label(taken)}."
-    return replace(searched, result=result), note
+def _starts(
+    request: PlacementRequest, model: Model, seed: int, task: ShardingTask, known: Sequence[Sequence[TablePart]]
+) -> list[tuple[TablePart, ...]]:
+    """Return the legal ones of known placements, and a learned policy's where all tables may be whole."""
+    on_device = (FUSED in task.kernels_of(at) for at in range(len(task.tables)))
+    are_whole = all(TABLE_WISE in types for types in task.types) and all(on_device)
+    placements = proposals(model.policy, request.task(), seed) if model.policy is not None and are_whole else ()
+    found = dict.fromkeys(tuple(parts) for parts in (*known, *(one.parts(request.tables) for one in placements)))
+    return [parts for parts in found if not _is_illegal(task, parts)]
 
 
 def _is_illegal(task: ShardingTask, parts: Sequence[TablePart]) -> bool:

@@ -30,8 +30,6 @@ from evenshard.sharders.simple import expert_sharders
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.knobs import knob
 
-# A change scores two devices, and about a fifth of the changes of a large step count.
-SCORES_PER_CHANGE = 10
 MOST_STARTS = 8
 
 
@@ -149,7 +147,7 @@ class EvenshardSharder:
         )
 
     def _plan_search(self, costs: PartCosts) -> PlanSearch:
-        changes = self._config.scores_per_table * len(costs.task.tables) // SCORES_PER_CHANGE
+        changes = self._config.scores_per_table * len(costs.task.tables)
         effort = PlanSearchEffort(changes, time_limit_s=self._config.time_limit_s)
         return PlanSearch(costs, effort, self._config.seed)
 

@@ -33,8 +33,8 @@ OVERFLOW, OVERFLOW_GROWTH = 3.0, 10.0
 UNUSUAL = 1e-3
 # Changes of one chain that are scored at once at most; of all chains together, where each has this many at least.
 MOST_AT_ONCE, AT_ONCE, LEAST_AT_ONCE = 64, 512, 16
-# A large change is tried after so many batches, in so many chains.
-BATCHES_PER_LARGE, CHAINS_PER_LARGE = 4, 4
+# A large change is tried in so many chains after so many batches, and after so many small changes of all chains.
+CHAINS_PER_LARGE, BATCHES_PER_LARGE, CHANGES_PER_LARGE = 4, 4, 1024
 
 
 @dataclass
@@ -112,6 +112,7 @@ class Annealing:
         start = HEAT * changes / (chains.num * chains.option_NG.shape[1])
         start = min(max(start, COOLEST_START), hottest)
         steps = max(1, changes // (batch * chains.num))
+        period = max(BATCHES_PER_LARGE, CHANGES_PER_LARGE // (batch * chains.num))
         for step in range(steps):
             if self._is_over():
                 break
@@ -129,7 +130,7 @@ class Annealing:
                 chosen_M = _keep_apart(chains, chain_M, edits, pieces, passes_M)
                 chains.make(chain_M, edits, pieces, outcome, chosen_M)
                 best.note(chains)
-            if step % BATCHES_PER_LARGE == BATCHES_PER_LARGE - 1:
+            if step % period == period - 1:
                 self._change_many(chains, temperature, weights)
                 best.note(chains)
             self._note(len(chain_M), best)

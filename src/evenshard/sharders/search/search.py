@@ -31,7 +31,7 @@ from evenshard.utils.messages import brief
 from evenshard.utils.process import on_interrupt
 
 # Greedy starts of a search.
-MOST_STARTS = 32
+MOST_STARTS = 12
 # Groups times devices from which on a search tries all changes of its effort; of a smaller task, a share of them.
 FULL_SIZE = 200
 # Groups times devices up to which a search asks a lower bound, before it goes on, if its answer is optimal.
