@@ -55,6 +55,14 @@ class OptionTable:
             [types.setdefault((o.sharding_type, o.pieces[0].columns), len(types)) for o in options], dtype=np.int64
         )
         self.is_replica_O = np.array([option.pieces[0].values > 0 for option in options])
+        # Options that differ from each other in their storage alone stand in one block of ``twin_O``.
+        full = [(int(g), o.sharding_type, o.piece_widths) for g, o in zip(self.group_O, options, strict=True)]
+        numbers: dict[tuple[int, str, tuple[int, ...]], int] = {}
+        block_O = np.array([numbers.setdefault(one, len(numbers)) for one in full])
+        self.twin_O = np.argsort(block_O, kind="stable")
+        count_B = np.bincount(block_O)
+        self.num_twins_O = count_B[block_O]
+        self.first_twin_O = (np.cumsum(count_B) - count_B)[block_O]
         self.is_unusual_O = np.array([not option.is_usual for option in options])
 
 

@@ -35,8 +35,11 @@ COLUMN_PARTS = (2, 4, 8, 16)
 MOST_WITH_CUTS, MOST_WITH_LIMITS = 2, 4
 # Numbers of the costliest tables in rows, and the best limits on the work of the other pieces.
 NUMBERS_IN_ROWS, LIMITS_BESIDE_ROWS = (1, 2, 4, 8), 3
+# Shares of the devices' memory that groups take where memory has a price, and steps to find the price.
+SHARES_OF_MEMORY, PRICE_STEPS = (0.97, 0.9, 0.8), 40
 BY_COLUMNS = frozenset({TABLE_WISE, *COLUMNS_ALONE})
 WITH_REPLICAS = BY_COLUMNS | set(REPLICATED)
+TYPES_AT_A_PRICE = (WITH_REPLICAS, frozenset(SHARDING_TYPES), frozenset(SHARDING_TYPES) - {*COLUMNS_ALONE})
 # Starts times devices that are placed at once.
 MOST_PLACED = 2**15
 # Cost of relative overflow of memory, in costs of the placement, by which starts are ranked.
@@ -280,6 +283,9 @@ class GreedyStarts:
             option_G = self.options(types, limit * even, lane)
             starts.append(Start(f"by width, {lane}, {len(types)}", option_G, by_width=True))
             starts.append(Start(f"lanes, {lane}, {len(types)}", option_G))
+        for types, share, limit in product(TYPES_AT_A_PRICE, SHARES_OF_MEMORY, (np.inf, 1.0, 0.5)):
+            option_G = self._priced(types, limit * even, share)
+            starts.append(Start(f"memory at a price, {share}, {sorted(types)}", option_G))
         placed = self._place(starts)
         found += placed
         for types in ("columns", "columns, replicas"):
@@ -290,6 +296,27 @@ class GreedyStarts:
         for one in sorted(found, key=lambda one: one.rank):
             unique.setdefault((one.start.option_G.tobytes(), one.start.by_width), one)
         return list(unique.values())
+
+    def _priced(self, types: frozenset[str], limit_ms: float, share: float) -> Indices:
+        """[G] the option of each group with the least work and price of memory, outside of device memory, too.
+
+        The price is the least with which all groups take no more than a share of the devices' memory.
+        """
+        table, works = self.table, self.works
+        bytes_O = (table.bytes_O * table.count_O * table.span_O).astype(np.float64)
+        fits_O = (table.bytes_O <= self.space.room_D.max()) & (works.longest_O <= limit_ms)
+        fits_O &= np.isin(self._name_O, list(types))
+        work_O = np.where(fits_O, works.total_O, works.total_O + 1e3 * works.total_O.max())
+        most_bytes = share * float(self.space.room_D.sum())
+        low, high = 0.0, 1e3 * works.total_O.max() / max(float(bytes_O.max()), 1.0)
+        option_G = _cheapest(table, work_O)
+        if bytes_O[option_G].sum() <= most_bytes:
+            return option_G
+        for _ in range(PRICE_STEPS):
+            price = 0.5 * (low + high)
+            option_G = _cheapest(table, work_O + price * bytes_O)
+            low, high = (price, high) if bytes_O[option_G].sum() > most_bytes else (low, price)
+        return _cheapest(table, work_O + high * bytes_O)
 
     def _in_rows(self, beside: Sequence[Start]) -> Iterator[Start]:
         """Yield starts with the costliest tables in rows, each row-wise type and width by itself."""
@@ -368,6 +395,13 @@ class GreedyStarts:
             found += zip(place_NGS, chains.cost_N.tolist(), chains.overflow(chains.used_3ND).tolist(), strict=True)
         of_key = dict(zip(unique, found, strict=True))
         return [Placed(one, *of_key[one.option_G.tobytes(), one.by_width]) for one in starts]
+
+
+def _cheapest(table: OptionTable, cost_O: FloatArray) -> Indices:
+    """[G] the first option of each group with the least cost."""
+    least = np.flatnonzero(cost_O <= np.minimum.reduceat(cost_O, table.first_option_G)[table.group_O])
+    _, first = np.unique(table.group_O[least], return_index=True)
+    return least[first]
 
 
 def greedy_starts(starts: Sequence[Placed], most: int) -> tuple[Indices, Indices]:

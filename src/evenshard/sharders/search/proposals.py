@@ -26,6 +26,8 @@ LIGHTEST_OF_ALL = 0.1
 OF_DEVICE, OF_MANY_DEVICES = 0.6, 0.2
 # Share of options that copy type and width of another group.
 COPIES = 0.5
+# Share of options that keep a group in other memory, where groups may leave device memory.
+OTHER_MEMORY = 0.5
 # Share of moves and options with an ejection.
 EJECTIONS = 0.3
 # Largest random addition to the load of devices where pieces of an option are placed, in loads of the busiest device.
@@ -154,7 +156,29 @@ class Proposals:
         matches_MK = self._shape_GK[group_M] == shape_M[:, None]
         copies = np.flatnonzero((rng.random(count) < COPIES) & matches_MK.any(axis=1))
         option_M[copies] = table.first_option_G[group_M[copies]] + matches_MK[copies].argmax(axis=1)
-        return Edits(change_M, group_M, option_M, self._place(chains, chain_M, group_M, option_M))
+        place_MS = self._place(chains, chain_M, group_M, option_M)
+        edits = Edits(change_M, group_M, option_M, place_MS)
+        return self._keep_elsewhere(chains, edits, at_M, has_M, chain_M) if self._space.offloads else edits
+
+    def _keep_elsewhere(self, chains: Chains, edits: Edits, at_M: Indices, has_M: Mask, chain_M: Indices) -> Edits:
+        """Replace some options by other memory for the same parts, also for two groups of a device in exchange."""
+        rng, count = self._rng, len(chain_M)
+        x_M = chain_M * self._devices + chains.all_pieces.device_F[at_M]
+        other_M, _ = self._piece_on(x_M)
+        group_M, other_group_M = edits.group_E, chains.all_group_F[other_M]
+        num_twins_M = self._table.num_twins_O[chains.option_NG[chain_M, group_M]]
+        is_kept_M = (rng.random(count) < OTHER_MEMORY) & (num_twins_M > 1)
+        is_pair_M = is_kept_M & has_M & (rng.random(count) < 0.5) & (group_M != other_group_M)
+        first = self._twins(chains, edits.change_E, group_M, chain_M)
+        second = self._twins(chains, edits.change_E, other_group_M, chain_M)
+        return Edits.join([edits.select(~is_kept_M), first.select(is_kept_M), second.select(is_pair_M)])
+
+    def _twins(self, chains: Chains, change_M: Indices, group_M: Indices, chain_M: Indices) -> Edits:
+        """Draw other memory for groups, sharded and placed as they are."""
+        table, now_M = self._table, chains.option_NG[chain_M, group_M]
+        number_M = (self._rng.random(len(now_M)) * table.num_twins_O[now_M]).astype(np.int64)
+        option_M = table.twin_O[table.first_twin_O[now_M] + number_M]
+        return Edits(change_M, group_M, option_M, chains.place_NGS[chain_M, group_M])
 
     def _place(self, chains: Chains, chain_M: Indices, group_M: Indices, option_M: Indices) -> Indices:
         """[M, S] places of options on the devices with least to do without the group, about."""

@@ -200,7 +200,8 @@ class PlanSearch:
         """Split the changes into those of each lesser effort and the rest."""
         if self.costs.task.num_devices == 1 and table.num_options_G.max() == 1:
             return []
-        share = min(1.0, len(self.space.groups) * self.costs.task.num_devices / FULL_SIZE)
+        size = len(self.space.groups) * self.costs.task.num_devices
+        share = 1.0 if self.space.offloads else min(1.0, size / FULL_SIZE)
         ends = [one.changes for one in EFFORTS.values() if one.changes < self.effort.changes]
         return [round(share * count) for count in np.diff([0, *ends, self.effort.changes])]
 

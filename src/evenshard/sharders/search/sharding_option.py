@@ -85,6 +85,11 @@ class ShardingOption:
         """The number of each piece among all pieces of the space."""
         return tuple(piece.number for piece in self.pieces)
 
+    @property
+    def piece_widths(self) -> tuple[int, ...]:
+        """Columns of each piece."""
+        return tuple(piece.columns for piece in self.pieces)
+
     @cached_property
     def bytes_P(self) -> npt.NDArray[np.int64]:
         """[P] device memory of each piece."""
