@@ -29,9 +29,10 @@ from evenshard.placement.task import TableLimits
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.pricing import part_costs
 from evenshard.sharders.model import Model
-from evenshard.sharders.search.sharding_option import ShardingOption
+from evenshard.sharders.search.choices import choices_of, parts_of
+from evenshard.sharders.search.sharding_option import Choice, ShardingOption
 from evenshard.sharders.search.space import SearchSpace
-from evenshard.sharders.search.state import Choice, State, choices_of, parts_of
+from evenshard.sharders.search.state import State
 from evenshard.tables.table import MEAN
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import names_text

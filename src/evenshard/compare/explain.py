@@ -23,8 +23,7 @@ from evenshard.placement.parts import TablePart, part_table, storages_of
 from evenshard.placement.sharding import TABLE_WISE, TYPES
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.sharders.model import Model
-from evenshard.sharders.search.sharding_option import ShardingOption
-from evenshard.sharders.search.state import Choice
+from evenshard.sharders.search.sharding_option import Choice, ShardingOption
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut, names_text
 from evenshard.utils.process import one_thread

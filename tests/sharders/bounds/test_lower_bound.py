@@ -31,9 +31,9 @@ from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.bounds.cut_bounds import CutBounds, least_sums
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.cost_model.price import LearnedPrice
-from evenshard.sharders.search.sharding_option import TableGroup
+from evenshard.sharders.search.sharding_option import Choice, TableGroup
 from evenshard.sharders.search.space import SearchSpace
-from evenshard.sharders.search.state import Choice, State
+from evenshard.sharders.search.state import State
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 from support.convex_builders import random_model

@@ -16,8 +16,9 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.cost_model.cost_model import INPUTS, JUMPS, Calibration, CostModel, ExchangeTime
 from evenshard.sharders.cost_model.price import LOOKED_UP, ROWS, SharedPasses, predict_whole, whole_costs
+from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
-from evenshard.sharders.search.state import Choice, State
+from evenshard.sharders.search.state import State
 from evenshard.sharders.simple import random_placement
 from evenshard.tables.reuse import FloatArray
 from evenshard.utils.process import one_thread

@@ -15,8 +15,9 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.search.neighbours import LEAST_STEP
 from evenshard.sharders.search.search import PlanSearch, _is_better
+from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.starts import construct_starts
-from evenshard.sharders.search.state import Change, Choice, State
+from evenshard.sharders.search.state import Change, State
 from evenshard.tables.table import Table
 
 DEVICES = 4

@@ -22,8 +22,8 @@ from evenshard.measure.price.device_price import Columns, DevicePrice
 from evenshard.measure.price.loads import CellChanges, repeat_numbers
 from evenshard.measure.price.step import dense_ms
 from evenshard.measure.step_time import Phases, windows
+from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
-from evenshard.sharders.search.state import Choice
 from evenshard.tables.reuse import FloatArray
 
 Indices = npt.NDArray[np.int64]

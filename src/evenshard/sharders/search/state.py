@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,12 +20,12 @@ from evenshard.measure.collectives import VOLUMES, Volumes, exchange_times
 from evenshard.measure.price.loads import Loads
 from evenshard.measure.price.step import PartCosts, dense_ms
 from evenshard.measure.step_time import Phases, first_of_lowest, windows
-from evenshard.placement.parts import TablePart, cut_rows, lay_out, whole_part
-from evenshard.placement.plan import parts_by_table
-from evenshard.placement.sharding import TYPES, sharding_type, spans
+from evenshard.placement.parts import TablePart
+from evenshard.placement.sharding import spans
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.search.arrays import PieceChanges
-from evenshard.sharders.search.sharding_option import ShardingOption
+from evenshard.sharders.search.choices import devices_of, firsts_of, parts_of
+from evenshard.sharders.search.sharding_option import Choice, ShardingOption
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 
@@ -34,17 +33,6 @@ if TYPE_CHECKING:
     from evenshard.sharders.search.moves import Moves
 
 Indices = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How a group is sharded: the number of its option, and the place of each piece, the first where there is but one.
-
-    A place is the number of a set of ``ShardingOption.span`` devices: of the device, of the node, or 0 for all devices.
-    """
-
-    option: int
-    places: tuple[int, ...] = (0,)
 
 
 Change = Sequence[tuple[int, Choice]]
@@ -122,9 +110,7 @@ class State:
 
     def devices_of(self, option: ShardingOption, choice: Choice) -> Sequence[int]:
         """Devices that hold some of a group that is sharded so."""
-        if option.span == 1:
-            return choice.places
-        return [device for first in firsts_of(option, choice) for device in range(first, first + option.span)]
+        return devices_of(option, choice)
 
     def _fill(self) -> None:
         """Sum all choices at once, with the result of one ``_add`` after the other."""
@@ -297,58 +283,3 @@ def scores_of(windows: FloatArray) -> FloatArray:
     for _ in range(4):
         ratios *= ratios
     return np.asarray((slowest * (1 + 0.02 * ratios.mean(axis=-1))).sum(axis=0))
-
-
-def firsts_of(option: ShardingOption, choice: Choice) -> Sequence[int]:
-    """The first device of each piece."""
-    return choice.places if option.span == 1 else [place * option.span for place in choice.places]
-
-
-def parts_of(space: SearchSpace, choices: Sequence[Choice]) -> tuple[TablePart, ...]:
-    """The parts that choices stand for, in the order of the task's tables."""
-    found: dict[int, Sequence[TablePart]] = {}
-    for number, choice in enumerate(choices):
-        found.update(parts_of_group(space, number, choice))
-    return tuple(part for position in range(len(space.task.tables)) for part in found[position])
-
-
-def parts_of_group(space: SearchSpace, number: int, choice: Choice) -> dict[int, list[TablePart]]:
-    """The parts of each table of a group, by the table's position, in the order of columns, then rows."""
-    task, group = space.task, space.groups[number]
-    option = group.options[choice.option]
-    found: dict[int, list[TablePart]] = {}
-    for position in group.tables:
-        table = task.tables[position]
-        own = found.setdefault(position, [])
-        if TYPES[option.sharding_type].is_replicated:
-            own.append(whole_part(table, tuple(range(task.num_devices))))
-            continue
-        widths = [piece.columns for piece in option.pieces] if len(group.tables) == 1 else [table.embedding_dim]
-        for first, columns in zip(firsts_of(option, choice), lay_out(widths), strict=True):
-            own += cut_rows(table, range(first, first + option.span), columns, option.storage)
-    return found
-
-
-def choices_of(space: SearchSpace, parts: Sequence[TablePart]) -> list[Choice] | None:
-    """The choices that stand for a placement; None where a table is sharded as no option of the space says.
-
-    Rows that are cut unevenly are taken for even ones.
-    """
-    by_table = parts_by_table(space.task, parts)
-    found = []
-    for number, group in enumerate(space.groups):
-        choice = choice_like(space, number, by_table[space.task.tables[group.tables[0]].name])
-        if choice is None:
-            return None
-        found.append(choice)
-    return found
-
-
-def choice_like(space: SearchSpace, number: int, of_table: Sequence[TablePart]) -> Choice | None:
-    """The choice of a group whose first table has these parts, by columns and rows; None as in ``choices_of``."""
-    task, machine, group = space.task, space.task.machine, space.groups[number]
-    option_name = sharding_type(of_table, task.tables[group.tables[0]], machine)
-    span = TYPES[option_name].span(machine)
-    places = {part.columns: part.devices[0] // span for part in of_table}
-    option = space.number_of(number, option_name, [columns.size for columns in places], of_table[0].storage)
-    return None if option is None else Choice(option, tuple(places.values()))
