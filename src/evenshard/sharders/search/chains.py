@@ -9,7 +9,7 @@ V volumes, B windows of a step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -311,16 +311,30 @@ class Chains:
         is_unusual_O, groups = self.table.is_unusual_O, self.option_NG.shape[1]
         old_E = self.option_NG[chain_M[edits.change_E], edits.group_E]
         more_E = is_unusual_O[edits.option_E].astype(np.int64) - is_unusual_O[old_E]
-        return self.unusual_N[chain_M] + np.bincount(edits.change_E, more_E, len(chain_M)) / groups
+        return np.asarray(self.unusual_N[chain_M] + np.bincount(edits.change_E, more_E, len(chain_M)) / groups)
 
 
-def arrays_of(table: OptionTable, choices: Sequence[Choice]) -> tuple[Indices, Indices]:
-    """Return [G] options and [G, S] places of choices."""
-    option_G = table.first_option_G + np.array([one.option for one in choices])
-    place_GS = np.zeros((len(choices), table.most_pieces), dtype=np.int64)
-    for group, one in enumerate(choices):
-        place_GS[group, : len(one.places)] = one.places
-    return option_G, place_GS
+def chains_of(space: SearchSpace, placements: Sequence[Sequence[Choice]]) -> Chains:
+    """Return the chains of placements."""
+    table = OptionTable(space)
+    return Chains(space, table, *map(np.stack, zip(*(arrays_of(table, one) for one in placements), strict=True)))
+
+
+def edits_of(table: OptionTable, changes: Sequence[Mapping[int, Choice]]) -> Edits:
+    """Return the edits of changes that give groups other choices."""
+    change_E = np.repeat(np.arange(len(changes)), [len(change) for change in changes])
+    group_E = np.array([group for change in changes for group in change], dtype=np.int64)
+    choices = [choice for change in changes for choice in change.values()]
+    return Edits(change_E, group_E, *arrays_of(table, choices, group_E))
+
+
+def arrays_of(table: OptionTable, choices: Sequence[Choice], group_E: Indices | None = None) -> tuple[Indices, Indices]:
+    """Return [E] options and [E, S] places of the choices of groups, by default of all of them."""
+    first_E = table.first_option_G if group_E is None else table.first_option_G[group_E]
+    place_ES = np.zeros((len(choices), table.most_pieces), dtype=np.int64)
+    for place_S, one in zip(place_ES, choices, strict=True):
+        place_S[: len(one.places)] = one.places
+    return first_E + np.array([one.option for one in choices], dtype=np.int64), place_ES
 
 
 def choices_from(table: OptionTable, option_G: Indices, place_GS: Indices) -> list[Choice]:
