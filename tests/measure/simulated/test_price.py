@@ -76,7 +76,7 @@ def loaded(lookups: list[Lookup], calls: int = 1, devices: int = 2) -> Loads:
     columns = LookupColumns([PRICE])
     rows = [columns.row((one,)) for one in lookups]
     columns.update()
-    loads = Loads(columns, [PRICE], np.zeros(devices, dtype=np.int64), [1] * calls)
+    loads = Loads(columns, [PRICE], np.zeros(devices, dtype=np.int64), [1] * calls, 1)
     loads.fill(cells_of([(0, row % calls, row, 0, 1) for row in rows]))
     return loads
 
@@ -127,7 +127,7 @@ def test_the_maximum_of_a_call_counts_until_all_lookups_that_have_it_are_gone() 
     columns.update()
 
     def of(held: Collection[int]) -> Loads:
-        loads = Loads(columns, [PRICE], np.zeros(2, dtype=np.int64), [1])
+        loads = Loads(columns, [PRICE], np.zeros(2, dtype=np.int64), [1], 1)
         loads.fill(cells_of([(0, 0, rows[at], 0, 1) for at in held]))
         return loads
 

@@ -92,7 +92,7 @@ class _KindLoads:
     Attributes:
         group_C: the group of each call.
         span_G: devices that have the same sum in each group.
-        ties_SL: cells that have the maximum of a sum.
+        next_SL: the second largest of each maximum, equal to it where two cells have it.
         sum_E, row_E: the cells of all sums.
     """
 
@@ -102,7 +102,7 @@ class _KindLoads:
         self.span_G = span_C if price.is_by_call else np.ones(1, dtype=np.int64)
         groups = len(self.span_G)
         self.sums_SH = np.zeros((groups * size, columns_PH.shape[1]), columns_PH.dtype)
-        self.ties_SL = np.zeros((groups * size, price.num_maxima), dtype=np.int64)
+        self.next_SL = np.zeros((groups * size, price.num_maxima), columns_PH.dtype)
         self.times_QGX = np.zeros((len(price.call_ms(self.sums_SH[:1])), groups, size))
         self.sum_E = self.row_E = np.zeros(0, dtype=np.int64)
 
@@ -115,8 +115,11 @@ class _KindLoads:
         self.sums_SH[is_changed_S] = 0.0
         self.sums_SH[sum_E[first_Z]] = _sum_runs(self.price, columns_EH, first_Z)
         if maxima := self.price.num_maxima:
-            is_top_EL = columns_EH[:, -maxima:] == self.sums_SH[sum_E, -maxima:]
-            self.ties_SL[sum_E[first_Z]] = np.add.reduceat(is_top_EL.astype(np.int64), first_Z, axis=0)
+            values_EL, largest_EL = columns_EH[:, -maxima:], self.sums_SH[sum_E, -maxima:]
+            is_top_EL = values_EL == largest_EL
+            below_ZL = np.maximum.reduceat(np.where(is_top_EL, 0.0, values_EL), first_Z, axis=0)
+            is_shared_ZL = np.add.reduceat(is_top_EL, first_Z, axis=0, dtype=np.int64) > 1
+            self.next_SL[sum_E[first_Z]] = np.where(is_shared_ZL, largest_EL[first_Z], below_ZL)
 
     def changed_sums(self, sum_Z: Indices, first_Z: Indices, row_E: Indices, sign_E: Indices) -> Columns:
         """Return sums after their additions and removals."""
@@ -130,17 +133,17 @@ class _KindLoads:
             some = np.flatnonzero(count_Z > at)
             sums_ZH[some] += more_EH[first_Z[some] + at]
         if maxima:
-            of_E = np.repeat(np.arange(len(sum_Z)), count_Z)
-            values_EL, is_gone_E1 = columns_EH[:, -maxima:], sign_E[:, None] < 0
-            goes_EL = (is_gone_E1 & (values_EL == largest_ZL[of_E])).astype(np.int64)
-            added_ZL = np.maximum.reduceat(np.where(is_gone_E1, 0.0, values_EL), first_Z, axis=0)
-            sums_ZH[:, -maxima:] = np.maximum(largest_ZL, added_ZL)
-            lost_ZL = (largest_ZL > added_ZL) & (np.add.reduceat(goes_EL, first_Z, axis=0) >= self.ties_SL[sum_Z])
-            is_lost_Z: Mask = np.asarray(lost_ZL.any(axis=1))
-            lost_Z, own_E = np.flatnonzero(is_lost_Z), is_lost_Z[of_E]
-            if len(lost_Z):
-                number_E = np.searchsorted(lost_Z, of_E[own_E])
-                sums_ZH[lost_Z, -maxima:] = self._maxima_after(sum_Z[lost_Z], number_E, row_E[own_E], sign_E[own_E])
+            values_EL, is_gone_E = columns_EH[:, -maxima:], sign_E < 0
+            gone_ZL = np.maximum.reduceat(np.where(is_gone_E[:, None], values_EL, -1.0), first_Z, axis=0)
+            added_ZL = np.maximum.reduceat(np.where(is_gone_E[:, None], 0.0, values_EL), first_Z, axis=0)
+            left_ZL = np.where(gone_ZL >= largest_ZL, self.next_SL[sum_Z], largest_ZL)
+            sums_ZH[:, -maxima:] = np.maximum(left_ZL, added_ZL)
+            is_unsure_Z: Mask = np.add.reduceat(is_gone_E, first_Z, dtype=np.int64) > 1
+            if is_unsure_Z.any():
+                own_E = np.repeat(is_unsure_Z, count_Z)
+                number_E = np.repeat(np.arange(is_unsure_Z.sum()), count_Z[is_unsure_Z])
+                found_ZL = self._maxima_after(sum_Z[is_unsure_Z], number_E, row_E[own_E], sign_E[own_E])
+                sums_ZH[is_unsure_Z, -maxima:] = found_ZL
         return sums_ZH
 
     def _maxima_after(self, sum_Z: Indices, number_E: Indices, row_E: Indices, sign_E: Indices) -> Columns:
@@ -175,12 +178,7 @@ class Loads:
     """
 
     def __init__(
-        self,
-        lookups: LookupColumns,
-        prices: Sequence[DevicePrice],
-        kind_of_D: Indices,
-        span_C: Sequence[int],
-        num: int = 1,
+        self, lookups: LookupColumns, prices: Sequence[DevicePrice], kind_of_D: Indices, span_C: Sequence[int], num: int
     ) -> None:
         self._span_C, self._kind_of_D = np.array(span_C, dtype=np.int64), kind_of_D
         self._devices, self._size = len(kind_of_D), num * len(kind_of_D)
@@ -197,12 +195,7 @@ class Loads:
         self._sum(cells, np.arange(self._size) % self._devices % self._span_C[:, None] == 0)
 
     def make(self, changes: CellChanges, cells: CellChanges) -> None:
-        """Sum the lookups of changed places.
-
-        Args:
-            changes: one of each placement that changes.
-            cells: the lookups of all placements after the changes.
-        """
+        """Sum the lookups of changed places, from the cells of all placements after the changes."""
         is_changed_CX = np.zeros(self._held_CX.shape, dtype=bool)
         is_changed_CX[changes.call_E, changes.change_E * self._devices + self._first_devices(changes)] = True
         self._sum(cells, is_changed_CX)
@@ -214,7 +207,7 @@ class Loads:
         """Return cells with the device of the sum that they are of, once for each sum."""
         first_E = self._first_devices(cells)
         if one.price.is_by_call:
-            return replace(cells, device_E=first_E)
+            return CellChanges(cells.change_E, cells.call_E, cells.row_E, first_E, cells.sign_E)
         from_F, offset_F = repeat_numbers(self._span_C[cells.call_E])
         return replace(cells.select(from_F), device_E=first_E[from_F] + offset_F)
 

@@ -244,7 +244,7 @@ class PartCosts:
         row_E = np.array([lookups.row(one.lookups) for one in held])
         lookups.update()
         spans = [self.task.num_devices if call.is_dense else 1 for call in calls]
-        loads = Loads(lookups, self.prices, self.kind_of_D, spans)
+        loads = Loads(lookups, self.prices, self.kind_of_D, spans, 1)
         number_E, only_E = np.arange(len(held)), np.zeros(len(held), dtype=np.int64)
         is_replica_E = np.array([one.device == EVERY_DEVICE for one in held])
         device_E = np.where(is_replica_E, 0, [one.device for one in held])
