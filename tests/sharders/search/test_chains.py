@@ -103,7 +103,7 @@ def test_changes_that_are_tried_out_take_what_they_take_when_made(
             assert (outcome.used_3MD == expected.used_3ND).all()
             assert chains.overflow(outcome.used_3MD) == pytest.approx(expected.overflow(expected.used_3ND))
             _, chosen_M = np.unique(chain_M, return_index=True)
-            chains.make(chain_M, edits, chains.changed_pieces(chain_M, edits), outcome, chosen_M)
+            chains.make(chain_M, edits, chains.changed_pieces(chain_M, edits), chosen_M)
             assert placements_of(chains) == [placements_of(expected)[at] for at in chosen_M]
             again = chains_of(space, placements_of(chains))
             assert chains.windows_BND == pytest.approx(again.windows_BND, rel=1e-9)
@@ -118,7 +118,7 @@ def test_changes_of_one_chain_that_touch_other_devices_are_made_at_once() -> Non
     chain_M = np.array([1, 1, 0])
     edits = edits_of(chains.table, changes)
     pieces = chains.changed_pieces(chain_M, edits)
-    chains.make(chain_M, edits, pieces, chains.try_out(chain_M, pieces), np.array([0, 1]))
+    chains.make(chain_M, edits, pieces, np.array([0, 1]))
     first, second = placements_of(chains)
     assert [one.places for one in first] == [(0,), (1,)] * 3
     assert [one.places for one in second] == [(2,), (3,), *[(0,), (1,)] * 2]

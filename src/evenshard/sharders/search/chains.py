@@ -227,7 +227,7 @@ class Chains:
         self._add(sums, pieces, cells)
         return Outcome(self._windows(sums, self._loads.try_out(chain_M, cells)), sums.used_3ND)
 
-    def make(self, chain_M: Indices, edits: Edits, pieces: Pieces, outcome: Outcome, chosen_M: Indices) -> None:
+    def make(self, chain_M: Indices, edits: Edits, pieces: Pieces, chosen_M: Indices) -> None:
         """Make the chosen changes; those of one chain touch different devices and groups."""
         is_chosen = np.zeros(len(chain_M), dtype=bool)
         is_chosen[chosen_M] = True
