@@ -30,9 +30,10 @@ from evenshard.sharders.learned import Sharder
 from evenshard.sharders.packing.items import PackedItems, Room
 from evenshard.sharders.packing.legal_parts import any_placement
 from evenshard.sharders.packing.reasons import no_room, reason
+from evenshard.sharders.search.choices import choices_of, parts_of
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.search.space import SearchSpace
-from evenshard.sharders.search.state import State, choices_of, parts_of
+from evenshard.sharders.search.state import State
 from evenshard.sharders.search.whole_starts import whole_starts
 from evenshard.sharders.simple import GreedySharder, RandomSharder, expert_sharders, random_placement
 from evenshard.tables.table import Table

@@ -23,8 +23,7 @@ from evenshard.placement.parts import TablePart, part_table, storages_of
 from evenshard.placement.sharding import TABLE_WISE, TYPES
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.sharders.model import Model
-from evenshard.sharders.search.sharding_option import ShardingOption
-from evenshard.sharders.search.state import Choice
+from evenshard.sharders.search.sharding_option import Choice, ShardingOption
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut, names_text
 from evenshard.utils.process import one_thread
@@ -95,11 +94,11 @@ LOAD_FACTORS_TRIED = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A change that may be illegal, with the approximate step time after it and the work of all devices, ms."""
+    """A change that may be illegal, with the approximate times of the step and of the devices after it, ms."""
 
     words: str
     step_ms: float
-    work_ms: float
+    ms_D: npt.NDArray[np.float64]
     changes: Changes | Sequence[TablePart]
 
 
@@ -179,7 +178,7 @@ class _TableChanges:
         moves = [one for number in numbers if number in self._movable for one in self._moves(number)]
         for candidates in (moves, *self._types(position), list(self._kernels(position))):
             for one in sorted(
-                candidates, key=lambda one: (round(one.step_ms / grain_ms), round(one.work_ms / grain_ms))
+                candidates, key=lambda one: (round(one.step_ms / grain_ms), round(float(one.ms_D.sum()) / grain_ms))
             ):
                 parts = changed.parts_after(one.changes) if isinstance(one.changes, Mapping) else one.changes
                 if changed.is_legal(parts):
@@ -190,23 +189,26 @@ class _TableChanges:
 
     # Devices ----------------------------------------------------------------------------------------------------------
 
-    def _moves(self, number: int) -> Iterator[_Candidate]:
-        """Yield the moves and swaps of a part, but those that change nothing but names of devices."""
-        part, now = self._answer.parts[number], self._changed.now
+    def _moves(self, number: int) -> list[_Candidate]:
+        """List the moves and swaps of a part, without those that only rename devices."""
+        part = self._answer.parts[number]
         home, of_part = part.device, f" its columns {part.extent}" if self._is_cut(part) else ""
-        tried: list[tuple[int, int | None]] = [
-            (device, None) for device in range(self._answer.num_devices) if device != home
+        tried: list[tuple[str, Changes]] = [
+            (f"move{of_part} to device {device}", self._move(number, device))
+            for device in range(self._answer.num_devices)
+            if device != home
         ]
-        tried += [(self._answer.parts[other].device, other) for other in self._swap_candidates(number)]
-        for device, other in tried:
-            changes = self._move(number, device)
-            words = f"move{of_part} to device {device}"
-            if other is not None:
-                changes = {**changes, **self._move(other, home)}
-                words = f"swap{of_part} with {names_text(tuple(self._names(other)))} on device {device}"
-            outcome = self._changed.after(changes)
-            if not np.allclose(np.sort(outcome.ms_D), np.sort(now.ms_D), rtol=ROUNDING, atol=0):
-                yield _Candidate(words, outcome.step_ms, float(outcome.ms_D.sum()), changes)
+        for other in self._swap_candidates(number):
+            device, names = self._answer.parts[other].device, names_text(tuple(self._names(other)))
+            changes = {**self._move(number, device), **self._move(other, home)}
+            tried.append((f"swap{of_part} with {names} on device {device}", changes))
+        found, now_D = self._candidates(tried), np.sort(self._changed.now.ms_D)
+        return [one for one in found if not np.allclose(np.sort(one.ms_D), now_D, rtol=ROUNDING, atol=0)]
+
+    def _candidates(self, tried: Sequence[tuple[str, Changes]]) -> list[_Candidate]:
+        outcomes = self._changed.after_each([changes for _, changes in tried])
+        pairs = zip(tried, outcomes, strict=True)
+        return [_Candidate(words, outcome.step_ms, outcome.ms_D, changes) for (words, changes), outcome in pairs]
 
     def _is_cut(self, part: TablePart) -> bool:
         return self._changed.option(self._position[part.table]).sharding_type != TABLE_WISE
@@ -215,7 +217,7 @@ class _TableChanges:
         home = self._answer.parts[number].device
         changes = {}
         for one in self._changed.moves_with(self._position[self._answer.parts[number].table]):
-            choice = self._changed.choice(one)
+            choice = self._changed.choices[one]
             changes[one] = Choice(choice.option, tuple(device if place == home else place for place in choice.places))
         return changes
 
@@ -251,12 +253,9 @@ class _TableChanges:
         for name in changed.types(position):
             if name == changed.option(position).sharding_type:
                 continue
-            found = []
-            for choice in dict.fromkeys(_choices(changed, position, name, without)):
-                outcome = changed.after({position: choice})
-                words = f"shard it {name} on {devices_text(changed.devices(position, choice))}"
-                found.append(_Candidate(words, outcome.step_ms, float(outcome.ms_D.sum()), {position: choice}))
-            yield found
+            choices = dict.fromkeys(_choices(changed, position, name, without))
+            words = [f"shard it {name} on {devices_text(changed.devices(position, choice))}" for choice in choices]
+            yield self._candidates([(one, {position: choice}) for one, choice in zip(words, choices, strict=True)])
 
     def _kernels(self, position: int) -> Iterator[_Candidate]:
         changed, table = self._changed, self._answer.request.tables[position]
@@ -271,8 +270,8 @@ class _TableChanges:
                         for part in self._answer.parts
                     ]
                     predicted = changed.costs.predict(parts)
-                    work_ms = sum(one.predicted_total_ms for one in predicted.devices)
-                    yield _Candidate(f"keep it as {storage}", predicted.predicted_ms, work_ms, parts)
+                    ms_D = np.array([one.predicted_total_ms for one in predicted.devices])
+                    yield _Candidate(f"keep it as {storage}", predicted.predicted_ms, ms_D, parts)
 
 
 def _choices(what_if: ChangedPlacement, position: int, name: str, without: ChangeOutcome) -> Iterator[Choice]:

@@ -45,11 +45,11 @@ from evenshard.planner.request import PlacementRequest, kept_optimizers
 from evenshard.sharders.catalog import SHARDERS, Resources, label_of, sharder
 from evenshard.sharders.model import Model
 from evenshard.sharders.search.chains import OptionTable, choices_from
+from evenshard.sharders.search.choices import parts_of
 from evenshard.sharders.search.greedy import GreedyPlacer, GreedyStarts, PieceWorks
 from evenshard.sharders.search.moves import EarlierPlacement
 from evenshard.sharders.search.near_placement import NearResult
 from evenshard.sharders.search.space import SearchSpace
-from evenshard.sharders.search.state import parts_of
 from evenshard.sharders.torchrec.planner import (
     AS_IT_COMES,
     OFFLOAD_SETTINGS,

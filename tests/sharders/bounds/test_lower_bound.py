@@ -31,9 +31,9 @@ from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.bounds.cut_bounds import CutBounds, least_sums
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.cost_model.price import LearnedPrice
-from evenshard.sharders.search.sharding_option import TableGroup
+from evenshard.sharders.search.chains import chains_of
+from evenshard.sharders.search.sharding_option import Choice, TableGroup
 from evenshard.sharders.search.space import SearchSpace
-from evenshard.sharders.search.state import Choice, State
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 from support.convex_builders import random_model
@@ -108,9 +108,7 @@ def costs_ms(space: SearchSpace, rng: np.random.Generator) -> FloatArray:
         tried = list(product(*per_group))
     else:
         tried = [tuple(own[int(rng.integers(len(own)))] for own in per_group) for _ in range(MOST_PLACEMENTS)]
-    state = State(space, tried[0])
-    windows_WND, _ = state.after(state.piece_changes([list(enumerate(choices)) for choices in tried]), len(tried))
-    return np.asarray(windows_WND.max(axis=2).sum(axis=0))
+    return chains_of(space, tried).cost_N
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 20))])
@@ -173,9 +171,8 @@ def test_a_table_that_decides_has_a_part_of_its_even_share() -> None:
     space = SearchSpace(PartCosts(task, [kind], [0] * 3, Links(LINKS["nvlink_h100"])))
     bound_ms = lower_bound_ms(space)
     space.add_options(0, [space.option_of(0, space.by_columns(0), widths) for widths in ((44, 44, 40), (64, 32, 32))])
-    even_ms, uneven_ms = (
-        State(space, [Choice(len(space.groups[0].options) + at, (0, 1, 2))]).cost_ms for at in (-2, -1)
-    )
+    last = len(space.groups[0].options) - 1
+    even_ms, uneven_ms = chains_of(space, [[Choice(number, (0, 1, 2))] for number in (last - 1, last)]).cost_N
     assert 0.9 * even_ms < bound_ms < even_ms < uneven_ms
 
 

@@ -16,7 +16,8 @@ from evenshard.placement.sharding import COLUMN_WISE, ROW_WISE, TABLE_COLUMN_WIS
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.search.column_shifts import column_shifts
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
-from evenshard.sharders.search.state import Choice, State, scores_of
+from evenshard.sharders.search.sharding_option import Choice
+from evenshard.sharders.search.state import State, scores_of
 from evenshard.tables.table import Table
 
 CUT, BUSY = Table("cut", 1_000_000, 128, 40.0), Table("busy", 1_000_000, 128, 15.0)

@@ -14,7 +14,8 @@ from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.search.kicks import Kicks
 from evenshard.sharders.search.search import PlanSearch
-from evenshard.sharders.search.state import Choice, State
+from evenshard.sharders.search.sharding_option import Choice
+from evenshard.sharders.search.state import State
 from evenshard.tables.table import Table
 
 DEVICES = 4

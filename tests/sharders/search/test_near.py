@@ -25,8 +25,9 @@ from evenshard.sharders.packing.legal_parts import legal_parts
 from evenshard.sharders.search.moves import EarlierPlacement, Moves
 from evenshard.sharders.search.near_placement import ALIKE, NearResult, NearSearch
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort, PlanSearchResult
+from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
-from evenshard.sharders.search.state import Choice, State
+from evenshard.sharders.search.state import State
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 

@@ -22,10 +22,12 @@ from evenshard.placement.sharding import ROW_WISE, SHARDING_TYPES
 from evenshard.placement.task import ShardingTask, TableLimits, used_bytes, used_host_bytes
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.packing.legal_parts import legal_parts
+from evenshard.sharders.search.choices import choices_of
 from evenshard.sharders.search.construction import Construction, Works
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
+from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace, is_short_of_memory
-from evenshard.sharders.search.state import Choice, State, choices_of
+from evenshard.sharders.search.state import State
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
 

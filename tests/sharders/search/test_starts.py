@@ -21,8 +21,8 @@ from evenshard.sharders.search import starts
 from evenshard.sharders.search.construction import Construction, SpreadPlaces, Works
 from evenshard.sharders.search.nested import search_with_fewer_types
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
+from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
-from evenshard.sharders.search.state import Choice
 from evenshard.tables.sources import load_catalog
 from evenshard.tables.table import Table
 

@@ -16,9 +16,10 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart, whole_tables
 from evenshard.placement.sharding import COLUMN_WISE, TABLE_WISE
 from evenshard.placement.task import ShardingTask, TableLimits
+from evenshard.sharders.search.choices import choices_of
 from evenshard.sharders.search.search import SHARE_FOR_CUTS, PlanSearch, PlanSearchEffort, PlanSearchResult, _Run
 from evenshard.sharders.search.starts import Start, construct_starts
-from evenshard.sharders.search.state import State, choices_of
+from evenshard.sharders.search.state import State
 from evenshard.sharders.search.usual_cuts import MOST_SLOWER, UsualCuts, num_odd_cuts
 from evenshard.tables.table import Table
 from support.builders import column_parts

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -232,7 +232,7 @@ class PartCosts:
         return PredictedParts(tuple(parts), devices, predicted_ms, low_ms, high_ms, tuple(members_M.tolist()))
 
     def part_ms(self, parts: Sequence[TablePart]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Times of each part, ms: alone on its device, and what the device would save without it.
+        """Return the times of each part, ms: alone on its device, and what the device would save without it.
 
         Exchanges count as if all devices had as much to exchange.
         """
@@ -241,23 +241,21 @@ class PartCosts:
         held = list(held_parts(self.task, by_table))
         lookups = LookupColumns(self.prices)
         calls = {call: number for number, call in enumerate(dict.fromkeys(one.call for one in held))}
-        cells = [(calls[one.call], lookups.row(one.lookups)) for one in held]
+        row_E = np.array([lookups.row(one.lookups) for one in held])
         lookups.update()
         spans = [self.task.num_devices if call.is_dense else 1 for call in calls]
-        loads = Loads(lookups, self.prices, self.kind_of_D, spans)
-        for one, cell in zip(held, cells, strict=True):
-            loads.add(cell, 0 if one.device == EVERY_DEVICE else one.device, 1)
-        loads.refresh(np.arange(self.task.num_devices), range(len(calls)))
+        loads = Loads(lookups, self.prices, self.kind_of_D, spans, 1)
+        number_E, only_E = np.arange(len(held)), np.zeros(len(held), dtype=np.int64)
+        is_replica_E = np.array([one.device == EVERY_DEVICE for one in held])
+        device_E = np.where(is_replica_E, 0, [one.device for one in held])
+        cells = CellChanges(only_E, np.array([calls[one.call] for one in held]), row_E, device_E, only_E + 1)
+        loads.fill(cells)
+        compute_D = loads.compute_2ND[:, 0].sum(axis=0)
+        device_E = np.where(is_replica_E, compute_D.argmax(), device_E)
+        left_ED = loads.try_out(only_E, replace(cells, change_E=number_E, sign_E=only_E - 1)).sum(axis=0)
+        adds = compute_D[device_E] - left_ED[number_E, device_E]
         alone_KP = [alone_ms(price, of_kind) for price, of_kind in zip(self.prices, lookups.columns_KPH, strict=True)]
-        compute_D = loads.compute_2D.sum(axis=0)
-        busiest = int(compute_D.argmax())
-        homes = np.array([busiest if one.device == EVERY_DEVICE else one.device for one in held])
-        call_E, row_E = np.array(cells, dtype=np.int64).T
-        number_E = np.arange(len(held))
-        changes = CellChanges(number_E, call_E, row_E, homes, np.full(len(held), -1))
-        left_ND = loads.changed_ms(changes, len(held)).sum(axis=0)
-        adds = compute_D[homes] - left_ND[number_E, homes]
-        alone = np.array([alone_KP[self.kind_of_D[home]][row] for home, row in zip(homes, row_E, strict=True)])
+        alone = np.stack(alone_KP)[self.kind_of_D[device_E], row_E]
         tables = {table.name: table for table in self.task.tables}
         ordered = [part for of_table in by_table.values() for part in of_table]
         for number, part in enumerate(ordered):

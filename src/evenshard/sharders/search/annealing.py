@@ -128,7 +128,7 @@ class Annealing:
             passes_M &= np.bincount(pieces.change_F, minlength=len(chain_M)) > 0
             if passes_M.any():
                 chosen_M = _keep_apart(chains, chain_M, edits, pieces, passes_M)
-                chains.make(chain_M, edits, pieces, outcome, chosen_M)
+                chains.make(chain_M, edits, pieces, chosen_M)
                 best.note(chains)
             if step % period == period - 1:
                 self._change_many(chains, temperature, weights)

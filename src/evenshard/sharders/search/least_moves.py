@@ -14,9 +14,10 @@ import numpy as np
 
 from evenshard.placement.plan import check_sharding
 from evenshard.sharders.packing.program import IntegerProgram
+from evenshard.sharders.search.choices import firsts_of, parts_of
 from evenshard.sharders.search.moves import Moves
+from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
-from evenshard.sharders.search.state import Choice, firsts_of, parts_of
 from evenshard.utils.errors import InfeasibleTask
 
 if TYPE_CHECKING:

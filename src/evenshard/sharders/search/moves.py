@@ -15,8 +15,10 @@ from evenshard.placement.memory import SGD
 from evenshard.placement.moves import SharedPiece, best_names, device_kinds, larger_machine, shared_pieces
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import broken_limit, parts_by_table
+from evenshard.sharders.search.choices import choice_like, parts_of_group
+from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
-from evenshard.sharders.search.state import Change, Choice, State, choice_like, parts_of_group
+from evenshard.sharders.search.state import Change, State
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 

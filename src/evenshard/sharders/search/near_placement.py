@@ -18,10 +18,12 @@ import numpy as np
 from evenshard.measure.price.step import PredictedParts
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import check_sharding
+from evenshard.sharders.search.choices import choices_of
 from evenshard.sharders.search.least_moves import least_moves
 from evenshard.sharders.search.moves import EarlierPlacement, Moves
 from evenshard.sharders.search.search import MOST_CANDIDATES, PlanSearch, PlanSearchResult
-from evenshard.sharders.search.state import Choice, State, choices_of
+from evenshard.sharders.search.sharding_option import Choice
+from evenshard.sharders.search.state import State
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief
 from evenshard.utils.units import bytes_to_gb

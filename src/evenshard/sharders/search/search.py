@@ -22,10 +22,11 @@ from evenshard.sharders.bounds.lower_bound import ENOUGH, lower_bound_ms
 from evenshard.sharders.packing.legal_parts import TIME_LIMIT_S, legal_parts
 from evenshard.sharders.search.annealing import Annealing, Best
 from evenshard.sharders.search.chains import Chains, Indices, OptionTable, arrays_of, choices_from
+from evenshard.sharders.search.choices import choices_of, parts_of
 from evenshard.sharders.search.greedy import GreedyPlacer, GreedyStarts, PieceWorks, greedy_starts
 from evenshard.sharders.search.proposals import Proposals
+from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
-from evenshard.sharders.search.state import Choice, choices_of, parts_of
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 from evenshard.utils.process import on_interrupt

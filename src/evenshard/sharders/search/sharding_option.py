@@ -124,3 +124,14 @@ class TableGroup:
     options: tuple[ShardingOption, ...]
     allowed_D: npt.NDArray[np.bool_] | None
     apart: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The sharding of a group: the number of its option, and the place of each piece.
+
+    A place is the number of a set of ``ShardingOption.span`` devices: of the device, of the node, or 0 for all devices.
+    """
+
+    option: int
+    places: tuple[int, ...] = (0,)
