@@ -113,7 +113,9 @@ def place_request(
         require_types(task)
         if request.rules != Rules() and not task.may_offload:
             require_sharding_room(task)
-        starts = _starts(request, model, config.seed, task, (*known, *(parts for _, parts in others if parts is not None)))
+        starts = _starts(
+            request, model, config.seed, task, (*known, *(parts for _, parts in others if parts is not None))
+        )
         search = PlanSearch(costs, config.effort, config.seed, progress)
         first = Searched(search, search.run(starts))
     except InfeasibleTask as error:

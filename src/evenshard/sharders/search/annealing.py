@@ -6,8 +6,7 @@ find cheaper options and fitting devices, at last only the slowest device does. 
 that grows. A batch of changes of each chain is scored in one call; those that pass the Metropolis test are made in
 their order, unless they touch a device or a group of one before them.
 
-Legend: N chains, M changes, E edits, F pieces, G groups, S pieces of an option (padded), D devices, B windows, X devices
-of all chains.
+Legend: N chains, M changes, E edits, F pieces, G groups, S pieces of an option (padded), D devices, B windows.
 """
 
 from __future__ import annotations

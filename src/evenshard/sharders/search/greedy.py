@@ -101,10 +101,12 @@ class PieceWorks:
         piece_of_C = np.arange(len(arrays.cells_P)).repeat(arrays.cells_P)
         ms_P = np.bincount(piece_of_C, row_ms[arrays.row_C], len(arrays.cells_P))
         ms_P += arrays.volume_PV @ slopes_V + arrays.values_P * replica_ms + arrays.offload_PK2.sum(axis=2).max(axis=1)
-        self.ms_P = round_last_digits(ms_P)
+        self.ms_P = round_last_digits(np.asarray(ms_P, dtype=np.float64))
         of_A = self.ms_P[table.piece_A]
         self.longest_O = np.maximum.reduceat(of_A, table.first_O)
-        self.total_O = round_last_digits(np.add.reduceat(of_A, table.first_O) * table.span_O)
+        self.total_O = round_last_digits(
+            np.asarray(np.add.reduceat(of_A, table.first_O) * table.span_O, dtype=np.float64)
+        )
         self.even_ms = float(np.minimum.reduceat(self.total_O, table.first_option_G).sum()) / space.task.num_devices
 
 
@@ -213,8 +215,8 @@ class GreedyPlacer:
 
 def _least(key_MQ: FloatArray, most: int) -> Indices:
     if most == 1:
-        return key_MQ.argmin(axis=1)[:, None]
-    return np.argsort(key_MQ, axis=1, kind="stable")[:, :most]
+        return np.asarray(key_MQ.argmin(axis=1)[:, None])
+    return np.asarray(np.argsort(key_MQ, axis=1, kind="stable")[:, :most])
 
 
 class GreedyStarts:
@@ -277,9 +279,7 @@ class GreedyStarts:
             for limit, cheapest in product(limits, (False, True)):
                 option_G = self.options(types, limit * even, cheapest=cheapest)
                 starts.append(Start(f"{name}, {'cheapest' if cheapest else 'fewest'}", option_G))
-        for types, lane, limit in product(
-            (BY_COLUMNS, WITH_REPLICAS), (np.inf, *self.space.lane_limits), (1.0, 0.5)
-        ):
+        for types, lane, limit in product((BY_COLUMNS, WITH_REPLICAS), (np.inf, *self.space.lane_limits), (1.0, 0.5)):
             option_G = self.options(types, limit * even, lane)
             starts.append(Start(f"by width, {lane}, {len(types)}", option_G, by_width=True))
             starts.append(Start(f"lanes, {lane}, {len(types)}", option_G))
@@ -288,8 +288,8 @@ class GreedyStarts:
             starts.append(Start(f"memory at a price, {share}, {sorted(types)}", option_G))
         placed = self._place(starts)
         found += placed
-        for types in ("columns", "columns, replicas"):
-            own = [one for one in placed if one.start.family == f"{types}, fewest"]
+        for family in ("columns, fewest", "columns, replicas, fewest"):
+            own = [one for one in placed if one.start.family == family]
             best = sorted(own, key=lambda one: one.rank)[:LIMITS_BESIDE_ROWS]
             found += self._place(list(self._in_rows([one.start for one in best])))
         unique: dict[tuple[bytes, bool], Placed] = {}
@@ -334,7 +334,7 @@ class GreedyStarts:
                 option_G[able[:number]] = own_G[able[:number]]
                 yield Start(f"{number} {name} in {count} beside {start.family}", option_G)
 
-    # Rules of thumb ----------------------------------------------------------------------------------------------------
+    # Rules of thumb ---------------------------------------------------------------------------------------------------
 
     def rules(self) -> list[Placed]:
         """All rules of thumb, the best first: without cuts, then cuts beside the best limits on replicas."""
@@ -384,7 +384,7 @@ class GreedyStarts:
     def _place(self, starts: Sequence[Start]) -> list[Placed]:
         """Place starts side by side; equal ones share their places."""
         unique = {(one.option_G.tobytes(), one.by_width): one for one in starts}
-        distinct, found = list(unique.values()), []
+        distinct, found = list(unique.values()), list[tuple[Indices, float, float]]()
         at_once = max(1, MOST_PLACED // self.space.task.num_devices)
         for first in range(0, len(distinct), at_once):
             option_NG = np.stack([one.option_G for one in distinct[first : first + at_once]])

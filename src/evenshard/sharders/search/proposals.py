@@ -14,7 +14,6 @@ import numpy as np
 
 from evenshard.sharders.search.chains import Chains, Edits, Indices, Mask, Pieces, round_last_digits
 from evenshard.sharders.search.greedy import GreedyPlacer
-from evenshard.tables.reuse import FloatArray
 
 # Shares of moves and of swaps; the other changes are options.
 MOVES, SWAPS = 0.35, 0.25
@@ -66,7 +65,7 @@ class Proposals:
         for number, has_rule in enumerate(of_group):
             self._apart_RP[number, table.piece_A[np.array(has_rule)[group_A]]] = True
 
-    # Pieces of devices -------------------------------------------------------------------------------------------------
+    # Pieces of devices ------------------------------------------------------------------------------------------------
 
     def _index(self, chains: Chains) -> None:
         """Sort the pieces on single devices by device."""
@@ -97,7 +96,7 @@ class Proposals:
         found_M = np.take_along_axis(three_M3, lightest_M1, axis=1)[:, 0]
         return np.where(self._rng.random(count) < LIGHTEST_OF_ALL, self._load_ND.argmin(axis=1)[chain_M], found_M)
 
-    # Small changes -----------------------------------------------------------------------------------------------------
+    # Small changes ----------------------------------------------------------------------------------------------------
 
     def draw(self, chains: Chains, batch: int) -> tuple[Indices, Edits]:
         """Draw so many changes of each chain: the chain of each change, and the edits of all that are legal."""
@@ -140,9 +139,7 @@ class Proposals:
         there = self._move(chains, change, at_M[own], to_M[own], chain)
         return Edits.join([there, self._move(chains, change, other_M[own], source_M[own], chain)])
 
-    def _change_options(
-        self, chains: Chains, change_M: Indices, at_M: Indices, has_M: Mask, chain_M: Indices
-    ) -> Edits:
+    def _change_options(self, chains: Chains, change_M: Indices, at_M: Indices, has_M: Mask, chain_M: Indices) -> Edits:
         rng, table = self._rng, self._table
         count, groups = len(change_M), chains.option_NG.shape[1]
         draw_M, group_M = rng.random(count), rng.integers(groups, size=count)
@@ -216,7 +213,7 @@ class Proposals:
         has &= (chains.all_group_F[at] != group) & (to != device)
         return Edits.join([edits, self._move(chains, change[has], at[has], to[has], chain[has])])
 
-    # Rules -------------------------------------------------------------------------------------------------------------
+    # Rules ------------------------------------------------------------------------------------------------------------
 
     def _keep_legal(self, chains: Chains, edits: Edits, chain_M: Indices) -> Edits:
         """Drop changes with two pieces of a group on one device, or outside of its home or of the rules."""
@@ -232,7 +229,7 @@ class Proposals:
             is_bad_E = (sorted_ES[:, 1:] == sorted_ES[:, :-1]).any(axis=1) | (home_ES != home_ES[:, :1]).any(axis=1)
             is_bad_M[edits.change_E[many[is_bad_E]]] = True
         if self._placer.allowed_GD is not None:
-            come, from_F, _ = chains.pieces(np.arange(len(count_E)), edits.option_E, edits.place_ES, 1)
+            come, _, _ = chains.pieces(np.arange(len(count_E)), edits.option_E, edits.place_ES, 1)
             come = chains.on_each(come)
             is_forbidden_F = ~self._placer.allowed_GD[edits.group_E[come.change_F], come.device_F]
             is_bad_M[edits.change_E[come.change_F[is_forbidden_F]]] = True
@@ -254,7 +251,7 @@ class Proposals:
 
     def is_legal(self, chains: Chains) -> Mask:
         """[N] True where every group is on allowed devices, and no tables that stay apart share one."""
-        is_legal_N = ~(self._count_apart(chains) > 1).any(axis=(0, 2))
+        is_legal_N = np.asarray(~(self._count_apart(chains) > 1).any(axis=(0, 2)))
         if self._placer.allowed_GD is not None:
             numbers = np.arange(len(chains.all_group_F))
             pieces = chains.all_pieces
@@ -263,7 +260,7 @@ class Proposals:
             is_legal_N[pieces.change_F[each.change_F[~is_allowed_F]]] = False
         return is_legal_N
 
-    # Large changes -----------------------------------------------------------------------------------------------------
+    # Large changes ----------------------------------------------------------------------------------------------------
 
     def change_many(self, chains: Chains, number_M: Indices) -> tuple[Indices, Indices, Indices]:
         """Change the options of many groups of some chains at once, and place these groups again.
@@ -292,7 +289,9 @@ class Proposals:
             rows = np.flatnonzero(step < count_M)
             group_R = order_MG[rows, step]
             load_RD, free_RD = load_MD[rows], free_MD[rows]
-            place_MGS[rows, group_R] = self._placer.put(group_R, option_MG[rows, group_R], load_RD, load_RD, free_RD, {})
+            place_MGS[rows, group_R] = self._placer.put(
+                group_R, option_MG[rows, group_R], load_RD, load_RD, free_RD, {}
+            )
             load_MD[rows], free_MD[rows] = load_RD, free_RD
         return number_M, option_MG, place_MGS
 

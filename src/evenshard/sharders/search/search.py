@@ -224,4 +224,3 @@ class PlanSearch:
         if self._progress is not None and np.isfinite(self._best_ms) and (is_better or int(100 * done) > self._percent):
             self._percent = int(100 * done)
             self._progress(self._best_ms, done)
-
