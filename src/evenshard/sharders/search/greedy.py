@@ -284,8 +284,8 @@ class GreedyStarts:
             starts.append(Start(f"by width, {lane}, {len(types)}", option_G, by_width=True))
             starts.append(Start(f"lanes, {lane}, {len(types)}", option_G))
         for types, share, limit in product(TYPES_AT_A_PRICE, SHARES_OF_MEMORY, (np.inf, 1.0, 0.5)):
-            option_G = self._priced(types, limit * even, share)
-            starts.append(Start(f"memory at a price, {share}, {sorted(types)}", option_G))
+            if (priced_G := self._priced(types, limit * even, share)) is not None:
+                starts.append(Start(f"memory at a price, {share}, {sorted(types)}", priced_G))
         placed = self._place(starts)
         found += placed
         for family in ("columns, fewest", "columns, replicas, fewest"):
@@ -297,10 +297,11 @@ class GreedyStarts:
             unique.setdefault((one.start.option_G.tobytes(), one.start.by_width), one)
         return list(unique.values())
 
-    def _priced(self, types: frozenset[str], limit_ms: float, share: float) -> Indices:
+    def _priced(self, types: frozenset[str], limit_ms: float, share: float) -> Indices | None:
         """[G] the option of each group with the least work and price of memory, outside of device memory, too.
 
-        The price is the least with which all groups take no more than a share of the devices' memory.
+        The price is the least with which all groups take no more than a share of the devices' memory; None where they
+        need no price.
         """
         table, works = self.table, self.works
         bytes_O = (table.bytes_O * table.count_O * table.span_O).astype(np.float64)
@@ -311,7 +312,7 @@ class GreedyStarts:
         low, high = 0.0, 1e3 * works.total_O.max() / max(float(bytes_O.max()), 1.0)
         option_G = _cheapest(table, work_O)
         if bytes_O[option_G].sum() <= most_bytes:
-            return option_G
+            return None
         for _ in range(PRICE_STEPS):
             price = 0.5 * (low + high)
             option_G = _cheapest(table, work_O + price * bytes_O)

@@ -17,6 +17,8 @@ from evenshard.sharders.search.greedy import GreedyPlacer
 
 # Shares of moves and of swaps; the other changes are options.
 MOVES, SWAPS = 0.35, 0.25
+# Share of swaps in which two groups trade all places, as far as they have as many pieces.
+TRADES = 0.5
 # Share of changes that begin on a slowest device.
 FROM_SLOWEST = 0.7
 # Share of changes for which the lightest of all devices is chosen, in place of the lightest of three random ones.
@@ -136,8 +138,18 @@ class Proposals:
         source_M = chains.all_pieces.device_F[at_M]
         own = np.flatnonzero(has_M & (to_M != source_M))
         change, chain = change_M[own], chain_M[own]
-        there = self._move(chains, change, at_M[own], to_M[own], chain)
-        return Edits.join([there, self._move(chains, change, other_M[own], source_M[own], chain)])
+        pieces = self._move(chains, change, at_M[own], to_M[own], chain), self._move(chains, change, other_M[own], source_M[own], chain)
+        one, other = pieces
+        trades_E = (self._rng.random(len(own)) < TRADES) & self._can_trade(one.option_E, other.option_E)
+        there_ES, here_ES = (chains.place_NGS[chain, edits.group_E] for edits in (other, one))
+        one.place_ES[trades_E], other.place_ES[trades_E] = there_ES[trades_E], here_ES[trades_E]
+        return Edits.join(pieces)
+
+    def _can_trade(self, one_E: Indices, other_E: Indices) -> Mask:
+        """Return whether options have as many pieces, more than one, with homes of one size."""
+        table = self._table
+        is_alike_E = (table.count_O[one_E] == table.count_O[other_E]) & (table.home_O[one_E] == table.home_O[other_E])
+        return is_alike_E & (table.count_O[one_E] > 1)
 
     def _change_options(self, chains: Chains, change_M: Indices, at_M: Indices, has_M: Mask, chain_M: Indices) -> Edits:
         rng, table = self._rng, self._table
