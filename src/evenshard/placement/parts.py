@@ -176,10 +176,9 @@ def part_table(part: TablePart, whole: Table) -> Table:
     if part.rows == (0, whole.num_rows):
         if part.columns == (0, whole.embedding_dim):
             return whole
-        return replace(whole, name=f"{whole.name}[{part.extent}]", embedding_dim=part.columns.size)
+        return whole.with_fields(name=f"{whole.name}[{part.extent}]", embedding_dim=part.columns.size)
     share = lookup_share(whole, part.rows)
-    return replace(
-        whole,
+    return whole.with_fields(
         name=f"{whole.name}[rows {part.rows}, {part.extent}]",
         num_rows=part.rows.size,
         embedding_dim=part.columns.size,

@@ -8,13 +8,17 @@ Legend: D devices, V kinds of volumes, K kinds of devices, P pieces of an option
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.placement.machine import Machine
 from evenshard.placement.parts import COLUMN_STEP, ON_DEVICE, Storage
+from evenshard.placement.sharding import TYPES
 from evenshard.tables.reuse import FloatArray
 
 
@@ -110,18 +114,111 @@ class ShardingOption:
 
 
 @dataclass(frozen=True)
+class Cuts:
+    """Cuts of a table by columns, each an option.
+
+    Attributes:
+        widths: the different widths of all cuts, as they first appear.
+        slots: of each cut, the number of each part's width.
+    """
+
+    widths: tuple[int, ...]
+    slots: tuple[tuple[int, ...], ...]
+
+    @staticmethod
+    def of(cuts: Iterable[Sequence[int]]) -> Cuts:
+        """Number the widths of cuts."""
+        numbers: dict[int, int] = {}
+        slots = tuple(tuple(numbers.setdefault(width, len(numbers)) for width in widths) for widths in cuts)
+        return Cuts(tuple(numbers), slots)
+
+    @cached_property
+    def slot_A(self) -> npt.NDArray[np.int64]:
+        """[A] the slots of all cuts, one after the other."""
+        return np.array([slot for slots in self.slots for slot in slots], dtype=np.int64)
+
+    @cached_property
+    def count_O(self) -> npt.NDArray[np.int64]:
+        """[O] parts of each cut."""
+        return np.array([len(slots) for slots in self.slots], dtype=np.int64)
+
+
+class OptionRun(NamedTuple):
+    """Options of a group of one type and storage; ``first_piece`` is the number of the piece of ``cuts.widths[0]``."""
+
+    sharding_type: str
+    storage: Storage
+    cuts: Cuts
+    first_piece: int
+
+
+class GroupOptions(Sequence[ShardingOption]):
+    """The options of a group, each made when it is asked for.
+
+    Args:
+        runs: all options, in order.
+        machine: devices.
+        piece: makes the piece with a number.
+    """
+
+    def __init__(self, runs: Iterable[OptionRun], machine: Machine, piece: Callable[[int], Piece]) -> None:
+        self.runs = list(runs)
+        self._machine, self._piece = machine, piece
+        self._known: dict[int, ShardingOption] = {}
+
+    def __len__(self) -> int:
+        return sum(len(run.cuts.slots) for run in self.runs)
+
+    @overload
+    def __getitem__(self, number: int) -> ShardingOption: ...
+    @overload
+    def __getitem__(self, number: slice) -> tuple[ShardingOption, ...]: ...
+    def __getitem__(self, number: int | slice) -> ShardingOption | tuple[ShardingOption, ...]:
+        if isinstance(number, slice):
+            return tuple(self[one] for one in range(*number.indices(len(self))))
+        at = range(len(self))[number]
+        if at not in self._known:
+            self._known[at] = self._make(at)
+        return self._known[at]
+
+    def number_of(self, name: str, widths: tuple[int, ...] | None, storage: Storage) -> int | None:
+        """The number of the option of this type, storage and widths, in this order; None where there is none.
+
+        Args:
+            widths: None for any.
+        """
+        first = 0
+        for run in self.runs:
+            if (run.sharding_type, run.storage) == (name, storage):
+                for number, slots in enumerate(run.cuts.slots, first):
+                    if widths is None or tuple(run.cuts.widths[slot] for slot in slots) == widths:
+                        return number
+            first += len(run.cuts.slots)
+        return None
+
+    def _make(self, number: int) -> ShardingOption:
+        for run in self.runs:
+            if number < len(run.cuts.slots):
+                break
+            number -= len(run.cuts.slots)
+        own, pieces = TYPES[run.sharding_type], [self._piece(run.first_piece + slot) for slot in run.cuts.slots[number]]
+        spans = own.span(self._machine), own.home_span(self._machine)
+        return ShardingOption(run.sharding_type, *spans, tuple(pieces), run.storage)
+
+
+@dataclass(frozen=True)
 class TableGroup:
     """Tables that are placed as one: a table, or those that stay together.
 
     Attributes:
         tables: positions in the task.
-        options: how it may be sharded, whole first where it is allowed.
+        options: how it may be sharded, whole first where it is allowed; each is made when it is asked for.
         allowed_D: devices that it may live on; None for all.
         apart: numbers of the groups of tables that stay apart of which it has one.
     """
 
     tables: tuple[int, ...]
-    options: tuple[ShardingOption, ...]
+    options: GroupOptions
     allowed_D: npt.NDArray[np.bool_] | None
     apart: tuple[int, ...]
 
