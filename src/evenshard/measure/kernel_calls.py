@@ -50,6 +50,10 @@ class Lookup(NamedTuple):
         bags = max(round(lookups), 1)
         return self._replace(table=replace(self.table, pooling=SUM, pooling_factor=lookups / bags), bags=bags)
 
+    def with_dim(self, dim: int) -> Lookup:
+        """The same lookups of embeddings of another length."""
+        return Lookup(self.table.with_fields(embedding_dim=dim), self.bags, self.optimizer, self.is_cached)
+
 
 class KernelCall(NamedTuple):
     """What the parts that share a call have in common; of dense calls ``sharding_type`` is data_parallel."""

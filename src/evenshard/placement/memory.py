@@ -29,6 +29,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from operator import add, attrgetter
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from evenshard.placement.parts import (
     FUSED,
@@ -44,6 +48,7 @@ from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
+Numbers = TypeVar("Numbers", int, npt.NDArray[np.int64])
 STATE_BYTES = 4  # bytes of one number; FBGEMM keeps states in FP32 whatever the weights' precision
 SGD = "sgd"
 # Recommenders train tables with it; taken for tables that come without a model, which would say it.
@@ -78,8 +83,13 @@ def state_bytes(table: Table, optimizer: str) -> int:
     """
     if problem := optimizer_problem(optimizer):
         raise BadConfig(f"{problem}. Choose one of these.")
+    return table.num_rows * row_state_bytes(table.embedding_dim, optimizer)
+
+
+def row_state_bytes(dims: Numbers, optimizer: str) -> Numbers:
+    """Return the bytes of optimizer state of a row with so many columns."""
     per_row, per_weight = STATE_NUMBERS[optimizer]
-    return table.num_rows * (per_row + per_weight * table.embedding_dim) * STATE_BYTES
+    return (per_row + per_weight * dims) * STATE_BYTES
 
 
 @dataclass(frozen=True)

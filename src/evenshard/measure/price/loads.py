@@ -27,13 +27,17 @@ class LookupColumns:
 
     def __init__(self, prices: Sequence[DevicePrice]) -> None:
         self._prices = prices
-        self._new: list[tuple[Lookup, ...]] = []
+        self._new: list[tuple[tuple[Lookup, ...], int | None]] = []
         self._num_rows = 0
         self.columns_KPH: list[Columns] = []
 
-    def row(self, lookups: tuple[Lookup, ...]) -> int:
-        """Add a row for tables that are always looked up together, in one call, and return its number."""
-        self._new.append(lookups)
+    def row(self, lookups: tuple[Lookup, ...], dim: int | None = None) -> int:
+        """Add a row for tables that are always looked up together, in one call, and return its number.
+
+        Args:
+            dim: of all the tables, in place of their own.
+        """
+        self._new.append((lookups, dim))
         self._num_rows += 1
         return self._num_rows - 1
 
@@ -42,9 +46,10 @@ class LookupColumns:
         new, self._new = self._new, []
         if not new:
             return
-        flat = [one for lookups in new for one in lookups]
-        sizes = np.array([len(lookups) for lookups in new])
-        found = [_sum_runs(price, price.columns(flat), np.cumsum(sizes) - sizes) for price in self._prices]
+        flat = [one for lookups, _ in new for one in lookups]
+        dims_P = np.array([dim or one.table.embedding_dim for lookups, dim in new for one in lookups])
+        sizes = np.array([len(lookups) for lookups, _ in new])
+        found = [_sum_runs(price, price.columns(flat, dims_P), np.cumsum(sizes) - sizes) for price in self._prices]
         self.columns_KPH = (
             [np.concatenate(pair) for pair in zip(self.columns_KPH, found, strict=True)] if self.columns_KPH else found
         )

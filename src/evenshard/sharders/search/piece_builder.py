@@ -177,8 +177,7 @@ class PieceBuilder:
         lookups, row_of = self._rows_of[key]
         for width in widths:
             if width not in row_of:
-                narrow = (Lookup(one[0].with_fields(embedding_dim=width), *one[1:]) for one in lookups)
-                row_of[width] = self.lookups.row(tuple(narrow))
+                row_of[width] = self.lookups.row(lookups, width)
         return [row_of[width] for width in widths]
 
     def _call(self, table: Table, name: str) -> int:
