@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -257,7 +257,7 @@ def replica_table(table: Table, num_devices: int) -> Table:
     """A replicated table as one device sees it, which looks it up for its own samples only."""
     if table.reuse_bins is None or num_devices == 1:
         return table
-    return replace(table, reuse_bins=thinned_reuse_bins(table.reuse_bins, 1 / num_devices))
+    return table.with_fields(reuse_bins=thinned_reuse_bins(table.reuse_bins, 1 / num_devices))
 
 
 def deduplicated_table(table: Table, num_devices: int) -> Table:
@@ -266,8 +266,7 @@ def deduplicated_table(table: Table, num_devices: int) -> Table:
         return table
     bins = table.reuse_bins or feasible_reuse_bins(table.num_rows, LOOKUPS_WHERE_UNCOUNTED)
     sent, share = deduplicated_reuse(bins, num_devices)
-    return replace(
-        table,
+    return table.with_fields(
         pooling_factor=table.pooling_factor * share,
         feature_pooling_factors=tuple(share * one for one in table.feature_pooling_factors),
         reuse_bins=sent,

@@ -59,6 +59,7 @@ class PieceBuilder:
         self.collective_of_call: list[tuple[str, str]] = []
         self.lookups = LookupColumns(costs.prices)
         self._costs, self._task = costs, costs.task
+        self._every_device = tuple(range(costs.task.num_devices))
         self._lines: list[_Line] = []
         self._line_P: list[int] = []
         self._columns_P: list[int] = []
@@ -74,11 +75,11 @@ class PieceBuilder:
 
         Of a table that is cut by rows, the part with the most lookups stands for all.
         """
-        table, own, machine = self._task.tables[position], TYPES[name], self._task.machine
-        rows = busiest_rows(table, own.span(machine)) if own.cuts_rows else Span(0, table.num_rows)
-        devices = tuple(range(machine.num_devices if own.is_replicated else 1))
+        table, own = self._task.tables[position], TYPES[name]
+        rows = busiest_rows(table, own.span(self._task.machine)) if own.cuts_rows else Span(0, table.num_rows)
+        devices = self._every_device if own.is_replicated else (0,)
         part = TablePart(table.name, rows, Span(0, table.embedding_dim), devices, storage)
-        is_cut = any(width != table.embedding_dim for width in widths)
+        is_cut = list(widths) != [table.embedding_dim]
         first, call = len(self._columns_P), self._call(table, name)
         self._lines.append(self._line(position, part, name, is_cut))
         self._add_pieces(widths)
