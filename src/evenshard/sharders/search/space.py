@@ -229,8 +229,8 @@ class SearchSpace:
 
     def _storages(self, members: Sequence[int]) -> list[Storage]:
         kernels = common_kernels(self.task, members)
-        is_large = any(self._is_large(position) for position in members)
-        elsewhere = [one for one in kernels if one != FUSED and ((self.offloads and is_large) or FUSED not in kernels)]
+        leaves = FUSED not in kernels or (self.offloads and any(map(self._is_large, members)))
+        elsewhere = [one for one in kernels if one != FUSED and leaves]
         return [
             *([ON_DEVICE] if FUSED in kernels else []),
             *(one for kernel in elsewhere for one in storages_of(kernel, CACHE_LOAD_FACTORS)),
