@@ -9,7 +9,7 @@ Legend: L lines, P pieces, C cells (kernel calls of a piece), V kinds of volumes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -109,7 +109,7 @@ class PieceBuilder:
         self._row_C += [row_of[width] for width in widths]
         if not storage.is_on_device:
             for number, width in enumerate(widths, first):
-                narrow = replace(strip.part, columns=Span(0, width))
+                narrow = TablePart(table.name, strip.part.rows, Span(0, width), strip.part.devices, storage)
                 self._offload_K2_of[number] = self._costs.offload_K2(narrow, table)
         return first
 
@@ -179,7 +179,8 @@ class PieceBuilder:
         if not may_be_cut:
             volume_V = _volumes_of(part_volume(table, name, columns, share, devices))
             return _Line(span, whole_3, _NO_BYTES, volume_V, _NO_VOLUMES, 0.0)
-        steps, least_3 = columns // COLUMN_STEP, self._bytes_3(table, replace(part, columns=Span(0, COLUMN_STEP)))
+        narrow = TablePart(part.table, part.rows, Span(0, COLUMN_STEP), part.devices, part.storage)
+        steps, least_3 = columns // COLUMN_STEP, self._bytes_3(table, narrow)
         more_3 = tuple((whole - least) // (steps - 1) for whole, least in zip(whole_3, least_3, strict=True))
         bytes_3 = tuple(least - more for least, more in zip(least_3, more_3, strict=True))
         none_V, one_V = (_volumes_of(part_volume(table, name, at, share, devices)) for at in (0, 1))

@@ -43,6 +43,7 @@ from evenshard.sharders.search.arrays import OptionTable, PieceArrays
 from evenshard.sharders.search.piece_builder import PieceBuilder
 from evenshard.sharders.search.sharding_option import Cuts, GroupOptions, OptionRun, Piece, TableGroup
 from evenshard.tables.reuse import FloatArray
+from evenshard.tables.table import Table
 
 MAX_CUTS = 128
 # Tables times devices up to which everything is tried; of larger tasks, less.
@@ -54,6 +55,9 @@ FULL_SHARE = 0.97
 SHORT_SHARE = 0.85
 # Share of a device's room: smaller tables stay in device memory.
 LEAST_OFFLOADED = 1e-3
+
+
+_BY_ROWS = tuple(one for one in TYPES.values() if one.cuts_rows)
 
 
 class SearchSpace:
@@ -82,6 +86,7 @@ class SearchSpace:
         self._arrays: PieceArrays | None = None
         self._table: OptionTable | None = None
         self._pieces: dict[int, Piece] = {}
+        self._cuts_of: dict[tuple[object, ...], tuple[tuple[str, Cuts], ...]] = {}
         self.shifted: set[tuple[int, int]] = set()
         self._numbers: dict[tuple[int, str, tuple[int, ...], Storage], int] = {}
         # Which collective each kernel call takes part in, and the latencies of each.
@@ -236,10 +241,19 @@ class SearchSpace:
             *(one for kernel in elsewhere for one in storages_of(kernel, CACHE_LOAD_FACTORS)),
         ]
 
-    def _cuts(self, position: int, on_device: bool) -> Iterator[tuple[str, Cuts]]:
-        """Yield types with cuts; no replicas outside of device memory, where columns are cut into powers of two."""
+    def _cuts(self, position: int, on_device: bool) -> tuple[tuple[str, Cuts], ...]:
+        """Return types with cuts; no replicas outside of device memory, where columns are cut into powers of two."""
+        task, limits, table = self.task, self.task.limits_of(position), self.task.tables[position]
+        allowed = task.num_devices if limits.devices is None else len(limits.devices)
+        has_rows = tuple(_has_rows_for(table, own.span(task.machine)) for own in _BY_ROWS)
+        alike = (limits.min_columns, allowed, position in task.kept_apart, on_device)
+        key = (frozenset(task.types[position]), table.embedding_dim, has_rows, *alike)
+        if key not in self._cuts_of:
+            self._cuts_of[key] = tuple(self._list_cuts(position, allowed, on_device))
+        return self._cuts_of[key]
+
+    def _list_cuts(self, position: int, allowed: int, on_device: bool) -> Iterator[tuple[str, Cuts]]:
         limits, machine = self.task.limits_of(position), self.task.machine
-        allowed = machine.num_devices if limits.devices is None else len(limits.devices)
         whole_columns = self.task.tables[position].embedding_dim
         fewest = self.task.fewest_column_parts(self.task.tables[position])
         for own in self._types(position):
@@ -267,10 +281,10 @@ class SearchSpace:
 
     def _types(self, position: int) -> list[ShardingType]:
         """Return the types, fewest pieces first, without those that cut a table as another type does."""
-        machine, types = self.task.machine, set(self.task.types[position])
+        machine, table, types = self.task.machine, self.task.tables[position], set(self.task.types[position])
         if machine.num_devices == 1:
             return [TYPES[TABLE_WISE]]
-        is_narrow = self.task.fewest_column_parts(self.task.tables[position]) == 1
+        is_narrow = self.task.fewest_column_parts(table) == 1
         if is_narrow and any(TYPES[one].may_be_whole for one in types):
             types.add(TABLE_WISE)
         if rows_of_all := types & {*ROWS_ALONE} & {*types_on_all(machine)}:
@@ -280,14 +294,14 @@ class SearchSpace:
             fewer = {one for one in types if TYPES[one].span(machine) == 1}
         else:
             # A search's sums take every device for one with rows: cuts that leave some without are a last resort.
-            fewer = {one for one in types if not TYPES[one].cuts_rows or self._has_rows_for(position, TYPES[one])}
+            fewer = {one for one in types if not TYPES[one].cuts_rows or _has_rows_for(table, TYPES[one].span(machine))}
         found = (TYPES[one] for one in TYPES if one in (fewer or types))
         return sorted(found, key=lambda one: (one.is_replicated, one.cuts_rows))
 
-    def _has_rows_for(self, position: int, option: ShardingType) -> bool:
-        """Return whether every device receives at least one row."""
-        devices = option.span(self.task.machine)
-        return len(row_starts(self.task.tables[position].num_rows, devices)) == devices
+
+def _has_rows_for(table: Table, devices: int) -> bool:
+    """Return whether every device receives at least one row."""
+    return len(row_starts(table.num_rows, devices)) == devices
 
 
 def is_short_of_memory(task: ShardingTask) -> bool:
