@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.measure.price.loads import CellChanges, repeat_numbers
-from evenshard.placement.parts import Storage
+from evenshard.placement.parts import COLUMN_STEP, Storage
 from evenshard.sharders.search.sharding_option import Piece
 from evenshard.tables.reuse import FloatArray
 
@@ -32,6 +32,8 @@ class OptionTable:
         span_O, home_O: devices, one after the other, of each piece, and those that all pieces are among.
         bytes_O: device memory of the largest piece.
         width_O: columns of the widest piece.
+        is_unusual_O: True if columns are cut neither evenly into a power of two of parts, nor into equal parts as wide
+            as a power of two.
         is_replica_O: True if every device holds a replica.
         shape_O: the same number for options of the same type and the same columns of the first piece.
         most_pieces: of an option.
@@ -56,14 +58,24 @@ class OptionTable:
         self.first_O = np.cumsum(count_O) - count_O
         self.option_A = np.repeat(np.arange(len(count_O)), count_O)
         self.most_pieces = int(count_O.max())
+        columns_A = pieces.columns_P[piece_A]
         self.bytes_O, self.width_O = np.zeros((2, len(count_O)), dtype=np.int64)
         np.maximum.at(self.bytes_O, self.option_A, pieces.size_P[piece_A])
-        np.maximum.at(self.width_O, self.option_A, pieces.columns_P[piece_A])
+        np.maximum.at(self.width_O, self.option_A, columns_A)
+        least_O = self.width_O.copy()
+        np.minimum.at(least_O, self.option_A, columns_A)
+        is_even_O = self.width_O - least_O <= COLUMN_STEP
+        is_power_O = (self.width_O == least_O) & _is_power_of_two(self.width_O)
+        self.is_unusual_O = ~(is_even_O & (_is_power_of_two(count_O) | is_power_O))
         leading_O = piece_A[np.minimum(self.first_O, len(piece_A) - 1)]
         self.is_replica_O = pieces.values_P[leading_O] > 0
         columns_O = pieces.columns_P[leading_O]
         shapes_O = self.type_O * (columns_O.max() + 1) + columns_O
         self.shape_O = np.unique(shapes_O, return_inverse=True)[1]
+
+
+def _is_power_of_two(numbers: Indices) -> npt.NDArray[np.bool_]:
+    return np.asarray(numbers & (numbers - 1) == 0)
 
 
 @dataclass(frozen=True)

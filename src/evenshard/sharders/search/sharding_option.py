@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import COLUMN_STEP, ON_DEVICE, Storage
+from evenshard.placement.parts import ON_DEVICE, Storage
 from evenshard.placement.sharding import TYPES
 from evenshard.tables.reuse import FloatArray
 
@@ -51,15 +51,6 @@ class Piece:
     offload_K2: tuple[tuple[float, float], ...] = ()
     values: float = 0.0
 
-    def offload_ms(self, kind: int | None = None) -> float:
-        """How much longer it takes as it is kept, forward and backward together.
-
-        Args:
-            kind: of the device; None for the slowest kind.
-        """
-        found = [sum(of_kind) for of_kind in self.offload_K2]
-        return (max(found) if kind is None else found[kind]) if found else 0.0
-
 
 @dataclass(frozen=True)
 class ShardingOption:
@@ -88,29 +79,6 @@ class ShardingOption:
     def piece_numbers(self) -> tuple[int, ...]:
         """The number of each piece among all pieces of the space."""
         return tuple(piece.number for piece in self.pieces)
-
-    @property
-    def piece_widths(self) -> tuple[int, ...]:
-        """Columns of each piece."""
-        return tuple(piece.columns for piece in self.pieces)
-
-    @cached_property
-    def bytes_P(self) -> npt.NDArray[np.int64]:
-        """[P] device memory of each piece."""
-        return np.array([piece.size_bytes for piece in self.pieces], dtype=np.int64)
-
-    @cached_property
-    def largest_bytes(self) -> int:
-        """Device memory of the largest piece."""
-        return max(piece.size_bytes for piece in self.pieces)
-
-    @property
-    def is_usual(self) -> bool:
-        """Whether it cuts no columns, or evenly into a power of two of parts or parts as wide as a power of two."""
-        widths = [piece.columns for piece in self.pieces]
-        if max(widths) - min(widths) > COLUMN_STEP:
-            return False
-        return len(widths).bit_count() == 1 or (min(widths) == max(widths) and widths[0].bit_count() == 1)
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,6 @@ class SearchSpace:
         calls, collective_of_call, lookups: see ``PieceBuilder``.
         is_small: everything may be tried.
         offloads: tables may be kept outside of device memory.
-        shifted: (group, number) of the options that only shifts of columns have made.
 
     Args:
         costs: what placements cost.
@@ -87,8 +86,6 @@ class SearchSpace:
         self._table: OptionTable | None = None
         self._pieces: dict[int, Piece] = {}
         self._cuts_of: dict[tuple[object, ...], tuple[tuple[str, Cuts], ...]] = {}
-        self.shifted: set[tuple[int, int]] = set()
-        self._numbers: dict[tuple[int, str, tuple[int, ...], Storage], int] = {}
         # Which collective each kernel call takes part in, and the latencies of each.
         self._latencies: tuple[npt.NDArray[np.bool_], FloatArray] = (np.zeros((0, 0), dtype=bool), np.zeros((0, 3)))
         self.groups = tuple(self._groups())
@@ -179,34 +176,18 @@ class SearchSpace:
         self._arrays = self._table = None
         return range(first, len(own.options))
 
-    def number_of(
-        self, group: int, name: str, widths: Sequence[int], storage: Storage, is_shifted: bool = False
-    ) -> int | None:
-        """The number of a group's option of this type, storage and widths, in this order; a new one where it has none.
+    def number_of(self, group: int, name: str, widths: Sequence[int], storage: Storage) -> int | None:
+        """Return the number of a group's option of this type, storage and widths, in this order, or of a new one.
 
         A new one is of rows that stay together, or kept outside of device memory; None where it is neither.
-
-        Args:
-            is_shifted: whether columns are shifted to come to it: a new option is then one of ``shifted``.
         """
-        key = (group, name, tuple(widths), storage)
-        number = self._numbers[key] if key in self._numbers else self._find_number(*key)
-        if number is None:
-            own, stays = self.groups[group], not (TYPES[name].cuts_rows or TYPES[name].is_replicated)
-            if not own.options or len(own.tables) > 1 or not (stays or storage != ON_DEVICE):
-                return None
-            (number,) = self.add_options(group, [(self.usual_name(own.tables[0], name), widths, storage)])
-            if is_shifted:
-                self.shifted.add((group, number))
-        if not is_shifted:
-            self.shifted.discard((group, number))
-        self._numbers[key] = number
-        return number
-
-    def _find_number(self, group: int, name: str, widths: tuple[int, ...], storage: Storage) -> int | None:
         own = self.groups[group]
-        named = self.usual_name(own.tables[0], name)
-        return own.options.number_of(named, widths if len(own.tables) == 1 else None, storage)
+        usual, is_alone = self.usual_name(own.tables[0], name), len(own.tables) == 1
+        number = own.options.number_of(usual, tuple(widths) if is_alone else None, storage)
+        stays = not (TYPES[name].cuts_rows or TYPES[name].is_replicated)
+        if number is None and own.options and is_alone and (stays or storage != ON_DEVICE):
+            (number,) = self.add_options(group, [(usual, widths, storage)])
+        return number
 
     def _groups(self) -> Iterator[TableGroup]:
         task = self.task
