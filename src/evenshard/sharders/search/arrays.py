@@ -22,6 +22,9 @@ Indices = npt.NDArray[np.int64]
 class OptionTable:
     """All options of all groups, one after the other, and the pieces of each.
 
+    Args:
+        cut_O: the same number for options with the same widths of pieces.
+
     Attributes:
         num_options_G, first_option_G: options of each group, and the number of its first one.
         group_O: the group of each option.
@@ -36,6 +39,8 @@ class OptionTable:
             as a power of two.
         is_replica_O: True if every device holds a replica.
         shape_O: the same number for options of the same type and the same columns of the first piece.
+        twin_O, first_twin_O, num_twins_O: options by groups of twins, which differ in their storage alone; the place of
+            each option's first twin in ``twin_O``, and the number of its twins, itself among them.
         most_pieces: of an option.
     """
 
@@ -47,6 +52,7 @@ class OptionTable:
         types: tuple[tuple[str, ...], Indices],
         storages: tuple[tuple[Storage, ...], Indices],
         homes_2O: Indices,
+        cut_O: Indices,
         pieces: PieceArrays,
     ) -> None:
         self.num_options_G, self.count_O, self.piece_A = num_options_G, count_O, piece_A
@@ -72,6 +78,11 @@ class OptionTable:
         columns_O = pieces.columns_P[leading_O]
         shapes_O = self.type_O * (columns_O.max() + 1) + columns_O
         self.shape_O = np.unique(shapes_O, return_inverse=True)[1]
+        alike_O = (self.group_O * len(self.types) + self.type_O) * (cut_O.max() + 1) + cut_O
+        _, twins_O, count_B = np.unique(alike_O, return_inverse=True, return_counts=True)
+        self.twin_O = np.argsort(twins_O, kind="stable")
+        self.num_twins_O = count_B[twins_O]
+        self.first_twin_O = (np.cumsum(count_B) - count_B)[twins_O]
 
 
 def _is_power_of_two(numbers: Indices) -> npt.NDArray[np.bool_]:

@@ -81,7 +81,7 @@ class ShardingOption:
         return tuple(piece.number for piece in self.pieces)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cuts:
     """Cuts of a table by columns, each an option.
 
@@ -99,6 +99,11 @@ class Cuts:
         numbers: dict[int, int] = {}
         slots = tuple(tuple(numbers.setdefault(width, len(numbers)) for width in widths) for widths in cuts)
         return Cuts(tuple(numbers), slots)
+
+    @cached_property
+    def of_options(self) -> tuple[tuple[int, ...], ...]:
+        """The widths of each cut."""
+        return tuple(tuple(self.widths[slot] for slot in slots) for slots in self.slots)
 
     @cached_property
     def slot_A(self) -> npt.NDArray[np.int64]:
@@ -158,8 +163,8 @@ class GroupOptions(Sequence[ShardingOption]):
         first = 0
         for run in self.runs:
             if (run.sharding_type, run.storage) == (name, storage):
-                for number, slots in enumerate(run.cuts.slots, first):
-                    if widths is None or tuple(run.cuts.widths[slot] for slot in slots) == widths:
+                for number, of_option in enumerate(run.cuts.of_options, first):
+                    if widths in (None, of_option):
                         return number
             first += len(run.cuts.slots)
         return None

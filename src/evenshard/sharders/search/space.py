@@ -134,6 +134,11 @@ class SearchSpace:
         of_storage: dict[Storage, int] = {}
         type_R = np.array([of_type.setdefault(run.sharding_type, len(of_type)) for run in runs])
         storage_R = np.array([of_storage.setdefault(run.storage, len(of_storage)) for run in runs])
+        of_widths: dict[tuple[int, ...], int] = {}
+        cut_of = {
+            cuts: np.array([of_widths.setdefault(widths, len(of_widths)) for widths in cuts.of_options])
+            for cuts in dict.fromkeys(run.cuts for run in runs)
+        }
         homes = [(TYPES[one].span(self.task.machine), TYPES[one].home_span(self.task.machine)) for one in of_type]
         options_R = np.array([len(run.cuts.slots) for run in runs])
         return OptionTable(
@@ -143,6 +148,7 @@ class SearchSpace:
             (tuple(of_type), type_R.repeat(options_R)),
             (tuple(of_storage), storage_R.repeat(options_R)),
             np.array(homes)[type_R.repeat(options_R)].T,
+            np.concatenate([cut_of[run.cuts] for run in runs]),
             self.piece_arrays,
         )
 
