@@ -1,9 +1,9 @@
-"""What a search chooses among: groups of tables, the sharding options of each, and the pieces of each option.
+"""The choices of a search: groups of tables, the sharding options of each, and the pieces of each option.
 
 A piece is what the search places as one: columns on a device, rows on all devices of a node or on all devices, a
 replica on each. Tables that stay together are one group, with one piece.
 
-Legend: D devices, V kinds of volumes, K kinds of devices, P pieces of an option.
+Legend: D devices, V kinds of volumes, K kinds of devices, A parts of all cuts, O cuts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evenshard.tables.reuse import FloatArray
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """What one piece takes of each device that it lives on.
+    """The resources that one piece takes of each device that it lives on.
 
     Attributes:
         number: among all pieces of the space.
@@ -35,8 +35,8 @@ class Piece:
         size_bytes: device memory.
         host_bytes: memory of its host.
         ssd_bytes: of its host's SSDs.
-        offload_K2: how much longer forward and backward take as it is not in device memory, on each kind of device,
-            ms; empty where it is there.
+        offload_K2: added time of forward and backward outside of device memory, on each kind of device, ms; empty in
+            device memory.
         values: weights of a replica.
     """
 

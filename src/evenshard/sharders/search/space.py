@@ -49,8 +49,6 @@ MAX_CUTS = 128
 # Tables times devices up to which everything is tried; of larger tasks, less.
 SMALL = 2**16
 CACHE_LOAD_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8)
-# Part of the devices' memory that is filled before options with less memory are preferred.
-FULL_SHARE = 0.97
 # Part of the devices' memory that tables fill, whole, before other storage than device memory is looked for.
 SHORT_SHARE = 0.85
 # Share of a device's room: smaller tables stay in device memory.
@@ -64,7 +62,7 @@ class SearchSpace:
     """All groups of a task with their options, and the columns of all their pieces.
 
     Attributes:
-        groups: the groups.
+        groups: single tables, then the tables that stay together.
         calls, collective_of_call, lookups: see ``PieceBuilder``.
         is_small: everything may be tried.
         offloads: tables may be kept outside of device memory.
@@ -92,16 +90,11 @@ class SearchSpace:
         self.lookups.update()
 
     @cached_property
-    def widest_G(self) -> npt.NDArray[np.int64]:
-        """[G] the largest dim of the tables of each group."""
-        tables = self.task.tables
-        return np.array([max(tables[at].embedding_dim for at in group.tables) for group in self.groups])
-
-    @cached_property
     def lane_limits(self) -> tuple[int, ...]:
         """Widths up to which rows take fewer lanes, as far as some groups are wider and some are not."""
         limits = {limit for price in self.costs.prices for limit in price.lane_limits}
-        return tuple(limit for limit in sorted(limits) if self.widest_G.min() <= limit < self.widest_G.max())
+        widest = [max(self.task.tables[at].embedding_dim for at in group.tables) for group in self.groups]
+        return tuple(limit for limit in sorted(limits) if min(widest) <= limit < max(widest))
 
     @property
     def span_of_call(self) -> list[int]:
@@ -158,9 +151,9 @@ class SearchSpace:
         return self._pieces[number]
 
     def latencies(self, is_used_NC: npt.NDArray[np.bool_]) -> FloatArray:
-        """[3, N] latencies of the three exchanges of the kernel calls that are used; calls that share one count once.
+        """Return the latencies of the exchanges of the used kernel calls, [3, N], in the order of ``ExchangeTimes``.
 
-        In the order of ``ExchangeTimes``.
+        Calls that share an exchange count once.
         """
         if len(self._latencies[0]) < len(self.calls):
             names = list(dict.fromkeys(self.collective_of_call))
@@ -171,9 +164,10 @@ class SearchSpace:
         return np.asarray(((is_used_NC @ of_call_CL) @ latency_L3).T)
 
     def add_options(self, group: int, shapes: Iterable[tuple[str, Sequence[int], Storage]]) -> range:
-        """Add options to a group of one table: types, widths of parts, and storages; return their numbers.
+        """Add options to a group of one table, and return their numbers.
 
-        A part without widths makes an option that takes nothing.
+        Args:
+            shapes: type, widths of the parts and storage of each; without widths, an option takes nothing.
         """
         own = self.groups[group]
         (position,), first = own.tables, len(own.options)
@@ -183,9 +177,9 @@ class SearchSpace:
         return range(first, len(own.options))
 
     def number_of(self, group: int, name: str, widths: Sequence[int], storage: Storage) -> int | None:
-        """Return the number of a group's option of this type, storage and widths, in this order, or of a new one.
+        """Return the number of a group's option of this type, storage and widths, in this order.
 
-        A new one is of rows that stay together, or kept outside of device memory; None where it is neither.
+        An option that is missing is added if its rows stay together or it leaves device memory; else None.
         """
         own = self.groups[group]
         usual, is_alone = self.usual_name(own.tables[0], name), len(own.tables) == 1
@@ -207,14 +201,11 @@ class SearchSpace:
     def _runs(self, members: Sequence[int]) -> Iterator[OptionRun]:
         for storage in self._storages(members):
             if len(members) > 1:
-                piece = self._builder.add_together(members, storage)
-                yield OptionRun(
-                    TABLE_WISE, storage, _whole(sum(self.task.tables[at].embedding_dim for at in members)), piece
-                )
+                columns = _whole(sum(self.task.tables[at].embedding_dim for at in members))
+                yield OptionRun(TABLE_WISE, storage, columns, self._builder.add_together(members, storage))
                 continue
-            (position,) = members
-            for name, cuts in self._cuts(position, storage.is_on_device):
-                yield self._run(position, name, storage, cuts)
+            for name, cuts in self._cuts(members[0], storage.is_on_device):
+                yield self._run(members[0], name, storage, cuts)
 
     def _run(self, position: int, name: str, storage: Storage, cuts: Cuts) -> OptionRun:
         return OptionRun(name, storage, cuts, self._builder.add(position, name, storage, cuts.widths))
@@ -255,11 +246,11 @@ class SearchSpace:
                 yield own.name, cuts
 
     def by_columns(self, position: int) -> str:
-        """The type of a table that is cut by columns: it may leave its node only where that is allowed."""
+        """Return the type of a table that is cut by columns; it may leave its node only where that is allowed."""
         return freest_by_columns(self.task.types[position], self.task.machine, TABLE_COLUMN_WISE)
 
     def usual_name(self, position: int, name: str) -> str:
-        """What a type that a table's parts are of is called among its options."""
+        """Return the type among a table's options that stands for the type of its parts."""
         return self.by_columns(position) if name == COLUMN_WISE else name
 
     def _is_large(self, position: int) -> bool:
@@ -292,7 +283,7 @@ def _has_rows_for(table: Table, devices: int) -> bool:
 
 
 def is_short_of_memory(task: ShardingTask) -> bool:
-    """Whether tables may leave device memory, and fill it as far as it is filled gladly, or one must leave it."""
+    """Return True if tables may leave device memory, and either fill ``SHORT_SHARE`` of it or one of them must."""
     if not task.may_offload:
         return False
     return sum(task.table_bytes) > SHORT_SHARE * sum(task.room_bytes) or any(
