@@ -171,7 +171,9 @@ def test_a_table_that_decides_has_a_part_of_its_even_share() -> None:
     kind = simulated_kind(gpu_profile("h100"), machine)
     space = SearchSpace(PartCosts(task, [kind], [0] * 3, Links(LINKS["nvlink_h100"])))
     bound_ms = lower_bound_ms(space)
-    numbers = space.add_options(0, [(space.by_columns(0), widths, ON_DEVICE) for widths in ((44, 44, 40), (64, 32, 32))])
+    numbers = space.add_options(
+        0, [(space.by_columns(0), widths, ON_DEVICE) for widths in ((44, 44, 40), (64, 32, 32))]
+    )
     even_ms, uneven_ms = chains_of(space, [[Choice(number, (0, 1, 2))] for number in numbers]).cost_N
     assert 0.9 * even_ms < bound_ms < even_ms < uneven_ms
 

@@ -196,10 +196,3 @@ def test_halves_powers_of_two_and_parts_as_wide_as_one_are_usual(widths: list[in
     space = space_of(CUT)
     (number,) = space.add_options(0, [(COLUMN_WISE, widths, ON_DEVICE)])
     assert space.table.is_unusual_O[number] == (not is_usual)
-
-
-def test_an_option_without_parts_takes_nothing() -> None:
-    space = space_of(CUT)
-    (number,) = space.add_options(0, [(TABLE_WISE, (), ON_DEVICE)])
-    assert space.groups[0].options[number].pieces == ()
-    assert (space.table.count_O[number], space.table.bytes_O[number]) == (0, 0)

@@ -65,17 +65,14 @@ class OptionTable:
         self.option_A = np.repeat(np.arange(len(count_O)), count_O)
         self.most_pieces = int(count_O.max())
         columns_A = pieces.columns_P[piece_A]
-        self.bytes_O, self.width_O = np.zeros((2, len(count_O)), dtype=np.int64)
-        np.maximum.at(self.bytes_O, self.option_A, pieces.size_P[piece_A])
-        np.maximum.at(self.width_O, self.option_A, columns_A)
-        least_O = self.width_O.copy()
-        np.minimum.at(least_O, self.option_A, columns_A)
+        self.bytes_O = np.maximum.reduceat(pieces.size_P[piece_A], self.first_O)
+        self.width_O = np.maximum.reduceat(columns_A, self.first_O)
+        least_O = np.minimum.reduceat(columns_A, self.first_O)
         is_even_O = self.width_O - least_O <= COLUMN_STEP
         is_power_O = (self.width_O == least_O) & _is_power_of_two(self.width_O)
         self.is_unusual_O = ~(is_even_O & (_is_power_of_two(count_O) | is_power_O))
-        leading_O = piece_A[np.minimum(self.first_O, len(piece_A) - 1)]
-        self.is_replica_O = pieces.values_P[leading_O] > 0
-        columns_O = pieces.columns_P[leading_O]
+        self.is_replica_O = pieces.values_P[piece_A[self.first_O]] > 0
+        columns_O = columns_A[self.first_O]
         shapes_O = self.type_O * (columns_O.max() + 1) + columns_O
         self.shape_O = np.unique(shapes_O, return_inverse=True)[1]
         alike_O = (self.group_O * len(self.types) + self.type_O) * (cut_O.max() + 1) + cut_O

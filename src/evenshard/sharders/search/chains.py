@@ -20,8 +20,8 @@ from evenshard.measure.collectives import VOLUMES, Volumes, exchange_times
 from evenshard.measure.price.loads import CellChanges, Loads, repeat_numbers
 from evenshard.measure.price.step import dense_ms
 from evenshard.measure.step_time import Phases, windows
-from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.arrays import OptionTable
+from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 
@@ -175,11 +175,9 @@ class Chains:
         return Pieces(*(np.concatenate(pair) for pair in zip(*(vars(one).values() for one in found), strict=True)))
 
     def _cells(self, pieces: Pieces) -> CellChanges:
-        arrays = self.arrays
-        from_C, offset_C = repeat_numbers(arrays.cells_P[pieces.piece_F])
+        from_C, at_C = self.arrays.cells_of(pieces.piece_F)
         own = pieces.select(from_C)
-        at_C = arrays.first_P[own.piece_F] + offset_C
-        return CellChanges(own.change_F, arrays.call_C[at_C], arrays.row_C[at_C], own.device_F, own.sign_F)
+        return CellChanges(own.change_F, self.arrays.call_C[at_C], self.arrays.row_C[at_C], own.device_F, own.sign_F)
 
     def _list_pieces(self) -> CellChanges:
         groups = self.option_NG.shape[1]

@@ -167,7 +167,7 @@ class SearchSpace:
         """Add options to a group of one table, and return their numbers.
 
         Args:
-            shapes: type, widths of the parts and storage of each; without widths, an option takes nothing.
+            shapes: type, widths of the parts and storage of each.
         """
         own = self.groups[group]
         (position,), first = own.tables, len(own.options)
