@@ -9,7 +9,7 @@ Legend: L lines, P pieces, C cells (kernel calls of a piece), V kinds of volumes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import accumulate
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -27,38 +27,21 @@ from evenshard.tables.table import Table
 
 _volumes_of = attrgetter(*VOLUMES)
 _NO_BYTES, _NO_VOLUMES = (0, 0, 0), (0.0,) * len(VOLUMES)
+# Where the numbers of a line end: see ``PieceBuilder``.
+_ENDS = tuple(accumulate((1, 3, 3, len(VOLUMES), len(VOLUMES), 1)))
 
 
-class _Line(NamedTuple):
-    """Numbers of pieces as functions of their columns.
-
-    Attributes:
-        bytes_3: device, host and SSD memory of no columns.
-        more_bytes_3: for each ``COLUMN_STEP`` columns.
-        volume_V, more_volume_V: the same of volumes, for each column.
-        values: weights of a replica.
-    """
-
-    span: int
-    bytes_3: tuple[int, ...]
-    more_bytes_3: tuple[int, ...]
-    volume_V: tuple[float, ...]
-    more_volume_V: tuple[float, ...]
-    values: float
-
-
-@dataclass(frozen=True)
-class _Strip:
-    """The rows of a table that live together, whatever their columns.
+class _Strip(NamedTuple):
+    """Rows of a table that live together, whatever their columns.
 
     Attributes:
-        part: all columns of them.
+        rows: the rows.
         line: number of its line.
         lookups: of all columns.
         row_of: row of the columns of lookups, by width.
     """
 
-    part: TablePart
+    rows: Span
     line: int
     lookups: tuple[Lookup, ...]
     row_of: dict[int, int]
@@ -81,7 +64,9 @@ class PieceBuilder:
         self._every_device = tuple(range(costs.task.num_devices))
         # By table, where its rows live, and storage.
         self._strips: dict[tuple[int, str, Storage], _Strip] = {}
-        self._lines: list[_Line] = []
+        # Of each line: the span, three sizes in bytes, their growth with each ``COLUMN_STEP`` columns, volumes, their
+        # growth with each column, and the weights of a replica. Numbers in one list, which costs the least to make.
+        self._numbers: list[float] = []
         self._line_P: list[int] = []
         self._columns_P: list[int] = []
         self._cells_P: list[int] = []
@@ -109,8 +94,8 @@ class PieceBuilder:
         self._row_C += [row_of[width] for width in widths]
         if not storage.is_on_device:
             for number, width in enumerate(widths, first):
-                narrow = TablePart(table.name, strip.part.rows, Span(0, width), strip.part.devices, storage)
-                self._offload_K2_of[number] = self._costs.offload_K2(narrow, table)
+                part = TablePart(table.name, strip.rows, Span(0, width), (0,), storage)
+                self._offload_K2_of[number] = self._costs.offload_K2(part, table)
         return first
 
     def add_together(self, members: Sequence[int], storage: Storage) -> int:
@@ -121,11 +106,8 @@ class PieceBuilder:
         for table, part in parts:
             call = self._call(table, TABLE_WISE)
             of_call[call] = (*of_call.get(call, ()), *part_lookups(part, table, self._task))
-        bytes_3 = tuple(map(sum, zip(*(line.bytes_3 for line in lines), strict=True)))
-        volume_V = tuple(map(sum, zip(*(line.volume_V for line in lines), strict=True)))
         self._columns_P.append(sum(table.embedding_dim for table, _ in parts))
-        self._line_P.append(len(self._lines))
-        self._lines.append(lines[0]._replace(bytes_3=bytes_3, volume_V=volume_V))
+        self._line_P.append(self._add_line((lines[0][0], *np.sum(lines, axis=0)[1:].tolist())))
         self._cells_P.append(len(of_call))
         self._call_C += of_call
         self._row_C += map(self.lookups.row, of_call.values())
@@ -136,21 +118,22 @@ class PieceBuilder:
 
     def arrays(self) -> PieceArrays:
         """All pieces."""
-        line_P, columns_P = np.array(self._line_P, dtype=np.int64), np.array(self._columns_P, dtype=np.int64)
-        span_L, *of_lines, values_L = (np.array(one) for one in zip(*self._lines, strict=True))
-        bytes_P3, more_P3, volume_PV, more_PV = (one_L[line_P] for one_L in of_lines)
-        size_P, host_P, ssd_P = (bytes_P3 + more_P3 * (columns_P // COLUMN_STEP)[:, None]).T
-        offload_PK2 = np.zeros((len(line_P), len(self._costs.kinds), 2))
+        columns_P = np.array(self._columns_P, dtype=np.int64)
+        numbers_P = np.array(self._numbers, dtype=np.float64).reshape(-1, _ENDS[-1])[self._line_P]
+        span_P1, bytes_P3, more_P3, volume_PV, more_PV, values_P1 = np.split(numbers_P, _ENDS[:-1], axis=1)
+        bytes_P3 = bytes_P3 + more_P3 * (columns_P // COLUMN_STEP)[:, None]
+        size_P, host_P, ssd_P = bytes_P3.T.astype(np.int64)
+        offload_PK2 = np.zeros((len(columns_P), len(self._costs.kinds), 2))
         for number, offload_K2 in self._offload_K2_of.items():
             offload_PK2[number] = offload_K2
         cells_P = np.array(self._cells_P, dtype=np.int64)
         return PieceArrays(
             columns_P,
-            span_L[line_P],
+            span_P1[:, 0].astype(np.int64),
             size_P,
             host_P,
             ssd_P,
-            values_L[line_P],
+            values_P1[:, 0],
             volume_PV + more_PV * columns_P[:, None],
             offload_PK2,
             cells_P,
@@ -165,27 +148,31 @@ class PieceBuilder:
         devices = self._every_device if own.is_replicated else (0,)
         part = TablePart(table.name, rows, Span(0, table.embedding_dim), devices, storage)
         may_be_cut = own.scope in (DEVICE, NODE) and table.embedding_dim % COLUMN_STEP == 0
-        self._lines.append(self._line(table, part, name, may_be_cut and table.embedding_dim > COLUMN_STEP))
+        line = self._add_line(self._line(table, part, name, may_be_cut and table.embedding_dim > COLUMN_STEP))
         lookups = replica_lookups(table, self._task) if own.is_replicated else part_lookups(part, table, self._task)
-        return _Strip(part, len(self._lines) - 1, lookups, {})
+        return _Strip(rows, line, lookups, {})
 
-    def _line(self, table: Table, part: TablePart, name: str, may_be_cut: bool = False) -> _Line:
+    def _line(self, table: Table, part: TablePart, name: str, may_be_cut: bool = False) -> tuple[float, ...]:
         """Return the numbers of a part, with those of narrower parts only where it may be cut."""
         span, columns = TYPES[name].span(self._task.machine), table.embedding_dim
         whole_3 = self._bytes_3(table, part)
         if TYPES[name].is_replicated:
-            return _Line(span, whole_3, _NO_BYTES, _NO_VOLUMES, _NO_VOLUMES, float(table.num_rows * columns))
+            return (span, *whole_3, *_NO_BYTES, *_NO_VOLUMES, *_NO_VOLUMES, float(table.num_rows * columns))
         share, devices = lookup_share(table, part.rows), self._task.num_devices
         if not may_be_cut:
             volume_V = _volumes_of(part_volume(table, name, columns, share, devices))
-            return _Line(span, whole_3, _NO_BYTES, volume_V, _NO_VOLUMES, 0.0)
+            return (span, *whole_3, *_NO_BYTES, *volume_V, *_NO_VOLUMES, 0.0)
         narrow = TablePart(part.table, part.rows, Span(0, COLUMN_STEP), part.devices, part.storage)
         steps, least_3 = columns // COLUMN_STEP, self._bytes_3(table, narrow)
-        more_3 = tuple((whole - least) // (steps - 1) for whole, least in zip(whole_3, least_3, strict=True))
-        bytes_3 = tuple(least - more for least, more in zip(least_3, more_3, strict=True))
+        more_3 = [(whole - least) // (steps - 1) for whole, least in zip(whole_3, least_3, strict=True)]
+        bytes_3 = [least - more for least, more in zip(least_3, more_3, strict=True)]
         none_V, one_V = (_volumes_of(part_volume(table, name, at, share, devices)) for at in (0, 1))
-        more_V = tuple(one - none for one, none in zip(one_V, none_V, strict=True))
-        return _Line(span, bytes_3, more_3, none_V, more_V, 0.0)
+        more_V = [one - none for one, none in zip(one_V, none_V, strict=True)]
+        return (span, *bytes_3, *more_3, *none_V, *more_V, 0.0)
+
+    def _add_line(self, line: tuple[float, ...]) -> int:
+        self._numbers += line
+        return len(self._numbers) // _ENDS[-1] - 1
 
     def _bytes_3(self, table: Table, part: TablePart) -> tuple[int, ...]:
         memory = memory_of_part(self._task, table, part)
