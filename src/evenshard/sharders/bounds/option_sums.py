@@ -1,4 +1,4 @@
-"""Sums over the pieces of each option, which lower bounds and constructions start from.
+"""Sums over the pieces of each option, which lower bounds start from.
 
 Legend: W options of all groups, A their pieces, C looked-up rows of these, V kinds of volumes, P looked-up rows of the
 space, G groups.
@@ -25,8 +25,6 @@ class OptionSums:
         longest_WV: the largest volume of a piece.
         values_W: weights of a replica.
         bytes_W: memory of all devices together.
-        largest_bytes_W: memory of the largest piece.
-        host_W: memory of all hosts and their SSDs together.
         offload_W, longest_offload_W: time outside of device memory, of one copy: of all pieces, and of the longest.
         option_A, volume_AV: the option and the volumes of each piece.
         option_C, piece_C, call_C, row_C: the option of each looked-up row, the piece, the kernel call, and the row
@@ -43,8 +41,6 @@ class OptionSums:
         self.longest_WV = np.maximum.reduceat(self.volume_AV, table.first_O)
         self.values_W = pieces.values_P[piece_A[table.first_O]]
         self.bytes_W = self.copies_W * np.add.reduceat(pieces.size_P[piece_A], table.first_O)
-        self.largest_bytes_W = table.bytes_O.astype(np.float64)
-        self.host_W = self.copies_W * np.add.reduceat((pieces.host_P + pieces.ssd_P)[piece_A], table.first_O)
         offload_A = pieces.offload_PK2.sum(axis=2).max(axis=1)[piece_A]
         self.offload_W = np.add.reduceat(offload_A, table.first_O)
         self.longest_offload_W = np.maximum.reduceat(offload_A, table.first_O)

@@ -8,10 +8,10 @@ Legend: D devices, V kinds of volumes, K kinds of devices, A parts of all cuts, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -125,7 +125,7 @@ class OptionRun(NamedTuple):
     first_piece: int
 
 
-class GroupOptions(Sequence[ShardingOption]):
+class GroupOptions:
     """The options of a group, each made when it is asked for.
 
     Args:
@@ -142,13 +142,10 @@ class GroupOptions(Sequence[ShardingOption]):
     def __len__(self) -> int:
         return sum(len(run.cuts.slots) for run in self.runs)
 
-    @overload
-    def __getitem__(self, number: int) -> ShardingOption: ...
-    @overload
-    def __getitem__(self, number: slice) -> tuple[ShardingOption, ...]: ...
-    def __getitem__(self, number: int | slice) -> ShardingOption | tuple[ShardingOption, ...]:
-        if isinstance(number, slice):
-            return tuple(self[one] for one in range(*number.indices(len(self))))
+    def __iter__(self) -> Iterator[ShardingOption]:
+        return (self[number] for number in range(len(self)))
+
+    def __getitem__(self, number: int) -> ShardingOption:
         at = range(len(self))[number]
         if at not in self._known:
             self._known[at] = self._make(at)
