@@ -142,13 +142,13 @@ class ChangedPlacement:
         self, position: int, options: Sequence[ShardingOption], storage: Storage
     ) -> Iterator[tuple[int, ShardingOption]]:
         """Yield the given options with another storage, and their numbers."""
-        first, group = len(self.space.groups[position].options), position
         shapes = dict.fromkeys(
             (option.sharding_type, tuple(piece.columns for piece in option.pieces)) for option in options
         )
-        self.space.add_options(group, [self.space.option_of(group, *shape, storage) for shape in shapes])
+        numbers = self.space.add_options(position, [(*shape, storage) for shape in shapes])
         self._chains = chains_of(self.space, [self.choices])
-        yield from enumerate(self.space.groups[position].options[first:], first)
+        for number in numbers:
+            yield number, self.space.groups[position].options[number]
 
     # Rules ------------------------------------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ from evenshard.planner.pricing import PartsMeasurer, link_error, price_parts
 from evenshard.planner.request import PlacementRequest, kept_optimizers
 from evenshard.sharders.catalog import SHARDERS, Resources, label_of, sharder
 from evenshard.sharders.model import Model
-from evenshard.sharders.search.chains import OptionTable, choices_from
+from evenshard.sharders.search.chains import choices_from
 from evenshard.sharders.search.choices import parts_of
 from evenshard.sharders.search.greedy import GreedyPlacer, GreedyStarts, PieceWorks
 from evenshard.sharders.search.moves import EarlierPlacement
@@ -305,7 +305,7 @@ def best_rule(costs: PartCosts) -> Candidate:
         InfeasibleTask: if none finds room.
     """
     space = SearchSpace(costs)
-    table = OptionTable(space)
+    table = space.table
     starts = GreedyStarts(space, table, GreedyPlacer(space, table, PieceWorks(space, table)))
     best = next((one for one in starts.rules() if not one.overflow), None)
     if best is None:

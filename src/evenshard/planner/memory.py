@@ -203,7 +203,7 @@ class NodeMemory:
         return self.ssd / self.ssd_room if self.ssd_room else 0.0
 
 
-_OF_PART = tuple(one.name for one in fields(PartMemory))
+_OF_PART = PartMemory._fields
 _OF_DEVICE = tuple(one.name for one in fields(DeviceMemory) if one.name in _OF_PART)
 _OF_HOST = ("weights", "optimizer_state", "ssd")
 

@@ -18,7 +18,7 @@ from evenshard.measure.simulated.price import simulated_kind
 from evenshard.measure.step_time import LARGEST_SUM
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import PIPELINES
-from evenshard.placement.parts import COLUMN_STEP
+from evenshard.placement.parts import COLUMN_STEP, ON_DEVICE
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
@@ -30,6 +30,7 @@ from evenshard.placement.sharding import (
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.bounds.cut_bounds import CutBounds, least_sums
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
+from evenshard.sharders.bounds.option_sums import OptionSums
 from evenshard.sharders.cost_model.price import LearnedPrice
 from evenshard.sharders.search.chains import chains_of
 from evenshard.sharders.search.sharding_option import Choice, TableGroup
@@ -98,7 +99,7 @@ def cut_unevenly(space: SearchSpace, rng: np.random.Generator) -> None:
                 parts = len(option.pieces)
                 ends = np.sort(rng.choice(np.arange(1, blocks), parts - 1, replace=False))
                 widths = (np.diff([0, *ends, blocks]) * COLUMN_STEP).tolist()
-                space.add_options(number, [space.option_of(number, option.sharding_type, widths)])
+                space.add_options(number, [(option.sharding_type, widths, ON_DEVICE)])
 
 
 def costs_ms(space: SearchSpace, rng: np.random.Generator) -> FloatArray:
@@ -170,9 +171,10 @@ def test_a_table_that_decides_has_a_part_of_its_even_share() -> None:
     kind = simulated_kind(gpu_profile("h100"), machine)
     space = SearchSpace(PartCosts(task, [kind], [0] * 3, Links(LINKS["nvlink_h100"])))
     bound_ms = lower_bound_ms(space)
-    space.add_options(0, [space.option_of(0, space.by_columns(0), widths) for widths in ((44, 44, 40), (64, 32, 32))])
-    last = len(space.groups[0].options) - 1
-    even_ms, uneven_ms = chains_of(space, [[Choice(number, (0, 1, 2))] for number in (last - 1, last)]).cost_N
+    numbers = space.add_options(
+        0, [(space.by_columns(0), widths, ON_DEVICE) for widths in ((44, 44, 40), (64, 32, 32))]
+    )
+    even_ms, uneven_ms = chains_of(space, [[Choice(number, (0, 1, 2))] for number in numbers]).cost_N
     assert 0.9 * even_ms < bound_ms < even_ms < uneven_ms
 
 
@@ -185,7 +187,12 @@ def test_even_cuts_of_whole_lanes_are_the_least_on_all_devices_together(types: s
     kind = simulated_kind(gpu_profile("h100"), Machine(1, 1))
     links = Links(LINKS["nvlink_h100"], LINKS["infiniband_ndr"])
     space = SearchSpace(PartCosts(task, [kind], [0] * 8, links))
-    (price,), (columns_PH,), flat, cuts = space.costs.prices, space.lookups.columns_KPH, space.flat, CutBounds(space)
+    (price,), (columns_PH,), flat, cuts = (
+        space.costs.prices,
+        space.lookups.columns_KPH,
+        OptionSums(space),
+        CutBounds(space),
+    )
     line = price.line_at(columns_PH.sum(axis=0))
     works_2P = line.works(columns_PH) + price.own_steps_ms(columns_PH)
     even_2W = np.array([flat.sum_by_option(works_P) * flat.copies_W for works_P in works_2P])

@@ -15,7 +15,7 @@ from evenshard.measure.price.step import DeviceKind, PartCosts
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.price import simulated_kind
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import Span, TablePart, row_spans, whole_tables
+from evenshard.placement.parts import ON_DEVICE, Span, TablePart, row_spans, whole_tables
 from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import (
     COLUMN_WISE,
@@ -86,7 +86,7 @@ def test_an_option_that_a_start_brings_has_its_own_kernel_call() -> None:
     whole, free = SearchSpace(costs_of(tables, limits=limits)), SearchSpace(costs_of(tables))
     costs_ms = []
     for space in (whole, free):
-        space.add_options(0, [space.option_of(0, ROW_WISE, (tables[0].embedding_dim,))])
+        space.add_options(0, [(ROW_WISE, (tables[0].embedding_dim,), ON_DEVICE)])
         in_rows = Choice(len(space.groups[0].options) - 1)
         on_first = [
             next(n for n, option in enumerate(group.options) if option.sharding_type == TABLE_WISE)

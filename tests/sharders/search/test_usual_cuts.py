@@ -13,7 +13,7 @@ from evenshard.measure.price.step import PartCosts, PredictedParts
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.price import simulated_kind
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import TablePart, whole_tables
+from evenshard.placement.parts import ON_DEVICE, TablePart, whole_tables
 from evenshard.placement.sharding import COLUMN_WISE, TABLE_WISE
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.search.choices import choices_of
@@ -105,7 +105,8 @@ def test_halves_powers_of_two_and_parts_as_wide_as_one_are_usual(columns: int, p
     space = search_of(table, devices=8).space
     cut = [columns // parts // 4 * 4] * parts
     cut[0] += columns - sum(cut)
-    assert space.option_of(0, COLUMN_WISE, cut).is_usual is usual
+    (number,) = space.add_options(0, [(COLUMN_WISE, cut, ON_DEVICE)])
+    assert space.groups[0].options[number].is_usual is usual
 
 
 def test_the_search_answers_with_usual_cuts() -> None:

@@ -89,8 +89,12 @@ class DevicePrice(Protocol):
         """True if times depend on hot rows that lie side by side in memory (``tables/locality.py``)."""
         return False
 
-    def columns(self, lookups: Sequence[Lookup]) -> Columns:
-        """[P, H] columns of tables."""
+    def columns(self, lookups: Sequence[Lookup], dims_P: npt.NDArray[np.int64] | None = None) -> Columns:
+        """[P, H] columns of tables.
+
+        Args:
+            dims_P: dims in place of the tables' own, so that parts of a table can share a ``Lookup``.
+        """
         ...
 
     def call_ms(self, sums_NH: Columns) -> FloatArray:

@@ -27,24 +27,35 @@ class LookupColumns:
 
     def __init__(self, prices: Sequence[DevicePrice]) -> None:
         self._prices = prices
-        self._rows: dict[tuple[Lookup, ...], int] = {}
+        self._new: list[tuple[Lookup, ...]] = []
+        self._new_dims: list[int | None] = []
+        self._num_rows = 0
         self.columns_KPH: list[Columns] = []
 
-    def row(self, lookups: tuple[Lookup, ...]) -> int:
-        """Return the row of tables that are always looked up together, in one call."""
-        return self._rows.setdefault(lookups, len(self._rows))
+    def row(self, lookups: tuple[Lookup, ...], dim: int | None = None) -> int:
+        """Add a row for tables that are always looked up together, in one call, and return its number.
+
+        Args:
+            dim: of all the tables, in place of their own.
+        """
+        self._new.append(lookups)
+        self._new_dims.append(dim)
+        self._num_rows += 1
+        return self._num_rows - 1
 
     def update(self) -> None:
-        """Price the new rows."""
-        known = len(self.columns_KPH[0]) if self.columns_KPH else 0
-        new = list(self._rows)[known:]
+        """Price the rows added since the last update."""
+        new, new_dims = self._new, self._new_dims
+        self._new, self._new_dims = [], []
         if not new:
             return
         flat = [one for lookups in new for one in lookups]
         sizes = np.array([len(lookups) for lookups in new])
-        found = [_sum_runs(price, price.columns(flat), np.cumsum(sizes) - sizes) for price in self._prices]
+        each = zip(new, new_dims, strict=True)
+        dims_P = np.array([dim or one.table.embedding_dim for lookups, dim in each for one in lookups])
+        found = [_sum_runs(price, price.columns(flat, dims_P), np.cumsum(sizes) - sizes) for price in self._prices]
         self.columns_KPH = (
-            [np.concatenate(pair) for pair in zip(self.columns_KPH, found, strict=True)] if known else found
+            [np.concatenate(pair) for pair in zip(self.columns_KPH, found, strict=True)] if self.columns_KPH else found
         )
 
 

@@ -68,13 +68,15 @@ class CutBounds:
         self._price_widths()
 
     def _all_cuts(self) -> Iterator[_Cut]:
-        task, flat = self._space.task, self._space.flat
+        task, number = self._space.task, 0
         options_of: dict[tuple[int, str], dict[int, list[int]]] = {}
-        for at, (group, number) in enumerate(zip(flat.group_W.tolist(), flat.number_W.tolist(), strict=True)):
-            own, option = self._space.groups[group], self._space.groups[group].options[number]
-            if TYPES[option.sharding_type].cuts_columns and len(own.tables) == 1:
-                by_parts = options_of.setdefault((own.tables[0], option.sharding_type), {})
-                by_parts.setdefault(len(option.pieces), []).append(at)
+        for group in self._space.groups:
+            for run in group.options.runs:
+                if TYPES[run.sharding_type].cuts_columns and len(group.tables) == 1:
+                    by_parts = options_of.setdefault((group.tables[0], run.sharding_type), {})
+                    for at, slots in enumerate(run.cuts.slots, number):
+                        by_parts.setdefault(len(slots), []).append(at)
+                number += len(run.cuts.slots)
         for (position, name), by_parts in options_of.items():
             table, type_, counts = task.tables[position], TYPES[name], sorted(by_parts)
             blocks = table.embedding_dim // COLUMN_STEP
@@ -130,7 +132,7 @@ class CutBounds:
 
     def works_2(self, works_2FU: FloatArray) -> FloatArray:
         """Return the least work of all parts of each option, both passes, [2, options]."""
-        return self.least(works_2FU) * self._space.flat.copies_W[self.options]
+        return np.asarray(self.least(works_2FU) * self._space.table.span_O[self.options])
 
     def part_works_2FU(self, kind: int, lines: Sequence[TangentLine], line_W: Numbers) -> FloatArray:
         """Return the work of a part of 1, 2, ... blocks on one kind of device; infinite where there is none.

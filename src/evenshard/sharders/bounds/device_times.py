@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.sharders.bounds.cut_bounds import CutBounds
-from evenshard.sharders.search.arrays import FlatOptions
+from evenshard.sharders.bounds.option_sums import OptionSums
 from evenshard.tables.reuse import FloatArray
 
 Numbers = npt.NDArray[np.int64]
@@ -113,7 +113,7 @@ _ROUNDING = 1e-9
 class WholePieces:
     """The time that options take, each of [W]."""
 
-    flat: FlatOptions
+    flat: OptionSums
     devices: int
     offset_ms: float  # what each device takes besides
     # A device with the option's longest piece takes at least that; infinite where it is not allowed.

@@ -43,7 +43,7 @@ from evenshard.measure.step_time import hides_inputs
 from evenshard.placement.sharding import TYPES
 from evenshard.sharders.bounds.cut_bounds import CutBounds
 from evenshard.sharders.bounds.device_times import Numbers, Options, WholePieces, least_time_ms
-from evenshard.sharders.search.sharding_option import ShardingOption
+from evenshard.sharders.bounds.option_sums import OptionSums
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 
@@ -112,12 +112,12 @@ class _Case:
 
 class _Bounds:
     def __init__(self, space: SearchSpace) -> None:
-        self._space, self._flat = space, space.flat
-        task, costs, flat = space.task, space.costs, space.flat
-        self._devices, self._room = task.num_devices, _room(space)
+        self._space, self._flat = space, OptionSums(space)
+        task, costs, flat = space.task, space.costs, self._flat
+        self._devices, self._room = task.num_devices, _room(space, flat)
         self._kinds = list(zip(costs.prices, space.lookups.columns_KPH, strict=True))
         self._has_backward = all(price.always_has_backward(columns_PH) for price, columns_PH in self._kinds)
-        offload = _least_offload(space)
+        offload = _least_offload(space, flat)
         self._bytes_GW = flat.pad_by_group(offload.bytes_W)
         # Work besides kernels and exchanges.
         update_ms = min(dense_ms(1.0, kind.bytes_per_ns, task.optimizer) for kind in costs.kinds)
@@ -155,10 +155,9 @@ class _Bounds:
     def _divide_into_classes(self) -> None:
         """Group options whose calls are launched, and outputs exchanged, together."""
         space, flat, machine = self._space, self._flat, self._space.task.machine
-        call_W = [
-            min(space.groups[group].options[number].calls)
-            for group, number in zip(flat.group_W.tolist(), flat.number_W.tolist(), strict=True)
-        ]
+        first_W = np.full(len(flat.group_W), len(space.calls))
+        np.minimum.at(first_W, flat.option_C, flat.call_C)
+        call_W = first_W.tolist()
         key_W = [space.collective_of_call[call] for call in call_W]
         if len(set(key_W)) > MOST_CLASSES:
             key_W = [("", sharding_type) for _, sharding_type in key_W]
@@ -351,21 +350,17 @@ def _least_alone_ms(kinds: list[tuple[DevicePrice, Columns]]) -> FloatArray:
     return np.asarray(np.min([price.least_ms(columns_PH) for price, columns_PH in kinds], axis=0))
 
 
-def _room(space: SearchSpace) -> float:
+def _room(space: SearchSpace, flat: OptionSums) -> float:
     """Sum the devices' memory; infinite if tables could leave it by options that the space lacks."""
     task = space.task
     if task.may_offload and not space.offloads:
         return float("inf")
-    kept = (
-        [group for group in space.groups if all(option.storage.is_on_device for option in group.options)]
-        if space.offloads
-        else []
-    )
-    return float(sum(task.room_bytes)) + sum(min(_bytes(option) for option in group.options) for group in kept)
-
-
-def _bytes(option: ShardingOption) -> int:
-    return sum(piece.size_bytes for piece in option.pieces)
+    room = float(sum(task.room_bytes))
+    if not space.offloads:
+        return room
+    is_kept_G = [all(run.storage.is_on_device for run in group.options.runs) for group in space.groups]
+    least_G = flat.pad_by_group(flat.bytes_W / flat.copies_W).min(axis=1)
+    return room + float(least_G[is_kept_G].sum())
 
 
 class _Offload(NamedTuple):
@@ -376,17 +371,18 @@ class _Offload(NamedTuple):
     longest_W: FloatArray
 
 
-def _least_offload(space: SearchSpace) -> _Offload:
+def _least_offload(space: SearchSpace, flat: OptionSums) -> _Offload:
     """Take each cache's own memory (the smallest none), and the next larger one's time (the largest none)."""
-    flat = space.flat
     bytes_W, offload_W, longest_W = flat.bytes_W.copy(), flat.offload_W.copy(), flat.longest_offload_W.copy()
     shapes: dict[tuple[object, ...], list[tuple[float, int]]] = {}
-    for at, (group, number) in enumerate(zip(flat.group_W.tolist(), flat.number_W.tolist(), strict=True)):
-        option = space.groups[group].options[number]
-        if option.storage.is_cached:
-            widths = tuple(piece.columns for piece in option.pieces)
-            shape = (group, option.storage.kernel, option.sharding_type, widths)
-            shapes.setdefault(shape, []).append((option.storage.load_factor, at))
+    runs = [(number, run) for number, group in enumerate(space.groups) for run in group.options.runs]
+    first = 0
+    for group, run in runs:
+        if run.storage.is_cached:
+            for at, slots in enumerate(run.cuts.slots, first):
+                shape = (group, run.storage.kernel, run.sharding_type, run.cuts.widths, slots)
+                shapes.setdefault(shape, []).append((run.storage.load_factor, at))
+        first += len(run.cuts.slots)
     for of_shape in shapes.values():
         ordered = [at for _, at in sorted(of_shape)]
         bytes_W[ordered[0]] = 0.0

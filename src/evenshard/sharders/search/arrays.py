@@ -1,138 +1,89 @@
 """All pieces and all options of a search as arrays, so that many changes are counted at once.
 
-Legend: G groups, W options, V kinds of volumes, P pieces, K kinds of devices, C kernel calls or looked-up rows,
-N changes, E pieces that they add or take away, F the same on each device.
+Legend: G groups, O options of all groups, A pieces of all options, P distinct pieces, V kinds of volumes, K kinds of
+devices, C kernel calls or looked-up rows, N changes, E pieces that they add or take away, F the same on each device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.collectives import VOLUMES
 from evenshard.measure.price.loads import CellChanges, repeat_numbers
-from evenshard.sharders.search.sharding_option import Piece, TableGroup
+from evenshard.placement.parts import COLUMN_STEP, Storage
+from evenshard.sharders.search.sharding_option import Piece
 from evenshard.tables.reuse import FloatArray
 
+Indices = npt.NDArray[np.int64]
 
-@dataclass(frozen=True)
-class FlatOptions:
-    """All options of all groups, one after the other, as arrays.
 
-    Legend: W options, A their pieces, C looked-up rows of these.
+class OptionTable:
+    """All options of all groups, one after the other, and the pieces of each.
+
+    Args:
+        cut_O: the same number for options with the same widths of pieces.
 
     Attributes:
-        group_W, number_W: the group of each, and its number there.
-        copies_W: devices that each piece lives on.
-        volume_WV: what all pieces add to the volumes of one copy.
-        longest_WV: the volume of the piece that adds most.
-        values_W: weights of a replica.
-        bytes_W: memory of all devices together.
-        largest_bytes_W: of the largest piece.
-        host_W: memory of all hosts together; of their SSDs too, which both are short of.
-        offload_W, longest_offload_W: time outside of device memory, of one copy: of all pieces, and of the longest.
-        option_A, volume_AV: the option of each piece, and what it adds to the volumes of a device.
-        option_C, piece_C, row_C: of each looked-up row the option, the piece, and its number in the matrix of columns.
-        names: sharding types.
-        type_W: the number of each one's type.
+        num_options_G, first_option_G: options of each group, and the number of its first one.
+        group_O: the group of each option.
+        count_O, first_O: pieces of each option, and the first one in ``piece_A``.
+        piece_A, option_A: the number of each piece among the distinct ones, and its option.
+        types, type_O: sharding types, and the number of each option's.
+        storages, storage_O: the same of storages.
+        span_O, home_O: devices, one after the other, of each piece, and those that all pieces are among.
+        bytes_O: device memory of the largest piece.
+        width_O: columns of the widest piece.
+        is_unusual_O: True if columns are cut neither evenly into a power of two of parts, nor into equal parts as wide
+            as a power of two.
+        is_replica_O: True if every device holds a replica.
+        shape_O: the same number for options of the same type and the same columns of the first piece.
+        twin_O, first_twin_O, num_twins_O: options by groups of twins, which differ in their storage alone; the place of
+            each option's first twin in ``twin_O``, and the number of its twins, itself among them.
+        most_pieces: of an option.
     """
 
-    group_W: npt.NDArray[np.int64]
-    number_W: npt.NDArray[np.int64]
-    copies_W: FloatArray
-    volume_WV: FloatArray
-    longest_WV: FloatArray
-    values_W: FloatArray
-    bytes_W: FloatArray
-    largest_bytes_W: FloatArray
-    host_W: FloatArray
-    offload_W: FloatArray
-    longest_offload_W: FloatArray
-    option_A: npt.NDArray[np.int64]
-    volume_AV: FloatArray
-    option_C: npt.NDArray[np.int64]
-    piece_C: npt.NDArray[np.int64]
-    row_C: npt.NDArray[np.int64]
-    names: tuple[str, ...]
-    type_W: npt.NDArray[np.int64]
+    def __init__(
+        self,
+        num_options_G: Indices,
+        count_O: Indices,
+        piece_A: Indices,
+        types: tuple[tuple[str, ...], Indices],
+        storages: tuple[tuple[Storage, ...], Indices],
+        homes_2O: Indices,
+        cut_O: Indices,
+        pieces: PieceArrays,
+    ) -> None:
+        self.num_options_G, self.count_O, self.piece_A = num_options_G, count_O, piece_A
+        (self.types, self.type_O), (self.storages, self.storage_O) = types, storages
+        self.span_O: Indices = homes_2O[0]
+        self.home_O: Indices = homes_2O[1]
+        self.first_option_G = np.cumsum(num_options_G) - num_options_G
+        self.group_O = np.repeat(np.arange(len(num_options_G)), num_options_G)
+        self.first_O = np.cumsum(count_O) - count_O
+        self.option_A = np.repeat(np.arange(len(count_O)), count_O)
+        self.most_pieces = int(count_O.max())
+        columns_A = pieces.columns_P[piece_A]
+        self.bytes_O = np.maximum.reduceat(pieces.size_P[piece_A], self.first_O)
+        self.width_O = np.maximum.reduceat(columns_A, self.first_O)
+        least_O = np.minimum.reduceat(columns_A, self.first_O)
+        is_even_O = self.width_O - least_O <= COLUMN_STEP
+        is_power_O = (self.width_O == least_O) & _is_power_of_two(self.width_O)
+        self.is_unusual_O = ~(is_even_O & (_is_power_of_two(count_O) | is_power_O))
+        self.is_replica_O = pieces.values_P[piece_A[self.first_O]] > 0
+        columns_O = columns_A[self.first_O]
+        shapes_O = self.type_O * (columns_O.max() + 1) + columns_O
+        self.shape_O = np.unique(shapes_O, return_inverse=True)[1]
+        alike_O = (self.group_O * len(self.types) + self.type_O) * (cut_O.max() + 1) + cut_O
+        _, twins_O, count_B = np.unique(alike_O, return_inverse=True, return_counts=True)
+        self.twin_O = np.argsort(twins_O, kind="stable")
+        self.num_twins_O = count_B[twins_O]
+        self.first_twin_O = (np.cumsum(count_B) - count_B)[twins_O]
 
-    @staticmethod
-    def of(groups: Sequence[TableGroup]) -> FlatOptions:
-        """The options of these groups."""
-        names: dict[str, int] = {}
-        rows: list[tuple[float, ...]] = []
-        cells: list[tuple[int, int]] = []
-        option_A: list[int] = []
-        volumes_AV: list[FloatArray] = []
-        for group, one in enumerate(groups):
-            for number, option in enumerate(one.options):
-                volumes = np.array([piece.volume_V for piece in option.pieces])
-                own = float(option.pieces[0].span)
-                rows.append(
-                    (
-                        group,
-                        number,
-                        own,
-                        option.pieces[0].values,
-                        own * sum(piece.size_bytes for piece in option.pieces),
-                        names.setdefault(option.sharding_type, len(names)),
-                        *volumes.sum(axis=0),
-                        *volumes.max(axis=0),
-                        own * sum(piece.host_bytes + piece.ssd_bytes for piece in option.pieces),
-                        sum(piece.offload_ms() for piece in option.pieces),
-                        max(piece.offload_ms() for piece in option.pieces),
-                        max(piece.size_bytes for piece in option.pieces),
-                    )
-                )
-                for piece in option.pieces:
-                    cells += [(len(option_A), row) for _, row in piece.cells]
-                    option_A.append(len(rows) - 1)
-                    volumes_AV.append(piece.volume_V)
-        table, of_cells = np.array(rows), np.array(cells, dtype=np.int64)
-        kinds = len(VOLUMES)
-        of_pieces = np.array(option_A, dtype=np.int64)
-        group_W, number_W, type_W = table[:, [0, 1, 5]].astype(np.int64).T
-        return FlatOptions(
-            group_W,
-            number_W,
-            table[:, 2],
-            table[:, 6 : 6 + kinds],
-            table[:, 6 + kinds : 6 + 2 * kinds],
-            table[:, 3],
-            table[:, 4],
-            table[:, -1],
-            table[:, -4],
-            table[:, -3],
-            table[:, -2],
-            of_pieces,
-            np.array(volumes_AV),
-            of_pieces[of_cells[:, 0]],
-            of_cells[:, 0],
-            of_cells[:, 1],
-            tuple(names),
-            type_W,
-        )
 
-    def sum_by_option(self, values_P: FloatArray) -> FloatArray:
-        """[W] sums over the looked-up rows of each option."""
-        return np.asarray(
-            np.bincount(self.option_C, weights=values_P[self.row_C], minlength=len(self.group_W)), dtype=np.float64
-        )
-
-    def longest(self, values_P: FloatArray) -> FloatArray:
-        """[W] the largest of the looked-up rows of each option."""
-        found = np.zeros(len(self.group_W))
-        np.maximum.at(found, self.option_C, values_P[self.row_C])
-        return found
-
-    def pad_by_group(self, values_W: FloatArray) -> FloatArray:
-        """[G, options of a group] infinite where there is no such option."""
-        found = np.full((int(self.group_W.max()) + 1, int(self.number_W.max()) + 1), np.inf)
-        found[self.group_W, self.number_W] = values_W
-        return found
+def _is_power_of_two(numbers: Indices) -> npt.NDArray[np.bool_]:
+    return np.asarray(numbers & (numbers - 1) == 0)
 
 
 @dataclass(frozen=True)
@@ -146,10 +97,10 @@ class PieceChanges:
         sign_E: 1 where it comes, -1 where it goes.
     """
 
-    change_E: npt.NDArray[np.int64]
-    piece_E: npt.NDArray[np.int64]
-    device_E: npt.NDArray[np.int64]
-    sign_E: npt.NDArray[np.int64]
+    change_E: Indices
+    piece_E: Indices
+    device_E: Indices
+    sign_E: Indices
 
 
 @dataclass(frozen=True)
@@ -157,44 +108,45 @@ class PieceArrays:
     """All pieces as arrays. Legend: P pieces, K kinds of devices, C kernel calls of a piece.
 
     Attributes:
-        span_P, size_P, host_P, ssd_P, values_P, volume_PV: as ``Piece`` has them.
-        offload_PK2: as ``Piece`` has it; zeros where all pieces are in device memory.
+        columns_P, span_P, size_P, host_P, ssd_P, values_P, volume_PV: as ``Piece`` has them.
+        offload_PK2: as ``Piece`` has it; zeros in device memory.
         cells_P: cells of each; ``call_C`` and ``row_C`` have those of all pieces, the first at ``first_P``.
     """
 
-    span_P: npt.NDArray[np.int64]
-    size_P: npt.NDArray[np.int64]
-    host_P: npt.NDArray[np.int64]
-    ssd_P: npt.NDArray[np.int64]
+    columns_P: Indices
+    span_P: Indices
+    size_P: Indices
+    host_P: Indices
+    ssd_P: Indices
     values_P: FloatArray
     volume_PV: FloatArray
     offload_PK2: FloatArray
-    cells_P: npt.NDArray[np.int64]
-    first_P: npt.NDArray[np.int64]
-    call_C: npt.NDArray[np.int64]
-    row_C: npt.NDArray[np.int64]
+    cells_P: Indices
+    first_P: Indices
+    call_C: Indices
+    row_C: Indices
 
-    @staticmethod
-    def of(pieces: Sequence[Piece], num_kinds: int) -> PieceArrays:
-        """These pieces."""
-        whole = [(one.span, one.size_bytes, one.host_bytes, one.ssd_bytes) for one in pieces]
-        span_P, size_P, host_P, ssd_P = np.array(whole, dtype=np.int64).T
-        cells = np.array([cell for one in pieces for cell in one.cells], dtype=np.int64).reshape(-1, 2)
-        cells_P = np.array([len(one.cells) for one in pieces], dtype=np.int64)
-        nothing = ((0.0, 0.0),) * num_kinds
-        return PieceArrays(
-            span_P,
-            size_P,
-            host_P,
-            ssd_P,
-            values_P=np.array([one.values for one in pieces]),
-            volume_PV=np.array([one.volume_V for one in pieces]),
-            offload_PK2=np.array([one.offload_K2 or nothing for one in pieces]),
-            cells_P=cells_P,
-            first_P=np.cumsum(cells_P) - cells_P,
-            call_C=cells[:, 0],
-            row_C=cells[:, 1],
+    def piece(self, number: int) -> Piece:
+        """Return one piece."""
+        cells = range(int(self.first_P[number]), int(self.first_P[number] + self.cells_P[number]))
+        offload_K2 = self.offload_PK2[number]
+        return Piece(
+            number,
+            int(self.columns_P[number]),
+            int(self.span_P[number]),
+            tuple((int(self.call_C[at]), int(self.row_C[at])) for at in cells),
+            self.volume_PV[number],
+            int(self.size_P[number]),
+            int(self.host_P[number]),
+            int(self.ssd_P[number]),
+            tuple(map(tuple, offload_K2.tolist())) if offload_K2.any() else (),
+            float(self.values_P[number]),
         )
+
+    def cells_of(self, piece_E: Indices) -> tuple[Indices, Indices]:
+        """Return the number of each cell's piece in ``piece_E``, and the number of the cell."""
+        from_C, offset_C = repeat_numbers(self.cells_P[piece_E])
+        return from_C, self.first_P[piece_E[from_C]] + offset_C
 
     def on_each_device(self, changes: PieceChanges) -> PieceChanges:
         """The changes of each device by itself."""
@@ -208,8 +160,7 @@ class PieceArrays:
 
     def cells(self, changes: PieceChanges) -> CellChanges:
         """The lookups that changes add or take away."""
-        from_C, offset_C = repeat_numbers(self.cells_P[changes.piece_E])
-        cell_C = self.first_P[changes.piece_E[from_C]] + offset_C
+        from_C, cell_C = self.cells_of(changes.piece_E)
         return CellChanges(
             changes.change_E[from_C],
             self.call_C[cell_C],

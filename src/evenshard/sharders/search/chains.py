@@ -20,6 +20,7 @@ from evenshard.measure.collectives import VOLUMES, Volumes, exchange_times
 from evenshard.measure.price.loads import CellChanges, Loads, repeat_numbers
 from evenshard.measure.price.step import dense_ms
 from evenshard.measure.step_time import Phases, windows
+from evenshard.sharders.search.arrays import OptionTable
 from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
@@ -31,37 +32,6 @@ Mask = npt.NDArray[np.bool_]
 def round_last_digits(values: FloatArray) -> FloatArray:
     """Round to 32 bits, so that sums that differ between CPUs in their last digits compare alike."""
     return values.astype(np.float32).astype(np.float64)
-
-
-class OptionTable:
-    """All options of a space, one after the other, and the pieces of each."""
-
-    def __init__(self, space: SearchSpace) -> None:
-        options = [option for group in space.groups for option in group.options]
-        self.num_options_G = np.array([len(group.options) for group in space.groups], dtype=np.int64)
-        self.first_option_G = np.cumsum(self.num_options_G) - self.num_options_G
-        self.group_O = np.repeat(np.arange(len(space.groups)), self.num_options_G)
-        self.count_O = np.array([len(option.pieces) for option in options], dtype=np.int64)
-        self.first_O = np.cumsum(self.count_O) - self.count_O
-        self.piece_A = np.array([piece.number for option in options for piece in option.pieces], dtype=np.int64)
-        self.span_O = np.array([option.span for option in options], dtype=np.int64)
-        self.home_O = np.array([option.home_span for option in options], dtype=np.int64)
-        self.bytes_O = np.array([option.largest_bytes for option in options], dtype=np.int64)
-        self.most_pieces = int(self.count_O.max())
-        types: dict[tuple[str, int], int] = {}
-        self.shape_O = np.array(
-            [types.setdefault((o.sharding_type, o.pieces[0].columns), len(types)) for o in options], dtype=np.int64
-        )
-        self.is_replica_O = np.array([option.pieces[0].values > 0 for option in options])
-        # Options that differ from each other in their storage alone stand in one block of ``twin_O``.
-        full = [(int(g), o.sharding_type, o.piece_widths) for g, o in zip(self.group_O, options, strict=True)]
-        numbers: dict[tuple[int, str, tuple[int, ...]], int] = {}
-        block_O = np.array([numbers.setdefault(one, len(numbers)) for one in full])
-        self.twin_O = np.argsort(block_O, kind="stable")
-        count_B = np.bincount(block_O)
-        self.num_twins_O = count_B[block_O]
-        self.first_twin_O = (np.cumsum(count_B) - count_B)[block_O]
-        self.is_unusual_O = np.array([not option.is_usual for option in options])
 
 
 @dataclass
@@ -205,11 +175,9 @@ class Chains:
         return Pieces(*(np.concatenate(pair) for pair in zip(*(vars(one).values() for one in found), strict=True)))
 
     def _cells(self, pieces: Pieces) -> CellChanges:
-        arrays = self.arrays
-        from_C, offset_C = repeat_numbers(arrays.cells_P[pieces.piece_F])
+        from_C, at_C = self.arrays.cells_of(pieces.piece_F)
         own = pieces.select(from_C)
-        at_C = arrays.first_P[own.piece_F] + offset_C
-        return CellChanges(own.change_F, arrays.call_C[at_C], arrays.row_C[at_C], own.device_F, own.sign_F)
+        return CellChanges(own.change_F, self.arrays.call_C[at_C], self.arrays.row_C[at_C], own.device_F, own.sign_F)
 
     def _list_pieces(self) -> CellChanges:
         groups = self.option_NG.shape[1]
@@ -324,7 +292,7 @@ class Chains:
 
 def chains_of(space: SearchSpace, placements: Sequence[Sequence[Choice]]) -> Chains:
     """Return the chains of placements."""
-    table = OptionTable(space)
+    table = space.table
     return Chains(space, table, *map(np.stack, zip(*(arrays_of(table, one) for one in placements), strict=True)))
 
 

@@ -20,7 +20,8 @@ import numpy as np
 from evenshard.measure.price.device_price import alone_ms
 from evenshard.measure.price.loads import repeat_numbers
 from evenshard.placement.sharding import COLUMNS_ALONE, REPLICATED, SHARDING_TYPES, TABLE_WISE, TYPES
-from evenshard.sharders.search.chains import Chains, Indices, Mask, OptionTable, round_last_digits
+from evenshard.sharders.search.arrays import OptionTable
+from evenshard.sharders.search.chains import Chains, Indices, Mask, round_last_digits
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 
@@ -116,8 +117,6 @@ class GreedyPlacer:
     def __init__(self, space: SearchSpace, table: OptionTable, works: PieceWorks) -> None:
         self.space, self.table, self.works = space, table, works
         self._devices = space.task.num_devices
-        piece_width_A = np.array([space.pieces[number].columns for number in table.piece_A])
-        self.width_O = np.maximum.reduceat(piece_width_A, table.first_O)
         self.allowed_GD: Mask | None = None
         if any(group.allowed_D is not None for group in space.groups):
             every = np.ones(self._devices, dtype=bool)
@@ -134,7 +133,7 @@ class GreedyPlacer:
         is_single_NG = table.span_O[option_NG] == 1
         total_NG = np.where(is_single_NG, works.total_O[option_NG], 0.0)
         # Rows and replicas first, then groups with few devices to choose from, then the longest or the narrowest.
-        order_key_NG = np.where(by_width_N[:, None], self.width_O[option_NG], -works.longest_O[option_NG])
+        order_key_NG = np.where(by_width_N[:, None], table.width_O[option_NG], -works.longest_O[option_NG])
         few_G = np.zeros(groups) if self.allowed_GD is None else self.allowed_GD.sum(axis=1)
         order_NG = np.lexsort((order_key_NG, np.broadcast_to(few_G, (count, groups)), is_single_NG))
         even_N1 = np.maximum(total_NG.sum(axis=1), 1e-12)[:, None] / devices
@@ -224,12 +223,12 @@ class GreedyStarts:
 
     def __init__(self, space: SearchSpace, table: OptionTable, placer: GreedyPlacer) -> None:
         self.space, self.table, self.placer, self.works = space, table, placer, placer.works
-        options = [option for group in space.groups for option in group.options]
-        types = [TYPES[option.sharding_type] for option in options]
-        self._name_O = np.array([option.sharding_type for option in options])
-        self._is_replica_O = np.array([one.is_replicated for one in types])
-        self._cuts_rows_O = np.array([one.cuts_rows for one in types])
-        self._usable_O = np.array([one.storage.is_on_device for one in options]) & (table.bytes_O <= space.room_D.max())
+        types = [TYPES[name] for name in table.types]
+        self._name_O = np.array(table.types)[table.type_O]
+        self._is_replica_O = np.array([one.is_replicated for one in types])[table.type_O]
+        self._cuts_rows_O = np.array([one.cuts_rows for one in types])[table.type_O]
+        is_on_device_O = np.array([one.is_on_device for one in table.storages])[table.storage_O]
+        self._usable_O = is_on_device_O & (table.bytes_O <= space.room_D.max())
         tables = space.task.tables
         weights = [sum(tables[at].num_rows * tables[at].embedding_dim for at in one.tables) for one in space.groups]
         self._weights_G = np.array(weights)
@@ -255,7 +254,7 @@ class GreedyStarts:
         faults = (
             ~self._usable_O,
             ~np.isin(self._name_O, list(types)),
-            (self.placer.width_O > lane) & ~self._is_replica_O,
+            (table.width_O > lane) & ~self._is_replica_O,
             works.longest_O > limit_ms,
         )
         fault_O = sum(fault * 2**at for at, fault in enumerate(reversed(faults)))

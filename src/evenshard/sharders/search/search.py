@@ -21,7 +21,8 @@ from evenshard.placement.parts import TablePart
 from evenshard.sharders.bounds.lower_bound import ENOUGH, lower_bound_ms
 from evenshard.sharders.packing.legal_parts import TIME_LIMIT_S, legal_parts
 from evenshard.sharders.search.annealing import Annealing, Best
-from evenshard.sharders.search.chains import Chains, Indices, OptionTable, arrays_of, choices_from
+from evenshard.sharders.search.arrays import OptionTable
+from evenshard.sharders.search.chains import Chains, Indices, arrays_of, choices_from
 from evenshard.sharders.search.choices import choices_of, parts_of
 from evenshard.sharders.search.greedy import GreedyPlacer, GreedyStarts, PieceWorks, greedy_starts
 from evenshard.sharders.search.proposals import Proposals
@@ -176,7 +177,7 @@ class PlanSearch:
 
     def _search(self, known: Sequence[Sequence[TablePart]]) -> _Pool:
         choices = [one for one in (choices_of(self.space, parts) for parts in known) if one is not None]
-        table = OptionTable(self.space)
+        table = self.space.table
         placer = GreedyPlacer(self.space, table, PieceWorks(self.space, table))
         arrays = [arrays_of(table, one) for one in choices]
         option_NG, place_NGS = greedy_starts(GreedyStarts(self.space, table, placer).all(), MOST_STARTS)

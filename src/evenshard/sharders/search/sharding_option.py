@@ -1,26 +1,30 @@
-"""What a search chooses among: groups of tables, the sharding options of each, and the pieces of each option.
+"""The choices of a search: groups of tables, the sharding options of each, and the pieces of each option.
 
 A piece is what the search places as one: columns on a device, rows on all devices of a node or on all devices, a
 replica on each. Tables that stay together are one group, with one piece.
 
-Legend: D devices, V kinds of volumes, K kinds of devices, P pieces of an option.
+Legend: D devices, V kinds of volumes, K kinds of devices, A parts of all cuts, O cuts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.placement.parts import COLUMN_STEP, ON_DEVICE, Storage
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import ON_DEVICE, Storage
+from evenshard.placement.sharding import TYPES
 from evenshard.tables.reuse import FloatArray
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """What one piece takes of each device that it lives on.
+    """The resources that one piece takes of each device that it lives on.
 
     Attributes:
         number: among all pieces of the space.
@@ -31,8 +35,8 @@ class Piece:
         size_bytes: device memory.
         host_bytes: memory of its host.
         ssd_bytes: of its host's SSDs.
-        offload_K2: how much longer forward and backward take as it is not in device memory, on each kind of device,
-            ms; empty where it is there.
+        offload_K2: added time of forward and backward outside of device memory, on each kind of device, ms; empty in
+            device memory.
         values: weights of a replica.
     """
 
@@ -46,15 +50,6 @@ class Piece:
     ssd_bytes: int = 0
     offload_K2: tuple[tuple[float, float], ...] = ()
     values: float = 0.0
-
-    def offload_ms(self, kind: int | None = None) -> float:
-        """How much longer it takes as it is kept, forward and backward together.
-
-        Args:
-            kind: of the device; None for the slowest kind.
-        """
-        found = [sum(of_kind) for of_kind in self.offload_K2]
-        return (max(found) if kind is None else found[kind]) if found else 0.0
 
 
 @dataclass(frozen=True)
@@ -85,28 +80,100 @@ class ShardingOption:
         """The number of each piece among all pieces of the space."""
         return tuple(piece.number for piece in self.pieces)
 
-    @property
-    def piece_widths(self) -> tuple[int, ...]:
-        """Columns of each piece."""
-        return tuple(piece.columns for piece in self.pieces)
+
+@dataclass(frozen=True, eq=False)
+class Cuts:
+    """Cuts of a table by columns, each an option.
+
+    Attributes:
+        widths: the different widths of all cuts, as they first appear.
+        slots: of each cut, the number of each part's width.
+    """
+
+    widths: tuple[int, ...]
+    slots: tuple[tuple[int, ...], ...]
+
+    @staticmethod
+    def of(cuts: Iterable[Sequence[int]]) -> Cuts:
+        """Number the widths of cuts."""
+        numbers: dict[int, int] = {}
+        slots = tuple(tuple(numbers.setdefault(width, len(numbers)) for width in widths) for widths in cuts)
+        return Cuts(tuple(numbers), slots)
 
     @cached_property
-    def bytes_P(self) -> npt.NDArray[np.int64]:
-        """[P] device memory of each piece."""
-        return np.array([piece.size_bytes for piece in self.pieces], dtype=np.int64)
+    def of_options(self) -> tuple[tuple[int, ...], ...]:
+        """The widths of each cut."""
+        return tuple(tuple(self.widths[slot] for slot in slots) for slots in self.slots)
 
     @cached_property
-    def largest_bytes(self) -> int:
-        """Device memory of the largest piece."""
-        return max(piece.size_bytes for piece in self.pieces)
+    def slot_A(self) -> npt.NDArray[np.int64]:
+        """[A] the slots of all cuts, one after the other."""
+        return np.array([slot for slots in self.slots for slot in slots], dtype=np.int64)
 
-    @property
-    def is_usual(self) -> bool:
-        """Whether it cuts no columns, or evenly into a power of two of parts or parts as wide as a power of two."""
-        widths = [piece.columns for piece in self.pieces]
-        if max(widths) - min(widths) > COLUMN_STEP:
-            return False
-        return len(widths).bit_count() == 1 or (min(widths) == max(widths) and widths[0].bit_count() == 1)
+    @cached_property
+    def count_O(self) -> npt.NDArray[np.int64]:
+        """[O] parts of each cut."""
+        return np.array([len(slots) for slots in self.slots], dtype=np.int64)
+
+
+class OptionRun(NamedTuple):
+    """Options of a group of one type and storage; ``first_piece`` is the number of the piece of ``cuts.widths[0]``."""
+
+    sharding_type: str
+    storage: Storage
+    cuts: Cuts
+    first_piece: int
+
+
+class GroupOptions:
+    """The options of a group, each made when it is asked for.
+
+    Args:
+        runs: all options, in order.
+        machine: devices.
+        piece: makes the piece with a number.
+    """
+
+    def __init__(self, runs: Iterable[OptionRun], machine: Machine, piece: Callable[[int], Piece]) -> None:
+        self.runs = list(runs)
+        self._machine, self._piece = machine, piece
+        self._known: dict[int, ShardingOption] = {}
+
+    def __len__(self) -> int:
+        return sum(len(run.cuts.slots) for run in self.runs)
+
+    def __iter__(self) -> Iterator[ShardingOption]:
+        return (self[number] for number in range(len(self)))
+
+    def __getitem__(self, number: int) -> ShardingOption:
+        at = range(len(self))[number]
+        if at not in self._known:
+            self._known[at] = self._make(at)
+        return self._known[at]
+
+    def number_of(self, name: str, widths: tuple[int, ...] | None, storage: Storage) -> int | None:
+        """The number of the option of this type, storage and widths, in this order; None where there is none.
+
+        Args:
+            widths: None for any.
+        """
+        first = 0
+        for run in self.runs:
+            if (run.sharding_type, run.storage) == (name, storage):
+                for number, of_option in enumerate(run.cuts.of_options, first):
+                    if widths in (None, of_option):
+                        return number
+            first += len(run.cuts.slots)
+        return None
+
+    def _make(self, number: int) -> ShardingOption:
+        for run in self.runs:
+            if number < len(run.cuts.slots):
+                break
+            number -= len(run.cuts.slots)
+        own, pieces = TYPES[run.sharding_type], [self._piece(run.first_piece + slot) for slot in run.cuts.slots[number]]
+        spans = own.span(self._machine), own.home_span(self._machine)
+        return ShardingOption(run.sharding_type, *spans, tuple(pieces), run.storage)
 
 
 @dataclass(frozen=True)
@@ -115,13 +182,13 @@ class TableGroup:
 
     Attributes:
         tables: positions in the task.
-        options: how it may be sharded, whole first where it is allowed.
+        options: how it may be sharded, whole first where it is allowed; each is made when it is asked for.
         allowed_D: devices that it may live on; None for all.
         apart: numbers of the groups of tables that stay apart of which it has one.
     """
 
     tables: tuple[int, ...]
-    options: tuple[ShardingOption, ...]
+    options: GroupOptions
     allowed_D: npt.NDArray[np.bool_] | None
     apart: tuple[int, ...]
 
