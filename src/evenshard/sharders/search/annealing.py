@@ -21,7 +21,7 @@ from evenshard.sharders.search.proposals import Proposals
 from evenshard.tables.reuse import FloatArray
 
 # Phases: share of the changes, chains that are kept, weight of the mean device at the start, highest temperature.
-PHASES = ((0.5, None, 3.0, 0.05), (0.25, 4, 1.0, 0.01), (0.25, 1, 0.3, 0.003))
+PHASES = ((0.25, None, 3.0, 0.05), (0.25, 6, 3.0, 0.05), (0.25, 3, 1.0, 0.01), (0.25, 1, 0.3, 0.003))
 # Temperatures are shares of the energy: at the start so much for each change of a group, within limits; at the end.
 HEAT, COOLEST_START, END = 1e-5, 3e-4, 1e-4
 # Weight of the share of the slowest device's time, to a power of 2 ** POWER, of the mean device.
