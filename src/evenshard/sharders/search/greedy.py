@@ -40,7 +40,8 @@ NUMBERS_IN_ROWS, LIMITS_BESIDE_ROWS = (1, 2, 4, 8), 3
 SHARES_OF_MEMORY, PRICE_STEPS = (0.97, 0.9, 0.8), 40
 BY_COLUMNS = frozenset({TABLE_WISE, *COLUMNS_ALONE})
 WITH_REPLICAS = BY_COLUMNS | set(REPLICATED)
-TYPES_AT_A_PRICE = (WITH_REPLICAS, frozenset(SHARDING_TYPES), frozenset(SHARDING_TYPES) - {*COLUMNS_ALONE})
+NO_COLUMNS = frozenset(SHARDING_TYPES) - {*COLUMNS_ALONE}
+TYPES_AT_A_PRICE = (WITH_REPLICAS, frozenset(SHARDING_TYPES), NO_COLUMNS)
 # Starts times devices that are placed at once.
 MOST_PLACED = 2**15
 # Cost of relative overflow of memory, in costs of the placement, by which starts are ranked.
@@ -273,6 +274,7 @@ class GreedyStarts:
             ("columns", BY_COLUMNS),
             ("columns, replicas", WITH_REPLICAS),
             ("all", frozenset(SHARDING_TYPES)),
+            ("rows, replicas", NO_COLUMNS),
             ("whole", frozenset({TABLE_WISE})),
         ):
             for limit, cheapest in product(limits, (False, True)):
