@@ -34,8 +34,9 @@ from evenshard.utils.process import on_interrupt
 
 # Greedy starts of a search.
 MOST_STARTS = 12
-# Groups times devices from which on a search tries all changes of its effort; of a smaller task, a share of them.
-FULL_SIZE = 200
+# Groups times devices below which a search stops after a run that brought nothing; its first run has so many changes
+# for each, and each further run doubles all changes.
+SMALL_SIZE, CHANGES_OF_SIZE, LEAST_CHANGES = 64, 500, 12_000
 # Groups times devices up to which a search asks a lower bound, before it goes on, if its answer is optimal.
 MOST_BOUNDED = 2_000
 MOST_CANDIDATES = 16
@@ -145,6 +146,8 @@ class PlanSearch:
         limit_s = self.effort.time_limit_s
         self._deadline = float("inf") if limit_s is None else time.monotonic() + limit_s
         self._tried, self._planned, self._percent = 0, 0, -1
+        self._size = len(self.space.groups) * costs.task.num_devices
+        self._is_small = self._size < SMALL_SIZE and not self.space.offloads
         self._best_ms = float("inf")
 
     def run(self, known: Sequence[Sequence[TablePart]] = ()) -> PlanSearchResult:
@@ -191,24 +194,29 @@ class PlanSearch:
         for number, changes in enumerate(runs):
             if self._is_over() or (number and self._is_optimal(pool)):
                 break
+            before = pool.cost
             rng = np.random.default_rng((self.seed, number))
             annealing = Annealing(Proposals(placer, rng), rng, self._is_over, self._note)
             start = Best.join([starts, pool.best]) if number and pool.found else starts
             for found in annealing.run(start, changes, partial(Chains, self.space, table)):
                 pool.add(found)
+            if number and self._is_small and pool.cost == before:
+                break
         return pool
 
     def _runs(self, table: OptionTable) -> list[int]:
-        """Split the changes into those of each lesser effort and the rest."""
+        """Split the changes into those of each lesser effort and the rest; those of a small task into more runs."""
         if self.costs.task.num_devices == 1 and table.num_options_G.max() == 1:
             return []
-        size = len(self.space.groups) * self.costs.task.num_devices
-        share = 1.0 if self.space.offloads else min(1.0, size / FULL_SIZE)
-        ends = [one.changes for one in EFFORTS.values() if one.changes < self.effort.changes]
-        return [round(share * count) for count in np.diff([0, *ends, self.effort.changes])]
+        ends = {one.changes for one in EFFORTS.values()}
+        if self._is_small:
+            first = max(CHANGES_OF_SIZE * self._size, LEAST_CHANGES)
+            ends |= {first * 2**number for number in range((max(ends) // first).bit_length())}
+        ends = {end for end in ends if end < self.effort.changes} | {self.effort.changes}
+        return np.diff([0, *sorted(ends)]).tolist()
 
     def _is_optimal(self, pool: _Pool) -> bool:
-        if len(self.space.groups) * self.costs.task.num_devices > MOST_BOUNDED:
+        if self._size > MOST_BOUNDED:
             return False
         return pool.cost <= lower_bound_ms(self.space, pool.cost) * (1 + ENOUGH)
 
