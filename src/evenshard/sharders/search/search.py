@@ -183,10 +183,10 @@ class PlanSearch:
         option_NG, place_NGS = greedy_starts(GreedyStarts(self.space, table, placer).all(), MOST_STARTS)
         option_NG = np.concatenate([option_NG, *(option_G[None] for option_G, _ in arrays)])
         place_NGS = np.concatenate([place_NGS, *(place_GS[None] for _, place_GS in arrays)])
-        starts, pool = Best.of(Chains(self.space, table, option_NG, place_NGS)), _Pool(table)
+        starts, pool = self.legal_starts(placer, option_NG, place_NGS), _Pool(table)
         pool.add(starts)
         self._report(pool.cost, 0.0)
-        runs = self._runs(table)
+        runs = self._runs(table) if len(starts.cost_N) else []
         self._planned, self._tried = sum(runs), 0
         for number, changes in enumerate(runs):
             if self._is_over() or (number and self._is_optimal(pool)):
@@ -197,6 +197,12 @@ class PlanSearch:
             for found in annealing.run(start, changes, partial(Chains, self.space, table)):
                 pool.add(found)
         return pool
+
+    def legal_starts(self, placer: GreedyPlacer, option_NG: Indices, place_NGS: Indices) -> Best:
+        """Return the placements that the rules allow; memory may not suffice."""
+        chains = Chains(self.space, placer.table, option_NG, place_NGS)
+        is_legal_N = Proposals(placer, np.random.default_rng(self.seed)).is_legal(chains)
+        return Best.of(chains).select(np.flatnonzero(is_legal_N))
 
     def _runs(self, table: OptionTable) -> list[int]:
         """Split the changes into those of each lesser effort and the rest."""
