@@ -19,8 +19,8 @@ from evenshard.measure.price.step import PredictedParts
 from evenshard.measure.step_time import without_last_digits
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import check_sharding
-from evenshard.sharders.search.annealing import Best
-from evenshard.sharders.search.chains import Indices, arrays_of, choices_from
+from evenshard.sharders.search.annealing import OVERFLOW, Best
+from evenshard.sharders.search.chains import Chains, Edits, Indices, arrays_of, choices_from, round_last_digits
 from evenshard.sharders.search.choices import choices_of, parts_of
 from evenshard.sharders.search.greedy import GreedyPlacer, PieceWorks
 from evenshard.sharders.search.least_moves import least_moves
@@ -39,6 +39,8 @@ RETURNING = 3
 RUNGS = (1 / 64, 1 / 16, 1 / 4, 1.0)
 # Chains that go on from the best placement within the bound before.
 COPIES = 2
+# Rounds in which all groups of a placement could go home.
+RETURN_ROUNDS = 32
 # Number of the first run, of whose random numbers the free search has none.
 FIRST_RUN = 16
 # Phases of annealing, see ``annealing.PHASES``: placements stay near the starts, which are good.
@@ -125,7 +127,8 @@ class NearSearch:
             for number, bound in enumerate(bounds, 1):
                 if ms <= free.best.predicted_ms * (1 + ALIKE):
                     break
-                starts = renamed if best is None else [best] * COPIES + renamed
+                returned = [self._return_home(one, bound) for one in renamed]
+                starts = returned if best is None else [best] * COPIES + returned
                 best = self._anneal(starts, bound, number, LAST_SHARE if bound == self._most_bytes else RUNG_SHARE)
                 ms = self._note_found(best)
         if not self._found:
@@ -144,6 +147,25 @@ class NearSearch:
         ended = Best.join(search.anneal(begun, changes, FIRST_RUN + number, self._placer, PHASES, moves))
         at = int(ended.cost_N.argmin())
         return (ended.option_NG[at], ended.place_NGS[at]) if np.isfinite(ended.cost_N[at]) else None
+
+    def _return_home(self, placement: _Placement, bound: float) -> _Placement:
+        """Send groups home until a placement is within a bound, first those that cost least for their bytes."""
+        moves = self._moves
+        option_G, place_GS = (array.copy() for array in placement)
+        chains = Chains(self._search.space, moves.table, option_G[None], place_GS[None], moves=moves)
+        while chains.moved_N[0] > bound:
+            moved_G = moves.moved_bytes(option_G, place_GS)
+            away = np.flatnonzero((moved_G > 0) & (moves.home_G >= 0))
+            if not len(away):
+                break
+            edits, chain_M = Edits(np.arange(len(away)), away, moves.home_G[away], moves.home_GS[away]), 0 * away
+            after = chains.try_out(chain_M, chains.changed_pieces(chain_M, edits))
+            cost_M = after.windows_BMD.max(axis=-1).sum(axis=0) * (1 + OVERFLOW * chains.overflow(after.used_3MD))
+            order = np.argsort(round_last_digits((cost_M - chains.cost_N) / moved_G[away]), kind="stable")
+            chosen = away[order[: -(-len(away) // RETURN_ROUNDS)]]
+            option_G[chosen], place_GS[chosen] = moves.home_G[chosen], moves.home_GS[chosen]
+            chains.replace(np.array([0]), option_G[None], place_GS[None])
+        return option_G, place_GS
 
     def _bytes(self, placement: _Placement) -> int:
         return int(self._moves.moved_bytes(*placement).sum())
