@@ -33,8 +33,8 @@ from evenshard.utils.units import bytes_to_gb
 
 # Of placements that take as long, within this share, the one that moves least is the answer.
 ALIKE = 1e-3
-# Placements of the free search that bounds begin with.
-RETURNING = 3
+# Candidates of the free search that are renamed, and those that bounds begin with: the best, and those that move least.
+CANDIDATES, RETURNING = 8, 3
 # Bounds, as shares of the bytes that the free placement moves.
 RUNGS = (1 / 64, 1 / 16, 1 / 4, 1.0)
 # Chains that go on from the best placement within the bound before.
@@ -110,13 +110,14 @@ class NearSearch:
             BadConfig: if more has to move; the message says how much, and which tables.
         """
         space = self._search.space
-        of_free = [one for parts in free.candidates[:RETURNING] if (one := choices_of(space, parts)) is not None]
+        of_free = [one for parts in free.candidates[:CANDIDATES] if (one := choices_of(space, parts)) is not None]
         moves = self._moves = Moves(space, self._earlier)
         self._placer = GreedyPlacer(space, moves.table, PieceWorks(space, moves.table))
         renamed = [arrays_of(moves.table, moves.rename_devices(choices)) for choices in of_free]
         if not renamed:  # rows that are cut unevenly
             option_G = moves.table.first_option_G
             renamed = [(option_G, self._placer.place(option_G[None], np.zeros(1, dtype=bool))[0])]
+        renamed = [renamed[0], *sorted(renamed[1:], key=self._bytes)[: RETURNING - 1]]
         free_bytes = self._bytes(renamed[0]) if of_free else moves.parts_bytes(free.best.parts)
         self._note_as_they_are(moves.earlier_parts(), free.best.parts)
         with on_interrupt(self._search.interrupt):
