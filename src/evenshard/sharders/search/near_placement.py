@@ -1,8 +1,9 @@
 """The search near an earlier placement: the best placement that moves at most so many bytes of it.
 
 It anneals within rising bounds, which are the same for every search, so that more room hardly answers worse. Each bound
-begins with the best placement within the bound before, and with placements that were found without a bound, whose
-devices are renamed so that little moves. The first bound is zero, or the least that has to move.
+begins with the best placement within the bound before, and with placements that were found without a bound. Their
+devices are renamed so that little moves, and groups go home until the bound holds. The first bound is zero bytes or
+the fewest that have to move.
 
 Legend: N placements, G groups, S pieces of an option (padded).
 """
