@@ -21,7 +21,8 @@ from evenshard.sharders.search.proposals import Proposals
 from evenshard.tables.reuse import FloatArray
 
 # Phases: share of the changes, chains that are kept, weight of the mean device at the start, highest temperature.
-PHASES = ((0.25, None, 3.0, 0.05), (0.25, 6, 3.0, 0.05), (0.25, 3, 1.0, 0.01), (0.25, 1, 0.3, 0.003))
+Phases = Sequence[tuple[float, int | None, float, float]]
+PHASES: Phases = ((0.25, None, 3.0, 0.05), (0.25, 6, 3.0, 0.05), (0.25, 3, 1.0, 0.01), (0.25, 1, 0.3, 0.003))
 # Temperatures are shares of the energy: at the start so much for each change of a group, within limits; at the end.
 HEAT, COOLEST_START, END = 1e-5, 3e-4, 1e-4
 # Weight of the share of the slowest device's time, to a power of 2 ** POWER, of the mean device.
@@ -53,10 +54,15 @@ class Best:
 
     def note(self, chains: Chains) -> None:
         """Keep what is better."""
-        cost_N = round_last_digits(chains.cost_N * (1 + UNUSUAL * chains.unusual_N))
+        more_N = UNUSUAL * chains.unusual_N
+        if chains.moves is not None:
+            more_N += chains.moves.weigh(chains.moved_N, overflow=0.0)
+        cost_N = round_last_digits(chains.cost_N * (1 + more_N))
         better_N = cost_N < self.cost_N
         if better_N.any():
             better_N &= chains.overflow(chains.used_3ND) == 0
+            if chains.moves is not None:
+                better_N &= chains.moved_N <= chains.moves.most_bytes
             self.cost_N[better_N] = cost_N[better_N]
             self.option_NG[better_N], self.place_NGS[better_N] = chains.option_NG[better_N], chains.place_NGS[better_N]
 
@@ -89,16 +95,19 @@ class Annealing:
     ) -> None:
         self._proposals, self._rng, self._is_over, self._note = proposals, rng, is_over, note
 
-    def run(self, start: Best, changes: int, make_chains: Callable[[Indices, Indices], Chains]) -> list[Best]:
+    def run(
+        self, start: Best, changes: int, make_chains: Callable[[Indices, Indices], Chains], phases: Phases = PHASES
+    ) -> list[Best]:
         """Anneal all placements, then the best ones again; return the best of each phase.
 
         Args:
             start: placements; memory may not suffice.
             changes: of all phases together.
             make_chains: makes chains of placements.
+            phases: as ``PHASES``.
         """
         found = []
-        for share, kept, mean, hottest in PHASES:
+        for share, kept, mean, hottest in phases:
             chosen = start if kept is None else start.select(np.argsort(start.cost_N, kind="stable")[:kept])
             chains = make_chains(chosen.option_NG.copy(), chosen.place_NGS.copy())
             start = self._anneal(chains, int(changes * share), mean, hottest)
@@ -120,9 +129,9 @@ class Annealing:
             chain_M, edits = self._proposals.draw(chains, batch)
             pieces = chains.changed_pieces(chain_M, edits)
             outcome = chains.try_out(chain_M, pieces)
-            unusual_M = chains.unusual_after(chain_M, edits)
-            energy_M = _energy(chains, outcome.windows_BMD, outcome.used_3MD, unusual_M, weights)
-            now_N = _energy(chains, chains.windows_BND, chains.used_3ND, chains.unusual_N, weights)
+            unusual_M, moved_M = chains.unusual_after(chain_M, edits), chains.moved_after(chain_M, edits)
+            energy_M = _energy(chains, outcome.windows_BMD, outcome.used_3MD, unusual_M, moved_M, weights)
+            now_N = _energy_of(chains, weights)
             passes_M = energy_M <= now_N[chain_M] * (1 + temperature * rng.exponential(size=len(chain_M)))
             passes_M &= np.bincount(pieces.change_F, minlength=len(chain_M)) > 0
             if passes_M.any():
@@ -141,16 +150,24 @@ class Annealing:
         if not len(number_M):
             return
         tried = chains.with_placements(option_MG, place_MGS)
-        energy_M = _energy(tried, tried.windows_BND, tried.used_3ND, tried.unusual_N, weights)
-        now_N = _energy(chains, chains.windows_BND, chains.used_3ND, chains.unusual_N, weights)
+        energy_M, now_N = _energy_of(tried, weights), _energy_of(chains, weights)
         passes_M = energy_M <= now_N[number_M] * (1 + temperature * self._rng.exponential(size=len(number_M)))
         passes_M &= self._proposals.is_legal(tried)
         if passes_M.any():
             chains.replace(number_M[passes_M], option_MG[passes_M], place_MGS[passes_M])
 
 
+def _energy_of(chains: Chains, weights: tuple[float, float]) -> FloatArray:
+    return _energy(chains, chains.windows_BND, chains.used_3ND, chains.unusual_N, chains.moved_N, weights)
+
+
 def _energy(
-    chains: Chains, windows_BMD: FloatArray, used_3MD: Indices, unusual_M: FloatArray, weights: tuple[float, float]
+    chains: Chains,
+    windows_BMD: FloatArray,
+    used_3MD: Indices,
+    unusual_M: FloatArray,
+    moved_M: Indices,
+    weights: tuple[float, float],
 ) -> FloatArray:
     mean, overflow = weights
     slowest_BM = windows_BMD.max(axis=-1)
@@ -160,7 +177,10 @@ def _energy(
     slowest_M = slowest_BM.sum(axis=0)
     found_M = (slowest_BM * (1 + CLOSENESS * ratio_BMD.mean(axis=-1))).sum(axis=0)
     found_M += mean * windows_BMD.mean(axis=-1).sum(axis=0)
-    found_M += (overflow * chains.overflow(used_3MD) + UNUSUAL * unusual_M) * slowest_M
+    more_M = overflow * chains.overflow(used_3MD) + UNUSUAL * unusual_M
+    if chains.moves is not None:
+        more_M += chains.moves.weigh(moved_M, overflow)
+    found_M += more_M * slowest_M
     return round_last_digits(found_M)
 
 

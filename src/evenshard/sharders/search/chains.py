@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from evenshard.sharders.search.arrays import OptionTable
 from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
+
+if TYPE_CHECKING:
+    from evenshard.sharders.search.moves import Moves
 
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -112,9 +115,20 @@ class Chains:
         option_NG, place_NGS: the option of each group, and the places of its pieces.
         all_pieces, all_group_F, all_slot_F: the pieces of all chains, their groups, and their numbers in their options.
         windows_BND: times of devices in each window of a step, ms.
+        moves: counts the bytes that move from an earlier placement; None if there is none.
+        moved_N: these bytes; zeros without moves.
     """
 
-    def __init__(self, space: SearchSpace, table: OptionTable, option_NG: Indices, place_NGS: Indices) -> None:
+    def __init__(
+        self,
+        space: SearchSpace,
+        table: OptionTable,
+        option_NG: Indices,
+        place_NGS: Indices,
+        *,
+        moves: Moves | None = None,
+    ) -> None:
+        self.moves = moves
         self.space, self.table, self.task, self.costs = space, table, space.task, space.costs
         self.arrays = space.piece_arrays
         self.option_NG, self.place_NGS = option_NG, place_NGS
@@ -126,7 +140,7 @@ class Chains:
 
     def with_placements(self, option_NG: Indices, place_NGS: Indices) -> Chains:
         """Return chains of other placements of the same space."""
-        return Chains(self.space, self.table, option_NG, place_NGS)
+        return Chains(self.space, self.table, option_NG, place_NGS, moves=self.moves)
 
     @property
     def num(self) -> int:
@@ -182,9 +196,10 @@ class Chains:
     def _list_pieces(self) -> CellChanges:
         groups = self.option_NG.shape[1]
         numbers = np.arange(self.num).repeat(groups)
-        places = self.place_NGS.reshape(self.num * groups, -1)
-        self.all_pieces, from_F, self.all_slot_F = self.pieces(numbers, self.option_NG.reshape(-1), places, 1)
+        options, places = self.option_NG.reshape(-1), self.place_NGS.reshape(self.num * groups, -1)
+        self.all_pieces, from_F, self.all_slot_F = self.pieces(numbers, options, places, 1)
         self.all_group_F = from_F % groups
+        self.moved_N: Indices = self._moved_bytes(options, places).reshape(self.num, -1).sum(axis=1)
         return self._cells(self.all_pieces)
 
     # Sums -------------------------------------------------------------------------------------------------------------
@@ -288,6 +303,18 @@ class Chains:
         old_E = self.option_NG[chain_M[edits.change_E], edits.group_E]
         more_E = is_unusual_O[edits.option_E].astype(np.int64) - is_unusual_O[old_E]
         return np.asarray(self.unusual_N[chain_M] + np.bincount(edits.change_E, more_E, len(chain_M)) / groups)
+
+    # Moved bytes ------------------------------------------------------------------------------------------------------
+
+    def moved_after(self, chain_M: Indices, edits: Edits) -> Indices:
+        """Return the bytes that have moved after each change, [M]."""
+        chain_E = chain_M[edits.change_E]
+        old_E = self._moved_bytes(self.option_NG[chain_E, edits.group_E], self.place_NGS[chain_E, edits.group_E])
+        more_E = self._moved_bytes(edits.option_E, edits.place_ES) - old_E
+        return self.moved_N[chain_M] + np.bincount(edits.change_E, more_E, len(chain_M)).astype(np.int64)
+
+    def _moved_bytes(self, option_E: Indices, place_ES: Indices) -> Indices:
+        return np.zeros_like(option_E) if self.moves is None else self.moves.moved_bytes(option_E, place_ES)
 
 
 def chains_of(space: SearchSpace, placements: Sequence[Sequence[Choice]]) -> Chains:

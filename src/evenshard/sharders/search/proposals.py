@@ -14,6 +14,7 @@ import numpy as np
 
 from evenshard.sharders.search.chains import Chains, Edits, Indices, Mask, Pieces, round_last_digits
 from evenshard.sharders.search.greedy import GreedyPlacer
+from evenshard.sharders.search.moves import Moves
 
 # Shares of moves and of swaps; the other changes are options.
 MOVES, SWAPS = 0.35, 0.25
@@ -31,6 +32,8 @@ COPIES = 0.5
 OTHER_MEMORY = 0.5
 # Share of moves and options with an ejection.
 EJECTIONS = 0.3
+# Near an earlier placement: share of changes that send a group back, and of options for a group that may move nothing.
+HOMEWARD, COSTLESS = 0.15, 0.25
 # Largest random addition to the load of devices where pieces of an option are placed, in loads of the busiest device.
 JITTER = 0.3
 # Share of large changes that replicate the small groups; the others change the type of all groups alike.
@@ -122,6 +125,8 @@ class Proposals:
                 self._change_options(chains, options, at_M[options], has_M[options], chain_M[options]),
             ]
         )
+        if chains.moves is not None:
+            edits = self._send_home(chains, chains.moves, edits, chain_M)
         return chain_M, self._keep_legal(chains, self._add_ejections(chains, edits, chain_M), chain_M)
 
     def _move(self, chains: Chains, change_E: Indices, at_E: Indices, to_E: Indices, chain_E: Indices) -> Edits:
@@ -138,7 +143,10 @@ class Proposals:
         source_M = chains.all_pieces.device_F[at_M]
         own = np.flatnonzero(has_M & (to_M != source_M))
         change, chain = change_M[own], chain_M[own]
-        pieces = self._move(chains, change, at_M[own], to_M[own], chain), self._move(chains, change, other_M[own], source_M[own], chain)
+        pieces = (
+            self._move(chains, change, at_M[own], to_M[own], chain),
+            self._move(chains, change, other_M[own], source_M[own], chain),
+        )
         one, other = pieces
         trades_E = (self._rng.random(len(own)) < TRADES) & self._can_trade(one.option_E, other.option_E)
         there_ES, here_ES = (chains.place_NGS[chain, edits.group_E] for edits in (other, one))
@@ -160,6 +168,9 @@ class Proposals:
         number_M = (rng.random(count) * self._spread_N[chain_M]).astype(np.int64)
         is_spread_M = (draw_M >= OF_DEVICE) & (draw_M < OF_DEVICE + OF_MANY_DEVICES) & (self._spread_N[chain_M] > 0)
         group_M[is_spread_M] = chains.all_group_F[self._spread[(self._start_N[chain_M] + number_M)[is_spread_M]]]
+        if chains.moves is not None and len(chains.moves.costless_groups):
+            is_costless_M = rng.random(count) < COSTLESS
+            group_M[is_costless_M] = rng.choice(chains.moves.costless_groups, int(is_costless_M.sum()))
         option_M = table.first_option_G[group_M] + (rng.random(count) * table.num_options_G[group_M]).astype(np.int64)
         shape_M = table.shape_O[chains.option_NG[chain_M, rng.integers(groups, size=count)]]
         matches_MK = self._shape_GK[group_M] == shape_M[:, None]
@@ -204,6 +215,18 @@ class Proposals:
         if self._placer.allowed_GD is not None:
             key_MD = np.where(self._placer.allowed_GD[group_M], key_MD, _FORBIDDEN)
         return self._placer.places(option_M, key_MD)
+
+    def _send_home(self, chains: Chains, moves: Moves, edits: Edits, chain_M: Indices) -> Edits:
+        """Replace some changes: a group returns to where it was in the earlier placement."""
+        is_away_NG = (chains.option_NG != moves.home_G) | (chains.place_NGS != moves.home_GS).any(axis=2)
+        is_away_NG &= moves.home_G >= 0
+        count_N, (_, group_A) = is_away_NG.sum(axis=1), np.nonzero(is_away_NG)
+        is_chosen_M = (self._rng.random(len(chain_M)) < HOMEWARD) & (count_N[chain_M] > 0)
+        own = np.flatnonzero(is_chosen_M)
+        number = (self._rng.random(len(own)) * count_N[chain_M[own]]).astype(np.int64)
+        group = group_A[(np.cumsum(count_N) - count_N)[chain_M[own]] + number]
+        home = Edits(own, group, moves.home_G[group], moves.home_GS[group])
+        return Edits.join([edits.select(~is_chosen_M[edits.change_E]), home])
 
     def _add_ejections(self, chains: Chains, edits: Edits, chain_M: Indices) -> Edits:
         """Let a piece leave the busiest device of some changes that edit one group."""

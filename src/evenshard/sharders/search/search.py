@@ -20,11 +20,12 @@ from evenshard.measure.step_time import without_last_digits
 from evenshard.placement.parts import TablePart
 from evenshard.sharders.bounds.lower_bound import ENOUGH, lower_bound_ms
 from evenshard.sharders.packing.legal_parts import TIME_LIMIT_S, legal_parts
-from evenshard.sharders.search.annealing import Annealing, Best
+from evenshard.sharders.search.annealing import PHASES, Annealing, Best, Phases
 from evenshard.sharders.search.arrays import OptionTable
 from evenshard.sharders.search.chains import Chains, Indices, arrays_of, choices_from
 from evenshard.sharders.search.choices import choices_of, parts_of
 from evenshard.sharders.search.greedy import GreedyPlacer, GreedyStarts, PieceWorks, greedy_starts
+from evenshard.sharders.search.moves import Moves
 from evenshard.sharders.search.proposals import Proposals
 from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
@@ -186,23 +187,56 @@ class PlanSearch:
         option_NG, place_NGS = greedy_starts(GreedyStarts(self.space, table, placer).all(), MOST_STARTS)
         option_NG = np.concatenate([option_NG, *(option_G[None] for option_G, _ in arrays)])
         place_NGS = np.concatenate([place_NGS, *(place_GS[None] for _, place_GS in arrays)])
-        starts, pool = Best.of(Chains(self.space, table, option_NG, place_NGS)), _Pool(table)
+        starts, pool = self.legal_starts(placer, option_NG, place_NGS), _Pool(table)
         pool.add(starts)
         self._report(pool.cost, 0.0)
-        runs = self._runs(table)
+        runs = self._runs(table) if len(starts.cost_N) else []
         self._planned, self._tried = sum(runs), 0
         for number, changes in enumerate(runs):
             if self._is_over() or (number and self._is_optimal(pool)):
                 break
             before = pool.cost
-            rng = np.random.default_rng((self.seed, number))
-            annealing = Annealing(Proposals(placer, rng), rng, self._is_over, self._note)
             start = Best.join([starts, pool.best]) if number and pool.found else starts
-            for found in annealing.run(start, changes, partial(Chains, self.space, table)):
+            for found in self.anneal(start, changes, number, placer):
                 pool.add(found)
             if number and self._is_small and pool.cost == before:
                 break
         return pool
+
+    def legal_starts(
+        self, placer: GreedyPlacer, option_NG: Indices, place_NGS: Indices, moves: Moves | None = None
+    ) -> Best:
+        """Return the placements that the rules allow; memory may not suffice."""
+        chains = Chains(self.space, placer.table, option_NG, place_NGS, moves=moves)
+        is_legal_N = Proposals(placer, np.random.default_rng(self.seed)).is_legal(chains)
+        return Best.of(chains).select(np.flatnonzero(is_legal_N))
+
+    def anneal(
+        self,
+        start: Best,
+        changes: int,
+        number: int,
+        placer: GreedyPlacer,
+        phases: Phases = PHASES,
+        moves: Moves | None = None,
+    ) -> list[Best]:
+        """Anneal placements; return the best of each phase.
+
+        Args:
+            start: placements.
+            changes: that are tried.
+            number: of the run, which tells its random numbers apart.
+            placer: of the space's groups.
+            phases: as ``PHASES``.
+            moves: of an earlier placement.
+        """
+        rng = np.random.default_rng((self.seed, number))
+        annealing = Annealing(Proposals(placer, rng), rng, self._is_over, self._note)
+        return annealing.run(start, changes, partial(Chains, self.space, placer.table, moves=moves), phases)
+
+    def num_changes(self, table: OptionTable) -> int:
+        """Return the changes that the search tries, all together."""
+        return sum(self._runs(table))
 
     def _runs(self, table: OptionTable) -> list[int]:
         """Split the changes into those of each lesser effort and the rest; those of a small task into more runs."""

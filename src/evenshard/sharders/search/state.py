@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,9 +31,6 @@ from evenshard.sharders.search.sharding_option import Choice, ShardingOption
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 
-if TYPE_CHECKING:
-    from evenshard.sharders.search.moves import Moves
-
 Indices = npt.NDArray[np.int64]
 
 
@@ -47,12 +44,10 @@ class State:
     Args:
         space: groups and options.
         choices: of all groups.
-        moves: what is moved from an earlier placement, where that has a bound and a price.
     """
 
-    def __init__(self, space: SearchSpace, choices: Sequence[Choice], moves: Moves | None = None) -> None:
-        self.space, self.moves = space, moves
-        self.moved_bytes = 0
+    def __init__(self, space: SearchSpace, choices: Sequence[Choice]) -> None:
+        self.space = space
         self._costs: PartCosts = space.costs
         task = space.task
         self.task: ShardingTask = task
@@ -137,13 +132,9 @@ class State:
         self.replicated_values = float(arrays.values_P[pieces.piece_E].sum())
         for group, choice in enumerate(self.choices):
             self._index(group, self.option(group), choice, 1)
-            if self.moves is not None:
-                self.moved_bytes += self.moves.bytes_of(group, choice)
 
     def _add(self, group: int, choice: Choice, sign: int) -> None:
         option = self.space.groups[group].options[choice.option]
-        if self.moves is not None:
-            self.moved_bytes += sign * self.moves.bytes_of(group, choice)
         self._index(group, option, choice, sign)
         for piece, first in zip(option.pieces, firsts_of(option, choice), strict=True):
             where = slice(first, first + piece.span)
@@ -205,9 +196,8 @@ class State:
 
     @property
     def score(self) -> float:
-        """What a search descends: the cost, a little of how slow the other slow devices are, and the price of moves."""
-        moved_ms = 0.0 if self.moves is None else self.moves.price_ms(self.moved_bytes)
-        return float(scores_of(self.windows_WD)) + moved_ms
+        """What a search descends: the cost, and a little of how slow the other slow devices are."""
+        return float(scores_of(self.windows_WD))
 
     def fits(self) -> bool:
         """Whether the memory suffices."""
