@@ -23,7 +23,7 @@ TABLES = generate_tables(GeneratorConfig(24, (16, 64, 128), 10**6, 32), 65_536, 
 REQUEST = PlacementRequest(tables=TABLES, caps_bytes=(2**36,) * 8, batch_size=65_536, hardware="simulated:h200")
 MODEL = DeviceModel("simulated:h200")
 # Hardly any effort: the search ends where it begins.
-NONE = PlaceConfig(PlanSearchEffort(changes=0, idle_kicks=0))
+NONE = PlaceConfig(PlanSearchEffort(changes=0))
 
 
 @pytest.fixture(scope="module")
