@@ -144,7 +144,7 @@ class Annealing:
         energy_M = _energy(tried, tried.windows_BND, tried.used_3ND, tried.unusual_N, weights)
         now_N = _energy(chains, chains.windows_BND, chains.used_3ND, chains.unusual_N, weights)
         passes_M = energy_M <= now_N[number_M] * (1 + temperature * self._rng.exponential(size=len(number_M)))
-        passes_M &= self._proposals.is_legal(tried)
+        passes_M &= self._proposals.placer.is_legal(tried)
         if passes_M.any():
             chains.replace(number_M[passes_M], option_MG[passes_M], place_MGS[passes_M])
 

@@ -5,7 +5,7 @@ the work of a piece, also with the costliest tables in rows, and tables sorted b
 placed side by side as arrays.
 
 Legend: N starts, G groups, O options of all groups, K options of a group (padded), D devices, S pieces of an option
-(padded), Q places.
+(padded), P pieces of all options, Q places, R rules of tables that stay apart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from evenshard.measure.price.device_price import alone_ms
 from evenshard.measure.price.loads import repeat_numbers
 from evenshard.placement.sharding import COLUMNS_ALONE, REPLICATED, SHARDING_TYPES, TABLE_WISE, TYPES
 from evenshard.sharders.search.arrays import OptionTable
-from evenshard.sharders.search.chains import Chains, Indices, Mask, round_last_digits
+from evenshard.sharders.search.chains import Chains, Indices, Mask, Pieces, round_last_digits
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 
@@ -71,7 +71,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Placed:
-    """A start with its places [G, S] and its cost, ms; memory suffices where ``overflow`` is 0."""
+    """A start with its places [G, S] and its cost, ms.
+
+    Memory suffices where ``overflow`` is 0; where the placement breaks a rule, it is infinite.
+    """
 
     start: Start
     place_GS: Indices
@@ -123,6 +126,13 @@ class GreedyPlacer:
             every = np.ones(self._devices, dtype=bool)
             allowed = (group.allowed_D for group in space.groups)
             self.allowed_GD = np.array([every if one is None else one for one in allowed])
+        # [R, P] pieces of each rule of tables that stay apart.
+        rules = sorted({rule for group in space.groups for rule in group.apart})
+        group_A = table.group_O.repeat(table.count_O)
+        self.apart_RP = np.zeros((len(rules), len(space.piece_arrays.span_P)), dtype=bool)
+        for has_rule_P, rule in zip(self.apart_RP, rules, strict=True):
+            has_rule_G = np.array([rule in group.apart for group in space.groups])
+            has_rule_P[table.piece_A[has_rule_G[group_A]]] = True
 
     def place(self, option_NG: Indices, by_width_N: Mask) -> Indices:
         """[N, G, S] places of all groups; memory may not suffice."""
@@ -212,6 +222,26 @@ class GreedyPlacer:
             place_MS[own, : found.shape[1]] = np.where(np.arange(found.shape[1]) < count_M[:, None], found, 0)
         return place_MS
 
+    # Rules ------------------------------------------------------------------------------------------------------------
+
+    def count_apart(self, chains: Chains) -> Indices:
+        """[R, N, D] pieces on each device that must stay apart from each other."""
+        pieces, size = chains.on_each(chains.all_pieces), chains.num * self._devices
+        at_F = pieces.change_F * self._devices + pieces.device_F
+        found = [np.bincount(at_F[has_P[pieces.piece_F]], minlength=size) for has_P in self.apart_RP]
+        return np.array(found, dtype=np.int64).reshape(-1, chains.num, self._devices)
+
+    def is_legal(self, chains: Chains) -> Mask:
+        """[N] True where every group is on allowed devices, and no tables that stay apart share one."""
+        is_legal_N = np.asarray(~(self.count_apart(chains) > 1).any(axis=(0, 2)))
+        if self.allowed_GD is not None:
+            numbers = np.arange(len(chains.all_group_F))
+            pieces = chains.all_pieces
+            each = chains.on_each(Pieces(numbers, pieces.piece_F, pieces.device_F, pieces.sign_F))
+            is_allowed_F = self.allowed_GD[chains.all_group_F[each.change_F], each.device_F]
+            is_legal_N[pieces.change_F[each.change_F[~is_allowed_F]]] = False
+        return is_legal_N
+
 
 def _least(key_MQ: FloatArray, most: int) -> Indices:
     if most == 1:
@@ -265,7 +295,7 @@ class GreedyStarts:
         return order[first]
 
     def all(self) -> list[Placed]:
-        """All starts, the best first, each once."""
+        """All starts that break no rule, the best first, each once."""
         found = self.rules()
         even = self.works.even_ms
         limits = LIMITS if self._is_small else LIMITS[1::2]
@@ -296,7 +326,7 @@ class GreedyStarts:
         unique: dict[tuple[bytes, bool], Placed] = {}
         for one in sorted(found, key=lambda one: one.rank):
             unique.setdefault((one.start.option_G.tobytes(), one.start.by_width), one)
-        return list(unique.values())
+        return [one for one in unique.values() if np.isfinite(one.overflow)]
 
     def _priced(self, types: frozenset[str], limit_ms: float, share: float) -> Indices | None:
         """[G] the option of each group with the least work and price of memory, outside of device memory, too.
@@ -394,7 +424,8 @@ class GreedyStarts:
                 option_NG, np.array([one.by_width for one in distinct[first : first + at_once]])
             )
             chains = Chains(self.space, self.table, option_NG, place_NGS)
-            found += zip(place_NGS, chains.cost_N.tolist(), chains.overflow(chains.used_3ND).tolist(), strict=True)
+            overflow_N = np.where(self.placer.is_legal(chains), chains.overflow(chains.used_3ND), np.inf)
+            found += zip(place_NGS, chains.cost_N.tolist(), overflow_N.tolist(), strict=True)
         of_key = dict(zip(unique, found, strict=True))
         return [Placed(one, *of_key[one.option_G.tobytes(), one.by_width]) for one in starts]
 
@@ -406,8 +437,8 @@ def _cheapest(table: OptionTable, cost_O: FloatArray) -> Indices:
     return least[first]
 
 
-def greedy_starts(starts: Sequence[Placed], most: int) -> tuple[Indices, Indices]:
-    """[N, G] options and [N, G, S] places of the best start of each family, then of the best of all, ``most`` at most.
+def greedy_starts(starts: Sequence[Placed], most: int) -> list[Placed]:
+    """Return the best start of each family, then the best of all, ``most`` at most.
 
     Args:
         starts: the best first.
@@ -416,5 +447,4 @@ def greedy_starts(starts: Sequence[Placed], most: int) -> tuple[Indices, Indices
     for one in starts:
         best.setdefault(one.start.family, one)
     of_families = sorted(best.values(), key=lambda one: one.rank)
-    chosen = list({id(one): one for one in (*of_families, *starts)}.values())[:most]
-    return np.stack([one.start.option_G for one in chosen]), np.stack([one.place_GS for one in chosen])
+    return list({id(one): one for one in (*of_families, *starts)}.values())[:most]

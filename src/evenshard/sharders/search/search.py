@@ -179,11 +179,12 @@ class PlanSearch:
         choices = [one for one in (choices_of(self.space, parts) for parts in known) if one is not None]
         table = self.space.table
         placer = GreedyPlacer(self.space, table, PieceWorks(self.space, table))
-        arrays = [arrays_of(table, one) for one in choices]
-        option_NG, place_NGS = greedy_starts(GreedyStarts(self.space, table, placer).all(), MOST_STARTS)
-        option_NG = np.concatenate([option_NG, *(option_G[None] for option_G, _ in arrays)])
-        place_NGS = np.concatenate([place_NGS, *(place_GS[None] for _, place_GS in arrays)])
-        starts, pool = Best.of(Chains(self.space, table, option_NG, place_NGS)), _Pool(table)
+        greedy = greedy_starts(GreedyStarts(self.space, table, placer).all(), MOST_STARTS)
+        arrays = [(one.start.option_G, one.place_GS) for one in greedy] + [arrays_of(table, one) for one in choices]
+        pool = _Pool(table)
+        if not arrays:
+            return pool
+        starts = Best.of(Chains(self.space, table, *map(np.stack, zip(*arrays, strict=True))))
         pool.add(starts)
         self._report(pool.cost, 0.0)
         runs = self._runs(table)
