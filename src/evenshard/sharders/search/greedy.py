@@ -10,6 +10,7 @@ Legend: N starts, G groups, O options of all groups, K options of a group (padde
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -259,12 +260,27 @@ class GreedyStarts:
         self._is_replica_O = np.array([one.is_replicated for one in types])[table.type_O]
         self._cuts_rows_O = np.array([one.cuts_rows for one in types])[table.type_O]
         is_on_device_O = np.array([one.is_on_device for one in table.storages])[table.storage_O]
-        self._usable_O = is_on_device_O & (table.bytes_O <= space.room_D.max())
+        self._may_be_O = self._find_allowed()
+        self._usable_O = self._may_be_O & is_on_device_O & (table.bytes_O <= space.room_D.max())
         tables = space.task.tables
         weights = [sum(tables[at].num_rows * tables[at].embedding_dim for at in one.tables) for one in space.groups]
         self._weights_G = np.array(weights)
         self._replica_G = self._first_of(self._is_replica_O)
         self._is_small = space.is_small
+
+    def _find_allowed(self) -> Mask:
+        """[O] True for options with devices where their group may live, and no more than its share beside tables apart."""
+        table, devices, groups = self.table, self.space.task.num_devices, self.space.groups
+        found_O = np.ones(len(table.group_O), dtype=bool)
+        num_apart = Counter(rule for group in groups for rule in group.apart)
+        for group, first, count in zip(groups, table.first_option_G, table.num_options_G, strict=True):
+            most = max(devices // max((num_apart[rule] for rule in group.apart), default=1), 1)
+            for option in range(first, first + count) if group.apart or group.allowed_D is not None else ():
+                pieces, span, home = (int(of_O[option]) for of_O in (table.count_O, table.span_O, table.home_O))
+                allowed_D = np.ones(devices, dtype=bool) if group.allowed_D is None else group.allowed_D
+                allowed_HQ = allowed_D.reshape(-1, span).all(axis=1).reshape(-1, home // span)
+                found_O[option] = pieces * span <= most and allowed_HQ.sum(axis=1).max() >= pieces
+        return found_O
 
     def _first_of(self, is_wanted_O: Mask) -> Indices:
         """[G] the first usable option that is wanted; -1 where there is none."""
@@ -278,7 +294,7 @@ class GreedyStarts:
     ) -> Indices:
         """[G] the option of each group with the fewest pieces below both limits, or the cheapest of these.
 
-        Options without memory, or outside of device memory, only stand in where there are no others.
+        Options without memory, outside of device memory, or against the rules only stand in where there are no others.
         """
         works, table = self.works, self.table
         key_O = works.total_O if cheapest else table.count_O + 1e-3 * works.total_O / works.total_O.max()
@@ -337,7 +353,7 @@ class GreedyStarts:
         table, works = self.table, self.works
         bytes_O = (table.bytes_O * table.count_O * table.span_O).astype(np.float64)
         fits_O = (table.bytes_O <= self.space.room_D.max()) & (works.longest_O <= limit_ms)
-        fits_O &= np.isin(self._name_O, list(types))
+        fits_O &= self._may_be_O & np.isin(self._name_O, list(types))
         work_O = np.where(fits_O, works.total_O, works.total_O + 1e3 * works.total_O.max())
         most_bytes = share * float(self.space.room_D.sum())
         low, high = 0.0, 1e3 * works.total_O.max() / max(float(bytes_O.max()), 1.0)

@@ -131,7 +131,10 @@ class Proposals:
         source_M = chains.all_pieces.device_F[at_M]
         own = np.flatnonzero(has_M & (to_M != source_M))
         change, chain = change_M[own], chain_M[own]
-        pieces = self._move(chains, change, at_M[own], to_M[own], chain), self._move(chains, change, other_M[own], source_M[own], chain)
+        pieces = (
+            self._move(chains, change, at_M[own], to_M[own], chain),
+            self._move(chains, change, other_M[own], source_M[own], chain),
+        )
         one, other = pieces
         trades_E = (self._rng.random(len(own)) < TRADES) & self._can_trade(one.option_E, other.option_E)
         there_ES, here_ES = (chains.place_NGS[chain, edits.group_E] for edits in (other, one))
