@@ -8,6 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from evenshard.sharders.search.construction import Construction, Works
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import LINKS
@@ -23,7 +24,6 @@ from evenshard.placement.task import ShardingTask, TableLimits, used_bytes, used
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.packing.legal_parts import legal_parts
 from evenshard.sharders.search.choices import choices_of
-from evenshard.sharders.search.construction import Construction, Works
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace, is_short_of_memory

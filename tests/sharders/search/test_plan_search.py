@@ -8,6 +8,10 @@ from itertools import product
 
 import numpy as np
 import pytest
+from evenshard.sharders.search.construction import Construction, Works
+from evenshard.sharders.search.neighbours import MOST_COUNTED
+from evenshard.sharders.search.starts import construct_starts
+from evenshard.sharders.search.usual_cuts import MOST_SLOWER
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import LINKS
@@ -30,14 +34,10 @@ from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.search import neighbours
 from evenshard.sharders.search.choices import choices_of
-from evenshard.sharders.search.construction import Construction, Works
-from evenshard.sharders.search.neighbours import MOST_COUNTED
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort, PlanSearchResult
 from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace, column_cuts
-from evenshard.sharders.search.starts import construct_starts
 from evenshard.sharders.search.state import State
-from evenshard.sharders.search.usual_cuts import MOST_SLOWER
 from evenshard.tables.table import Table
 from support.builders import column_parts
 
