@@ -34,8 +34,9 @@ from evenshard.utils.process import on_interrupt
 
 # Greedy starts of a search.
 MOST_STARTS = 12
-# Groups times devices from which on a search tries all changes of its effort; of a smaller task, a share of them.
-FULL_SIZE = 200
+# Groups times devices from which on a search tries all changes of its effort; of a smaller task, a share of them, but
+# no fewer than so many.
+FULL_SIZE, LEAST_CHANGES = 200, 4_000
 # Groups times devices up to which a search asks a lower bound, before it goes on, if its answer is optimal.
 MOST_BOUNDED = 2_000
 MOST_CANDIDATES = 16
@@ -206,7 +207,8 @@ class PlanSearch:
         size = len(self.space.groups) * self.costs.task.num_devices
         share = 1.0 if self.space.offloads else min(1.0, size / FULL_SIZE)
         ends = [one.changes for one in EFFORTS.values() if one.changes < self.effort.changes]
-        return [round(share * count) for count in np.diff([0, *ends, self.effort.changes])]
+        counts = np.diff([0, *sorted(ends), self.effort.changes]).tolist()
+        return [min(count, max(round(share * count), LEAST_CHANGES)) for count in counts]
 
     def _is_optimal(self, pool: _Pool) -> bool:
         if len(self.space.groups) * self.costs.task.num_devices > MOST_BOUNDED:
