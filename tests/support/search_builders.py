@@ -20,7 +20,7 @@ from evenshard.placement.sharding import sharding_type
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.search.chains import OptionTable, chains_of, choices_from
 from evenshard.sharders.search.choices import parts_of
-from evenshard.sharders.search.greedy import GreedyPlacer, GreedyStarts, Placed, PieceWorks
+from evenshard.sharders.search.greedy import GreedyPlacer, GreedyStarts, PieceWorks, Placed
 from evenshard.sharders.search.sharding_option import Choice, TableGroup
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.table import Table
