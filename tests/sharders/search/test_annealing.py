@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -169,14 +168,3 @@ def test_a_run_that_is_over_answers_with_its_starts() -> None:
     run = Annealing(Proposals(of.placer, rng), rng, lambda: True, lambda tried, best: pytest.fail("no batch is due"))
     found = run.run(start, 1_000, lambda option_NG, place_NGS: Chains(of.space, of.table, option_NG, place_NGS))
     assert all(one.cost_N.tolist() == pytest.approx([9.5]) for one in found)
-
-
-def test_what_is_better_is_kept() -> None:
-    of = additive()
-    best = Best.of(chains_at(of, (0, 0, 1, 1), (0, 1, 1, 0)))
-    best.note(chains_at(of, (0, 1, 0, 1), (0, 0, 0, 0)))
-    assert best.cost_N.tolist() == pytest.approx([8.5, 8.5])
-    joined = Best.join([best, Best.of(chains_at(of, (1, 1, 1, 1)))])
-    assert joined.cost_N.tolist() == pytest.approx([8.5, 8.5, 15.5])
-    assert devices_of(of, joined.select(np.array([2]))) == (1, 1, 1, 1)
-    assert replace(joined).option_NG.shape == (3, 4)

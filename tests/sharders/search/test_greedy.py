@@ -22,7 +22,6 @@ from evenshard.placement.sharding import (
 )
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.search.greedy import (
-    BY_COLUMNS,
     SHARES_OF_MEMORY,
     GreedyStarts,
     Placed,
@@ -156,23 +155,6 @@ def test_a_limit_on_the_work_of_a_piece_cuts_what_is_longer() -> None:
         assert (works.longest_O[option_G] <= np.maximum(limit * works.even_ms, least_G) * (1 + 1e-9)).all()
         counts.append(int(table.count_O[option_G].sum()))
     assert counts == sorted(counts)
-
-
-def test_options_are_of_the_types_asked_for_where_a_table_may_be_one() -> None:
-    tables = some_tables(6)
-    starts = starts_of(
-        costs_of(tables, limits=(TableLimits(frozenset({TABLE_WISE})), *of_types(tables[1:], *SHARDING_TYPES)))
-    )
-
-    def types(*asked: str, **more: float) -> list[str]:
-        option_G = starts.options(frozenset(asked), **more)
-        return [str(name) for name in starts._name_O[option_G]]
-
-    assert types(DATA_PARALLEL) == [TABLE_WISE, *[DATA_PARALLEL] * 5]
-    assert types(TABLE_WISE, DATA_PARALLEL) == [TABLE_WISE] * 6
-    assert set(types(ROW_WISE)) == {TABLE_WISE, ROW_WISE}
-    narrow_G = starts.options(BY_COLUMNS, lane=32)
-    assert (starts.placer.width_O[narrow_G][1:] <= 32).all()
 
 
 @pytest.mark.parametrize("share", SHARES_OF_MEMORY)

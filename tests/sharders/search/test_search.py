@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from evenshard.placement.machine import Machine
-from evenshard.placement.parts import TablePart, row_spans, whole_part
+from evenshard.placement.parts import whole_part
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import (
@@ -27,7 +26,6 @@ from evenshard.sharders.packing.reasons import require_types
 from evenshard.sharders.search.annealing import UNUSUAL
 from evenshard.sharders.search.search import EFFORTS, LONG, NORMAL, QUICK, PlanSearch, PlanSearchEffort, effort_called
 from evenshard.sharders.search.space import SearchSpace
-from evenshard.tables.sources import load_catalog
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from support.builders import column_parts
@@ -271,27 +269,3 @@ def test_a_search_ends_where_the_answer_is_as_good_as_the_bound() -> None:
     search = PlanSearch(costs_of(tables, TWO, limits=of_types(tables, TABLE_WISE)))
     search.run()
     assert search._tried < 0.5 * search._planned
-
-
-# A plan by hand -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_plan_by_hand_with_the_costliest_table_in_rows_is_beaten() -> None:
-    """MLPerf DLRM v2 on 8 H200: one table in rows, the next four cut in two, the small ones on every device."""
-    costs = costs_of(load_catalog("mlperf_dlrm_v2", 65_536), Machine.one_node(8), 120 * 10**9, batch_size=65_536)
-    halves = {"C1": (2, 3), "C10": (6, 7), "C20": (2, 3), "C22": (0, 1)}
-    wholes = {"C2": 5, "C3": 4, "C5": 7, "C11": 2, "C12": 6, "C15": 5, "C23": 4, "C24": 3}
-    parts: list[TablePart] = []
-    for table in costs.task.tables:
-        whole = whole_part(table, tuple(range(8)))
-        if table.name == "C21":
-            parts += [replace(whole, rows=rows, devices=(at,)) for at, rows in enumerate(row_spans(table, 8))]
-        elif table.name in halves:
-            own = zip(column_parts(table, (64,)), halves[table.name], strict=True)
-            parts += [replace(part, devices=(device,)) for part, device in own]
-        else:
-            parts.append(replace(whole, devices=(wholes[table.name],)) if table.name in wholes else whole)
-    found = PlanSearch(costs, EFFORTS[QUICK]).run()
-    assert found.best.predicted_ms < 0.98 * costs.predict(parts).predicted_ms
-    assert np.isfinite(found.best.predicted_ms)
