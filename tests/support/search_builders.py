@@ -18,7 +18,7 @@ from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.sharding import sharding_type
 from evenshard.placement.task import ShardingTask, TableLimits
-from evenshard.sharders.search.chains import OptionTable, chains_of, choices_from
+from evenshard.sharders.search.chains import chains_of, choices_from
 from evenshard.sharders.search.choices import parts_of
 from evenshard.sharders.search.greedy import GreedyPlacer, GreedyStarts, PieceWorks, Placed
 from evenshard.sharders.search.sharding_option import Choice, TableGroup
@@ -65,8 +65,7 @@ def of_types(tables: Sequence[Table], *types: str) -> tuple[TableLimits, ...]:
 
 def starts_of(costs: PartCosts) -> GreedyStarts:
     space = SearchSpace(costs)
-    table = OptionTable(space)
-    return GreedyStarts(space, table, GreedyPlacer(space, table, PieceWorks(space, table)))
+    return GreedyStarts(space, space.table, GreedyPlacer(space, space.table, PieceWorks(space, space.table)))
 
 
 def parts_of_start(starts: GreedyStarts, placed: Placed) -> tuple[TablePart, ...]:

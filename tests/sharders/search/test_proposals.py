@@ -101,17 +101,17 @@ def kind_of(of: GreedyStarts, choices: Changed) -> str:
     options = of.space.groups[group].options
     if old.option != new.option:
         before, after = options[old.option], options[new.option]
-        if before.storage != after.storage and old.places == new.places and before.piece_widths == after.piece_widths:
+        widths = ([piece.columns for piece in one.pieces] for one in (before, after))
+        if before.storage != after.storage and old.places == new.places and next(widths) == next(widths):
             return "other memory, two groups" if others else "other memory"
         return "option with ejection" if others else "option"
     moved = sum(one != other for one, other in zip(old.places, new.places, strict=True))
     if not others:
         return "move" if moved == 1 else "same option elsewhere" if moved else "none"
     ((_, (other_old, other_new)),) = others
-    if other_old.option != other_new.option or moved != 1:
-        return "other"
-    ours = set(old.places) ^ set(new.places)
-    theirs = set(other_old.places) ^ set(other_new.places)
+    if moved > 1 and (old.places, new.places) == (other_new.places, other_old.places):
+        return "trade of all places"
+    ours, theirs = set(old.places) ^ set(new.places), set(other_old.places) ^ set(other_new.places)
     return "swap" if ours == theirs else "move with ejection"
 
 
@@ -130,7 +130,8 @@ def test_every_kind_of_change_is_drawn() -> None:
             make_some(chains, chain_M, edits)
     assert list(fits.values()) == [False, True]
     common = ("move", "swap", "option", "move with ejection", "option with ejection", "other memory")
-    assert all(kinds[kind] > 20 for kind in common) and kinds["other memory, two groups"]
+    assert all(kinds[kind] > 20 for kind in common), kinds
+    assert kinds["other memory, two groups"] and kinds["trade of all places"], kinds
 
 
 def test_options_are_copied_from_other_groups() -> None:

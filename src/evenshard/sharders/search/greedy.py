@@ -269,7 +269,7 @@ class GreedyStarts:
         self._is_small = space.is_small
 
     def _find_allowed(self) -> Mask:
-        """[O] True for options with devices where their group may live, and no more than its share beside tables apart."""
+        """[O] True for options with enough devices where their group may live, and few enough beside tables apart."""
         table, devices, groups = self.table, self.space.task.num_devices, self.space.groups
         found_O = np.ones(len(table.group_O), dtype=bool)
         num_apart = Counter(rule for group in groups for rule in group.apart)
