@@ -27,7 +27,9 @@ from evenshard.placement.parts import (
 from evenshard.placement.sharding import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, SHARDING_TYPES, TABLE_WISE, TYPES
 from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part
 from evenshard.sharders.cost_model.price import LearnedPrice
-from evenshard.sharders.search.space import SearchSpace
+from evenshard.sharders.search.chains import chains_of
+from evenshard.sharders.search.sharding_option import Choice, TableGroup
+from evenshard.sharders.search.space import SearchSpace, column_cuts
 from evenshard.tables.table import Table
 from support.convex_builders import random_model
 
@@ -156,6 +158,10 @@ def space_of(*tables: Table, **limits: object) -> SearchSpace:
     return SearchSpace(costs_of(task))
 
 
+def types_of(group: TableGroup) -> set[str]:
+    return {option.sharding_type for option in group.options}
+
+
 def test_known_placements_add_options_of_odd_widths() -> None:
     space = space_of(replace(CUT, name="first"), CUT)
     before, counts = space.table, [len(group.options) for group in space.groups]
@@ -196,3 +202,27 @@ def test_halves_powers_of_two_and_parts_as_wide_as_one_are_usual(widths: list[in
     space = space_of(CUT)
     (number,) = space.add_options(0, [(COLUMN_WISE, widths, ON_DEVICE)])
     assert space.table.is_unusual_O[number] == (not is_usual)
+
+
+def test_column_cuts_are_even_multiples_of_four() -> None:
+    assert list(column_cuts(128, 4, 4)) == [(64, 64), (44, 44, 40), (32, 32, 32, 32)]
+    assert list(column_cuts(128, 8, 64)) == [(64, 64)]
+    assert list(column_cuts(6, 8, 4)) == []
+
+
+def test_rows_are_cut_only_where_every_device_gets_some() -> None:
+    """A sum over devices without rows would be a wrong one; where nothing else is allowed, it has to do."""
+    few, many = Table("few", 3, 16, 5.0), Table("many", 8, 16, 5.0)
+    of_few, of_many = (types_of(group) for group in space_of(few, many).groups)
+    assert ROW_WISE not in of_few and ROW_WISE in of_many
+    assert types_of(space_of(few, types=frozenset({ROW_WISE})).groups[0]) == {ROW_WISE}
+
+
+def test_an_option_that_a_start_brings_has_its_own_kernel_call() -> None:
+    """A start may be sharded in a type that the search does not try by itself; its collective counts all the same."""
+    costs_ms = []
+    for types in (frozenset({TABLE_WISE}), frozenset(SHARDING_TYPES)):
+        space = space_of(CUT, replace(CUT, name="other"), types=types)
+        (number,) = space.add_options(0, [(ROW_WISE, [160], ON_DEVICE)])
+        costs_ms.append(chains_of(space, [[Choice(number), Choice(0, (0,))]]).cost_N[0])
+    assert costs_ms[0] == pytest.approx(costs_ms[1])

@@ -152,7 +152,7 @@ class Annealing:
         tried = chains.with_placements(option_MG, place_MGS)
         energy_M, now_N = _energy_of(tried, weights), _energy_of(chains, weights)
         passes_M = energy_M <= now_N[number_M] * (1 + temperature * self._rng.exponential(size=len(number_M)))
-        passes_M &= self._proposals.is_legal(tried)
+        passes_M &= self._proposals.placer.is_legal(tried)
         if passes_M.any():
             chains.replace(number_M[passes_M], option_MG[passes_M], place_MGS[passes_M])
 

@@ -5,11 +5,12 @@ the work of a piece, also with the costliest tables in rows, and tables sorted b
 placed side by side as arrays.
 
 Legend: N starts, G groups, O options of all groups, K options of a group (padded), D devices, S pieces of an option
-(padded), Q places.
+(padded), P pieces of all options, Q places, R rules of tables that stay apart.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +22,7 @@ from evenshard.measure.price.device_price import alone_ms
 from evenshard.measure.price.loads import repeat_numbers
 from evenshard.placement.sharding import COLUMNS_ALONE, REPLICATED, SHARDING_TYPES, TABLE_WISE, TYPES
 from evenshard.sharders.search.arrays import OptionTable
-from evenshard.sharders.search.chains import Chains, Indices, Mask, round_last_digits
+from evenshard.sharders.search.chains import Chains, Indices, Mask, Pieces, round_last_digits
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 
@@ -71,7 +72,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Placed:
-    """A start with its places [G, S] and its cost, ms; memory suffices where ``overflow`` is 0."""
+    """A start with its places [G, S] and its cost, ms.
+
+    Memory suffices where ``overflow`` is 0; where the placement breaks a rule, it is infinite.
+    """
 
     start: Start
     place_GS: Indices
@@ -123,6 +127,13 @@ class GreedyPlacer:
             every = np.ones(self._devices, dtype=bool)
             allowed = (group.allowed_D for group in space.groups)
             self.allowed_GD = np.array([every if one is None else one for one in allowed])
+        # [R, P] pieces of each rule of tables that stay apart.
+        rules = sorted({rule for group in space.groups for rule in group.apart})
+        group_A = table.group_O.repeat(table.count_O)
+        self.apart_RP = np.zeros((len(rules), len(space.piece_arrays.span_P)), dtype=bool)
+        for has_rule_P, rule in zip(self.apart_RP, rules, strict=True):
+            has_rule_G = np.array([rule in group.apart for group in space.groups])
+            has_rule_P[table.piece_A[has_rule_G[group_A]]] = True
 
     def place(self, option_NG: Indices, by_width_N: Mask) -> Indices:
         """[N, G, S] places of all groups; memory may not suffice."""
@@ -212,6 +223,26 @@ class GreedyPlacer:
             place_MS[own, : found.shape[1]] = np.where(np.arange(found.shape[1]) < count_M[:, None], found, 0)
         return place_MS
 
+    # Rules ------------------------------------------------------------------------------------------------------------
+
+    def count_apart(self, chains: Chains) -> Indices:
+        """[R, N, D] pieces on each device that must stay apart from each other."""
+        pieces, size = chains.on_each(chains.all_pieces), chains.num * self._devices
+        at_F = pieces.change_F * self._devices + pieces.device_F
+        found = [np.bincount(at_F[has_P[pieces.piece_F]], minlength=size) for has_P in self.apart_RP]
+        return np.array(found, dtype=np.int64).reshape(-1, chains.num, self._devices)
+
+    def is_legal(self, chains: Chains) -> Mask:
+        """[N] True where every group is on allowed devices, and no tables that stay apart share one."""
+        is_legal_N = np.asarray(~(self.count_apart(chains) > 1).any(axis=(0, 2)))
+        if self.allowed_GD is not None:
+            numbers = np.arange(len(chains.all_group_F))
+            pieces = chains.all_pieces
+            each = chains.on_each(Pieces(numbers, pieces.piece_F, pieces.device_F, pieces.sign_F))
+            is_allowed_F = self.allowed_GD[chains.all_group_F[each.change_F], each.device_F]
+            is_legal_N[pieces.change_F[each.change_F[~is_allowed_F]]] = False
+        return is_legal_N
+
 
 def _least(key_MQ: FloatArray, most: int) -> Indices:
     if most == 1:
@@ -229,12 +260,27 @@ class GreedyStarts:
         self._is_replica_O = np.array([one.is_replicated for one in types])[table.type_O]
         self._cuts_rows_O = np.array([one.cuts_rows for one in types])[table.type_O]
         is_on_device_O = np.array([one.is_on_device for one in table.storages])[table.storage_O]
-        self._usable_O = is_on_device_O & (table.bytes_O <= space.room_D.max())
+        self._may_be_O = self._find_allowed()
+        self._usable_O = self._may_be_O & is_on_device_O & (table.bytes_O <= space.room_D.max())
         tables = space.task.tables
         weights = [sum(tables[at].num_rows * tables[at].embedding_dim for at in one.tables) for one in space.groups]
         self._weights_G = np.array(weights)
         self._replica_G = self._first_of(self._is_replica_O)
         self._is_small = space.is_small
+
+    def _find_allowed(self) -> Mask:
+        """[O] True for options with enough devices where their group may live, and few enough beside tables apart."""
+        table, devices, groups = self.table, self.space.task.num_devices, self.space.groups
+        found_O = np.ones(len(table.group_O), dtype=bool)
+        num_apart = Counter(rule for group in groups for rule in group.apart)
+        for group, first, count in zip(groups, table.first_option_G, table.num_options_G, strict=True):
+            most = max(devices // max((num_apart[rule] for rule in group.apart), default=1), 1)
+            for option in range(first, first + count) if group.apart or group.allowed_D is not None else ():
+                pieces, span, home = (int(of_O[option]) for of_O in (table.count_O, table.span_O, table.home_O))
+                allowed_D = np.ones(devices, dtype=bool) if group.allowed_D is None else group.allowed_D
+                allowed_HQ = allowed_D.reshape(-1, span).all(axis=1).reshape(-1, home // span)
+                found_O[option] = pieces * span <= most and allowed_HQ.sum(axis=1).max() >= pieces
+        return found_O
 
     def _first_of(self, is_wanted_O: Mask) -> Indices:
         """[G] the first usable option that is wanted; -1 where there is none."""
@@ -248,7 +294,7 @@ class GreedyStarts:
     ) -> Indices:
         """[G] the option of each group with the fewest pieces below both limits, or the cheapest of these.
 
-        Options without memory, or outside of device memory, only stand in where there are no others.
+        Options without memory, outside of device memory, or against the rules only stand in where there are no others.
         """
         works, table = self.works, self.table
         key_O = works.total_O if cheapest else table.count_O + 1e-3 * works.total_O / works.total_O.max()
@@ -265,7 +311,7 @@ class GreedyStarts:
         return order[first]
 
     def all(self) -> list[Placed]:
-        """All starts, the best first, each once."""
+        """All starts that break no rule, the best first, each once."""
         found = self.rules()
         even = self.works.even_ms
         limits = LIMITS if self._is_small else LIMITS[1::2]
@@ -296,7 +342,7 @@ class GreedyStarts:
         unique: dict[tuple[bytes, bool], Placed] = {}
         for one in sorted(found, key=lambda one: one.rank):
             unique.setdefault((one.start.option_G.tobytes(), one.start.by_width), one)
-        return list(unique.values())
+        return [one for one in unique.values() if np.isfinite(one.overflow)]
 
     def _priced(self, types: frozenset[str], limit_ms: float, share: float) -> Indices | None:
         """[G] the option of each group with the least work and price of memory, outside of device memory, too.
@@ -307,7 +353,7 @@ class GreedyStarts:
         table, works = self.table, self.works
         bytes_O = (table.bytes_O * table.count_O * table.span_O).astype(np.float64)
         fits_O = (table.bytes_O <= self.space.room_D.max()) & (works.longest_O <= limit_ms)
-        fits_O &= np.isin(self._name_O, list(types))
+        fits_O &= self._may_be_O & np.isin(self._name_O, list(types))
         work_O = np.where(fits_O, works.total_O, works.total_O + 1e3 * works.total_O.max())
         most_bytes = share * float(self.space.room_D.sum())
         low, high = 0.0, 1e3 * works.total_O.max() / max(float(bytes_O.max()), 1.0)
@@ -394,7 +440,8 @@ class GreedyStarts:
                 option_NG, np.array([one.by_width for one in distinct[first : first + at_once]])
             )
             chains = Chains(self.space, self.table, option_NG, place_NGS)
-            found += zip(place_NGS, chains.cost_N.tolist(), chains.overflow(chains.used_3ND).tolist(), strict=True)
+            overflow_N = np.where(self.placer.is_legal(chains), chains.overflow(chains.used_3ND), np.inf)
+            found += zip(place_NGS, chains.cost_N.tolist(), overflow_N.tolist(), strict=True)
         of_key = dict(zip(unique, found, strict=True))
         return [Placed(one, *of_key[one.option_G.tobytes(), one.by_width]) for one in starts]
 
@@ -406,8 +453,8 @@ def _cheapest(table: OptionTable, cost_O: FloatArray) -> Indices:
     return least[first]
 
 
-def greedy_starts(starts: Sequence[Placed], most: int) -> tuple[Indices, Indices]:
-    """[N, G] options and [N, G, S] places of the best start of each family, then of the best of all, ``most`` at most.
+def greedy_starts(starts: Sequence[Placed], most: int) -> list[Placed]:
+    """Return the best start of each family, then the best of all, ``most`` at most.
 
     Args:
         starts: the best first.
@@ -416,5 +463,4 @@ def greedy_starts(starts: Sequence[Placed], most: int) -> tuple[Indices, Indices
     for one in starts:
         best.setdefault(one.start.family, one)
     of_families = sorted(best.values(), key=lambda one: one.rank)
-    chosen = list({id(one): one for one in (*of_families, *starts)}.values())[:most]
-    return np.stack([one.start.option_G for one in chosen]), np.stack([one.place_GS for one in chosen])
+    return list({id(one): one for one in (*of_families, *starts)}.values())[:most]

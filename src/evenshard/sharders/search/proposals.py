@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from evenshard.sharders.search.chains import Chains, Edits, Indices, Mask, Pieces, round_last_digits
+from evenshard.sharders.search.chains import Chains, Edits, Indices, Mask, round_last_digits
 from evenshard.sharders.search.greedy import GreedyPlacer
 from evenshard.sharders.search.moves import Moves
 
@@ -50,7 +50,7 @@ class Proposals:
     """
 
     def __init__(self, placer: GreedyPlacer, rng: np.random.Generator) -> None:
-        self._placer, self._rng = placer, rng
+        self.placer, self._rng = placer, rng
         self._space, self._table, self._ms_P = placer.space, placer.table, placer.works.ms_P
         self._devices = self._space.task.num_devices
         table = self._table
@@ -62,13 +62,6 @@ class Proposals:
         self._replica_G = np.where(replica_GK.any(axis=1), table.first_option_G + replica_GK.argmax(axis=1), -1)
         self._bytes_G = (table.bytes_O * table.count_O)[table.first_option_G]
         self._is_single_P = self._space.piece_arrays.span_P == 1
-        # [P] bits of the rules of tables that stay apart.
-        rules = sorted({rule for group in self._space.groups for rule in group.apart})
-        of_group = [[rule in group.apart for group in self._space.groups] for rule in rules]
-        group_A = table.group_O.repeat(table.count_O)
-        self._apart_RP = np.zeros((len(rules), len(self._is_single_P)), dtype=bool)
-        for number, has_rule in enumerate(of_group):
-            self._apart_RP[number, table.piece_A[np.array(has_rule)[group_A]]] = True
 
     # Pieces of devices ------------------------------------------------------------------------------------------------
 
@@ -212,9 +205,9 @@ class Proposals:
         key_MD += scale_M1 * (JITTER * self._rng.random((count, 1)) ** 2) * self._rng.random(key_MD.shape)
         free_MD = self._space.room_D - chains.used_3ND[0][chain_M]
         key_MD += _NO_MEMORY * scale_M1 * (free_MD < table.bytes_O[option_M][:, None])
-        if self._placer.allowed_GD is not None:
-            key_MD = np.where(self._placer.allowed_GD[group_M], key_MD, _FORBIDDEN)
-        return self._placer.places(option_M, key_MD)
+        if self.placer.allowed_GD is not None:
+            key_MD = np.where(self.placer.allowed_GD[group_M], key_MD, _FORBIDDEN)
+        return self.placer.places(option_M, key_MD)
 
     def _send_home(self, chains: Chains, moves: Moves, edits: Edits, chain_M: Indices) -> Edits:
         """Replace some changes: a group returns to where it was in the earlier placement."""
@@ -263,37 +256,19 @@ class Proposals:
             home_ES = np.where(slots < count_E1, place_ES, place_ES[:, :1]) // home_E[:, None]
             is_bad_E = (sorted_ES[:, 1:] == sorted_ES[:, :-1]).any(axis=1) | (home_ES != home_ES[:, :1]).any(axis=1)
             is_bad_M[edits.change_E[many[is_bad_E]]] = True
-        if self._placer.allowed_GD is not None:
+        if self.placer.allowed_GD is not None:
             come, _, _ = chains.pieces(np.arange(len(count_E)), edits.option_E, edits.place_ES, 1)
             come = chains.on_each(come)
-            is_forbidden_F = ~self._placer.allowed_GD[edits.group_E[come.change_F], come.device_F]
+            is_forbidden_F = ~self.placer.allowed_GD[edits.group_E[come.change_F], come.device_F]
             is_bad_M[edits.change_E[come.change_F[is_forbidden_F]]] = True
-        if len(self._apart_RP):
-            pieces = chains.changed_pieces(chain_M, edits)
-            for has_rule_P, held_ND in zip(self._apart_RP, self._count_apart(chains), strict=True):
+        if len(self.placer.apart_RP):
+            pieces = chains.on_each(chains.changed_pieces(chain_M, edits))
+            for has_rule_P, held_ND in zip(self.placer.apart_RP, self.placer.count_apart(chains), strict=True):
                 own = pieces.select(has_rule_P[pieces.piece_F])
                 at_F, size = own.change_F * devices + own.device_F, len(chain_M) * devices
                 more_MD = np.bincount(at_F, own.sign_F, size).reshape(-1, devices)
                 is_bad_M |= ((more_MD > 0) & (held_ND[chain_M] + more_MD > 1)).any(axis=1)
         return edits.select(~is_bad_M[edits.change_E])
-
-    def _count_apart(self, chains: Chains) -> Indices:
-        """[R, N, D] pieces on each device that must stay apart from each other."""
-        pieces, size = chains.all_pieces, chains.num * self._devices
-        at_F = pieces.change_F * self._devices + pieces.device_F
-        found = [np.bincount(at_F[has_P[pieces.piece_F]], minlength=size) for has_P in self._apart_RP]
-        return np.array(found, dtype=np.int64).reshape(-1, chains.num, self._devices)
-
-    def is_legal(self, chains: Chains) -> Mask:
-        """[N] True where every group is on allowed devices, and no tables that stay apart share one."""
-        is_legal_N = np.asarray(~(self._count_apart(chains) > 1).any(axis=(0, 2)))
-        if self._placer.allowed_GD is not None:
-            numbers = np.arange(len(chains.all_group_F))
-            pieces = chains.all_pieces
-            each = chains.on_each(Pieces(numbers, pieces.piece_F, pieces.device_F, pieces.sign_F))
-            is_allowed_F = self._placer.allowed_GD[chains.all_group_F[each.change_F], each.device_F]
-            is_legal_N[pieces.change_F[each.change_F[~is_allowed_F]]] = False
-        return is_legal_N
 
     # Large changes ----------------------------------------------------------------------------------------------------
 
@@ -317,16 +292,14 @@ class Proposals:
         np.subtract.at(load_MD, (gone.change_F, gone.device_F), self._ms_P[gone.piece_F])
         np.add.at(free_MD, (gone.change_F, gone.device_F), self._space.piece_arrays.size_P[gone.piece_F])
         order_MG = np.argsort(
-            np.where(is_changed_MG, -self._placer.works.longest_O[option_MG], np.inf), axis=1, kind="stable"
+            np.where(is_changed_MG, -self.placer.works.longest_O[option_MG], np.inf), axis=1, kind="stable"
         )
         count_M = is_changed_MG.sum(axis=1)
         for step in range(int(count_M.max(initial=0))):
             rows = np.flatnonzero(step < count_M)
             group_R = order_MG[rows, step]
             load_RD, free_RD = load_MD[rows], free_MD[rows]
-            place_MGS[rows, group_R] = self._placer.put(
-                group_R, option_MG[rows, group_R], load_RD, load_RD, free_RD, {}
-            )
+            place_MGS[rows, group_R] = self.placer.put(group_R, option_MG[rows, group_R], load_RD, load_RD, free_RD, {})
             load_MD[rows], free_MD[rows] = load_RD, free_RD
         return number_M, option_MG, place_MGS
 

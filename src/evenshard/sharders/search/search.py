@@ -183,11 +183,12 @@ class PlanSearch:
         choices = [one for one in (choices_of(self.space, parts) for parts in known) if one is not None]
         table = self.space.table
         placer = GreedyPlacer(self.space, table, PieceWorks(self.space, table))
-        arrays = [arrays_of(table, one) for one in choices]
-        option_NG, place_NGS = greedy_starts(GreedyStarts(self.space, table, placer).all(), MOST_STARTS)
-        option_NG = np.concatenate([option_NG, *(option_G[None] for option_G, _ in arrays)])
-        place_NGS = np.concatenate([place_NGS, *(place_GS[None] for _, place_GS in arrays)])
-        starts, pool = self.legal_starts(placer, option_NG, place_NGS), _Pool(table)
+        greedy = greedy_starts(GreedyStarts(self.space, table, placer).all(), MOST_STARTS)
+        arrays = [(one.start.option_G, one.place_GS) for one in greedy] + [arrays_of(table, one) for one in choices]
+        pool = _Pool(table)
+        if not arrays:
+            return pool
+        starts = self.legal_starts(placer, *map(np.stack, zip(*arrays, strict=True)))
         pool.add(starts)
         self._report(pool.cost, 0.0)
         runs = self._runs(table) if len(starts.cost_N) else []
@@ -208,8 +209,7 @@ class PlanSearch:
     ) -> Best:
         """Return the placements that the rules allow; memory may not suffice."""
         chains = Chains(self.space, placer.table, option_NG, place_NGS, moves=moves)
-        is_legal_N = Proposals(placer, np.random.default_rng(self.seed)).is_legal(chains)
-        return Best.of(chains).select(np.flatnonzero(is_legal_N))
+        return Best.of(chains).select(np.flatnonzero(placer.is_legal(chains)))
 
     def anneal(
         self,
