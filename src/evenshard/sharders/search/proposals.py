@@ -150,7 +150,7 @@ class Proposals:
         """Return whether options have as many pieces, more than one, with homes of one size."""
         table = self._table
         is_alike_E = (table.count_O[one_E] == table.count_O[other_E]) & (table.home_O[one_E] == table.home_O[other_E])
-        return is_alike_E & (table.count_O[one_E] > 1)
+        return np.asarray(is_alike_E & (table.count_O[one_E] > 1))
 
     def _change_options(self, chains: Chains, change_M: Indices, at_M: Indices, has_M: Mask, chain_M: Indices) -> Edits:
         rng, table = self._rng, self._table

@@ -188,7 +188,8 @@ class PlanSearch:
         pool = _Pool(table)
         if not arrays:
             return pool
-        starts = self.legal_starts(placer, *map(np.stack, zip(*arrays, strict=True)))
+        option_NG, place_NGS = map(np.stack, zip(*arrays, strict=True))
+        starts = self.legal_starts(placer, option_NG, place_NGS)
         pool.add(starts)
         self._report(pool.cost, 0.0)
         runs = self._runs(table) if len(starts.cost_N) else []
@@ -247,7 +248,7 @@ class PlanSearch:
             first = max(CHANGES_OF_SIZE * self._size, LEAST_CHANGES)
             ends |= {first * 2**number for number in range((max(ends) // first).bit_length())}
         ends = {end for end in ends if end < self.effort.changes} | {self.effort.changes}
-        return np.diff([0, *sorted(ends)]).tolist()
+        return [int(count) for count in np.diff([0, *sorted(ends)])]
 
     def _is_optimal(self, pool: _Pool) -> bool:
         if self._size > MOST_BOUNDED:
