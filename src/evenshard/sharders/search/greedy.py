@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
@@ -35,6 +35,8 @@ NUMBERS_CUT, NUMBERS_BESIDE_COLUMNS = (1, 2, 4, 8, 16, None), (1, 2, 4, 8)
 COLUMN_PARTS = (2, 4, 8, 16)
 # The best limits on replicas with which cuts are tried, and the best rules that are tried with every such limit.
 MOST_WITH_CUTS, MOST_WITH_LIMITS = 2, 4
+# The best rules whose limit on replicas also takes the sizes of tables, and the number of these.
+MOST_WITH_SIZES, NUM_SIZES = 8, 24
 # Numbers of the costliest tables in rows, and the best limits on the work of the other pieces.
 NUMBERS_IN_ROWS, LIMITS_BESIDE_ROWS = (1, 2, 4, 8), 3
 # Shares of the devices' memory that groups take where memory has a price, and steps to find the price.
@@ -62,12 +64,14 @@ class Start:
         option_G: the option of each group.
         by_width: narrow pieces go to the first devices, wide ones to the last.
         rule: the rule of thumb in words; empty for other starts.
+        cuts: of a rule of thumb.
     """
 
     family: str
     option_G: Indices
     by_width: bool = False
     rule: str = ""
+    cuts: tuple[_Cut, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -313,6 +317,7 @@ class GreedyStarts:
     def all(self) -> list[Placed]:
         """All starts that break no rule, the best first, each once."""
         found = self.rules()
+        found += self._place(list(self._replicate_more(found)))
         even = self.works.even_ms
         limits = LIMITS if self._is_small else LIMITS[1::2]
         starts = []
@@ -403,6 +408,14 @@ class GreedyStarts:
         make((most, one) for (_, one), most in product(best(MOST_WITH_LIMITS), MOST_REPLICATED))
         return sorted(made.values(), key=lambda one: one.rank)
 
+    def _replicate_more(self, rules: Sequence[Placed]) -> Iterator[Start]:
+        """Yield the cuts of the best rules beside other limits on replicas, which are the sizes of tables."""
+        families = list(dict.fromkeys(one.start.family for one in rules))[:MOST_WITH_SIZES]
+        cuts = [next(one.start.cuts for one in rules if one.start.family == family) for family in families]
+        sizes = np.unique(self._weights_G)
+        some = sizes[np.unique(np.linspace(0, len(sizes) - 1, NUM_SIZES).round().astype(np.int64))]
+        yield from (replace(self._rule(int(most), own), rule="") for own, most in product(cuts, some))
+
     @cached_property
     def _ways(self) -> dict[str, Indices]:
         """[G] the option of each group for each way to cut, -1 where it has none."""
@@ -427,7 +440,7 @@ class GreedyStarts:
             chosen = order[uncut_G[order] & (self._ways[way][order] >= 0)][:number]
             option_G[chosen], uncut_G[chosen] = self._ways[way][chosen], False
             words.append(f"{number or ('the others' if words else 'all')} {way}")
-        return Start("rule of thumb", option_G, rule=", ".join(words))
+        return Start(f"rule of thumb, {cuts}", option_G, rule=", ".join(words), cuts=cuts)
 
     def _place(self, starts: Sequence[Start]) -> list[Placed]:
         """Place starts side by side; equal ones share their places."""
