@@ -28,7 +28,7 @@ NONE = PlaceConfig(PlanSearchEffort(changes=0))
 
 @pytest.fixture(scope="module")
 def good() -> Sequence[TablePart]:
-    return place_request(REQUEST, MODEL).parts
+    return place_request(REQUEST, MODEL, PlaceConfig(PlanSearchEffort(20_000))).parts
 
 
 def ms(parts: Sequence[TablePart]) -> float:

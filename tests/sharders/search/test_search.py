@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -133,23 +134,23 @@ def test_more_effort_never_answers_worse(seed: int, monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 def test_fewer_types_and_less_memory_answer_no_better() -> None:
     """Of random requests, by no more than 1 %."""
-    compared = 0
-    for seed in range(30):
+    compared, effort = 0, EFFORTS[QUICK]
+    for seed in range(20):
         asked = random_request(seed)
         wide = part_costs(replace(asked, sharding_types=()), DeviceModel("simulated:h100"))
-        names = sorted(SHARDING_TYPES)[: 2 + seed % 4]
-        limits = tuple(replace(one, types=(one.types & set(names)) or one.types) for one in wide.task.limits)
-        fewer = wide.of_task(replace(wide.task, limits=limits or of_types(wide.task.tables, *names)))
+        names = set(sorted(SHARDING_TYPES)[: 2 + seed % 4])
+        limits = [replace(wide.task.limits_of(at), types=frozenset(names)) for at in range(len(wide.task.tables))]
+        fewer = wide.of_task(replace(wide.task, limits=tuple(limits)))
         less = wide.of_task(replace(wide.task, room_bytes=tuple(room * 2 // 3 for room in wide.task.room_bytes)))
+        found_ms = []
         for harder in (fewer, less):
-            try:
+            with suppress(InfeasibleTask):
                 require_types(harder.task)
-                found_ms = PlanSearch(harder, EFFORTS[QUICK]).run().best.predicted_ms
-            except InfeasibleTask:
-                continue
+                found_ms.append(PlanSearch(harder, effort, packing_s=1.0).run().best.predicted_ms)
+        if found_ms:
             compared += 1
-            assert PlanSearch(wide, EFFORTS[QUICK]).run().best.predicted_ms <= 1.01 * found_ms, seed
-    assert compared > 15
+            assert PlanSearch(wide, effort).run().best.predicted_ms <= 1.01 * min(found_ms), seed
+    assert compared > 5
 
 
 def test_an_effort_has_a_name() -> None:
