@@ -32,6 +32,8 @@ LIMITS = (4.0, 2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125, 0.09, 0.06)
 MOST_REPLICATED = (0, 10**4, 10**5, 2 * 10**5, 10**6, 10**7, 10**8)
 # Numbers of tables that a rule of thumb cuts, None for all; and of those in rows where all others are cut by columns.
 NUMBERS_CUT, NUMBERS_BESIDE_COLUMNS = (1, 2, 4, 8, 16, None), (1, 2, 4, 8)
+# Numbers of the next tables that are then cut by columns, where the task is small.
+NUMBERS_BESIDE_ROWS = (1, 2, 4)
 COLUMN_PARTS = (2, 4, 8, 16)
 # The best limits on replicas with which cuts are tried, and the best rules that are tried with every such limit.
 MOST_WITH_CUTS, MOST_WITH_LIMITS = 2, 4
@@ -402,7 +404,8 @@ class GreedyStarts:
 
         rows, columns = ([way for way in self._ways if word in way] for word in ("rows", "columns"))
         cuts: list[tuple[_Cut, ...]] = [(cut,) for cut in product((*rows, *columns), NUMBERS_CUT)]
-        cuts += product(product(rows, NUMBERS_BESIDE_COLUMNS), product(columns, (None,)))
+        beside = (*NUMBERS_BESIDE_ROWS, None) if self._is_small else (None,)
+        cuts += product(product(rows, NUMBERS_BESIDE_COLUMNS), product(columns, beside))
         make((most, ()) for most in MOST_REPLICATED)
         make((most, one) for (most, _), one in product(best(MOST_WITH_CUTS), cuts))
         make((most, one) for (_, one), most in product(best(MOST_WITH_LIMITS), MOST_REPLICATED))
@@ -467,7 +470,7 @@ def _cheapest(table: OptionTable, cost_O: FloatArray) -> Indices:
 
 
 def greedy_starts(starts: Sequence[Placed], most: int) -> list[Placed]:
-    """Return the best start of each family, then the best of all, ``most`` at most.
+    """Return the best start of each family, ``most`` at most, half of them rules of thumb as far as there are as many.
 
     Args:
         starts: the best first.
@@ -475,5 +478,6 @@ def greedy_starts(starts: Sequence[Placed], most: int) -> list[Placed]:
     best: dict[str, Placed] = {}
     for one in starts:
         best.setdefault(one.start.family, one)
-    of_families = sorted(best.values(), key=lambda one: one.rank)
-    return list({id(one): one for one in (*of_families, *starts)}.values())[:most]
+    rules, others = ([one for one in best.values() if bool(one.start.cuts) == is_rule] for is_rule in (True, False))
+    count = max(most // 2, most - len(others))
+    return sorted([*rules[:count], *others[: most - min(count, len(rules))]], key=lambda one: one.rank)
