@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.measure.price.loads import Indices
 from evenshard.measure.price.step import predicted_phases
 from evenshard.measure.step_time import windows
 from evenshard.placement.parts import Storage, TablePart
@@ -29,7 +30,7 @@ from evenshard.placement.task import TableLimits
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.pricing import part_costs
 from evenshard.sharders.model import Model
-from evenshard.sharders.search.chains import Indices, Pieces, chains_of, edits_of
+from evenshard.sharders.search.chains import Pieces, chains_of, edits_of
 from evenshard.sharders.search.choices import choices_of, devices_of, parts_of
 from evenshard.sharders.search.sharding_option import Choice, ShardingOption
 from evenshard.sharders.search.space import SearchSpace

@@ -18,7 +18,7 @@ from evenshard.sharders.search.annealing import (
     UNUSUAL,
     Annealing,
     Best,
-    _energy,
+    _energy_of,
     _keep_apart,
 )
 from evenshard.sharders.search.chains import Chains, arrays_of, choices_from
@@ -52,7 +52,7 @@ def devices_of(of: GreedyStarts, best: Best) -> tuple[int, ...]:
 
 
 def energies(chains: Chains, mean: float = 0.0, overflow: float = 0.0) -> list[float]:
-    return _energy(chains, chains.windows_BND, chains.used_3ND, chains.unusual_N, (mean, overflow)).tolist()
+    return _energy_of(chains, (mean, overflow)).tolist()
 
 
 def annealed(
@@ -95,7 +95,7 @@ def test_overflow_and_unusual_cuts_cost_shares_of_the_step() -> None:
     option_NG[1, 0] = np.flatnonzero(thirds & (of.table.group_O == 0))[0]
     chains = Chains(of.space, of.table, option_NG, of.placer.place(option_NG, np.zeros(2, dtype=bool)))
     assert chains.unusual_N.tolist() == [0, 0.5]
-    plain = _energy(chains, chains.windows_BND, chains.used_3ND, np.zeros(2), (0.0, 0.0))
+    plain = _energy_of(chains, chains.windows_BND, chains.used_3ND, np.zeros(2), (0.0, 0.0))
     assert energies(chains) == pytest.approx((plain + np.array([0, 0.5 * UNUSUAL]) * chains.cost_N).tolist())
 
 

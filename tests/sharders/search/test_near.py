@@ -13,6 +13,7 @@ import pytest
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import LINKS
+from evenshard.measure.price.loads import Indices
 from evenshard.measure.price.step import DeviceKind, PartCosts
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.price import simulated_kind
@@ -24,7 +25,7 @@ from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import SHARDING_TYPES, TABLE_WISE
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.packing.legal_parts import legal_parts
-from evenshard.sharders.search.chains import Chains, Indices, edits_of
+from evenshard.sharders.search.chains import Chains, edits_of
 from evenshard.sharders.search.choices import parts_of, parts_of_group
 from evenshard.sharders.search.greedy import GreedyPlacer, PieceWorks
 from evenshard.sharders.search.moves import EarlierPlacement, Moves

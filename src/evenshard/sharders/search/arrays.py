@@ -1,7 +1,7 @@
-"""All pieces and all options of a search as arrays, so that many changes are counted at once.
+"""All pieces and all options of a search as arrays.
 
 Legend: G groups, O options of all groups, A pieces of all options, P distinct pieces, V kinds of volumes, K kinds of
-devices, C kernel calls or looked-up rows, N changes, E pieces that they add or take away, F the same on each device.
+devices, C kernel calls or looked-up rows, E some of the pieces.
 """
 
 from __future__ import annotations
@@ -9,14 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from evenshard.measure.price.loads import CellChanges, repeat_numbers
+from evenshard.measure.price.loads import Indices, Mask, repeat_numbers
 from evenshard.placement.parts import COLUMN_STEP, Storage
 from evenshard.sharders.search.sharding_option import Piece
 from evenshard.tables.reuse import FloatArray
-
-Indices = npt.NDArray[np.int64]
 
 
 class OptionTable:
@@ -82,25 +79,8 @@ class OptionTable:
         self.first_twin_O = (np.cumsum(count_B) - count_B)[twins_O]
 
 
-def _is_power_of_two(numbers: Indices) -> npt.NDArray[np.bool_]:
+def _is_power_of_two(numbers: Indices) -> Mask:
     return np.asarray(numbers & (numbers - 1) == 0)
-
-
-@dataclass(frozen=True)
-class PieceChanges:
-    """Pieces that changes add or take away, all changes one after the other. Legend: E pieces.
-
-    Attributes:
-        change_E: the change that each belongs to.
-        piece_E: its number among the pieces of the space.
-        device_E: the first of its devices, or one of them.
-        sign_E: 1 where it comes, -1 where it goes.
-    """
-
-    change_E: Indices
-    piece_E: Indices
-    device_E: Indices
-    sign_E: Indices
 
 
 @dataclass(frozen=True)
@@ -147,32 +127,3 @@ class PieceArrays:
         """Return the number of each cell's piece in ``piece_E``, and the number of the cell."""
         from_C, offset_C = repeat_numbers(self.cells_P[piece_E])
         return from_C, self.first_P[piece_E[from_C]] + offset_C
-
-    def on_each_device(self, changes: PieceChanges) -> PieceChanges:
-        """The changes of each device by itself."""
-        from_F, offset_F = repeat_numbers(self.span_P[changes.piece_E])
-        return PieceChanges(
-            changes.change_E[from_F],
-            changes.piece_E[from_F],
-            changes.device_E[from_F] + offset_F,
-            changes.sign_E[from_F],
-        )
-
-    def cells(self, changes: PieceChanges) -> CellChanges:
-        """The lookups that changes add or take away."""
-        from_C, cell_C = self.cells_of(changes.piece_E)
-        return CellChanges(
-            changes.change_E[from_C],
-            self.call_C[cell_C],
-            self.row_C[cell_C],
-            changes.device_E[from_C],
-            changes.sign_E[from_C],
-        )
-
-    @staticmethod
-    def users(cells: CellChanges, count: int, num_calls: int) -> FloatArray:
-        """[N, C] how many more pieces use each kernel call after each of so many changes."""
-        at_C = cells.change_E * num_calls + cells.call_E
-        return np.asarray(
-            np.bincount(at_C, cells.sign_E, count * num_calls).reshape(count, num_calls), dtype=np.float64
-        )

@@ -70,16 +70,6 @@ class ShardingOption:
     pieces: tuple[Piece, ...]
     storage: Storage = ON_DEVICE
 
-    @cached_property
-    def calls(self) -> frozenset[int]:
-        """The kernel calls of its pieces."""
-        return frozenset(call for piece in self.pieces for call, _ in piece.cells)
-
-    @cached_property
-    def piece_numbers(self) -> tuple[int, ...]:
-        """The number of each piece among all pieces of the space."""
-        return tuple(piece.number for piece in self.pieces)
-
 
 @dataclass(frozen=True, eq=False)
 class Cuts:
