@@ -18,6 +18,8 @@ from evenshard.sharders.search.annealing import (
     UNUSUAL,
     Annealing,
     Best,
+    Phases,
+    _energy,
     _energy_of,
     _keep_apart,
 )
@@ -56,7 +58,11 @@ def energies(chains: Chains, mean: float = 0.0, overflow: float = 0.0) -> list[f
 
 
 def annealed(
-    of: GreedyStarts, start: Chains, changes: int = 3_000, note: Callable[[Chains, Best], None] | None = None
+    of: GreedyStarts,
+    start: Chains,
+    changes: int = 3_000,
+    note: Callable[[Chains, Best], None] | None = None,
+    phases: Phases = PHASES,
 ) -> list[Best]:
     """The best of each phase; ``note`` is called with the chains and their best after each batch."""
     rng, made = np.random.default_rng(0), []
@@ -69,7 +75,7 @@ def annealed(
         if note is not None:
             note(made[-1], best)
 
-    return Annealing(Proposals(of.placer, rng), rng, lambda: False, noted).run(Best.of(start), changes, make)
+    return Annealing(Proposals(of.placer, rng), rng, lambda: False, noted).run(Best.of(start), changes, make, phases)
 
 
 # Energy ---------------------------------------------------------------------------------------------------------------
@@ -95,7 +101,7 @@ def test_overflow_and_unusual_cuts_cost_shares_of_the_step() -> None:
     option_NG[1, 0] = np.flatnonzero(thirds & (of.table.group_O == 0))[0]
     chains = Chains(of.space, of.table, option_NG, of.placer.place(option_NG, np.zeros(2, dtype=bool)))
     assert chains.unusual_N.tolist() == [0, 0.5]
-    plain = _energy_of(chains, chains.windows_BND, chains.used_3ND, np.zeros(2), (0.0, 0.0))
+    plain = _energy(chains, chains.windows_BND, chains.used_3ND, np.zeros(2), chains.moved_N, (0.0, 0.0))
     assert energies(chains) == pytest.approx((plain + np.array([0, 0.5 * UNUSUAL]) * chains.cost_N).tolist())
 
 
@@ -154,10 +160,14 @@ def test_placements_beyond_the_memory_are_never_noted() -> None:
 
 def test_without_heat_the_energy_never_rises(monkeypatch: pytest.MonkeyPatch) -> None:
     """5 + 4 against 3 + 3 ends with the 4 in the place of a 3."""
-    for name, value in (("HEAT", 0.0), ("COOLEST_START", 1e-12), ("END", 1e-12), ("PHASES", ((1.0, None, 0.0, 1.0),))):
+    for name, value in (("HEAT", 0.0), ("COOLEST_START", 1e-12), ("END", 1e-12)):
         monkeypatch.setattr(annealing, name, value)
     of, found = additive(), []
-    (best,) = annealed(of, chains_at(of, (0, 0, 1, 1)), 600, lambda chains, best: found.append(energies(chains)[0]))
+
+    def note(chains: Chains, best: Best) -> None:
+        found.append(energies(chains)[0])
+
+    (best,) = annealed(of, chains_at(of, (0, 0, 1, 1)), 600, note, ((1.0, None, 0.0, 1.0),))
     assert found == sorted(found, reverse=True)
     assert best.cost_N.tolist() == pytest.approx([8.5])
     assert devices_of(of, best)[0] != devices_of(of, best)[1]
