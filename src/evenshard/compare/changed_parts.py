@@ -106,7 +106,7 @@ class ChangedPlacement:
 
     def option(self, position: int, choice: Choice | None = None) -> ShardingOption:
         """Return the sharding option of a choice; without one, of the table now."""
-        return self.space.groups[position].options[(choice or self.choices[position]).option]
+        return self.space.option(position, (choice or self.choices[position]).option)
 
     def devices(self, position: int, choice: Choice | None = None) -> tuple[int, ...]:
         """Return the devices that hold some of the table."""
@@ -143,13 +143,11 @@ class ChangedPlacement:
         self, position: int, options: Sequence[ShardingOption], storage: Storage
     ) -> Iterator[tuple[int, ShardingOption]]:
         """Yield the given options with another storage, and their numbers."""
-        shapes = dict.fromkeys(
-            (option.sharding_type, tuple(piece.columns for piece in option.pieces)) for option in options
-        )
+        shapes = dict.fromkeys((option.sharding_type, option.widths) for option in options)
         numbers = self.space.add_options(position, [(*shape, storage) for shape in shapes])
         self._chains = chains_of(self.space, [self.choices])
         for number in numbers:
-            yield number, self.space.groups[position].options[number]
+            yield number, self.space.option(position, number)
 
     # Rules ------------------------------------------------------------------------------------------------------------
 

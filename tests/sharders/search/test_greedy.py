@@ -166,8 +166,7 @@ def test_memory_at_a_price_keeps_on_devices_what_is_looked_up_most(share: float)
     option_G = starts._priced(frozenset(SHARDING_TYPES), np.inf, share)
     used = (starts.table.bytes_O * starts.table.count_O * starts.table.span_O)[option_G].sum()
     assert (share - 0.3) * 4 * GB < used <= share * 4 * (GB + GB // 16)
-    number_G = option_G - starts.table.first_option_G
-    kernels = [group.options[at].storage.kernel for group, at in zip(starts.space.groups, number_G, strict=True)]
+    kernels = [starts.table.option(at).storage.kernel for at in option_G]
     assert kernels[0] != FUSED == kernels[-1]
 
 
