@@ -25,7 +25,7 @@ from evenshard.sharders.search.annealing import OVERFLOW, Best
 from evenshard.sharders.search.chains import Chains, Edits, arrays_of, choices_from, round_last_digits
 from evenshard.sharders.search.choices import choices_of, parts_of
 from evenshard.sharders.search.greedy import GreedyPlacer, PieceWorks
-from evenshard.sharders.search.least_moves import least_moves
+from evenshard.sharders.packing.least_moves import least_moves
 from evenshard.sharders.search.moves import EarlierPlacement, Moves
 from evenshard.sharders.search.search import MOST_CANDIDATES, PlanSearch, PlanSearchResult
 from evenshard.utils.errors import BadConfig, InfeasibleTask
