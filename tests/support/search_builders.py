@@ -21,7 +21,7 @@ from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.search.chains import chains_of, choices_from
 from evenshard.sharders.search.choices import parts_of
 from evenshard.sharders.search.greedy import GreedyPlacer, GreedyStarts, PieceWorks, Placed
-from evenshard.sharders.search.sharding_option import Choice, TableGroup
+from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.table import Table
 
@@ -81,18 +81,18 @@ def types_of(task: ShardingTask, parts: Sequence[TablePart]) -> dict[str, str]:
     return {name: sharding_type(own, by_name[name], task.machine) for name, own in of_table.items()}
 
 
-def all_choices(group: TableGroup, devices: int) -> Iterator[Choice]:
+def all_choices(space: SearchSpace, group: int) -> Iterator[Choice]:
     """Yield every option of a group, everywhere."""
-    for number, option in enumerate(group.options):
+    for number, option in enumerate(space.options(group)):
         in_home = option.home_span // option.span
-        for first in range(0, devices // option.span, in_home):
+        for first in range(0, space.task.num_devices // option.span, in_home):
             for places in permutations(range(first, first + in_home), len(option.pieces)):
                 yield Choice(number, places)
 
 
 def least_ms(space: SearchSpace) -> float:
     """The time of the best of all placements with enough memory; rules of tables are not checked."""
-    per_group = [list(all_choices(group, space.task.num_devices)) for group in space.groups]
+    per_group = [list(all_choices(space, group)) for group in range(len(space.groups))]
     found, rest = float("inf"), product(*per_group)
     while placements := list(islice(rest, 4096)):
         chains = chains_of(space, placements)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from evenshard.measure.price.loads import Indices
 from evenshard.measure.price.step import predicted_phases
 from evenshard.measure.step_time import windows
 from evenshard.placement.parts import Storage, TablePart
@@ -29,7 +30,7 @@ from evenshard.placement.task import TableLimits
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.pricing import part_costs
 from evenshard.sharders.model import Model
-from evenshard.sharders.search.chains import Indices, Pieces, chains_of, edits_of
+from evenshard.sharders.search.chains import Pieces, chains_of, edits_of
 from evenshard.sharders.search.choices import choices_of, devices_of, parts_of
 from evenshard.sharders.search.sharding_option import Choice, ShardingOption
 from evenshard.sharders.search.space import SearchSpace
@@ -105,7 +106,7 @@ class ChangedPlacement:
 
     def option(self, position: int, choice: Choice | None = None) -> ShardingOption:
         """Return the sharding option of a choice; without one, of the table now."""
-        return self.space.groups[position].options[(choice or self.choices[position]).option]
+        return self.space.option(position, (choice or self.choices[position]).option)
 
     def devices(self, position: int, choice: Choice | None = None) -> tuple[int, ...]:
         """Return the devices that hold some of the table."""
@@ -142,13 +143,11 @@ class ChangedPlacement:
         self, position: int, options: Sequence[ShardingOption], storage: Storage
     ) -> Iterator[tuple[int, ShardingOption]]:
         """Yield the given options with another storage, and their numbers."""
-        shapes = dict.fromkeys(
-            (option.sharding_type, tuple(piece.columns for piece in option.pieces)) for option in options
-        )
+        shapes = dict.fromkeys((option.sharding_type, option.widths) for option in options)
         numbers = self.space.add_options(position, [(*shape, storage) for shape in shapes])
         self._chains = chains_of(self.space, [self.choices])
         for number in numbers:
-            yield number, self.space.groups[position].options[number]
+            yield number, self.space.option(position, number)
 
     # Rules ------------------------------------------------------------------------------------------------------------
 

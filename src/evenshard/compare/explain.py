@@ -277,9 +277,7 @@ class _TableChanges:
 def _choices(what_if: ChangedPlacement, position: int, name: str, without: ChangeOutcome) -> Iterator[Choice]:
     """Yield legal places of a table with one sharding type; its compute kernel stays where possible."""
     may_D, kept = what_if.may_live(position), what_if.option(position).storage
-    options = [
-        option for option in enumerate(what_if.space.groups[position].options) if option[1].sharding_type == name
-    ]
+    options = [option for option in enumerate(what_if.space.options(position)) if option[1].sharding_type == name]
     alike = [option for option in options if option[1].storage == kept]
     if not alike and not TYPES[name].is_replicated:
         alike = list(what_if.with_storage(position, [option for _, option in options], kept))
@@ -287,7 +285,7 @@ def _choices(what_if: ChangedPlacement, position: int, name: str, without: Chang
         if option.span == len(may_D) > 1:
             yield Choice(number)
             continue
-        fits_D = without.used_D + max(piece.size_bytes for piece in option.pieces) <= what_if.room_D
+        fits_D = without.used_D + what_if.space.piece_arrays.size_P[[*option.pieces]].max() <= what_if.room_D
         for places in _places(what_if, option, without, may_D & fits_D):
             yield Choice(number, places)
 

@@ -33,7 +33,7 @@ from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.bounds.option_sums import OptionSums
 from evenshard.sharders.cost_model.price import LearnedPrice
 from evenshard.sharders.search.chains import chains_of
-from evenshard.sharders.search.sharding_option import Choice, TableGroup
+from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
@@ -82,17 +82,17 @@ def with_learned_price(costs: PartCosts, seed: int) -> PartCosts:
     return PartCosts(costs.task, [kind], [0] * costs.task.num_devices, costs.links, costs.pipeline)
 
 
-def choices_of_group(group: TableGroup, devices: int) -> Iterator[Choice]:
+def choices_of_group(space: SearchSpace, group: int) -> Iterator[Choice]:
     """Every option of a group on all of its places."""
-    for number, option in enumerate(group.options):
-        for places in permutations(range(devices // option.span), len(option.pieces)):
+    for number, option in enumerate(space.options(group)):
+        for places in permutations(range(space.task.num_devices // option.span), len(option.pieces)):
             yield Choice(number, places)
 
 
 def cut_unevenly(space: SearchSpace, rng: np.random.Generator) -> None:
     """Gives tables that may be cut by columns some more cuts, into parts of any widths."""
     for number, group in enumerate(space.groups):
-        by_columns = [one for one in group.options if TYPES[one.sharding_type].cuts_columns]
+        by_columns = [one for one in space.options(number) if TYPES[one.sharding_type].cuts_columns]
         blocks = space.task.tables[group.tables[0]].embedding_dim // COLUMN_STEP
         for option in by_columns[:2]:
             for _ in range(3):
@@ -104,7 +104,7 @@ def cut_unevenly(space: SearchSpace, rng: np.random.Generator) -> None:
 
 def costs_ms(space: SearchSpace, rng: np.random.Generator) -> FloatArray:
     """The costs of all placements, or of many where they are more."""
-    per_group = [list(choices_of_group(group, space.task.num_devices)) for group in space.groups]
+    per_group = [list(choices_of_group(space, group)) for group in range(len(space.groups))]
     if np.prod([len(choices) for choices in per_group]) <= MOST_PLACEMENTS:
         tried = list(product(*per_group))
     else:
@@ -197,7 +197,7 @@ def test_even_cuts_of_whole_lanes_are_the_least_on_all_devices_together(types: s
     works_2P = line.works(columns_PH) + price.own_steps_ms(columns_PH)
     even_2W = np.array([flat.sum_by_option(works_P) * flat.copies_W for works_P in works_2P])
     least_2W = cuts.works_2(cuts.part_works_2FU(0, [line], np.zeros(len(flat.group_W), dtype=np.int64)))
-    parts = [len(space.groups[0].options[int(flat.number_W[at])].pieces) for at in cuts.options]
+    parts = space.table.count_O[cuts.options]
     lanes = [number for number, count in enumerate(parts) if count in (2, 4)]
     assert len(lanes) == 2
     np.testing.assert_allclose(least_2W[:, lanes], even_2W[:, cuts.options[lanes]], rtol=2e-3)

@@ -163,8 +163,11 @@ def test_without_heat_the_energy_never_rises(monkeypatch: pytest.MonkeyPatch) ->
     for name, value in (("HEAT", 0.0), ("COOLEST_START", 1e-12), ("END", 1e-12)):
         monkeypatch.setattr(annealing, name, value)
     of, found = additive(), []
-    start, phases = chains_at(of, (0, 0, 1, 1)), ((1.0, None, 0.0, 1.0),)
-    (best,) = annealed(of, start, 600, lambda chains, best: found.append(energies(chains)[0]), phases)
+
+    def note(chains: Chains, best: Best) -> None:
+        found.append(energies(chains)[0])
+
+    (best,) = annealed(of, chains_at(of, (0, 0, 1, 1)), 600, note, ((1.0, None, 0.0, 1.0),))
     assert found == sorted(found, reverse=True)
     assert best.cost_N.tolist() == pytest.approx([8.5])
     assert devices_of(of, best)[0] != devices_of(of, best)[1]

@@ -48,8 +48,8 @@ def costs_of(kinds: Sequence[str], nodes: int = 1, pipeline: str = "", room_byte
 
 def random_choice(space: SearchSpace, group: int, rng: np.random.Generator) -> Choice:
     """Any option, anywhere."""
-    number = int(rng.integers(len(space.groups[group].options)))
-    option = space.groups[group].options[number]
+    number = int(rng.integers(space.table.num_options_G[group]))
+    option = space.option(group, number)
     return Choice(number, tuple(rng.permutation(DEVICES // option.span)[: len(option.pieces)].tolist()))
 
 
@@ -112,7 +112,8 @@ def test_changes_that_are_tried_out_take_what_they_take_when_made(
 
 def test_changes_of_one_chain_that_touch_other_devices_are_made_at_once() -> None:
     space = SearchSpace(costs_of((H200,)))
-    whole = [next(n for n, option in enumerate(group.options) if option.span == 1) for group in space.groups]
+    groups = range(len(space.groups))
+    whole = [next(n for n, option in enumerate(space.options(at)) if option.span == 1) for at in groups]
     chains = chains_of(space, [[Choice(number, (at % 2,)) for at, number in enumerate(whole)]] * 2)
     changes = [{0: Choice(whole[0], (2,))}, {1: Choice(whole[1], (3,))}, {2: Choice(whole[2], (3,))}]
     chain_M = np.array([1, 1, 0])
@@ -129,7 +130,7 @@ def test_changes_of_one_chain_that_touch_other_devices_are_made_at_once() -> Non
 def test_devices_that_lose_their_only_rows_take_no_time(kind: str) -> None:
     """A table leaves the rows of all devices for device 0, where the other tables are; and back."""
     space = SearchSpace(costs_of((kind,)))
-    by_rows = next(n for n, option in enumerate(space.groups[1].options) if option.sharding_type == ROW_WISE)
+    by_rows = next(n for n, option in enumerate(space.options(1)) if option.sharding_type == ROW_WISE)
     whole = [Choice(0, (0,))] * len(space.groups)
     placements = [whole, [whole[0], Choice(by_rows), *whole[2:]]]
     with one_thread():
@@ -181,8 +182,8 @@ def test_memory_is_exceeded_by_devices_and_by_hosts(host_bytes: int, fits: bool)
     space = SearchSpace(PartCosts(task, costs.kinds, [0], costs.links))
     outside = next(
         number
-        for number, option in enumerate(space.groups[0].options)
-        if sum(piece.host_bytes for piece in option.pieces) >= 2**30
+        for number, option in enumerate(space.options(0))
+        if space.piece_arrays.host_P[[*option.pieces]].sum() >= 2**30
     )
     chains = chains_of(space, [[Choice(0)] * 2])
     assert chains.overflow(chains.used_3ND) == pytest.approx([2 / 1.2 - 1], abs=0.05)

@@ -13,6 +13,7 @@ import pytest
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import LINKS
+from evenshard.measure.price.loads import Indices
 from evenshard.measure.price.step import DeviceKind, PartCosts
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.price import simulated_kind
@@ -24,7 +25,7 @@ from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import SHARDING_TYPES, TABLE_WISE
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.packing.legal_parts import legal_parts
-from evenshard.sharders.search.chains import Chains, Indices, edits_of
+from evenshard.sharders.search.chains import Chains, edits_of
 from evenshard.sharders.search.choices import parts_of, parts_of_group
 from evenshard.sharders.search.greedy import GreedyPlacer, PieceWorks
 from evenshard.sharders.search.moves import EarlierPlacement, Moves
@@ -221,10 +222,10 @@ def test_a_cut_that_is_not_allowed_any_more_is_no_option() -> None:
     space = SearchSpace(costs_of([one], 2, WHOLE))
     moves = Moves(space, earlier(cut, 2))
     assert moves.home_G.tolist() == [-1]
-    assert [option.sharding_type for option in space.groups[0].options] == [TABLE_WISE]
+    assert [option.sharding_type for option in space.options(0)] == [TABLE_WISE]
     allowed = SearchSpace(costs_of([one], 2))
     home = Moves(allowed, earlier(cut, 2)).home_G[0]
-    assert [piece.columns for piece in allowed.groups[0].options[home].pieces] == [48, 80]
+    assert allowed.option(0, home).widths == (48, 80)
 
 
 def test_tables_that_are_to_stay_apart_now_part_with_the_fewest_bytes() -> None:
@@ -247,7 +248,7 @@ def test_moves_are_counted_by_piece_with_state_and_replicas_that_go_are_free() -
     space = SearchSpace(costs)
     whole = earlier([TablePart("a", Span(0, 1000), Span(0, 64), (0,))], 2, "adam")
     replica = earlier([TablePart("a", Span(0, 1000), Span(0, 64), (0, 1))], 2)
-    number = {option.sharding_type: n for n, option in reversed(list(enumerate(space.groups[0].options)))}
+    number = {option.sharding_type: n for n, option in reversed(list(enumerate(space.options(0))))}
     assert set(number) <= set(SHARDING_TYPES)
     moves = Moves(space, whole)
     each = 1000 * 64 * 4 * 3  # Adam has two numbers for each weight
@@ -311,8 +312,8 @@ def any_machine(rng: np.random.Generator) -> Machine:
 
 
 def any_choice(space: SearchSpace, group: int, rng: np.random.Generator) -> Choice:
-    number = int(rng.integers(len(space.groups[group].options)))
-    option = space.groups[group].options[number]
+    number = int(rng.integers(space.table.num_options_G[group]))
+    option = space.option(group, number)
     places = rng.permutation(space.task.num_devices // option.span)[: len(option.pieces)]
     return Choice(number, tuple(places.tolist()))
 

@@ -98,11 +98,10 @@ def test_all_changes_are_legal(machine: Machine, rule: str) -> None:
 def kind_of(of: GreedyStarts, choices: Changed) -> str:
     """The kind of a change by what it does."""
     (group, (old, new)), *others = choices.items()
-    options = of.space.groups[group].options
+    options = of.space.options(group)
     if old.option != new.option:
         before, after = options[old.option], options[new.option]
-        widths = ([piece.columns for piece in one.pieces] for one in (before, after))
-        if before.storage != after.storage and old.places == new.places and next(widths) == next(widths):
+        if before.storage != after.storage and old.places == new.places and before.widths == after.widths:
             return "other memory, two groups" if others else "other memory"
         return "option with ejection" if others else "option"
     moved = sum(one != other for one, other in zip(old.places, new.places, strict=True))

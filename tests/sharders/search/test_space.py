@@ -28,7 +28,7 @@ from evenshard.placement.sharding import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, S
 from evenshard.placement.task import ShardingTask, TableLimits, memory_of_part
 from evenshard.sharders.cost_model.price import LearnedPrice
 from evenshard.sharders.search.chains import chains_of
-from evenshard.sharders.search.sharding_option import Choice, TableGroup
+from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace, column_cuts
 from evenshard.tables.table import Table
 from support.convex_builders import random_model
@@ -82,23 +82,27 @@ def test_pieces_take_what_parts_take_by_themselves(seed: int) -> None:
     costs = costs_of(task, seed)
     space, call_of = SearchSpace(costs, offloads=seed < 2), dict[int, KernelCall]()
     call_of = {number: call for call, number in space.calls.items()}
-    for group in space.groups:
+    pieces = space.piece_arrays
+    for number, group in enumerate(space.groups):
         table = task.tables[group.tables[0]]
-        for option in group.options:
+        for option in space.options(number):
             own = TYPES[option.sharding_type]
             rows = busiest_rows(table, option.span) if own.cuts_rows else Span(0, table.num_rows)
             devices = tuple(range(8)) if own.is_replicated else (0,)
-            assert sum(piece.columns for piece in option.pieces) == table.embedding_dim
-            for piece in option.pieces:
-                part = TablePart(table.name, rows, Span(0, piece.columns), devices, option.storage)
+            assert sum(option.widths) == table.embedding_dim
+            for piece, columns in zip(option.pieces, option.widths, strict=True):
+                part = TablePart(table.name, rows, Span(0, columns), devices, option.storage)
                 memory = memory_of_part(task, table, part)
-                sizes = (piece.size_bytes, piece.host_bytes, piece.ssd_bytes)
+                sizes = (pieces.size_P[piece], pieces.host_P[piece], pieces.ssd_P[piece])
                 assert sizes == (memory.device_bytes, memory.host_bytes, memory.ssd_weights)
-                volume = part_volume(table, own.name, piece.columns, lookup_share(table, rows), 8)
-                assert piece.volume_V.tolist() == ([0.0] * 4 if own.is_replicated else volume.numbers_V.tolist())
-                assert piece.offload_K2 == costs.offload_K2(part, table)
-                assert piece.values == (table.num_rows * table.embedding_dim if own.is_replicated else 0)
-                ((call, row),) = piece.cells
+                volume = part_volume(table, own.name, columns, lookup_share(table, rows), 8)
+                expected_V = [0.0] * 4 if own.is_replicated else volume.numbers_V.tolist()
+                assert pieces.volume_PV[piece].tolist() == expected_V
+                offload_K2 = costs.offload_K2(part, table) or ((0, 0), (0, 0))
+                assert pieces.offload_PK2[piece].tolist() == [[*times] for times in offload_K2]
+                assert pieces.values_P[piece] == (table.num_rows * table.embedding_dim if own.is_replicated else 0)
+                _, (cell,) = pieces.cells_of(np.array([piece]))
+                call, row = pieces.call_C[cell], pieces.row_C[cell]
                 assert call_of[call] == kernel_call(table, own.name, task.optimizer)
                 lookups = replica_lookups(table, task) if own.is_replicated else part_lookups(part, table, task)
                 for price, columns_PH in zip(costs.prices, space.lookups.columns_KPH, strict=True):
@@ -114,38 +118,31 @@ def test_tables_that_stay_together_are_one_piece_with_all_that_they_take() -> No
     ((number, group),) = ((at, one) for at, one in enumerate(space.groups) if len(one.tables) > 1)
     apart = SearchSpace(costs_of(drawn_task(2)))
     wholes = [
-        next(option for option in apart.groups[at].options if len(option.pieces) == option.span == 1).pieces[0]
+        next(option for option in apart.options(at) if len(option.pieces) == option.span == 1).pieces[0]
         for at in range(3)
     ]
-    (piece,) = group.options[0].pieces
-    assert (group.tables, piece.columns) == ((0, 1, 2), sum(task.tables[at].embedding_dim for at in range(3)))
-    assert piece.size_bytes == sum(one.size_bytes for one in wholes)
-    assert piece.volume_V == pytest.approx(sum(one.volume_V for one in wholes))
+    (piece,), widths = space.option(number, 0).pieces, space.option(number, 0).widths
+    assert (group.tables, widths) == ((0, 1, 2), (sum(task.tables[at].embedding_dim for at in range(3)),))
+    pieces, of_wholes = space.piece_arrays, apart.piece_arrays
+    assert pieces.size_P[piece] == of_wholes.size_P[wholes].sum()
+    assert pieces.volume_PV[piece] == pytest.approx(of_wholes.volume_PV[wholes].sum(axis=0))
     assert space.number_of(number, TABLE_WISE, [6], ON_DEVICE) == 0
 
 
 def test_the_table_of_options_has_what_the_options_say() -> None:
     space = SearchSpace(costs_of(drawn_task(0)), offloads=True)
-    table, every = space.table, [option for group in space.groups for option in group.options]
+    table, pieces = space.table, space.piece_arrays
+    every = [option for group in range(len(space.groups)) for option in space.options(group)]
     assert len(every) == len(table.group_O) == table.num_options_G.sum()
-    assert [table.types[at] for at in table.type_O] == [one.sharding_type for one in every]
-    assert [table.storages[at] for at in table.storage_O] == [one.storage for one in every]
-    assert list(zip(table.span_O, table.home_O, strict=True)) == [(one.span, one.home_span) for one in every]
-    assert table.count_O.tolist() == [len(one.pieces) for one in every]
-    assert table.piece_A.tolist() == [piece.number for one in every for piece in one.pieces]
-    assert table.bytes_O.tolist() == [max(piece.size_bytes for piece in one.pieces) for one in every]
-    assert table.width_O.tolist() == [max(piece.columns for piece in one.pieces) for one in every]
+    assert all(one.widths == tuple(pieces.columns_P[[*one.pieces]].tolist()) for one in every)
+    assert table.bytes_O.tolist() == [pieces.size_P[[*one.pieces]].max() for one in every]
+    assert table.width_O.tolist() == [max(one.widths) for one in every]
     assert table.is_replica_O.tolist() == [one.sharding_type == DATA_PARALLEL for one in every]
     slices = zip(table.first_twin_O, table.num_twins_O, strict=True)
     twins = [table.twin_O[first : first + count].tolist() for first, count in slices]
-    keys = [
-        (int(group), one.sharding_type, [piece.columns for piece in one.pieces])
-        for group, one in zip(table.group_O, every, strict=True)
-    ]
+    keys = [(int(group), one.sharding_type, one.widths) for group, one in zip(table.group_O, every, strict=True)]
     assert twins == [[number for number, other in enumerate(keys) if other == own] for own in keys]
-    shapes = {
-        (one.sharding_type, one.pieces[0].columns, shape) for one, shape in zip(every, table.shape_O, strict=True)
-    }
+    shapes = {(one.sharding_type, one.widths[0], shape) for one, shape in zip(every, table.shape_O, strict=True)}
     assert len({shape for *_, shape in shapes}) == len({one[:2] for one in shapes}) == len(shapes)
 
 
@@ -158,30 +155,30 @@ def space_of(*tables: Table, **limits: object) -> SearchSpace:
     return SearchSpace(costs_of(task))
 
 
-def types_of(group: TableGroup) -> set[str]:
-    return {option.sharding_type for option in group.options}
+def types_of(space: SearchSpace, group: int) -> set[str]:
+    return {option.sharding_type for option in space.options(group)}
 
 
 def test_known_placements_add_options_of_odd_widths() -> None:
     space = space_of(replace(CUT, name="first"), CUT)
-    before, counts = space.table, [len(group.options) for group in space.groups]
+    before, counts = space.table, space.table.num_options_G.tolist()
     widths = [64, 64, 32]
     number = space.number_of(0, COLUMN_WISE, widths, ON_DEVICE)
     assert number == counts[0] and space.number_of(0, COLUMN_WISE, widths, ON_DEVICE) == number
-    added = space.groups[0].options[number]
-    assert [piece.columns for piece in added.pieces] == widths
+    added = space.option(0, number)
+    assert added.widths == tuple(widths)
     assert space.table.num_options_G.tolist() == [counts[0] + 1, counts[1]]
     assert space.table.first_option_G[1] == before.first_option_G[1] + 1
     of_second = before.piece_A[before.first_O[before.first_option_G[1]] :]
     assert space.table.piece_A[space.table.first_O[space.table.first_option_G[1]] :].tolist() == of_second.tolist()
-    assert max(row for piece in added.pieces for _, row in piece.cells) < len(space.lookups.columns_KPH[0])
+    assert space.piece_arrays.row_C.max() < len(space.lookups.columns_KPH[0])
 
 
 def test_placements_that_no_option_stands_for_add_none() -> None:
     space = space_of(CUT, types=frozenset({COLUMN_WISE, ROW_WISE}))
-    count = len(space.groups[0].options)
+    count = space.table.num_options_G[0]
     assert space.number_of(0, DATA_PARALLEL, [160], ON_DEVICE) is None
-    assert len(space.groups[0].options) == count
+    assert space.table.num_options_G[0] == count
     assert space.number_of(0, ROW_WISE, [160], Storage(FUSED_UVM)) == count
 
 
@@ -213,9 +210,9 @@ def test_column_cuts_are_even_multiples_of_four() -> None:
 def test_rows_are_cut_only_where_every_device_gets_some() -> None:
     """A sum over devices without rows would be a wrong one; where nothing else is allowed, it has to do."""
     few, many = Table("few", 3, 16, 5.0), Table("many", 8, 16, 5.0)
-    of_few, of_many = (types_of(group) for group in space_of(few, many).groups)
+    of_few, of_many = (types_of(space_of(few, many), group) for group in range(2))
     assert ROW_WISE not in of_few and ROW_WISE in of_many
-    assert types_of(space_of(few, types=frozenset({ROW_WISE})).groups[0]) == {ROW_WISE}
+    assert types_of(space_of(few, types=frozenset({ROW_WISE})), 0) == {ROW_WISE}
 
 
 def test_an_option_that_a_start_brings_has_its_own_kernel_call() -> None:

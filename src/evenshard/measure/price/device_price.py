@@ -75,11 +75,6 @@ class DevicePrice(Protocol):
         ...
 
     @property
-    def row_limits(self) -> tuple[float, ...]:
-        """Most rows of a device that one pass sorts, two and so on; none where passes cost nothing."""
-        return ()
-
-    @property
     def lane_limits(self) -> tuple[int, ...]:
         """Largest dims of calls whose rows take so many lanes, the fewest first; none where lanes cost nothing."""
         return ()

@@ -26,7 +26,6 @@ from evenshard.measure.simulated.device_model import (
     NS_PER_MS,
     NS_PER_US,
     ONE_KERNEL_PAIRS,
-    ROW_LIMITS,
     US_PER_MS,
     all_lanes_ns,
     backward_ns,
@@ -72,7 +71,6 @@ class DeviceModelPrice:
     num_maxima = 4
     is_by_call = True
     sees_hot_rows = False
-    row_limits = ROW_LIMITS
 
     def __init__(self, profile: GpuProfile) -> None:
         self._profile, self._counter = profile, WorkCounter(profile)

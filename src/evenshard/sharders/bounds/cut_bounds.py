@@ -71,7 +71,7 @@ class CutBounds:
         task, number = self._space.task, 0
         options_of: dict[tuple[int, str], dict[int, list[int]]] = {}
         for group in self._space.groups:
-            for run in group.options.runs:
+            for run in group.runs:
                 if TYPES[run.sharding_type].cuts_columns and len(group.tables) == 1:
                     by_parts = options_of.setdefault((group.tables[0], run.sharding_type), {})
                     for at, slots in enumerate(run.cuts.slots, number):

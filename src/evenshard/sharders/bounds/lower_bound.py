@@ -358,7 +358,7 @@ def _room(space: SearchSpace, flat: OptionSums) -> float:
     room = float(sum(task.room_bytes))
     if not space.offloads:
         return room
-    is_kept_G = [all(run.storage.is_on_device for run in group.options.runs) for group in space.groups]
+    is_kept_G = [all(run.storage.is_on_device for run in group.runs) for group in space.groups]
     least_G = flat.pad_by_group(flat.bytes_W / flat.copies_W).min(axis=1)
     return room + float(least_G[is_kept_G].sum())
 
@@ -375,7 +375,7 @@ def _least_offload(space: SearchSpace, flat: OptionSums) -> _Offload:
     """Take each cache's own memory (the smallest none), and the next larger one's time (the largest none)."""
     bytes_W, offload_W, longest_W = flat.bytes_W.copy(), flat.offload_W.copy(), flat.longest_offload_W.copy()
     shapes: dict[tuple[object, ...], list[tuple[float, int]]] = {}
-    runs = [(number, run) for number, group in enumerate(space.groups) for run in group.options.runs]
+    runs = [(number, run) for number, group in enumerate(space.groups) for run in group.runs]
     first = 0
     for group, run in runs:
         if run.storage.is_cached:

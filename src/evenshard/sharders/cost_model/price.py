@@ -40,7 +40,7 @@ class LearnedPrice(DevicePrice):
 
     num_maxima = 0
     is_by_call = False
-    row_limits, lane_limits = tuple(rows - 1 for rows in PASS_ROWS), LANE_LIMITS
+    lane_limits = LANE_LIMITS
 
     @torch.no_grad()
     def __init__(self, model: CostModel) -> None:

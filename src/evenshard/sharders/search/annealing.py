@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evenshard.sharders.search.chains import Chains, Edits, Indices, Mask, Pieces, round_last_digits
+from evenshard.measure.price.loads import Indices, Mask
+from evenshard.sharders.search.chains import Chains, Edits, Pieces, round_last_digits
 from evenshard.sharders.search.proposals import Proposals
 from evenshard.tables.reuse import FloatArray
 

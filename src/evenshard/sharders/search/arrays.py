@@ -1,7 +1,7 @@
-"""All pieces and all options of a search as arrays, so that many changes are counted at once.
+"""All pieces and all options of a search as arrays.
 
 Legend: G groups, O options of all groups, A pieces of all options, P distinct pieces, V kinds of volumes, K kinds of
-devices, C kernel calls or looked-up rows, N changes, E pieces that they add or take away, F the same on each device.
+devices, C kernel calls or looked-up rows, E some of the pieces.
 """
 
 from __future__ import annotations
@@ -9,14 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from evenshard.measure.price.loads import CellChanges, repeat_numbers
+from evenshard.measure.price.loads import Indices, Mask, repeat_numbers
 from evenshard.placement.parts import COLUMN_STEP, Storage
-from evenshard.sharders.search.sharding_option import Piece
+from evenshard.sharders.search.sharding_option import ShardingOption
 from evenshard.tables.reuse import FloatArray
-
-Indices = npt.NDArray[np.int64]
 
 
 class OptionTable:
@@ -64,7 +61,7 @@ class OptionTable:
         self.first_O = np.cumsum(count_O) - count_O
         self.option_A = np.repeat(np.arange(len(count_O)), count_O)
         self.most_pieces = int(count_O.max())
-        columns_A = pieces.columns_P[piece_A]
+        self._columns_A = columns_A = pieces.columns_P[piece_A]
         self.bytes_O = np.maximum.reduceat(pieces.size_P[piece_A], self.first_O)
         self.width_O = np.maximum.reduceat(columns_A, self.first_O)
         least_O = np.minimum.reduceat(columns_A, self.first_O)
@@ -81,26 +78,21 @@ class OptionTable:
         self.num_twins_O = count_B[twins_O]
         self.first_twin_O = (np.cumsum(count_B) - count_B)[twins_O]
 
+    def option(self, number: int) -> ShardingOption:
+        """Return an option, given its number among those of all groups."""
+        own = slice(self.first_O[number], self.first_O[number] + self.count_O[number])
+        return ShardingOption(
+            self.types[self.type_O[number]],
+            self.storages[self.storage_O[number]],
+            int(self.span_O[number]),
+            int(self.home_O[number]),
+            tuple(self.piece_A[own].tolist()),
+            tuple(self._columns_A[own].tolist()),
+        )
 
-def _is_power_of_two(numbers: Indices) -> npt.NDArray[np.bool_]:
+
+def _is_power_of_two(numbers: Indices) -> Mask:
     return np.asarray(numbers & (numbers - 1) == 0)
-
-
-@dataclass(frozen=True)
-class PieceChanges:
-    """Pieces that changes add or take away, all changes one after the other. Legend: E pieces.
-
-    Attributes:
-        change_E: the change that each belongs to.
-        piece_E: its number among the pieces of the space.
-        device_E: the first of its devices, or one of them.
-        sign_E: 1 where it comes, -1 where it goes.
-    """
-
-    change_E: Indices
-    piece_E: Indices
-    device_E: Indices
-    sign_E: Indices
 
 
 @dataclass(frozen=True)
@@ -108,9 +100,14 @@ class PieceArrays:
     """All pieces as arrays. Legend: P pieces, K kinds of devices, C kernel calls of a piece.
 
     Attributes:
-        columns_P, span_P, size_P, host_P, ssd_P, values_P, volume_PV: as ``Piece`` has them.
-        offload_PK2: as ``Piece`` has it; zeros in device memory.
-        cells_P: cells of each; ``call_C`` and ``row_C`` have those of all pieces, the first at ``first_P``.
+        columns_P: columns of each.
+        span_P: devices, one after the other, that each have as much of it.
+        size_P, host_P, ssd_P: bytes of device memory, of the host's memory, and of the host's SSDs.
+        values_P: weights of a replica.
+        volume_PV: volumes that it adds to each of its devices (``PartVolume``).
+        offload_PK2: added time of forward and backward outside of device memory, ms; zeros in device memory.
+        cells_P: cells of each: a kernel call and a row of the matrix of columns, each call once. ``call_C`` and
+            ``row_C`` have those of all pieces, the first at ``first_P``.
     """
 
     columns_P: Indices
@@ -126,53 +123,7 @@ class PieceArrays:
     call_C: Indices
     row_C: Indices
 
-    def piece(self, number: int) -> Piece:
-        """Return one piece."""
-        cells = range(int(self.first_P[number]), int(self.first_P[number] + self.cells_P[number]))
-        offload_K2 = self.offload_PK2[number]
-        return Piece(
-            number,
-            int(self.columns_P[number]),
-            int(self.span_P[number]),
-            tuple((int(self.call_C[at]), int(self.row_C[at])) for at in cells),
-            self.volume_PV[number],
-            int(self.size_P[number]),
-            int(self.host_P[number]),
-            int(self.ssd_P[number]),
-            tuple(map(tuple, offload_K2.tolist())) if offload_K2.any() else (),
-            float(self.values_P[number]),
-        )
-
     def cells_of(self, piece_E: Indices) -> tuple[Indices, Indices]:
         """Return the number of each cell's piece in ``piece_E``, and the number of the cell."""
         from_C, offset_C = repeat_numbers(self.cells_P[piece_E])
         return from_C, self.first_P[piece_E[from_C]] + offset_C
-
-    def on_each_device(self, changes: PieceChanges) -> PieceChanges:
-        """The changes of each device by itself."""
-        from_F, offset_F = repeat_numbers(self.span_P[changes.piece_E])
-        return PieceChanges(
-            changes.change_E[from_F],
-            changes.piece_E[from_F],
-            changes.device_E[from_F] + offset_F,
-            changes.sign_E[from_F],
-        )
-
-    def cells(self, changes: PieceChanges) -> CellChanges:
-        """The lookups that changes add or take away."""
-        from_C, cell_C = self.cells_of(changes.piece_E)
-        return CellChanges(
-            changes.change_E[from_C],
-            self.call_C[cell_C],
-            self.row_C[cell_C],
-            changes.device_E[from_C],
-            changes.sign_E[from_C],
-        )
-
-    @staticmethod
-    def users(cells: CellChanges, count: int, num_calls: int) -> FloatArray:
-        """[N, C] how many more pieces use each kernel call after each of so many changes."""
-        at_C = cells.change_E * num_calls + cells.call_E
-        return np.asarray(
-            np.bincount(at_C, cells.sign_E, count * num_calls).reshape(count, num_calls), dtype=np.float64
-        )

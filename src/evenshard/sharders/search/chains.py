@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.measure.collectives import VOLUMES, Volumes, exchange_times
-from evenshard.measure.price.loads import CellChanges, Loads, repeat_numbers
+from evenshard.measure.price.loads import CellChanges, Indices, Loads, repeat_numbers
 from evenshard.measure.price.step import dense_ms
 from evenshard.measure.step_time import Phases, windows
 from evenshard.sharders.search.arrays import OptionTable
@@ -27,9 +27,6 @@ from evenshard.tables.reuse import FloatArray
 
 if TYPE_CHECKING:
     from evenshard.sharders.search.moves import Moves
-
-Indices = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 
 def round_last_digits(values: FloatArray) -> FloatArray:

@@ -32,7 +32,7 @@ def parts_of(space: SearchSpace, choices: Sequence[Choice]) -> tuple[TablePart, 
 def parts_of_group(space: SearchSpace, number: int, choice: Choice) -> dict[int, list[TablePart]]:
     """Return the parts of each table of a group, by the table's position, in the order of columns, then rows."""
     task, group = space.task, space.groups[number]
-    option = group.options[choice.option]
+    option = space.option(number, choice.option)
     found: dict[int, list[TablePart]] = {}
     for position in group.tables:
         table = task.tables[position]
@@ -40,7 +40,7 @@ def parts_of_group(space: SearchSpace, number: int, choice: Choice) -> dict[int,
         if TYPES[option.sharding_type].is_replicated:
             own.append(whole_part(table, tuple(range(task.num_devices))))
             continue
-        widths = [piece.columns for piece in option.pieces] if len(group.tables) == 1 else [table.embedding_dim]
+        widths = option.widths if len(group.tables) == 1 else [table.embedding_dim]
         for first, columns in zip(firsts_of(option, choice), lay_out(widths), strict=True):
             own += cut_rows(table, range(first, first + option.span), columns, option.storage)
     return found

@@ -19,10 +19,10 @@ from itertools import product
 import numpy as np
 
 from evenshard.measure.price.device_price import alone_ms
-from evenshard.measure.price.loads import repeat_numbers
+from evenshard.measure.price.loads import Indices, Mask, repeat_numbers
 from evenshard.placement.sharding import COLUMNS_ALONE, REPLICATED, SHARDING_TYPES, TABLE_WISE, TYPES
 from evenshard.sharders.search.arrays import OptionTable
-from evenshard.sharders.search.chains import Chains, Indices, Mask, Pieces, round_last_digits
+from evenshard.sharders.search.chains import Chains, Pieces, round_last_digits
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 

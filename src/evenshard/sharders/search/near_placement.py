@@ -16,15 +16,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evenshard.measure.price.loads import Indices
 from evenshard.measure.price.step import PredictedParts
 from evenshard.measure.step_time import without_last_digits
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import check_sharding
 from evenshard.sharders.search.annealing import OVERFLOW, Best
-from evenshard.sharders.search.chains import Chains, Edits, Indices, arrays_of, choices_from, round_last_digits
+from evenshard.sharders.search.chains import Chains, Edits, arrays_of, choices_from, round_last_digits
 from evenshard.sharders.search.choices import choices_of, parts_of
 from evenshard.sharders.search.greedy import GreedyPlacer, PieceWorks
-from evenshard.sharders.search.least_moves import least_moves
+from evenshard.sharders.packing.least_moves import least_moves
 from evenshard.sharders.search.moves import EarlierPlacement, Moves
 from evenshard.sharders.search.search import MOST_CANDIDATES, PlanSearch, PlanSearchResult
 from evenshard.utils.errors import BadConfig, InfeasibleTask

@@ -15,6 +15,7 @@ from functools import partial
 
 import numpy as np
 
+from evenshard.measure.price.loads import Indices
 from evenshard.measure.price.step import PartCosts, PredictedParts
 from evenshard.measure.step_time import without_last_digits
 from evenshard.placement.parts import TablePart
@@ -22,7 +23,7 @@ from evenshard.sharders.bounds.lower_bound import ENOUGH, lower_bound_ms
 from evenshard.sharders.packing.legal_parts import TIME_LIMIT_S, legal_parts
 from evenshard.sharders.search.annealing import PHASES, Annealing, Best, Phases
 from evenshard.sharders.search.arrays import OptionTable
-from evenshard.sharders.search.chains import Chains, Indices, arrays_of, choices_from
+from evenshard.sharders.search.chains import Chains, arrays_of, choices_from
 from evenshard.sharders.search.choices import choices_of, parts_of
 from evenshard.sharders.search.greedy import GreedyPlacer, GreedyStarts, PieceWorks, greedy_starts
 from evenshard.sharders.search.moves import Moves

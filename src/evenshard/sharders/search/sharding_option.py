@@ -1,14 +1,14 @@
-"""The choices of a search: groups of tables, the sharding options of each, and the pieces of each option.
+"""The choices of a search: groups of tables, and the sharding options of each.
 
 A piece is what the search places as one: columns on a device, rows on all devices of a node or on all devices, a
 replica on each. Tables that stay together are one group, with one piece.
 
-Legend: D devices, V kinds of volumes, K kinds of devices, A parts of all cuts, O cuts.
+Legend: D devices, A parts of all cuts, O cuts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -16,40 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.placement.machine import Machine
-from evenshard.placement.parts import ON_DEVICE, Storage
-from evenshard.placement.sharding import TYPES
-from evenshard.tables.reuse import FloatArray
-
-
-@dataclass(frozen=True, eq=False)
-class Piece:
-    """The resources that one piece takes of each device that it lives on.
-
-    Attributes:
-        number: among all pieces of the space.
-        columns: its number of columns.
-        span: devices, one after the other, that each have as much of it.
-        cells: (kernel call, row of the matrix of columns) of what is looked up; each call once.
-        volume_V: what it adds to the volumes of each of its devices (``PartVolume``).
-        size_bytes: device memory.
-        host_bytes: memory of its host.
-        ssd_bytes: of its host's SSDs.
-        offload_K2: added time of forward and backward outside of device memory, on each kind of device, ms; empty in
-            device memory.
-        values: weights of a replica.
-    """
-
-    number: int
-    columns: int
-    span: int
-    cells: tuple[tuple[int, int], ...]
-    volume_V: FloatArray
-    size_bytes: int
-    host_bytes: int = 0
-    ssd_bytes: int = 0
-    offload_K2: tuple[tuple[float, float], ...] = ()
-    values: float = 0.0
+from evenshard.placement.parts import Storage
 
 
 @dataclass(frozen=True)
@@ -58,27 +25,19 @@ class ShardingOption:
 
     Attributes:
         sharding_type: the type.
+        storage: where its weights are kept.
         span: devices, one after the other, that each piece lives on: its place is the number of such a set.
         home_span: devices, one after the other, that all pieces are among.
-        pieces: in the order of their columns.
-        storage: where its weights are kept.
+        pieces: the number of each piece among all of the space, in the order of their columns.
+        widths: columns of each piece.
     """
 
     sharding_type: str
+    storage: Storage
     span: int
     home_span: int
-    pieces: tuple[Piece, ...]
-    storage: Storage = ON_DEVICE
-
-    @cached_property
-    def calls(self) -> frozenset[int]:
-        """The kernel calls of its pieces."""
-        return frozenset(call for piece in self.pieces for call, _ in piece.cells)
-
-    @cached_property
-    def piece_numbers(self) -> tuple[int, ...]:
-        """The number of each piece among all pieces of the space."""
-        return tuple(piece.number for piece in self.pieces)
+    pieces: tuple[int, ...]
+    widths: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,70 +84,19 @@ class OptionRun(NamedTuple):
     first_piece: int
 
 
-class GroupOptions:
-    """The options of a group, each made when it is asked for.
-
-    Args:
-        runs: all options, in order.
-        machine: devices.
-        piece: makes the piece with a number.
-    """
-
-    def __init__(self, runs: Iterable[OptionRun], machine: Machine, piece: Callable[[int], Piece]) -> None:
-        self.runs = list(runs)
-        self._machine, self._piece = machine, piece
-        self._known: dict[int, ShardingOption] = {}
-
-    def __len__(self) -> int:
-        return sum(len(run.cuts.slots) for run in self.runs)
-
-    def __iter__(self) -> Iterator[ShardingOption]:
-        return (self[number] for number in range(len(self)))
-
-    def __getitem__(self, number: int) -> ShardingOption:
-        at = range(len(self))[number]
-        if at not in self._known:
-            self._known[at] = self._make(at)
-        return self._known[at]
-
-    def number_of(self, name: str, widths: tuple[int, ...] | None, storage: Storage) -> int | None:
-        """The number of the option of this type, storage and widths, in this order; None where there is none.
-
-        Args:
-            widths: None for any.
-        """
-        first = 0
-        for run in self.runs:
-            if (run.sharding_type, run.storage) == (name, storage):
-                for number, of_option in enumerate(run.cuts.of_options, first):
-                    if widths in (None, of_option):
-                        return number
-            first += len(run.cuts.slots)
-        return None
-
-    def _make(self, number: int) -> ShardingOption:
-        for run in self.runs:
-            if number < len(run.cuts.slots):
-                break
-            number -= len(run.cuts.slots)
-        own, pieces = TYPES[run.sharding_type], [self._piece(run.first_piece + slot) for slot in run.cuts.slots[number]]
-        spans = own.span(self._machine), own.home_span(self._machine)
-        return ShardingOption(run.sharding_type, *spans, tuple(pieces), run.storage)
-
-
 @dataclass(frozen=True)
 class TableGroup:
     """Tables that are placed as one: a table, or those that stay together.
 
     Attributes:
         tables: positions in the task.
-        options: how it may be sharded, whole first where it is allowed; each is made when it is asked for.
+        runs: its options, whole first where it is allowed.
         allowed_D: devices that it may live on; None for all.
         apart: numbers of the groups of tables that stay apart of which it has one.
     """
 
     tables: tuple[int, ...]
-    options: GroupOptions
+    runs: list[OptionRun]
     allowed_D: npt.NDArray[np.bool_] | None
     apart: tuple[int, ...]
 

@@ -41,7 +41,7 @@ from evenshard.placement.sharding import (
 from evenshard.placement.task import ShardingTask, common_kernels
 from evenshard.sharders.search.arrays import OptionTable, PieceArrays
 from evenshard.sharders.search.piece_builder import PieceBuilder
-from evenshard.sharders.search.sharding_option import Cuts, GroupOptions, OptionRun, Piece, TableGroup
+from evenshard.sharders.search.sharding_option import Cuts, OptionRun, ShardingOption, TableGroup
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
@@ -82,7 +82,6 @@ class SearchSpace:
         self.lookups = self._builder.lookups
         self._arrays: PieceArrays | None = None
         self._table: OptionTable | None = None
-        self._pieces: dict[int, Piece] = {}
         self._cuts_of: dict[tuple[object, ...], tuple[tuple[str, Cuts], ...]] = {}
         # Which collective each kernel call takes part in, and the latencies of each.
         self._latencies: tuple[npt.NDArray[np.bool_], FloatArray] = (np.zeros((0, 0), dtype=bool), np.zeros((0, 3)))
@@ -121,8 +120,7 @@ class SearchSpace:
         return self._table
 
     def _make_table(self) -> OptionTable:
-        runs_G = [group.options.runs for group in self.groups]
-        runs = [run for runs in runs_G for run in runs]
+        runs = [run for group in self.groups for run in group.runs]
         of_type: dict[str, int] = {}
         of_storage: dict[Storage, int] = {}
         type_R = np.array([of_type.setdefault(run.sharding_type, len(of_type)) for run in runs])
@@ -135,7 +133,7 @@ class SearchSpace:
         homes = [(TYPES[one].span(self.task.machine), TYPES[one].home_span(self.task.machine)) for one in of_type]
         options_R = np.array([len(run.cuts.slots) for run in runs])
         return OptionTable(
-            np.array([len(group.options) for group in self.groups]),
+            np.array([_num_options(group.runs) for group in self.groups]),
             np.concatenate([run.cuts.count_O for run in runs]),
             np.concatenate([run.first_piece + run.cuts.slot_A for run in runs]),
             (tuple(of_type), type_R.repeat(options_R)),
@@ -145,10 +143,13 @@ class SearchSpace:
             self.piece_arrays,
         )
 
-    def _piece(self, number: int) -> Piece:
-        if number not in self._pieces:
-            self._pieces[number] = self.piece_arrays.piece(number)
-        return self._pieces[number]
+    def options(self, group: int) -> list[ShardingOption]:
+        """Return the options of a group."""
+        return [self.option(group, number) for number in range(int(self.table.num_options_G[group]))]
+
+    def option(self, group: int, number: int) -> ShardingOption:
+        """Return an option of a group."""
+        return self.table.option(int(self.table.first_option_G[group]) + number)
 
     def latencies(self, is_used_NC: npt.NDArray[np.bool_]) -> FloatArray:
         """Return the latencies of the exchanges of the used kernel calls, [3, N], in the order of ``ExchangeTimes``.
@@ -170,11 +171,11 @@ class SearchSpace:
             shapes: type, widths of the parts and storage of each.
         """
         own = self.groups[group]
-        (position,), first = own.tables, len(own.options)
-        own.options.runs += [self._run(position, name, storage, Cuts.of([widths])) for name, widths, storage in shapes]
+        (position,), first = own.tables, _num_options(own.runs)
+        own.runs.extend(self._run(position, name, storage, Cuts.of([widths])) for name, widths, storage in shapes)
         self.lookups.update()
         self._arrays = self._table = None
-        return range(first, len(own.options))
+        return range(first, _num_options(own.runs))
 
     def number_of(self, group: int, name: str, widths: Sequence[int], storage: Storage) -> int | None:
         """Return the number of a group's option of this type, storage and widths, in this order.
@@ -182,12 +183,17 @@ class SearchSpace:
         An option that is missing is added if its rows stay together or it leaves device memory; else None.
         """
         own = self.groups[group]
-        usual, is_alone = self.usual_name(own.tables[0], name), len(own.tables) == 1
-        number = own.options.number_of(usual, tuple(widths) if is_alone else None, storage)
+        usual, is_alone, first = self.usual_name(own.tables[0], name), len(own.tables) == 1, 0
+        for run in own.runs:
+            if (run.sharding_type, run.storage) == (usual, storage):
+                for number, of_option in enumerate(run.cuts.of_options, first):
+                    if of_option == tuple(widths) or not is_alone:
+                        return number
+            first += len(run.cuts.slots)
         stays = not (TYPES[name].cuts_rows or TYPES[name].is_replicated)
-        if number is None and own.options and is_alone and (stays or storage != ON_DEVICE):
-            (number,) = self.add_options(group, [(usual, widths, storage)])
-        return number
+        if own.runs and is_alone and (stays or storage != ON_DEVICE):
+            return self.add_options(group, [(usual, widths, storage)])[0]
+        return None
 
     def _groups(self) -> Iterator[TableGroup]:
         task = self.task
@@ -195,8 +201,8 @@ class SearchSpace:
         groups = joined_groups(len(task.tables), task.together)
         # Single tables come first, then the groups in the order of the rules.
         for members in sorted(groups, key=lambda group: max(number_of.get(position, -1) for position in group)):
-            options = GroupOptions(self._runs(members), task.machine, self._piece)
-            yield TableGroup(members, options, allowed_together(task, members), apart_groups(task, members))
+            allowed_D, apart = allowed_together(task, members), apart_groups(task, members)
+            yield TableGroup(members, list(self._runs(members)), allowed_D, apart)
 
     def _runs(self, members: Sequence[int]) -> Iterator[OptionRun]:
         for storage in self._storages(members):
@@ -275,6 +281,10 @@ class SearchSpace:
             fewer = {one for one in types if not TYPES[one].cuts_rows or _has_rows_for(table, TYPES[one].span(machine))}
         found = (TYPES[one] for one in TYPES if one in (fewer or types))
         return sorted(found, key=lambda one: (one.is_replicated, one.cuts_rows))
+
+
+def _num_options(runs: Sequence[OptionRun]) -> int:
+    return sum(len(run.cuts.slots) for run in runs)
 
 
 def _has_rows_for(table: Table, devices: int) -> bool:

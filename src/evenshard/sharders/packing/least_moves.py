@@ -12,9 +12,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from evenshard.measure.price.loads import repeat_numbers
+from evenshard.measure.price.loads import Indices, repeat_numbers
 from evenshard.sharders.packing.program import IntegerProgram
-from evenshard.sharders.search.chains import Indices
 from evenshard.sharders.search.moves import Moves
 
 MOVES_TIME_LIMIT_S = 20.0
