@@ -20,7 +20,7 @@ from evenshard.placement.sharding import sharding_type
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.search.chains import chains_of, choices_from
 from evenshard.sharders.search.choices import parts_of
-from evenshard.sharders.search.greedy import GreedyPlacer, GreedyStarts, PieceWorks, Placed
+from evenshard.sharders.search.greedy import GreedyPlacer, GreedyStarts, Placed
 from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.table import Table
@@ -65,7 +65,7 @@ def of_types(tables: Sequence[Table], *types: str) -> tuple[TableLimits, ...]:
 
 def starts_of(costs: PartCosts) -> GreedyStarts:
     space = SearchSpace(costs)
-    return GreedyStarts(space, space.table, GreedyPlacer(space, space.table, PieceWorks(space, space.table)))
+    return GreedyStarts(GreedyPlacer(space))
 
 
 def parts_of_start(starts: GreedyStarts, placed: Placed) -> tuple[TablePart, ...]:

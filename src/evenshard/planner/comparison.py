@@ -46,7 +46,7 @@ from evenshard.sharders.catalog import SHARDERS, Resources, label_of, sharder
 from evenshard.sharders.model import Model
 from evenshard.sharders.search.chains import choices_from
 from evenshard.sharders.search.choices import parts_of
-from evenshard.sharders.search.greedy import GreedyPlacer, GreedyStarts, PieceWorks
+from evenshard.sharders.search.greedy import GreedyPlacer, GreedyStarts
 from evenshard.sharders.search.moves import EarlierPlacement
 from evenshard.sharders.search.near_placement import NearResult
 from evenshard.sharders.search.space import SearchSpace
@@ -305,12 +305,11 @@ def best_rule(costs: PartCosts) -> Candidate:
         InfeasibleTask: if none finds room.
     """
     space = SearchSpace(costs)
-    table = space.table
-    starts = GreedyStarts(space, table, GreedyPlacer(space, table, PieceWorks(space, table)))
+    starts = GreedyStarts(GreedyPlacer(space))
     best = next((one for one in starts.rules() if not one.overflow), None)
     if best is None:
         raise InfeasibleTask("no rule of thumb found room for the tables")
-    choices = choices_from(table, best.start.option_G, best.place_GS)
+    choices = choices_from(space.table, best.start.option_G, best.place_GS)
     return Rival(RULE, None, setting=best.start.rule), parts_of(space, choices)
 
 

@@ -44,7 +44,7 @@ def chains_at(of: GreedyStarts, *placements: tuple[int, ...]) -> Chains:
     """Chains of whole tables on these devices."""
     parts = [Placement(one, of.space.task.num_devices).parts(of.space.task.tables) for one in placements]
     arrays = [arrays_of(of.table, choices_of(of.space, one) or []) for one in parts]
-    return Chains(of.space, of.table, *map(np.stack, zip(*arrays, strict=True)))
+    return Chains(of.space, *map(np.stack, zip(*arrays, strict=True)))
 
 
 def devices_of(of: GreedyStarts, best: Best) -> tuple[int, ...]:
@@ -68,7 +68,7 @@ def annealed(
     rng, made = np.random.default_rng(0), []
 
     def make(option_NG: np.ndarray, place_NGS: np.ndarray) -> Chains:
-        made.append(Chains(of.space, of.table, option_NG, place_NGS))
+        made.append(Chains(of.space, option_NG, place_NGS))
         return made[-1]
 
     def noted(tried: int, best: Best) -> None:
@@ -99,7 +99,7 @@ def test_overflow_and_unusual_cuts_cost_shares_of_the_step() -> None:
     thirds = of.table.count_O == 3
     option_NG = np.array([of.options(frozenset({COLUMN_WISE}))] * 2)
     option_NG[1, 0] = np.flatnonzero(thirds & (of.table.group_O == 0))[0]
-    chains = Chains(of.space, of.table, option_NG, of.placer.place(option_NG, np.zeros(2, dtype=bool)))
+    chains = Chains(of.space, option_NG, of.placer.place(option_NG, np.zeros(2, dtype=bool)))
     assert chains.unusual_N.tolist() == [0, 0.5]
     plain = _energy(chains, chains.windows_BND, chains.used_3ND, np.zeros(2), chains.moved_N, (0.0, 0.0))
     assert energies(chains) == pytest.approx((plain + np.array([0, 0.5 * UNUSUAL]) * chains.cost_N).tolist())
@@ -112,7 +112,7 @@ def test_overflow_and_unusual_cuts_cost_shares_of_the_step() -> None:
 def test_changes_that_are_made_at_once_touch_other_devices_and_groups(seed: int) -> None:
     of, rng = starts_of(costs_of(some_tables(8, seed), Machine.one_node(8))), np.random.default_rng(seed)
     option_NG = np.stack([of.options(frozenset({name})) for name in ("table_wise", "column_wise", "data_parallel")])
-    chains = Chains(of.space, of.table, option_NG, of.placer.place(option_NG, np.zeros(3, dtype=bool)))
+    chains = Chains(of.space, option_NG, of.placer.place(option_NG, np.zeros(3, dtype=bool)))
     chain_M, edits = Proposals(of.placer, rng).draw(chains, 32)
     pieces = chains.changed_pieces(chain_M, edits)
     passes_M = np.bincount(pieces.change_F, minlength=len(chain_M)) > 0
@@ -149,7 +149,7 @@ def test_placements_beyond_the_memory_are_never_noted() -> None:
     of = additive(3, room_bytes=8)
 
     def note(chains: Chains, best: Best) -> None:
-        noted = Chains(of.space, of.table, best.option_NG, best.place_NGS)
+        noted = Chains(of.space, best.option_NG, best.place_NGS)
         fits_N = noted.overflow(noted.used_3ND) == 0
         assert (fits_N | np.isinf(best.cost_N)).all()
 
@@ -185,5 +185,5 @@ def test_a_run_that_is_over_answers_with_its_starts() -> None:
     of = additive()
     start, rng = Best.of(chains_at(of, (0, 0, 1, 1))), np.random.default_rng(0)
     run = Annealing(Proposals(of.placer, rng), rng, lambda: True, lambda tried, best: pytest.fail("no batch is due"))
-    found = run.run(start, 1_000, lambda option_NG, place_NGS: Chains(of.space, of.table, option_NG, place_NGS))
+    found = run.run(start, 1_000, lambda option_NG, place_NGS: Chains(of.space, option_NG, place_NGS))
     assert all(one.cost_N.tolist() == pytest.approx([9.5]) for one in found)

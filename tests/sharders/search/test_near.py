@@ -27,7 +27,7 @@ from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.packing.legal_parts import legal_parts
 from evenshard.sharders.search.chains import Chains, edits_of
 from evenshard.sharders.search.choices import parts_of, parts_of_group
-from evenshard.sharders.search.greedy import GreedyPlacer, PieceWorks
+from evenshard.sharders.search.greedy import GreedyPlacer
 from evenshard.sharders.search.moves import EarlierPlacement, Moves
 from evenshard.sharders.search.near_placement import ALIKE, NearResult, NearSearch
 from evenshard.sharders.search.proposals import Proposals
@@ -272,9 +272,9 @@ def test_chains_know_the_moved_bytes_of_changes() -> None:
     space = SearchSpace(costs)
     before = parts_by_table(costs.task, parts_of(space, [any_choice(space, group, rng) for group in range(6)]))
     moves = Moves(space, EarlierPlacement({name: tuple(own) for name, own in before.items()}, costs.task.machine))
-    placer = GreedyPlacer(space, moves.table, PieceWorks(space, moves.table))
+    placer = GreedyPlacer(space)
     option_NG = np.repeat(moves.home_G[None], 3, axis=0)
-    chains = Chains(space, moves.table, option_NG, np.repeat(moves.home_GS[None], 3, axis=0), moves=moves)
+    chains = Chains(space, option_NG, np.repeat(moves.home_GS[None], 3, axis=0), moves=moves)
     assert chains.moved_N.tolist() == [0, 0, 0]
     proposals = Proposals(placer, rng)
     for _ in range(10):

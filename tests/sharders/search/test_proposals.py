@@ -44,9 +44,7 @@ RULES = {
 def some_chains(of: GreedyStarts, count: int = 3) -> Chains:
     """The best starts side by side."""
     found = [one for one in of.all() if not one.overflow][:count]
-    return Chains(
-        of.space, of.table, np.stack([one.start.option_G for one in found]), np.stack([one.place_GS for one in found])
-    )
+    return Chains(of.space, np.stack([one.start.option_G for one in found]), np.stack([one.place_GS for one in found]))
 
 
 def changed(
@@ -139,7 +137,7 @@ def test_options_are_copied_from_other_groups() -> None:
     option_NG = of.options(frozenset({COLUMN_WISE}), lane=16)[None]
     wanted = of.table.shape_O[option_NG[0, 0]]
     option_NG[0, -1] = of.options(frozenset({TABLE_WISE}))[-1]
-    chains = Chains(of.space, of.table, option_NG, of.placer.place(option_NG, np.zeros(1, dtype=bool)))
+    chains = Chains(of.space, option_NG, of.placer.place(option_NG, np.zeros(1, dtype=bool)))
     _, edits = Proposals(of.placer, np.random.default_rng(0)).draw(chains, 2_000)
     new = edits.option_E[(edits.group_E == 6) & (edits.option_E != option_NG[0, -1])]
     assert of.table.count_O[option_NG[0, 0]] == 4

@@ -20,8 +20,7 @@ from evenshard.measure.collectives import VOLUMES, Volumes, exchange_times
 from evenshard.measure.price.loads import CellChanges, Indices, Loads, repeat_numbers
 from evenshard.measure.price.step import dense_ms
 from evenshard.measure.step_time import Phases, windows
-from evenshard.sharders.search.arrays import OptionTable
-from evenshard.sharders.search.sharding_option import Choice
+from evenshard.sharders.search.sharding_option import Choice, OptionTable
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 
@@ -119,14 +118,13 @@ class Chains:
     def __init__(
         self,
         space: SearchSpace,
-        table: OptionTable,
         option_NG: Indices,
         place_NGS: Indices,
         *,
         moves: Moves | None = None,
     ) -> None:
         self.moves = moves
-        self.space, self.table, self.task, self.costs = space, table, space.task, space.costs
+        self.space, self.table, self.task, self.costs = space, space.table, space.task, space.costs
         self.arrays = space.piece_arrays
         self.option_NG, self.place_NGS = option_NG, place_NGS
         self._active_V = np.flatnonzero(self.arrays.volume_PV.any(axis=0)).tolist()
@@ -137,7 +135,7 @@ class Chains:
 
     def with_placements(self, option_NG: Indices, place_NGS: Indices) -> Chains:
         """Return chains of other placements of the same space."""
-        return Chains(self.space, self.table, option_NG, place_NGS, moves=self.moves)
+        return Chains(self.space, option_NG, place_NGS, moves=self.moves)
 
     @property
     def num(self) -> int:
@@ -316,8 +314,8 @@ class Chains:
 
 def chains_of(space: SearchSpace, placements: Sequence[Sequence[Choice]]) -> Chains:
     """Return the chains of placements."""
-    table = space.table
-    return Chains(space, table, *map(np.stack, zip(*(arrays_of(table, one) for one in placements), strict=True)))
+    arrays = [arrays_of(space.table, one) for one in placements]
+    return Chains(space, *map(np.stack, zip(*arrays, strict=True)))
 
 
 def edits_of(table: OptionTable, changes: Sequence[Mapping[int, Choice]]) -> Edits:

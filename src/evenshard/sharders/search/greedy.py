@@ -21,8 +21,8 @@ import numpy as np
 from evenshard.measure.price.device_price import alone_ms
 from evenshard.measure.price.loads import Indices, Mask, repeat_numbers
 from evenshard.placement.sharding import COLUMNS_ALONE, REPLICATED, SHARDING_TYPES, TABLE_WISE, TYPES
-from evenshard.sharders.search.arrays import OptionTable
 from evenshard.sharders.search.chains import Chains, Pieces, round_last_digits
+from evenshard.sharders.search.sharding_option import OptionTable
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 
@@ -103,8 +103,8 @@ class PieceWorks:
         even_ms: an even share of a device, with the cheapest option of each group.
     """
 
-    def __init__(self, space: SearchSpace, table: OptionTable) -> None:
-        arrays, (slopes_V, replica_ms) = space.piece_arrays, space.costs.exchange_slopes
+    def __init__(self, space: SearchSpace) -> None:
+        table, arrays, (slopes_V, replica_ms) = space.table, space.piece_arrays, space.costs.exchange_slopes
         found = []
         for price, columns_PH in zip(space.costs.prices, space.lookups.columns_KPH, strict=True):
             own_P = alone_ms(price, columns_PH)
@@ -125,8 +125,9 @@ class PieceWorks:
 class GreedyPlacer:
     """Puts groups one by one where devices have least to do and memory suffices, for many starts at once."""
 
-    def __init__(self, space: SearchSpace, table: OptionTable, works: PieceWorks) -> None:
-        self.space, self.table, self.works = space, table, works
+    def __init__(self, space: SearchSpace) -> None:
+        self.space, self.works = space, PieceWorks(space)
+        self.table = table = space.table
         self._devices = space.task.num_devices
         self.allowed_GD: Mask | None = None
         if any(group.allowed_D is not None for group in space.groups):
@@ -259,8 +260,10 @@ def _least(key_MQ: FloatArray, most: int) -> Indices:
 class GreedyStarts:
     """Makes all starts of a space."""
 
-    def __init__(self, space: SearchSpace, table: OptionTable, placer: GreedyPlacer) -> None:
-        self.space, self.table, self.placer, self.works = space, table, placer, placer.works
+    def __init__(self, placer: GreedyPlacer) -> None:
+        self.placer, self.space, self.works = placer, placer.space, placer.works
+        self.table = table = placer.table
+        space = self.space
         types = [TYPES[name] for name in table.types]
         self._name_O = np.array(table.types)[table.type_O]
         self._is_replica_O = np.array([one.is_replicated for one in types])[table.type_O]
@@ -455,7 +458,7 @@ class GreedyStarts:
             place_NGS = self.placer.place(
                 option_NG, np.array([one.by_width for one in distinct[first : first + at_once]])
             )
-            chains = Chains(self.space, self.table, option_NG, place_NGS)
+            chains = Chains(self.space, option_NG, place_NGS)
             overflow_N = np.where(self.placer.is_legal(chains), chains.overflow(chains.used_3ND), np.inf)
             found += zip(place_NGS, chains.cost_N.tolist(), overflow_N.tolist(), strict=True)
         of_key = dict(zip(unique, found, strict=True))

@@ -21,11 +21,11 @@ from evenshard.measure.price.step import PredictedParts
 from evenshard.measure.step_time import without_last_digits
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import check_sharding
+from evenshard.sharders.packing.least_moves import least_moves
 from evenshard.sharders.search.annealing import OVERFLOW, Best
 from evenshard.sharders.search.chains import Chains, Edits, arrays_of, choices_from, round_last_digits
 from evenshard.sharders.search.choices import choices_of, parts_of
-from evenshard.sharders.search.greedy import GreedyPlacer, PieceWorks
-from evenshard.sharders.packing.least_moves import least_moves
+from evenshard.sharders.search.greedy import GreedyPlacer
 from evenshard.sharders.search.moves import EarlierPlacement, Moves
 from evenshard.sharders.search.search import MOST_CANDIDATES, PlanSearch, PlanSearchResult
 from evenshard.utils.errors import BadConfig, InfeasibleTask
@@ -114,7 +114,7 @@ class NearSearch:
         space = self._search.space
         of_free = [one for parts in free.candidates[:CANDIDATES] if (one := choices_of(space, parts)) is not None]
         moves = self._moves = Moves(space, self._earlier)
-        self._placer = GreedyPlacer(space, moves.table, PieceWorks(space, moves.table))
+        self._placer = GreedyPlacer(space)
         renamed = [arrays_of(moves.table, moves.rename_devices(choices)) for choices in of_free]
         if not renamed:  # rows that are cut unevenly
             option_G = moves.table.first_option_G
@@ -155,7 +155,7 @@ class NearSearch:
         """Send groups home until a placement is within a bound, first those that cost least for their bytes."""
         moves = self._moves
         option_G, place_GS = (array.copy() for array in placement)
-        chains = Chains(self._search.space, moves.table, option_G[None], place_GS[None], moves=moves)
+        chains = Chains(self._search.space, option_G[None], place_GS[None], moves=moves)
         while chains.moved_N[0] > bound:
             moved_G = moves.moved_bytes(option_G, place_GS)
             away = np.flatnonzero((moved_G > 0) & (moves.home_G >= 0))

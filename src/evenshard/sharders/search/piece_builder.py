@@ -3,12 +3,13 @@
 Pieces of a table that share a sharding type and a storage differ only in their columns. Memory and volumes grow in
 proportion to the columns, beside a constant, so that each table is asked twice, whatever the number of its pieces.
 
-Legend: L lines, P pieces, C cells (kernel calls of a piece), V kinds of volumes, K kinds of devices.
+Legend: L lines, P pieces, E some of them, C cells (kernel calls of a piece), V kinds of volumes, K kinds of devices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import attrgetter
 from typing import NamedTuple
@@ -17,12 +18,12 @@ import numpy as np
 
 from evenshard.measure.collectives import VOLUMES, part_volume
 from evenshard.measure.kernel_calls import KernelCall, Lookup, kernel_call, part_lookups, replica_lookups
-from evenshard.measure.price.loads import LookupColumns
+from evenshard.measure.price.loads import Indices, LookupColumns, repeat_numbers
 from evenshard.measure.price.step import PartCosts
 from evenshard.placement.parts import COLUMN_STEP, Span, Storage, TablePart, busiest_rows, lookup_share, whole_part
 from evenshard.placement.sharding import DEVICE, NODE, TABLE_WISE, TYPES
 from evenshard.placement.task import memory_of_part
-from evenshard.sharders.search.arrays import PieceArrays
+from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
 _volumes_of = attrgetter(*VOLUMES)
@@ -45,6 +46,40 @@ class _Strip(NamedTuple):
     line: int
     lookups: tuple[Lookup, ...]
     row_of: dict[int, int]
+
+
+@dataclass(frozen=True)
+class PieceArrays:
+    """All pieces as arrays.
+
+    Attributes:
+        columns_P: columns of each.
+        span_P: devices, one after the other, that each have as much of it.
+        size_P, host_P, ssd_P: bytes of device memory, of the host's memory, and of the host's SSDs.
+        values_P: weights of a replica.
+        volume_PV: volumes that it adds to each of its devices (``PartVolume``).
+        offload_PK2: added time of forward and backward outside of device memory, ms; zeros in device memory.
+        cells_P: cells of each: a kernel call and a row of the matrix of columns, each call once. ``call_C`` and
+            ``row_C`` have those of all pieces, the first at ``first_P``.
+    """
+
+    columns_P: Indices
+    span_P: Indices
+    size_P: Indices
+    host_P: Indices
+    ssd_P: Indices
+    values_P: FloatArray
+    volume_PV: FloatArray
+    offload_PK2: FloatArray
+    cells_P: Indices
+    first_P: Indices
+    call_C: Indices
+    row_C: Indices
+
+    def cells_of(self, piece_E: Indices) -> tuple[Indices, Indices]:
+        """Return the number of each cell's piece in ``piece_E``, and the number of the cell."""
+        from_C, offset_C = repeat_numbers(self.cells_P[piece_E])
+        return from_C, self.first_P[piece_E[from_C]] + offset_C
 
 
 class PieceBuilder:

@@ -22,13 +22,12 @@ from evenshard.placement.parts import TablePart
 from evenshard.sharders.bounds.lower_bound import ENOUGH, lower_bound_ms
 from evenshard.sharders.packing.legal_parts import TIME_LIMIT_S, legal_parts
 from evenshard.sharders.search.annealing import PHASES, Annealing, Best, Phases
-from evenshard.sharders.search.arrays import OptionTable
 from evenshard.sharders.search.chains import Chains, arrays_of, choices_from
 from evenshard.sharders.search.choices import choices_of, parts_of
-from evenshard.sharders.search.greedy import GreedyPlacer, GreedyStarts, PieceWorks, greedy_starts
+from evenshard.sharders.search.greedy import GreedyPlacer, GreedyStarts, greedy_starts
 from evenshard.sharders.search.moves import Moves
 from evenshard.sharders.search.proposals import Proposals
-from evenshard.sharders.search.sharding_option import Choice
+from evenshard.sharders.search.sharding_option import Choice, OptionTable
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
@@ -183,8 +182,8 @@ class PlanSearch:
     def _search(self, known: Sequence[Sequence[TablePart]]) -> _Pool:
         choices = [one for one in (choices_of(self.space, parts) for parts in known) if one is not None]
         table = self.space.table
-        placer = GreedyPlacer(self.space, table, PieceWorks(self.space, table))
-        greedy = greedy_starts(GreedyStarts(self.space, table, placer).all(), MOST_STARTS)
+        placer = GreedyPlacer(self.space)
+        greedy = greedy_starts(GreedyStarts(placer).all(), MOST_STARTS)
         arrays = [(one.start.option_G, one.place_GS) for one in greedy] + [arrays_of(table, one) for one in choices]
         pool = _Pool(table)
         if not arrays:
@@ -210,7 +209,7 @@ class PlanSearch:
         self, placer: GreedyPlacer, option_NG: Indices, place_NGS: Indices, moves: Moves | None = None
     ) -> Best:
         """Return the placements that the rules allow; memory may not suffice."""
-        chains = Chains(self.space, placer.table, option_NG, place_NGS, moves=moves)
+        chains = Chains(self.space, option_NG, place_NGS, moves=moves)
         return Best.of(chains).select(np.flatnonzero(placer.is_legal(chains)))
 
     def anneal(
@@ -234,7 +233,7 @@ class PlanSearch:
         """
         rng = np.random.default_rng((self.seed, number))
         annealing = Annealing(Proposals(placer, rng), rng, self._is_over, self._note)
-        return annealing.run(start, changes, partial(Chains, self.space, placer.table, moves=moves), phases)
+        return annealing.run(start, changes, partial(Chains, self.space, moves=moves), phases)
 
     def num_changes(self, table: OptionTable) -> int:
         """Return the changes that the search tries, all together."""

@@ -39,9 +39,8 @@ from evenshard.placement.sharding import (
     types_on_all,
 )
 from evenshard.placement.task import ShardingTask, common_kernels
-from evenshard.sharders.search.arrays import OptionTable, PieceArrays
-from evenshard.sharders.search.piece_builder import PieceBuilder
-from evenshard.sharders.search.sharding_option import Cuts, OptionRun, ShardingOption, TableGroup
+from evenshard.sharders.search.piece_builder import PieceArrays, PieceBuilder
+from evenshard.sharders.search.sharding_option import Cuts, OptionRun, OptionTable, ShardingOption, TableGroup
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
