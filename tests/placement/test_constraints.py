@@ -28,7 +28,6 @@ from evenshard.sharders.dreamshard.env import EpisodeBatch, acting_mask_BTD, cho
 from evenshard.sharders.dreamshard.sharder import DreamShardSharder
 from evenshard.sharders.learned import Sharder
 from evenshard.sharders.packing.items import PackedItems, Room
-from evenshard.sharders.packing.legal_parts import any_placement
 from evenshard.sharders.packing.reasons import no_room, reason
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.simple import GreedySharder, RandomSharder, expert_sharders, random_placement
@@ -37,7 +36,7 @@ from evenshard.utils.errors import InfeasibleTask
 from support import builders
 from support.additive_price import Additive
 from support.builders import every_placement, sized, some_tables, split_by, table, task, working
-from support.constraint_builders import is_legal, legal_placements, limited, limited_tasks, only
+from support.constraint_builders import any_placement, is_legal, legal_placements, limited, limited_tasks, only
 from support.convex_builders import NORMALIZER, predicted_ms, random_model
 
 pytestmark = pytest.mark.full_search
@@ -171,7 +170,7 @@ def test_a_placement_is_found_exactly_where_there_is_one(of_task: ShardingTask) 
         assert reason(of_task.as_whole) is None
         assert any_placement(of_task) in legal
     else:
-        with pytest.raises(InfeasibleTask, match="task: "):
+        with pytest.raises(InfeasibleTask):
             any_placement(of_task)
 
 

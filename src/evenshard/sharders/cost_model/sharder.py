@@ -23,12 +23,12 @@ from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.price import predict_whole, whole_costs
 from evenshard.sharders.learned import MOST_PROPOSALS, TrainedSharder, rollouts
-from evenshard.sharders.packing.legal_parts import any_placement
 from evenshard.sharders.packing.reasons import require_room
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.simple import expert_sharders
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.knobs import knob
+from evenshard.utils.messages import cut
 
 MOST_STARTS = 8
 
@@ -41,9 +41,7 @@ class SearchConfig:
     scores_per_table: int = knob(2_000, "devices scored for each table of the task, about, before the search ends")
     seed: int = knob(0, "seed of rollouts and search")
     time_limit_s: float | None = knob(None, "seconds after which the search ends at the latest; None for no limit")
-    packing_time_limit_s: float = knob(
-        10.0, "time to find any legal placement if no proposal is one; see any_placement"
-    )
+    packing_time_limit_s: float = knob(10.0, "time to find any legal placement if no proposal is one; see legal_parts")
 
 
 @dataclass(frozen=True)
@@ -130,9 +128,11 @@ class EvenshardSharder:
         predicted = _predict_placements(costs, [*starts, *experts])
         best_starts = sorted(starts, key=lambda one: predicted[one].predicted_ms)[:MOST_STARTS]
         search = self._plan_search(costs)
-        found = _run_search(search, best_starts)
-        if not found:
-            found = [any_placement(task, self._config.seed, self._config.packing_time_limit_s)]
+        try:
+            result = search.run([one.parts(task.tables) for one in best_starts])
+        except InfeasibleTask as error:
+            raise InfeasibleTask(f"{cut(task.task_id)}: {error.problem}", error.remedy) from None
+        found = [placement_of_whole(task, parts) for parts in result.candidates]
         candidates = distinct([*found, *starts], kinds)
         predicted |= _predict_placements(costs, [one for one in candidates if one not in predicted])
         candidates.sort(key=lambda one: predicted[one].predicted_ms)
@@ -149,7 +149,7 @@ class EvenshardSharder:
     def _plan_search(self, costs: PartCosts) -> PlanSearch:
         changes = self._config.scores_per_table * len(costs.task.tables)
         effort = PlanSearchEffort(changes, time_limit_s=self._config.time_limit_s)
-        return PlanSearch(costs, effort, self._config.seed)
+        return PlanSearch(costs, effort, self._config.seed, packing_s=self._config.packing_time_limit_s)
 
     def place_measured(
         self, task: ShardingTask, measure: Measure, num_measured: int, found: SearchResult | None = None
@@ -199,15 +199,6 @@ def _is_legal(task: ShardingTask, placement: Placement) -> bool:
 
 def _predict_placements(costs: PartCosts, placements: Sequence[Placement]) -> dict[Placement, PredictedParts]:
     return dict(zip(placements, costs.predict_whole(placements), strict=True))
-
-
-def _run_search(search: PlanSearch, starts: Sequence[Placement]) -> list[Placement]:
-    task = search.costs.task
-    try:
-        result = search.run([one.parts(task.tables) for one in starts])
-    except InfeasibleTask:
-        return []
-    return [placement_of_whole(task, parts) for parts in result.candidates]
 
 
 def _experts(task: ShardingTask) -> list[Placement]:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.placement.parts import COLUMN_STEP, FUSED, Storage, TablePart, lay_out, whole_part
-from evenshard.placement.placement import Placement, joined_groups, placement_of_whole
+from evenshard.placement.placement import joined_groups
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.task import ShardingTask, part_bytes
 from evenshard.sharders.packing.cuts import Cut, Devices, Grid
@@ -19,7 +19,6 @@ from evenshard.sharders.packing.program import solve_program
 from evenshard.sharders.packing.reasons import no_parts_found, require_sharding_room, require_types
 from evenshard.utils.errors import InfeasibleTask, MissingPackage
 from evenshard.utils.extras import require_package
-from evenshard.utils.messages import cut as shortened
 
 # Items times devices that the solver is given; it then needs about 0.5 GB.
 MAX_PAIRS = 150_000
@@ -63,14 +62,6 @@ def legal_parts(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LI
     if (found := _sort_if_legal(task, ended.parts)) is not None:
         return found
     raise no_parts_found(task, f"no placement was found in {time_limit_s:g} s of the solver", items)
-
-
-def any_placement(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LIMIT_S) -> Placement:
-    """Some legal placement of whole tables; arguments and errors as of ``legal_parts``."""
-    try:
-        return placement_of_whole(task, legal_parts(task.as_whole, seed, time_limit_s))
-    except InfeasibleTask as error:
-        raise InfeasibleTask(f"{shortened(task.task_id)}: {error.problem}", error.remedy) from None
 
 
 def quick_parts(task: ShardingTask, seed: int = 0, known: KnownItems | None = None) -> tuple[TablePart, ...] | None:
