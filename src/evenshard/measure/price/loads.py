@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,19 @@ from evenshard.tables.reuse import FloatArray
 
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+
+
+class Rows:
+    """Arrays of one length, which are the fields of a dataclass."""
+
+    def select(self, which: npt.NDArray[Any]) -> Self:
+        """Return some rows, or all in another order."""
+        return type(self)(*(array[which] for array in vars(self).values()))
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """Return the rows of all parts, one after the other."""
+        return cls(*map(np.concatenate, zip(*(vars(one).values() for one in parts), strict=True)))
 
 
 class LookupColumns:
@@ -70,7 +83,7 @@ def _sum_runs(price: DevicePrice, columns_EH: Columns, first_Z: Indices) -> Colu
 
 
 @dataclass(frozen=True)
-class CellChanges:
+class CellChanges(Rows):
     """Lookups that changes add to places or take away from them, all changes one after the other.
 
     A place is the devices that look up the same in a kernel call: one, those of a node, or all.
@@ -86,12 +99,6 @@ class CellChanges:
     row_E: Indices
     device_E: Indices
     sign_E: Indices
-
-    def select(self, which: npt.NDArray[Any]) -> CellChanges:
-        """Return some of them, or all in another order."""
-        return CellChanges(
-            self.change_E[which], self.call_E[which], self.row_E[which], self.device_E[which], self.sign_E[which]
-        )
 
 
 class _KindLoads:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evenshard.measure.price.loads import Indices, Mask
+from evenshard.measure.price.loads import Indices, Mask, Rows
 from evenshard.sharders.search.chains import Chains, Edits, Pieces, round_last_digits
 from evenshard.sharders.search.proposals import Proposals
 from evenshard.tables.reuse import FloatArray
@@ -39,7 +39,7 @@ CHAINS_PER_LARGE, BATCHES_PER_LARGE, CHANGES_PER_LARGE = 4, 4, 1024
 
 
 @dataclass
-class Best:
+class Best(Rows):
     """The best placement of each chain that fits in memory; a cost of infinity where there is none."""
 
     cost_N: FloatArray
@@ -66,15 +66,6 @@ class Best:
                 better_N &= chains.moved_N <= chains.moves.most_bytes
             self.cost_N[better_N] = cost_N[better_N]
             self.option_NG[better_N], self.place_NGS[better_N] = chains.option_NG[better_N], chains.place_NGS[better_N]
-
-    @staticmethod
-    def join(parts: Sequence[Best]) -> Best:
-        """All of them."""
-        return Best(*(np.concatenate(of_each) for of_each in zip(*(vars(one).values() for one in parts), strict=True)))
-
-    def select(self, which: Indices) -> Best:
-        """Some of them."""
-        return Best(self.cost_N[which], self.option_NG[which], self.place_NGS[which])
 
 
 class Annealing:

@@ -10,14 +10,14 @@ V volumes, B windows of a step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from evenshard.measure.collectives import VOLUMES, Volumes, exchange_times
-from evenshard.measure.price.loads import CellChanges, Indices, Loads, repeat_numbers
+from evenshard.measure.price.loads import CellChanges, Indices, Loads, Rows, repeat_numbers
 from evenshard.measure.price.step import dense_ms
 from evenshard.measure.step_time import Phases, windows
 from evenshard.sharders.search.sharding_option import Choice, OptionTable
@@ -34,7 +34,7 @@ def round_last_digits(values: FloatArray) -> FloatArray:
 
 
 @dataclass
-class Pieces:
+class Pieces(Rows):
     """Pieces that come or go. ``change_F`` is the change (or chain) of each, ``device_F`` its first device."""
 
     change_F: Indices
@@ -42,28 +42,15 @@ class Pieces:
     device_F: Indices
     sign_F: Indices
 
-    def select(self, which: npt.NDArray[Any]) -> Pieces:
-        """Return some of them."""
-        return Pieces(self.change_F[which], self.piece_F[which], self.device_F[which], self.sign_F[which])
-
 
 @dataclass
-class Edits:
+class Edits(Rows):
     """Edits of groups: one change may have several."""
 
     change_E: Indices
     group_E: Indices
     option_E: Indices
     place_ES: Indices
-
-    @staticmethod
-    def join(parts: Sequence[Edits]) -> Edits:
-        """Return the edits of all."""
-        return Edits(*(np.concatenate(of_all) for of_all in zip(*(vars(one).values() for one in parts), strict=True)))
-
-    def select(self, which: npt.NDArray[Any]) -> Edits:
-        """Return some of them."""
-        return Edits(self.change_E[which], self.group_E[which], self.option_E[which], self.place_ES[which])
 
 
 @dataclass
@@ -169,7 +156,7 @@ class Chains:
         """Return the pieces once for each of their devices."""
         from_F, offset_F = repeat_numbers(self.arrays.span_P[pieces.piece_F])
         found = pieces.select(from_F)
-        return Pieces(found.change_F, found.piece_F, found.device_F + offset_F, found.sign_F)
+        return replace(found, device_F=found.device_F + offset_F)
 
     def changed_pieces(self, chain_M: Indices, edits: Edits) -> Pieces:
         """Return the pieces that changes take away and add, without those that stay."""
@@ -181,7 +168,7 @@ class Chains:
         for option_E, place_ES, sign in ((old_E, old_ES, -1), (edits.option_E, edits.place_ES, 1)):
             pieces, from_F, slot_F = self.pieces(edits.change_E, option_E, place_ES, sign)
             found.append(pieces.select(~stays_ES[from_F, slot_F]))
-        return Pieces(*(np.concatenate(pair) for pair in zip(*(vars(one).values() for one in found), strict=True)))
+        return Pieces.join(found)
 
     def _cells(self, pieces: Pieces) -> CellChanges:
         from_C, at_C = self.arrays.cells_of(pieces.piece_F)
@@ -221,7 +208,7 @@ class Chains:
         chain_E = chain_M[edits.change_E]
         self.option_NG[chain_E, edits.group_E] = edits.option_E
         self.place_NGS[chain_E, edits.group_E] = edits.place_ES
-        of_chains = Pieces(chain_M[pieces.change_F], pieces.piece_F, pieces.device_F, pieces.sign_F)
+        of_chains = replace(pieces, change_F=chain_M[pieces.change_F])
         cells = self._cells(of_chains)
         self._add(self._sums, of_chains, cells)
         self._loads.make(cells, self._list_pieces())

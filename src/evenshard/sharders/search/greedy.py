@@ -21,7 +21,7 @@ import numpy as np
 from evenshard.measure.price.device_price import alone_ms
 from evenshard.measure.price.loads import Indices, Mask, repeat_numbers
 from evenshard.placement.sharding import COLUMNS_ALONE, REPLICATED, SHARDING_TYPES, TABLE_WISE, TYPES
-from evenshard.sharders.search.chains import Chains, Pieces, round_last_digits
+from evenshard.sharders.search.chains import Chains, round_last_digits
 from evenshard.sharders.search.sharding_option import OptionTable
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
@@ -245,7 +245,7 @@ class GreedyPlacer:
         if self.allowed_GD is not None:
             numbers = np.arange(len(chains.all_group_F))
             pieces = chains.all_pieces
-            each = chains.on_each(Pieces(numbers, pieces.piece_F, pieces.device_F, pieces.sign_F))
+            each = chains.on_each(replace(pieces, change_F=numbers))
             is_allowed_F = self.allowed_GD[chains.all_group_F[each.change_F], each.device_F]
             is_legal_N[pieces.change_F[each.change_F[~is_allowed_F]]] = False
         return is_legal_N
