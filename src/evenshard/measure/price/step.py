@@ -304,23 +304,20 @@ class PartCosts:
         """
         volumes = Volumes.empty(self.task.num_devices)
         volumes.replicated_values = 1.0
-        return self._sum_slopes(self.slopes_V3(np.ones(self.task.num_devices))), sum(self._floors_ms(volumes))
+        return self._slopes_V(np.ones(self.task.num_devices)), sum(self._floors_ms(volumes))
 
     @property
     def own_slopes_V(self) -> FloatArray:
         """[V] time of exchanges for each of the volumes, if one device alone has any."""
-        return self._sum_slopes(self.slopes_V3(np.eye(1, self.task.num_devices)[0]))
+        return self._slopes_V(np.eye(1, self.task.num_devices)[0])
 
-    def _sum_slopes(self, slopes_V3: FloatArray) -> FloatArray:
-        return np.asarray(slopes_V3[:, 1 if hides_inputs(self.pipeline) else 0 :].sum(axis=1))
-
-    def slopes_V3(self, held_D: FloatArray) -> FloatArray:
-        """[V, 3] time of each exchange on the first device for each of the volumes, if devices hold so much of it."""
-        found = []
+    def _slopes_V(self, held_D: FloatArray) -> FloatArray:
+        """Return the time of exchanges on the first device for each of the volumes, if devices hold so much of it."""
+        found, counted = [], slice(1 if hides_inputs(self.pipeline) else 0, None)
         for name in VOLUMES:
             volumes = Volumes.empty(self.task.num_devices)
             getattr(volumes, name)[:] = held_D
-            found.append(self._floors_ms(volumes))
+            found.append(sum(self._floors_ms(volumes)[counted]))
         return np.array(found)
 
     def _floors_ms(self, volumes: Volumes) -> list[float]:

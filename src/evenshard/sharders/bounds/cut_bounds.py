@@ -68,18 +68,15 @@ class CutBounds:
         self._price_widths()
 
     def _all_cuts(self) -> Iterator[_Cut]:
-        task, number = self._space.task, 0
+        task, table = self._space.task, self._space.table
         options_of: dict[tuple[int, str], dict[int, list[int]]] = {}
-        for group in self._space.groups:
-            for run in group.runs:
-                if TYPES[run.sharding_type].cuts_columns and len(group.tables) == 1:
-                    by_parts = options_of.setdefault((group.tables[0], run.sharding_type), {})
-                    for at, slots in enumerate(run.cuts.slots, number):
-                        by_parts.setdefault(len(slots), []).append(at)
-                number += len(run.cuts.slots)
+        for at, parts in enumerate(table.count_O.tolist()):
+            tables, name = self._space.groups[table.group_O[at]].tables, table.types[table.type_O[at]]
+            if TYPES[name].cuts_columns and len(tables) == 1:
+                options_of.setdefault((tables[0], name), {}).setdefault(parts, []).append(at)
         for (position, name), by_parts in options_of.items():
-            table, type_, counts = task.tables[position], TYPES[name], sorted(by_parts)
-            blocks = table.embedding_dim // COLUMN_STEP
+            own, type_, counts = task.tables[position], TYPES[name], sorted(by_parts)
+            blocks = own.embedding_dim // COLUMN_STEP
             most = min(type_.most_column_parts(task.machine), blocks)
             # The option of the fewest parts stands for cuts into fewer, too; parts live on devices of their own.
             ranges = zip([2, *counts[1:]], [*(one - 1 for one in counts[1:]), most], strict=True)
@@ -87,8 +84,8 @@ class CutBounds:
                 position,
                 name,
                 tuple(at for count in counts for at in by_parts[count]),
-                tuple(own for count, own in zip(counts, ranges, strict=True) for _ in by_parts[count]),
-                busiest_rows(table, type_.span(task.machine)) if type_.cuts_rows else None,
+                tuple(range_ for count, range_ in zip(counts, ranges, strict=True) for _ in by_parts[count]),
+                busiest_rows(own, type_.span(task.machine)) if type_.cuts_rows else None,
                 task.limits_of(position).min_column_steps,
                 blocks,
             )

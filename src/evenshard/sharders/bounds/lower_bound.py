@@ -374,17 +374,13 @@ class _Offload(NamedTuple):
 def _least_offload(space: SearchSpace, flat: OptionSums) -> _Offload:
     """Take each cache's own memory (the smallest none), and the next larger one's time (the largest none)."""
     bytes_W, offload_W, longest_W = flat.bytes_W.copy(), flat.offload_W.copy(), flat.longest_offload_W.copy()
-    shapes: dict[tuple[object, ...], list[tuple[float, int]]] = {}
-    runs = [(number, run) for number, group in enumerate(space.groups) for run in group.runs]
-    first = 0
-    for group, run in runs:
-        if run.storage.is_cached:
-            for at, slots in enumerate(run.cuts.slots, first):
-                shape = (group, run.storage.kernel, run.sharding_type, run.cuts.widths, slots)
-                shapes.setdefault(shape, []).append((run.storage.load_factor, at))
-        first += len(run.cuts.slots)
-    for of_shape in shapes.values():
-        ordered = [at for _, at in sorted(of_shape)]
+    caches: dict[tuple[str, int], list[tuple[float, int]]] = {}
+    storage_W = [space.table.storages[at] for at in space.table.storage_O]
+    for at, (storage, twins) in enumerate(zip(storage_W, space.table.first_twin_O.tolist(), strict=True)):
+        if storage.is_cached:
+            caches.setdefault((storage.kernel, twins), []).append((storage.load_factor, at))
+    for alike in caches.values():
+        ordered = [at for _, at in sorted(alike)]
         bytes_W[ordered[0]] = 0.0
         offload_W[ordered] = [*offload_W[ordered[1:]], 0.0]
         longest_W[ordered] = [*longest_W[ordered[1:]], 0.0]

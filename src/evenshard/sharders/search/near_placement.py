@@ -146,7 +146,7 @@ class NearSearch:
         begun = search.legal_starts(self._placer, option_NG, place_NGS, moves)
         if not len(begun.cost_N):
             return None
-        changes = round(share * search.num_changes(moves.table))
+        changes = round(share * search.num_changes)
         ended = Best.join(search.anneal(begun, changes, FIRST_RUN + number, self._placer, PHASES, moves))
         at = int(ended.cost_N.argmin())
         return (ended.option_NG[at], ended.place_NGS[at]) if np.isfinite(ended.cost_N[at]) else None

@@ -27,7 +27,7 @@ from evenshard.sharders.search.choices import choices_of, parts_of
 from evenshard.sharders.search.greedy import GreedyPlacer, GreedyStarts, greedy_starts
 from evenshard.sharders.search.moves import Moves
 from evenshard.sharders.search.proposals import Proposals
-from evenshard.sharders.search.sharding_option import Choice, OptionTable
+from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
@@ -94,7 +94,7 @@ Progress = Callable[[float, float], None]
 class _Pool:
     """The best distinct placements so far: cost with that of unusual cuts, options [G] and places [G, S]."""
 
-    table: OptionTable
+    space: SearchSpace
     found: dict[bytes, tuple[float, Indices, Indices]] = field(default_factory=dict)
 
     def add(self, best: Best) -> None:
@@ -116,7 +116,7 @@ class _Pool:
     @property
     def choices(self) -> list[list[Choice]]:
         """The choices of all groups, of each placement, the best first."""
-        return [choices_from(self.table, option_G, place_GS) for _, option_G, place_GS in self.found.values()]
+        return [choices_from(self.space.table, option_G, place_GS) for _, option_G, place_GS in self.found.values()]
 
 
 class PlanSearch:
@@ -181,18 +181,19 @@ class PlanSearch:
 
     def _search(self, known: Sequence[Sequence[TablePart]]) -> _Pool:
         choices = [one for one in (choices_of(self.space, parts) for parts in known) if one is not None]
-        table = self.space.table
         placer = GreedyPlacer(self.space)
         greedy = greedy_starts(GreedyStarts(placer).all(), MOST_STARTS)
-        arrays = [(one.start.option_G, one.place_GS) for one in greedy] + [arrays_of(table, one) for one in choices]
-        pool = _Pool(table)
+        arrays = [(one.start.option_G, one.place_GS) for one in greedy] + [
+            arrays_of(self.space.table, one) for one in choices
+        ]
+        pool = _Pool(self.space)
         if not arrays:
             return pool
         option_NG, place_NGS = map(np.stack, zip(*arrays, strict=True))
         starts = self.legal_starts(placer, option_NG, place_NGS)
         pool.add(starts)
         self._report(pool.cost, 0.0)
-        runs = self._runs(table) if len(starts.cost_N) else []
+        runs = self._runs if len(starts.cost_N) else []
         self._planned, self._tried = sum(runs), 0
         for number, changes in enumerate(runs):
             if self._is_over() or (number and self._is_optimal(pool)):
@@ -235,13 +236,15 @@ class PlanSearch:
         annealing = Annealing(Proposals(placer, rng), rng, self._is_over, self._note)
         return annealing.run(start, changes, partial(Chains, self.space, moves=moves), phases)
 
-    def num_changes(self, table: OptionTable) -> int:
-        """Return the changes that the search tries, all together."""
-        return sum(self._runs(table))
+    @property
+    def num_changes(self) -> int:
+        """Number of changes that the search tries, all together."""
+        return sum(self._runs)
 
-    def _runs(self, table: OptionTable) -> list[int]:
+    @property
+    def _runs(self) -> list[int]:
         """Split the changes into those of each lesser effort and the rest; those of a small task into more runs."""
-        if self.costs.task.num_devices == 1 and table.num_options_G.max() == 1:
+        if self.costs.task.num_devices == 1 and self.space.table.num_options_G.max() == 1:
             return []
         ends = {one.changes for one in EFFORTS.values()}
         if self._is_small:
