@@ -24,7 +24,7 @@ from evenshard.placement.moves import SharedPiece, best_names, device_kinds, lar
 from evenshard.placement.parts import Span, TablePart, row_spans
 from evenshard.placement.plan import broken_limit, parts_by_table
 from evenshard.placement.sharding import TYPES
-from evenshard.sharders.search.chains import arrays_of
+from evenshard.sharders.search.chains import arrays_of, choices_from
 from evenshard.sharders.search.choices import choice_like, parts_of_group
 from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
@@ -200,26 +200,20 @@ class Moves:
         gone = any(device >= task.num_devices for part in parts for device in part.devices)
         return None if gone or not all(found) else parts
 
-    def rename_devices(self, choices: Sequence[Choice]) -> list[Choice]:
-        """Return the placement with other names of devices, with which the fewest bytes move."""
-        task = self.space.task
+    def rename_devices(self, option_G: Indices, place_GS: Indices) -> Indices:
+        """Return the places of a placement with other names of devices, with which the fewest bytes move, [G, S]."""
+        task, span_G1 = self.space.task, self.table.span_O[option_G][:, None]
         held_NO = np.zeros((task.num_devices, task.num_devices), dtype=np.int64)
-        for group, choice in enumerate(choices):
-            if 1 < self._span(group, choice) == task.num_devices:
+        for group, choice in enumerate(choices_from(self.table, option_G, place_GS)):
+            if 1 < span_G1[group] == task.num_devices:
                 continue
             for position, after in parts_of_group(self.space, group, choice).items():
                 for piece in self._shared_pieces(task.tables[position], after):
                     old = [device for device in piece.reach if device < task.num_devices]
                     held_NO[np.ix_(piece.new_devices, old)] += piece.num_bytes
         names = best_names(held_NO, device_kinds(task), task.machine)
-        return [self._rename(group, choice, names) for group, choice in enumerate(choices)]
-
-    def _rename(self, group: int, choice: Choice, names: npt.NDArray[np.int64]) -> Choice:
-        span = self._span(group, choice)
-        return Choice(choice.option, tuple(int(names[place * span]) // span for place in choice.places))
-
-    def _span(self, group: int, choice: Choice) -> int:
-        return int(self.table.span_O[self.table.first_option_G[group] + choice.option])
+        is_piece_GS = np.arange(self.table.most_pieces) < self.table.count_O[option_G][:, None]
+        return np.where(is_piece_GS, names[place_GS * span_G1] // span_G1, 0)
 
 
 def _overlaps(ones: Sequence[Span] | Indices, others: Sequence[Span]) -> Indices:

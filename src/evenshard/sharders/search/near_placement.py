@@ -115,7 +115,8 @@ class NearSearch:
         of_free = [one for parts in free.candidates[:CANDIDATES] if (one := choices_of(space, parts)) is not None]
         moves = self._moves = Moves(space, self._earlier)
         self._placer = GreedyPlacer(space)
-        renamed = [arrays_of(moves.table, moves.rename_devices(choices)) for choices in of_free]
+        freed = [arrays_of(moves.table, choices) for choices in of_free]
+        renamed = [(option_G, moves.rename_devices(option_G, place_GS)) for option_G, place_GS in freed]
         if not renamed:  # rows that are cut unevenly
             option_G = moves.table.first_option_G
             renamed = [(option_G, self._placer.place(option_G[None], np.zeros(1, dtype=bool))[0])]

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from evenshard.measure.collectives import latencies_ms
+from evenshard.measure.price.loads import Indices, Mask
 from evenshard.measure.price.step import PartCosts
 from evenshard.placement.parts import (
     COLUMN_STEP,
@@ -79,11 +79,7 @@ class SearchSpace:
         self._builder = PieceBuilder(costs)
         self.calls, self.collective_of_call = self._builder.calls, self._builder.collective_of_call
         self.lookups = self._builder.lookups
-        self._arrays: PieceArrays | None = None
-        self._table: OptionTable | None = None
         self._cuts_of: dict[tuple[object, ...], tuple[tuple[str, Cuts], ...]] = {}
-        # Which collective each kernel call takes part in, and the latencies of each.
-        self._latencies: tuple[npt.NDArray[np.bool_], FloatArray] = (np.zeros((0, 0), dtype=bool), np.zeros((0, 3)))
         self.groups = tuple(self._groups())
         self.lookups.update()
 
@@ -100,25 +96,18 @@ class SearchSpace:
         return [TYPES[call.sharding_type].span(self.task.machine) for call in self.calls]
 
     @cached_property
-    def room_D(self) -> npt.NDArray[np.int64]:
+    def room_D(self) -> Indices:
         """Memory of the devices."""
         return np.array(self.task.room_bytes, dtype=np.int64)
 
-    @property
+    @cached_property
     def piece_arrays(self) -> PieceArrays:
         """All pieces as arrays."""
-        if self._arrays is None:
-            self._arrays = self._builder.arrays()
-        return self._arrays
+        return self._builder.arrays()
 
-    @property
+    @cached_property
     def table(self) -> OptionTable:
         """All options as arrays."""
-        if self._table is None:
-            self._table = self._make_table()
-        return self._table
-
-    def _make_table(self) -> OptionTable:
         runs = [run for group in self.groups for run in group.runs]
         of_type: dict[str, int] = {}
         of_storage: dict[Storage, int] = {}
@@ -150,18 +139,20 @@ class SearchSpace:
         """Return an option of a group."""
         return self.table.option(int(self.table.first_option_G[group]) + number)
 
-    def latencies(self, is_used_NC: npt.NDArray[np.bool_]) -> FloatArray:
+    def latencies(self, is_used_NC: Mask) -> FloatArray:
         """Return the latencies of the exchanges of the used kernel calls, [3, N], in the order of ``ExchangeTimes``.
 
         Calls that share an exchange count once.
         """
-        if len(self._latencies[0]) < len(self.calls):
-            names = list(dict.fromkeys(self.collective_of_call))
-            of_call_CL = np.array([[own == name for name in names] for own in self.collective_of_call])
-            latencies = [latencies_ms(self.task.machine, {name}, self.costs.links) for name in names]
-            self._latencies = of_call_CL, np.array(latencies)
-        of_call_CL, latency_L3 = self._latencies
+        of_call_CL, latency_L3 = self._collectives
         return np.asarray(((is_used_NC @ of_call_CL) @ latency_L3).T)
+
+    @cached_property
+    def _collectives(self) -> tuple[Mask, FloatArray]:
+        """[C, L] the collective that each kernel call takes part in, and [L, 3] the latencies of each."""
+        names = list(dict.fromkeys(self.collective_of_call))
+        of_call_CL = np.array([[own == name for name in names] for own in self.collective_of_call])
+        return of_call_CL, np.array([latencies_ms(self.task.machine, {name}, self.costs.links) for name in names])
 
     def add_options(self, group: int, shapes: Iterable[tuple[str, Sequence[int], Storage]]) -> range:
         """Add options to a group of one table, and return their numbers.
@@ -173,7 +164,8 @@ class SearchSpace:
         (position,), first = own.tables, _num_options(own.runs)
         own.runs.extend(self._run(position, name, storage, Cuts.of([widths])) for name, widths, storage in shapes)
         self.lookups.update()
-        self._arrays = self._table = None
+        for outdated in ("piece_arrays", "table", "_collectives"):
+            vars(self).pop(outdated, None)
         return range(first, _num_options(own.runs))
 
     def number_of(self, group: int, name: str, widths: Sequence[int], storage: Storage) -> int | None:
