@@ -52,7 +52,7 @@ MOST_PLACED = 2**15
 # Cost of relative overflow of memory, in costs of the placement, by which starts are ranked.
 OVERFLOW = 3.0
 # Keys of devices without memory for a piece, and of those that rules forbid; the work of a device is far below.
-_NO_MEMORY, _FORBIDDEN = 1e6, 1e12
+NO_MEMORY, FORBIDDEN = 1e6, 1e12
 # A way to cut tables, and how many of the costliest tables that are not cut yet, None for all.
 _Cut = tuple[str, int | None]
 
@@ -187,14 +187,14 @@ class GreedyPlacer:
         """
         table = self.table
         no_room_ND = free_ND < table.bytes_O[option_N][:, None]
-        key_ND = key_ND + no_room_ND * (_NO_MEMORY - free_ND / max(free_ND.max(), 1))
+        key_ND = key_ND + no_room_ND * (NO_MEMORY - free_ND / max(free_ND.max(), 1))
         if self.allowed_GD is not None:
-            key_ND = np.where(self.allowed_GD[group_N], key_ND, _FORBIDDEN)
+            key_ND = np.where(self.allowed_GD[group_N], key_ND, FORBIDDEN)
         rules = [self.space.groups[group].apart for group in group_N.tolist()]
         ruled = [(row, rule) for row, own in enumerate(rules) for rule in own]
         for row, rule in ruled:
             taken_ND = apart.setdefault(rule, np.zeros(load_ND.shape, dtype=bool))
-            key_ND[row, taken_ND[row]] = _FORBIDDEN
+            key_ND[row, taken_ND[row]] = FORBIDDEN
         place_NS = self.places(option_N, key_ND)
         row_F, slot_F = np.nonzero(np.arange(place_NS.shape[1]) < table.count_O[option_N][:, None])
         span_F = table.span_O[option_N[row_F]]
@@ -262,20 +262,16 @@ class GreedyStarts:
 
     def __init__(self, placer: GreedyPlacer) -> None:
         self.placer, self.space, self.works = placer, placer.space, placer.works
-        self.table = table = placer.table
-        space = self.space
-        types = [TYPES[name] for name in table.types]
+        self.table, space = placer.table, placer.space
+        table = self.table
         self._name_O = np.array(table.types)[table.type_O]
-        self._is_replica_O = np.array([one.is_replicated for one in types])[table.type_O]
-        self._cuts_rows_O = np.array([one.cuts_rows for one in types])[table.type_O]
-        is_on_device_O = np.array([one.is_on_device for one in table.storages])[table.storage_O]
+        self._cuts_rows_O = np.array([TYPES[name].cuts_rows for name in table.types])[table.type_O]
         self._may_be_O = self._find_allowed()
-        self._usable_O = self._may_be_O & is_on_device_O & (table.bytes_O <= space.room_D.max())
+        self._usable_O = self._may_be_O & table.is_on_device_O & (table.bytes_O <= space.room_D.max())
         tables = space.task.tables
         weights = [sum(tables[at].num_rows * tables[at].embedding_dim for at in one.tables) for one in space.groups]
         self._weights_G = np.array(weights)
-        self._replica_G = self._first_of(self._is_replica_O)
-        self._is_small = space.is_small
+        self._replica_G = self._first_of(self.table.is_replica_O)
 
     def _find_allowed(self) -> Mask:
         """[O] True for options with enough devices where their group may live, and few enough beside tables apart."""
@@ -310,7 +306,7 @@ class GreedyStarts:
         faults = (
             ~self._usable_O,
             ~np.isin(self._name_O, list(types)),
-            (table.width_O > lane) & ~self._is_replica_O,
+            (table.width_O > lane) & ~table.is_replica_O,
             works.longest_O > limit_ms,
         )
         fault_O = sum(fault * 2**at for at, fault in enumerate(reversed(faults)))
@@ -324,7 +320,7 @@ class GreedyStarts:
         found = self.rules()
         found += self._place(list(self._replicate_more(found)))
         even = self.works.even_ms
-        limits = LIMITS if self._is_small else LIMITS[1::2]
+        limits = LIMITS if self.space.is_small else LIMITS[1::2]
         starts = []
         for name, types in (
             ("columns", BY_COLUMNS),
@@ -407,7 +403,7 @@ class GreedyStarts:
 
         rows, columns = ([way for way in self._ways if word in way] for word in ("rows", "columns"))
         cuts: list[tuple[_Cut, ...]] = [(cut,) for cut in product((*rows, *columns), NUMBERS_CUT)]
-        beside = (*NUMBERS_BESIDE_ROWS, None) if self._is_small else (None,)
+        beside = (*NUMBERS_BESIDE_ROWS, None) if self.space.is_small else (None,)
         cuts += product(product(rows, NUMBERS_BESIDE_COLUMNS), product(columns, beside))
         make((most, ()) for most in MOST_REPLICATED)
         make((most, one) for (most, _), one in product(best(MOST_WITH_CUTS), cuts))
@@ -429,7 +425,7 @@ class GreedyStarts:
         single_O = self._cuts_rows_O & (self.table.count_O == 1)
         found["in rows"] = self._first_of(single_O & (self.table.span_O == devices))
         found["in rows of a node"] = self._first_of(single_O & (self.table.span_O < devices))
-        is_cut_O = ~self._cuts_rows_O & ~self._is_replica_O
+        is_cut_O = ~self._cuts_rows_O & ~self.table.is_replica_O
         for parts in COLUMN_PARTS:
             found[f"in {parts} parts of columns"] = self._first_of(is_cut_O & (self.table.count_O == parts))
         return {way: option_G for way, option_G in found.items() if (option_G >= 0).any()}

@@ -136,8 +136,7 @@ class Moves:
         columns_A = self.space.piece_arrays.columns_P[table.piece_A]
         start_A = np.cumsum(columns_A) - columns_A
         start_A -= start_A[table.first_O][table.option_A]
-        is_on_device_O = np.array([storage.is_on_device for storage in table.storages])[table.storage_O]
-        kind_A = (2 * table.type_O + is_on_device_O)[table.option_A]
+        kind_A = (2 * table.type_O + table.is_on_device_O)[table.option_A]
         self._column_GD = np.zeros((len(groups), devices), dtype=np.int32)
         self._first_A = np.zeros(len(columns_A), dtype=np.int64)
         found: list[FloatArray] = []

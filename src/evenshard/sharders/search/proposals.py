@@ -14,7 +14,7 @@ import numpy as np
 
 from evenshard.measure.price.loads import Indices, Mask
 from evenshard.sharders.search.chains import Chains, Edits, round_last_digits
-from evenshard.sharders.search.greedy import GreedyPlacer
+from evenshard.sharders.search.greedy import FORBIDDEN, GreedyPlacer
 from evenshard.sharders.search.moves import Moves
 
 # Shares of moves and of swaps; the other changes are options.
@@ -39,7 +39,8 @@ HOMEWARD, COSTLESS = 0.15, 0.25
 JITTER = 0.3
 # Share of large changes that replicate the small groups; the others change the type of all groups alike.
 REPLICATIONS = 0.3
-_NO_MEMORY, _FORBIDDEN = 10.0, 1e12
+# Load of devices without memory, in loads of the busiest device.
+NO_MEMORY = 10.0
 
 
 class Proposals:
@@ -205,9 +206,9 @@ class Proposals:
         scale_M1 = self._load_ND.max(axis=1)[chain_M][:, None]
         key_MD += scale_M1 * (JITTER * self._rng.random((count, 1)) ** 2) * self._rng.random(key_MD.shape)
         free_MD = self._space.room_D - chains.used_3ND[0][chain_M]
-        key_MD += _NO_MEMORY * scale_M1 * (free_MD < table.bytes_O[option_M][:, None])
+        key_MD += NO_MEMORY * scale_M1 * (free_MD < table.bytes_O[option_M][:, None])
         if self.placer.allowed_GD is not None:
-            key_MD = np.where(self.placer.allowed_GD[group_M], key_MD, _FORBIDDEN)
+            key_MD = np.where(self.placer.allowed_GD[group_M], key_MD, FORBIDDEN)
         return self.placer.places(option_M, key_MD)
 
     def _send_home(self, chains: Chains, moves: Moves, edits: Edits, chain_M: Indices) -> Edits:

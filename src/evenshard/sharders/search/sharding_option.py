@@ -104,7 +104,7 @@ class OptionTable:
         width_O: columns of the widest piece.
         is_unusual_O: True if columns are cut neither evenly into a power of two of parts, nor into equal parts as wide
             as a power of two.
-        is_replica_O: True if every device holds a replica.
+        is_replica_O, is_on_device_O: True if every device holds a replica, and if weights are kept in device memory.
         shape_O: the same number for options of the same type and the same columns of the first piece.
         twin_O, first_twin_O, num_twins_O: options by groups of twins, which differ in their storage alone; the place of
             each option's first twin in ``twin_O``, and the number of its twins, itself among them.
@@ -138,6 +138,7 @@ class OptionTable:
         is_even_O = self.width_O - least_O <= COLUMN_STEP
         is_power_O = (self.width_O == least_O) & _is_power_of_two(self.width_O)
         self.is_unusual_O = ~(is_even_O & (_is_power_of_two(count_O) | is_power_O))
+        self.is_on_device_O = np.array([storage.is_on_device for storage in self.storages])[self.storage_O]
         self.is_replica_O = pieces.values_P[piece_A[self.first_O]] > 0
         columns_O = columns_A[self.first_O]
         shapes_O = self.type_O * (columns_O.max() + 1) + columns_O
