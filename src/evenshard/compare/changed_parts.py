@@ -19,7 +19,6 @@ from evenshard.measure.price.step import predicted_phases
 from evenshard.measure.step_time import windows
 from evenshard.placement.parts import Storage, TablePart
 from evenshard.placement.placement import device_mask, joined_groups
-from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     COLUMNS_ALONE,
@@ -35,7 +34,7 @@ from evenshard.sharders.search.choices import choices_of, devices_of, parts_of
 from evenshard.sharders.search.sharding_option import Choice, ShardingOption
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.table import MEAN
-from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import names_text
 
 # Other choices, by the position of the table.
@@ -155,14 +154,6 @@ class ChangedPlacement:
         """Tables that a rule keeps together with one, itself among them."""
         groups = joined_groups(len(self.task.tables), self.task.together)
         return next(group for group in groups if position in group)
-
-    def is_legal(self, parts: Sequence[TablePart]) -> bool:
-        """Return True if a placement keeps the answer's rules and fits."""
-        try:
-            check_sharding(self.task, parts)
-        except (BadConfig, InfeasibleTask):
-            return False
-        return True
 
     def may_live(self, position: int) -> npt.NDArray[np.bool_]:
         """Return the devices where the rules let some of a table live, whatever their memory, [D]."""

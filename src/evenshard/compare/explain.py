@@ -20,6 +20,7 @@ from evenshard.measure.evidence import device_text
 from evenshard.measure.price.device_price import ROUNDING
 from evenshard.measure.price.step import STEP_PARTS, predicted_step_times
 from evenshard.placement.parts import TablePart, part_table, storages_of
+from evenshard.placement.plan import is_legal_sharding
 from evenshard.placement.sharding import TABLE_WISE, TYPES
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.sharders.model import Model
@@ -181,7 +182,7 @@ class _TableChanges:
                 candidates, key=lambda one: (round(one.step_ms / grain_ms), round(float(one.ms_D.sum()) / grain_ms))
             ):
                 parts = changed.parts_after(one.changes) if isinstance(one.changes, Mapping) else one.changes
-                if changed.is_legal(parts):
+                if is_legal_sharding(changed.task, parts):
                     step_ms = changed.costs.predict(parts).predicted_ms
                     change_ms = step_ms - changed.now.step_ms
                     yield TableChange(name, one.words, step_ms, change_ms, change_ms < -grain_ms)

@@ -67,6 +67,15 @@ def check_sharding(task: ShardingTask, parts: Sequence[TablePart]) -> None:
     check_parts_memory(task, parts)
 
 
+def is_legal_sharding(task: ShardingTask, parts: Sequence[TablePart]) -> bool:
+    """Return True if parts keep the task's rules, fit, and are of a kind that evenshard knows."""
+    try:
+        check_sharding(task, parts)
+    except (BadConfig, InfeasibleTask):
+        return False
+    return True
+
+
 def check_placement(task: ShardingTask, placement: Placement) -> None:
     """Raises InfeasibleTask if whole tables on these devices break the task's memory, or its rules of devices."""
     try:

@@ -16,7 +16,7 @@ from evenshard.measure.price.step import PartCosts, PredictedParts
 from evenshard.measure.step_time import without_last_digits
 from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.parts import COLUMN_STEP, FUSED, TablePart, whole_part
-from evenshard.placement.plan import check_sharding, parts_by_table
+from evenshard.placement.plan import check_sharding, is_legal_sharding, parts_by_table
 from evenshard.placement.sharding import TABLE_WISE
 from evenshard.placement.task import ShardingTask
 from evenshard.planner.answer import PlacementAnswer
@@ -241,16 +241,7 @@ def _starts(
     are_whole = all(TABLE_WISE in types for types in task.types) and all(on_device)
     placements = proposals(model.policy, request.task(), seed) if model.policy is not None and are_whole else ()
     found = dict.fromkeys(tuple(parts) for parts in (*known, *(one.parts(request.tables) for one in placements)))
-    return [parts for parts in found if not _is_illegal(task, parts)]
-
-
-def _is_illegal(task: ShardingTask, parts: Sequence[TablePart]) -> bool:
-    """Whether parts break rules or memory, or are of a kind that evenshard does not know, such as rows of a pod."""
-    try:
-        check_sharding(task, parts)
-    except (BadConfig, InfeasibleTask):
-        return True
-    return False
+    return [parts for parts in found if is_legal_sharding(task, parts)]
 
 
 def _assumptions(request: PlacementRequest, task: ShardingTask, parts: Sequence[TablePart]) -> tuple[Assumption, ...]:
@@ -310,4 +301,4 @@ def _with_whole(costs: PartCosts, found: PredictedParts, tables: Sequence[Table]
         work = [(without_last_digits(one.predicted_total_ms), num_parts[at]) for at, one in enumerate(found.devices)]
         device = work.index(min(work))
         found = costs.predict((*rest, whole_part(table, (device,), own[0].storage)))
-    return None if _is_illegal(costs.task, found.parts) else found
+    return found if is_legal_sharding(costs.task, found.parts) else None

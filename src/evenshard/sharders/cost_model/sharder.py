@@ -17,7 +17,7 @@ from evenshard.measure.hardware import Measure
 from evenshard.measure.price.step import PartCosts, PredictedDevice, PredictedParts
 from evenshard.placement.moves import device_kinds
 from evenshard.placement.placement import Placement, canonical_devices, placement_of_whole
-from evenshard.placement.plan import check_placement
+from evenshard.placement.plan import check_placement, is_legal_sharding
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.cost_model.cost_model import CostModel
@@ -186,15 +186,7 @@ class EvenshardSharder:
         if self._policy is None:
             return []
         sampled = rollouts(self._policy, task, generator, self._config.num_rollouts)
-        return [one for one in sampled if _is_legal(task, one)]
-
-
-def _is_legal(task: ShardingTask, placement: Placement) -> bool:
-    try:
-        check_placement(task, placement)
-    except InfeasibleTask:
-        return False
-    return True
+        return [one for one in sampled if is_legal_sharding(task.as_whole, one.parts(task.tables))]
 
 
 def _predict_placements(costs: PartCosts, placements: Sequence[Placement]) -> dict[Placement, PredictedParts]:

@@ -11,13 +11,13 @@ import numpy.typing as npt
 
 from evenshard.placement.parts import COLUMN_STEP, FUSED, Storage, TablePart, lay_out, whole_part
 from evenshard.placement.placement import joined_groups
-from evenshard.placement.plan import check_sharding
+from evenshard.placement.plan import is_legal_sharding
 from evenshard.placement.task import ShardingTask, part_bytes
 from evenshard.sharders.packing.cuts import Cut, Devices, Grid
 from evenshard.sharders.packing.items import KnownItems, PackedItem, PackedItems, Room, least_outside
 from evenshard.sharders.packing.program import solve_program
 from evenshard.sharders.packing.reasons import no_parts_found, require_sharding_room, require_types
-from evenshard.utils.errors import InfeasibleTask, MissingPackage
+from evenshard.utils.errors import MissingPackage
 from evenshard.utils.extras import require_package
 
 # Items times devices that the solver is given; it then needs about 0.5 GB.
@@ -142,11 +142,7 @@ def _sort_if_legal(task: ShardingTask, parts: list[TablePart] | None) -> tuple[T
         return None
     order = {table.name: number for number, table in enumerate(task.tables)}
     found = tuple(sorted(parts, key=lambda part: (order[part.table], part.columns, part.rows)))
-    try:
-        check_sharding(task, found)
-    except InfeasibleTask:
-        return None
-    return found
+    return found if is_legal_sharding(task, found) else None
 
 
 def _is_rounded(task: ShardingTask, items: PackedItems) -> bool:

@@ -11,7 +11,6 @@ Legend: N placements, G groups, S pieces of an option (padded).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +19,7 @@ from evenshard.measure.price.loads import Indices
 from evenshard.measure.price.step import PredictedParts
 from evenshard.measure.step_time import without_last_digits
 from evenshard.placement.parts import TablePart
-from evenshard.placement.plan import check_sharding
+from evenshard.placement.plan import is_legal_sharding
 from evenshard.sharders.packing.least_moves import least_moves
 from evenshard.sharders.search.annealing import OVERFLOW, Best
 from evenshard.sharders.search.chains import Chains, Edits, arrays_of, choices_from, round_last_digits
@@ -28,7 +27,7 @@ from evenshard.sharders.search.choices import choices_of, parts_of
 from evenshard.sharders.search.greedy import GreedyPlacer
 from evenshard.sharders.search.moves import EarlierPlacement, Moves
 from evenshard.sharders.search.search import MOST_CANDIDATES, PlanSearch, PlanSearchResult
-from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 from evenshard.utils.process import on_interrupt
 from evenshard.utils.units import bytes_to_gb
@@ -195,10 +194,8 @@ class NearSearch:
     def _note_as_they_are(self, *placements: Sequence[TablePart] | None) -> None:
         """Note the legal ones of placements that may be outside of the space: their rows may be uneven."""
         for parts in placements:
-            with suppress(InfeasibleTask, BadConfig):
-                if parts is not None:
-                    check_sharding(self._search.costs.task, parts)
-                    self._note(tuple(parts), self._moves.parts_bytes(parts))
+            if parts is not None and is_legal_sharding(self._search.costs.task, parts):
+                self._note(tuple(parts), self._moves.parts_bytes(parts))
 
     def _note(self, parts: tuple[TablePart, ...], moved_bytes: int) -> float:
         """Note a placement if it is within the bound; return its predicted time, ms."""
