@@ -30,7 +30,7 @@ from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.pricing import part_costs
 from evenshard.sharders.model import Model
 from evenshard.sharders.search.chains import Pieces, chains_of, edits_of
-from evenshard.sharders.search.choices import choices_of, devices_of, parts_of
+from evenshard.sharders.search.choices import choices_of, parts_of
 from evenshard.sharders.search.sharding_option import Choice, ShardingOption
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.table import MEAN
@@ -110,7 +110,8 @@ class ChangedPlacement:
     def devices(self, position: int, choice: Choice | None = None) -> tuple[int, ...]:
         """Return the devices that hold some of the table."""
         choice = choice or self.choices[position]
-        return tuple(dict.fromkeys(devices_of(self.option(position, choice), choice)))
+        span = self.option(position, choice).span
+        return tuple(place * span + offset for place in choice.places for offset in range(span))
 
     def after_each(self, changes: Sequence[Changes]) -> list[ChangeOutcome]:
         """Return the outcome of each of these changes, by itself."""

@@ -7,18 +7,8 @@ from collections.abc import Sequence
 from evenshard.placement.parts import TablePart, cut_rows, lay_out, whole_part
 from evenshard.placement.plan import parts_by_table
 from evenshard.placement.sharding import TYPES, sharding_type
-from evenshard.sharders.search.sharding_option import Choice, ShardingOption
+from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
-
-
-def firsts_of(option: ShardingOption, choice: Choice) -> list[int]:
-    """Return the first device of each piece."""
-    return [place * option.span for place in choice.places]
-
-
-def devices_of(option: ShardingOption, choice: Choice) -> list[int]:
-    """Return the devices that hold some of a group."""
-    return [device for first in firsts_of(option, choice) for device in range(first, first + option.span)]
 
 
 def parts_of(space: SearchSpace, choices: Sequence[Choice]) -> tuple[TablePart, ...]:
@@ -41,8 +31,9 @@ def parts_of_group(space: SearchSpace, number: int, choice: Choice) -> dict[int,
             own.append(whole_part(table, tuple(range(task.num_devices))))
             continue
         widths = option.widths if len(group.tables) == 1 else [table.embedding_dim]
-        for first, columns in zip(firsts_of(option, choice), lay_out(widths), strict=True):
-            own += cut_rows(table, range(first, first + option.span), columns, option.storage)
+        for place, columns in zip(choice.places, lay_out(widths), strict=True):
+            devices = range(place * option.span, (place + 1) * option.span)
+            own += cut_rows(table, devices, columns, option.storage)
     return found
 
 
