@@ -10,11 +10,13 @@ Legend: N starts, G groups, O options of all groups, K options of a group (padde
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,7 +25,7 @@ from evenshard.measure.price.loads import Indices, Mask, repeat_numbers
 from evenshard.placement.sharding import COLUMNS_ALONE, REPLICATED, SHARDING_TYPES, TABLE_WISE, TYPES
 from evenshard.sharders.search.chains import Chains, round_last_digits
 from evenshard.sharders.search.sharding_option import OptionTable
-from evenshard.sharders.search.space import SearchSpace
+from evenshard.sharders.search.space import SMALL, SearchSpace
 from evenshard.tables.reuse import FloatArray
 
 # Limits on the work of a piece, in even shares of a device.
@@ -32,7 +34,7 @@ LIMITS = (4.0, 2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125, 0.09, 0.06)
 MOST_REPLICATED = (0, 10**4, 10**5, 2 * 10**5, 10**6, 10**7, 10**8)
 # Numbers of tables that a rule of thumb cuts, None for all; and of those in rows where all others are cut by columns.
 NUMBERS_CUT, NUMBERS_BESIDE_COLUMNS = (1, 2, 4, 8, 16, None), (1, 2, 4, 8)
-# Numbers of the next tables that are then cut by columns, where the task is small.
+# Numbers of the next tables that are then cut by columns.
 NUMBERS_BESIDE_ROWS = (1, 2, 4)
 COLUMN_PARTS = (2, 4, 8, 16)
 # The best limits on replicas with which cuts are tried, and the best rules that are tried with every such limit.
@@ -53,6 +55,7 @@ MOST_PLACED = 2**15
 OVERFLOW = 3.0
 # Keys of devices without memory for a piece, and of those that rules forbid; the work of a device is far below.
 NO_MEMORY, FORBIDDEN = 1e6, 1e12
+_Value = TypeVar("_Value")
 # A way to cut tables, and how many of the costliest tables that are not cut yet, None for all.
 _Cut = tuple[str, int | None]
 
@@ -273,6 +276,13 @@ class GreedyStarts:
         self._weights_G = np.array(weights)
         self._replica_G = self._first_of(self.table.is_replica_O)
 
+    def _thin(self, values: Sequence[_Value]) -> Sequence[_Value]:
+        """Leave out values, evenly, where there are many groups and devices."""
+        count = math.ceil(
+            len(values) * min(1.0, math.sqrt(SMALL / (len(self._weights_G) * self.space.task.num_devices)))
+        )
+        return [values[at * len(values) // count] for at in range(count)]
+
     def _find_allowed(self) -> Mask:
         """[O] True for options with enough devices where their group may live, and few enough beside tables apart."""
         table, devices, groups = self.table, self.space.task.num_devices, self.space.groups
@@ -320,7 +330,7 @@ class GreedyStarts:
         found = self.rules()
         found += self._place(list(self._replicate_more(found)))
         even = self.works.even_ms
-        limits = LIMITS if self.space.is_small else LIMITS[1::2]
+        limits = self._thin(LIMITS)
         starts = []
         for name, types in (
             ("columns", BY_COLUMNS),
@@ -378,7 +388,7 @@ class GreedyStarts:
         order = np.argsort(-self.works.total_O[whole_G], kind="stable")
         able_O = self._cuts_rows_O & self._usable_O
         shapes = sorted({(str(self._name_O[at]), int(self.table.count_O[at])) for at in np.flatnonzero(able_O)})
-        for (name, count), number in product(shapes, NUMBERS_IN_ROWS):
+        for (name, count), number in product(shapes, self._thin(NUMBERS_IN_ROWS)):
             own_G = self._first_of(able_O & (self._name_O == name) & (self.table.count_O == count))
             able = order[own_G[order] >= 0]
             if number > len(able):
@@ -403,11 +413,10 @@ class GreedyStarts:
 
         rows, columns = ([way for way in self._ways if word in way] for word in ("rows", "columns"))
         cuts: list[tuple[_Cut, ...]] = [(cut,) for cut in product((*rows, *columns), NUMBERS_CUT)]
-        beside = (*NUMBERS_BESIDE_ROWS, None) if self.space.is_small else (None,)
-        cuts += product(product(rows, NUMBERS_BESIDE_COLUMNS), product(columns, beside))
-        make((most, ()) for most in MOST_REPLICATED)
-        make((most, one) for (most, _), one in product(best(MOST_WITH_CUTS), cuts))
-        make((most, one) for (_, one), most in product(best(MOST_WITH_LIMITS), MOST_REPLICATED))
+        cuts += product(product(rows, NUMBERS_BESIDE_COLUMNS), product(columns, (None, *NUMBERS_BESIDE_ROWS)))
+        make((most, ()) for most in self._thin(MOST_REPLICATED))
+        make((most, one) for (most, _), one in product(best(MOST_WITH_CUTS), self._thin(cuts)))
+        make((most, one) for (_, one), most in product(best(MOST_WITH_LIMITS), self._thin(MOST_REPLICATED)))
         return sorted(made.values(), key=lambda one: one.rank)
 
     def _replicate_more(self, rules: Sequence[Placed]) -> Iterator[Start]:
@@ -416,7 +425,8 @@ class GreedyStarts:
         cuts = [next(one.start.cuts for one in rules if one.start.family == family) for family in families]
         sizes = np.unique(self._weights_G)
         some = sizes[np.unique(np.linspace(0, len(sizes) - 1, NUM_SIZES).round().astype(np.int64))]
-        yield from (replace(self._rule(int(most), own), rule="") for own, most in product(cuts, some))
+        for own, most in product(cuts, self._thin(some.tolist())):
+            yield replace(self._rule(most, own), rule="")
 
     @cached_property
     def _ways(self) -> dict[str, Indices]:
@@ -477,6 +487,7 @@ def greedy_starts(starts: Sequence[Placed], most: int) -> list[Placed]:
     best: dict[str, Placed] = {}
     for one in starts:
         best.setdefault(one.start.family, one)
-    rules, others = ([one for one in best.values() if bool(one.start.cuts) == is_rule] for is_rule in (True, False))
+    rules = [one for one in best.values() if one.start.cuts and not one.overflow]
+    others = [one for one in best.values() if one not in rules]
     count = max(most // 2, most - len(others))
     return sorted([*rules[:count], *others[: most - min(count, len(rules))]], key=lambda one: one.rank)
