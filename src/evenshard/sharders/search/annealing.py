@@ -36,7 +36,7 @@ UNUSUAL = 1e-3
 MOST_AT_ONCE, AT_ONCE, LEAST_AT_ONCE = 64, 512, 16
 # A large change is tried in so many chains after so many batches, after so many small changes of all chains, and after
 # a batch for so many groups, which it may place one by one.
-CHAINS_PER_LARGE, BATCHES_PER_LARGE, CHANGES_PER_LARGE, GROUPS_PER_BATCH = 4, 4, 1024, 40
+CHAINS_PER_LARGE, BATCHES_PER_LARGE, CHANGES_PER_LARGE, GROUPS_PER_BATCH = 4, 4, 1024, 200
 
 
 @dataclass
