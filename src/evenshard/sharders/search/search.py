@@ -34,7 +34,7 @@ from evenshard.utils.messages import brief
 from evenshard.utils.process import on_interrupt
 
 # Greedy starts of a search.
-MOST_STARTS = 12
+MOST_STARTS = 20
 # Groups times devices below which a search stops after a run that brought nothing; its first run has so many changes
 # for each, and each further run doubles all changes.
 SMALL_SIZE, CHANGES_OF_SIZE, LEAST_CHANGES = 64, 500, 12_000
