@@ -35,11 +35,9 @@ from evenshard.utils.process import on_interrupt
 
 # Greedy starts of a search.
 MOST_STARTS = 20
-# Groups times devices below which a search stops after a run that brought nothing; its first run has so many changes
-# for each, and each further run doubles all changes.
+# Groups times devices below which a search stops at the lower bound, or after a run that brought nothing; its first run
+# has so many changes for each, and each further run doubles all changes.
 SMALL_SIZE, CHANGES_OF_SIZE, LEAST_CHANGES = 64, 500, 12_000
-# Groups times devices up to which a search asks a lower bound, before it goes on, if its answer is optimal.
-MOST_BOUNDED = 2_000
 MOST_CANDIDATES = 16
 
 
@@ -254,9 +252,7 @@ class PlanSearch:
         return [int(count) for count in np.diff([0, *sorted(ends)])]
 
     def _is_optimal(self, pool: _Pool) -> bool:
-        if self._size > MOST_BOUNDED:
-            return False
-        return pool.cost <= lower_bound_ms(self.space, pool.cost) * (1 + ENOUGH)
+        return self._is_small and pool.cost <= lower_bound_ms(self.space, pool.cost) * (1 + ENOUGH)
 
     def _is_over(self) -> bool:
         return self.is_interrupted or time.monotonic() >= self._deadline
