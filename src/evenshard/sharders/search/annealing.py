@@ -34,9 +34,9 @@ OVERFLOW, OVERFLOW_GROWTH = 3.0, 10.0
 UNUSUAL = 1e-3
 # Changes of one chain that are scored at once at most; of all chains together, where each has this many at least.
 MOST_AT_ONCE, AT_ONCE, LEAST_AT_ONCE = 64, 512, 16
-# A large change is tried in so many chains after so many batches, after so many small changes of all chains, and after
-# a batch for so many groups, which it may place one by one.
-CHAINS_PER_LARGE, BATCHES_PER_LARGE, CHANGES_PER_LARGE, GROUPS_PER_BATCH = 4, 4, 1024, 200
+# A large change is tried in so many chains after so many batches and after so many small changes of all chains; less
+# often from so many groups on, which it places one by one.
+CHAINS_PER_LARGE, BATCHES_PER_LARGE, CHANGES_PER_LARGE, MANY_GROUPS = 4, 4, 1024, 400
 
 
 @dataclass
@@ -114,7 +114,7 @@ class Annealing:
         start = HEAT * changes / (chains.num * groups)
         start = min(max(start, COOLEST_START), hottest)
         steps = max(1, changes // (batch * chains.num))
-        period = max(BATCHES_PER_LARGE, CHANGES_PER_LARGE // (batch * chains.num), groups // GROUPS_PER_BATCH)
+        period = max(BATCHES_PER_LARGE, CHANGES_PER_LARGE // (batch * chains.num), (groups // MANY_GROUPS) ** 2)
         for step in range(steps):
             if self._is_over():
                 break
