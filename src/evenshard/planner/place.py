@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from heapq import heapify, heapreplace
 from itertools import chain
 from typing import Any
 
@@ -272,33 +273,48 @@ def _notes(request: PlacementRequest, model: Model, parts: Sequence[TablePart]) 
 MOST_BYTES = 2**16
 # Most that whole tables may add to a step: this share of it, or two launches of a kernel, which models hardly resolve.
 MOST_SLOWER, RESOLUTION_MS = 0.01, 0.01
+# Single tables that add more, after which the others are left as they are.
+MOST_FAILURES = 4
 
 
 def make_small_tables_whole(costs: PartCosts, found: PredictedParts) -> PredictedParts:
     """Return the placement with small cut tables whole, as far as the step takes hardly longer.
 
-    All of them become whole, or else each by itself that costs next to nothing.
+    All of them become whole, or else each half of them by itself, down to single tables.
     """
     task, by_table = costs.task, parts_by_table(costs.task, found.parts)
     cut = [one for one in task.tables if one.size_bytes <= MOST_BYTES and len(by_table[one.name]) > 1]
     most_ms = found.predicted_ms + max(MOST_SLOWER * found.predicted_ms, RESOLUTION_MS)
-    if not cut:
-        return found
-    if (whole := _with_whole(costs, found, cut)) is not None and whole.predicted_ms <= most_ms:
-        return whole
-    for table in cut:
-        alone = _with_whole(costs, found, [table])
-        found = alone if alone is not None and alone.predicted_ms <= most_ms else found
+    left, failures = [cut] if cut else [], 0
+    while left and failures < MOST_FAILURES:
+        tables = left.pop()
+        whole = _with_whole(costs, found, tables)
+        if whole.predicted_ms <= most_ms and is_legal_sharding(task, whole.parts):
+            found = whole
+        elif len(tables) > 1:
+            middle = len(tables) // 2
+            left += [tables[middle:], tables[:middle]]
+        else:
+            failures += 1
     return found
 
 
-def _with_whole(costs: PartCosts, found: PredictedParts, tables: Sequence[Table]) -> PredictedParts | None:
-    """Put these tables, one after the other, on the device with the least work; return None if that is not legal."""
+def _with_whole(costs: PartCosts, found: PredictedParts, tables: Sequence[Table]) -> PredictedParts:
+    """Put these tables, one after the other, on the device with the least work."""
+    names = {table.name for table in tables}
+    parts, own = [], dict[str, TablePart]()
+    for part in found.parts:
+        if part.table in names:
+            own[part.table] = part
+        else:
+            parts.append(part)
+    # About the work of a table: that of the mean part.
+    each_ms = sum(one.predicted_total_ms for one in found.devices) / len(found.parts)
+    num_parts = Counter(device for part in found.parts for device in part.devices)
+    work = [(without_last_digits(one.predicted_total_ms), num_parts[at], at) for at, one in enumerate(found.devices)]
+    heapify(work)
     for table in tables:
-        own = [part for part in found.parts if part.table == table.name]
-        rest = [part for part in found.parts if part.table != table.name]
-        num_parts = Counter(device for part in found.parts for device in part.devices)
-        work = [(without_last_digits(one.predicted_total_ms), num_parts[at]) for at, one in enumerate(found.devices)]
-        device = work.index(min(work))
-        found = costs.predict((*rest, whole_part(table, (device,), own[0].storage)))
-    return found if is_legal_sharding(costs.task, found.parts) else None
+        work_ms, count, device = work[0]
+        parts.append(whole_part(table, (device,), own[table.name].storage))
+        heapreplace(work, (without_last_digits(work_ms + each_ms), count + 1, device))
+    return costs.predict(parts)

@@ -51,6 +51,8 @@ NO_COLUMNS = frozenset(SHARDING_TYPES) - {*COLUMNS_ALONE}
 TYPES_AT_A_PRICE = (WITH_REPLICAS, frozenset(SHARDING_TYPES), NO_COLUMNS)
 # Starts times devices that are placed at once.
 MOST_PLACED = 2**15
+# Sorting so many devices takes as long as finding one least of them.
+DEVICES_PER_ARGMIN = 8
 # Cost of relative overflow of memory, in costs of the placement, by which starts are ranked.
 OVERFLOW = 3.0
 # Keys of devices without memory for a piece, and of those that rules forbid; the work of a device is far below.
@@ -255,9 +257,16 @@ class GreedyPlacer:
 
 
 def _least(key_MQ: FloatArray, most: int) -> Indices:
-    if most == 1:
-        return np.asarray(key_MQ.argmin(axis=1)[:, None])
-    return np.asarray(np.argsort(key_MQ, axis=1, kind="stable")[:, :most])
+    """[M, most] the least of each row; the first of equal ones comes first."""
+    if 1 < most > key_MQ.shape[1] // DEVICES_PER_ARGMIN:
+        return np.asarray(np.argsort(key_MQ, axis=1, kind="stable")[:, :most])
+    key_MQ, rows = key_MQ.copy() if most > 1 else key_MQ, np.arange(len(key_MQ))
+    found = []
+    for _ in range(most):
+        found.append(key_MQ.argmin(axis=1))
+        if len(found) < most:
+            key_MQ[rows, found[-1]] = np.inf
+    return np.stack(found, axis=1)
 
 
 class GreedyStarts:
