@@ -30,7 +30,7 @@ def least_moves(moves: Moves) -> tuple[Indices, Indices] | None:
     if len(choices) > MOST_VARIABLES or not all(of_group):
         return None
     option_V = np.array([option for option, _ in choices])
-    place_VS = np.zeros((len(choices), table.most_pieces), dtype=np.int64)
+    place_VS = np.zeros((len(choices), table.most_pieces), dtype=table.place_type)
     for place_S, (_, places) in zip(place_VS, choices, strict=True):
         place_S[: len(places)] = places
     program = IntegerProgram()

@@ -25,7 +25,8 @@ from evenshard.tables.reuse import FloatArray
 Phases = Sequence[tuple[float, int | None, float, float]]
 PHASES: Phases = ((0.25, None, 3.0, 0.05), (0.25, 6, 3.0, 0.05), (0.25, 3, 1.0, 0.01), (0.25, 1, 0.3, 0.003))
 # Temperatures are shares of the energy: at the start so much for each change of a group, within limits; at the end.
-HEAT, COOLEST_START, END = 1e-5, 3e-4, 1e-4
+# At the start, at least the last of these by the number of groups.
+HEAT, COOLEST_START, END, FEW_GROUPS = 1e-5, 3e-4, 1e-4, 0.02
 # Weight of the share of the slowest device's time, to a power of 2 ** POWER, of the mean device.
 CLOSENESS, POWER = 0.02, 4
 # Weight of the overflow of memory at the start, and how many times as much at the end.
@@ -112,7 +113,7 @@ class Annealing:
         batch = min(MOST_AT_ONCE, max(LEAST_AT_ONCE, AT_ONCE // chains.num))
         groups = chains.option_NG.shape[1]
         start = HEAT * changes / (chains.num * groups)
-        start = min(max(start, COOLEST_START), hottest)
+        start = min(max(start, COOLEST_START, FEW_GROUPS / groups), hottest)
         steps = max(1, changes // (batch * chains.num))
         period = max(BATCHES_PER_LARGE, CHANGES_PER_LARGE // (batch * chains.num), (groups // MANY_GROUPS) ** 2)
         for step in range(steps):

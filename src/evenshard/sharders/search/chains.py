@@ -115,6 +115,7 @@ class Chains:
         self.arrays = space.piece_arrays
         self.option_NG, self.place_NGS = option_NG, place_NGS
         self._active_V = np.flatnonzero(self.arrays.volume_PV.any(axis=0)).tolist()
+        self._spans: list[int] = np.unique(self.arrays.span_P).tolist()
         self._has_offload = bool(self.arrays.offload_PK2.any())
         self._has_replicas = bool(self.arrays.values_P.any())
         self._loads = Loads(space.lookups, self.costs.prices, self.costs.kind_of_D, space.span_of_call, self.num)
@@ -223,27 +224,33 @@ class Chains:
 
     def _add(self, sums: _Sums, pieces: Pieces, cells: CellChanges) -> None:
         """Add pieces that come or go, and their cells, to the sums of as many placements as there are changes."""
-        (count, calls), devices, arrays = sums.users_NC.shape, self.task.num_devices, self.arrays
-        on_each = self.on_each(pieces)
-        piece_F, at_F = on_each.piece_F, on_each.change_F * devices + on_each.device_F
-
-        def by_device(values_F: npt.NDArray[Any]) -> FloatArray:
-            found = np.bincount(at_F, on_each.sign_F * values_F, count * devices)
-            return np.asarray(found.reshape(count, devices), dtype=np.float64)
-
+        (count, calls), arrays = sums.users_NC.shape, self.arrays
         for at in self._active_V:
-            sums.volumes_VND[at] += by_device(arrays.volume_PV[piece_F, at])
-        sums.used_3ND[0] += by_device(arrays.size_P[piece_F]).astype(np.int64)
+            sums.volumes_VND[at] += self.sum_by_device(pieces, arrays.volume_PV[:, at], count)
+        sums.used_3ND[0] += self.sum_by_device(pieces, arrays.size_P, count).astype(np.int64)
         if self._has_offload:
-            sums.used_3ND[1] += by_device(arrays.host_P[piece_F]).astype(np.int64)
-            sums.used_3ND[2] += by_device(arrays.ssd_P[piece_F]).astype(np.int64)
-            offload_F2 = arrays.offload_PK2[piece_F, self.costs.kind_of_D[on_each.device_F]]
-            for own_ND, more_F in zip(sums.offload_2ND, offload_F2.T, strict=True):
-                own_ND += by_device(more_F)
+            sums.used_3ND[1] += self.sum_by_device(pieces, arrays.host_P, count).astype(np.int64)
+            sums.used_3ND[2] += self.sum_by_device(pieces, arrays.ssd_P, count).astype(np.int64)
+            for kind in range(arrays.offload_PK2.shape[1]):
+                is_kind_D = self.costs.kind_of_D == kind
+                for own_ND, own_P in zip(sums.offload_2ND, arrays.offload_PK2[:, kind].T, strict=True):
+                    own_ND += is_kind_D * self.sum_by_device(pieces, own_P, count)
         if self._has_replicas:
             sums.values_N += np.bincount(pieces.change_F, pieces.sign_F * arrays.values_P[pieces.piece_F], count)
         more = np.bincount(cells.change_E * calls + cells.call_E, cells.sign_E, count * calls)
         sums.users_NC += more.reshape(count, calls).astype(np.int64)
+
+    def sum_by_device(self, pieces: Pieces, values_P: npt.NDArray[Any], count: int) -> FloatArray:
+        """Return the sums of values of pieces on each device for so many changes, [M, D]."""
+        devices, span_F = self.task.num_devices, self.arrays.span_P[pieces.piece_F]
+        value_F = pieces.sign_F * values_P[pieces.piece_F]
+        found_MD = np.zeros((count, devices))
+        for span in self._spans:
+            own = span_F == span
+            at_F = pieces.change_F[own] * (devices // span) + pieces.device_F[own] // span
+            sums_MQ = np.bincount(at_F, value_F[own], count * devices // span).reshape(count, -1)
+            found_MD += sums_MQ.repeat(span, axis=1) if span > 1 else sums_MQ
+        return found_MD
 
     def _windows(self, sums: _Sums, compute_2ND: FloatArray) -> FloatArray:
         volumes = Volumes.of(np.maximum(sums.volumes_VND, 0.0), sums.values_N)
@@ -316,7 +323,7 @@ def edits_of(table: OptionTable, changes: Sequence[Mapping[int, Choice]]) -> Edi
 def arrays_of(table: OptionTable, choices: Sequence[Choice], group_E: Indices | None = None) -> tuple[Indices, Indices]:
     """Return [E] options and [E, S] places of the choices of groups, by default of all of them."""
     first_E = table.first_option_G if group_E is None else table.first_option_G[group_E]
-    place_ES = np.zeros((len(choices), table.most_pieces), dtype=np.int64)
+    place_ES = np.zeros((len(choices), table.most_pieces), dtype=table.place_type)
     for place_S, one in zip(place_ES, choices, strict=True):
         place_S[: len(one.places)] = one.places
     return first_E + np.array([one.option for one in choices], dtype=np.int64), place_ES

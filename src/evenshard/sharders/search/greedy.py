@@ -151,7 +151,7 @@ class GreedyPlacer:
         """[N, G, S] places of all groups; memory may not suffice."""
         table, devices, works = self.table, self._devices, self.works
         count, groups = option_NG.shape
-        place_NGS = np.zeros((count, groups, table.most_pieces), dtype=np.int64)
+        place_NGS = np.zeros((count, groups, table.most_pieces), dtype=table.place_type)
         load_ND = np.zeros((count, devices))
         free_ND = np.repeat(self.space.room_D[None], count, axis=0)
         is_single_NG = table.span_O[option_NG] == 1
@@ -217,7 +217,7 @@ class GreedyPlacer:
     def places(self, option_M: Indices, key_MD: FloatArray) -> Indices:
         """[M, S] places of options where the key is least; all pieces of one option are in one home."""
         table, devices = self.table, self._devices
-        place_MS = np.zeros((len(option_M), table.most_pieces), dtype=np.int64)
+        place_MS = np.zeros((len(option_M), table.most_pieces), dtype=table.place_type)
         shape_M = table.span_O[option_M] * (devices + 1) + table.home_O[option_M]
         for shape in np.unique(shape_M).tolist():
             own = np.flatnonzero(shape_M == shape)
@@ -239,9 +239,7 @@ class GreedyPlacer:
 
     def count_apart(self, chains: Chains) -> Indices:
         """[R, N, D] pieces on each device that must stay apart from each other."""
-        pieces, size = chains.on_each(chains.all_pieces), chains.num * self._devices
-        at_F = pieces.change_F * self._devices + pieces.device_F
-        found = [np.bincount(at_F[has_P[pieces.piece_F]], minlength=size) for has_P in self.apart_RP]
+        found = [chains.sum_by_device(chains.all_pieces, has_P, chains.num) for has_P in self.apart_RP]
         return np.array(found, dtype=np.int64).reshape(-1, chains.num, self._devices)
 
     def is_legal(self, chains: Chains) -> Mask:

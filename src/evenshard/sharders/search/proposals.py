@@ -247,7 +247,7 @@ class Proposals:
 
     def _keep_legal(self, chains: Chains, edits: Edits, chain_M: Indices) -> Edits:
         """Drop changes with two pieces of a group on one device, or outside of its home or of the rules."""
-        table, devices = self._table, self._devices
+        table = self._table
         is_bad_M = np.zeros(len(chain_M), dtype=bool)
         count_E = table.count_O[edits.option_E]
         many = np.flatnonzero(count_E > 1)
@@ -264,11 +264,9 @@ class Proposals:
             is_forbidden_F = ~self.placer.allowed_GD[edits.group_E[come.change_F], come.device_F]
             is_bad_M[edits.change_E[come.change_F[is_forbidden_F]]] = True
         if len(self.placer.apart_RP):
-            pieces = chains.on_each(chains.changed_pieces(chain_M, edits))
+            pieces = chains.changed_pieces(chain_M, edits)
             for has_rule_P, held_ND in zip(self.placer.apart_RP, self.placer.count_apart(chains), strict=True):
-                own = pieces.select(has_rule_P[pieces.piece_F])
-                at_F, size = own.change_F * devices + own.device_F, len(chain_M) * devices
-                more_MD = np.bincount(at_F, own.sign_F, size).reshape(-1, devices)
+                more_MD = chains.sum_by_device(pieces, has_rule_P, len(chain_M))
                 is_bad_M |= ((more_MD > 0) & (held_ND[chain_M] + more_MD > 1)).any(axis=1)
         return edits.select(~is_bad_M[edits.change_E])
 

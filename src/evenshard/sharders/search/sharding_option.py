@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -109,6 +109,7 @@ class OptionTable:
         twin_O, first_twin_O, num_twins_O: options by groups of twins, which differ in their storage alone; the place of
             each option's first twin in ``twin_O``, and the number of its twins, itself among them.
         most_pieces: of an option.
+        place_type: of arrays of places, compact.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class OptionTable:
         self.first_O = np.cumsum(count_O) - count_O
         self.option_A = np.repeat(np.arange(len(count_O)), count_O)
         self.most_pieces = int(count_O.max())
+        self.place_type: np.dtype[Any] = np.dtype(np.int16 if self.home_O.max() < 2**15 else np.int64)
         self._columns_A = columns_A = pieces.columns_P[piece_A]
         self.bytes_O = np.maximum.reduceat(pieces.size_P[piece_A], self.first_O)
         self.width_O = np.maximum.reduceat(columns_A, self.first_O)
