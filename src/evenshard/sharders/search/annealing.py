@@ -23,7 +23,7 @@ from evenshard.tables.reuse import FloatArray
 
 # Phases: share of the changes, chains that are kept, weight of the mean device at the start, highest temperature.
 Phases = Sequence[tuple[float, int | None, float, float]]
-PHASES: Phases = ((0.25, None, 3.0, 0.05), (0.25, 6, 3.0, 0.05), (0.25, 3, 1.0, 0.01), (0.25, 1, 0.3, 0.003))
+PHASES: Phases = ((0.25, None, 3.0, 0.05), (0.25, 6, 3.0, 0.05), (0.25, 3, 1.0, 0.01), (0.25, 3, 0.3, 0.003))
 # Temperatures are shares of the energy: at the start so much for each change of a group, within limits; at the end.
 # At the start, at least the last of these by the number of groups.
 HEAT, COOLEST_START, END, FEW_GROUPS = 1e-5, 3e-4, 1e-4, 0.02
