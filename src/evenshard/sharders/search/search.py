@@ -162,7 +162,7 @@ class PlanSearch:
             pool = self._search(known)
             if not pool.found:
                 task = self.costs.task
-                known = known or (legal_parts(task, self.seed, self._packing_s),)
+                known = known or (legal_parts(task, self._packing_s),)
                 if task.may_offload and not self.space.offloads:  # it only seemed that all of them fit
                     self.space = SearchSpace(self.costs, True)
                 pool = self._search(known)
