@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.placement.parts import COLUMN_STEP, FUSED, Storage, TablePart, lay_out, whole_part
+from evenshard.placement.parts import FUSED, Storage, TablePart, whole_part
 from evenshard.placement.placement import joined_groups
 from evenshard.placement.plan import is_legal_sharding
 from evenshard.placement.task import ShardingTask, part_bytes
@@ -276,15 +275,12 @@ def _grid(item: PackedItem, left_D: npt.NDArray[np.int64]) -> _Placed | None:
     most = np.array([grid.most_blocks(left_D[node]) for node in grid.nodes])
     if (found := _in_fewest(grid, most, fill=False)) is None:
         return None
-    parts: list[TablePart] = []
-    bytes_of: dict[int, int] = {}
-    chosen, blocks = found
-    for at, columns in zip(chosen, lay_out((COLUMN_STEP * blocks).tolist()), strict=True):
-        node = grid.nodes[at]
-        rows_cut = grid.rows_cut(columns.size // COLUMN_STEP, node)
-        if (rows := _in_rows(rows_cut, left_D[node])) is None:
-            return None
-        of_node, node_bytes = _hold(item, rows_cut, node, rows)
-        parts += [replace(part, columns=columns) for part in of_node]
-        bytes_of.update(node_bytes)
-    return parts, bytes_of
+    blocks = np.zeros_like(most)
+    blocks[found[0]] = found[1]
+    bytes_of = {
+        device: line.part.device + int(count) * line.block.device
+        for node, count in zip(grid.nodes, blocks, strict=True)
+        for device, (_, line) in zip(node.tolist(), grid.even, strict=False)
+        if count
+    }
+    return grid.even_parts(item.tables[0], blocks.tolist()), bytes_of
