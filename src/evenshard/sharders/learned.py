@@ -56,8 +56,8 @@ class TrainedSharder(Sharder, Protocol):
 
 
 LEARNED = {
-    "dreamshard": "evenshard.sharders.dreamshard.learned",
-    "autoshard": "evenshard.sharders.autoshard.learned",
+    "dreamshard": "evenshard.sharders.dreamshard.fit",
+    "autoshard": "evenshard.sharders.autoshard.fit",
 }
 DREAMSHARD = "dreamshard"
 
