@@ -107,13 +107,6 @@ class DeviceRows:
         times_R3 = torch.tensor(times, dtype=torch.float32)  # whoever measured, as the network
         return DeviceRows(tables, batch_sizes, torch.tensor(held), times_R3, torch.tensor(placements))
 
-    @property
-    def holds_RP(self) -> torch.Tensor:
-        """True where a device holds a table: what ``held`` says, as a matrix."""
-        holds_RP = torch.zeros(len(self.times_R3), len(self.tables), dtype=torch.bool)
-        holds_RP[self.held[:, 0], self.held[:, 1]] = True
-        return holds_RP
-
     def inputs(self, net: ConvexNet) -> tuple[torch.Tensor, torch.Tensor]:
         """``ConvexNet.table_inputs`` of all pairs: features [P, F] and scaled work [P, A]."""
         positions_of: dict[int, list[int]] = {}
