@@ -15,7 +15,8 @@ from torch import nn
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.autoshard.env import BalanceEnv, Observation, ShardCostNet
+from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
+from evenshard.sharders.autoshard.env import BalanceEnv, Observation
 from evenshard.sharders.dreamshard.env import Choose, EpisodeBatch, choose_best, choose_sampled
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.packing.reasons import no_room, reason, require_room
@@ -100,7 +101,7 @@ class AutoShardSharder:
 
     name = "autoshard"
 
-    def __init__(self, cost_net: ShardCostNet, policy: AutoShardPolicy, normalizer: FeatureNormalizer) -> None:
+    def __init__(self, cost_net: AutoShardCostNet, policy: AutoShardPolicy, normalizer: FeatureNormalizer) -> None:
         self.cost_net = cost_net
         self.policy = policy
         self.normalizer = normalizer
