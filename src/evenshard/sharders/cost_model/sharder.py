@@ -95,7 +95,9 @@ class EvenshardSharder:
         starts = distinct([*known, *experts, *self._rollouts(task, generator)], kinds)
         predicted = _predict_placements(costs, [*starts, *experts])
         best_starts = sorted(starts, key=lambda one: predicted[one].predicted_ms)[:MOST_STARTS]
-        search = self._plan_search(costs)
+        config = self._config
+        effort = PlanSearchEffort(config.scores_per_table * len(task.tables), time_limit_s=config.time_limit_s)
+        search = PlanSearch(costs, effort, config.seed, packing_s=config.packing_time_limit_s)
         try:
             result = search.run([one.parts(task.tables) for one in best_starts])
         except InfeasibleTask as error:
@@ -108,11 +110,6 @@ class EvenshardSharder:
         best = predicted[candidates[0]]
         bound_ms = min(lower_bound_ms(search.space, best.predicted_ms), best.predicted_ms)
         return SearchResult(tuple(candidates), best, bound_ms)
-
-    def _plan_search(self, costs: PartCosts) -> PlanSearch:
-        changes = self._config.scores_per_table * len(costs.task.tables)
-        effort = PlanSearchEffort(changes, time_limit_s=self._config.time_limit_s)
-        return PlanSearch(costs, effort, self._config.seed, packing_s=self._config.packing_time_limit_s)
 
     def _rollouts(self, task: ShardingTask, generator: torch.Generator) -> list[Placement]:
         """Keep the legal placements of the policy, which knows memory but no other rule."""
