@@ -122,10 +122,6 @@ class AutoShardSharder:
         """One sampled placement per task, for exploring; None where a table finds no room."""
         return self._play_feasible(tasks, choose_sampled(generator))
 
-    def sample_one(self, task: ShardingTask, count: int, generator: torch.Generator) -> list[Placement | None]:
-        """Sampled placements of one task, which keep to the memory; None where a table finds no room."""
-        return self._play_feasible([task] * count, choose_sampled(generator))
-
     def predicted_ms(self, task: ShardingTask, placement: Placement) -> float:
         """Predicted compute of the slowest device of any placement, ms; its exchanges are not predicted."""
         with torch.no_grad():
