@@ -262,12 +262,8 @@ def host_memories(
     )
 
 
-def brim_warnings(devices: Sequence[DeviceMemory], hosts: Sequence[NodeMemory]) -> tuple[str, ...]:
-    """A sentence or two for devices, hosts and SSDs that are full to the brim; nothing where none are."""
-    return tuple(_brim_warnings(devices, hosts))
-
-
-def _brim_warnings(devices: Sequence[DeviceMemory], hosts: Sequence[NodeMemory]) -> Iterator[str]:
+def brim_warnings(devices: Sequence[DeviceMemory], hosts: Sequence[NodeMemory]) -> Iterator[str]:
+    """Yield a sentence or two for devices, hosts and SSDs that are full to the brim."""
     brimful = [one for one in devices if one.is_brimful]
     if with_reserve := {one.device: one.full for one in brimful if one.reserved}:
         yield (

@@ -30,7 +30,6 @@ from evenshard.placement.sharding import (
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.bounds.cut_bounds import CutBounds, least_sums
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
-from evenshard.sharders.bounds.option_sums import OptionSums
 from evenshard.sharders.cost_model.price import LearnedPrice
 from evenshard.sharders.search.chains import chains_of
 from evenshard.sharders.search.sharding_option import Choice
@@ -187,16 +186,13 @@ def test_even_cuts_of_whole_lanes_are_the_least_on_all_devices_together(types: s
     kind = simulated_kind(gpu_profile("h100"), Machine(1, 1))
     links = Links(LINKS["nvlink_h100"], LINKS["infiniband_ndr"])
     space = SearchSpace(PartCosts(task, [kind], [0] * 8, links))
-    (price,), (columns_PH,), flat, cuts = (
-        space.costs.prices,
-        space.lookups.columns_KPH,
-        OptionSums(space),
-        CutBounds(space),
-    )
+    (price,), (columns_PH,), cuts, table = space.costs.prices, space.lookups.columns_KPH, CutBounds(space), space.table
     line = price.line_at(columns_PH.sum(axis=0))
     works_2P = line.works(columns_PH) + price.own_steps_ms(columns_PH)
-    even_2W = np.array([flat.sum_by_option(works_P) * flat.copies_W for works_P in works_2P])
-    least_2W = cuts.works_2(cuts.part_works_2FU(0, [line], np.zeros(len(flat.group_W), dtype=np.int64)))
+    piece_C, cell_C = space.piece_arrays.cells_of(table.piece_A)
+    works_2C = works_2P[:, space.piece_arrays.row_C[cell_C]]
+    even_2W = np.array([np.bincount(table.option_A[piece_C], works_C) * table.span_O for works_C in works_2C])
+    least_2W = cuts.works_2(cuts.part_works_2FU(0, [line], np.zeros(len(table.group_O), dtype=np.int64)))
     parts = space.table.count_O[cuts.options]
     lanes = [number for number, count in enumerate(parts) if count in (2, 4)]
     assert len(lanes) == 2

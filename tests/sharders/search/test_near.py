@@ -153,7 +153,7 @@ def test_a_larger_bound_answers_no_worse(seed: int, has_host_memory: bool) -> No
         machine = replace(Machine.one_node(2), host_bytes=(8 * GB,))
         more |= {"room_bytes": (total // 4,) * 2, "machine": machine, "pipeline": "", "kernels": USUAL_KERNELS}
     begun = PlanSearch(costs_of(tables, 2, **more), SHORT)
-    legal = (legal_parts(begun.costs.task, 0),)  # where memory is this short, no construction may find room
+    legal = (legal_parts(begun.costs.task),)  # where memory is this short, no construction may find room
     old = earlier(begun.run(legal).best.parts, 2, "adam")
     search = PlanSearch(costs_of(changed, 2, **more), SHORT)
     free, times = search.run(legal), []

@@ -20,12 +20,11 @@ from evenshard.measure.price.step import PredictedParts
 from evenshard.measure.step_time import without_last_digits
 from evenshard.placement.parts import TablePart
 from evenshard.placement.plan import is_legal_sharding
-from evenshard.sharders.packing.least_moves import least_moves
 from evenshard.sharders.search.annealing import OVERFLOW, Best
 from evenshard.sharders.search.chains import Chains, Edits, arrays_of, choices_from, round_last_digits
 from evenshard.sharders.search.choices import choices_of, parts_of
 from evenshard.sharders.search.greedy import GreedyPlacer
-from evenshard.sharders.search.moves import EarlierPlacement, Moves
+from evenshard.sharders.search.moves import EarlierPlacement, Moves, least_moves
 from evenshard.sharders.search.search import MOST_CANDIDATES, PlanSearch, PlanSearchResult
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief

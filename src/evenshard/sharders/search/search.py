@@ -125,7 +125,6 @@ class PlanSearch:
         effort: length; normal by default.
         seed: of all random numbers.
         progress: see ``Progress``.
-        offloads: whether tables may be kept outside of device memory; by default, where that memory is short.
         packing_s: time of the solver that looks for any legal placement, where nothing else finds one.
     """
 
@@ -135,11 +134,10 @@ class PlanSearch:
         effort: PlanSearchEffort | None = None,
         seed: int = 0,
         progress: Progress | None = None,
-        offloads: bool | None = None,
         packing_s: float = TIME_LIMIT_S,
     ) -> None:
         self.costs, self.effort, self.seed = costs, effort or EFFORTS[NORMAL], seed
-        self.space = SearchSpace(costs, offloads)
+        self.space = SearchSpace(costs)
         self.is_interrupted = False
         self._progress, self._packing_s = progress, packing_s
         limit_s = self.effort.time_limit_s
@@ -162,7 +160,7 @@ class PlanSearch:
             pool = self._search(known)
             if not pool.found:
                 task = self.costs.task
-                known = known or (legal_parts(task, self.seed, self._packing_s),)
+                known = known or (legal_parts(task, self._packing_s),)
                 if task.may_offload and not self.space.offloads:  # it only seemed that all of them fit
                     self.space = SearchSpace(self.costs, True)
                 pool = self._search(known)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from evenshard.measure.price.loads import Indices, Mask
 from evenshard.placement.parts import COLUMN_STEP, Storage
 from evenshard.sharders.search.piece_builder import PieceArrays
+from evenshard.tables.reuse import FloatArray
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class OptionTable:
 
     Attributes:
         num_options_G, first_option_G: options of each group, and the number of its first one.
-        group_O: the group of each option.
+        group_O, number_O: the group of each option, and its number there.
         count_O, first_O: pieces of each option, and the first one in ``piece_A``.
         piece_A, option_A: the number of each piece among the distinct ones, and its option.
         types, type_O: sharding types, and the number of each option's.
@@ -129,6 +130,7 @@ class OptionTable:
         self.home_O: Indices = homes_2O[1]
         self.first_option_G = np.cumsum(num_options_G) - num_options_G
         self.group_O = np.repeat(np.arange(len(num_options_G)), num_options_G)
+        self.number_O = np.arange(len(self.group_O)) - self.first_option_G[self.group_O]
         self.first_O = np.cumsum(count_O) - count_O
         self.option_A = np.repeat(np.arange(len(count_O)), count_O)
         self.most_pieces = int(count_O.max())
@@ -150,6 +152,12 @@ class OptionTable:
         self.twin_O = np.argsort(twins_O, kind="stable")
         self.num_twins_O = count_B[twins_O]
         self.first_twin_O = (np.cumsum(count_B) - count_B)[twins_O]
+
+    def pad_by_group(self, values_O: FloatArray) -> FloatArray:
+        """Index values by group and number, [G, options of a group]; infinite where there is no such option."""
+        found = np.full((len(self.num_options_G), int(self.num_options_G.max())), np.inf)
+        found[self.group_O, self.number_O] = values_O
+        return found
 
     def option(self, number: int) -> ShardingOption:
         """Return an option, given its number among those of all groups."""
