@@ -37,7 +37,7 @@ UNUSUAL = 1e-3
 MOST_AT_ONCE, AT_ONCE, LEAST_AT_ONCE = 64, 512, 16
 # A large change is tried in so many chains after so many batches and after so many small changes of all chains; less
 # often from so many groups on, which it places one by one.
-CHAINS_PER_LARGE, BATCHES_PER_LARGE, CHANGES_PER_LARGE, MANY_GROUPS = 4, 4, 1024, 400
+CHAINS_PER_LARGE, BATCHES_PER_LARGE, CHANGES_PER_LARGE, MANY_GROUPS = 4, 1, 1024, 400
 
 
 @dataclass
