@@ -53,7 +53,7 @@ def test_even_without_any_search_the_best_expert_is_the_answer() -> None:
 
 def test_small_tasks_are_solved_and_the_bound_holds() -> None:
     of_task = task(some_tables(6, 2), 3)
-    found, best = EvenshardSharder(MODEL, None, QUICK).search(of_task), best_ms(MODEL, of_task)
+    found, best = EvenshardSharder(MODEL, None).search(of_task), best_ms(MODEL, of_task)
     assert found.best.predicted_ms == pytest.approx(best, rel=1e-5)
     assert found.lower_bound_ms == pytest.approx(bound_ms(MODEL, of_task), rel=5e-3) and found.lower_bound_ms <= best
 
