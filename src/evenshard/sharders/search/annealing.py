@@ -27,6 +27,8 @@ PHASES: Phases = ((0.25, None, 3.0, 0.05), (0.25, 6, 3.0, 0.05), (0.25, 3, 1.0, 
 # Temperatures are shares of the energy: at the start so much for each change of a group, within limits; at the end.
 # At the start, at least the last of these by the number of groups.
 HEAT, COOLEST_START, END, FEW_GROUPS = 1e-5, 3e-4, 1e-4, 0.02
+# Least changes of a group in each chain; fewer chains are kept of tasks with many groups.
+CHANGES_OF_GROUP = 20
 # Weight of the share of the slowest device's time, to a power of 2 ** POWER, of the mean device.
 CLOSENESS, POWER = 0.02, 4
 # Weight of the overflow of memory at the start, and how many times as much at the end.
@@ -102,7 +104,9 @@ class Annealing:
         """
         found = []
         for share, kept, mean, hottest in phases:
-            chosen = start if kept is None else start.select(np.argsort(start.cost_N, kind="stable")[:kept])
+            enough = max(int(changes * share / (CHANGES_OF_GROUP * start.option_NG.shape[1])), 1)
+            order = np.argsort(start.cost_N, kind="stable")
+            chosen = start if kept is None else start.select(order[: min(kept, enough)])
             chains = make_chains(chosen.option_NG.copy(), chosen.place_NGS.copy())
             start = self._anneal(chains, int(changes * share), mean, hottest)
             found.append(start)
