@@ -96,6 +96,6 @@ def least_ms(space: SearchSpace) -> float:
     found, rest = float("inf"), product(*per_group)
     while placements := list(islice(rest, 4096)):
         chains = chains_of(space, placements)
-        fits_N = chains.overflow(chains.used_3ND) == 0
+        fits_N = chains.overflow_N == 0
         found = min(found, float(chains.cost_N[fits_N].min(initial=np.inf)))
     return found

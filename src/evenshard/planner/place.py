@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,7 +18,7 @@ from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.parts import COLUMN_STEP, FUSED, TablePart, whole_part
 from evenshard.placement.plan import check_sharding, is_legal_sharding, parts_by_table
 from evenshard.placement.sharding import TABLE_WISE
-from evenshard.placement.task import ShardingTask
+from evenshard.placement.task import ShardingTask, allow_means_of_rows
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.capacity import refusal
 from evenshard.planner.comparison import (
@@ -29,7 +28,6 @@ from evenshard.planner.comparison import (
     saving_against,
     with_nearness,
 )
-from evenshard.planner.means_by_rows import Collections, MeansSearched, Searched, means_notes, search_means
 from evenshard.planner.optimizers import replica_notes
 from evenshard.planner.output_order import place_in_order
 from evenshard.planner.pricing import PartsMeasurer, link_error, part_costs, price_parts
@@ -39,13 +37,14 @@ from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.learned import proposals
 from evenshard.sharders.model import Model
 from evenshard.sharders.packing.reasons import require_sharding_room, require_types
-from evenshard.sharders.search.near_placement import NearResult, NearSearch
+from evenshard.sharders.search.near_placement import NearSearch
 from evenshard.sharders.search.search import EFFORTS, NORMAL, PlanSearch, PlanSearchEffort, Progress
 from evenshard.tables.assumptions import Assumption, approximations
-from evenshard.tables.table import MEAN, Table
+from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief
 from evenshard.utils.process import one_thread
+from evenshard.utils.units import ms_text
 from evenshard.version import __version__
 
 INTERRUPTED = "The search was interrupted: this is the best placement until then, another run may find a better one."
@@ -103,42 +102,33 @@ def place_request(
             )
 
         return place_in_order(request, place, None if near is None else near.old)
-    started = time.monotonic()
     costs = part_costs(request, model)
     task = costs.task
     cost: PlacementCost | None = None
     others = rival_placements(request, costs, config.compare)
-    failure: InfeasibleTask | None = None
-    first: Searched | None = None
     try:
-        require_types(task)
+        searched = costs.of_task(allow_means_of_rows(task))
+        require_types(searched.task)
         if request.rules != Rules() and not task.may_offload:
-            require_sharding_room(task)
+            require_sharding_room(searched.task)
         starts = _starts(
             request, model, config.seed, task, (*known, *(parts for _, parts in others if parts is not None))
         )
-        search = PlanSearch(costs, config.effort, config.seed, progress)
-        first = Searched(search, search.run(starts))
+        search = PlanSearch(searched, config.effort, config.seed, progress)
+        free = search.run(starts)
     except InfeasibleTask as error:
-        failure = error
-    means = _with_means(costs, first, config, near, started)
-    if not means.found:
-        assert failure is not None
-        raise refusal(request, failure) from None
-    if near is None:
-        chosen, beside = min(means.found, key=lambda one: without_last_digits(one.step_ms)), None
-        best, is_interrupted = chosen.result.best, chosen.result.is_interrupted
-        candidates = chosen.result.candidates
-        if not config.num_measured:
-            best = make_small_tables_whole(costs, best)
-    else:
-        chosen, beside = _nearest(means.found, near, request)
-        best, candidates, is_interrupted = beside.best, beside.candidates, beside.is_interrupted
+        raise refusal(request, error) from None
+    beside = None if near is None else NearSearch(search, near.earlier(request), near.most_bytes).run(free)
+    found = beside or free
+    best, candidates = found.best, found.candidates
+    if near is None and not config.num_measured:
+        best = make_small_tables_whole(costs, best)
     if config.num_measured:
         assert measure is not None, "measuring needs hardware"
         candidates = candidates[: config.num_measured]
         measured = measure(task, candidates)
-        number = min(range(len(measured)), key=lambda one: measured[one].step_ms(costs.pipeline))
+        step_ms = [one.step_ms(costs.pipeline) for one in measured]
+        number = min(range(len(measured)), key=lambda one: step_ms[one] + costs.divisions_ms(candidates[one]))
         best, cost = costs.predict(candidates[number]), measured[number]
     check_sharding(task, best.parts)
     answered, widened = price_parts(request, model, costs, best)
@@ -157,7 +147,7 @@ def place_request(
     answer = PlacementAnswer(
         request=replace(request, assumptions=_assumptions(request, task, best.parts)),
         **vars(answered),
-        lower_bound_ms=min(_bound_ms(means, best.predicted_ms), best.predicted_ms),
+        lower_bound_ms=min(lower_bound_ms(search.space, best.predicted_ms), best.predicted_ms),
         warnings=(
             *unit_warnings(request),
             *(() if model.trained_on is None else model.trained_on.outside(request.task())),
@@ -170,10 +160,9 @@ def place_request(
         notes=tuple(
             note
             for note in (
-                INTERRUPTED if is_interrupted else None,
+                INTERRUPTED if found.is_interrupted else None,
                 widened,
-                *_notes(request, model, best.parts),
-                *means_notes(means, chosen),
+                *_notes(request, model, best.parts, costs.divisions_ms(best.parts)),
             )
             if note
         ),
@@ -182,7 +171,7 @@ def place_request(
     )
     if near is None or beside is None:
         return answer
-    return with_nearness(answer, near, beside, chosen.result.best.predicted_ms, saves(beside.stay.parts))
+    return with_nearness(answer, near, beside, free.best.predicted_ms, saves(beside.stay.parts))
 
 
 def _check_dims(tables: Sequence[Table]) -> None:
@@ -194,44 +183,6 @@ def _check_dims(tables: Sequence[Table]) -> None:
                 f"table {brief(table.name)} has an embedding_dim of {table.embedding_dim}, and FBGEMM's kernels take "
                 f"multiples of {COLUMN_STEP}. Make it {wider}, in the model too."
             )
-
-
-def _with_means(
-    costs: PartCosts, first: Searched | None, config: PlaceConfig, near: Near | None, started: float
-) -> MeansSearched:
-    limit_s, seed = config.effort.time_limit_s, config.seed
-
-    def make(of_rows: PartCosts, share: float) -> PlanSearch:
-        require_types(of_rows.task)
-        left_s = None if limit_s is None else max(limit_s - (time.monotonic() - started), 0.0)
-        effort = replace(config.effort, changes=round(share * config.effort.changes), time_limit_s=left_s)
-        return PlanSearch(of_rows, effort, seed)
-
-    kept: Collections = frozenset()
-    if near is not None:
-        old = near.old
-        cut = {table.collection for table in old.request.tables if table.pooling == MEAN}
-        kept = frozenset(old.task.tables[at].collection for at in old.task.in_rows) & cut
-    if limit_s is not None and time.monotonic() - started >= limit_s:
-        return MeansSearched(() if first is None else (first,))
-    return search_means(costs, first, kept, make)
-
-
-def _nearest(found: Sequence[Searched], near: Near, request: PlacementRequest) -> tuple[Searched, NearResult]:
-    results: list[tuple[Searched, NearResult]] = []
-    failures: list[BadConfig] = []
-    for one in found:
-        try:
-            results.append((one, NearSearch(one.search, near.earlier(request), near.most_bytes).run(one.result)))
-        except BadConfig as error:
-            failures.append(error)
-    if not results:
-        raise failures[0]
-    return min(results, key=lambda one: without_last_digits(one[1].best.predicted_ms + one[0].divided_ms))
-
-
-def _bound_ms(means: MeansSearched, enough_ms: float) -> float:
-    return min(means.bound_ms, *(lower_bound_ms(one.search.space, enough_ms) for one in means.found))
 
 
 def _starts(
@@ -257,7 +208,9 @@ def _even_rows(task: ShardingTask, parts: Sequence[TablePart]) -> Iterator[Assum
             yield Assumption(table.name, "row_shares", "lookups even over the rows that devices share")
 
 
-def _notes(request: PlacementRequest, model: Model, parts: Sequence[TablePart]) -> Iterator[str | None]:
+def _notes(
+    request: PlacementRequest, model: Model, parts: Sequence[TablePart], divisions_ms: float
+) -> Iterator[str | None]:
     asked_for = dict.fromkeys(request.optimizer_of(table.name) for table in request.tables)
     learned = None if model.trained_on is None else model.trained_on.optimizer
     for asked in asked_for:
@@ -267,6 +220,11 @@ def _notes(request: PlacementRequest, model: Model, parts: Sequence[TablePart]) 
             yield f"Predicted times are of {learned}; {asked}'s memory is counted, its {word} backward pass is not."
     yield from replica_notes(request, tuple(dict.fromkeys(one.table for one in parts if len(one.devices) > 1)))
     yield beyond_span(request.nodes.intra or model.link, request.nodes.domain_size)
+    if divisions_ms:
+        yield (
+            f"All tables of collections with MEAN tables are cut by rows: TorchRec trains rows of means right only so. "
+            f"It divides their sums, about {ms_text(divisions_ms)} ms of a step that no time here counts."
+        )
 
 
 # Largest weights of a small table. A reader of a plan expects such tables whole.

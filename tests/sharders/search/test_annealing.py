@@ -101,7 +101,7 @@ def test_overflow_and_unusual_cuts_cost_shares_of_the_step() -> None:
     option_NG[1, 0] = np.flatnonzero(thirds & (of.table.group_O == 0))[0]
     chains = Chains(of.space, option_NG, of.placer.place(option_NG, np.zeros(2, dtype=bool)))
     assert chains.unusual_N.tolist() == [0, 0.5]
-    plain = _energy(chains, chains.windows_BND, chains.used_3ND, np.zeros(2), chains.moved_N, (0.0, 0.0))
+    plain = _energy(chains, chains.windows_BND, chains.overflow_N, np.zeros(2), chains.moved_N, (0.0, 0.0))
     assert energies(chains) == pytest.approx((plain + np.array([0, 0.5 * UNUSUAL]) * chains.cost_N).tolist())
 
 
@@ -150,7 +150,7 @@ def test_placements_beyond_the_memory_are_never_noted() -> None:
 
     def note(chains: Chains, best: Best) -> None:
         noted = Chains(of.space, best.option_NG, best.place_NGS)
-        fits_N = noted.overflow(noted.used_3ND) == 0
+        fits_N = noted.overflow_N == 0
         assert (fits_N | np.isinf(best.cost_N)).all()
 
     start = chains_at(of, (0, 0, 0, 0))

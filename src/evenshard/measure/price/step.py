@@ -7,7 +7,7 @@ Legend: D devices, K kinds of devices, P parts, H columns, M members of an ensem
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -34,7 +34,7 @@ from evenshard.measure.step_time import Phases, device_ms, hidden_ms, hides_inpu
 from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.parts import TablePart, lookup_share, whole_part
 from evenshard.placement.placement import Placement
-from evenshard.placement.plan import parts_by_table
+from evenshard.placement.plan import means_in_rows, parts_by_table
 from evenshard.placement.sharding import sharding_type
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.reuse import FloatArray
@@ -43,6 +43,8 @@ from evenshard.tables.table import Table
 NS_PER_MS = 1e6
 # Times that a dense gradient's values move: zeroed, then read with the weights, which are written.
 DENSE_PASSES = 4
+# Times that a division by lengths as wide as the outputs moves each of them, forward and backward.
+DIVISION_PASSES = 9
 # Tables and devices of all whole placements that are predicted at once: their numbers take some 50 MB.
 MOST_AT_ONCE = 2**16
 
@@ -188,6 +190,21 @@ class PartCosts:
             [[one.device for of in by_table.values() for one in of if len(one.devices) == 1]], dtype=int
         )
         return self._predict_side_by_side(by_table, device_1P, [parts])[0]
+
+    def divided_ms(self, collections: Collection[object]) -> float:
+        """Return the time of dividing the outputs of collections, on the device whose memory is slowest, ms.
+
+        TorchRec divides sums of rows into means. No predicted time counts that.
+        """
+        tables = [table for table in self.task.tables if table.collection in collections]
+        moved = (
+            DIVISION_PASSES * 4 * self.task.local_batch * sum(one.embedding_dim * one.num_features for one in tables)
+        )
+        return moved / min(kind.bytes_per_ns for kind in self.kinds) / NS_PER_MS
+
+    def divisions_ms(self, parts: Sequence[TablePart]) -> float:
+        """Return that time of the collections with MEAN tables that a placement cuts by rows, ms."""
+        return self.divided_ms(means_in_rows(self.task, parts_by_table(self.task, parts)))
 
     def predict_whole(self, placements: Sequence[Placement]) -> list[PredictedParts]:
         """What ``predict`` says of each of many placements of whole tables, faster: what they share is told once."""

@@ -65,7 +65,7 @@ class Best(Rows):
         cost_N = round_last_digits(chains.cost_N * (1 + more_N))
         better_N = cost_N < self.cost_N
         if better_N.any():
-            better_N &= chains.overflow(chains.used_3ND) == 0
+            better_N &= chains.overflow_N == 0
             if chains.moves is not None:
                 better_N &= chains.moved_N <= chains.moves.most_bytes
             self.cost_N[better_N] = cost_N[better_N]
@@ -129,7 +129,7 @@ class Annealing:
             pieces = chains.changed_pieces(chain_M, edits)
             outcome = chains.try_out(chain_M, pieces)
             unusual_M, moved_M = chains.unusual_after(chain_M, edits), chains.moved_after(chain_M, edits)
-            energy_M = _energy(chains, outcome.windows_BMD, outcome.used_3MD, unusual_M, moved_M, weights)
+            energy_M = _energy(chains, outcome.windows_BMD, outcome.overflow_M, unusual_M, moved_M, weights)
             now_N = _energy_of(chains, weights)
             passes_M = energy_M <= now_N[chain_M] * (1 + temperature * rng.exponential(size=len(chain_M)))
             passes_M &= np.bincount(pieces.change_F, minlength=len(chain_M)) > 0
@@ -157,13 +157,13 @@ class Annealing:
 
 
 def _energy_of(chains: Chains, weights: tuple[float, float]) -> FloatArray:
-    return _energy(chains, chains.windows_BND, chains.used_3ND, chains.unusual_N, chains.moved_N, weights)
+    return _energy(chains, chains.windows_BND, chains.overflow_N, chains.unusual_N, chains.moved_N, weights)
 
 
 def _energy(
     chains: Chains,
     windows_BMD: FloatArray,
-    used_3MD: Indices,
+    overflow_M: FloatArray,
     unusual_M: FloatArray,
     moved_M: Indices,
     weights: tuple[float, float],
@@ -176,7 +176,7 @@ def _energy(
     slowest_M = slowest_BM.sum(axis=0)
     found_M = (slowest_BM * (1 + CLOSENESS * ratio_BMD.mean(axis=-1))).sum(axis=0)
     found_M += mean * windows_BMD.mean(axis=-1).sum(axis=0)
-    more_M = overflow * chains.overflow(used_3MD) + UNUSUAL * unusual_M
+    more_M = overflow * overflow_M + UNUSUAL * unusual_M
     if chains.moves is not None:
         more_M += chains.moves.weigh(moved_M, overflow)
     found_M += more_M * slowest_M

@@ -62,15 +62,17 @@ class _Sums:
     offload_2ND: FloatArray
     values_N: FloatArray
     users_NC: Indices
+    rows_NK: Indices
 
     @staticmethod
-    def empty(num: int, devices: int, calls: int) -> _Sums:
+    def empty(num: int, devices: int, calls: int, collections: int) -> _Sums:
         return _Sums(
             np.zeros((len(VOLUMES), num, devices)),
             np.zeros((3, num, devices), dtype=np.int64),
             np.zeros((2, num, devices)),
             np.zeros(num),
             np.zeros((num, calls), dtype=np.int64),
+            np.zeros((num, 2 * collections), dtype=np.int64),
         )
 
     def select(self, chain_M: Indices) -> _Sums:
@@ -80,15 +82,17 @@ class _Sums:
             np.take(self.offload_2ND, chain_M, axis=1),
             self.values_N[chain_M],
             self.users_NC[chain_M],
+            self.rows_NK[chain_M],
         )
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Times and memory of chains after changes."""
+    """Times and memory of chains after changes, and their overflow (``Chains.overflow_N``)."""
 
     windows_BMD: FloatArray
     used_3MD: Indices
+    overflow_M: FloatArray
 
 
 class Chains:
@@ -114,6 +118,7 @@ class Chains:
         self.space, self.table, self.task, self.costs = space, space.table, space.task, space.costs
         self.arrays = space.piece_arrays
         self.option_NG, self.place_NGS = option_NG, place_NGS
+        self._means = space.means
         self._active_V = np.flatnonzero(self.arrays.volume_PV.any(axis=0)).tolist()
         self._spans: list[int] = np.unique(self.arrays.span_P).tolist()
         self._has_offload = bool(self.arrays.offload_PK2.any())
@@ -191,7 +196,7 @@ class Chains:
         """Sum all chains anew."""
         cells = self._list_pieces()
         self._loads.fill(cells)
-        self._sums = _Sums.empty(self.num, self.task.num_devices, len(self.space.calls))
+        self._sums = _Sums.empty(self.num, self.task.num_devices, len(self.space.calls), len(self._means.names))
         self._add(self._sums, self.all_pieces, cells)
         self.windows_BND = self._windows(self._sums, self._loads.compute_2ND)
 
@@ -199,7 +204,8 @@ class Chains:
         """Return times and memory of chains after each change, by itself."""
         sums, cells = self._sums.select(chain_M), self._cells(pieces)
         self._add(sums, pieces, cells)
-        return Outcome(self._windows(sums, self._loads.try_out(chain_M, cells)), sums.used_3ND)
+        windows_BMD = self._windows(sums, self._loads.try_out(chain_M, cells))
+        return Outcome(windows_BMD, sums.used_3ND, self._overflow(sums))
 
     def make(self, chain_M: Indices, edits: Edits, pieces: Pieces, chosen_M: Indices) -> None:
         """Make the chosen changes; those of one chain touch different devices and groups."""
@@ -239,6 +245,8 @@ class Chains:
             sums.values_N += np.bincount(pieces.change_F, pieces.sign_F * arrays.values_P[pieces.piece_F], count)
         more = np.bincount(cells.change_E * calls + cells.call_E, cells.sign_E, count * calls)
         sums.users_NC += more.reshape(count, calls).astype(np.int64)
+        if self._means.names:
+            sums.rows_NK += self._means.count_rows(pieces, count)
 
     def sum_by_device(self, pieces: Pieces, values_P: npt.NDArray[Any], count: int) -> FloatArray:
         """Return the sums of values of pieces on each device for so many changes, [M, D]."""
@@ -266,17 +274,26 @@ class Chains:
             per_kind = np.stack([dense_ms(sums.values_N, one, self.task.optimizer) for one in kinds])
             backward = backward + per_kind[self.costs.kind_of_D].T
         phases = Phases(inputs, forward, out, back, backward)
-        return np.stack([one.total for one in windows(phases, self.costs.pipeline)])
+        found = np.stack([one.total for one in windows(phases, self.costs.pipeline)])
+        if self._means.names:
+            found[0] += self._means.divided_ms(sums.rows_NK)[:, None]
+        return found
 
-    def overflow(self, used_3MD: Indices) -> FloatArray:
-        """Return bytes beyond the memory, relative to a device's or a host's, [M]."""
-        machine, room_D = self.task.machine, self.space.room_D
+    @property
+    def overflow_N(self) -> FloatArray:
+        """Bytes beyond the memory, relative to a device's or a host's, and wrong rows of MEAN tables; 0 if legal."""
+        return self._overflow(self._sums)
+
+    def _overflow(self, sums: _Sums) -> FloatArray:
+        machine, room_D, used_3MD = self.task.machine, self.space.room_D, sums.used_3ND
         found = (np.maximum(used_3MD[0] - room_D, 0) / np.maximum(room_D, 1)).sum(axis=-1)
         if self._has_offload:
             for used_MD, rooms in zip(used_3MD[1:], (machine.host_bytes, machine.ssd_bytes), strict=True):
                 by_host = used_MD.reshape(len(used_MD), machine.num_nodes, -1).sum(axis=-1)
                 room = np.array(rooms or (0,) * machine.num_nodes)
                 found = found + (np.maximum(by_host - room, 0) / np.maximum(room, 1)).sum(axis=-1)
+        if self._means.names:
+            found = found + self._means.overflow(sums.rows_NK)
         return np.asarray(found)
 
     # Unusual cuts -----------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import numpy as np
 
 from evenshard.measure.price.device_price import alone_ms
 from evenshard.measure.price.loads import Indices, Mask, repeat_numbers
-from evenshard.placement.sharding import COLUMNS_ALONE, REPLICATED, SHARDING_TYPES, TABLE_WISE, TYPES
+from evenshard.placement.sharding import COLUMNS_ALONE, REPLICATED, ROWS_ALONE, SHARDING_TYPES, TABLE_WISE, TYPES
 from evenshard.sharders.search.chains import Chains, round_last_digits
 from evenshard.sharders.search.sharding_option import OptionTable
 from evenshard.sharders.search.space import SMALL, SearchSpace
@@ -57,6 +57,10 @@ DEVICES_PER_ARGMIN = 8
 OVERFLOW = 3.0
 # Keys of devices without memory for a piece, and of those that rules forbid; the work of a device is far below.
 NO_MEMORY, FORBIDDEN = 1e6, 1e12
+# Added to the work of options with faults, ms.
+FAULT = 1e6
+# Starts beside which collections with MEAN tables are put in rows, and such collections that are put so by themselves.
+BESIDE_MEANS, MOST_ALONE, BEST_IN_ROWS = 8, 3, 4
 _Value = TypeVar("_Value")
 # A way to cut tables, and how many of the costliest tables that are not cut yet, None for all.
 _Cut = tuple[str, int | None]
@@ -146,6 +150,10 @@ class GreedyPlacer:
         for has_rule_P, rule in zip(self.apart_RP, rules, strict=True):
             has_rule_G = np.array([rule in group.apart for group in space.groups])
             has_rule_P[table.piece_A[has_rule_G[group_A]]] = True
+
+    def cheapest(self, fault_O: Indices | Mask) -> Indices:
+        """[G] the option of each group with the least work of those with the least fault."""
+        return _cheapest(self.table, self.works.total_O + FAULT * fault_O)
 
     def place(self, option_NG: Indices, by_width_N: Mask) -> Indices:
         """[N, G, S] places of all groups; memory may not suffice."""
@@ -276,7 +284,8 @@ class GreedyStarts:
         table = self.table
         self._name_O = np.array(table.types)[table.type_O]
         self._cuts_rows_O = np.array([TYPES[name].cuts_rows for name in table.types])[table.type_O]
-        self._may_be_O = self._find_allowed()
+        self._is_allowed_O = self._find_allowed()
+        self._may_be_O = self._is_allowed_O & ~space.means.is_mean_O
         self._usable_O = self._may_be_O & table.is_on_device_O & (table.bytes_O <= space.room_D.max())
         tables = space.task.tables
         weights = [sum(tables[at].num_rows * tables[at].embedding_dim for at in one.tables) for one in space.groups]
@@ -405,6 +414,23 @@ class GreedyStarts:
                 option_G[able[:number]] = own_G[able[:number]]
                 yield Start(f"{number} {name} in {count} beside {start.family}", option_G)
 
+    def means_in_rows(self, starts: Sequence[Placed]) -> list[Placed]:
+        """Return the best of starts, now with collections with MEAN tables in rows: each by itself, and all."""
+        table, means, found = self.table, self.space.means, list[Placed]()
+        if not means.names:
+            return found
+        beside = [one.start.option_G for one in greedy_starts(starts, BESIDE_MEANS)]
+        fits_O = self._is_allowed_O & table.is_on_device_O & (table.bytes_O <= self.space.room_D.max())
+        rows = [self.placer.cheapest(4 * ~means.is_row_O + 2 * ~fits_O + (self._name_O != name)) for name in ROWS_ALONE]
+        numbers = list(range(len(means.names)))
+        for some in [numbers] if len(numbers) == 1 else [*([one] for one in numbers[:MOST_ALONE]), numbers]:
+            is_own_G = np.isin(means.number_G, some)
+            family = f"collections {some} in rows"
+            tried = [Start(family, np.where(is_own_G, own_G, other_G)) for own_G, other_G in product(rows, beside)]
+            distinct = {one.option_G.tobytes(): one for one in tried}
+            found += sorted(self._place([*distinct.values()]), key=lambda one: one.rank)[:BEST_IN_ROWS]
+        return found
+
     # Rules of thumb ---------------------------------------------------------------------------------------------------
 
     def rules(self) -> list[Placed]:
@@ -472,7 +498,7 @@ class GreedyStarts:
                 option_NG, np.array([one.by_width for one in distinct[first : first + at_once]])
             )
             chains = Chains(self.space, option_NG, place_NGS)
-            overflow_N = np.where(self.placer.is_legal(chains), chains.overflow(chains.used_3ND), np.inf)
+            overflow_N = np.where(self.placer.is_legal(chains), chains.overflow_N, np.inf)
             found += zip(place_NGS, chains.cost_N.tolist(), overflow_N.tolist(), strict=True)
         of_key = dict(zip(unique, found, strict=True))
         return [Placed(one, *of_key[one.option_G.tobytes(), one.by_width]) for one in starts]

@@ -78,10 +78,7 @@ class _Found:
 
     predicted: PredictedParts
     moved_bytes: int
-
-    @property
-    def ms(self) -> float:
-        return without_last_digits(self.predicted.predicted_ms)
+    ms: float
 
 
 _Placement = tuple[Indices, Indices]  # options [G], places [G, S]
@@ -121,13 +118,14 @@ class NearSearch:
         renamed = [renamed[0], *sorted(renamed[1:], key=self._bytes)[: RETURNING - 1]]
         free_bytes = self._bytes(renamed[0]) if of_free else moves.parts_bytes(free.best.parts)
         self._note_as_they_are(moves.earlier_parts(), free.best.parts)
+        free_ms = free.best.predicted_ms + self._search.costs.divisions_ms(free.best.parts)
         with on_interrupt(self._search.interrupt):
             best = self._stay(renamed[0])
             least, ms = 0 if best is None else self._bytes(best), self._note_found(best)
             rungs = {self._most_bytes, *(share * free_bytes for share in RUNGS)}
             bounds = sorted(bound for bound in rungs if least < bound <= self._most_bytes)
             for number, bound in enumerate(bounds, 1):
-                if ms <= free.best.predicted_ms * (1 + ALIKE):
+                if ms <= free_ms * (1 + ALIKE):
                     break
                 returned = [self._return_home(one, bound) for one in renamed]
                 starts = returned if best is None else [best] * COPIES + returned
@@ -162,7 +160,7 @@ class NearSearch:
                 break
             edits, chain_M = Edits(np.arange(len(away)), away, moves.home_G[away], moves.home_GS[away]), 0 * away
             after = chains.try_out(chain_M, chains.changed_pieces(chain_M, edits))
-            cost_M = after.windows_BMD.max(axis=-1).sum(axis=0) * (1 + OVERFLOW * chains.overflow(after.used_3MD))
+            cost_M = after.windows_BMD.max(axis=-1).sum(axis=0) * (1 + OVERFLOW * after.overflow_M)
             order = np.argsort(round_last_digits((cost_M - chains.cost_N) / moved_G[away]), kind="stable")
             chosen = away[order[: -(-len(away) // RETURN_ROUNDS)]]
             option_G[chosen], place_GS[chosen] = moves.home_G[chosen], moves.home_GS[chosen]
@@ -198,7 +196,9 @@ class NearSearch:
 
     def _note(self, parts: tuple[TablePart, ...], moved_bytes: int) -> float:
         """Note a placement if it is within the bound; return its predicted time, ms."""
-        found = _Found(self._search.costs.predict(parts), moved_bytes)
+        costs = self._search.costs
+        predicted = costs.predict(parts)
+        found = _Found(predicted, moved_bytes, without_last_digits(predicted.predicted_ms + costs.divisions_ms(parts)))
         if moved_bytes <= self._most_bytes:
             self._found[parts] = found
         return found.ms

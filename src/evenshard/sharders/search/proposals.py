@@ -39,6 +39,8 @@ HOMEWARD, COSTLESS = 0.15, 0.25
 JITTER = 0.3
 # Share of large changes that replicate the small groups; the others change the type of all groups alike.
 REPLICATIONS = 0.3
+# Share of large changes that put a collection with MEAN tables in rows, or out of them.
+TO_ROWS = 0.3
 # Load of devices without memory, in loads of the busiest device.
 NO_MEMORY = 10.0
 
@@ -304,8 +306,15 @@ class Proposals:
         return number_M, option_MG, place_MGS
 
     def _options_of_many(self, now_G: Indices) -> Indices:
-        """[G] another type and width for all groups of one, or replicas of the groups up to a random one's size."""
-        rng, table = self._rng, self._table
+        """[G] another type and width for all groups of one, or replicas of the groups up to a random one's size.
+
+        A collection with MEAN tables goes in rows, or leaves them.
+        """
+        rng, table, means = self._rng, self._table, self._space.means
+        if means.names and rng.random() < TO_ROWS:
+            is_own_G = means.number_G == rng.integers(len(means.names))
+            fault_O = means.is_mean_O if means.is_mean_O[now_G[is_own_G]].any() else ~means.is_row_O
+            return np.where(is_own_G, self.placer.cheapest(fault_O), now_G)
         group = int(rng.integers(len(now_G)))
         target = int(table.first_option_G[group] + rng.integers(table.num_options_G[group]))
         if rng.random() < REPLICATIONS:

@@ -19,6 +19,7 @@ from evenshard.measure.price.loads import Indices
 from evenshard.measure.price.step import PartCosts, PredictedParts
 from evenshard.measure.step_time import without_last_digits
 from evenshard.placement.parts import TablePart
+from evenshard.placement.task import cut_by_rows
 from evenshard.sharders.bounds.lower_bound import ENOUGH, lower_bound_ms
 from evenshard.sharders.packing.legal_parts import TIME_LIMIT_S, legal_parts
 from evenshard.sharders.search.annealing import PHASES, Annealing, Best, Phases
@@ -160,14 +161,16 @@ class PlanSearch:
             pool = self._search(known)
             if not pool.found:
                 task = self.costs.task
-                known = known or (legal_parts(task, self._packing_s),)
+                legal = cut_by_rows(task, self.space.means.names)  # rows are packed best
+                known = known or (legal_parts(legal, self._packing_s),)
                 if task.may_offload and not self.space.offloads:  # it only seemed that all of them fit
                     self.space = SearchSpace(self.costs, True)
                 pool = self._search(known)
         ordered = [parts_of(self.space, choices) for choices in pool.choices]
         # Known placements may have uneven rows, for which there is no option.
         predicted = [self.costs.predict(parts) for parts in (*ordered[:1], *map(tuple, known))]
-        best = min(predicted, key=lambda one: without_last_digits(one.predicted_ms))
+        more_ms = self.costs.divisions_ms
+        best = min(predicted, key=lambda one: without_last_digits(one.predicted_ms + more_ms(one.parts)))
         candidates = tuple(dict.fromkeys((best.parts, *ordered)))
         return PlanSearchResult(best, candidates[:MOST_CANDIDATES], self.is_interrupted)
 
@@ -178,7 +181,8 @@ class PlanSearch:
     def _search(self, known: Sequence[Sequence[TablePart]]) -> _Pool:
         choices = [one for one in (choices_of(self.space, parts) for parts in known) if one is not None]
         placer = GreedyPlacer(self.space)
-        greedy = greedy_starts(GreedyStarts(placer).all(), MOST_STARTS)
+        makes = GreedyStarts(placer)
+        greedy = greedy_starts(placed := makes.all(), MOST_STARTS) + makes.means_in_rows(placed)
         arrays = [(one.start.option_G, one.place_GS) for one in greedy] + [
             arrays_of(self.space.table, one) for one in choices
         ]

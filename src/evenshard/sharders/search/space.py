@@ -39,6 +39,7 @@ from evenshard.placement.sharding import (
     types_on_all,
 )
 from evenshard.placement.task import ShardingTask, common_kernels
+from evenshard.sharders.search.means import MeanCollections
 from evenshard.sharders.search.piece_builder import PieceArrays, PieceBuilder
 from evenshard.sharders.search.sharding_option import Cuts, OptionRun, OptionTable, ShardingOption, TableGroup
 from evenshard.tables.reuse import FloatArray
@@ -106,6 +107,11 @@ class SearchSpace:
         return self._builder.arrays()
 
     @cached_property
+    def means(self) -> MeanCollections:
+        """Collections with MEAN tables that go in rows as a whole."""
+        return MeanCollections(self)
+
+    @cached_property
     def table(self) -> OptionTable:
         """All options as arrays."""
         runs = [run for group in self.groups for run in group.runs]
@@ -164,7 +170,7 @@ class SearchSpace:
         (position,), first = own.tables, _num_options(own.runs)
         own.runs.extend(self._run(position, name, storage, Cuts.of([widths])) for name, widths, storage in shapes)
         self.lookups.update()
-        for outdated in ("piece_arrays", "table", "_collectives"):
+        for outdated in ("piece_arrays", "table", "means", "_collectives"):
             vars(self).pop(outdated, None)
         return range(first, _num_options(own.runs))
 
