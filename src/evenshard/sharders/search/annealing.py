@@ -106,7 +106,7 @@ class Annealing:
         for share, kept, mean, hottest in phases:
             enough = max(int(changes * share / (CHANGES_OF_GROUP * start.option_NG.shape[1])), 1)
             order = np.argsort(start.cost_N, kind="stable")
-            chosen = start if kept is None else start.select(order[: min(kept, enough)])
+            chosen = start.select(order[: None if kept is None else min(kept, enough)])
             chains = make_chains(chosen.option_NG.copy(), chosen.place_NGS.copy())
             start = self._anneal(chains, int(changes * share), mean, hottest)
             found.append(start)

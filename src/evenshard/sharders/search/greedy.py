@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 from typing import TypeVar
 
 import numpy as np
@@ -43,6 +43,10 @@ MOST_WITH_CUTS, MOST_WITH_LIMITS = 2, 4
 MOST_WITH_SIZES, NUM_SIZES = 8, 24
 # Numbers of the costliest tables in rows, and the best limits on the work of the other pieces.
 NUMBERS_IN_ROWS, LIMITS_BESIDE_ROWS = (1, 2, 4, 8), 3
+# Times that tables sorted by width are placed, each time by the times of devices of the last.
+ROUNDS_BY_WIDTH = 2
+# Eighths of the devices that have pieces of each greater width.
+EIGHTHS = (0, 1, 2, 3, 4)
 # Shares of the devices' memory that groups take where memory has a price, and steps to find the price.
 SHARES_OF_MEMORY, PRICE_STEPS = (0.97, 0.9, 0.8), 40
 BY_COLUMNS = frozenset({TABLE_WISE, *COLUMNS_ALONE})
@@ -55,8 +59,9 @@ MOST_PLACED = 2**15
 DEVICES_PER_ARGMIN = 8
 # Cost of relative overflow of memory, in costs of the placement, by which starts are ranked.
 OVERFLOW = 3.0
-# Keys of devices without memory for a piece, and of those that rules forbid; the work of a device is far below.
-NO_MEMORY, FORBIDDEN = 1e6, 1e12
+# Keys of devices with pieces of other widths, without memory for a piece, and that rules forbid; all work is
+# far below.
+FAR, NO_MEMORY, FORBIDDEN = 1e5, 1e6, 1e12
 # Added to the work of options with faults, ms.
 FAULT = 1e6
 # Starts beside which collections with MEAN tables are put in rows, and such collections that are put so by themselves.
@@ -155,34 +160,43 @@ class GreedyPlacer:
         """[G] the option of each group with the least work of those with the least fault."""
         return _cheapest(self.table, self.works.total_O + FAULT * fault_O)
 
-    def place(self, option_NG: Indices, by_width_N: Mask) -> Indices:
-        """[N, G, S] places of all groups; memory may not suffice."""
+    def place(self, option_NG: Indices, by_width_N: Mask, scale_NG: FloatArray | float = 1.0) -> Indices:
+        """[N, G, S] places of all groups, whose works are scaled; memory may not suffice."""
         table, devices, works = self.table, self._devices, self.works
         count, groups = option_NG.shape
         place_NGS = np.zeros((count, groups, table.most_pieces), dtype=table.place_type)
         load_ND = np.zeros((count, devices))
         free_ND = np.repeat(self.space.room_D[None], count, axis=0)
         is_single_NG = table.span_O[option_NG] == 1
-        total_NG = np.where(is_single_NG, works.total_O[option_NG], 0.0)
-        # Rows and replicas first, then groups with few devices to choose from, then the longest or the narrowest.
-        order_key_NG = np.where(by_width_N[:, None], table.width_O[option_NG], -works.longest_O[option_NG])
+        total_NG = np.where(is_single_NG, works.total_O[option_NG] * scale_NG, 0.0)
+        # Rows and replicas first, then groups with few devices to choose from, then narrow pieces, then the longest.
+        class_NG = np.where(by_width_N[:, None], np.searchsorted(self.space.lane_limits, table.width_O)[option_NG], 0)
         few_G = np.zeros(groups) if self.allowed_GD is None else self.allowed_GD.sum(axis=1)
-        order_NG = np.lexsort((order_key_NG, np.broadcast_to(few_G, (count, groups)), is_single_NG))
-        even_N1 = np.maximum(total_NG.sum(axis=1), 1e-12)[:, None] / devices
-        done_N, rows = np.zeros(count), np.arange(count)
+        few_NG = np.broadcast_to(few_G, (count, groups))
+        order_NG = np.lexsort((-works.longest_O[option_NG], class_NG, few_NG, is_single_NG))
+        far_CND = self._far(class_NG, total_NG) if by_width_N.any() else None
+        rows = np.arange(count)
         apart: dict[int, Mask] = {}
         for step in range(groups):
             group_N = order_NG[:, step]
-            total_N = total_NG[rows, group_N]
-            key_ND = load_ND
-            if by_width_N.any():
-                target_N1 = (done_N + 0.5 * total_N)[:, None] / even_N1
-                is_sorted_N = by_width_N & is_single_NG[rows, group_N]
-                key_ND = np.where(is_sorted_N[:, None], np.abs(np.arange(devices) + 0.5 - target_N1), load_ND)
-            option_N = option_NG[rows, group_N]
+            option_N, key_ND = option_NG[rows, group_N], load_ND
+            if far_CND is not None:
+                key_ND = load_ND + far_CND[class_NG[rows, group_N], rows] * is_single_NG[rows, group_N, None]
             place_NGS[rows, group_N] = self.put(group_N, option_N, key_ND, load_ND, free_ND, apart)
-            done_N += total_N
         return place_NGS
+
+    def _far(self, class_NG: Indices, total_NG: FloatArray) -> FloatArray:
+        """[C, N, D] additions to the keys of devices for pieces of each class of widths, which have devices by work.
+
+        Pieces without memory on these go to devices with wider pieces, then to others.
+        """
+        classes, device_D = len(self.space.lane_limits) + 1, np.arange(self._devices)
+        work_CN = np.array([(total_NG * (class_NG == number)).sum(axis=1) for number in range(classes)])
+        share_CN = work_CN.cumsum(axis=0) / np.maximum(work_CN.sum(axis=0), 1e-12)
+        end_CN = np.round(share_CN * self._devices)
+        first_CN = np.minimum(np.concatenate([np.zeros_like(end_CN[:1]), end_CN[:-1]]), self._devices - 1)
+        end_CN = np.maximum(end_CN, first_CN + 1)
+        return FAR * ((device_D >= end_CN[..., None]) + 2 * (device_D < first_CN[..., None]))
 
     def put(
         self,
@@ -328,7 +342,8 @@ class GreedyStarts:
         Options without memory, outside of device memory, or against the rules only stand in where there are no others.
         """
         works, table = self.works, self.table
-        key_O = works.total_O if cheapest else table.count_O + 1e-3 * works.total_O / works.total_O.max()
+        count_O = table.count_O * np.where(table.is_replica_O & (lane < np.inf), self.space.task.num_devices, 1)
+        key_O = works.total_O if cheapest else count_O + 1e-3 * works.total_O / works.total_O.max()
         faults = (
             ~self._usable_O,
             ~np.isin(self._name_O, list(types)),
@@ -344,10 +359,9 @@ class GreedyStarts:
     def all(self) -> list[Placed]:
         """All starts that break no rule, the best first, each once."""
         found = self.rules()
-        found += self._place(list(self._replicate_more(found)))
         even = self.works.even_ms
         limits = self._thin(LIMITS)
-        starts = []
+        starts, sorted_starts = list[Start](), list[Start]()
         for name, types in (
             ("columns", BY_COLUMNS),
             ("columns, replicas", WITH_REPLICAS),
@@ -360,13 +374,14 @@ class GreedyStarts:
                 starts.append(Start(f"{name}, {'cheapest' if cheapest else 'fewest'}", option_G))
         for types, lane, limit in product((BY_COLUMNS, WITH_REPLICAS), (np.inf, *self.space.lane_limits), (1.0, 0.5)):
             option_G = self.options(types, limit * even, lane)
-            starts.append(Start(f"by width, {lane}, {len(types)}", option_G, by_width=True))
+            sorted_starts.append(Start(f"by width, {lane}, {len(types)}", option_G, by_width=True))
             starts.append(Start(f"lanes, {lane}, {len(types)}", option_G))
+        sorted_starts += chain.from_iterable(map(self._widen, (BY_COLUMNS, WITH_REPLICAS)))
         for types, share, limit in product(TYPES_AT_A_PRICE, SHARES_OF_MEMORY, (np.inf, 1.0, 0.5)):
             if (priced_G := self._priced(types, limit * even, share)) is not None:
                 starts.append(Start(f"memory at a price, {share}, {sorted(types)}", priced_G))
         placed = self._place(starts)
-        found += placed
+        found += placed + self._place(sorted_starts)
         for family in ("columns, fewest", "columns, replicas, fewest"):
             own = [one for one in placed if one.start.family == family]
             best = sorted(own, key=lambda one: one.rank)[:LIMITS_BESIDE_ROWS]
@@ -397,6 +412,23 @@ class GreedyStarts:
             option_G = _cheapest(table, work_O + price * bytes_O)
             low, high = (price, high) if bytes_O[option_G].sum() > most_bytes else (low, price)
         return _cheapest(table, work_O + high * bytes_O)
+
+    def _widen(self, types: frozenset[str]) -> Iterator[Start]:
+        """Yield starts with wide pieces on some eighths of the devices, as far as their work and memory go there."""
+        works, table, lanes = self.works, self.table, [*self.space.lane_limits, np.inf]
+        bytes_O = (table.bytes_O * table.count_O).astype(np.float64)
+        narrow_G, *wider = (self.options(types, works.even_ms, lane) for lane in lanes)
+        for eighths in self._thin(list(product(EIGHTHS, repeat=len(wider)))):
+            option_G = narrow_G.copy()
+            for wide_G, eighth in zip(reversed(wider), eighths, strict=True):
+                can = np.flatnonzero((wide_G != narrow_G) & (option_G == narrow_G))
+                saved = (works.total_O[option_G[can]] - works.total_O[wide_G[can]]) / bytes_O[wide_G[can]]
+                order = can[np.argsort(-saved, kind="stable")]
+                parts = [np.cumsum(of_O[wide_G[order]]) / of_O[narrow_G].sum() for of_O in (works.total_O, bytes_O)]
+                chosen = order[np.maximum(*parts) <= eighth / 8]
+                option_G[chosen] = wide_G[chosen]
+            if 0 < sum(eighths) < 8:
+                yield Start(f"by width, {eighths}, {len(types)}", option_G, by_width=True)
 
     def _in_rows(self, beside: Sequence[Start]) -> Iterator[Start]:
         """Yield starts with the costliest tables in rows, each row-wise type and width by itself."""
@@ -434,7 +466,7 @@ class GreedyStarts:
     # Rules of thumb ---------------------------------------------------------------------------------------------------
 
     def rules(self) -> list[Placed]:
-        """All rules of thumb, the best first: without cuts, then cuts beside the best limits on replicas."""
+        """All rules of thumb, the best first: cuts beside the best limits on replicas, then other limits."""
         made: dict[tuple[int, tuple[_Cut, ...]], Placed] = {}
 
         def make(keys: Iterable[tuple[int, tuple[_Cut, ...]]]) -> None:
@@ -450,7 +482,8 @@ class GreedyStarts:
         make((most, ()) for most in self._thin(MOST_REPLICATED))
         make((most, one) for (most, _), one in product(best(MOST_WITH_CUTS), self._thin(cuts)))
         make((most, one) for (_, one), most in product(best(MOST_WITH_LIMITS), self._thin(MOST_REPLICATED)))
-        return sorted(made.values(), key=lambda one: one.rank)
+        found = sorted(made.values(), key=lambda one: one.rank)
+        return sorted([*found, *self._place(list(self._replicate_more(found)))], key=lambda one: one.rank)
 
     def _replicate_more(self, rules: Sequence[Placed]) -> Iterator[Start]:
         """Yield the cuts of the best rules beside other limits on replicas, which are the sizes of tables."""
@@ -459,7 +492,7 @@ class GreedyStarts:
         sizes = np.unique(self._weights_G)
         some = sizes[np.unique(np.linspace(0, len(sizes) - 1, NUM_SIZES).round().astype(np.int64))]
         for own, most in product(cuts, self._thin(some.tolist())):
-            yield replace(self._rule(most, own), rule="")
+            yield self._rule(most, own)
 
     @cached_property
     def _ways(self) -> dict[str, Indices]:
@@ -493,15 +526,23 @@ class GreedyStarts:
         distinct, found = list(unique.values()), list[tuple[Indices, float, float]]()
         at_once = max(1, MOST_PLACED // self.space.task.num_devices)
         for first in range(0, len(distinct), at_once):
-            option_NG = np.stack([one.option_G for one in distinct[first : first + at_once]])
-            place_NGS = self.placer.place(
-                option_NG, np.array([one.by_width for one in distinct[first : first + at_once]])
-            )
-            chains = Chains(self.space, option_NG, place_NGS)
+            some = distinct[first : first + at_once]
+            option_NG, by_width_N = np.stack([one.option_G for one in some]), np.array([one.by_width for one in some])
+            for number in range(ROUNDS_BY_WIDTH if by_width_N.any() else 1):
+                scale_NG = self._scale(chains) if number else 1.0
+                place_NGS = self.placer.place(option_NG, by_width_N, scale_NG)
+                chains = Chains(self.space, option_NG, place_NGS)
             overflow_N = np.where(self.placer.is_legal(chains), chains.overflow_N, np.inf)
             found += zip(place_NGS, chains.cost_N.tolist(), overflow_N.tolist(), strict=True)
         of_key = dict(zip(unique, found, strict=True))
         return [Placed(one, *of_key[one.option_G.tobytes(), one.by_width]) for one in starts]
+
+    def _scale(self, chains: Chains) -> FloatArray:
+        """[N, G] time of the device of each group's first piece, in works of its pieces."""
+        ms_P = np.where(self.space.piece_arrays.span_P == 1, self.works.ms_P, 0.0)
+        load_ND = chains.sum_by_device(chains.all_pieces, ms_P, chains.num)
+        ratio_ND = chains.windows_BND.sum(axis=0) / np.maximum(load_ND, max(1e-3 * load_ND.max(), 1e-12))
+        return round_last_digits(np.take_along_axis(ratio_ND, chains.place_NGS[:, :, 0].astype(np.int64), axis=1))
 
 
 def _cheapest(table: OptionTable, cost_O: FloatArray) -> Indices:
