@@ -1,8 +1,8 @@
 """Placements from which a search starts: an option for each group, placed greedily where devices have least to do.
 
 Three families of starts: rules of thumb (small tables replicated, the costliest ones cut, the others whole), limits on
-the work of a piece, also with the costliest tables in rows, and tables sorted by width over the devices. All starts are
-placed side by side as arrays.
+the work of a piece, also with the costliest tables in rows, and devices of their own for each class of widths. All
+starts are placed side by side as arrays.
 
 Legend: N starts, G groups, O options of all groups, K options of a group (padded), D devices, S pieces of an option
 (padded), P pieces of all options, Q places, R rules of tables that stay apart.
@@ -43,8 +43,6 @@ MOST_WITH_CUTS, MOST_WITH_LIMITS = 2, 4
 MOST_WITH_SIZES, NUM_SIZES = 8, 24
 # Numbers of the costliest tables in rows, and the best limits on the work of the other pieces.
 NUMBERS_IN_ROWS, LIMITS_BESIDE_ROWS = (1, 2, 4, 8), 3
-# Times that tables sorted by width are placed, each time by the times of devices of the last.
-ROUNDS_BY_WIDTH = 2
 # Eighths of the devices that have pieces of each greater width.
 EIGHTHS = (0, 1, 2, 3, 4)
 # Shares of the devices' memory that groups take where memory has a price, and steps to find the price.
@@ -78,7 +76,7 @@ class Start:
     Attributes:
         family: starts of one family differ in limits alone.
         option_G: the option of each group.
-        by_width: narrow pieces go to the first devices, wide ones to the last.
+        by_width: pieces of each class of widths (``SearchSpace.lane_limits``) have devices of their own.
         rule: the rule of thumb in words; empty for other starts.
         cuts: of a rule of thumb.
     """
@@ -196,7 +194,8 @@ class GreedyPlacer:
         end_CN = np.round(share_CN * self._devices)
         first_CN = np.minimum(np.concatenate([np.zeros_like(end_CN[:1]), end_CN[:-1]]), self._devices - 1)
         end_CN = np.maximum(end_CN, first_CN + 1)
-        return FAR * ((device_D >= end_CN[..., None]) + 2 * (device_D < first_CN[..., None]))
+        far_CND = (device_D >= end_CN[..., None]) + 2.0 * (device_D < first_CN[..., None])
+        return np.asarray(FAR * far_CND)
 
     def put(
         self,
@@ -528,9 +527,10 @@ class GreedyStarts:
         for first in range(0, len(distinct), at_once):
             some = distinct[first : first + at_once]
             option_NG, by_width_N = np.stack([one.option_G for one in some]), np.array([one.by_width for one in some])
-            for number in range(ROUNDS_BY_WIDTH if by_width_N.any() else 1):
-                scale_NG = self._scale(chains) if number else 1.0
-                place_NGS = self.placer.place(option_NG, by_width_N, scale_NG)
+            place_NGS = self.placer.place(option_NG, by_width_N)
+            chains = Chains(self.space, option_NG, place_NGS)
+            if by_width_N.any():  # again, by the times of devices
+                place_NGS = self.placer.place(option_NG, by_width_N, self._scale(chains))
                 chains = Chains(self.space, option_NG, place_NGS)
             overflow_N = np.where(self.placer.is_legal(chains), chains.overflow_N, np.inf)
             found += zip(place_NGS, chains.cost_N.tolist(), overflow_N.tolist(), strict=True)
