@@ -24,8 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.references import others_measurements
-from evenshard.measure.calibrate.curve import fit_curve
-from evenshard.measure.calibrate.link import ExchangePoint, fit_link, write_link
+from evenshard.measure.calibrate.link import ExchangePoint, fit_curve, fit_link, write_link
 from evenshard.measure.evidence import Evidence
 from evenshard.measure.hardware import link_profile_path
 from evenshard.measure.link import GPUS_OF_A_NODE, NVLINK_GB_S, nvlink_by_rule

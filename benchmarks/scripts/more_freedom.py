@@ -18,7 +18,7 @@ import numpy as np
 import evenshard
 from evenshard.placement.sharding import BY_COLUMNS, SHARDING_TYPES, TABLE_WISE
 from evenshard.planner.comparison import FULL_SPACE, RIVALS, TORCHREC
-from evenshard.sharders.search.search import QUICK
+from evenshard.sharders.search.search import NORMAL
 from evenshard.tables.table import Table
 from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.units import bytes_to_gb
@@ -57,7 +57,7 @@ def random_request(seed: int, most_tables: int) -> dict[str, Any]:
         "reserved_gb": 0.0,
         "batch_size": BATCH_SIZE,
         "seed": seed,
-        "effort": QUICK,
+        "effort": NORMAL,
     }
 
 

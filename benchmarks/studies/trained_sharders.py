@@ -22,6 +22,7 @@ from evenshard.sharders.cost_model.cost_model import CostModel
 from evenshard.sharders.cost_model.price import predict_whole
 from evenshard.sharders.cost_model.sharder import EvenshardSharder, SearchConfig, SearchResult
 from evenshard.sharders.learned import TrainedSharder, load_sharder
+from evenshard.utils.errors import InfeasibleTask
 
 # Of the product's default (docs/decisions/0008).
 NUM_ROLLOUTS = 256
@@ -143,18 +144,21 @@ class PlaceLearned(Unit):
 
         def search(task: ShardingTask) -> Answer:
             found[task.task_id] = evenshard.search(task)
-            best = found[task.task_id].best
-            more = {name: getattr(best, name) for name in ("predicted_ms", "low_ms", "high_ms", "lower_bound_ms")}
-            return answer_with(best.placement, **more)
+            best, bound_ms = found[task.task_id].best, found[task.task_id].lower_bound_ms
+            more = {name: getattr(best, name) for name in ("predicted_ms", "low_ms", "high_ms")}
+            return answer_with(found[task.task_id].candidates[0], **more, lower_bound_ms=bound_ms)
 
         searched = {"evenshard": ask_all(tasks, search)}
         if "evenshard_measured" in self.sharders:
             with Meter(self.ground.measure, store.journal(self), self.name) as meter:
 
                 def measure(task: ShardingTask) -> Answer:
-                    known = found.get(task.task_id)
-                    best, _ = evenshard.place_measured(task, meter.quick_costs, NUM_MEASURED, known)
-                    return answer_with(best.placement)
+                    candidates = (found.get(task.task_id) or evenshard.search(task)).candidates[:NUM_MEASURED]
+                    costs = meter.quick_costs([(task, one) for one in candidates])
+                    best, cost = min(zip(candidates, costs, strict=True), key=lambda pair: pair[1].max_device_ms)
+                    if not cost.fits:
+                        raise InfeasibleTask(f"{task.task_id}: all {len(candidates)} candidates ran out of memory.")
+                    return answer_with(best)
 
                 answers, seconds = ask_all(tasks, measure)
             searched["evenshard_measured"] = (answers, searched["evenshard"][1] + seconds)

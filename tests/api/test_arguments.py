@@ -36,7 +36,7 @@ class _SearchBegun(Exception):
     """All arguments were taken: what follows knows nothing of them."""
 
 
-def begun(_: Any) -> Any:
+def begun(*_: Any) -> Any:
     raise _SearchBegun
 
 

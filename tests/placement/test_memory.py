@@ -1,6 +1,6 @@
 """Bytes of parts, by hand: a table of 1,000 rows of 8 columns, 2 lookups a sample, 64 samples on 4 devices."""
 
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -54,15 +54,13 @@ def test_every_kind_is_whole_many_bytes_and_so_many_for_each_column() -> None:
     for storage in (Storage(), Storage(FUSED_UVM_CACHING, 0.3), Storage(FUSED_UVM), Storage(KEY_VALUE, 0.1)):
         for optimizer in ("rowwise_adagrad", "adam"):
             found = [
-                astuple(
-                    part_memory(
-                        TablePart("t", Span(0, rows), Span(0, width), (0,), storage),
-                        table,
-                        num_devices=3,
-                        batch_size=1000,
-                        optimizer=optimizer,
-                        pipeline="prefetch",
-                    )
+                part_memory(
+                    TablePart("t", Span(0, rows), Span(0, width), (0,), storage),
+                    table,
+                    num_devices=3,
+                    batch_size=1000,
+                    optimizer=optimizer,
+                    pipeline="prefetch",
                 )
                 for rows in (999, 333)
                 for width in (4, 12, 60)
@@ -165,17 +163,17 @@ def test_the_peak_is_at_one_moment() -> None:
     """By hand: 1,110 bytes of parts and 30 of samples stay."""
     at = partial(replace, SampleMemory(inputs=30))
     assert peak_bytes(PARTS, at(leaving=10)) == 1140 + 200 + 10
-    few = replace(PARTS, arriving=0)
+    few = PARTS._replace(arriving=0)
     assert peak_bytes(few, at()) == 1140 + 40 + 50  # tables are updated
-    assert peak_bytes(replace(few, dense_gradient=200), at()) == 1230 + 40 + 100  # those that are replicated
+    assert peak_bytes(few._replace(dense_gradient=200), at()) == 1230 + 40 + 100  # those that are replicated
     assert peak_bytes(few, at(received=35)) == 1140 + 40 + 40 + 35  # outputs are exchanged
     assert peak_bytes(few, at(received=50, ordered=45)) == 1140 + 50 + 2 * 45  # gradients are ordered
     assert peak_bytes(few, at(received=50, ordered=45, sliced=9)) == 1140 + 50 + 2 * 45 + 9
-    rows = replace(few, sent=0, returned=30)
+    rows = few._replace(sent=0, returned=30)
     assert peak_bytes(rows, at(received=50, ordered=45)) == 1140 + 40 + 30 + 50 + 45  # gradients are exchanged
 
 
 def test_a_search_counts_the_moment_of_the_exchange() -> None:
     own = SampleMemory(inputs=30, received=50, ordered=1)
-    alike = replace(PARTS, arriving=0, workspace=0, dense_gradient=0)
+    alike = PARTS._replace(arriving=0, workspace=0, dense_gradient=0)
     assert alike.device_bytes + own.total == peak_bytes(alike, own)

@@ -61,7 +61,7 @@ def test_tables_inputs_outputs_and_the_rest_add_up() -> None:
 def test_what_cpus_take_besides_is_added_here() -> None:
     table = Table("t", 100, 8, 1.0)
     size, own = PartMemory(outputs=300, workspace=40 * 1000), SampleMemory(received=5)
-    at = moments(replace(size, workspace=18 * 1000), own)
+    at = moments(size._replace(workspace=18 * 1000), own)
     whole = replace(column_parts(table)[0], devices=(0,))
     assert cpu_moments(size, own, [(table, whole, size)]) == at
     half = replace(whole, rows=Span(0, 50))

@@ -22,7 +22,6 @@ from evenshard.placement.sharding import (
     allowed_sets,
     freest_by_columns,
     sharding_type,
-    spans,
     types_on_all,
     ways_of,
 )
@@ -78,7 +77,6 @@ def test_where_rows_live() -> None:
     assert places["table_wise"] == places["table_column_wise"] == [[0], [1], [2], [3]]
     assert places["table_row_wise"] == places["grid_shard"] == [[0, 1], [2, 3]]
     assert places["row_wise"] == places["data_parallel"] == [[0, 1, 2, 3]]
-    assert spans(MACHINE) == (1, 2, 4) and spans(Machine.one_node(4)) == (1, 4)
 
 
 def test_parts_by_columns_have_places_of_their_own() -> None:

@@ -1,4 +1,4 @@
-"""Placements that others make are where the search begins, too: no answer is worse than what stands beside it."""
+"""Known placements are starts of the search: no answer is worse than any of them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ TABLES = generate_tables(GeneratorConfig(24, (16, 64, 128), 10**6, 32), 65_536, 
 REQUEST = PlacementRequest(tables=TABLES, caps_bytes=(2**36,) * 8, batch_size=65_536, hardware="simulated:h200")
 MODEL = DeviceModel("simulated:h200")
 # Hardly any effort: the search ends where it begins.
-NONE = PlaceConfig(PlanSearchEffort(changes=0, idle_kicks=0))
+NONE = PlaceConfig(PlanSearchEffort(changes=0))
 
 
 @pytest.fixture(scope="module")
 def good() -> Sequence[TablePart]:
-    return place_request(REQUEST, MODEL).parts
+    return place_request(REQUEST, MODEL, PlaceConfig(PlanSearchEffort(20_000))).parts
 
 
 def ms(parts: Sequence[TablePart]) -> float:
@@ -47,23 +47,20 @@ def test_known_placements_that_are_not_allowed_are_left_out(good: Sequence[Table
     overfull = [whole_part(table, (0,)) for table in TABLES]
     halves = [Span(0, TABLES[0].num_rows // 2), Span(TABLES[0].num_rows // 2, TABLES[0].num_rows)]
     odd = [replace(overfull[0], rows=rows, devices=(at,)) for at, rows in enumerate(halves)] + overfull[1:]
-    least = replace(REQUEST, caps_bytes=(2**33,) * 8)
+    least = replace(REQUEST, caps_bytes=(2**32,) * 8)
     for request, known in ((whole, good), (least, overfull), (REQUEST, odd)):
         alone = place_request(request, MODEL, NONE)
         assert place_request(request, MODEL, NONE, known=[known]).parts == alone.parts
 
 
-def test_the_answer_goes_on_from_a_rival_that_is_better_and_says_so(
+def test_the_search_starts_from_placements_of_rivals(
     monkeypatch: pytest.MonkeyPatch, good: Sequence[TablePart]
 ) -> None:
-    """Rivals without a placement, and those that are worse, change nothing."""
+    """Rivals without a placement change nothing."""
     best, none = Rival(FULL_SPACE, None, chosen=BY_MODEL), Rival("random", None, note="found none")
-    poor = [whole_part(table, (at % 2,)) for at, table in enumerate(TABLES)]
     alone = place_request(REQUEST, MODEL, NONE)
-    for others, is_taken in (([(none, None), (none, poor)], False), ([(none, poor), (best, good)], True)):
+    for others, most_ms in (([(none, None)], alone.predicted_ms), ([(none, None), (best, good)], ms(good))):
         monkeypatch.setattr(module, "rival_placements", lambda *args, found=others: found)
         answer = place_request(REQUEST, MODEL, replace(NONE, compare=("random",)))
-        taken = "TorchRec's planner, every sharding type, best by this model."
-        assert sum(note.endswith(taken) for note in answer.notes) == is_taken
-        assert answer.predicted_ms <= (ms(good) if is_taken else alone.predicted_ms)
-        assert len(answer.comparison) == 2
+        assert answer.predicted_ms <= most_ms
+        assert answer.notes == alone.notes and len(answer.comparison) == len(others)

@@ -1,4 +1,4 @@
-"""Rows of MEAN tables: collections cut by rows as a whole where that is faster, and what other rows would save."""
+"""Rows of MEAN tables: collections cut by rows as a whole where that is faster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evenshard.compare.explain import explain
 from evenshard.placement.machine import Machine
 from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import ROWS_ALONE
-from evenshard.planner.means_by_rows import _able, _is_restricted, divided_ms
+from evenshard.placement.task import allow_means_of_rows
 from evenshard.planner.pricing import model_of, part_costs
 from evenshard.planner.request import PlacementRequest
 from evenshard.tables.table import Table
@@ -48,19 +48,11 @@ def test_a_collection_of_means_alone_is_cut_by_rows_where_that_is_faster() -> No
     check_sharding(answer.request.task(), answer.parts)
 
 
-def test_what_rows_would_save_is_said_where_there_are_none() -> None:
+def test_no_means_are_in_rows_beside_a_table_that_cannot_be() -> None:
     """A table of a single row is not cut by rows, and so no table of its collection with means is."""
     answer = placed(*MEANS, Table("single", 1, 16, 1.0, module="means"))
     assert not types(answer, *MEANS) & {"row_wise", "table_row_wise", "grid_shard"}
-    (note,) = answer.notes
-    assert note.startswith("TorchRec trains rows of MEAN tables wrongly beside tables of their collection")
-    assert " 2 MEAN tables have no rows for that reason. Otherwise a step would take " in note
-    assert "SUM with weights of 1/length" in note and "docs/torchrec.md#means" in note
-    above, _, _ = answer.summary().partition("\ndevice ")
-    assert "2 MEAN tables have no rows" in " ".join(above.split())
-    free = placed(*(replace(one, pooling="sum") for one in MEANS), Table("single", 1, 16, 1.0, module="means"))
-    said_ms = float(note.split("would take ")[1].split(" ms")[0])
-    assert said_ms == pytest.approx(free.predicted_ms, rel=0.05) and said_ms < 0.98 * answer.predicted_ms
+    assert not answer.notes
 
 
 def test_a_mean_table_that_must_be_cut_by_rows_takes_its_collection_along() -> None:
@@ -107,24 +99,43 @@ def test_an_answer_by_rows_is_kept_explained_and_stayed_near_to(tmp_path: Path) 
     assert near.parts == answer.parts and near.nearness is not None and near.nearness.moved_bytes == 0
 
 
+def test_a_placement_near_one_in_rows_stays_in_rows_where_little_may_move(tmp_path: Path) -> None:
+    """Without a bound, the search cuts nothing by rows. A new table of the collection joins the others in rows."""
+    tables = tuple(replace(table(name, 1000, 16), pooling="mean", module="m") for name in "ab")
+    free = {"sharding_types": ("table_wise", "row_wise")}
+    near = {**free, "near": tmp_path / "placement.json"}
+    by_rows = evenshard.place(tables, 2, sharding_types=ROWS_ALONE)
+    evenshard.save_answer(by_rows, tmp_path / "placement.json")
+    assert types(evenshard.place(tables, 2, **free), *tables) == {"table_wise"}
+    assert evenshard.place(tables, 2, max_move_gb=0.0, **near).parts == by_rows.parts
+    assert types(evenshard.place(tables, 2, **near), *tables) == {"table_wise"}
+    joined = (*tables, replace(table("c", 1000, 16), module="m"))
+    assert types(evenshard.place(joined, 2, max_move_gb=0.0, **near), *joined) == {"row_wise"}
+
+
 def test_who_may_be_cut_by_rows() -> None:
     """Not with a table of one row, a sequence's rules, or weighted means; and only what the types ask for."""
 
     def of(*tables: Table, **named: Any) -> tuple[int, bool]:
         request = PlacementRequest(tables, (10**9,) * 4, 64, machine=Machine(4, 2, inter="ib_400g"), **named)
         task = request.task()
-        restricted = [at for at in range(len(tables)) if _is_restricted(task, at)]
-        return len(restricted), bool(_able(task, restricted))
+        free = allow_means_of_rows(task)
+        able = [
+            name
+            for name, own in zip(task.tables, free.types, strict=True)
+            if name.pooling == "mean" and own & {*ROWS_ALONE}
+        ]
+        return len(able), bool(task.may_go_in_rows)
 
     mean, other = replace(table("m", 100, 8), pooling="mean"), table("x", 100, 8)
     assert of(mean, other) == (1, True)
-    assert of(mean, replace(other, num_rows=1)) == (1, False)
+    assert of(mean, replace(other, num_rows=1)) == (0, False)
     assert of(mean, replace(other, num_rows=1, module="else")) == (1, True)
     assert of(replace(mean, num_rows=1), other) == (0, False)
     assert of(replace(mean, is_weighted=True), other) == (0, False)
     assert of(other) == (0, False)
     assert of(mean, other, sharding_types=("table_wise", "column_wise")) == (0, False)
-    assert of(mean, other, sharding_types=ROWS_ALONE) == (0, False), "all are cut by rows anyway"
+    assert of(mean, other, sharding_types=ROWS_ALONE) == (1, False), "all are cut by rows anyway"
 
 
 def test_dividing_sums_takes_memory_traffic() -> None:
@@ -133,5 +144,5 @@ def test_dividing_sums_takes_memory_traffic() -> None:
     request = PlacementRequest(both, (10**9,) * 2, 128, hardware="simulated:h100")
     costs = part_costs(request, model_of(None, "simulated:h100"))
     moved = 9 * 4 * 64 * 8
-    assert divided_ms(costs, {both[0].collection}) == pytest.approx(moved / costs.kinds[0].bytes_per_ns * 1e-6)
-    assert divided_ms(costs, ()) == 0
+    assert costs.divided_ms({both[0].collection}) == pytest.approx(moved / costs.kinds[0].bytes_per_ns * 1e-6)
+    assert costs.divided_ms(()) == 0

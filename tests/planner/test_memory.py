@@ -132,16 +132,16 @@ def test_the_brim_is_lower_where_nothing_is_reserved(weights: int, reserved: int
 
 def test_brimful_devices_and_hosts_are_named() -> None:
     full = DeviceMemory(0, 97, reserved=100, cap=200)
-    assert brim_warnings([full, replace(full, device=1, weights=5)], []) == (
+    assert tuple(brim_warnings([full, replace(full, device=1, weights=5)], [])) == (
         "Device 0 is filled to 97 % of what the reserve leaves. A batch with more lookups than usual may not fit: give "
         "more memory or devices.",
     )
     (line,) = brim_warnings([DeviceMemory(0, 90, cap=100), DeviceMemory(1, 99, cap=100)], [])
     assert line.startswith("2 devices are filled, device 1 to 99 %, and nothing is reserved for what is not counted:")
-    assert brim_warnings([], [NodeMemory(0, 90, 6, 100), NodeMemory(1, 95, 0, 100)]) == (
+    assert tuple(brim_warnings([], [NodeMemory(0, 90, 6, 100), NodeMemory(1, 95, 0, 100)])) == (
         "Host 0 is filled to 96 % of the memory that tables may take of it: give more.",
     )
-    assert brim_warnings([], [NodeMemory(0, ssd=96, ssd_room=100), NodeMemory(1, ssd=99, ssd_room=100)]) == (
+    assert tuple(brim_warnings([], [NodeMemory(0, ssd=96, ssd_room=100), NodeMemory(1, ssd=99, ssd_room=100)])) == (
         "2 hosts have their SSDs filled, host 1 to 99 % of what tables may take of them: give more.",
     )
     assert of((Storage(), MANAGED)).memory_warnings == ()

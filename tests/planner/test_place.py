@@ -327,7 +327,7 @@ def test_a_reader_who_has_seen_enough_is_no_failure(table_file: Path) -> None:
 def test_ctrl_c_takes_the_best_placement_so_far(capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[float] = []
 
-    def interrupt(best_ms: float) -> None:
+    def interrupt(best_ms: float, done: float) -> None:
         seen.append(best_ms)
         signal.raise_signal(signal.SIGINT)
 
@@ -335,7 +335,7 @@ def test_ctrl_c_takes_the_best_placement_so_far(capsys: pytest.CaptureFixture[st
     assert len(seen) == 1 and answer.predicted_ms == pytest.approx(seen[0])
     assert answer.notes[0].startswith("The search was interrupted: this is the best placement until then")
     better: list[float] = []
-    assert evenshard.place(TABLES, 4, progress=better.append).notes == ()
+    assert evenshard.place(TABLES, 4, progress=lambda best_ms, done: better.append(best_ms)).notes == ()
     assert better == sorted(better, reverse=True) and len(better) >= 1
 
 

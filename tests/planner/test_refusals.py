@@ -146,7 +146,7 @@ def ended(seed: int) -> str:
     asked = random_request(seed)
     task = asked.task()
     try:
-        found = answer(asked, PlanSearchEffort(changes=30, idle_kicks=2))
+        found = answer(asked, PlanSearchEffort(30))
     except InfeasibleTask as error:
         known = legal_placement(task)
         assert known.parts is None, f"{seed}: {error}\n{known.parts}"

@@ -339,7 +339,8 @@ def test_the_same_generator_samples_the_same() -> None:
     assert sample(0) == sample(0) != sample(1)
 
 
-def test_many_samples_of_one_task_are_those_of_a_task_that_is_repeated() -> None:
+def test_many_samples_of_one_task_are_those_of_equal_tasks() -> None:
     of_task, sharder = task(TABLES, devices=3), dreamshard()
     repeated = sharder.sample([of_task] * 4, torch.Generator().manual_seed(0))
-    assert sharder.sample_one(of_task, 4, torch.Generator().manual_seed(0)) == repeated
+    others = [replace(of_task) for _ in range(4)]
+    assert sharder.sample(others, torch.Generator().manual_seed(0)) == repeated

@@ -10,14 +10,9 @@ from hypothesis import strategies as st
 from evenshard.sharders.training import (
     balance_reward_B,
     degree_of_balance_B,
-    negative_predicted_cost_B,
     overflow_ratio_B,
     standardised_B,
 )
-
-
-def test_a_cheaper_prediction_is_worth_more() -> None:
-    assert negative_predicted_cost_B(torch.tensor([2.0, 5.0])).tolist() == [-2.0, -5.0]
 
 
 def test_standardised_returns_by_hand() -> None:

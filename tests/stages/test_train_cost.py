@@ -17,9 +17,8 @@ from evenshard.measure.costs import CONTROL, RANDOM_SHARD, DeviceCost, MeasuredP
 from evenshard.placement.placement import Placement, alone
 from evenshard.placement.task import ShardingTask
 from evenshard.placement.tasks import TaskSplit, save_tasks
-from evenshard.sharders.cost_model.calibration import calibrate_for_chosen
 from evenshard.sharders.cost_model.cost_model import Calibration, CostModel, ExchangeTime, log_spread_N
-from evenshard.sharders.cost_model.fit import CostModelFitConfig, fit_cost_model
+from evenshard.sharders.cost_model.fit import CostModelFitConfig, calibrate_for_chosen, fit_cost_model
 from evenshard.sharders.simple import random_placement
 from evenshard.sharders.trained_on import TrainedOn
 from evenshard.stages import loop, train_cost, train_policy

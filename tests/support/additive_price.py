@@ -28,7 +28,7 @@ class AdditivePrice(DevicePrice):
     num_maxima: int = 0
     is_by_call: bool = False
 
-    def columns(self, lookups: Sequence[Lookup]) -> Columns:
+    def columns(self, lookups: Sequence[Lookup], dims_P: np.ndarray | None = None) -> Columns:
         return np.array([[self.weights[one.table.name]] for one in lookups])
 
     def call_ms(self, sums_NH: Columns) -> FloatArray:

@@ -9,8 +9,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from evenshard.placement.memory import STATE_NUMBERS, state_bytes
-from evenshard.placement.placement import Placement
+from evenshard.placement.placement import Placement, placement_of_whole
 from evenshard.placement.task import WHOLE, ShardingTask
+from evenshard.sharders.packing.legal_parts import legal_parts
 from evenshard.tables.table import Table
 from evenshard.utils.units import BYTES_PER_GB
 from support.builders import every_placement, sized, task
@@ -51,6 +52,11 @@ def is_legal(of_task: ShardingTask, placement: Placement) -> bool:
             return False
     may = [of_task.limits_of(position).devices for position in range(len(of_task.tables))]
     return all(devices is None or device in devices for device, devices in zip(device_of, may, strict=True))
+
+
+def any_placement(of_task: ShardingTask, **more: Any) -> Placement:
+    """Some legal placement of whole tables; arguments and errors of ``legal_parts``."""
+    return placement_of_whole(of_task, legal_parts(of_task.as_whole, **more))
 
 
 def legal_placements(of_task: ShardingTask) -> list[Placement]:

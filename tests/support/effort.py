@@ -1,13 +1,14 @@
-"""How long searches look in tests: most are about what is asked, refused and said, which a short search shows too."""
+"""Lengths of searches in tests: most are about requests, refusals and words, which a short search shows too."""
 
 from __future__ import annotations
 
-from evenshard.sharders.search.search import EFFORTS, NORMAL, PlanSearchEffort
+from evenshard.sharders.search.search import EFFORTS, LONG, NORMAL, QUICK, PlanSearchEffort
 
 FULL = PlanSearchEffort()
-LITTLE = PlanSearchEffort(changes=20, idle_kicks=1, kicked=2)
+LITTLE = PlanSearchEffort(400)
 
 
 def search_with(effort: PlanSearchEffort) -> None:
-    """Makes it that of all searches in this process that are not told another."""
-    EFFORTS[NORMAL] = effort
+    """Make it the normal effort of this process; a quick search has a quarter of its changes, a long one five times."""
+    changes = {QUICK: effort.changes // 4, NORMAL: effort.changes, LONG: 5 * effort.changes}
+    EFFORTS.update({name: PlanSearchEffort(own) for name, own in changes.items()})

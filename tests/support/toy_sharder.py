@@ -66,9 +66,6 @@ class ToySharder:
         rng = np.random.default_rng(int(torch.randint(2**31, (), generator=generator)))
         return [random_placement(task, rng) for task in tasks]
 
-    def sample_one(self, task: ShardingTask, count: int, generator: torch.Generator) -> list[Placement | None]:
-        return self.sample([task] * count, generator)
-
     def predicted_ms(self, task: ShardingTask, placement: Placement) -> float:
         shards = placement.shards()
         return self.ms_per_number * max(sum(work(task.tables[at]) for at in shard) for shard in shards)

@@ -18,6 +18,12 @@ def test_size_is_rows_times_dim_times_weight_bytes(weight_bits: int, size_bytes:
     assert replace(GOOD, weight_bits=weight_bits).size_bytes == size_bytes
 
 
+def test_with_fields_changes_a_copy_alone() -> None:
+    known = GOOD.with_fields(name="other", embedding_dim=4)
+    assert known == replace(GOOD, name="other", embedding_dim=4) and hash(known) == hash(replace(known))
+    assert (GOOD.name, GOOD.embedding_dim) == ("ads", 16)
+
+
 @pytest.mark.parametrize(
     "change",
     [

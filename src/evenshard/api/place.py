@@ -44,7 +44,7 @@ def place(
     num_devices: int | None = None,
     memory_cap_gb: float | Sequence[float] | None = None,
     *,
-    progress: Callable[[float], None] | None = None,
+    progress: Callable[[float, float], None] | None = None,
     **knobs: Any,
 ) -> "PlacementAnswer":
     """Decide how each embedding table is sharded, and which of its rows and columns are on which device.
@@ -58,7 +58,8 @@ def place(
             list of their configurations.
         knobs: the fields of ``Machine``, ``Memory``, ``Training``, ``Sharding``, ``TableSources``, ``TableRules``,
             ``Search`` and ``InUse``, each by its own name; several may be given as one of these instead.
-        progress: called with the predicted time of every better placement that is found, ms.
+        progress: called with the predicted time of the best placement so far, ms, and the share of the search that is
+            done, 0 to 1.
 
     Returns:
         The placement, with its predicted times, how sure they are, and a lower bound. The same arguments give the same.

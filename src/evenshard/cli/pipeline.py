@@ -18,11 +18,11 @@ from evenshard.cli.arguments import OUTPUT, PATH, Commands, Source, add_flags, a
 from evenshard.kubeflow.component import image
 from evenshard.kubeflow.remote import ENDPOINT, Endpoint, Remote
 from evenshard.kubeflow.run_status import RunStatus, failure_of, notes_on, progress_of
+from evenshard.utils.atomic import scratch_folder
 from evenshard.utils.errors import BadConfig, PipelineFailed
 from evenshard.utils.extras import require_package
 from evenshard.utils.messages import brief
 from evenshard.utils.outputs import FilesInside
-from evenshard.utils.scratch import scratch_folder
 from evenshard.utils.yaml_files import load_yaml
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.measure.price.step import PartCosts, predicted_phases
+from evenshard.measure.price.loads import Indices
+from evenshard.measure.price.step import predicted_phases
 from evenshard.measure.step_time import windows
 from evenshard.placement.parts import Storage, TablePart
 from evenshard.placement.placement import device_mask, joined_groups
-from evenshard.placement.plan import check_sharding
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     COLUMNS_ALONE,
@@ -29,11 +29,12 @@ from evenshard.placement.task import TableLimits
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.pricing import part_costs
 from evenshard.sharders.model import Model
-from evenshard.sharders.search.sharding_option import ShardingOption
+from evenshard.sharders.search.chains import Pieces, chains_of, edits_of
+from evenshard.sharders.search.choices import choices_of, parts_of
+from evenshard.sharders.search.sharding_option import Choice, ShardingOption
 from evenshard.sharders.search.space import SearchSpace
-from evenshard.sharders.search.state import Choice, State, choices_of, parts_of
 from evenshard.tables.table import MEAN
-from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import names_text
 
 # Other choices, by the position of the table.
@@ -42,12 +43,7 @@ Changes = Mapping[int, Choice]
 
 @dataclass(frozen=True)
 class ChangeOutcome:
-    """Times and memory that changes lead to.
-
-    Attributes:
-        windows_WD: times of the devices in each window of a step.
-        used_D: memory that their tables take, bytes.
-    """
+    """Times of the devices in each window of a step and memory that their tables take, bytes, after changes."""
 
     windows_WD: npt.NDArray[np.float64]
     used_D: npt.NDArray[np.int64]
@@ -73,89 +69,85 @@ class ChangedPlacement:
 
     def __init__(self, answer: PlacementAnswer, model: Model) -> None:
         self.answer, self.task = answer, answer.task
-        of_request = part_costs(answer.request, model)
-        free = tuple(TableLimits(types=frozenset(self.types(position))) for position in range(len(self.task.tables)))
-        self.costs = PartCosts(
-            replace(of_request.task, limits=free, together=(), apart=(), means_of_rows=self._has_means_of_rows),
-            of_request.kinds,
-            of_request.kind_of_D.tolist(),
-            of_request.links,
-        )
+        tables = self.task.tables
+        free = tuple(TableLimits(types=frozenset(self.types(position))) for position in range(len(tables)))
+        means_of_rows = any(tables[at].pooling == MEAN for at in self.task.in_rows)
+        costs = part_costs(answer.request, model)
+        self.costs = costs.of_task(replace(costs.task, limits=free, together=(), apart=(), means_of_rows=means_of_rows))
         self.space = SearchSpace(self.costs)
         choices = choices_of(self.space, answer.parts)
         if choices is None:
             raise BadConfig("a table is cut in a way that evenshard does not choose, so it cannot be explained.")
-        self._state = State(self.space, choices)
+        self.choices = choices
+        self._chains = chains_of(self.space, [choices])
         phases = predicted_phases(self.costs.predict(answer.parts).devices)
         windows_WD = np.stack([window.total for window in windows(phases, self.costs.pipeline)])
-        # The state takes all rows of a table for as busy as the busiest; changes are added to the exact prediction.
-        self._offset_WD = windows_WD - self._state.windows_WD
-        self.now = ChangeOutcome(windows_WD, self._state.used_3D[0])
+        # Chains take all rows of a table for as busy as the busiest; changes are added to the exact prediction.
+        self._offset_W1D = (windows_WD - self._chains.windows_BND[:, 0])[:, None]
+        self.now = ChangeOutcome(windows_WD, self._chains.used_3ND[0, 0])
         self.room_D = np.array(self.task.room_bytes, dtype=np.int64)
         for group in self.task.together:
             self._require_together(sorted(group))
 
-    @property
-    def _has_means_of_rows(self) -> bool:
-        return any(self.task.tables[at].pooling == MEAN for at in self.task.in_rows)
-
     def _require_together(self, group: Sequence[int]) -> None:
         devices = sorted({device for position in group for device in self.devices(position)})
         if len({tuple(self.devices(position)) for position in group}) > 1:
-            raise BadConfig(
-                f"tables {self._names(group)} must stay together, but are on {devices_text(devices)}. Place them again."
-            )
+            names = names_text([self.task.tables[position].name for position in group])
+            raise BadConfig(f"tables {names} must stay together, but are on {devices_text(devices)}. Place them again.")
 
     def types(self, position: int) -> tuple[str, ...]:
-        """The ways to tell apart: columns on one node are their own where columns on any devices are not allowed."""
+        """Return the sharding types to tell apart; columns on one node only if a rule forbids them on several."""
         allowed = self.task.limits_of(position).types
         by_columns = freest_by_columns(allowed, self.task.machine, COLUMN_WISE)
         return tuple(one for one in SHARDING_TYPES if one == by_columns or one not in COLUMNS_ALONE)
 
     # Prices -----------------------------------------------------------------------------------------------------------
 
-    def choice(self, position: int) -> Choice:
-        """Return the choice of a table now."""
-        return self._state.choices[position]
-
     def option(self, position: int, choice: Choice | None = None) -> ShardingOption:
-        """The sharding option of a choice; without one, of the table now."""
-        return self.space.groups[position].options[(choice or self.choice(position)).option]
+        """Return the sharding option of a choice; without one, of the table now."""
+        return self.space.option(position, (choice or self.choices[position]).option)
 
     def devices(self, position: int, choice: Choice | None = None) -> tuple[int, ...]:
-        """Devices that hold some of the table."""
-        choice = choice or self.choice(position)
-        return tuple(dict.fromkeys(self._state.devices_of(self.option(position, choice), choice)))
+        """Return the devices that hold some of the table."""
+        choice = choice or self.choices[position]
+        span = self.option(position, choice).span
+        return tuple(place * span + offset for place in choice.places for offset in range(span))
 
-    def after(self, changes: Changes) -> ChangeOutcome:
-        """Return the outcome of changes."""
-        state = self._state.copy()
-        state.replace_all(list(changes.items()))
-        return ChangeOutcome(state.windows_WD + self._offset_WD, state.used_3D[0])
+    def after_each(self, changes: Sequence[Changes]) -> list[ChangeOutcome]:
+        """Return the outcome of each of these changes, by itself."""
+        if not changes:
+            return []
+        only_M = np.zeros(len(changes), dtype=np.int64)
+        return self._outcomes(only_M, self._chains.changed_pieces(only_M, edits_of(self._chains.table, changes)))
+
+    def without(self, position: int) -> ChangeOutcome:
+        """Return the outcome of a placement without a table."""
+        chains, only_M = self._chains, np.zeros(1, dtype=np.int64)
+        gone, _, _ = chains.pieces(only_M, chains.option_NG[:, position], chains.place_NGS[:, position], -1)
+        return self._outcomes(only_M, gone)[0]
+
+    def _outcomes(self, chain_M: Indices, pieces: Pieces) -> list[ChangeOutcome]:
+        found = self._chains.try_out(chain_M, pieces)
+        windows_MWD = (found.windows_BMD + self._offset_W1D).swapaxes(0, 1)
+        return [ChangeOutcome(*one) for one in zip(windows_MWD, found.used_3MD[0], strict=True)]
 
     def parts_after(self, changes: Changes) -> list[TablePart]:
         """Return the parts of the placement with other choices of some tables."""
         tables = self.task.tables
-        choices = [changes.get(one, self.choice(one)) for one in range(len(tables))]
+        choices = [changes.get(position, now) for position, now in enumerate(self.choices)]
         names = {tables[position].name for position in changes}
         stay = [part for part in self.answer.parts if part.table not in names]
         return [*stay, *(part for part in parts_of(self.space, choices) if part.table in names)]
 
-    def without(self, position: int) -> ChangeOutcome:
-        """The placement without a table."""
-        self.space.add_options(position, [ShardingOption("", 1, self.task.num_devices, ())])
-        return self.after({position: Choice(len(self.space.groups[position].options) - 1, ())})
-
     def with_storage(
         self, position: int, options: Sequence[ShardingOption], storage: Storage
     ) -> Iterator[tuple[int, ShardingOption]]:
-        """The given options with another storage, and their numbers."""
-        first, group = len(self.space.groups[position].options), position
-        shapes = dict.fromkeys(
-            (option.sharding_type, tuple(piece.columns for piece in option.pieces)) for option in options
-        )
-        self.space.add_options(group, [self.space.option_of(group, *shape, storage) for shape in shapes])
-        yield from enumerate(self.space.groups[position].options[first:], first)
+        """Yield the given options with another storage, and their numbers."""
+        shapes = dict.fromkeys((option.sharding_type, option.widths) for option in options)
+        numbers = self.space.add_options(position, [(*shape, storage) for shape in shapes])
+        self._chains = chains_of(self.space, [self.choices])
+        for number in numbers:
+            yield number, self.space.option(position, number)
 
     # Rules ------------------------------------------------------------------------------------------------------------
 
@@ -164,24 +156,13 @@ class ChangedPlacement:
         groups = joined_groups(len(self.task.tables), self.task.together)
         return next(group for group in groups if position in group)
 
-    def is_legal(self, parts: Sequence[TablePart]) -> bool:
-        """Return True if a placement keeps the answer's rules and fits."""
-        try:
-            check_sharding(self.task, parts)
-        except (BadConfig, InfeasibleTask):
-            return False
-        return True
-
     def may_live(self, position: int) -> npt.NDArray[np.bool_]:
-        """[D] where the rules let some of a table live; memory left aside."""
+        """Return the devices where the rules let some of a table live, whatever their memory, [D]."""
         may_D = device_mask(self.task.num_devices, self.task.limits_of(position).devices).copy()
         for group in self.task.apart:
             if position in group:
                 may_D[[device for other in group if other != position for device in self.devices(other)]] = False
         return may_D
-
-    def _names(self, positions: Sequence[int]) -> str:
-        return names_text([self.task.tables[position].name for position in positions])
 
 
 def devices_text(devices: Sequence[int]) -> str:

@@ -20,11 +20,11 @@ from evenshard.measure.evidence import device_text
 from evenshard.measure.price.device_price import ROUNDING
 from evenshard.measure.price.step import STEP_PARTS, predicted_step_times
 from evenshard.placement.parts import TablePart, part_table, storages_of
+from evenshard.placement.plan import is_legal_sharding
 from evenshard.placement.sharding import TABLE_WISE, TYPES
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.sharders.model import Model
-from evenshard.sharders.search.sharding_option import ShardingOption
-from evenshard.sharders.search.state import Choice
+from evenshard.sharders.search.sharding_option import Choice, ShardingOption
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief, cut, names_text
 from evenshard.utils.process import one_thread
@@ -95,11 +95,11 @@ LOAD_FACTORS_TRIED = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A change that may be illegal, with the approximate step time after it and the work of all devices, ms."""
+    """A change that may be illegal, with the approximate times of the step and of the devices after it, ms."""
 
     words: str
     step_ms: float
-    work_ms: float
+    ms_D: npt.NDArray[np.float64]
     changes: Changes | Sequence[TablePart]
 
 
@@ -179,10 +179,10 @@ class _TableChanges:
         moves = [one for number in numbers if number in self._movable for one in self._moves(number)]
         for candidates in (moves, *self._types(position), list(self._kernels(position))):
             for one in sorted(
-                candidates, key=lambda one: (round(one.step_ms / grain_ms), round(one.work_ms / grain_ms))
+                candidates, key=lambda one: (round(one.step_ms / grain_ms), round(float(one.ms_D.sum()) / grain_ms))
             ):
                 parts = changed.parts_after(one.changes) if isinstance(one.changes, Mapping) else one.changes
-                if changed.is_legal(parts):
+                if is_legal_sharding(changed.task, parts):
                     step_ms = changed.costs.predict(parts).predicted_ms
                     change_ms = step_ms - changed.now.step_ms
                     yield TableChange(name, one.words, step_ms, change_ms, change_ms < -grain_ms)
@@ -190,23 +190,26 @@ class _TableChanges:
 
     # Devices ----------------------------------------------------------------------------------------------------------
 
-    def _moves(self, number: int) -> Iterator[_Candidate]:
-        """Yield the moves and swaps of a part, but those that change nothing but names of devices."""
-        part, now = self._answer.parts[number], self._changed.now
+    def _moves(self, number: int) -> list[_Candidate]:
+        """List the moves and swaps of a part, without those that only rename devices."""
+        part = self._answer.parts[number]
         home, of_part = part.device, f" its columns {part.extent}" if self._is_cut(part) else ""
-        tried: list[tuple[int, int | None]] = [
-            (device, None) for device in range(self._answer.num_devices) if device != home
+        tried: list[tuple[str, Changes]] = [
+            (f"move{of_part} to device {device}", self._move(number, device))
+            for device in range(self._answer.num_devices)
+            if device != home
         ]
-        tried += [(self._answer.parts[other].device, other) for other in self._swap_candidates(number)]
-        for device, other in tried:
-            changes = self._move(number, device)
-            words = f"move{of_part} to device {device}"
-            if other is not None:
-                changes = {**changes, **self._move(other, home)}
-                words = f"swap{of_part} with {names_text(tuple(self._names(other)))} on device {device}"
-            outcome = self._changed.after(changes)
-            if not np.allclose(np.sort(outcome.ms_D), np.sort(now.ms_D), rtol=ROUNDING, atol=0):
-                yield _Candidate(words, outcome.step_ms, float(outcome.ms_D.sum()), changes)
+        for other in self._swap_candidates(number):
+            device, names = self._answer.parts[other].device, names_text(tuple(self._names(other)))
+            changes = {**self._move(number, device), **self._move(other, home)}
+            tried.append((f"swap{of_part} with {names} on device {device}", changes))
+        found, now_D = self._candidates(tried), np.sort(self._changed.now.ms_D)
+        return [one for one in found if not np.allclose(np.sort(one.ms_D), now_D, rtol=ROUNDING, atol=0)]
+
+    def _candidates(self, tried: Sequence[tuple[str, Changes]]) -> list[_Candidate]:
+        outcomes = self._changed.after_each([changes for _, changes in tried])
+        pairs = zip(tried, outcomes, strict=True)
+        return [_Candidate(words, outcome.step_ms, outcome.ms_D, changes) for (words, changes), outcome in pairs]
 
     def _is_cut(self, part: TablePart) -> bool:
         return self._changed.option(self._position[part.table]).sharding_type != TABLE_WISE
@@ -215,7 +218,7 @@ class _TableChanges:
         home = self._answer.parts[number].device
         changes = {}
         for one in self._changed.moves_with(self._position[self._answer.parts[number].table]):
-            choice = self._changed.choice(one)
+            choice = self._changed.choices[one]
             changes[one] = Choice(choice.option, tuple(device if place == home else place for place in choice.places))
         return changes
 
@@ -251,12 +254,9 @@ class _TableChanges:
         for name in changed.types(position):
             if name == changed.option(position).sharding_type:
                 continue
-            found = []
-            for choice in dict.fromkeys(_choices(changed, position, name, without)):
-                outcome = changed.after({position: choice})
-                words = f"shard it {name} on {devices_text(changed.devices(position, choice))}"
-                found.append(_Candidate(words, outcome.step_ms, float(outcome.ms_D.sum()), {position: choice}))
-            yield found
+            choices = dict.fromkeys(_choices(changed, position, name, without))
+            words = [f"shard it {name} on {devices_text(changed.devices(position, choice))}" for choice in choices]
+            yield self._candidates([(one, {position: choice}) for one, choice in zip(words, choices, strict=True)])
 
     def _kernels(self, position: int) -> Iterator[_Candidate]:
         changed, table = self._changed, self._answer.request.tables[position]
@@ -271,16 +271,14 @@ class _TableChanges:
                         for part in self._answer.parts
                     ]
                     predicted = changed.costs.predict(parts)
-                    work_ms = sum(one.predicted_total_ms for one in predicted.devices)
-                    yield _Candidate(f"keep it as {storage}", predicted.predicted_ms, work_ms, parts)
+                    ms_D = np.array([one.predicted_total_ms for one in predicted.devices])
+                    yield _Candidate(f"keep it as {storage}", predicted.predicted_ms, ms_D, parts)
 
 
 def _choices(what_if: ChangedPlacement, position: int, name: str, without: ChangeOutcome) -> Iterator[Choice]:
     """Yield legal places of a table with one sharding type; its compute kernel stays where possible."""
     may_D, kept = what_if.may_live(position), what_if.option(position).storage
-    options = [
-        option for option in enumerate(what_if.space.groups[position].options) if option[1].sharding_type == name
-    ]
+    options = [option for option in enumerate(what_if.space.options(position)) if option[1].sharding_type == name]
     alike = [option for option in options if option[1].storage == kept]
     if not alike and not TYPES[name].is_replicated:
         alike = list(what_if.with_storage(position, [option for _, option in options], kept))
@@ -288,7 +286,7 @@ def _choices(what_if: ChangedPlacement, position: int, name: str, without: Chang
         if option.span == len(may_D) > 1:
             yield Choice(number)
             continue
-        fits_D = without.used_D + max(piece.size_bytes for piece in option.pieces) <= what_if.room_D
+        fits_D = without.used_D + what_if.space.piece_arrays.size_P[[*option.pieces]].max() <= what_if.room_D
         for places in _places(what_if, option, without, may_D & fits_D):
             yield Choice(number, places)
 

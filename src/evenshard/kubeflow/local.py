@@ -23,13 +23,13 @@ from typing import Any, TextIO
 
 from evenshard.kubeflow.component import image
 from evenshard.tracking import BACKLOG, BACKLOG_NAME, LOCAL, LOOP_ID
+from evenshard.utils.atomic import scratch_folder
 from evenshard.utils.errors import BadConfig, BadFile, PipelineFailed
 from evenshard.utils.extras import require_package
 from evenshard.utils.installation import checkout
 from evenshard.utils.messages import reason_of
 from evenshard.utils.process import environment
 from evenshard.utils.s3 import is_address
-from evenshard.utils.scratch import scratch_folder
 
 TERMINAL_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LOG = "log.txt"  # kfp's, in the folder of a run

@@ -21,11 +21,11 @@ from evenshard.kubeflow.pod_journal import kept_journal
 from evenshard.stages.loop import STAGES
 from evenshard.stages.stage import Reads, Stage, Writes, flags, plain_inputs, uses_of
 from evenshard.tracking import BACKLOG, BACKLOG_NAME
+from evenshard.utils.atomic import scratch_folder
 from evenshard.utils.console import log_to_stderr
 from evenshard.utils.errors import BadConfig, MeasurementFailed
 from evenshard.utils.process import environment, on_sigterm, terminate
 from evenshard.utils.retry import with_retries
-from evenshard.utils.scratch import scratch_folder
 
 # The table pool, inside the artifact ``tables``: a table file is read by its suffix.
 TABLES = "tables.parquet"

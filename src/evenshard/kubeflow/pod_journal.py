@@ -26,11 +26,11 @@ from pathlib import Path
 
 from evenshard.measure.journal import Journal
 from evenshard.tracking import LOOP_ID
+from evenshard.utils.atomic import scratch_folder
 from evenshard.utils.errors import BadFile, EvenshardError
 from evenshard.utils.process import on_sigterm, signal_socket, terminate
 from evenshard.utils.retry import with_retries
 from evenshard.utils.s3 import download, is_address, remove, upload
-from evenshard.utils.scratch import scratch_folder
 
 # Variable of a pod: folder for journals, on a volume that all pods see.
 FOLDER = "EVENSHARD_JOURNAL_FOLDER"

@@ -13,7 +13,7 @@ Legend: B samples of the global batch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from evenshard.placement.memory import SGD
@@ -48,7 +48,11 @@ class Lookup(NamedTuple):
             return self
         lookups = self.table.pooling_factor * self.bags
         bags = max(round(lookups), 1)
-        return self._replace(table=replace(self.table, pooling=SUM, pooling_factor=lookups / bags), bags=bags)
+        return self._replace(table=self.table.with_fields(pooling=SUM, pooling_factor=lookups / bags), bags=bags)
+
+    def with_dim(self, dim: int) -> Lookup:
+        """The same lookups of embeddings of another length."""
+        return Lookup(self.table.with_fields(embedding_dim=dim), self.bags, self.optimizer, self.is_cached)
 
 
 class KernelCall(NamedTuple):
@@ -114,7 +118,7 @@ def lookups_of(table: Table, batch_size: int, optimizer: str = SGD, is_cached: b
     """A table, or a part of one, as tables of one feature; a sequence as one, in which features share distinct rows."""
     features = table.num_features
     if table.is_sequence and features > 1:
-        mean = replace(_plain(table), pooling_factor=table.pooling_factor / features)
+        mean = _plain(table).with_fields(pooling_factor=table.pooling_factor / features)
         return (Lookup(mean, batch_size * features, optimizer, is_cached),)
     return tuple(Lookup(one, batch_size, optimizer, is_cached) for one in feature_tables(table))
 
@@ -125,7 +129,7 @@ def feature_tables(table: Table) -> tuple[Table, ...]:
     if table.num_features == 1:
         return (plain,)
     return tuple(
-        replace(plain, name=f"{table.name}#{number}", pooling_factor=one)
+        plain.with_fields(name=f"{table.name}#{number}", pooling_factor=one)
         for number, one in enumerate(table.feature_lookups)
     )
 
@@ -133,5 +137,5 @@ def feature_tables(table: Table) -> tuple[Table, ...]:
 def _plain(table: Table) -> Table:
     """Drop the fields that the kernel does not see."""
     if table.feature_names or table.feature_pooling_factors or table.miss_ratios is not None:
-        return replace(table, feature_names=(), feature_pooling_factors=(), miss_ratios=None)
+        return table.with_fields(feature_names=(), feature_pooling_factors=(), miss_ratios=None)
     return table

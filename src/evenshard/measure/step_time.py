@@ -26,8 +26,6 @@ from evenshard.tables.reuse import FloatArray
 
 # Stands in place of a pipeline's name: one window without a barrier in it, after DreamShard, section 2.
 LARGEST_SUM = "largest sum"
-# Times that differ by less than this share are equal: sums differ as much between CPUs.
-TIE = 1e-9
 
 
 class Phases(NamedTuple):
@@ -72,12 +70,6 @@ def windows(phases: Phases, pipeline: str) -> tuple[Window, ...]:
         kernels = forward + backward
         return Window(nothing, out), Window(kernels, back + np.maximum(inputs - kernels, 0.0))
     return Window(forward, inputs), Window(nothing, out), Window(backward, back)
-
-
-def first_of_lowest(times_N: FloatArray) -> int:
-    """Return the position of the lowest time, the first of those that differ in last digits alone."""
-    lowest = times_N.min()
-    return int((times_N <= lowest + TIE * abs(lowest)).argmax())
 
 
 def without_last_digits(ms: float) -> float:

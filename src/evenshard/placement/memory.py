@@ -27,8 +27,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from operator import add, attrgetter
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from evenshard.placement.parts import (
     FUSED,
@@ -44,6 +48,7 @@ from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 from evenshard.utils.messages import brief
 
+Numbers = TypeVar("Numbers", int, npt.NDArray[np.int64])
 STATE_BYTES = 4  # bytes of one number; FBGEMM keeps states in FP32 whatever the weights' precision
 SGD = "sgd"
 # Recommenders train tables with it; taken for tables that come without a model, which would say it.
@@ -78,8 +83,13 @@ def state_bytes(table: Table, optimizer: str) -> int:
     """
     if problem := optimizer_problem(optimizer):
         raise BadConfig(f"{problem}. Choose one of these.")
+    return table.num_rows * row_state_bytes(table.embedding_dim, optimizer)
+
+
+def row_state_bytes(dims: Numbers, optimizer: str) -> Numbers:
+    """Return the bytes of optimizer state of a row with so many columns."""
     per_row, per_weight = STATE_NUMBERS[optimizer]
-    return table.num_rows * (per_row + per_weight * table.embedding_dim) * STATE_BYTES
+    return (per_row + per_weight * dims) * STATE_BYTES
 
 
 @dataclass(frozen=True)
@@ -112,8 +122,7 @@ CACHE_ROW_BYTES, CACHE_SLOT_BYTES = 4, 16
 WORKSPACE_BYTES = 40
 
 
-@dataclass(frozen=True)
-class PartMemory:
+class PartMemory(NamedTuple):
     """Bytes that a part takes of each of its devices, of its host and of the SSD."""
 
     weights: int = 0  # in device memory; of a cache, its rows
@@ -135,7 +144,7 @@ class PartMemory:
     @property
     def device_bytes(self) -> int:
         """Memory of a device while outputs are exchanged, as searches count it; ``peak_bytes`` has other moments."""
-        return sum(getattr(self, name) for name in ON_DEVICE_KINDS)
+        return sum(_on_device(self))
 
     @property
     def lasting_bytes(self) -> int:
@@ -148,18 +157,16 @@ class PartMemory:
         """Memory that the part takes of a host."""
         return self.host_weights + self.host_state
 
-    def __add__(self, other: PartMemory) -> PartMemory:
-        return PartMemory(*map(add, _bytes_of(self), _bytes_of(other)))
+    def __add__(self, other: PartMemory) -> PartMemory:  # type: ignore[override]
+        return PartMemory(*map(add, self, other))
 
 
-_bytes_of = attrgetter(*(one.name for one in fields(PartMemory)))
 _LASTING = ("weights", "optimizer_state", "cache_state", "inputs", "prefetch")
 _AT_OTHER_MOMENTS = ("arriving", "returned", "workspace")
 ON_DEVICE_KINDS = tuple(
-    one.name
-    for one in fields(PartMemory)
-    if not one.name.startswith(("host", "ssd")) and one.name not in _AT_OTHER_MOMENTS
+    name for name in PartMemory._fields if not name.startswith(("host", "ssd")) and name not in _AT_OTHER_MOMENTS
 )
+_on_device = attrgetter(*ON_DEVICE_KINDS)
 
 
 def part_memory(
@@ -176,9 +183,13 @@ def part_memory(
     if not pipeline:
         return kept
     samples, batches = batch_size / num_devices if is_replica else batch_size, PIPELINES[pipeline].batches
-    looked_up = (
-        deduplicated_table(replica_table(own, num_devices), 1) if is_replica else deduplicated_table(own, num_devices)
-    )
+    looked_up = own
+    if own.is_deduplicated:
+        looked_up = (
+            deduplicated_table(replica_table(own, num_devices), 1)
+            if is_replica
+            else deduplicated_table(own, num_devices)
+        )
     inputs = _input_bytes(looked_up, samples)
     outputs = round(VALUE_BYTES * samples * looked_up.outputs_per_sample) * own.embedding_dim
     is_exchanged = num_devices > 1 and not is_replica

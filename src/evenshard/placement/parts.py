@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -176,10 +176,9 @@ def part_table(part: TablePart, whole: Table) -> Table:
     if part.rows == (0, whole.num_rows):
         if part.columns == (0, whole.embedding_dim):
             return whole
-        return replace(whole, name=f"{whole.name}[{part.extent}]", embedding_dim=part.columns.size)
+        return whole.with_fields(name=f"{whole.name}[{part.extent}]", embedding_dim=part.columns.size)
     share = lookup_share(whole, part.rows)
-    return replace(
-        whole,
+    return whole.with_fields(
         name=f"{whole.name}[rows {part.rows}, {part.extent}]",
         num_rows=part.rows.size,
         embedding_dim=part.columns.size,
@@ -258,7 +257,7 @@ def replica_table(table: Table, num_devices: int) -> Table:
     """A replicated table as one device sees it, which looks it up for its own samples only."""
     if table.reuse_bins is None or num_devices == 1:
         return table
-    return replace(table, reuse_bins=thinned_reuse_bins(table.reuse_bins, 1 / num_devices))
+    return table.with_fields(reuse_bins=thinned_reuse_bins(table.reuse_bins, 1 / num_devices))
 
 
 def deduplicated_table(table: Table, num_devices: int) -> Table:
@@ -267,8 +266,7 @@ def deduplicated_table(table: Table, num_devices: int) -> Table:
         return table
     bins = table.reuse_bins or feasible_reuse_bins(table.num_rows, LOOKUPS_WHERE_UNCOUNTED)
     sent, share = deduplicated_reuse(bins, num_devices)
-    return replace(
-        table,
+    return table.with_fields(
         pooling_factor=table.pooling_factor * share,
         feature_pooling_factors=tuple(share * one for one in table.feature_pooling_factors),
         reuse_bins=sent,

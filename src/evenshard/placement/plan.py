@@ -67,6 +67,15 @@ def check_sharding(task: ShardingTask, parts: Sequence[TablePart]) -> None:
     check_parts_memory(task, parts)
 
 
+def is_legal_sharding(task: ShardingTask, parts: Sequence[TablePart]) -> bool:
+    """Return True if parts keep the task's rules, fit, and are of a kind that evenshard knows."""
+    try:
+        check_sharding(task, parts)
+    except (BadConfig, InfeasibleTask):
+        return False
+    return True
+
+
 def check_placement(task: ShardingTask, placement: Placement) -> None:
     """Raises InfeasibleTask if whole tables on these devices break the task's memory, or its rules of devices."""
     try:
@@ -98,20 +107,23 @@ def check_parts_memory(task: ShardingTask, parts: Sequence[TablePart]) -> None:
                 )
 
 
-def as_cut(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> ShardingTask:
-    """The task in which collections with MEAN tables that a placement cuts by rows alone may be cut so alone.
-
-    In it such a placement is legal, and no other type of a table of such a collection is.
-    """
-    collections = {table.collection for table in task.tables if table.pooling == MEAN}
-    if not collections or task.num_devices == 1:
-        return task
+def means_in_rows(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> set[tuple[str, bool, bool]]:
+    """Return the collections with MEAN tables of which a placement cuts all tables by rows alone."""
+    collections = {table.collection for table in task.tables if table.pooling == MEAN and task.num_devices > 1}
     for at, table in enumerate(task.tables):
         if table.collection in collections:
             ways = ways_of(by_table[table.name], table, task.machine)
             if not ways & task.limits_of(at).types & {*ROWS_ALONE}:
                 collections.discard(table.collection)
-    return cut_by_rows(task, collections) if collections else task
+    return collections
+
+
+def as_cut(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> ShardingTask:
+    """The task in which collections with MEAN tables that a placement cuts by rows alone may be cut so alone.
+
+    In it such a placement is legal, and no other type of a table of such a collection is.
+    """
+    return cut_by_rows(task, means_in_rows(task, by_table))
 
 
 def broken_rule(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> str | None:

@@ -360,12 +360,6 @@ def _bound_by_columns(machine: Machine, devices: Collection[int]) -> list[str]:
     return [one for one, size in sizes.items() if len({device // size for device in devices}) == 1]
 
 
-@lru_cache(maxsize=4096)
-def spans(machine: Machine) -> tuple[int, ...]:
-    """How many devices some columns may live on with all of their rows, over all types, the fewest first."""
-    return tuple(sorted({one.span(machine) for one in TYPES.values()}))
-
-
 def freest_by_columns(types: Collection[str], machine: Machine, default: str) -> str:
     """The type that cuts columns alone and leaves their devices the most free; ``default`` if none does."""
     own = (one for one in COLUMNS_ALONE if one in types)

@@ -81,7 +81,8 @@ class ShardingTask:
         apart: groups of tables, by position, of which a device holds one at most.
         pipeline: training pipeline, one of ``PIPELINES``; empty to count weights and optimizer state alone.
         kernels: where weights may be kept, of ``COMPUTE_KERNELS``.
-        means_of_rows: takes rows of MEAN tables for right beside all types, to price what TorchRec would train wrongly.
+        means_of_rows: MEAN tables of ``may_go_in_rows`` may have rows whatever the other tables have; a search takes
+            care that its answer is right.
         max_columns: columns of the widest table or part that a device trains. No part of ``repr``, as ``task_id``.
         task_id: unique within a file of tasks. No part of ``repr``, which tells apart what is measured of parts.
 
@@ -200,6 +201,16 @@ class ShardingTask:
         types_of = [self.limits_of(at).types for at in range(len(self.tables))]
         free = {table.collection for table, types in zip(self.tables, types_of, strict=True) if types - {*ROWS_ALONE}}
         return frozenset(at for at, table in enumerate(self.tables) if table.collection not in free)
+
+    @cached_property
+    def may_go_in_rows(self) -> frozenset[tuple[str, bool, bool]]:
+        """Collections with MEAN tables that may be cut by rows, as a whole, and need not be."""
+        found = {table.collection for table in self.tables if table.pooling == MEAN}
+        if not found or self.num_devices == 1:
+            return frozenset()
+        found -= {self.tables[at].collection for at in self.in_rows}
+        types = cut_by_rows(self, found).types
+        return frozenset(found - {table.collection for table, own in zip(self.tables, types, strict=True) if not own})
 
     @cached_property
     def may_offload(self) -> bool:
@@ -332,7 +343,7 @@ def ruled_out(task: ShardingTask, position: int) -> dict[str, str]:
         rule_out(GRIDS, "TorchRec takes no means in a grid")
         if table.is_weighted:
             rule_out(ROWS_ALONE, "TorchRec takes no means of weighted rows")
-        elif position not in task.in_rows and not task.means_of_rows:
+        elif position not in task.in_rows and not (task.means_of_rows and table.collection in task.may_go_in_rows):
             rule_out(ROWS_ALONE, "TorchRec takes means of rows wrongly beside tables that are not cut by rows")
     if position in task.kept_together:
         others = [one for one in SHARDING_TYPES if one != TABLE_WISE]
@@ -366,9 +377,23 @@ def ruled_out(task: ShardingTask, position: int) -> dict[str, str]:
 
 def cut_by_rows(task: ShardingTask, collections: Collection[object]) -> ShardingTask:
     """The task in which the tables of some collections (``Table.collection``) may be cut by rows alone."""
+    if not collections and not task.means_of_rows:
+        return task
     limits = [task.limits_of(at) for at in range(len(task.tables))]
     narrowed = tuple(
         replace(own, types=own.types & {*ROWS_ALONE}) if table.collection in collections else own
         for table, own in zip(task.tables, limits, strict=True)
     )
-    return replace(task, limits=narrowed)
+    return replace(task, limits=narrowed, means_of_rows=False)
+
+
+def allow_means_of_rows(task: ShardingTask) -> ShardingTask:
+    """The task of a search: collections with MEAN tables may be cut by rows, and are where a rule leaves no other type.
+
+    Only a placement that ``plan.check_sharding`` allows is an answer to it.
+    """
+    if not task.may_go_in_rows:
+        return task
+    types_of = zip(task.tables, task.types, strict=True)
+    must = {table.collection for table, types in types_of if not types} & task.may_go_in_rows
+    return replace(cut_by_rows(task, must), means_of_rows=True)

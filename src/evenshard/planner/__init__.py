@@ -7,5 +7,5 @@
     place               the answer: search, model, prices (pricing), others (comparison); refusals: capacity
     answer, file        the answer, and placement.json with its JSON schema; describe: what a file of ours is
     memory              what fills devices and hosts, and what tables outside of device memory take
-    output_order        orders of pooled outputs, and means_by_rows: rules that take several searches
+    output_order        orders of pooled outputs: rules that take several searches
 """

@@ -268,7 +268,7 @@ class PlacementAnswer(PricedParts):
     @property
     def memory_warnings(self) -> tuple[str, ...]:
         """Warnings where a device or a host is full to the brim."""
-        return brim_warnings(self.memory, self.host_memory)
+        return tuple(brim_warnings(self.memory, self.host_memory))
 
     @property
     def low_ms(self) -> float:

@@ -44,12 +44,12 @@ from evenshard.planner.pricing import PartsMeasurer, link_error, price_parts
 from evenshard.planner.request import PlacementRequest, kept_optimizers
 from evenshard.sharders.catalog import SHARDERS, Resources, label_of, sharder
 from evenshard.sharders.model import Model
-from evenshard.sharders.search.construction import Construction, Works
+from evenshard.sharders.search.chains import choices_from
+from evenshard.sharders.search.choices import parts_of
+from evenshard.sharders.search.greedy import GreedyPlacer, GreedyStarts
 from evenshard.sharders.search.moves import EarlierPlacement
 from evenshard.sharders.search.near_placement import NearResult
-from evenshard.sharders.search.rules_of_thumb import rules_of_thumb
 from evenshard.sharders.search.space import SearchSpace
-from evenshard.sharders.search.state import parts_of
 from evenshard.sharders.torchrec.planner import (
     AS_IT_COMES,
     OFFLOAD_SETTINGS,
@@ -305,10 +305,12 @@ def best_rule(costs: PartCosts) -> Candidate:
         InfeasibleTask: if none finds room.
     """
     space = SearchSpace(costs)
-    rule = next(iter(rules_of_thumb(Construction(space, Works.of(space)))), None)
-    if rule is None:
+    starts = GreedyStarts(GreedyPlacer(space))
+    best = next((one for one in starts.rules() if not one.overflow), None)
+    if best is None:
         raise InfeasibleTask("no rule of thumb found room for the tables")
-    return Rival(RULE, None, setting=rule.name), parts_of(space, rule.choices)
+    choices = choices_from(space.table, best.start.option_G, best.place_GS)
+    return Rival(RULE, None, setting=best.start.rule), parts_of(space, choices)
 
 
 def _full_space(request: PlacementRequest, costs: PartCosts) -> Iterator[Candidate]:

@@ -203,7 +203,7 @@ class NodeMemory:
         return self.ssd / self.ssd_room if self.ssd_room else 0.0
 
 
-_OF_PART = tuple(one.name for one in fields(PartMemory))
+_OF_PART = PartMemory._fields
 _OF_DEVICE = tuple(one.name for one in fields(DeviceMemory) if one.name in _OF_PART)
 _OF_HOST = ("weights", "optimizer_state", "ssd")
 
@@ -262,12 +262,8 @@ def host_memories(
     )
 
 
-def brim_warnings(devices: Sequence[DeviceMemory], hosts: Sequence[NodeMemory]) -> tuple[str, ...]:
-    """A sentence or two for devices, hosts and SSDs that are full to the brim; nothing where none are."""
-    return tuple(_brim_warnings(devices, hosts))
-
-
-def _brim_warnings(devices: Sequence[DeviceMemory], hosts: Sequence[NodeMemory]) -> Iterator[str]:
+def brim_warnings(devices: Sequence[DeviceMemory], hosts: Sequence[NodeMemory]) -> Iterator[str]:
+    """Yield a sentence or two for devices, hosts and SSDs that are full to the brim."""
     brimful = [one for one in devices if one.is_brimful]
     if with_reserve := {one.device: one.full for one in brimful if one.reserved}:
         yield (

@@ -187,8 +187,8 @@ def order_changes(
 # Layouts by columns that are searched, each corrected by the times of the one before.
 LAYOUTS = 3
 Orders = Mapping[str, tuple[OutputTable, ...]]
-# Searches a request with this share of the usual effort, 0 for all of it.
-Place = Callable[[PlacementRequest, float], PlacementAnswer]
+# Searches a request with so many changes at most, None for all of the effort.
+Place = Callable[[PlacementRequest, int | None], PlacementAnswer]
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def place_in_order(request: PlacementRequest, place: Place, old: PlacementAnswer
     """
     orders = _kept_orders(request, old)
     plain = replace(request, keep_output_order=False)
-    free = place(plain, 0.0)
+    free = place(plain, None)
     found = [free] if _has_order(request, free, orders) else []
     for limits in _fixed_limits(request, orders, old):
         found += _answers(plain, limits, place, request, orders)
@@ -280,7 +280,7 @@ def _answers(
     if (limited := _with_limits(plain, limits)) is None:
         return []
     with suppress(InfeasibleTask, BadConfig):  # such as more moves from near than allowed
-        answer = place(limited, EFFORTS[QUICK].share)
+        answer = place(limited, EFFORTS[QUICK].changes)
         return [answer] if _has_order(request, answer, orders) else []
     return []
 

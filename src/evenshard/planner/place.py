@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from heapq import heapify, heapreplace
 from itertools import chain
 from typing import Any
 
@@ -17,21 +16,18 @@ from evenshard.measure.price.step import PartCosts, PredictedParts
 from evenshard.measure.step_time import without_last_digits
 from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.parts import COLUMN_STEP, FUSED, TablePart, whole_part
-from evenshard.placement.plan import check_sharding, parts_by_table
+from evenshard.placement.plan import check_sharding, is_legal_sharding, parts_by_table
 from evenshard.placement.sharding import TABLE_WISE
-from evenshard.placement.task import ShardingTask
+from evenshard.placement.task import ShardingTask, allow_means_of_rows
 from evenshard.planner.answer import PlacementAnswer
 from evenshard.planner.capacity import refusal
 from evenshard.planner.comparison import (
-    Candidate,
     Near,
-    rival_label,
     rival_placements,
     rivals,
     saving_against,
     with_nearness,
 )
-from evenshard.planner.means_by_rows import Collections, MeansSearched, Searched, means_notes, search_means
 from evenshard.planner.optimizers import replica_notes
 from evenshard.planner.output_order import place_in_order
 from evenshard.planner.pricing import PartsMeasurer, link_error, part_costs, price_parts
@@ -41,11 +37,10 @@ from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.learned import proposals
 from evenshard.sharders.model import Model
 from evenshard.sharders.packing.reasons import require_sharding_room, require_types
-from evenshard.sharders.search.near_placement import NearResult, NearSearch
-from evenshard.sharders.search.nested import Starts, search_with_fewer_types
-from evenshard.sharders.search.search import EFFORTS, NORMAL, PlanSearch, PlanSearchEffort, Progress, stops_before
+from evenshard.sharders.search.near_placement import NearSearch
+from evenshard.sharders.search.search import EFFORTS, NORMAL, PlanSearch, PlanSearchEffort, Progress
 from evenshard.tables.assumptions import Assumption, approximations
-from evenshard.tables.table import MEAN, Table
+from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig, InfeasibleTask
 from evenshard.utils.messages import brief
 from evenshard.utils.process import one_thread
@@ -67,7 +62,7 @@ class PlaceConfig:
     @property
     def lineage(self) -> dict[str, Any]:
         """The record of it in an answer."""
-        return {"seed": self.seed, "num_measured": self.num_measured, "effort": self.effort.share}
+        return {"seed": self.seed, "num_measured": self.num_measured, "changes": self.effort.changes}
 
 
 @one_thread()
@@ -86,10 +81,10 @@ def place_request(
     Args:
         measure: measures placements; needed to measure candidates.
         tables_from: source of the tables, for the lineage.
-        progress: called with the best predicted time so far, ms.
+        progress: called with the best predicted time so far, ms, and the share of the search that is done.
         near: the earlier answer from which a bounded number of bytes may move.
         known: placements to begin with too, such as TorchRec's; the answer is not predicted to take longer than those
-            of them that are legal (but for ``usual_cuts``), nor than those of rivals.
+            of them that are legal, nor than those of rivals.
 
     Raises:
         InfeasibleTask: if there is no legal placement, or none was found; the message says which, and what is missing.
@@ -99,48 +94,41 @@ def place_request(
     _check_dims(request.tables)
     if request.keep_output_order:
 
-        def place(limited: PlacementRequest, share: float) -> PlacementAnswer:
-            effort = config.effort if not share else replace(config.effort, share=min(config.effort.share, share))
+        def place(limited: PlacementRequest, most_changes: int | None) -> PlacementAnswer:
+            changes = config.effort.changes if most_changes is None else min(config.effort.changes, most_changes)
+            effort = replace(config.effort, changes=changes)
             return place_request(
                 limited, model, replace(config, effort=effort), measure, tables_from, progress, near, known
             )
 
         return place_in_order(request, place, None if near is None else near.old)
-    started = time.monotonic()
     costs = part_costs(request, model)
     task = costs.task
     cost: PlacementCost | None = None
-    failure: InfeasibleTask | None = None
-    first: Searched | None = None
+    others = rival_placements(request, costs, config.compare)
     try:
-        require_types(task)
+        searched = costs.of_task(allow_means_of_rows(task))
+        require_types(searched.task)
         if request.rules != Rules() and not task.may_offload:
-            require_sharding_room(task)
-        # The search is told what fewer types answer.
-        starts = _starts(request, model, config.seed, known)
-        first = Searched(*search_with_fewer_types(costs, config.effort, config.seed, starts, progress))
+            require_sharding_room(searched.task)
+        starts = _starts(
+            request, model, config.seed, task, (*known, *(parts for _, parts in others if parts is not None))
+        )
+        search = PlanSearch(searched, config.effort, config.seed, progress)
+        free = search.run(starts)
     except InfeasibleTask as error:
-        failure = error
-    means = _with_means(costs, first, config, near, started)
-    if not means.found:
-        assert failure is not None
-        raise refusal(request, failure) from None
-    others, taken = rival_placements(request, costs, config.compare), None
-    if near is None:
-        found = [_with_rivals(one, others) for one in means.found]
-        (chosen, taken), beside = min(found, key=lambda one: without_last_digits(one[0].step_ms)), None
-        best, is_interrupted = chosen.result.best, chosen.result.is_interrupted
-        candidates = chosen.result.candidates
-        if not config.num_measured:
-            best = make_small_tables_whole(costs, best)
-    else:
-        chosen, beside = _nearest(means.found, near, request)
-        best, candidates, is_interrupted = beside.best, beside.candidates, beside.is_interrupted
+        raise refusal(request, error) from None
+    beside = None if near is None else NearSearch(search, near.earlier(request), near.most_bytes).run(free)
+    found = beside or free
+    best, candidates = found.best, found.candidates
+    if near is None and not config.num_measured:
+        best = make_small_tables_whole(costs, best)
     if config.num_measured:
         assert measure is not None, "measuring needs hardware"
         candidates = candidates[: config.num_measured]
         measured = measure(task, candidates)
-        number = min(range(len(measured)), key=lambda one: measured[one].step_ms(costs.pipeline))
+        step_ms = [one.step_ms(costs.pipeline) for one in measured]
+        number = min(range(len(measured)), key=lambda one: step_ms[one] + costs.divisions_ms(candidates[one]))
         best, cost = costs.predict(candidates[number]), measured[number]
     check_sharding(task, best.parts)
     answered, widened = price_parts(request, model, costs, best)
@@ -159,7 +147,7 @@ def place_request(
     answer = PlacementAnswer(
         request=replace(request, assumptions=_assumptions(request, task, best.parts)),
         **vars(answered),
-        lower_bound_ms=min(_bound_ms(means, best.predicted_ms), best.predicted_ms),
+        lower_bound_ms=min(lower_bound_ms(search.space, best.predicted_ms), best.predicted_ms),
         warnings=(
             *unit_warnings(request),
             *(() if model.trained_on is None else model.trained_on.outside(request.task())),
@@ -172,11 +160,9 @@ def place_request(
         notes=tuple(
             note
             for note in (
-                INTERRUPTED if is_interrupted else None,
-                taken,
+                INTERRUPTED if found.is_interrupted else None,
                 widened,
-                *_notes(request, model, best.parts),
-                *means_notes(means, chosen),
+                *_notes(request, model, best.parts, costs.divisions_ms(best.parts)),
             )
             if note
         ),
@@ -185,7 +171,7 @@ def place_request(
     )
     if near is None or beside is None:
         return answer
-    return with_nearness(answer, near, beside, chosen.result.best.predicted_ms, saves(beside.stay.parts))
+    return with_nearness(answer, near, beside, free.best.predicted_ms, saves(beside.stay.parts))
 
 
 def _check_dims(tables: Sequence[Table]) -> None:
@@ -199,81 +185,15 @@ def _check_dims(tables: Sequence[Table]) -> None:
             )
 
 
-def _with_means(
-    costs: PartCosts, first: Searched | None, config: PlaceConfig, near: Near | None, started: float
-) -> MeansSearched:
-    limit_s, seed = config.effort.time_limit_s, config.seed
-
-    def make(of_rows: PartCosts, share: float) -> PlanSearch:
-        require_types(of_rows.task)
-        left_s = None if limit_s is None else max(limit_s - (time.monotonic() - started), 0.0)
-        effort = replace(config.effort, changes=round(share * config.effort.changes), time_limit_s=left_s)
-        return PlanSearch(of_rows, effort, seed, stops=stops_before(effort))
-
-    kept: Collections = frozenset()
-    if near is not None:
-        old = near.old
-        cut = {table.collection for table in old.request.tables if table.pooling == MEAN}
-        kept = frozenset(old.task.tables[at].collection for at in old.task.in_rows) & cut
-    if limit_s is not None and time.monotonic() - started >= limit_s:
-        return MeansSearched(() if first is None else (first,))
-    return search_means(costs, first, kept, make)
-
-
-def _nearest(found: Sequence[Searched], near: Near, request: PlacementRequest) -> tuple[Searched, NearResult]:
-    results: list[tuple[Searched, NearResult]] = []
-    failures: list[BadConfig] = []
-    for one in found:
-        try:
-            results.append((one, NearSearch(one.search, near.earlier(request), near.most_bytes).run(one.result)))
-        except BadConfig as error:
-            failures.append(error)
-    if not results:
-        raise failures[0]
-    return min(results, key=lambda one: without_last_digits(one[1].best.predicted_ms + one[0].divided_ms))
-
-
-def _bound_ms(means: MeansSearched, enough_ms: float) -> float:
-    return min(means.bound_ms, *(lower_bound_ms(one.search.space, enough_ms) for one in means.found))
-
-
-def _starts(request: PlacementRequest, model: Model, seed: int, known: Sequence[Sequence[TablePart]]) -> Starts:
-    """Return known legal placements, and a learned policy's where all tables may be whole in device memory."""
-
-    @cache
-    def propose() -> tuple[tuple[TablePart, ...], ...]:
-        placements = () if model.policy is None else proposals(model.policy, request.task(), seed)
-        return tuple(one.parts(request.tables) for one in placements)
-
-    def starts(task: ShardingTask, limit_s: float | None) -> Sequence[Sequence[TablePart]]:
-        on_device = (FUSED in task.kernels_of(at) for at in range(len(task.tables)))
-        are_whole = all(TABLE_WISE in types for types in task.types) and all(on_device)
-        return [parts for parts in (*known, *(propose() if are_whole else ())) if not _is_illegal(task, parts)]
-
-    return starts
-
-
-def _with_rivals(searched: Searched, others: Sequence[Candidate]) -> tuple[Searched, str | None]:
-    search, result, taken = searched.search, searched.result, None
-    for rival, parts in others:
-        if parts is None or _is_illegal(search.costs.task, parts):
-            continue
-        before, result = result, search.with_known(result, [parts])
-        taken = rival if result.best is not before.best else taken
-    if taken is None:
-        return searched, None
-    alone_ms = ms_text(searched.result.best.predicted_ms)
-    note = f"The search alone reached {alone_ms} ms. The answer improves on a better placement: {rival_label(taken)}."
-    return replace(searched, result=result), note
-
-
-def _is_illegal(task: ShardingTask, parts: Sequence[TablePart]) -> bool:
-    """Whether parts break rules or memory, or are of a kind that evenshard does not know, such as rows of a pod."""
-    try:
-        check_sharding(task, parts)
-    except (BadConfig, InfeasibleTask):
-        return True
-    return False
+def _starts(
+    request: PlacementRequest, model: Model, seed: int, task: ShardingTask, known: Sequence[Sequence[TablePart]]
+) -> list[tuple[TablePart, ...]]:
+    """Return the legal ones of known placements, and a learned policy's where all tables may be whole."""
+    on_device = (FUSED in task.kernels_of(at) for at in range(len(task.tables)))
+    are_whole = all(TABLE_WISE in types for types in task.types) and all(on_device)
+    placements = proposals(model.policy, request.task(), seed) if model.policy is not None and are_whole else ()
+    found = dict.fromkeys(tuple(parts) for parts in (*known, *(one.parts(request.tables) for one in placements)))
+    return [parts for parts in found if is_legal_sharding(task, parts)]
 
 
 def _assumptions(request: PlacementRequest, task: ShardingTask, parts: Sequence[TablePart]) -> tuple[Assumption, ...]:
@@ -288,7 +208,9 @@ def _even_rows(task: ShardingTask, parts: Sequence[TablePart]) -> Iterator[Assum
             yield Assumption(table.name, "row_shares", "lookups even over the rows that devices share")
 
 
-def _notes(request: PlacementRequest, model: Model, parts: Sequence[TablePart]) -> Iterator[str | None]:
+def _notes(
+    request: PlacementRequest, model: Model, parts: Sequence[TablePart], divisions_ms: float
+) -> Iterator[str | None]:
     asked_for = dict.fromkeys(request.optimizer_of(table.name) for table in request.tables)
     learned = None if model.trained_on is None else model.trained_on.optimizer
     for asked in asked_for:
@@ -298,39 +220,59 @@ def _notes(request: PlacementRequest, model: Model, parts: Sequence[TablePart]) 
             yield f"Predicted times are of {learned}; {asked}'s memory is counted, its {word} backward pass is not."
     yield from replica_notes(request, tuple(dict.fromkeys(one.table for one in parts if len(one.devices) > 1)))
     yield beyond_span(request.nodes.intra or model.link, request.nodes.domain_size)
+    if divisions_ms:
+        yield (
+            f"All tables of collections with MEAN tables are cut by rows: TorchRec trains rows of means right only so. "
+            f"It divides their sums, about {ms_text(divisions_ms)} ms of a step that no time here counts."
+        )
 
 
 # Largest weights of a small table. A reader of a plan expects such tables whole.
 MOST_BYTES = 2**16
 # Most that whole tables may add to a step: this share of it, or two launches of a kernel, which models hardly resolve.
 MOST_SLOWER, RESOLUTION_MS = 0.01, 0.01
+# Single tables that add more, after which the others are left as they are.
+MOST_FAILURES = 4
 
 
 def make_small_tables_whole(costs: PartCosts, found: PredictedParts) -> PredictedParts:
     """Return the placement with small cut tables whole, as far as the step takes hardly longer.
 
-    All of them become whole, or else each by itself that costs next to nothing.
+    All of them become whole, or else each half of them by itself, down to single tables.
     """
     task, by_table = costs.task, parts_by_table(costs.task, found.parts)
     cut = [one for one in task.tables if one.size_bytes <= MOST_BYTES and len(by_table[one.name]) > 1]
     most_ms = found.predicted_ms + max(MOST_SLOWER * found.predicted_ms, RESOLUTION_MS)
-    if not cut:
-        return found
-    if (whole := _with_whole(costs, found, cut)) is not None and whole.predicted_ms <= most_ms:
-        return whole
-    for table in cut:
-        alone = _with_whole(costs, found, [table])
-        found = alone if alone is not None and alone.predicted_ms <= most_ms else found
+    left, failures = [cut] if cut else [], 0
+    while left and failures < MOST_FAILURES:
+        tables = left.pop()
+        whole = _with_whole(costs, found, tables)
+        if whole.predicted_ms <= most_ms and is_legal_sharding(task, whole.parts):
+            found = whole
+        elif len(tables) > 1:
+            middle = len(tables) // 2
+            left += [tables[middle:], tables[:middle]]
+        else:
+            failures += 1
     return found
 
 
-def _with_whole(costs: PartCosts, found: PredictedParts, tables: Sequence[Table]) -> PredictedParts | None:
-    """Put these tables, one after the other, on the device with the least work; return None if that is not legal."""
+def _with_whole(costs: PartCosts, found: PredictedParts, tables: Sequence[Table]) -> PredictedParts:
+    """Put these tables, one after the other, on the device with the least work."""
+    names = {table.name for table in tables}
+    parts, own = [], dict[str, TablePart]()
+    for part in found.parts:
+        if part.table in names:
+            own[part.table] = part
+        else:
+            parts.append(part)
+    # About the work of a table: that of the mean part.
+    each_ms = sum(one.predicted_total_ms for one in found.devices) / len(found.parts)
+    num_parts = Counter(device for part in found.parts for device in part.devices)
+    work = [(without_last_digits(one.predicted_total_ms), num_parts[at], at) for at, one in enumerate(found.devices)]
+    heapify(work)
     for table in tables:
-        own = [part for part in found.parts if part.table == table.name]
-        rest = [part for part in found.parts if part.table != table.name]
-        num_parts = Counter(device for part in found.parts for device in part.devices)
-        work = [(without_last_digits(one.predicted_total_ms), num_parts[at]) for at, one in enumerate(found.devices)]
-        device = work.index(min(work))
-        found = costs.predict((*rest, whole_part(table, (device,), own[0].storage)))
-    return None if _is_illegal(costs.task, found.parts) else found
+        work_ms, count, device = work[0]
+        parts.append(whole_part(table, (device,), own[table.name].storage))
+        heapreplace(work, (without_last_digits(work_ms + each_ms), count + 1, device))
+    return costs.predict(parts)

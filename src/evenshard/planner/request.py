@@ -326,9 +326,9 @@ def _list_link_warnings(request: PlacementRequest) -> Iterator[str | None]:
 
 def _list_memory_warnings(request: PlacementRequest) -> Iterator[str | None]:
     machine = request.nodes
-    for device, cap in enumerate(request.caps_bytes):
-        profile = profile_of(HardwareName.parse(machine.hardware_of(device) or request.hardware))
-        if profile is not None:
+    devices = ((machine.hardware_of(at) or request.hardware, cap) for at, cap in enumerate(request.caps_bytes))
+    for hardware, cap in dict.fromkeys(devices):
+        if (profile := profile_of(HardwareName.parse(hardware))) is not None:
             known = (profile.memory_gb, profile.memory_gb)
             yield _warn_beyond("memory_cap_gb (hbm_cap of a Topology)", bytes_to_gb(cap), "GB", known, FAR_ABOVE_MEMORY)
     values = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from evenshard.measure.config import MeasureConfig
 from evenshard.placement.task import ShardingTask
@@ -21,8 +21,6 @@ if TYPE_CHECKING:  # torch takes a second to import, and rules of thumb need non
     from evenshard.sharders.cost_model.cost_model import CostModel
     from evenshard.sharders.cost_model.sharder import SearchConfig
     from evenshard.sharders.torchrec.rival import TorchRecPlanner
-
-Resource = TypeVar("Resource")
 
 
 @dataclass(frozen=True)
@@ -81,9 +79,7 @@ SHARDERS = (
     Entry("dim_greedy", lambda _: expert_sharder("dim_greedy"), "greedy by dim"),
     Entry("lookup_greedy", lambda _: expert_sharder("lookup_greedy"), "greedy by lookups"),
     Entry("size_lookup_greedy", lambda _: expert_sharder("size_lookup_greedy"), "greedy by size and lookups"),
-    Entry(
-        "single_cost_greedy", lambda given: single_cost_sharder(_there(given.single_cost_ms)), needs="single_cost_ms"
-    ),
+    Entry("single_cost_greedy", lambda given: single_cost_sharder(given.single_cost_ms or {}), needs="single_cost_ms"),
     Entry(
         "torchrec_planner",
         lambda given: _torchrec_sharder(given, "storage"),
@@ -147,9 +143,5 @@ def _torchrec_planner(given: Resources) -> Callable[[ShardingTask], TorchRecPlan
 def _evenshard(given: Resources) -> Sharder:
     from evenshard.sharders.cost_model.sharder import EvenshardSharder
 
-    return EvenshardSharder(_there(given.cost_model), given.policy, given.search)
-
-
-def _there(resource: Resource | None) -> Resource:
-    assert resource is not None, "the sharder needs what is not there"
-    return resource
+    assert given.cost_model is not None, "the search needs a cost model"
+    return EvenshardSharder(given.cost_model, given.policy, given.search)

@@ -18,11 +18,10 @@ from torch import nn
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.trained_on import TRAINED_ON, TrainedOn
 from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadFile, blame_file
+from evenshard.utils.errors import BadFile, blame_file, reading_saved
 from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import cut
 from evenshard.utils.outputs import NETWORK_FOLDER
-from evenshard.utils.saved import reading_saved
 from evenshard.utils.typed import record_of
 from evenshard.utils.weights import load_adam, load_weights, save_adam, save_weights
 

@@ -48,16 +48,13 @@ class TrainedSharder(Sharder, Protocol):
     def sample(self, tasks: Sequence[ShardingTask], generator: torch.Generator) -> list[Placement | None]:
         """One sampled placement per task, for exploring; None where the policy found no room."""
 
-    def sample_one(self, task: ShardingTask, count: int, generator: torch.Generator) -> list[Placement | None]:
-        """Sampled placements of one task; None where the policy found no room."""
-
     def predicted_ms(self, task: ShardingTask, placement: Placement) -> float:
         """Predict the time of the slowest device of a placement by the cost network, ms."""
 
 
 LEARNED = {
-    "dreamshard": "evenshard.sharders.dreamshard.learned",
-    "autoshard": "evenshard.sharders.autoshard.learned",
+    "dreamshard": "evenshard.sharders.dreamshard.fit",
+    "autoshard": "evenshard.sharders.autoshard.fit",
 }
 DREAMSHARD = "dreamshard"
 
@@ -161,4 +158,4 @@ def rollouts(
 ) -> list[Placement]:
     """Sampled placements: ``count``, or fewer if tables and devices are many, without those that found no room."""
     most = max(1, MOST_CHOICES // (len(task.tables) * task.num_devices))
-    return [one for one in sharder.sample_one(task, min(count, most), generator) if one is not None]
+    return [one for one in sharder.sample([task] * min(count, most), generator) if one is not None]

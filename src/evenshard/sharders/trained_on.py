@@ -18,10 +18,10 @@ from evenshard.placement.tasks import distinct_tables
 from evenshard.tables.reuse import mean_counts
 from evenshard.tables.table import WEIGHT_BITS, Table
 from evenshard.utils.atomic import atomic_path
+from evenshard.utils.errors import reading_saved
 from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import cut
 from evenshard.utils.provenance import UNKNOWN, sha256_of
-from evenshard.utils.saved import reading_saved
 from evenshard.utils.typed import record_of
 from evenshard.version import __version__
 

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all.
+"""Files and folders that appear whole or not at all, and temporary folders.
 
 What is written lies beside its place, as ``.evenshard-1a2b3c4d5e6f.cost_net``, until it is whole and on the disk; then
 it is renamed into its place. A folder that stood there before is set aside for the moment between two renames, as
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from evenshard.utils.outputs import ANY_FOLDER, File, Folder, follow_links, names_below
 
@@ -139,3 +140,10 @@ def _flush(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """An empty folder in the system's temporary folder (TMPDIR), which is removed when the block ends."""
+    with TemporaryDirectory(prefix="evenshard-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)

@@ -112,8 +112,8 @@ def without_progress() -> Iterator[None]:
 
 
 @contextmanager
-def best_so_far() -> Iterator[Callable[[float], None] | None]:
-    """Show on stderr the best step time that a search has found, ms; elsewhere than on a terminal, log one line."""
+def best_so_far() -> Iterator[Callable[[float, float], None] | None]:
+    """Show on stderr how far a search is and its best step time, ms; elsewhere than on a terminal, log one line."""
     if _QUIET.get():
         yield None
         return
@@ -129,7 +129,9 @@ def best_so_far() -> Iterator[Callable[[float], None] | None]:
     from rich.console import Console
 
     with Console(stderr=True).status("searching") as status:
-        yield lambda ms: status.update(f"best so far {ms_text(ms)} ms of embedding work per step (Ctrl-C takes it)")
+        yield lambda ms, done: status.update(
+            f"{done:.0%} searched, best so far {ms_text(ms)} ms of embedding work per step (Ctrl-C takes it)"
+        )
 
 
 def _log_progress(items: Collection[Item], description: str) -> Iterator[Item]:

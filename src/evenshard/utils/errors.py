@@ -22,9 +22,11 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from os import PathLike
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from evenshard.utils.messages import one_line, reason_of
@@ -158,3 +160,24 @@ def blame_file(read: Callable[_P, _R]) -> Callable[_P, _R]:
             raise BadFile(str(path), problem, "Check its content, or make it again.") from error
 
     return read_or_blame
+
+
+@contextmanager
+def reading_saved(folder: Path, what: str, remedy: str) -> Iterator[None]:
+    """Make whatever is wrong with a folder that a training saved a single line that names it.
+
+    Args:
+        what: content of the folder, such as "network".
+        remedy: advice if it is missing.
+
+    Raises:
+        BadFile: a file of it is missing, or anything else went wrong.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise BadFile(folder, f"{Path(error.filename).name} is missing", remedy) from None
+    except BadFile:
+        raise
+    except Exception as error:  # torch.load raises half a dozen kinds on a torn file
+        raise BadFile(folder, f"not readable as a saved {what} ({reason_of(error)})", remedy) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evenshard.measure.calibrate.curve import fit_curve
+from evenshard.measure.calibrate.link import fit_curve
 from evenshard.measure.link_model import ALL_TO_ALL, Curve
 from evenshard.utils.errors import MeasurementFailed
 

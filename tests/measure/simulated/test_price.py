@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -57,7 +59,7 @@ def test_a_sequence_and_a_cache_take_what_the_device_model_says() -> None:
     ]
     lookups.append(Lookup(replace(lookups[0].table, pooling_factor=0.0), BATCH))
     assert alone_ms(PRICE, PRICE.columns(lookups)) == pytest.approx([device_model_ms([one]) for one in lookups])
-    assert loaded(lookups).compute_2D[:, 0].sum() == pytest.approx(device_model_ms(lookups), rel=1e-3)
+    assert loaded(lookups).compute_2ND[:, 0, 0].sum() == pytest.approx(device_model_ms(lookups), rel=1e-3)
 
 
 @pytest.mark.parametrize("count", [2, 5, 30])
@@ -66,7 +68,7 @@ def test_tables_of_a_call_share_the_l2_as_in_the_device_model(count: int) -> Non
     for seed in range(5):
         lookups = drawn(count, seed)
         loads = loaded(lookups)
-        assert loads.compute_2D[:, 0] == pytest.approx(device_model_ms_2(lookups), rel=1e-3)
+        assert loads.compute_2ND[:, 0, 0] == pytest.approx(device_model_ms_2(lookups), rel=1e-3)
 
 
 def loaded(lookups: list[Lookup], calls: int = 1, devices: int = 2) -> Loads:
@@ -74,51 +76,76 @@ def loaded(lookups: list[Lookup], calls: int = 1, devices: int = 2) -> Loads:
     columns = LookupColumns([PRICE])
     rows = [columns.row((one,)) for one in lookups]
     columns.update()
-    loads = Loads(columns, [PRICE], np.zeros(devices, dtype=np.int64), [1] * calls)
-    for row in rows:
-        loads.add((row % calls, row), 0, 1)
-    loads.refresh(np.arange(devices), range(calls))
+    loads = Loads(columns, [PRICE], np.zeros(devices, dtype=np.int64), [1] * calls, 1)
+    loads.fill(cells_of([(0, row % calls, row, 0, 1) for row in rows]))
     return loads
 
 
-def test_what_is_taken_away_leaves_what_was_there_before() -> None:
+def cells_of(rows: list[tuple[int, ...]]) -> CellChanges:
+    """Cells by change, call, row, device and sign."""
+    return CellChanges(*np.array(rows, dtype=np.int64).reshape(-1, 5).T)
+
+
+def test_removals_leave_the_sums_of_the_other_lookups() -> None:
     lookups = drawn(12)
-    fewer, loads = loaded(lookups[:7], 2), loaded(lookups, 2)
-    for row in range(7, 12):
-        loads.add((row % 2, row), 0, -1)
-    loads.refresh(np.array([0]), [0, 1])
-    assert loads.compute_2D == pytest.approx(fewer.compute_2D, rel=1e-9)
-    for row in range(7):
-        loads.add((row % 2, row), 0, -1)
-    loads.refresh(np.array([0]), [0, 1])
-    assert (loads.compute_2D == 0).all() and (loads.calls_D == 0).all()
+    loads = loaded(lookups, 2)
+    loads.make(
+        cells_of([(0, row % 2, row, 0, -1) for row in range(7, 12)]),
+        cells_of([(0, row % 2, row, 0, 1) for row in range(7)]),
+    )
+    assert loads.compute_2ND == pytest.approx(loaded(lookups[:7], 2).compute_2ND, rel=1e-12)
+    loads.make(cells_of([(0, row % 2, row, 0, -1) for row in range(7)]), cells_of([]))
+    assert (loads.compute_2ND == 0).all()
 
 
 def test_times_after_changes_are_those_of_making_them() -> None:
-    """Each table goes to the other device, with the two largest of all going together last: maxima, calls, sums."""
+    """Each table goes to the other device; then the two, three and four with the largest maxima go together."""
     lookups = drawn(9)
-    loads, number_E = loaded(lookups, 3), np.arange(9)
-    largest = np.argsort(-PRICE.columns(lookups)[:, -2])[:2]
-    row_E = np.concatenate([number_E, largest])
-    change_E = np.concatenate([number_E, [9, 9]])
-    goes = CellChanges(change_E, row_E % 3, row_E, np.zeros(11, dtype=np.int64), np.full(11, -1))
-    comes = CellChanges(change_E, row_E % 3, row_E, np.ones(11, dtype=np.int64), np.full(11, 1))
-    both = CellChanges(*(np.concatenate(pair) for pair in zip(vars(goes).values(), vars(comes).values(), strict=True)))
-    found_2ND = loads.changed_ms(both, 10)
-    for change in range(10):
-        made = loads.copy()
-        for row in row_E[change_E == change].tolist():
-            made.add((row % 3, row), 0, -1)
-            made.add((row % 3, row), 1, 1)
-        made.refresh(np.arange(2), range(3))
-        assert found_2ND[:, change] == pytest.approx(made.compute_2D, rel=1e-9)
-    assert loads.compute_2D == pytest.approx(loaded(lookups, 3).compute_2D, rel=1e-12)
+    loads, order = loaded(lookups, 3), np.argsort(-PRICE.columns(lookups)[:, -2]).tolist()
+    changed = [*([row] for row in range(9)), *(order[:count] for count in (2, 3, 4, 9))]
+    rows = [
+        (change, row % 3, row, device, sign)
+        for change, own in enumerate(changed)
+        for row in own
+        for device, sign in ((0, -1), (1, 1))
+    ]
+    found_2MD = loads.try_out(np.zeros(len(changed), dtype=np.int64), cells_of(rows))
+    for change, own in enumerate(changed):
+        made = loaded(lookups, 3)
+        changes = cells_of([(0, *row[1:]) for row in rows if row[0] == change])
+        made.make(changes, cells_of([(0, row % 3, row, int(row in own), 1) for row in range(9)]))
+        assert found_2MD[:, change] == pytest.approx(made.compute_2ND[:, 0], rel=1e-9)
+    assert loads.compute_2ND == pytest.approx(loaded(lookups, 3).compute_2ND, rel=1e-12)
+
+
+def test_the_maximum_of_a_call_counts_until_all_lookups_that_have_it_are_gone() -> None:
+    """Four tables, three of them with the widest rows: taken away one after the other, and exchanged for a wide one."""
+    dims = (64, 64, 64, 16, 128)
+    lookups = [Lookup(Table(f"t{at}", 10**5, dim, 8.0), BATCH, "sgd") for at, dim in enumerate(dims)]
+    columns = LookupColumns([PRICE])
+    rows = [columns.row((one,)) for one in lookups]
+    columns.update()
+
+    def of(held: Collection[int]) -> Loads:
+        loads = Loads(columns, [PRICE], np.zeros(2, dtype=np.int64), [1], 1)
+        loads.fill(cells_of([(0, 0, rows[at], 0, 1) for at in held]))
+        return loads
+
+    changes = [
+        [(at, sign) for at, sign in zip(range(5), signs, strict=True) if sign]
+        for signs in product((-1, 0), (-1, 0), (-1, 0), (-1, 0), (0, 1))
+    ]
+    cells = cells_of([(change, 0, rows[at], 0, sign) for change, own in enumerate(changes) for at, sign in own])
+    found_2MD = of(range(4)).try_out(np.zeros(len(changes), dtype=np.int64), cells)
+    for change, own in enumerate(changes):
+        held = {*range(4)} - {at for at, sign in own if sign < 0} | {at for at, sign in own if sign > 0}
+        assert found_2MD[:, change, 0] == pytest.approx(of(held).compute_2ND[:, 0, 0], rel=1e-9)
 
 
 def test_calls_take_launches_and_only_one_overhead() -> None:
     """Two calls with next to nothing take the host twice, the overhead of a pass once."""
     tiny = [Lookup(Table(name, 1, 4, 1e-3), BATCH, "sgd") for name in ("a", "b")]
-    one, two = (loads.compute_2D[:, 0].sum() for loads in (loaded(tiny[:1], 1), loaded(tiny, 2)))
+    one, two = (loads.compute_2ND[:, 0, 0].sum() for loads in (loaded(tiny[:1], 1), loaded(tiny, 2)))
     launched_ms = (PROFILE.fwd_host_us + PROFILE.bwd_host_us) / 1e3
     assert two - one == pytest.approx(launched_ms, rel=0.2)
 
@@ -134,7 +161,7 @@ def test_a_line_lies_below_all_loads_and_touches_near_its_own(seed: int) -> None
     for _ in range(20):
         some = np.flatnonzero(rng.random(40) < rng.random())
         if len(some):
-            took_2 = loaded([lookups[at] for at in some], int(rng.integers(1, 4))).compute_2D[:, 0]
+            took_2 = loaded([lookups[at] for at in some], int(rng.integers(1, 4))).compute_2ND[:, 0, 0]
             gaps.append(took_2 - line.at_0_2 - (line.works(columns_PH[some]) + steps_2P[:, some]).sum(axis=1))
     assert np.min(gaps) > -1e-9 and np.sum(gaps, axis=1).min() < 1.0
 
@@ -147,7 +174,7 @@ def test_a_call_takes_what_any_of_its_tables_needs_once(seed: int) -> None:
     once_2P = PRICE.least_call_ms(columns_PH)
     line = PRICE.line_at(columns_PH.sum(axis=0))
     works_2P = line.works(columns_PH) + PRICE.own_steps_ms(columns_PH)
-    took_2 = loaded(lookups, 1).compute_2D[:, 0]
+    took_2 = loaded(lookups, 1).compute_2ND[:, 0, 0]
     assert (took_2 >= line.at_0_2 + works_2P.sum(axis=1) + once_2P.max(axis=1)).all()
     for at in range(len(lookups)):
         own = PRICE.line_at(columns_PH[at])
@@ -174,42 +201,41 @@ def test_tables_without_a_histogram_have_the_default_one_each_by_itself() -> Non
 
 
 def test_devices_of_a_place_look_up_the_same_and_each_kind_at_its_own_speed() -> None:
-    """Calls of one device, of two and of all four, which are of two kinds: changes as if they were made one by one."""
+    """Calls of one device, of two and of all four, which are of two kinds; two placements side by side."""
     lookups, prices = drawn(12), [PRICE, DeviceModelPrice(gpu_profile("a100_80gb"))]
     spans, kind_of_D = [1, 2, 4], np.array([0, 0, 0, 1])
     columns = LookupColumns(prices)
-    row_P = np.array([columns.row((one,)) for one in lookups])
+    row_P = [columns.row((one,)) for one in lookups]
     columns.update()
-    loads = Loads(columns, prices, kind_of_D, spans)
-    call_P, zeros_P = row_P % 3, np.zeros(12, dtype=np.int64)
-    loads.fill(CellChanges(zeros_P, call_P, row_P, zeros_P, zeros_P + 1))
-    loads.refresh(np.arange(4), range(3))
-    one_by_one = Loads(columns, prices, kind_of_D, spans)
-    for row in row_P.tolist():
-        one_by_one.add((row % 3, row), 0, 1)
-    one_by_one.refresh(np.arange(4), range(3))
-    assert loads.compute_2D == pytest.approx(one_by_one.compute_2D, rel=1e-12)
-    to_P = np.array([3, 3, 2])[call_P]  # any device stands for its place; from all devices a table goes and comes again
-    goes, comes = (
-        CellChanges(row_P, call_P, row_P, zeros_P, zeros_P - 1),
-        CellChanges(row_P, call_P, row_P, to_P, zeros_P + 1),
-    )
-    both = CellChanges(*(np.concatenate(pair) for pair in zip(vars(goes).values(), vars(comes).values(), strict=True)))
-    found_2ND = loads.changed_ms(both, 12)
-    left_2ND = loads.changed_ms(goes, 12)
-    for row, to in zip(row_P.tolist(), to_P.tolist(), strict=True):
-        made = loads.copy()
-        made.add((row % 3, row), 0, -1)
-        made.refresh(np.arange(4), range(3))
-        assert left_2ND[:, row] == pytest.approx(made.compute_2D, rel=1e-9)
-        made.add((row % 3, row), to - to % spans[row % 3], 1)
-        made.refresh(np.arange(4), range(3))
-        assert found_2ND[:, row] == pytest.approx(made.compute_2D, rel=1e-9)
+
+    def loads_of(placements: Sequence[dict[int, int]]) -> Loads:
+        """Placements that have rows on devices."""
+        loads = Loads(columns, prices, kind_of_D, spans, len(placements))
+        loads.fill(
+            cells_of([(at, row % 3, row, on, 1) for at, own in enumerate(placements) for row, on in own.items()])
+        )
+        return loads
+
+    first, second = dict.fromkeys(row_P, 0), {row: (3, 2, 1)[row % 3] for row in row_P}
+    both = loads_of([first, second])
+    for at, own in enumerate((first, second)):
+        assert both.compute_2ND[:, at] == pytest.approx(loads_of([own]).compute_2ND[:, 0], rel=1e-12)
+    to = (3, 3, 2)  # any device stands for its place; from all devices a table goes and comes again
+    goes = [(row, row % 3, row, 0, -1) for row in row_P]
+    comes = [(row, row % 3, row, to[row % 3], 1) for row in row_P]
+    placement_M = np.zeros(12, dtype=np.int64)
+    left_2MD = both.try_out(placement_M, cells_of(goes))
+    found_2MD = both.try_out(placement_M, cells_of(goes + comes))
+    back_2MD = both.try_out(placement_M + 1, cells_of([(row, row % 3, row, second[row], -1) for row in row_P]))
+    for row in row_P:
+        left = {one: on for one, on in first.items() if one != row}
+        assert left_2MD[:, row] == pytest.approx(loads_of([left]).compute_2ND[:, 0], rel=1e-9)
+        assert found_2MD[:, row] == pytest.approx(loads_of([{**first, row: to[row % 3]}]).compute_2ND[:, 0], rel=1e-9)
+        left = {one: on for one, on in second.items() if one != row}
+        assert back_2MD[:, row] == pytest.approx(loads_of([left]).compute_2ND[:, 0], rel=1e-9)
     alone_ms_K = [alone_ms(price, price.columns(lookups[2:3])) for price in prices]
-    only = Loads(columns, prices, kind_of_D, spans)
-    only.add((2, 2), 0, 1)
-    only.refresh(np.arange(4), range(3))
-    assert only.compute_2D.sum(axis=0) == pytest.approx([*[alone_ms_K[0][0]] * 3, alone_ms_K[1][0]])
+    only = loads_of([{2: 0}]).compute_2ND[:, 0]
+    assert only.sum(axis=0) == pytest.approx([*[alone_ms_K[0][0]] * 3, alone_ms_K[1][0]])
 
 
 def test_what_calls_take_beside_their_kernels_counts_once_and_backward() -> None:

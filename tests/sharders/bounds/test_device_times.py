@@ -67,7 +67,7 @@ class OncePrice(AdditivePrice):
     once: Mapping[str, float] = field(default_factory=dict)
     num_maxima: int = 1
 
-    def columns(self, lookups: Sequence[Lookup]) -> Columns:
+    def columns(self, lookups: Sequence[Lookup], dims_P: np.ndarray | None = None) -> Columns:
         return np.array([[self.weights[one.table.name], self.once[one.table.name]] for one in lookups])
 
     def call_ms(self, sums_NH: Columns) -> FloatArray:

@@ -18,7 +18,7 @@ from evenshard.measure.simulated.price import simulated_kind
 from evenshard.measure.step_time import LARGEST_SUM
 from evenshard.placement.machine import Machine
 from evenshard.placement.memory import PIPELINES
-from evenshard.placement.parts import COLUMN_STEP
+from evenshard.placement.parts import COLUMN_STEP, ON_DEVICE
 from evenshard.placement.sharding import (
     COLUMN_WISE,
     DATA_PARALLEL,
@@ -31,9 +31,9 @@ from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.bounds.cut_bounds import CutBounds, least_sums
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.cost_model.price import LearnedPrice
-from evenshard.sharders.search.sharding_option import TableGroup
+from evenshard.sharders.search.chains import chains_of
+from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
-from evenshard.sharders.search.state import Choice, State
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 from support.convex_builders import random_model
@@ -81,36 +81,34 @@ def with_learned_price(costs: PartCosts, seed: int) -> PartCosts:
     return PartCosts(costs.task, [kind], [0] * costs.task.num_devices, costs.links, costs.pipeline)
 
 
-def choices_of_group(group: TableGroup, devices: int) -> Iterator[Choice]:
+def choices_of_group(space: SearchSpace, group: int) -> Iterator[Choice]:
     """Every option of a group on all of its places."""
-    for number, option in enumerate(group.options):
-        for places in permutations(range(devices // option.span), len(option.pieces)):
+    for number, option in enumerate(space.options(group)):
+        for places in permutations(range(space.task.num_devices // option.span), len(option.pieces)):
             yield Choice(number, places)
 
 
 def cut_unevenly(space: SearchSpace, rng: np.random.Generator) -> None:
     """Gives tables that may be cut by columns some more cuts, into parts of any widths."""
     for number, group in enumerate(space.groups):
-        by_columns = [one for one in group.options if TYPES[one.sharding_type].cuts_columns]
+        by_columns = [one for one in space.options(number) if TYPES[one.sharding_type].cuts_columns]
         blocks = space.task.tables[group.tables[0]].embedding_dim // COLUMN_STEP
         for option in by_columns[:2]:
             for _ in range(3):
                 parts = len(option.pieces)
                 ends = np.sort(rng.choice(np.arange(1, blocks), parts - 1, replace=False))
                 widths = (np.diff([0, *ends, blocks]) * COLUMN_STEP).tolist()
-                space.add_options(number, [space.option_of(number, option.sharding_type, widths)])
+                space.add_options(number, [(option.sharding_type, widths, ON_DEVICE)])
 
 
 def costs_ms(space: SearchSpace, rng: np.random.Generator) -> FloatArray:
     """The costs of all placements, or of many where they are more."""
-    per_group = [list(choices_of_group(group, space.task.num_devices)) for group in space.groups]
+    per_group = [list(choices_of_group(space, group)) for group in range(len(space.groups))]
     if np.prod([len(choices) for choices in per_group]) <= MOST_PLACEMENTS:
         tried = list(product(*per_group))
     else:
         tried = [tuple(own[int(rng.integers(len(own)))] for own in per_group) for _ in range(MOST_PLACEMENTS)]
-    state = State(space, tried[0])
-    windows_WND, _ = state.after(state.piece_changes([list(enumerate(choices)) for choices in tried]), len(tried))
-    return np.asarray(windows_WND.max(axis=2).sum(axis=0))
+    return chains_of(space, tried).cost_N
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 20))])
@@ -172,10 +170,10 @@ def test_a_table_that_decides_has_a_part_of_its_even_share() -> None:
     kind = simulated_kind(gpu_profile("h100"), machine)
     space = SearchSpace(PartCosts(task, [kind], [0] * 3, Links(LINKS["nvlink_h100"])))
     bound_ms = lower_bound_ms(space)
-    space.add_options(0, [space.option_of(0, space.by_columns(0), widths) for widths in ((44, 44, 40), (64, 32, 32))])
-    even_ms, uneven_ms = (
-        State(space, [Choice(len(space.groups[0].options) + at, (0, 1, 2))]).cost_ms for at in (-2, -1)
+    numbers = space.add_options(
+        0, [(space.by_columns(0), widths, ON_DEVICE) for widths in ((44, 44, 40), (64, 32, 32))]
     )
+    even_ms, uneven_ms = chains_of(space, [[Choice(number, (0, 1, 2))] for number in numbers]).cost_N
     assert 0.9 * even_ms < bound_ms < even_ms < uneven_ms
 
 
@@ -188,12 +186,14 @@ def test_even_cuts_of_whole_lanes_are_the_least_on_all_devices_together(types: s
     kind = simulated_kind(gpu_profile("h100"), Machine(1, 1))
     links = Links(LINKS["nvlink_h100"], LINKS["infiniband_ndr"])
     space = SearchSpace(PartCosts(task, [kind], [0] * 8, links))
-    (price,), (columns_PH,), flat, cuts = space.costs.prices, space.lookups.columns_KPH, space.flat, CutBounds(space)
+    (price,), (columns_PH,), cuts, table = space.costs.prices, space.lookups.columns_KPH, CutBounds(space), space.table
     line = price.line_at(columns_PH.sum(axis=0))
     works_2P = line.works(columns_PH) + price.own_steps_ms(columns_PH)
-    even_2W = np.array([flat.sum_by_option(works_P) * flat.copies_W for works_P in works_2P])
-    least_2W = cuts.works_2(cuts.part_works_2FU(0, [line], np.zeros(len(flat.group_W), dtype=np.int64)))
-    parts = [len(space.groups[0].options[int(flat.number_W[at])].pieces) for at in cuts.options]
+    piece_C, cell_C = space.piece_arrays.cells_of(table.piece_A)
+    works_2C = works_2P[:, space.piece_arrays.row_C[cell_C]]
+    even_2W = np.array([np.bincount(table.option_A[piece_C], works_C) * table.span_O for works_C in works_2C])
+    least_2W = cuts.works_2(cuts.part_works_2FU(0, [line], np.zeros(len(table.group_O), dtype=np.int64)))
+    parts = space.table.count_O[cuts.options]
     lanes = [number for number, count in enumerate(parts) if count in (2, 4)]
     assert len(lanes) == 2
     np.testing.assert_allclose(least_2W[:, lanes], even_2W[:, cuts.options[lanes]], rtol=2e-3)

@@ -16,8 +16,9 @@ from evenshard.placement.placement import Placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.cost_model.cost_model import INPUTS, JUMPS, Calibration, CostModel, ExchangeTime
 from evenshard.sharders.cost_model.price import LOOKED_UP, ROWS, SharedPasses, predict_whole, whole_costs
+from evenshard.sharders.search.chains import chains_of
+from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
-from evenshard.sharders.search.state import Choice, State
 from evenshard.sharders.simple import random_placement
 from evenshard.tables.reuse import FloatArray
 from evenshard.utils.process import one_thread
@@ -152,10 +153,10 @@ def test_a_search_scores_placements_as_the_model_does(exchange: ExchangeTime) ->
     )
     of_task, rng = task(tables, devices=3), np.random.default_rng(1)
     space = SearchSpace(whole_costs(model, of_task))
-    for devices in (*rng.integers(3, size=(20, len(tables))), np.arange(len(tables)) % 2):
-        state = State(space, [Choice(0, (int(device),)) for device in devices])
-        mean_ms = predicted_ms(model, of_task, Placement(tuple(devices.tolist()), 3))
-        assert state.cost_ms == pytest.approx(mean_ms, rel=1e-5)
+    placements = [*rng.integers(3, size=(20, len(tables))).tolist(), [at % 2 for at in range(len(tables))]]
+    chains = chains_of(space, [[Choice(0, (device,)) for device in devices] for devices in placements])
+    means_ms = [predicted_ms(model, of_task, Placement(tuple(devices), 3)) for devices in placements]
+    assert chains.cost_N == pytest.approx(means_ms, rel=1e-5)
 
 
 # Intervals -----------------------------------------------------------------------------------------------------------

@@ -11,11 +11,10 @@ from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.packing import legal_parts as packing
 from evenshard.sharders.packing.items import PackedItems
-from evenshard.sharders.packing.legal_parts import any_placement
 from evenshard.sharders.packing.program import solve_program
 from evenshard.utils.errors import InfeasibleTask
 from support.builders import capped, sized, split_by, table, task
-from support.constraint_builders import gb_task, legal_placements, limited, limited_tasks
+from support.constraint_builders import any_placement, gb_task, legal_placements, limited, limited_tasks
 
 
 def refusal(of_task: ShardingTask, **more: float) -> str:
@@ -32,7 +31,7 @@ def test_a_full_memory_is_packed() -> None:
 def test_the_solver_finds_what_no_order_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve tables of three sizes that fill three unlike devices to the last byte."""
     of_task = limited(task(sized(*[7] * 4, *[5] * 4, *[3] * 4), 3), room_bytes=(4 * 25, 4 * 20, 4 * 15))
-    monkeypatch.setattr(packing, "pack_in_order", lambda items, way: None)
+    monkeypatch.setattr(packing, "pack_in_order", lambda *_: None)
     check_placement(of_task, any_placement(of_task))
 
 
@@ -61,7 +60,7 @@ def test_the_solver_alone_knows_exactly_what_is_possible(of_task: ShardingTask) 
 
 def test_the_message_says_what_is_needed_and_there() -> None:
     assert refusal(gb_task([3, 3, 3], devices=2, cap_gb=5)) == (
-        "task: no placement fits: the tables need 9.00 GB of the 2 devices' 10.00 GB (cap 5.00 GB each), the largest "
+        "no placement fits: the tables need 9.00 GB of the 2 devices' 10.00 GB (cap 5.00 GB each), the largest "
         "(t0) 3.00 GB. Raise memory_cap_gb or num_devices."
     )
 
@@ -70,9 +69,9 @@ def test_giving_up_is_not_called_a_proof(monkeypatch: pytest.MonkeyPatch) -> Non
     rng = np.random.default_rng(0)
     hard = task(sized(*rng.integers(10**5, 2 * 10**5, 60).tolist()), 20)
     hard = capped(hard, -(-sum(one.size_bytes for one in hard.tables) // 20) + 40)
-    assert "task: no placement was found in 0.01 s of the solver: " in refusal(hard, time_limit_s=0.01)
+    assert "no placement was found in 0.01 s of the solver: " in refusal(hard, time_limit_s=0.01)
     monkeypatch.setattr(packing, "MAX_PAIRS", 60 * 20 - 1)
-    assert "task: no placement was found by packing (the task is too large to solve exactly): " in refusal(hard)
+    assert "no placement was found by packing (the task is too large to solve exactly): " in refusal(hard)
 
 
 def test_the_same_task_gets_the_same_placement() -> None:

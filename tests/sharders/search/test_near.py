@@ -13,24 +13,31 @@ import pytest
 
 from evenshard.measure.collectives import Links
 from evenshard.measure.link import LINKS
+from evenshard.measure.price.loads import Indices
 from evenshard.measure.price.step import DeviceKind, PartCosts
 from evenshard.measure.simulated.gpu_profile import gpu_profile
 from evenshard.measure.simulated.price import simulated_kind
 from evenshard.placement.machine import Machine
+from evenshard.placement.memory import STATE_NUMBERS
+from evenshard.placement.moves import larger_machine, shared_pieces
 from evenshard.placement.parts import USUAL_KERNELS, Span, TablePart, whole_tables
-from evenshard.placement.plan import check_sharding
+from evenshard.placement.plan import check_sharding, parts_by_table
 from evenshard.placement.sharding import SHARDING_TYPES, TABLE_WISE
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.packing.legal_parts import legal_parts
+from evenshard.sharders.search.chains import Chains, edits_of
+from evenshard.sharders.search.choices import parts_of, parts_of_group
+from evenshard.sharders.search.greedy import GreedyPlacer
 from evenshard.sharders.search.moves import EarlierPlacement, Moves
 from evenshard.sharders.search.near_placement import ALIKE, NearResult, NearSearch
+from evenshard.sharders.search.proposals import Proposals
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort, PlanSearchResult
+from evenshard.sharders.search.sharding_option import Choice
 from evenshard.sharders.search.space import SearchSpace
-from evenshard.sharders.search.state import Choice, State
 from evenshard.tables.table import Table
 from evenshard.utils.errors import BadConfig
 
-SHORT = PlanSearchEffort(changes=200, idle_kicks=10)
+SHORT = PlanSearchEffort(changes=20_000)
 WHOLE = TableLimits(frozenset({TABLE_WISE}))
 GB = 2**30
 
@@ -116,7 +123,6 @@ def test_nothing_moves_where_nothing_may() -> None:
     assert {part.table for part in found.best.parts} - {part.table for part in old} == {"t7"}
 
 
-@pytest.mark.slow
 def test_more_may_only_help_and_without_a_bound_it_is_as_good_as_free() -> None:
     tables = drifted(2, 10)
     loads = np.random.default_rng(0).permutation(10)
@@ -147,7 +153,7 @@ def test_a_larger_bound_answers_no_worse(seed: int, has_host_memory: bool) -> No
         machine = replace(Machine.one_node(2), host_bytes=(8 * GB,))
         more |= {"room_bytes": (total // 4,) * 2, "machine": machine, "pipeline": "", "kernels": USUAL_KERNELS}
     begun = PlanSearch(costs_of(tables, 2, **more), SHORT)
-    legal = (legal_parts(begun.costs.task, 0),)  # where memory is this short, no construction may find room
+    legal = (legal_parts(begun.costs.task),)  # where memory is this short, no construction may find room
     old = earlier(begun.run(legal).best.parts, 2, "adam")
     search = PlanSearch(costs_of(changed, 2, **more), SHORT)
     free, times = search.run(legal), []
@@ -155,6 +161,17 @@ def test_a_larger_bound_answers_no_worse(seed: int, has_host_memory: bool) -> No
         times.append(NearSearch(deepcopy(search), old, share * total).run(free).best.predicted_ms)
     assert all(later <= sooner * (1 + 2 * ALIKE) for sooner, later in pairwise(times))
     assert times[-1] <= free.best.predicted_ms * (1 + ALIKE)
+
+
+def test_replicas_that_go_cost_nothing() -> None:
+    """Where nothing may move, tables that were replicated are still sharded better, and new ones are placed."""
+    tables = drifted(7)
+    replicas = [TablePart(one.name, Span(0, one.num_rows), Span(0, one.embedding_dim), (0, 1, 2)) for one in tables[:5]]
+    costs = costs_of(tables, 3)
+    _, found = near(costs, earlier(replicas, 3), 0)
+    assert found.moved_bytes == 0
+    assert found.best.predicted_ms < costs.predict([*replicas, *placed(tables[5:], [0])]).predicted_ms
+    check_sharding(costs.task, found.best.parts)
 
 
 def test_names_of_devices_cost_nothing() -> None:
@@ -199,6 +216,18 @@ def test_a_rule_that_forbids_a_home_moves_the_table() -> None:
     assert [part.table for part in found.best.parts if part.device != 0] == ["t0"]
 
 
+def test_a_cut_that_is_not_allowed_any_more_is_no_option() -> None:
+    one = Table("a", 10_000, 128, 5.0)
+    cut = [TablePart("a", Span(0, 10_000), columns, (at,)) for at, columns in enumerate((Span(0, 48), Span(48, 128)))]
+    space = SearchSpace(costs_of([one], 2, WHOLE))
+    moves = Moves(space, earlier(cut, 2))
+    assert moves.home_G.tolist() == [-1]
+    assert [option.sharding_type for option in space.options(0)] == [TABLE_WISE]
+    allowed = SearchSpace(costs_of([one], 2))
+    home = Moves(allowed, earlier(cut, 2)).home_G[0]
+    assert allowed.option(0, home).widths == (48, 80)
+
+
 def test_tables_that_are_to_stay_apart_now_part_with_the_fewest_bytes() -> None:
     tables = [table("a", 1), table("b", 0.5), table("c", 2)]
     before = earlier(placed(tables, (0, 0, 1)), 2)
@@ -207,42 +236,60 @@ def test_tables_that_are_to_stay_apart_now_part_with_the_fewest_bytes() -> None:
     assert devices == {"a": 0, "b": 1, "c": 1}
 
 
+def places_of(moves: Moves, *choices: tuple[int, Choice]) -> tuple[Indices, Indices]:
+    """Options and places of choices of groups as arrays."""
+    edits = edits_of(moves.table, [{group: choice} for group, choice in choices])
+    return edits.option_E, edits.place_ES
+
+
 def test_moves_are_counted_by_piece_with_state_and_replicas_that_go_are_free() -> None:
     one = Table("a", 1000, 64, 1.0)
     costs = costs_of([one], 2, optimizer="adam")
     space = SearchSpace(costs)
     whole = earlier([TablePart("a", Span(0, 1000), Span(0, 64), (0,))], 2, "adam")
     replica = earlier([TablePart("a", Span(0, 1000), Span(0, 64), (0, 1))], 2)
-    number = {option.sharding_type: n for n, option in reversed(list(enumerate(space.groups[0].options)))}
+    number = {option.sharding_type: n for n, option in reversed(list(enumerate(space.options(0))))}
     assert set(number) <= set(SHARDING_TYPES)
     moves = Moves(space, whole)
     each = 1000 * 64 * 4 * 3  # Adam has two numbers for each weight
-    assert moves.bytes_of(0, Choice(number["table_wise"], (0,))) == 0
-    assert moves.bytes_of(0, Choice(number["table_wise"], (1,))) == each
-    assert moves.bytes_of(0, Choice(number["row_wise"])) == each // 2
-    assert moves.bytes_of(0, Choice(number["column_wise"], (1, 0))) == each // 2
-    assert moves.bytes_of(0, Choice(number["data_parallel"])) == each
-    assert moves.nearest(0, number["table_wise"]) == Choice(number["table_wise"], (0,))
-    assert Moves(space, replica).bytes_of(0, Choice(number["table_wise"], (1,))) == 0
+    expected = {
+        Choice(number["table_wise"], (0,)): 0,
+        Choice(number["table_wise"], (1,)): each,
+        Choice(number["row_wise"]): each // 2,
+        Choice(number["column_wise"], (1, 0)): each // 2,
+        Choice(number["data_parallel"]): each,
+    }
+    found = moves.moved_bytes(*places_of(moves, *((0, choice) for choice in expected)))
+    assert found.tolist() == list(expected.values())
+    assert moves.home_G.tolist() == [number["table_wise"]]
+    of_replica = Moves(space, replica)
+    assert of_replica.moved_bytes(*places_of(of_replica, (0, Choice(number["table_wise"], (1,))))).tolist() == [0]
 
 
-def test_of_what_goes_home_that_goes_first_which_costs_least_for_its_bytes() -> None:
-    """The device where all were is busy: the busy table may stay away, and the idle one goes home."""
-    tables = [Table("idle", 10**6, 64, 1.0), Table("busy", 10**6, 64, 40.0), Table("other", 10**6, 64, 40.0)]
-    search, bound = PlanSearch(costs_of(tables, 2, WHOLE), SHORT), tables[0].size_bytes
-    one_home = NearSearch(search, earlier(placed(tables, (0, 0, 0)), 2))._return_home(
-        [Choice(0, (device,)) for device in (1, 1, 0)], [bound]
-    )
-    assert one_home == {bound: [Choice(0, (device,)) for device in (0, 1, 0)]}
+def test_chains_know_the_moved_bytes_of_changes() -> None:
+    """Changes that are tried out, and made, count as placements that are filled anew."""
+    costs, rng = costs_of(drifted(6), 4), np.random.default_rng(0)
+    space = SearchSpace(costs)
+    before = parts_by_table(costs.task, parts_of(space, [any_choice(space, group, rng) for group in range(6)]))
+    moves = Moves(space, EarlierPlacement({name: tuple(own) for name, own in before.items()}, costs.task.machine))
+    placer = GreedyPlacer(space)
+    option_NG = np.repeat(moves.home_G[None], 3, axis=0)
+    chains = Chains(space, option_NG, np.repeat(moves.home_GS[None], 3, axis=0), moves=moves)
+    assert chains.moved_N.tolist() == [0, 0, 0]
+    proposals = Proposals(placer, rng)
+    for _ in range(10):
+        chain_M, edits = proposals.draw(chains, 1)
+        moved_M = chains.moved_after(chain_M, edits)
+        chains.make(chain_M, edits, chains.changed_pieces(chain_M, edits), np.arange(3))
+        assert chains.moved_N.tolist() == moved_M.tolist()
+    anew = chains.with_placements(chains.option_NG, chains.place_NGS)
+    assert anew.moved_N.tolist() == chains.moved_N.tolist() != [0, 0, 0]
 
 
-def test_what_takes_as_long_and_moves_more_is_no_improvement() -> None:
+def test_of_placements_that_take_as_long_the_one_that_moves_less_is_the_answer() -> None:
     tables = [Table("a", 10**6, 64, 5.0), Table("b", 10**6, 64, 5.0)]
-    search = PlanSearch(costs_of(tables, 2, WHOLE), SHORT)
-    near_search = NearSearch(search, earlier(placed(tables, (0, 1)), 2))
-    state = State(search.space, [Choice(0, (0,)), Choice(0, (1,))], near_search._moves)
-    near_search._improve(state, 1.0)
-    assert state.moved_bytes == 0
+    _, found = near(costs_of(tables, 2, WHOLE), earlier(placed(tables, (1, 0)), 2))
+    assert found.moved_bytes == 0
 
 
 def test_a_plan_for_fewer_devices_is_near_one_for_more() -> None:
@@ -256,3 +303,45 @@ def test_a_plan_for_fewer_devices_is_near_one_for_more() -> None:
     fewer = earlier(found.best.parts, 4)
     _, back = near(costs_of(tables, 2, WHOLE), fewer)
     assert 0 < back.stay_bytes <= sum(table.size_bytes for table in tables)
+
+
+def any_machine(rng: np.random.Generator) -> Machine:
+    nodes, each = int(rng.choice([1, 2, 3])), int(rng.choice([1, 2, 4]))
+    inter = "ib_400g" if nodes > 1 else ""
+    return Machine(nodes * each, each, inter=inter, host_bytes=(64 * GB,) * nodes)
+
+
+def any_choice(space: SearchSpace, group: int, rng: np.random.Generator) -> Choice:
+    number = int(rng.integers(space.table.num_options_G[group]))
+    option = space.option(group, number)
+    places = rng.permutation(space.task.num_devices // option.span)[: len(option.pieces)]
+    return Choice(number, tuple(places.tolist()))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_moved_bytes_as_arrays_are_those_of_the_shared_pieces(seed: int) -> None:
+    """Random types, widths, storages, joined tables, optimizers and machines, before and after."""
+    rng = np.random.default_rng(seed)
+    tables = tuple(replace(one, weight_bits=int(rng.choice([8, 16, 32]))) for one in drifted(seed, 7))
+    names = list(STATE_NUMBERS)
+    optimizers = {table.name: names[int(rng.integers(len(names)))] for table in tables[:-1]}  # the last one is new
+    more: dict[str, object] = {"kernels": USUAL_KERNELS, "pipeline": "", "together": ((1, 2),)}
+    old, new = (
+        SearchSpace(costs_of(tables, one.num_devices, machine=one, **more), offloads=True)
+        for one in (any_machine(rng), any_machine(rng))
+    )
+    before = parts_by_table(old.task, parts_of(old, [any_choice(old, at, rng) for at in range(len(old.groups))]))
+    kept = {name: tuple(before[name]) for name in optimizers}
+    moves = Moves(new, EarlierPlacement(kept, old.task.machine, optimizers))
+    found = [(group, any_choice(new, group, rng)) for group in range(len(new.groups)) for _ in range(30)]
+    machine = larger_machine(old.task.machine, new.task.machine)
+    expected = [
+        sum(
+            piece.moved_bytes
+            for position, after in parts_of_group(new, group, choice).items()
+            if (name := tables[position].name) in kept
+            for piece in shared_pieces(tables[position], kept[name], after, machine, optimizers[name])
+        )
+        for group, choice in found
+    ]
+    assert moves.moved_bytes(*places_of(moves, *found)).tolist() == expected

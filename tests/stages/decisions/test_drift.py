@@ -206,6 +206,7 @@ def test_the_batch_is_the_models_unless_one_says_so(tables: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full_search
 def test_a_new_placement_says_what_moves_and_what_it_saves(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The busiest tables have become idle and the idle ones busy; one is gone, with the rule that pinned it."""
     place = ["place", "tables.csv", "--devices", "3", "--batch-size", "4096", "--memory-cap-gb", "1", "-o", "old.json"]

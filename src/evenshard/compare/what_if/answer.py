@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -149,8 +150,9 @@ def keep_faster_placements(options: Iterable[WhatIfOption]) -> Iterator[WhatIfOp
     The options of a machine come in ascending order of memory. A placement that is legal with less is legal with more.
     """
     less: WhatIfOption | None = None
+    machine_of = attrgetter("hardware", "machine", "group_size")
     for one in options:
-        if less is not None and _differ_in_memory(less, one) and less.answer is not None:
+        if less is not None and machine_of(less) == machine_of(one) and less.answer is not None:
             assert one.memory_cap_gb is not None, "only memory that is asked for differs"
             if one.answer is None or less.step_ms.value < one.step_ms.value:
                 caps = caps_of(one.memory_cap_gb, less.answer.num_devices)
@@ -160,10 +162,6 @@ def keep_faster_placements(options: Iterable[WhatIfOption]) -> Iterator[WhatIfOp
                 one = replace(less, answer=answer, memory_cap_gb=one.memory_cap_gb)
         yield one
         less = one
-
-
-def _differ_in_memory(one: WhatIfOption, other: WhatIfOption) -> bool:
-    return (one.hardware, one.machine, one.group_size) == (other.hardware, other.machine, other.group_size)
 
 
 def sizes_of(machine: Machine, group_sizes: Sequence[int] | str) -> Iterator[int]:

@@ -75,11 +75,6 @@ class DevicePrice(Protocol):
         ...
 
     @property
-    def row_limits(self) -> tuple[float, ...]:
-        """Most rows of a device that one pass sorts, two and so on; none where passes cost nothing."""
-        return ()
-
-    @property
     def lane_limits(self) -> tuple[int, ...]:
         """Largest dims of calls whose rows take so many lanes, the fewest first; none where lanes cost nothing."""
         return ()
@@ -89,8 +84,12 @@ class DevicePrice(Protocol):
         """True if times depend on hot rows that lie side by side in memory (``tables/locality.py``)."""
         return False
 
-    def columns(self, lookups: Sequence[Lookup]) -> Columns:
-        """[P, H] columns of tables."""
+    def columns(self, lookups: Sequence[Lookup], dims_P: npt.NDArray[np.int64] | None = None) -> Columns:
+        """[P, H] columns of tables.
+
+        Args:
+            dims_P: dims in place of the tables' own, so that parts of a table can share a ``Lookup``.
+        """
         ...
 
     def call_ms(self, sums_NH: Columns) -> FloatArray:

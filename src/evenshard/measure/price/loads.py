@@ -1,16 +1,15 @@
-"""What devices look up, and what that takes: sums of columns, changed one by one or tried out many at a time.
+"""The lookups of devices and their compute time: sums of columns of many placements, changed many at a time.
 
-Legend: K kinds of devices, P lookups, G sums of a device (one, or one for each kernel call), D devices, C kernel calls,
-H columns, M maxima among them, Q times of a call, N changes that are tried out, E additions and removals of them all,
-Y calls of changed places, Z sums that change, X sums of changed devices, T changed devices.
+Legend: N placements, D devices, X devices of all placements, K kinds of devices, P lookups, C kernel calls, G groups of
+calls, H columns, L maxima among them, Q times of a call, M changes that are tried out, E cells, S sums, Y calls of
+changed devices, Z sums that change, T changed devices, U devices of changed sums, B cells of some sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from copy import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +18,21 @@ from evenshard.measure.kernel_calls import Lookup
 from evenshard.measure.price.device_price import Columns, DevicePrice
 from evenshard.tables.reuse import FloatArray
 
-Cell = tuple[int, int]
 Indices = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+class Rows:
+    """Arrays of one length, which are the fields of a dataclass."""
+
+    def select(self, which: npt.NDArray[Any]) -> Self:
+        """Return some rows, or all in another order."""
+        return type(self)(*(array[which] for array in vars(self).values()))
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """Return the rows of all parts, one after the other."""
+        return cls(*map(np.concatenate, zip(*(vars(one).values() for one in parts), strict=True)))
 
 
 class LookupColumns:
@@ -28,45 +40,56 @@ class LookupColumns:
 
     def __init__(self, prices: Sequence[DevicePrice]) -> None:
         self._prices = prices
-        self._rows: dict[tuple[Lookup, ...], int] = {}
+        self._new: list[tuple[Lookup, ...]] = []
+        self._new_dims: list[int | None] = []
+        self._num_rows = 0
         self.columns_KPH: list[Columns] = []
 
-    def row(self, lookups: tuple[Lookup, ...]) -> int:
-        """The row of tables that are always looked up together, in one call."""
-        return self._rows.setdefault(lookups, len(self._rows))
+    def row(self, lookups: tuple[Lookup, ...], dim: int | None = None) -> int:
+        """Add a row for tables that are always looked up together, in one call, and return its number.
+
+        Args:
+            dim: of all the tables, in place of their own.
+        """
+        self._new.append(lookups)
+        self._new_dims.append(dim)
+        self._num_rows += 1
+        return self._num_rows - 1
 
     def update(self) -> None:
-        """Prices what is new."""
-        known = len(self.columns_KPH[0]) if self.columns_KPH else 0
-        new = list(self._rows)[known:]
+        """Price the rows added since the last update."""
+        new, new_dims = self._new, self._new_dims
+        self._new, self._new_dims = [], []
         if not new:
             return
         flat = [one for lookups in new for one in lookups]
-        found = [_join_columns(price, price.columns(flat), new) for price in self._prices]
+        sizes = np.array([len(lookups) for lookups in new])
+        each = zip(new, new_dims, strict=True)
+        dims_P = np.array([dim or one.table.embedding_dim for lookups, dim in each for one in lookups])
+        found = [_sum_runs(price, price.columns(flat, dims_P), np.cumsum(sizes) - sizes) for price in self._prices]
         self.columns_KPH = (
-            [np.concatenate(pair) for pair in zip(self.columns_KPH, found, strict=True)] if known else found
+            [np.concatenate(pair) for pair in zip(self.columns_KPH, found, strict=True)] if self.columns_KPH else found
         )
 
 
-def _join_columns(price: DevicePrice, columns_PH: Columns, groups: Sequence[tuple[Lookup, ...]]) -> Columns:
-    sizes = np.array([len(group) for group in groups])
-    if (sizes == 1).all():
-        return columns_PH
-    firsts = np.cumsum(sizes) - sizes
-    found = np.add.reduceat(columns_PH, firsts, axis=0)
+def _sum_runs(price: DevicePrice, columns_EH: Columns, first_Z: Indices) -> Columns:
+    """Return the columns of each run of rows: sums, and the largest of the maxima."""
+    if len(first_Z) == len(columns_EH):
+        return columns_EH
+    found_ZH = np.add.reduceat(columns_EH, first_Z, axis=0)
     if maxima := price.num_maxima:
-        found[:, -maxima:] = np.maximum.reduceat(columns_PH[:, -maxima:], firsts, axis=0)
-    return np.asarray(found)
+        found_ZH[:, -maxima:] = np.maximum.reduceat(columns_EH[:, -maxima:], first_Z, axis=0)
+    return np.asarray(found_ZH)
 
 
 @dataclass(frozen=True)
-class CellChanges:
+class CellChanges(Rows):
     """Lookups that changes add to places or take away from them, all changes one after the other.
 
     A place is the devices that look up the same in a kernel call: one, those of a node, or all.
 
     Attributes:
-        change_E: the change that each belongs to.
+        change_E: the change, or the placement, that each belongs to.
         device_E: a device of its place.
         sign_E: 1 where it comes, -1 where it goes.
     """
@@ -77,239 +100,205 @@ class CellChanges:
     device_E: Indices
     sign_E: Indices
 
-    def select(self, which: npt.NDArray[Any]) -> CellChanges:
-        """Some of them, or all in another order."""
-        return CellChanges(
-            self.change_E[which], self.call_E[which], self.row_E[which], self.device_E[which], self.sign_E[which]
-        )
 
-
-@dataclass
 class _KindLoads:
-    """Loads as one kind of device takes them; sums and the two largest maxima are of a place's first device."""
+    """The loads of all devices as one kind of device takes them.
 
-    price: DevicePrice
-    sums_GDH: Columns
-    times_QGD: FloatArray
-    largest_CD2M: Columns
+    A kind that is priced by call has a sum of each call and place, at the place's first device; any other has one of
+    each device. Sums are numbered by ``group * X + device``, where a group is a call, or 0.
+
+    Attributes:
+        group_C: the group of each call.
+        span_G: devices that have the same sum in each group.
+        next_SL: the second largest of each maximum, equal to it where two cells have it.
+        sum_E, row_E: the cells of all sums.
+    """
+
+    def __init__(self, price: DevicePrice, columns_PH: Columns, span_C: Indices, size: int) -> None:
+        self.price, self.columns_PH = price, columns_PH
+        self.group_C = np.arange(len(span_C)) if price.is_by_call else np.zeros_like(span_C)
+        self.span_G = span_C if price.is_by_call else np.ones(1, dtype=np.int64)
+        groups = len(self.span_G)
+        self.sums_SH = np.zeros((groups * size, columns_PH.shape[1]), columns_PH.dtype)
+        self.next_SL = np.zeros((groups * size, price.num_maxima), columns_PH.dtype)
+        self.times_QGX = np.zeros((len(price.call_ms(self.sums_SH[:1])), groups, size))
+        self.sum_E = self.row_E = np.zeros(0, dtype=np.int64)
+
+    def sum_cells(self, is_changed_S: Mask) -> None:
+        """Sum the cells of changed sums, in their order."""
+        own_E = np.flatnonzero(is_changed_S[self.sum_E])
+        own_E = own_E[np.argsort(self.sum_E[own_E], kind="stable")]
+        sum_E, columns_EH = self.sum_E[own_E], self.columns_PH[self.row_E[own_E]]
+        first_Z = _firsts(sum_E)
+        self.sums_SH[is_changed_S] = 0.0
+        self.sums_SH[sum_E[first_Z]] = _sum_runs(self.price, columns_EH, first_Z)
+        if maxima := self.price.num_maxima:
+            values_EL, largest_EL = columns_EH[:, -maxima:], self.sums_SH[sum_E, -maxima:]
+            is_top_EL = values_EL == largest_EL
+            below_ZL = np.maximum.reduceat(np.where(is_top_EL, 0.0, values_EL), first_Z, axis=0)
+            is_shared_ZL = np.add.reduceat(is_top_EL, first_Z, axis=0, dtype=np.int64) > 1
+            self.next_SL[sum_E[first_Z]] = np.where(is_shared_ZL, largest_EL[first_Z], below_ZL)
+
+    def changed_sums(self, sum_Z: Indices, first_Z: Indices, row_E: Indices, sign_E: Indices) -> Columns:
+        """Return sums after their additions and removals."""
+        count_Z, columns_EH = np.diff(first_Z, append=len(row_E)), self.columns_PH[row_E]
+        more_EH = sign_E[:, None].astype(columns_EH.dtype) * columns_EH
+        sums_ZH = self.sums_SH[sum_Z]
+        maxima = self.price.num_maxima
+        largest_ZL = sums_ZH[:, sums_ZH.shape[1] - maxima :].copy()
+        sums_ZH += more_EH[first_Z]
+        for at in range(1, int(count_Z.max())):  # once, mostly: far faster than ``reduceat`` of rows
+            some = np.flatnonzero(count_Z > at)
+            sums_ZH[some] += more_EH[first_Z[some] + at]
+        if maxima:
+            values_EL, is_gone_E = columns_EH[:, -maxima:], sign_E < 0
+            gone_ZL = np.maximum.reduceat(np.where(is_gone_E[:, None], values_EL, -1.0), first_Z, axis=0)
+            added_ZL = np.maximum.reduceat(np.where(is_gone_E[:, None], 0.0, values_EL), first_Z, axis=0)
+            left_ZL = np.where(gone_ZL >= largest_ZL, self.next_SL[sum_Z], largest_ZL)
+            sums_ZH[:, -maxima:] = np.maximum(left_ZL, added_ZL)
+            is_unsure_Z: Mask = np.add.reduceat(is_gone_E, first_Z, dtype=np.int64) > 1
+            if is_unsure_Z.any():
+                own_E = np.repeat(is_unsure_Z, count_Z)
+                number_E = np.repeat(np.arange(is_unsure_Z.sum()), count_Z[is_unsure_Z])
+                found_ZL = self._maxima_after(sum_Z[is_unsure_Z], number_E, row_E[own_E], sign_E[own_E])
+                sums_ZH[is_unsure_Z, -maxima:] = found_ZL
+        return sums_ZH
+
+    def _maxima_after(self, sum_Z: Indices, number_E: Indices, row_E: Indices, sign_E: Indices) -> Columns:
+        """Return the maxima of sums after additions and removals, from all of their cells."""
+        is_asked_S = np.zeros(len(self.sums_SH), dtype=bool)
+        is_asked_S[sum_Z] = True
+        held = np.flatnonzero(is_asked_S[self.sum_E])
+        held = held[np.argsort(self.sum_E[held], kind="stable")]
+        first_Z, last_Z = (np.searchsorted(self.sum_E[held], sum_Z, side) for side in ("left", "right"))
+        number_B, offset_B = repeat_numbers(last_Z - first_Z)
+        row_B, num_rows = self.row_E[held[first_Z[number_B] + offset_B]], len(self.columns_PH)
+        key = np.concatenate([number_B, number_E]) * num_rows + np.concatenate([row_B, row_E])
+        key, at = np.unique(key, return_inverse=True)
+        is_left = np.bincount(at, np.concatenate([np.ones(len(row_B)), sign_E])) > 0
+        number, row = np.divmod(key[is_left], num_rows)
+        found_ZL = np.zeros((len(sum_Z), self.price.num_maxima), self.columns_PH.dtype)
+        first = _firsts(number)
+        found_ZL[number[first]] = np.maximum.reduceat(self.columns_PH[row, -self.price.num_maxima :], first, axis=0)
+        return found_ZL
 
 
 class Loads:
-    """The lookups of devices, and the compute time that they take.
+    """The lookups of the devices of N placements, and the compute time that they take.
 
     Attributes:
-        held_CD: lookups of each call on each device.
-        calls_D: kernel calls of each device.
-        compute_2D: forward and backward compute time, ms.
+        compute_2ND: forward and backward compute time, ms.
 
     Args:
         kind_of_D: the kind of each device.
         span_C: number of devices, one after the other, that look up the same in each call: 1, a node's, or all.
+        num: of placements.
     """
 
     def __init__(
-        self, lookups: LookupColumns, prices: Sequence[DevicePrice], kind_of_D: Indices, span_C: Sequence[int]
+        self, lookups: LookupColumns, prices: Sequence[DevicePrice], kind_of_D: Indices, span_C: Sequence[int], num: int
     ) -> None:
-        self._lookups, self._kind_of_D, self._span_C = lookups, kind_of_D, np.array(span_C, dtype=np.int64)
-        devices, calls = len(kind_of_D), len(span_C)
-        self.held_CD = np.zeros((calls, devices), dtype=np.int64)
-        self.calls_D = np.zeros(devices, dtype=np.int64)
-        self.compute_2D = np.zeros((2, devices))
-        self._kinds = []
-        for price, columns_PH in zip(prices, lookups.columns_KPH, strict=True):
-            sums_GDH = np.zeros((calls if price.is_by_call else 1, devices, columns_PH.shape[1]), columns_PH.dtype)
-            times_QGD = price.call_ms(sums_GDH[:, 0])[..., None].repeat(devices, axis=-1)
-            largest_CD2M = np.zeros((calls, devices, 2, price.num_maxima), columns_PH.dtype)
-            self._kinds.append(_KindLoads(price, sums_GDH, times_QGD, largest_CD2M))
-        self._keeps_rows = any(price.num_maxima for price in prices)
-        self._rows: dict[tuple[int, int], list[int]] = {}
-
-    def copy(self) -> Loads:
-        """A copy that may change by itself."""
-        found = copy(self)
-        found.held_CD, found.calls_D, found.compute_2D = (
-            self.held_CD.copy(),
-            self.calls_D.copy(),
-            self.compute_2D.copy(),
-        )
-        found._kinds = [
-            _KindLoads(one.price, one.sums_GDH.copy(), one.times_QGD.copy(), one.largest_CD2M.copy())
-            for one in self._kinds
+        self._span_C, self._kind_of_D = np.array(span_C, dtype=np.int64), kind_of_D
+        self._devices, self._size = len(kind_of_D), num * len(kind_of_D)
+        self._held_CX = np.zeros((len(span_C), self._size), dtype=np.int64)
+        self._calls_X = np.zeros(self._size, dtype=np.int64)
+        self.compute_2ND = np.zeros((2, num, self._devices))
+        self._kinds = [
+            _KindLoads(price, columns_PH, self._span_C, self._size)
+            for price, columns_PH in zip(prices, lookups.columns_KPH, strict=True)
         ]
-        found._rows = {key: list(rows) for key, rows in self._rows.items()}
-        return found
-
-    def add(self, cell: Cell, device: int, sign: int) -> None:
-        """Adds a lookup to a device and those that look up the same, or takes it away; ``refresh`` has to follow.
-
-        Args:
-            cell: its call and row.
-            device: the first of the devices.
-            sign: 1 to add, -1 to take away.
-        """
-        call, row = cell
-        devices = slice(device, device + int(self._span_C[call]))
-        self.held_CD[call, devices] += sign
-        is_empty = not self.held_CD[call, device]
-        for one, columns_PH in zip(self._kinds, self._lookups.columns_KPH, strict=True):
-            if not one.price.is_by_call:
-                one.sums_GDH[0, devices] += sign * columns_PH[row]
-            elif is_empty:
-                one.sums_GDH[call, device] = 0.0
-            else:
-                one.sums_GDH[call, device] += sign * columns_PH[row]
-        if self._keeps_rows:
-            rows = self._rows.setdefault((call, device), [])
-            if sign > 0:
-                rows.append(row)
-            else:
-                rows.remove(row)
-            self._update_largest(call, device, rows)
 
     def fill(self, cells: CellChanges) -> None:
-        """Adds the lookups of devices that have none so far; ``refresh`` has to follow."""
-        np.add.at(self.held_CD, (cells.call_E, self._first_devices(cells)), 1)
-        for call in np.flatnonzero(self._span_C > 1).tolist():
-            span = int(self._span_C[call])
-            self.held_CD[call] = self.held_CD[call, ::span].repeat(span)
-        for one, columns_PH in zip(self._kinds, self._lookups.columns_KPH, strict=True):
-            own = cells if one.price.is_by_call else self._on_each_device(cells)
-            group_E, device_E = np.zeros_like(own.call_E), own.device_E
-            if one.price.is_by_call:
-                group_E, device_E = own.call_E, self._first_devices(own)
-            np.add.at(one.sums_GDH, (group_E, device_E), columns_PH[own.row_E])
-        if self._keeps_rows:
-            firsts = self._first_devices(cells).tolist()
-            for call, first, row in zip(cells.call_E.tolist(), firsts, cells.row_E.tolist(), strict=True):
-                self._rows.setdefault((call, first), []).append(row)
-            for (call, first), rows in self._rows.items():
-                self._update_largest(call, first, rows)
+        """Sum the lookups of all placements."""
+        self._sum(cells, np.arange(self._size) % self._devices % self._span_C[:, None] == 0)
+
+    def make(self, changes: CellChanges, cells: CellChanges) -> None:
+        """Sum the lookups of changed places, from the cells of all placements after the changes."""
+        is_changed_CX = np.zeros(self._held_CX.shape, dtype=bool)
+        is_changed_CX[changes.call_E, changes.change_E * self._devices + self._first_devices(changes)] = True
+        self._sum(cells, is_changed_CX)
 
     def _first_devices(self, cells: CellChanges) -> Indices:
         return np.asarray(cells.device_E - cells.device_E % self._span_C[cells.call_E])
 
-    def _on_each_device(self, cells: CellChanges) -> CellChanges:
-        span_E = self._span_C[cells.call_E]
-        if (span_E == 1).all():
-            return cells
-        from_F, offset_F = repeat_numbers(span_E)
-        found = cells.select(from_F)
-        return replace(found, device_E=self._first_devices(found) + offset_F)
+    def _by_sum(self, one: _KindLoads, cells: CellChanges) -> CellChanges:
+        """Return cells with the device of the sum that they are of, once for each sum."""
+        first_E = self._first_devices(cells)
+        if one.price.is_by_call:
+            return CellChanges(cells.change_E, cells.call_E, cells.row_E, first_E, cells.sign_E)
+        from_F, offset_F = repeat_numbers(self._span_C[cells.call_E])
+        return replace(cells.select(from_F), device_E=first_E[from_F] + offset_F)
 
-    def _update_largest(self, call: int, first: int, rows: Sequence[int]) -> None:
-        for one, columns_PH in zip(self._kinds, self._lookups.columns_KPH, strict=True):
-            if maxima := one.price.num_maxima:
-                ordered_RM = np.sort(columns_PH[rows, -maxima:], axis=0)
-                largest_2M = np.zeros((2, maxima), columns_PH.dtype)
-                largest_2M[: len(rows)] = ordered_RM[:-3:-1]
-                one.largest_CD2M[call, first] = largest_2M
-                one.sums_GDH[call, first, -maxima:] = largest_2M[0]
+    def _on_each_device(self, of_place_CX: Mask) -> Mask:
+        found_CX = of_place_CX.copy()
+        for call in np.flatnonzero(self._span_C > 1).tolist():
+            span = int(self._span_C[call])
+            found_CX[call] = of_place_CX[call, ::span].repeat(span)
+        return found_CX
 
-    def refresh(self, devices: Indices, calls: Collection[int]) -> None:
-        """Compute times of devices whose lookups in these calls have changed."""
-        self.calls_D[devices] = (self.held_CD[:, devices] > 0).sum(axis=0)
+    def _sum(self, cells: CellChanges, is_changed_CX: Mask) -> None:
+        size, devices = self._size, self._devices
+        place_E = cells.call_E * size + cells.change_E * devices + self._first_devices(cells)
+        self._held_CX = np.bincount(place_E, minlength=self._held_CX.size).reshape(-1, size)
+        self._calls_X = self._on_each_device(self._held_CX > 0).sum(axis=0)
+        is_changed_X: Mask = np.asarray(self._on_each_device(is_changed_CX).any(axis=0))
         for kind, one in enumerate(self._kinds):
-            own = devices if len(self._kinds) == 1 else devices[self._kind_of_D[devices] == kind]
-            if not len(own):
-                continue
-            group_G = np.array(sorted(calls) if one.price.is_by_call else [0], dtype=np.int64)
-            span_G = self._span_C[group_G] if one.price.is_by_call else np.ones(1, dtype=np.int64)
-            first_GD = own - own % span_G[:, None]
-            place_Z, number_GD = np.unique(group_G[:, None] * len(self.calls_D) + first_GD, return_inverse=True)
-            times_QZ = one.price.call_ms(one.sums_GDH.reshape(-1, one.sums_GDH.shape[2])[place_Z])
-            one.times_QGD[:, group_G[:, None], own] = times_QZ[:, number_GD.reshape(first_GD.shape)]
-            self.compute_2D[:, own] = one.price.device_ms(one.times_QGD[:, :, own], self.calls_D[own])
+            own = self._by_sum(one, cells)
+            one.sum_E = one.group_C[own.call_E] * size + own.change_E * devices + own.device_E
+            one.row_E = own.row_E
+            is_changed_S = is_changed_CX.reshape(-1) if one.price.is_by_call else is_changed_X
+            one.sum_cells(is_changed_S)
+            sum_Z = np.flatnonzero(is_changed_S)
+            group_Z, x_Z = np.divmod(sum_Z, size)
+            from_U, offset_U = repeat_numbers(one.span_G[group_Z])
+            times_QZ = one.price.call_ms(one.sums_SH[sum_Z])
+            one.times_QGX[:, group_Z[from_U], x_Z[from_U] + offset_U] = times_QZ[:, from_U]
+            own_X = np.flatnonzero(is_changed_X & (self._kind_of_D == kind)[np.arange(size) % devices])
+            compute_2X = one.price.device_ms(one.times_QGX[:, :, own_X], self._calls_X[own_X])
+            self.compute_2ND.reshape(2, -1)[:, own_X] = compute_2X
 
-    def changed_ms(self, changes: CellChanges, count: int) -> FloatArray:
-        """[2, N, D] compute times of all devices after each of so many changes, by itself: forward and backward."""
-        found_2ND = np.repeat(self.compute_2D[:, None], count, axis=1)
+    def try_out(self, placement_M: Indices, changes: CellChanges) -> FloatArray:
+        """Return the compute times after each change of a placement, by itself, [2, M, D]."""
+        found_2MD = np.take(self.compute_2ND, placement_M, axis=1)
         for kind, one in enumerate(self._kinds):
-            own, is_kind_D = changes if one.price.is_by_call else self._on_each_device(changes), self._kind_of_D == kind
+            own, is_kind_D = self._by_sum(one, changes), self._kind_of_D == kind
             if len(self._kinds) > 1:
-                own = own.select(is_kind_D[own.device_E] | (self._span_C[own.call_E] > 1))
+                own = own.select(is_kind_D[own.device_E] | (one.span_G[one.group_C[own.call_E]] > 1))
             if len(own.change_E):
-                self._change_kind(one, self._lookups.columns_KPH[kind], own, is_kind_D, found_2ND)
-        return found_2ND
+                self._try_out_kind(one, placement_M, own, is_kind_D, found_2MD)
+        return found_2MD
 
-    def _change_kind(
-        self,
-        one: _KindLoads,
-        columns_PH: Columns,
-        changes: CellChanges,
-        is_kind_D: npt.NDArray[np.bool_],
-        found_2ND: FloatArray,
+    def _try_out_kind(
+        self, one: _KindLoads, placement_M: Indices, changes: CellChanges, is_kind_D: Mask, found_2MD: FloatArray
     ) -> None:
-        calls, devices = self.held_CD.shape
-        by_call = one.price.is_by_call
-        device_E = self._first_devices(changes) if by_call else changes.device_E
-        key_E = (changes.change_E * devices + device_E) * calls + changes.call_E
+        calls, devices = len(self._span_C), self._devices
+        key_E = (changes.change_E * devices + changes.device_E) * calls + changes.call_E
         order_E = np.argsort(key_E, kind="stable")
         key_E, sign_E, row_E = key_E[order_E], changes.sign_E[order_E], changes.row_E[order_E]
         first_Y = _firsts(key_E)
-        pair_Y, call_Y = np.divmod(key_E[first_Y], calls)
-        held_Y = self.held_CD[call_Y, pair_Y % devices]
+        at_Y, call_Y = np.divmod(key_E[first_Y], calls)
+        change_Y, device_Y = np.divmod(at_Y, devices)
+        x_Y = placement_M[change_Y] * devices + device_Y
+        held_Y = self._held_CX[call_Y, x_Y - device_Y % self._span_C[call_Y]]
         more_Y = (held_Y + np.add.reduceat(sign_E, first_Y) > 0).astype(np.int64) - (held_Y > 0)
-        of_Z = np.arange(len(first_Y)) if by_call else _firsts(pair_Y)
-        group_Z, span_Z = (call_Y, self._span_C[call_Y]) if by_call else (np.zeros_like(of_Z), np.ones_like(of_Z))
-        pair_Z, more_Z = pair_Y[of_Z], np.add.reduceat(more_Y, of_Z)
-        sums_ZH = self._changed_sums(one, columns_PH, group_Z, pair_Z % devices, first_Y[of_Z], row_E, sign_E)
+        of_Z = np.arange(len(first_Y)) if one.price.is_by_call else _firsts(at_Y)
+        group_Z, at_Z, more_Z = one.group_C[call_Y[of_Z]], at_Y[of_Z], np.add.reduceat(more_Y, of_Z)
+        sums_ZH = one.changed_sums(group_Z * self._size + x_Y[of_Z], first_Y[of_Z], row_E, sign_E)
         times_QZ = one.price.call_ms(sums_ZH)
-        from_X, offset_X = repeat_numbers(span_Z)
-        at_X = pair_Z[from_X] + offset_X
+        from_U, offset_U = repeat_numbers(one.span_G[group_Z])
+        at_U = at_Z[from_U] + offset_U
         if len(self._kinds) > 1:
-            own_X = is_kind_D[at_X % devices]
-            from_X, at_X = from_X[own_X], at_X[own_X]
-        is_changed = np.zeros(found_2ND[0].size, dtype=bool)
-        is_changed[at_X] = True
+            own_U = is_kind_D[at_U % devices]
+            from_U, at_U = from_U[own_U], at_U[own_U]
+        is_changed = np.zeros(found_2MD[0].size, dtype=bool)
+        is_changed[at_U] = True
         at_T = np.flatnonzero(is_changed)
-        number_X, device_T = (np.cumsum(is_changed) - 1)[at_X], at_T % devices
-        more_T = np.bincount(number_X, more_Z[from_X], len(at_T)).astype(np.int64)
-        times_QGT = one.times_QGD[:, :, device_T]
-        times_QGT[:, group_Z[from_X], number_X] = times_QZ[:, from_X]
-        found_2ND.reshape(2, -1)[:, at_T] = one.price.device_ms(times_QGT, self.calls_D[device_T] + more_T)
-
-    def _changed_sums(
-        self,
-        one: _KindLoads,
-        columns_PH: Columns,
-        group_Z: Indices,
-        device_Z: Indices,
-        first_Z: Indices,
-        row_E: Indices,
-        sign_E: Indices,
-    ) -> Columns:
-        """Apply the additions and removals of each sum one after the other."""
-        count_Z, factor_E1 = np.diff(first_Z, append=len(row_E)), sign_E[:, None].astype(columns_PH.dtype)
-        sums_ZH = one.sums_GDH[group_Z, device_Z]
-        sums_ZH += factor_E1[first_Z] * columns_PH[row_E[first_Z]]
-        for at in range(1, int(count_Z.max())):  # once, mostly: far faster than ``reduceat`` of rows
-            some = np.flatnonzero(count_Z > at)
-            where = first_Z[some] + at
-            sums_ZH[some] += factor_E1[where] * columns_PH[row_E[where]]
-        if maxima := one.price.num_maxima:
-            largest_Z2M = one.largest_CD2M[group_Z, device_Z]
-            sums_ZH[:, -maxima:] = self._maxima(largest_Z2M, columns_PH[row_E, -maxima:], sign_E, first_Z)
-            for at in np.flatnonzero(np.add.reduceat((sign_E < 0).astype(np.int64), first_Z) > 1).tolist():
-                own = slice(first_Z[at], first_Z[at + 1] if at + 1 < len(first_Z) else None)
-                rows = self._rows_after(int(group_Z[at]), int(device_Z[at]), row_E[own], sign_E[own])
-                sums_ZH[at, -maxima:] = columns_PH[rows, -maxima:].max(axis=0, initial=0.0)
-        return sums_ZH
-
-    @staticmethod
-    def _maxima(largest_Z2M: Columns, columns_EM: Columns, sign_E: Indices, first_Z: Indices) -> Columns:
-        """Return the maxima of calls after additions and at most one removal."""
-        removed_E1 = sign_E[:, None] < 0
-        removed_ZM = np.maximum.reduceat(np.where(removed_E1, columns_EM, -1.0), first_Z, axis=0)
-        added_ZM = np.maximum.reduceat(np.where(removed_E1, 0.0, columns_EM), first_Z, axis=0)
-        left_ZM = np.where(removed_ZM >= largest_Z2M[:, 0], largest_Z2M[:, 1], largest_Z2M[:, 0])
-        return np.asarray(np.maximum(left_ZM, added_ZM))
-
-    def _rows_after(self, call: int, first: int, row_E: Indices, sign_E: Indices) -> list[int]:
-        rows = list(self._rows.get((call, first), ()))
-        rows += row_E[sign_E > 0].tolist()
-        for row in row_E[sign_E < 0].tolist():
-            rows.remove(row)
-        return rows
+        number_U = (np.cumsum(is_changed) - 1)[at_U]
+        x_T = placement_M[at_T // devices] * devices + at_T % devices
+        more_T = np.bincount(number_U, more_Z[from_U], len(at_T)).astype(np.int64)
+        times_QGT = one.times_QGX[:, :, x_T]
+        times_QGT[:, group_Z[from_U], number_U] = times_QZ[:, from_U]
+        found_2MD.reshape(2, -1)[:, at_T] = one.price.device_ms(times_QGT, self._calls_X[x_T] + more_T)
 
 
 def _firsts(sorted_E: Indices) -> Indices:
@@ -320,7 +309,7 @@ def _firsts(sorted_E: Indices) -> Indices:
 
 
 def repeat_numbers(counts_E: Indices) -> tuple[Indices, Indices]:
-    """Each number so many times, and which time it is."""
+    """Return each number as often as its count says, and which time it is."""
     from_F = np.repeat(np.arange(len(counts_E)), counts_E)
     starts_E = np.cumsum(counts_E) - counts_E
     return from_F, np.arange(len(from_F)) - starts_E[from_F]

@@ -7,9 +7,9 @@ Legend: D devices, K kinds of devices, P parts, H columns, M members of an ensem
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -34,7 +34,7 @@ from evenshard.measure.step_time import Phases, device_ms, hidden_ms, hides_inpu
 from evenshard.placement.memory import STATE_NUMBERS
 from evenshard.placement.parts import TablePart, lookup_share, whole_part
 from evenshard.placement.placement import Placement
-from evenshard.placement.plan import parts_by_table
+from evenshard.placement.plan import means_in_rows, parts_by_table
 from evenshard.placement.sharding import sharding_type
 from evenshard.placement.task import ShardingTask
 from evenshard.tables.reuse import FloatArray
@@ -43,6 +43,8 @@ from evenshard.tables.table import Table
 NS_PER_MS = 1e6
 # Times that a dense gradient's values move: zeroed, then read with the weights, which are written.
 DENSE_PASSES = 4
+# Times that a division by lengths as wide as the outputs moves each of them, forward and backward.
+DIVISION_PASSES = 9
 # Tables and devices of all whole placements that are predicted at once: their numbers take some 50 MB.
 MOST_AT_ONCE = 2**16
 
@@ -189,6 +191,21 @@ class PartCosts:
         )
         return self._predict_side_by_side(by_table, device_1P, [parts])[0]
 
+    def divided_ms(self, collections: Collection[object]) -> float:
+        """Return the time of dividing the outputs of collections, on the device whose memory is slowest, ms.
+
+        TorchRec divides sums of rows into means. No predicted time counts that.
+        """
+        tables = [table for table in self.task.tables if table.collection in collections]
+        moved = (
+            DIVISION_PASSES * 4 * self.task.local_batch * sum(one.embedding_dim * one.num_features for one in tables)
+        )
+        return moved / min(kind.bytes_per_ns for kind in self.kinds) / NS_PER_MS
+
+    def divisions_ms(self, parts: Sequence[TablePart]) -> float:
+        """Return that time of the collections with MEAN tables that a placement cuts by rows, ms."""
+        return self.divided_ms(means_in_rows(self.task, parts_by_table(self.task, parts)))
+
     def predict_whole(self, placements: Sequence[Placement]) -> list[PredictedParts]:
         """What ``predict`` says of each of many placements of whole tables, faster: what they share is told once."""
         tables, found = self.task.tables, []
@@ -232,7 +249,7 @@ class PartCosts:
         return PredictedParts(tuple(parts), devices, predicted_ms, low_ms, high_ms, tuple(members_M.tolist()))
 
     def part_ms(self, parts: Sequence[TablePart]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Times of each part, ms: alone on its device, and what the device would save without it.
+        """Return the times of each part, ms: alone on its device, and what the device would save without it.
 
         Exchanges count as if all devices had as much to exchange.
         """
@@ -241,23 +258,21 @@ class PartCosts:
         held = list(held_parts(self.task, by_table))
         lookups = LookupColumns(self.prices)
         calls = {call: number for number, call in enumerate(dict.fromkeys(one.call for one in held))}
-        cells = [(calls[one.call], lookups.row(one.lookups)) for one in held]
+        row_E = np.array([lookups.row(one.lookups) for one in held])
         lookups.update()
         spans = [self.task.num_devices if call.is_dense else 1 for call in calls]
-        loads = Loads(lookups, self.prices, self.kind_of_D, spans)
-        for one, cell in zip(held, cells, strict=True):
-            loads.add(cell, 0 if one.device == EVERY_DEVICE else one.device, 1)
-        loads.refresh(np.arange(self.task.num_devices), range(len(calls)))
+        loads = Loads(lookups, self.prices, self.kind_of_D, spans, 1)
+        number_E, only_E = np.arange(len(held)), np.zeros(len(held), dtype=np.int64)
+        is_replica_E = np.array([one.device == EVERY_DEVICE for one in held])
+        device_E = np.where(is_replica_E, 0, [one.device for one in held])
+        cells = CellChanges(only_E, np.array([calls[one.call] for one in held]), row_E, device_E, only_E + 1)
+        loads.fill(cells)
+        compute_D = loads.compute_2ND[:, 0].sum(axis=0)
+        device_E = np.where(is_replica_E, compute_D.argmax(), device_E)
+        left_ED = loads.try_out(only_E, replace(cells, change_E=number_E, sign_E=only_E - 1)).sum(axis=0)
+        adds = compute_D[device_E] - left_ED[number_E, device_E]
         alone_KP = [alone_ms(price, of_kind) for price, of_kind in zip(self.prices, lookups.columns_KPH, strict=True)]
-        compute_D = loads.compute_2D.sum(axis=0)
-        busiest = int(compute_D.argmax())
-        homes = np.array([busiest if one.device == EVERY_DEVICE else one.device for one in held])
-        call_E, row_E = np.array(cells, dtype=np.int64).T
-        number_E = np.arange(len(held))
-        changes = CellChanges(number_E, call_E, row_E, homes, np.full(len(held), -1))
-        left_ND = loads.changed_ms(changes, len(held)).sum(axis=0)
-        adds = compute_D[homes] - left_ND[number_E, homes]
-        alone = np.array([alone_KP[self.kind_of_D[home]][row] for home, row in zip(homes, row_E, strict=True)])
+        alone = np.stack(alone_KP)[self.kind_of_D[device_E], row_E]
         tables = {table.name: table for table in self.task.tables}
         ordered = [part for of_table in by_table.values() for part in of_table]
         for number, part in enumerate(ordered):
@@ -306,23 +321,20 @@ class PartCosts:
         """
         volumes = Volumes.empty(self.task.num_devices)
         volumes.replicated_values = 1.0
-        return self._sum_slopes(self.slopes_V3(np.ones(self.task.num_devices))), sum(self._floors_ms(volumes))
+        return self._slopes_V(np.ones(self.task.num_devices)), sum(self._floors_ms(volumes))
 
     @property
     def own_slopes_V(self) -> FloatArray:
         """[V] time of exchanges for each of the volumes, if one device alone has any."""
-        return self._sum_slopes(self.slopes_V3(np.eye(1, self.task.num_devices)[0]))
+        return self._slopes_V(np.eye(1, self.task.num_devices)[0])
 
-    def _sum_slopes(self, slopes_V3: FloatArray) -> FloatArray:
-        return np.asarray(slopes_V3[:, 1 if hides_inputs(self.pipeline) else 0 :].sum(axis=1))
-
-    def slopes_V3(self, held_D: FloatArray) -> FloatArray:
-        """[V, 3] time of each exchange on the first device for each of the volumes, if devices hold so much of it."""
-        found = []
+    def _slopes_V(self, held_D: FloatArray) -> FloatArray:
+        """Return the time of exchanges on the first device for each of the volumes, if devices hold so much of it."""
+        found, counted = [], slice(1 if hides_inputs(self.pipeline) else 0, None)
         for name in VOLUMES:
             volumes = Volumes.empty(self.task.num_devices)
             getattr(volumes, name)[:] = held_D
-            found.append(self._floors_ms(volumes))
+            found.append(sum(self._floors_ms(volumes)[counted]))
         return np.array(found)
 
     def _floors_ms(self, volumes: Volumes) -> list[float]:

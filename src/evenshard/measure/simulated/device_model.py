@@ -30,7 +30,6 @@ from evenshard.placement.memory import SGD, STATE_NUMBERS
 from evenshard.tables.reuse import FloatArray
 
 RADIX_BITS = 8
-ROW_LIMITS = tuple(2.0 ** (RADIX_BITS * passes) - 1 for passes in range(1, 6))
 # See ``GpuProfile.short_call_us`` and ``medium_call_us``.
 SHORT_LOOKUPS = 2.0**18
 SHORT_POWERS, SHORT_SHARES = (13.0, 17.0), (0.0, 1.0)

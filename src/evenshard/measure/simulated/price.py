@@ -26,7 +26,6 @@ from evenshard.measure.simulated.device_model import (
     NS_PER_MS,
     NS_PER_US,
     ONE_KERNEL_PAIRS,
-    ROW_LIMITS,
     US_PER_MS,
     all_lanes_ns,
     backward_ns,
@@ -46,7 +45,7 @@ from evenshard.measure.simulated.device_model import (
     sort_passes_ns,
 )
 from evenshard.measure.simulated.gpu_profile import GpuProfile
-from evenshard.measure.simulated.shard_work import CACHED, WindowGrid, WorkCounter, reuse_columns
+from evenshard.measure.simulated.shard_work import CACHED, WindowGrid, WorkCounter
 from evenshard.placement.machine import Machine
 from evenshard.placement.parts import TablePart
 from evenshard.placement.task import ShardingTask
@@ -72,7 +71,6 @@ class DeviceModelPrice:
     num_maxima = 4
     is_by_call = True
     sees_hot_rows = False
-    row_limits = ROW_LIMITS
 
     def __init__(self, profile: GpuProfile) -> None:
         self._profile, self._counter = profile, WorkCounter(profile)
@@ -85,10 +83,10 @@ class DeviceModelPrice:
         self._has_lanes = profile.lookup_lane_power > 0 or profile.gradient_lane_power > 0
         self.lane_limits = LANE_LIMITS if self._has_lanes else ()
 
-    def columns(self, lookups: Sequence[Lookup]) -> FloatArray:
+    def columns(self, lookups: Sequence[Lookup], dims_P: npt.NDArray[np.int64] | None = None) -> FloatArray:
         """[P, H] columns of tables."""
         profile = self._profile
-        work_PC = work_columns(self._counter, lookups)
+        work_PC = work_columns(self._counter, lookups, dims_P)
         work = self._counter.work_of_sums(work_PC)
         found = np.zeros((len(lookups), SHARED.stop + self.num_maxima))
         found[:, TABLES], found[:, BAGS], found[:, LOOKUPS] = work.num_tables, work.bags, work.lookups
@@ -104,7 +102,7 @@ class DeviceModelPrice:
         if self._has_lanes:
             found[:, OWN_LANES] = found[:, ALL_LANES] * lanes_by_widest(profile, work.widest).T
             found[:, OTHER_NS] += _by_pass(found[:, OWN_LANES].T).T
-        found[:, SHARED] = WindowGrid.columns(*reuse_columns(work_PC))
+        found[:, SHARED] = WindowGrid.of_tables(work_PC)
         found[:, LONGEST_BAG], found[:, HOTTEST] = work.longest_bag, work.hottest
         found[:, WIDEST], found[:, IS_CACHED] = work.widest, work.cached
         return found
@@ -247,18 +245,23 @@ def _by_pass(issued_3N: FloatArray) -> FloatArray:
     return np.stack([issued_3N[0] + issued_3N[1], issued_3N[2]])
 
 
-def work_columns(counter: WorkCounter, lookups: Sequence[Lookup]) -> FloatArray:
-    """[P, C] work of tables that are looked up."""
+def work_columns(
+    counter: WorkCounter, lookups: Sequence[Lookup], dims_P: npt.NDArray[np.int64] | None = None
+) -> FloatArray:
+    """[P, C] work of tables that are looked up, with these dims instead of their own."""
     by_bags: dict[int, list[int]] = {}
     for number, one in enumerate(lookups):
         by_bags.setdefault(one.bags, []).append(number)
-    found: list[FloatArray] = [np.zeros(0)] * len(lookups)
+    rows = []
     for bags, numbers in by_bags.items():
-        rows = counter.columns([lookups[number].table for number in numbers], bags)
-        for number, row in zip(numbers, rows, strict=True):
-            row[CACHED] = lookups[number].is_cached
-            found[number] = row
-    return np.array(found)
+        tables = [lookups[at].table for at in numbers]
+        rows.append(
+            counter.columns(tables, bags) if dims_P is None else counter.narrow_columns(tables, dims_P[numbers], bags)
+        )
+    found_PC = np.empty((len(lookups), rows[0].shape[1]))
+    found_PC[[at for numbers in by_bags.values() for at in numbers]] = np.concatenate(rows)
+    found_PC[:, CACHED] = [one.is_cached for one in lookups]
+    return found_PC
 
 
 class SimulatedCluster:

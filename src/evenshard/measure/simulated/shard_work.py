@@ -28,10 +28,11 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.measure.simulated.gpu_profile import GpuProfile
-from evenshard.placement.memory import SGD, state_bytes
+from evenshard.placement.memory import SGD, row_state_bytes
 from evenshard.tables.reuse import NUM_REUSE_BINS, FloatArray, looked_up_rows
 from evenshard.tables.table import Table
 
+Indices = npt.NDArray[np.int64]
 SECTOR_BYTES = 32
 REQUEST_VALUES = 128  # what one instruction of a warp fetches: 4 values for each of its 32 threads
 PLAIN_BYTES = 4  # FP32 outputs and gradients, INT32 indices and offsets
@@ -93,7 +94,9 @@ NUM_WORK_COLUMNS = len(_FIELDS)
 # Columns of which a shard has the largest of its tables'; of the others it has the sum.
 MAXIMA = slice(_FIELDS.index("hottest"), len(_FIELDS))
 CACHED = _FIELDS.index("cached")
-_ROW_MISSES, _TABLES, _BAGS = (_FIELDS.index(name) for name in ("row_miss_bytes", "num_tables", "bags"))
+_ROW_MISSES, _ROW_BYTES, _TABLES, _BAGS = (
+    _FIELDS.index(name) for name in ("row_miss_bytes", "row_bytes", "num_tables", "bags")
+)
 
 
 class WorkCounter:
@@ -103,18 +106,28 @@ class WorkCounter:
         self._l2_bytes = profile.l2_bytes
         self._resident_warps = profile.resident_warps
         self._optimizer = optimizer
-        self._known: dict[tuple[Table, int], FloatArray] = {}
+        self._known: dict[int, dict[Table, FloatArray]] = {}  # by batch size
 
     def columns(self, tables: Sequence[Table], batch_size: int) -> FloatArray:
         """[T, C] work of each table on its own."""
-        missing = [table for table in dict.fromkeys(tables) if (table, batch_size) not in self._known]
-        if missing:
-            if len(self._known) + len(missing) > MAX_CACHED_TABLES:
-                self._known.clear()
-                missing = list(dict.fromkeys(tables))
-            found_TC = _table_columns(missing, batch_size, self._l2_bytes, self._optimizer)
-            self._known.update({(table, batch_size): row for table, row in zip(missing, found_TC, strict=True)})
-        return np.array([self._known[table, batch_size] for table in tables])
+        known = self._known.setdefault(batch_size, {})
+        found = [known.get(table) for table in tables]
+        if not any(row is None for row in found):
+            return np.array(found)
+        if sum(map(len, self._known.values())) + len(tables) > MAX_CACHED_TABLES:
+            self._known = {batch_size: (known := {})}
+        number_of: dict[Table, int] = {}
+        number_T = [number_of.setdefault(table, len(number_of)) for table in tables]
+        found_TC = _table_columns(list(number_of), batch_size, self._l2_bytes, self._optimizer)
+        known.update(zip(number_of, found_TC, strict=True))
+        return found_TC[number_T]
+
+    def narrow_columns(self, tables: Sequence[Table], dims_T: Indices, batch_size: int) -> FloatArray:
+        """[T, C] work of each table with another dim; nothing of it is remembered."""
+        distinct = {id(table): table for table in tables}
+        number_of = {key: number for number, key in enumerate(distinct)}
+        number_T = np.array([number_of[id(table)] for table in tables])
+        return _table_columns(list(distinct.values()), batch_size, self._l2_bytes, self._optimizer, number_T, dims_T)
 
     def work_of(self, shards: Sequence[tuple[Sequence[Table], int]]) -> ShardWork:
         """The work of shards, each given by its tables, of which it has some, and its batch size."""
@@ -158,30 +171,42 @@ class WorkCounter:
         return self._resident_warps / batch_size
 
 
-def _table_columns(tables: Sequence[Table], batch_size: int, l2_bytes: float, optimizer: str) -> FloatArray:
-    """Return the columns of ``ShardWork`` for tables that have the GPU to themselves, [T, C]."""
-    rows_T = np.array([table.num_rows for table in tables], dtype=np.float64)
-    dims_T = np.array([table.embedding_dim for table in tables], dtype=np.int64)
-    bits_T = np.array([table.weight_bits for table in tables], dtype=np.int64)
-    lookups_T = np.array([table.pooling_factor for table in tables]) * batch_size
-    outputs_T = np.where([table.is_sequence for table in tables], lookups_T, batch_size)
+def _table_columns(
+    tables: Sequence[Table],
+    batch_size: int,
+    l2_bytes: float,
+    optimizer: str,
+    number_T: Indices | None = None,
+    dims_T: Indices | None = None,
+) -> FloatArray:
+    """Return the columns of ``ShardWork`` for tables that have the GPU to themselves, [T, C].
 
-    uniques_TK, counts_TK = looked_up_rows(tables, lookups_T)
+    Args:
+        number_T, dims_T: for several dims of a table, its position in ``tables`` and the dim; by default its own.
+    """
+    if number_T is None or dims_T is None:
+        number_T = np.arange(len(tables))
+        dims_T = np.array([table.embedding_dim for table in tables], dtype=np.int64)
+    rows_U = np.array([table.num_rows for table in tables], dtype=np.int64)
+    lookups_U = np.array([table.pooling_factor for table in tables]) * batch_size
+    outputs_T = np.where([table.is_sequence for table in tables], lookups_U, batch_size)[number_T]
+    bits_T = np.array([table.weight_bits for table in tables], dtype=np.int64)[number_T]
+    rows_T, lookups_T = rows_U[number_T], lookups_U[number_T]
+
+    uniques_TK, counts_TK = (of_tables_UK[number_T] for of_tables_UK in looked_up_rows(tables, lookups_U))
     uniques_T = uniques_TK.sum(axis=1)
     row_bytes_T = sector_bytes(dims_T * bits_T // 8)
     requests_T = -(-dims_T // REQUEST_VALUES)
     unique_bytes_TK = uniques_TK * row_bytes_T[:, None]
     looked_up_bytes_TK = unique_bytes_TK * counts_TK
-    capacity_T = np.full(len(tables), l2_bytes)
+    capacity_T = np.full(len(dims_T), l2_bytes)
     grad_row_bytes_T = sector_bytes(dims_T * PLAIN_BYTES)
     columns = {
-        "num_tables": np.ones(len(tables)),
-        "size_bytes": np.array(
-            [table.size_bytes + state_bytes(table, optimizer) for table in tables], dtype=np.float64
-        ),
+        "num_tables": np.ones(len(dims_T)),
+        "size_bytes": rows_T * dims_T * bits_T // 8 + rows_T * row_state_bytes(dims_T, optimizer),
         "num_rows": rows_T,
         "lookups": lookups_T,
-        "bags": np.full(len(tables), float(batch_size)),
+        "bags": np.full(len(dims_T), float(batch_size)),
         "uniques": uniques_T,
         "unique_bytes": uniques_T * row_bytes_T,
         "row_bytes": lookups_T * row_bytes_T,
@@ -195,7 +220,7 @@ def _table_columns(tables: Sequence[Table], batch_size: int, l2_bytes: float, op
         "hottest": _hottest(uniques_TK, counts_TK),
         "longest_bag": lookups_T / batch_size,
         "widest": dims_T.astype(np.float64),
-        "cached": np.zeros(len(tables)),
+        "cached": np.zeros(len(dims_T)),
     }
     plain_TC = np.stack([columns[name] for name in _FIELDS], axis=1)
     return np.concatenate(
@@ -281,6 +306,17 @@ class WindowGrid:
     """
 
     edges_W = np.concatenate([[0.0], np.geomspace(1e-6, 32.0, 26)])
+
+    @staticmethod
+    def of_tables(columns_TC: FloatArray) -> FloatArray:
+        """[T, 2 W] of tables, from their columns; tables that differ only in dims are in proportion."""
+        rows_TK = np.ascontiguousarray(columns_TC[:, NUM_WORK_COLUMNS : NUM_WORK_COLUMNS + 2 * _BINS])
+        as_bytes_T = rows_TK.view(np.dtype((np.void, rows_TK.itemsize * rows_TK.shape[1])))[:, 0]
+        _, first_U, number_T = np.unique(as_bytes_T, return_index=True, return_inverse=True)
+        found_UW = WindowGrid.columns(*reuse_columns(columns_TC[first_U]))
+        bytes_T = columns_TC[:, _ROW_BYTES]
+        ratio_T = bytes_T / np.maximum(bytes_T[first_U], 1e-300)[number_T]
+        return np.asarray(found_UW[number_T] * ratio_T[:, None])
 
     @staticmethod
     def columns(unique_bytes_NK: FloatArray, looked_up_bytes_NK: FloatArray, counts_NK: FloatArray) -> FloatArray:

@@ -18,24 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol
 
 import torch
 
 from evenshard.placement.placement import legal_mask
+from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
 from evenshard.sharders.dreamshard.env import EpisodeBatch, placing_order
 from evenshard.sharders.training import balance_reward_B, overflow_ratio_B
 from evenshard.utils.units import BYTES_PER_GB
-
-
-class ShardCostNet(Protocol):
-    """The cost function that drives the MDP."""
-
-    def encode(self, features: torch.Tensor) -> torch.Tensor:
-        """Table representations, [P, H] from normalised features [P, F]."""
-
-    def shard_cost(self, sums: torch.Tensor) -> torch.Tensor:
-        """Predicted compute of shards in ms, [...] from summed representations [..., H]."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +66,9 @@ class BalanceEnv:
         used_BD: bytes on each device.
     """
 
-    def __init__(self, batch: EpisodeBatch, cost_net: ShardCostNet, num_slots: int, mask_illegal: bool = True) -> None:
+    def __init__(
+        self, batch: EpisodeBatch, cost_net: AutoShardCostNet, num_slots: int, mask_illegal: bool = True
+    ) -> None:
         self._cost_net = cost_net
         self._mask_illegal = mask_illegal
         with torch.no_grad():

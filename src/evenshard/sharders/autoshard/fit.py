@@ -1,4 +1,4 @@
-"""Training of AutoShard's cost network: mean squared error on measured shards (AutoShard, section 3.2).
+"""AutoShard in the loop, and the training of its cost network: mean squared error on measured shards (section 3.2).
 
 What was measured may be shards alone on one device or whole placements: every device with tables is a shard.
 
@@ -14,8 +14,11 @@ import torch
 
 from evenshard.measure.costs import OK, MeasuredPlacement
 from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
+from evenshard.sharders.autoshard.impala import ImpalaConfig, policy_round
+from evenshard.sharders.autoshard.sharder import AutoShardPolicy, AutoShardSharder
 from evenshard.sharders.checkpoint import Checkpoint, Round
 from evenshard.sharders.features import FeatureNormalizer
+from evenshard.sharders.learned import LearnedSharder
 from evenshard.sharders.training import FitConfig, FittedCostNet, Track, fit_minibatches
 
 
@@ -101,3 +104,23 @@ def fit_autoshard_net(
         return error_M.square().mean()
 
     return fit_minibatches(loss_of, len(data.cost_S), optimizer, config, generator, track, falls_to_zero=True)
+
+
+def _sharder(
+    cost_net: AutoShardCostNet, policy: AutoShardPolicy, normalizer: FeatureNormalizer, num_rollouts: int
+) -> AutoShardSharder:
+    """Take the most probable placement alone, as published, whatever ``num_rollouts`` says."""
+    return AutoShardSharder(cost_net, policy, normalizer)
+
+
+SHARDER = LearnedSharder(
+    AutoShardSharder.name,
+    AutoShardCostNet,
+    AutoShardPolicy,
+    ImpalaConfig,
+    examples=shards,
+    fit_round=cost_net_round,
+    train_round=policy_round,
+    sharder=_sharder,
+    objective="reward",
+)

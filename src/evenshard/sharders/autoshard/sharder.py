@@ -15,7 +15,8 @@ from torch import nn
 from evenshard.placement.placement import Placement
 from evenshard.placement.plan import check_placement
 from evenshard.placement.task import ShardingTask
-from evenshard.sharders.autoshard.env import BalanceEnv, Observation, ShardCostNet
+from evenshard.sharders.autoshard.cost_net import AutoShardCostNet
+from evenshard.sharders.autoshard.env import BalanceEnv, Observation
 from evenshard.sharders.dreamshard.env import Choose, EpisodeBatch, choose_best, choose_sampled
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.sharders.packing.reasons import no_room, reason, require_room
@@ -100,7 +101,7 @@ class AutoShardSharder:
 
     name = "autoshard"
 
-    def __init__(self, cost_net: ShardCostNet, policy: AutoShardPolicy, normalizer: FeatureNormalizer) -> None:
+    def __init__(self, cost_net: AutoShardCostNet, policy: AutoShardPolicy, normalizer: FeatureNormalizer) -> None:
         self.cost_net = cost_net
         self.policy = policy
         self.normalizer = normalizer
@@ -120,10 +121,6 @@ class AutoShardSharder:
     def sample(self, tasks: Sequence[ShardingTask], generator: torch.Generator) -> list[Placement | None]:
         """One sampled placement per task, for exploring; None where a table finds no room."""
         return self._play_feasible(tasks, choose_sampled(generator))
-
-    def sample_one(self, task: ShardingTask, count: int, generator: torch.Generator) -> list[Placement | None]:
-        """Sampled placements of one task, which keep to the memory; None where a table finds no room."""
-        return self._play_feasible([task] * count, choose_sampled(generator))
 
     def predicted_ms(self, task: ShardingTask, placement: Placement) -> float:
         """Predicted compute of the slowest device of any placement, ms; its exchanges are not predicted."""

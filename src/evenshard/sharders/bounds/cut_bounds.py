@@ -68,16 +68,15 @@ class CutBounds:
         self._price_widths()
 
     def _all_cuts(self) -> Iterator[_Cut]:
-        task, flat = self._space.task, self._space.flat
+        task, table = self._space.task, self._space.table
         options_of: dict[tuple[int, str], dict[int, list[int]]] = {}
-        for at, (group, number) in enumerate(zip(flat.group_W.tolist(), flat.number_W.tolist(), strict=True)):
-            own, option = self._space.groups[group], self._space.groups[group].options[number]
-            if TYPES[option.sharding_type].cuts_columns and len(own.tables) == 1:
-                by_parts = options_of.setdefault((own.tables[0], option.sharding_type), {})
-                by_parts.setdefault(len(option.pieces), []).append(at)
+        for at, parts in enumerate(table.count_O.tolist()):
+            tables, name = self._space.groups[table.group_O[at]].tables, table.types[table.type_O[at]]
+            if TYPES[name].cuts_columns and len(tables) == 1:
+                options_of.setdefault((tables[0], name), {}).setdefault(parts, []).append(at)
         for (position, name), by_parts in options_of.items():
-            table, type_, counts = task.tables[position], TYPES[name], sorted(by_parts)
-            blocks = table.embedding_dim // COLUMN_STEP
+            own, type_, counts = task.tables[position], TYPES[name], sorted(by_parts)
+            blocks = own.embedding_dim // COLUMN_STEP
             most = min(type_.most_column_parts(task.machine), blocks)
             # The option of the fewest parts stands for cuts into fewer, too; parts live on devices of their own.
             ranges = zip([2, *counts[1:]], [*(one - 1 for one in counts[1:]), most], strict=True)
@@ -85,8 +84,8 @@ class CutBounds:
                 position,
                 name,
                 tuple(at for count in counts for at in by_parts[count]),
-                tuple(own for count, own in zip(counts, ranges, strict=True) for _ in by_parts[count]),
-                busiest_rows(table, type_.span(task.machine)) if type_.cuts_rows else None,
+                tuple(range_ for count, range_ in zip(counts, ranges, strict=True) for _ in by_parts[count]),
+                busiest_rows(own, type_.span(task.machine)) if type_.cuts_rows else None,
                 task.limits_of(position).min_column_steps,
                 blocks,
             )
@@ -130,7 +129,7 @@ class CutBounds:
 
     def works_2(self, works_2FU: FloatArray) -> FloatArray:
         """Return the least work of all parts of each option, both passes, [2, options]."""
-        return self.least(works_2FU) * self._space.flat.copies_W[self.options]
+        return np.asarray(self.least(works_2FU) * self._space.table.span_O[self.options])
 
     def part_works_2FU(self, kind: int, lines: Sequence[TangentLine], line_W: Numbers) -> FloatArray:
         """Return the work of a part of 1, 2, ... blocks on one kind of device; infinite where there is none.

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.sharders.bounds.cut_bounds import CutBounds
-from evenshard.sharders.search.arrays import FlatOptions
+from evenshard.sharders.search.sharding_option import OptionTable
 from evenshard.tables.reuse import FloatArray
 
 Numbers = npt.NDArray[np.int64]
@@ -113,7 +113,7 @@ _ROUNDING = 1e-9
 class WholePieces:
     """The time that options take, each of [W]."""
 
-    flat: FlatOptions
+    table: OptionTable
     devices: int
     offset_ms: float  # what each device takes besides
     # A device with the option's longest piece takes at least that; infinite where it is not allowed.
@@ -145,7 +145,7 @@ class WholePieces:
         """False where no placement takes so little."""
         is_allowed_W = self.alone_W <= time_ms
         most = time_ms - self.offset_ms
-        least = float(self.flat.pad_by_group(np.where(is_allowed_W, self.common_W, np.inf)).min(axis=1).sum())
+        least = float(self.table.pad_by_group(np.where(is_allowed_W, self.common_W, np.inf)).min(axis=1).sum())
         ranges = [(0.0, 0, least, most)] if least < most else []
         while ranges:
             _, halves, low, high = heapq.heappop(ranges)
@@ -179,7 +179,7 @@ class WholePieces:
         numbers_W = np.where(is_allowed_W, numbers_FW[best], np.inf)
         share_FU = self.cut_FU * (1 + self.cuts.of_tables(self.once_W)[:, None] / room) / room
         parts_FU = np.where(share_FU <= 1 + _ROUNDING, FUNCTIONS[best](np.minimum(share_FU, 1.0)), np.inf)
-        of_cuts = self.cuts.least(parts_FU[None])[0] * self.flat.copies_W[self.cuts.options]
+        of_cuts = self.cuts.least(parts_FU[None])[0] * self.table.span_O[self.cuts.options]
         numbers_W[self.cuts.options] = np.where(is_allowed_W[self.cuts.options], of_cuts, np.inf)
         least = self._least_FM(numbers_W[None], common_W, prices_M[price, None])[0, 0]
         return float(least - self.devices - prices_M[price] * most)
@@ -194,12 +194,8 @@ class WholePieces:
         return widest_W
 
     def _least_FM(self, numbers_FW: FloatArray, common_W: FloatArray, prices_M: FloatArray) -> FloatArray:
-        flat = self.flat
-        shape = int(flat.group_W.max()) + 1, int(flat.number_W.max()) + 1
-        numbers_FGO = np.full((len(numbers_FW), *shape), np.inf)
-        numbers_FGO[:, flat.group_W, flat.number_W] = numbers_FW
-        common_GO = np.zeros(shape)
-        common_GO[flat.group_W, flat.number_W] = common_W
+        numbers_FGO = np.stack([self.table.pad_by_group(numbers_W) for numbers_W in numbers_FW])
+        common_GO = np.nan_to_num(self.table.pad_by_group(common_W), posinf=0.0)
         priced_FMGO = numbers_FGO[:, None] + prices_M[:, None, None] * common_GO
         return np.asarray(priced_FMGO.min(axis=3).sum(axis=2))
 

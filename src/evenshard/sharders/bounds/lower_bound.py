@@ -36,14 +36,13 @@ import numpy as np
 import numpy.typing as npt
 
 from evenshard.measure.collectives import VOLUMES
-from evenshard.measure.price.device_price import Columns, DevicePrice, SharedSteps, TangentLine
+from evenshard.measure.price.device_price import SharedSteps, TangentLine
 from evenshard.measure.price.exchange_lines import OF_A_NODE, ExchangeLine, exchange_lines
 from evenshard.measure.price.step import dense_ms
 from evenshard.measure.step_time import hides_inputs
 from evenshard.placement.sharding import TYPES
 from evenshard.sharders.bounds.cut_bounds import CutBounds
 from evenshard.sharders.bounds.device_times import Numbers, Options, WholePieces, least_time_ms
-from evenshard.sharders.search.sharding_option import ShardingOption
 from evenshard.sharders.search.space import SearchSpace
 from evenshard.tables.reuse import FloatArray
 
@@ -112,19 +111,26 @@ class _Case:
 
 class _Bounds:
     def __init__(self, space: SearchSpace) -> None:
-        self._space, self._flat = space, space.flat
-        task, costs, flat = space.task, space.costs, space.flat
-        self._devices, self._room = task.num_devices, _room(space)
+        self._space, self._table, pieces = space, space.table, space.piece_arrays
+        task, costs, table, piece_A = space.task, space.costs, space.table, space.table.piece_A
+        self._devices, self._copies_W = task.num_devices, table.span_O.astype(np.float64)
+        # Looked-up rows of all pieces, with their kernel calls.
+        self._piece_C, cell_C = pieces.cells_of(piece_A)
+        self._option_C = table.option_A[self._piece_C]
+        self._call_C, self._row_C = pieces.call_C[cell_C], pieces.row_C[cell_C]
         self._kinds = list(zip(costs.prices, space.lookups.columns_KPH, strict=True))
         self._has_backward = all(price.always_has_backward(columns_PH) for price, columns_PH in self._kinds)
-        offload = _least_offload(space)
-        self._bytes_GW = flat.pad_by_group(offload.bytes_W)
+        bytes_W = np.add.reduceat(pieces.size_P[piece_A], table.first_O)
+        self._room = _room(space, bytes_W)
+        offload = _least_offload(space, self._copies_W * bytes_W)
+        self._bytes_GW = table.pad_by_group(offload.bytes_W)
         # Work besides kernels and exchanges.
         update_ms = min(dense_ms(1.0, kind.bytes_per_ns, task.optimizer) for kind in costs.kinds)
-        self._replicas_W = flat.values_W * update_ms
-        self._apart_W = (self._replicas_W + offload.offload_W) * flat.copies_W
-        copies_W = flat.copies_W / self._devices
-        self._volume_XW = np.stack([*(flat.volume_WV * copies_W[:, None]).T, flat.values_W * copies_W])
+        values_W, self._volume_AV = pieces.values_P[piece_A[table.first_O]], pieces.volume_PV[piece_A]
+        self._replicas_W = values_W * update_ms
+        self._apart_W = (self._replicas_W + offload.offload_W) * self._copies_W
+        volume_VW = np.add.reduceat(self._volume_AV, table.first_O).T
+        self._volume_XW = np.stack([*volume_VW, values_W]) * (self._copies_W / self._devices)
         self._lines_X, self._lines_beside_nodes_X = (
             exchange_lines(task, costs.links, costs.pipeline, beside_nodes=one) for one in (False, True)
         )
@@ -136,29 +142,30 @@ class _Bounds:
             ],
             axis=0,
         )
-        longest_W = flat.longest(_least_alone_ms(self._kinds)) + self._replicas_W + offload.longest_W
-        longest_W += flat.values_W * costs.exchange_slopes[1]
+        least_P = np.min([price.least_ms(columns_PH) for price, columns_PH in self._kinds], axis=0)
+        longest_W = np.zeros(len(self._copies_W))
+        np.maximum.at(longest_W, self._option_C, least_P[self._row_C])
+        longest_W += self._replicas_W + offload.longest_W + values_W * costs.exchange_slopes[1]
         # Alone on its device, a piece may be all that is exchanged.
         self._cuts, own_V = CutBounds(space, self._shared), costs.own_slopes_V
-        self._alone_W = longest_W + flat.longest_WV @ own_V
+        self._alone_W = longest_W + np.maximum.reduceat(self._volume_AV, table.first_O) @ own_V
         self._alone_W[self._cuts.options] = self._cuts.alone_ms(own_V)
         self._divide_into_classes()
 
     def _shared_steps(self) -> SharedSteps:
         if len(self._kinds) > 1:
             return SharedSteps()
-        flat, task, ((price, columns_PH),) = self._flat, self._space.task, self._kinds
-        first_C = flat.number_W[flat.option_C] == 0
-        rows = sum(table.num_rows for table in task.tables)
-        return price.shared_steps(columns_PH[flat.row_C[first_C]], self._devices, rows)
+        ((price, columns_PH),) = self._kinds
+        first_C = self._table.number_O[self._option_C] == 0
+        rows = sum(table.num_rows for table in self._space.task.tables)
+        return price.shared_steps(columns_PH[self._row_C[first_C]], self._devices, rows)
 
     def _divide_into_classes(self) -> None:
         """Group options whose calls are launched, and outputs exchanged, together."""
-        space, flat, machine = self._space, self._flat, self._space.task.machine
-        call_W = [
-            min(space.groups[group].options[number].calls)
-            for group, number in zip(flat.group_W.tolist(), flat.number_W.tolist(), strict=True)
-        ]
+        space, machine = self._space, self._space.task.machine
+        first_W = np.full(len(self._copies_W), len(space.calls))
+        np.minimum.at(first_W, self._option_C, self._call_C)
+        call_W = first_W.tolist()
         key_W = [space.collective_of_call[call] for call in call_W]
         if len(set(key_W)) > MOST_CLASSES:
             key_W = [("", sharding_type) for _, sharding_type in key_W]
@@ -170,20 +177,20 @@ class _Bounds:
         self._latency_Y = counted.sum(axis=0) * (self._devices > 1)
         self._is_everywhere_Y = np.array([TYPES[one].span(machine) == self._devices for _, one in call_of])
         least_2P = np.min([price.least_call_ms(columns_PH) for price, columns_PH in self._kinds], axis=0)
-        self._least_call_2C, self._least_call_2Y = least_2P[:, flat.row_C], np.full((2, len(call_of)), np.inf)
+        self._least_call_2C, self._least_call_2Y = least_2P[:, self._row_C], np.full((2, len(call_of)), np.inf)
         for least_Y, least_C in zip(self._least_call_2Y, self._least_call_2C, strict=True):
-            np.minimum.at(least_Y, self._class_W[flat.option_C], least_C)
+            np.minimum.at(least_Y, self._class_W[self._option_C], least_C)
 
     def sets(self) -> Iterator[tuple[float, npt.NDArray[np.bool_]]]:
         """Yield sets of classes that give every group an option, each with a quick bound."""
-        flat, lines = self._flat, self._lines_of_wholes
+        table, lines = self._table, self._lines_of_wholes
         all_lines_X = zip(self._lines_X, self._lines_beside_nodes_X, strict=True)
         slopes_X = [min(one.slope + one.own_slope for one in (*some, *others)) for some, others in all_lines_X]
         works_W = lines.works_2W.sum(axis=0) + self._apart_W + self._exchanged_W(slopes_X) * self._devices
         count = len(self._latency_Y)
         sets_SY = np.array(list(product((False, True), repeat=count)), dtype=bool)[1:]
         least_YG = np.array(
-            [flat.pad_by_group(np.where(self._class_W == one, works_W, np.inf)).min(axis=1) for one in range(count)]
+            [table.pad_by_group(np.where(self._class_W == one, works_W, np.inf)).min(axis=1) for one in range(count)]
         )
         least_SG = np.where(sets_SY[..., None], least_YG[None], np.inf).min(axis=1)
         for classes, mean_ms in zip(sets_SY, least_SG.sum(axis=1) / self._devices, strict=True):
@@ -203,7 +210,7 @@ class _Bounds:
         has_nodes = has_nodes and bool(self._volume_XW[VOLUMES.index(OF_A_NODE), is_own_W].any())
         lines_X = self._lines_beside_nodes_X if has_nodes else self._lines_X
         for lines, volume_W in zip(lines_X, self._volume_XW, strict=True):
-            volume_GW = self._flat.pad_by_group(np.where(is_own_W, volume_W, np.inf))
+            volume_GW = self._table.pad_by_group(np.where(is_own_W, volume_W, np.inf))
             of_classes = (volume_W[self._class_W == one].min() for one in np.flatnonzero(classes))
             least = max(float(volume_GW.min(axis=1).sum()), *of_classes)
             most = float(np.where(np.isfinite(volume_GW), volume_GW, 0.0).max(axis=1).sum())
@@ -222,12 +229,12 @@ class _Bounds:
                 found = case, lines
             if best >= enough or chosen_G is None:
                 break
-            volume_X = self._volume_XW @ (self._flat.number_W == chosen_G[self._flat.group_W])
+            volume_X = self._volume_XW @ (self._table.number_O == chosen_G[self._table.group_O])
             turned_X = tuple(line.turned_against(one) for line, one in zip(case.exchange_X, volume_X, strict=True))
             if before_G is not None and np.array_equal(before_G, chosen_G) and turned_X == case.exchange_X:
                 break
             case, lines = replace(case, exchange_X=turned_X), self._lines(chosen_G)
-        is_small = len(self._flat.group_W) <= MOST_OPTIONS
+        is_small = len(self._table.group_O) <= MOST_OPTIONS
         yield best, partial(self._of_whole_pieces, *found, best) if is_small else None
 
     def _least_ms(
@@ -237,7 +244,7 @@ class _Bounds:
         slopes_X = [one.slope + one.own_slope for one in case.exchange_X]
         works_W = np.array(counted) @ lines.works_2W + self._apart_W + self._exchanged_W(slopes_X) * self._devices
         total_GW, alone_GW = (
-            self._flat.pad_by_group(one_W) for one_W in (np.where(case.is_own_W, works_W, np.inf), case.alone_W)
+            self._table.pad_by_group(one_W) for one_W in (np.where(case.is_own_W, works_W, np.inf), case.alone_W)
         )
         offset_ms = sum(one.at_0 for one in case.exchange_X) + self._offset_ms(case.classes, lines.at_0_2, counted)
         options = Options(total_GW, alone_GW, self._bytes_GW)
@@ -249,18 +256,18 @@ class _Bounds:
 
     def _of_whole_pieces(self, case: _Case, lines: _Lines, low: float, enough: float) -> Iterator[tuple[float, None]]:
         """Bound placements whose pieces are not shared out evenly."""
-        flat = self._flat
+        table = self._table
         own_V = np.array([one.alone_slope for one in case.exchange_X[: len(VOLUMES)]])
-        work_A = np.bincount(flat.piece_C, self._row_works(lines), len(flat.option_A)) + flat.volume_AV @ own_V
-        is_spread_W = flat.copies_W == self._devices
+        work_A = np.bincount(self._piece_C, self._row_works(lines), len(table.option_A)) + self._volume_AV @ own_V
+        is_spread_W = self._copies_W == self._devices
         common_W = self._exchanged_W([one.slope for one in case.exchange_X])
-        common_W += is_spread_W * (np.bincount(flat.option_A, work_A, len(common_W)) + self._replicas_W)
-        parts_A = np.stack([flat.option_A, work_A])[:, ~is_spread_W[flat.option_A]]
+        common_W += is_spread_W * (np.bincount(table.option_A, work_A, len(common_W)) + self._replicas_W)
+        parts_A = np.stack([table.option_A, work_A])[:, ~is_spread_W[table.option_A]]
         (option_Q, work_Q), count_Q = np.unique(parts_A, axis=1, return_counts=True)
         option_Q = option_Q.astype(np.int64)
         at_0_2 = lines.at_0_2 - self._shared.at_0_2  # which holds for all devices together
         pieces = WholePieces(
-            flat,
+            table,
             self._devices,
             sum(one.at_0 for one in case.exchange_X) + self._offset_ms(case.classes, at_0_2, KERNELS),
             case.alone_W,
@@ -269,19 +276,18 @@ class _Bounds:
             is_spread_W,
             option_Q,
             work_Q,
-            count_Q * flat.copies_W[option_Q],
+            count_Q * self._copies_W[option_Q],
             self._cuts,
             self._cut_works_FU(lines, own_V),
         )
         yield pieces.least_ms(low, enough if np.isfinite(enough) else 2 * low), None
 
     def _row_works(self, lines: _Lines) -> FloatArray:
-        flat, found = self._flat, list[FloatArray]()
-        class_C = self._class_W[flat.option_C]
+        found, class_C = list[FloatArray](), self._class_W[self._option_C]
         for (price, columns_PH), of_classes in zip(self._kinds, lines.of_kinds, strict=True):
             works_YP = np.array([line.works(columns_PH).sum(axis=0) for line in of_classes])
             works_YP += price.own_steps_ms(columns_PH).sum(axis=0)
-            found.append(works_YP[class_C, flat.row_C])
+            found.append(works_YP[class_C, self._row_C])
         return np.asarray(np.min(found, axis=0))
 
     def _cut_works_FU(self, lines: _Lines, own_V: FloatArray) -> FloatArray:
@@ -295,7 +301,7 @@ class _Bounds:
         least_Y = self._least_call_2Y.sum(axis=0)
         least_Y[of_some] = least_Y[of_some].min(initial=np.inf)
         least_W = np.full(len(self._class_W), np.inf)
-        np.minimum.at(least_W, self._flat.option_C, self._least_call_2C.sum(axis=0))
+        np.minimum.at(least_W, self._option_C, self._least_call_2C.sum(axis=0))
         more_W = least_W - least_Y[self._class_W]
         return np.where(classes[self._class_W], np.maximum(more_W, 0.0), 0.0) * self._has_backward
 
@@ -323,18 +329,18 @@ class _Bounds:
         return _Lines(of_kinds, at_0_2, np.min([one.works_2W for one in found], axis=0))
 
     def _lines_of(self, kind: int, chosen_G: npt.NDArray[np.int64] | None) -> _Lines:
-        flat, (price, columns_PH) = self._flat, self._kinds[kind]
-        chosen_W = flat.number_W == (0 if chosen_G is None else chosen_G[flat.group_W])
-        weight_W = chosen_W * flat.copies_W / self._devices
-        is_own_YC = self._class_W[flat.option_C] == np.arange(len(self._latency_Y))[:, None]
+        table, (price, columns_PH) = self._table, self._kinds[kind]
+        chosen_W = table.number_O == (0 if chosen_G is None else chosen_G[table.group_O])
+        weight_W = chosen_W * self._copies_W / self._devices
+        is_own_YC = self._class_W[self._option_C] == np.arange(len(self._latency_Y))[:, None]
         if chosen_G is None or not price.is_by_call:
             is_own_YC = np.ones_like(is_own_YC)
         works_2W, lines = self._steps_2W.copy(), []
-        columns_CH = columns_PH[flat.row_C]
+        columns_CH = columns_PH[self._row_C]
         for own, is_own_C in enumerate(is_own_YC):
-            sums_H = (weight_W[flat.option_C] * is_own_C) @ columns_CH
+            sums_H = (weight_W[self._option_C] * is_own_C) @ columns_CH
             if not sums_H.any():
-                sums_H = weight_W[flat.option_C] @ columns_CH
+                sums_H = weight_W[self._option_C] @ columns_CH
             lines.append(line := price.line_at(sums_H))
             is_own_W = self._class_W == own
             works_2W[:, is_own_W] += self._sum_copies(line.works(columns_PH))[:, is_own_W]
@@ -343,29 +349,21 @@ class _Bounds:
         return _Lines((tuple(lines),), np.min([line.at_0_2 for line in lines], axis=0), works_2W)
 
     def _sum_copies(self, works_2P: FloatArray) -> FloatArray:
-        return np.array([self._flat.sum_by_option(works_P) for works_P in works_2P]) * self._flat.copies_W
+        """Sum the work of the looked-up rows of each option, with all their copies."""
+        count, works_2C = len(self._copies_W), works_2P[:, self._row_C]
+        return np.array([np.bincount(self._option_C, works_C, count) for works_C in works_2C]) * self._copies_W
 
 
-def _least_alone_ms(kinds: list[tuple[DevicePrice, Columns]]) -> FloatArray:
-    """Time each lookup on the fastest kind of device, whatever else that holds."""
-    return np.asarray(np.min([price.least_ms(columns_PH) for price, columns_PH in kinds], axis=0))
-
-
-def _room(space: SearchSpace) -> float:
+def _room(space: SearchSpace, bytes_W: Numbers) -> float:
     """Sum the devices' memory; infinite if tables could leave it by options that the space lacks."""
     task = space.task
     if task.may_offload and not space.offloads:
         return float("inf")
-    kept = (
-        [group for group in space.groups if all(option.storage.is_on_device for option in group.options)]
-        if space.offloads
-        else []
-    )
-    return float(sum(task.room_bytes)) + sum(min(_bytes(option) for option in group.options) for group in kept)
-
-
-def _bytes(option: ShardingOption) -> int:
-    return sum(piece.size_bytes for piece in option.pieces)
+    room = float(sum(task.room_bytes))
+    if not space.offloads:
+        return room
+    is_kept_G = [all(run.storage.is_on_device for run in group.runs) for group in space.groups]
+    return room + float(space.table.pad_by_group(bytes_W.astype(np.float64)).min(axis=1)[is_kept_G].sum())
 
 
 class _Offload(NamedTuple):
@@ -376,19 +374,18 @@ class _Offload(NamedTuple):
     longest_W: FloatArray
 
 
-def _least_offload(space: SearchSpace) -> _Offload:
+def _least_offload(space: SearchSpace, bytes_W: FloatArray) -> _Offload:
     """Take each cache's own memory (the smallest none), and the next larger one's time (the largest none)."""
-    flat = space.flat
-    bytes_W, offload_W, longest_W = flat.bytes_W.copy(), flat.offload_W.copy(), flat.longest_offload_W.copy()
-    shapes: dict[tuple[object, ...], list[tuple[float, int]]] = {}
-    for at, (group, number) in enumerate(zip(flat.group_W.tolist(), flat.number_W.tolist(), strict=True)):
-        option = space.groups[group].options[number]
-        if option.storage.is_cached:
-            widths = tuple(piece.columns for piece in option.pieces)
-            shape = (group, option.storage.kernel, option.sharding_type, widths)
-            shapes.setdefault(shape, []).append((option.storage.load_factor, at))
-    for of_shape in shapes.values():
-        ordered = [at for _, at in sorted(of_shape)]
+    table, bytes_W = space.table, bytes_W.copy()
+    offload_A = space.piece_arrays.offload_PK2.sum(axis=2).max(axis=1)[table.piece_A]
+    offload_W, longest_W = (of.reduceat(offload_A, table.first_O) for of in (np.add, np.maximum))
+    caches: dict[tuple[str, int], list[tuple[float, int]]] = {}
+    storage_W = [table.storages[at] for at in table.storage_O]
+    for at, (storage, twins) in enumerate(zip(storage_W, table.first_twin_O.tolist(), strict=True)):
+        if storage.is_cached:
+            caches.setdefault((storage.kernel, twins), []).append((storage.load_factor, at))
+    for alike in caches.values():
+        ordered = [at for _, at in sorted(alike)]
         bytes_W[ordered[0]] = 0.0
         offload_W[ordered] = [*offload_W[ordered[1:]], 0.0]
         longest_W[ordered] = [*longest_W[ordered[1:]], 0.0]

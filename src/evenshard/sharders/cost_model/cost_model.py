@@ -34,11 +34,10 @@ from evenshard.sharders.cost_model.network import NUM_JUMP_SUMS, ConvexNet, Ense
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.tables.table import Table
 from evenshard.utils.atomic import atomic_path
-from evenshard.utils.errors import BadFile, TrainingFailed
+from evenshard.utils.errors import BadFile, TrainingFailed, reading_saved
 from evenshard.utils.json_files import load_json
 from evenshard.utils.messages import cut
 from evenshard.utils.outputs import NETWORK_FOLDER
-from evenshard.utils.saved import reading_saved
 from evenshard.utils.typed import record_of
 from evenshard.utils.weights import load_weights, save_weights
 

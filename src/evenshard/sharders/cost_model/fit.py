@@ -1,7 +1,8 @@
 """Training of the cost model: relative errors of single devices, of all measured placements at once.
 
 Each member of the ensemble leaves out one part of the placements. Its errors there, which cost no training data, say
-how far to trust the ensemble.
+how wide the intervals must be to hold nine of ten measured costs. A search chooses placements about which a model is
+too optimistic: where choices were measured before the model learned from them, their errors widen the intervals.
 
 Legend: R devices that held tables and ran, P distinct pairs of table and batch size, K members, N measured placements,
 M rows of a minibatch, Q pairs that these need.
@@ -11,16 +12,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from evenshard.measure.collectives import whole_table_bytes
-from evenshard.measure.costs import OK, DeviceCost, MeasuredPlacement
-from evenshard.sharders.cost_model.calibration import calibrate, calibrate_for_chosen
-from evenshard.sharders.cost_model.cost_model import CostModel, ExchangeTime
+from evenshard.measure.costs import OK, RANDOM_SHARD, DeviceCost, MeasuredPlacement
+from evenshard.measure.price.step import PredictedParts
+from evenshard.sharders.cost_model.cost_model import Calibration, CostModel, ExchangeTime, log_spread_N
 from evenshard.sharders.cost_model.network import ConvexNet, EnsembleSizes, jump_sums_TJ
+from evenshard.sharders.cost_model.price import predict_whole
 from evenshard.sharders.features import FeatureNormalizer
 from evenshard.tables.locality import hot_rows_together
 from evenshard.tables.table import Table
@@ -32,6 +34,8 @@ from evenshard.utils.process import one_thread
 ROBUST_BEYOND = 0.03  # relative error from which on the loss grows linearly: steps and outliers do not bend the rest
 LEAST_TIME = 1e-4  # share of the mean time: shorter ones count as that
 WARM_UP = 0.1  # part of the updates
+COVERAGE = 0.9  # share of the measured costs within an interval
+LEAST_FLOOR = 1e-3  # a model that fits its data exactly is still not sure
 
 
 @dataclass(frozen=True)
@@ -102,13 +106,6 @@ class DeviceRows:
         tables, batch_sizes = tuple(table for table, _ in pairs), tuple(size for _, size in pairs)
         times_R3 = torch.tensor(times, dtype=torch.float32)  # whoever measured, as the network
         return DeviceRows(tables, batch_sizes, torch.tensor(held), times_R3, torch.tensor(placements))
-
-    @property
-    def holds_RP(self) -> torch.Tensor:
-        """True where a device holds a table: what ``held`` says, as a matrix."""
-        holds_RP = torch.zeros(len(self.times_R3), len(self.tables), dtype=torch.bool)
-        holds_RP[self.held[:, 0], self.held[:, 1]] = True
-        return holds_RP
 
     def inputs(self, net: ConvexNet) -> tuple[torch.Tensor, torch.Tensor]:
         """``ConvexNet.table_inputs`` of all pairs: features [P, F] and scaled work [P, A]."""
@@ -312,3 +309,56 @@ def cost_model_round(
     if previous is not None:
         calibrate_for_chosen(model, previous, [one for one in own if one.cost.fits])
     return model, metrics
+
+
+# Intervals ------------------------------------------------------------------------------------------------------------
+
+
+def calibrate(
+    model: CostModel, measured: Sequence[MeasuredPlacement], held_out_by_N: torch.Tensor
+) -> tuple[Calibration, float]:
+    """What the held-out errors say about intervals, and their median in per cent.
+
+    Whole placements count; random shards only where nothing else was measured. A single member errs more than the
+    ensemble does, which makes up for the tables that the other placements share with a held-out one.
+    """
+    ran = [number for number, one in enumerate(measured) if one.cost.fits]
+    chosen = [number for number in ran if measured[number].proposed_by != RANDOM_SHARD] or ran
+    if not chosen:
+        return Calibration(), math.nan
+    members_KN = _members_KN(_predict_measured(model, [measured[n] for n in chosen]))
+    actual_N = torch.tensor([measured[n].cost.max_device_ms for n in chosen])
+    held_out_N = members_KN.gather(0, held_out_by_N[chosen][None])[0]
+    errors_N = (held_out_N / actual_N).log().abs()
+    floor = max(float(errors_N.median()), LEAST_FLOOR)
+    deviations_N = Calibration(floor=floor).deviation_N(log_spread_N(members_KN))
+    factor = conformal_factor(errors_N, deviations_N)
+    return Calibration(factor, floor), float((held_out_N / actual_N - 1).abs().median()) * 100
+
+
+def calibrate_for_chosen(model: CostModel, first: CostModel, own: Sequence[MeasuredPlacement]) -> None:
+    """Widen the intervals of ``model`` to the measured costs of the choices of ``first``, the model before."""
+    if not own:
+        return
+    predicted_N = torch.tensor([one.predicted_ms for one in _predict_measured(first, own)])
+    members_KN = _members_KN(_predict_measured(model, own))
+    errors_N = (torch.tensor([one.cost.max_device_ms for one in own]) / predicted_N).log().abs()
+    factor = conformal_factor(errors_N, model.calibration.deviation_N(log_spread_N(members_KN)))
+    model.calibration = replace(model.calibration, factor=max(model.calibration.factor, factor))
+
+
+def _predict_measured(model: CostModel, measured: Sequence[MeasuredPlacement]) -> list[PredictedParts]:
+    return predict_whole(model, [(one.task, one.placement) for one in measured])
+
+
+def _members_KN(predicted: Sequence[PredictedParts]) -> torch.Tensor:
+    return torch.tensor([one.members_ms for one in predicted]).T
+
+
+def conformal_factor(errors_N: torch.Tensor, deviations_N: torch.Tensor) -> float:
+    """How many deviations wide an interval must be to hold a new error nine times in ten.
+
+    Of n errors and a new one, any order is as likely: that is why it is the 0.9 (n + 1)-th of them.
+    """
+    rank = min(math.ceil(COVERAGE * (len(errors_N) + 1)), len(errors_N))
+    return float((errors_N / deviations_N).kthvalue(rank).values)

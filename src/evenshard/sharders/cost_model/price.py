@@ -40,7 +40,7 @@ class LearnedPrice(DevicePrice):
 
     num_maxima = 0
     is_by_call = False
-    row_limits, lane_limits = tuple(rows - 1 for rows in PASS_ROWS), LANE_LIMITS
+    lane_limits = LANE_LIMITS
 
     @torch.no_grad()
     def __init__(self, model: CostModel) -> None:
@@ -64,9 +64,11 @@ class LearnedPrice(DevicePrice):
         return self._model.net.sizes.sees_hot_rows
 
     @torch.no_grad()
-    def columns(self, lookups: Sequence[Lookup]) -> Columns:
+    def columns(self, lookups: Sequence[Lookup], dims_P: npt.NDArray[np.int64] | None = None) -> Columns:
         """[P, H] of tables: what decides about jumps and what jumps, the linear part, and what the bent units see."""
         lookups = [one.pooled for one in lookups]
+        if dims_P is not None:
+            lookups = [one.with_dim(dim) for one, dim in zip(lookups, dims_P.tolist(), strict=True)]
         found = np.zeros((len(lookups), self._width), dtype=np.float32)
         for some, represented in self._represent(lookups):
             jumps_TJ, inputs_TI = represented[:, JUMPS], represented[:, INPUTS]

@@ -1,8 +1,7 @@
 """evenshard's own sharder of whole tables: other sharders propose, the cost model predicts, the search improves.
 
 Proposals are the greedy experts and rollouts of a trained policy where there is one. They are among the starts of the
-search (``search.PlanSearch``), and stay in the race, so the answer is never predicted worse than any of them. With a
-budget for measuring, the best few are measured, and the measured best wins.
+search (``search.PlanSearch``), and stay in the race, so the answer is never predicted worse than any of them.
 """
 
 from __future__ import annotations
@@ -12,26 +11,22 @@ from dataclasses import dataclass
 
 import torch
 
-from evenshard.measure.costs import PlacementCost
-from evenshard.measure.hardware import Measure
-from evenshard.measure.price.step import PartCosts, PredictedDevice, PredictedParts
+from evenshard.measure.price.step import PartCosts, PredictedParts
 from evenshard.placement.moves import device_kinds
 from evenshard.placement.placement import Placement, canonical_devices, placement_of_whole
-from evenshard.placement.plan import check_placement
+from evenshard.placement.plan import check_placement, is_legal_sharding
 from evenshard.placement.task import ShardingTask
 from evenshard.sharders.bounds.lower_bound import lower_bound_ms
 from evenshard.sharders.cost_model.cost_model import CostModel
-from evenshard.sharders.cost_model.price import predict_whole, whole_costs
+from evenshard.sharders.cost_model.price import whole_costs
 from evenshard.sharders.learned import MOST_PROPOSALS, TrainedSharder, rollouts
-from evenshard.sharders.packing.legal_parts import any_placement
 from evenshard.sharders.packing.reasons import require_room
 from evenshard.sharders.search.search import PlanSearch, PlanSearchEffort
 from evenshard.sharders.simple import expert_sharders
-from evenshard.utils.errors import BadConfig, InfeasibleTask
+from evenshard.utils.errors import InfeasibleTask
 from evenshard.utils.knobs import knob
+from evenshard.utils.messages import cut
 
-# A change scores two devices, and about a fifth of the changes of a large step count.
-SCORES_PER_CHANGE = 10
 MOST_STARTS = 8
 
 
@@ -43,53 +38,22 @@ class SearchConfig:
     scores_per_table: int = knob(2_000, "devices scored for each table of the task, about, before the search ends")
     seed: int = knob(0, "seed of rollouts and search")
     time_limit_s: float | None = knob(None, "seconds after which the search ends at the latest; None for no limit")
-    packing_time_limit_s: float = knob(
-        10.0, "time to find any legal placement if no proposal is one; see any_placement"
-    )
-
-
-@dataclass(frozen=True)
-class PredictedPlacement:
-    """A placement and what the cost model says about it.
-
-    Attributes:
-        placement: the placement of the tables.
-        devices: predicted times, by device id.
-        predicted_ms: predicted time of the slowest device.
-        low_ms, high_ms: the 90 % interval of that by the cost model alone; a simulated device has an error of its own.
-        lower_bound_ms: no placement that the task allows is predicted to cost less.
-    """
-
-    placement: Placement
-    devices: tuple[PredictedDevice, ...]
-    predicted_ms: float
-    low_ms: float
-    high_ms: float
-    lower_bound_ms: float
-
-    @staticmethod
-    def of(placement: Placement, predicted: PredictedParts, bound_ms: float) -> PredictedPlacement:
-        """Return the record of a prediction."""
-        return PredictedPlacement(
-            placement, predicted.devices, predicted.predicted_ms, predicted.low_ms, predicted.high_ms, bound_ms
-        )
+    packing_time_limit_s: float = knob(10.0, "time to find any legal placement if no proposal is one; see legal_parts")
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What the search found.
+    """Placements that the search found.
 
     Attributes:
-        best: the answer.
-        candidates: all placements that were considered, lowest predicted cost first; ``best.placement`` is the first.
-        predicted_ms: predicted time of each.
-        expert: the experts' placement with the lowest predicted cost; None where none of them found room.
+        candidates: all placements that were considered, the lowest predicted cost first; the first is the answer.
+        best: the prediction of the answer, with the 90 % interval of the cost model alone.
+        lower_bound_ms: no placement that the task allows is predicted to cost less.
     """
 
-    best: PredictedPlacement
     candidates: tuple[Placement, ...]
-    predicted_ms: tuple[float, ...]
-    expert: Placement | None
+    best: PredictedParts
+    lower_bound_ms: float
 
 
 class EvenshardSharder:
@@ -116,7 +80,7 @@ class EvenshardSharder:
         Raises:
             InfeasibleTask: if there is no legal placement, or none was found.
         """
-        return self.search(task).best.placement
+        return self.search(task).candidates[0]
 
     def search(self, task: ShardingTask, known: Sequence[Placement] = ()) -> SearchResult:
         """Return the same with all that is known about it: no worse than any of the legal placements ``known``.
@@ -131,85 +95,32 @@ class EvenshardSharder:
         starts = distinct([*known, *experts, *self._rollouts(task, generator)], kinds)
         predicted = _predict_placements(costs, [*starts, *experts])
         best_starts = sorted(starts, key=lambda one: predicted[one].predicted_ms)[:MOST_STARTS]
-        search = self._plan_search(costs)
-        found = _run_search(search, best_starts)
-        if not found:
-            found = [any_placement(task, self._config.seed, self._config.packing_time_limit_s)]
+        config = self._config
+        effort = PlanSearchEffort(config.scores_per_table * len(task.tables), time_limit_s=config.time_limit_s)
+        search = PlanSearch(costs, effort, config.seed, packing_s=config.packing_time_limit_s)
+        try:
+            result = search.run([one.parts(task.tables) for one in best_starts])
+        except InfeasibleTask as error:
+            raise InfeasibleTask(f"{cut(task.task_id)}: {error.problem}", error.remedy) from None
+        found = [placement_of_whole(task, parts) for parts in result.candidates]
         candidates = distinct([*found, *starts], kinds)
         predicted |= _predict_placements(costs, [one for one in candidates if one not in predicted])
         candidates.sort(key=lambda one: predicted[one].predicted_ms)
-        best = candidates[0]
-        check_placement(task, best)
-        bound_ms = min(lower_bound_ms(search.space, predicted[best].predicted_ms), predicted[best].predicted_ms)
-        return SearchResult(
-            best=PredictedPlacement.of(best, predicted[best], bound_ms),
-            candidates=tuple(candidates),
-            predicted_ms=tuple(predicted[one].predicted_ms for one in candidates),
-            expert=min(experts, key=lambda one: predicted[one].predicted_ms, default=None),
-        )
-
-    def _plan_search(self, costs: PartCosts) -> PlanSearch:
-        changes = self._config.scores_per_table * len(costs.task.tables) // SCORES_PER_CHANGE
-        effort = PlanSearchEffort(changes, time_limit_s=self._config.time_limit_s)
-        return PlanSearch(costs, effort, self._config.seed)
-
-    def place_measured(
-        self, task: ShardingTask, measure: Measure, num_measured: int, found: SearchResult | None = None
-    ) -> tuple[PredictedPlacement, PlacementCost]:
-        """The best of a few candidates, by measuring them: the best predicted ones, and the best expert's.
-
-        Args:
-            found: earlier result of ``search`` for the task; None searches.
-
-        Raises:
-            InfeasibleTask: as ``place``, or if every candidate ran out of memory.
-            BadConfig: if nothing may be measured.
-        """
-        if num_measured < 1:
-            raise BadConfig(f"The measuring budget is {num_measured}. Make it at least 1 placement.")
-        found = found or self.search(task)
-        candidates = list(found.candidates[:num_measured])
-        if found.expert is not None and num_measured > 1:
-            kinds = device_kinds(task)
-            candidates = distinct([*candidates[: num_measured - 1], found.expert, candidates[-1]], kinds)
-            candidates = candidates[:num_measured]
-        costs = measure([(task, placement) for placement in candidates])
-        placement, cost = min(zip(candidates, costs, strict=True), key=lambda pair: pair[1].max_device_ms)
-        if not cost.fits:
-            raise InfeasibleTask(
-                f"{task.task_id}: all {len(candidates)} candidates ran out of memory. Lower memory_cap_gb, "
-                f"so that what a device cannot hold is not tried, or raise num_devices."
-            )
-        (predicted,) = predict_whole(self.model, [(task, placement)])
-        return PredictedPlacement.of(placement, predicted, found.best.lower_bound_ms), cost
+        check_placement(task, candidates[0])
+        best = predicted[candidates[0]]
+        bound_ms = min(lower_bound_ms(search.space, best.predicted_ms), best.predicted_ms)
+        return SearchResult(tuple(candidates), best, bound_ms)
 
     def _rollouts(self, task: ShardingTask, generator: torch.Generator) -> list[Placement]:
         """Keep the legal placements of the policy, which knows memory but no other rule."""
         if self._policy is None:
             return []
         sampled = rollouts(self._policy, task, generator, self._config.num_rollouts)
-        return [one for one in sampled if _is_legal(task, one)]
-
-
-def _is_legal(task: ShardingTask, placement: Placement) -> bool:
-    try:
-        check_placement(task, placement)
-    except InfeasibleTask:
-        return False
-    return True
+        return [one for one in sampled if is_legal_sharding(task.as_whole, one.parts(task.tables))]
 
 
 def _predict_placements(costs: PartCosts, placements: Sequence[Placement]) -> dict[Placement, PredictedParts]:
     return dict(zip(placements, costs.predict_whole(placements), strict=True))
-
-
-def _run_search(search: PlanSearch, starts: Sequence[Placement]) -> list[Placement]:
-    task = search.costs.task
-    try:
-        result = search.run([one.parts(task.tables) for one in starts])
-    except InfeasibleTask:
-        return []
-    return [placement_of_whole(task, parts) for parts in result.candidates]
 
 
 def _experts(task: ShardingTask) -> list[Placement]:

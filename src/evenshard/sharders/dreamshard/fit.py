@@ -1,4 +1,4 @@
-"""Training of the cost network: mean squared error on measured placements (DreamShard, section 3.2).
+"""DreamShard in the loop, and the training of its cost network on measured placements: squared errors (section 3.2).
 
 Legend: N measured placements, D devices, P distinct tables, F features, C = 3 costs, M placements of a minibatch.
 """
@@ -14,7 +14,10 @@ import torch
 from evenshard.measure.costs import RANDOM_SHARD, MeasuredPlacement
 from evenshard.sharders.checkpoint import Checkpoint, Round
 from evenshard.sharders.dreamshard.cost_net import DreamShardCostNet
+from evenshard.sharders.dreamshard.reinforce import ReinforceConfig, policy_round
+from evenshard.sharders.dreamshard.sharder import DreamShardPolicy, DreamShardSharder
 from evenshard.sharders.features import FeatureNormalizer
+from evenshard.sharders.learned import LearnedSharder
 from evenshard.sharders.training import FitConfig, FittedCostNet, Track, fit_minibatches
 
 
@@ -136,3 +139,16 @@ def cost_loss(net: DreamShardCostNet, data: CostTensors, rows_M: torch.Tensor) -
     errors_M = (overall_M - data.overall_N[rows_M]) / net.cost_scale_ms
     errors_MD = errors_MDC.square().sum(dim=2) + of_sums_MD.square()
     return errors_MD[mask_MD].mean() + errors_M.square().mean()
+
+
+SHARDER = LearnedSharder(
+    DreamShardSharder.name,
+    DreamShardCostNet,
+    DreamShardPolicy,
+    ReinforceConfig,
+    examples=whole_placements,
+    fit_round=cost_net_round,
+    train_round=policy_round,
+    sharder=DreamShardSharder,
+    objective="predicted_ms",
+)

@@ -27,7 +27,6 @@ from evenshard.sharders.training import (
     Track,
     descend,
     entropy,
-    negative_predicted_cost_B,
     set_learning_rate,
     standardised_B,
 )
@@ -111,7 +110,8 @@ def reinforce_loss(batch: EpisodeBatch, episodes: Episodes, policy: Policy, entr
     log_probs_BTD = replayed_logits_BTD(batch, episodes, policy).log_softmax(dim=-1)
     chosen_BT = log_probs_BTD.gather(-1, episodes.device_BT[..., None]).squeeze(-1)
     advantage_B = torch.zeros_like(episodes.predicted_ms_B)
-    advantage_B[finished_B] = standardised_B(negative_predicted_cost_B(episodes.predicted_ms_B[finished_B]))
+    # The only reward, given at the end, is minus the predicted overall cost (DreamShard, section 3.3).
+    advantage_B[finished_B] = standardised_B(-episodes.predicted_ms_B[finished_B])
     counts_BT = episodes.taken_BT & finished_B[:, None]
     gain_BT = advantage_B[:, None] * chosen_BT + entropy_weight * entropy(log_probs_BTD)
     return -torch.where(counts_BT, gain_BT, 0.0).sum() / counts_BT.sum()

@@ -139,15 +139,8 @@ class DreamShardSharder:
 
     def sample(self, tasks: Sequence[ShardingTask], generator: torch.Generator) -> list[Placement | None]:
         """One sampled placement per task, for exploring; None where the rollout found no room."""
-        return self._sample(EpisodeBatch.of(tasks, self._normalizer), tasks, generator)
-
-    def sample_one(self, task: ShardingTask, count: int, generator: torch.Generator) -> list[Placement | None]:
-        """Sampled placements of one task, which keep to the memory; None where the rollout found no room."""
-        return self._sample(EpisodeBatch.of([task], self._normalizer).repeat(count), [task] * count, generator)
-
-    def _sample(
-        self, batch: EpisodeBatch, tasks: Sequence[ShardingTask], generator: torch.Generator
-    ) -> list[Placement | None]:
+        alike = all(task is tasks[0] for task in tasks)  # a task that is sampled many times is looked at once
+        batch = EpisodeBatch.of(tasks[:1] if alike else tasks, self._normalizer).repeat(len(tasks) if alike else 1)
         cost_net, policy = lean_cost_net(self._cost_net), lean_policy(self._policy)
         episodes = rollout(batch, cost_net, policy, choose_sampled(generator))
         return [

@@ -95,17 +95,9 @@ class Grid:
     least_blocks: int  # of the narrowest part
     num_rows: int  # of the table
     block_bytes: int  # device memory of four columns of a row
-    row_bytes: int  # device memory of a row beside its columns
-    part_bytes: int  # device memory of each part beside its rows and columns
-    outputs_bytes: int  # device memory of each part for each of its blocks, however many rows it has
     # Rows cut evenly over the devices of a node, and what each of these takes: a line of fours of columns.
     even: tuple[tuple[Span, Line], ...]
     widest: int  # blocks of the widest part
-
-    def rows_cut(self, blocks: int, node: Devices) -> Cut:
-        """The way to cut the rows of so many blocks."""
-        part, block = self.part_bytes + blocks * self.outputs_bytes, blocks * self.block_bytes + self.row_bytes
-        return Cut(len(node), self.num_rows, Line(Taken(part), Taken(block)), 1, (node,), self.num_rows)
 
     def even_parts(self, table: Table, fours: Sequence[int]) -> list[TablePart]:
         """The table where each node holds so many fours of columns, cut by rows evenly over its devices."""
@@ -113,15 +105,13 @@ class Grid:
         return [part for node, columns in cut if columns.size for part in cut_rows(table, node.tolist(), columns)]
 
     def most_blocks(self, left_D: npt.NDArray[np.int64]) -> int:
-        """The widest part that a node has room for, with so much left on its devices."""
-        low, high = 0, self.widest + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            room_D = left_D - self.part_bytes - middle * self.outputs_bytes
-            rows_D = np.where(room_D < 0, 0, room_D // max(middle * self.block_bytes + self.row_bytes, 1))
-            fits = rows_D.sum() >= self.num_rows and np.count_nonzero(rows_D) >= min(self.num_rows, len(left_D))
-            low, high = (middle, high) if fits else (low, middle)
-        return low if low >= self.least_blocks else 0
+        """Return the blocks of the widest part that the devices of a node have room for; 0 for none."""
+        most = [
+            (left - line.part.device) // max(line.block.device, 1)
+            for left, (_, line) in zip(left_D.tolist(), self.even, strict=False)
+        ]
+        widest = min(*most, self.widest)
+        return widest if widest >= self.least_blocks else 0
 
 
 @dataclass(frozen=True)

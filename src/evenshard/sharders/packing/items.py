@@ -274,16 +274,12 @@ def _grid(task: ShardingTask, position: int, span: int, storage: Storage) -> Gri
             known[rows.size] = _columns(task, table, storage, rows)
         return known[rows.size]
 
-    outputs_bytes, block_bytes = wide.part.device - narrow.part.device, wide.block.device - narrow.block.device
     return Grid(
         tuple(map(np.array, allowed_sets(task.machine, span, limits.devices))),
         table.embedding_dim // COLUMN_STEP,
         limits.min_column_steps,
         table.num_rows,
-        block_bytes,
-        max(narrow.block.device - block_bytes, 0),
-        narrow.part.device - outputs_bytes,
-        outputs_bytes,
+        wide.block.device - narrow.block.device,
         tuple((rows, lines(rows)) for rows in row_spans(table, span)),
         min(table.embedding_dim, task.max_columns) // COLUMN_STEP,
     )

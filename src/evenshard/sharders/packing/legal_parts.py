@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from evenshard.placement.parts import COLUMN_STEP, FUSED, Storage, TablePart, lay_out, whole_part
-from evenshard.placement.placement import Placement, joined_groups, placement_of_whole
-from evenshard.placement.plan import check_sharding
+from evenshard.placement.parts import FUSED, Storage, TablePart, whole_part
+from evenshard.placement.placement import joined_groups
+from evenshard.placement.plan import is_legal_sharding
 from evenshard.placement.task import ShardingTask, part_bytes
 from evenshard.sharders.packing.cuts import Cut, Devices, Grid
 from evenshard.sharders.packing.items import KnownItems, PackedItem, PackedItems, Room, least_outside
 from evenshard.sharders.packing.program import solve_program
 from evenshard.sharders.packing.reasons import no_parts_found, require_sharding_room, require_types
-from evenshard.utils.errors import InfeasibleTask, MissingPackage
+from evenshard.utils.errors import MissingPackage
 from evenshard.utils.extras import require_package
-from evenshard.utils.messages import cut as shortened
 
 # Items times devices that the solver is given; it then needs about 0.5 GB.
 MAX_PAIRS = 150_000
-# Items times devices that are packed in more than the quick ways.
-MAX_TRIED_PAIRS = 1_000_000
 TIME_LIMIT_S = 10.0
-MOST_TRIED_OFFLOADS, MOST_OFFLOAD_ORDERS = 8, 12
+MOST_TRIED_OFFLOADS = 8
 
 
-def legal_parts(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LIMIT_S) -> tuple[TablePart, ...]:
+def legal_parts(task: ShardingTask, time_limit_s: float = TIME_LIMIT_S) -> tuple[TablePart, ...]:
     """Return some legal parts, those of a table one after the other; the same arguments give the same.
 
     Args:
@@ -40,18 +35,14 @@ def legal_parts(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LI
     """
     require_types(task)
     known: KnownItems = {}
-    if (found := quick_parts(task, seed, known)) is not None:
+    if (found := quick_parts(task, known)) is not None:
         return found
     items = PackedItems.of(task, known=known)
     if task.may_offload:
         items = PackedItems.wherever_kept(task, known)
     else:
         require_sharding_room(task, items)
-    pairs = (len(items.items) + sum(map(len, items.others))) * task.num_devices
-    more_orders = islice(packing_orders(items, seed), QUICK_ORDERS, None if pairs <= MAX_TRIED_PAIRS else QUICK_ORDERS)
-    if not task.may_offload and (found := _pack(task, items, more_orders)) is not None:
-        return found
-    if pairs > MAX_PAIRS:
+    if (len(items.items) + sum(map(len, items.others))) * task.num_devices > MAX_PAIRS:
         raise no_parts_found(task, "no placement was found by packing (the task is too large to solve exactly)", items)
     try:
         require_package("scipy")
@@ -65,15 +56,7 @@ def legal_parts(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LI
     raise no_parts_found(task, f"no placement was found in {time_limit_s:g} s of the solver", items)
 
 
-def any_placement(task: ShardingTask, seed: int = 0, time_limit_s: float = TIME_LIMIT_S) -> Placement:
-    """Some legal placement of whole tables; arguments and errors as of ``legal_parts``."""
-    try:
-        return placement_of_whole(task, legal_parts(task.as_whole, seed, time_limit_s))
-    except InfeasibleTask as error:
-        raise InfeasibleTask(f"{shortened(task.task_id)}: {error.problem}", error.remedy) from None
-
-
-def quick_parts(task: ShardingTask, seed: int = 0, known: KnownItems | None = None) -> tuple[TablePart, ...] | None:
+def quick_parts(task: ShardingTask, known: KnownItems | None = None) -> tuple[TablePart, ...] | None:
     """Some legal parts where packing finds them, in device memory or, where rules allow that, outside of it.
 
     Args:
@@ -85,11 +68,13 @@ def quick_parts(task: ShardingTask, seed: int = 0, known: KnownItems | None = No
     if sum(table.size_bytes for table in task.tables) > sum(task.room_bytes) + outside + rounded:
         return None  # not even the weights fit
     known = {} if known is None else known
-    found = first_fit(task, PackedItems.of(task, known=known))
-    return _offloaded_parts(task, seed, known) if found is None and task.may_offload else found
+    items = PackedItems.of(task, known=known)
+    too_much = sum(item.least_bytes for item in items.items) > int(items.room_D.sum())
+    found = None if too_much or items.room_D.min() < 0 else _pack(task, items)
+    return _offloaded_parts(task, known) if found is None and task.may_offload else found
 
 
-def _offloaded_parts(task: ShardingTask, seed: int, known: KnownItems) -> tuple[TablePart, ...] | None:
+def _offloaded_parts(task: ShardingTask, known: KnownItems) -> tuple[TablePart, ...] | None:
     """Offload tables with few lookups for their size first, to the kernel with the least device memory."""
     outside = {
         at: least[0]
@@ -111,8 +96,7 @@ def _offloaded_parts(task: ShardingTask, seed: int, known: KnownItems) -> tuple[
                 storages.update({at: outside[at] for at in group})
         if sum(task.tables[at].size_bytes for at in storages) > sum(task.machine.host_bytes + task.machine.ssd_bytes):
             return None  # the more leave device memory, the more others take
-        items = PackedItems.of(task, storages, known)
-        if (found := _pack(task, items, islice(packing_orders(items, seed), MOST_OFFLOAD_ORDERS))) is not None:
+        if (found := _pack(task, PackedItems.of(task, storages, known))) is not None:
             return found
     return None
 
@@ -132,17 +116,8 @@ def _fewest(task: ShardingTask, outside: Mapping[int, Storage], forced: Sequence
     return len(chosen)
 
 
-def first_fit(task: ShardingTask, items: PackedItems | None = None) -> tuple[TablePart, ...] | None:
-    """Legal parts where the quick ways find some; the rules of the task do not contradict each other."""
-    items = PackedItems.of(task) if items is None else items
-    too_much = sum(item.least_bytes for item in items.items) > int(items.room_D.sum())
-    if too_much or items.room_D.min() < 0:
-        return None
-    return _pack(task, items, islice(packing_orders(items), QUICK_ORDERS))
-
-
-def _pack(task: ShardingTask, items: PackedItems, orders: Iterable[PackingOrder]) -> tuple[TablePart, ...] | None:
-    packed = (_sort_if_legal(task, pack_in_order(items, order)) for order in orders)
+def _pack(task: ShardingTask, items: PackedItems) -> tuple[TablePart, ...] | None:
+    packed = (_sort_if_legal(task, pack_in_order(items, *order)) for order in packing_orders(items))
     return next((parts for parts in packed if parts is not None), None)
 
 
@@ -151,11 +126,7 @@ def _sort_if_legal(task: ShardingTask, parts: list[TablePart] | None) -> tuple[T
         return None
     order = {table.name: number for number, table in enumerate(task.tables)}
     found = tuple(sorted(parts, key=lambda part: (order[part.table], part.columns, part.rows)))
-    try:
-        check_sharding(task, found)
-    except InfeasibleTask:
-        return None
-    return found
+    return found if is_legal_sharding(task, found) else None
 
 
 def _is_rounded(task: ShardingTask, items: PackedItems) -> bool:
@@ -164,23 +135,11 @@ def _is_rounded(task: ShardingTask, items: PackedItems) -> bool:
     return any(task.pipeline or one.tables[0].embedding_dim * one.tables[0].weight_bits % 8 for one in in_rows)
 
 
-# The first orders, which lead to the end unless memory is tight, and the last ones.
-QUICK_ORDERS, RANDOM_ORDERS = 4, 8
+def packing_orders(items: PackedItems) -> Iterator[tuple[Sequence[int], bool]]:
+    """Yield orders of items: those first that may go to few devices, and cannot be cut.
 
-
-@dataclass(frozen=True)
-class PackingOrder:
-    """An order in which items are packed, and rules to do so."""
-
-    order: Sequence[int]  # of the items, by number
-    # An item goes to the device with the least memory left that has room, and parts by columns fill their devices; else
-    # it goes to the one with the most, and parts are even.
-    tightest: bool = False
-    rows_first: bool = False  # rows are cut before columns
-
-
-def packing_orders(items: PackedItems, seed: int = 0) -> Iterator[PackingOrder]:
-    """Yield orders, the quick ones first: those of items that may go to few devices, and cannot be cut, first."""
+    Each comes once for the emptiest devices, and once for the fullest with room; see ``pack_in_order``.
+    """
     all_items = items.items
     bytes_I = np.array([item.size_bytes for item in all_items], dtype=np.int64)
     choices_I = np.array([int(item.allowed_D.sum()) for item in all_items])
@@ -189,18 +148,8 @@ def packing_orders(items: PackedItems, seed: int = 0) -> Iterator[PackingOrder]:
     freedom_I = np.array([_freedom(item) for item in all_items])
     for last_I in (apart_I, parts_I):
         order = np.lexsort((-bytes_I, -last_I, freedom_I, choices_I)).tolist()
-        yield PackingOrder(order)
-        yield PackingOrder(order, tightest=True)
-    whole_I = np.array([item.may_be_whole for item in all_items])
-    for first_I in (freedom_I, whole_I):
-        for tightest in (True, False):
-            yield PackingOrder(np.lexsort((-bytes_I, first_I)).tolist(), tightest, rows_first=True)
-    rng = np.random.default_rng(seed)
-    for number in range(RANDOM_ORDERS):
-        shaken_I = bytes_I * rng.uniform(0.5, 1.0, len(bytes_I))
-        order = np.lexsort((-shaken_I, freedom_I, choices_I)).tolist()
-        for tightest in (True, False):
-            yield PackingOrder(order, tightest, rows_first=number % 2 == 1)
+        yield order, False
+        yield order, True
 
 
 def _freedom(item: PackedItem) -> int:
@@ -208,12 +157,17 @@ def _freedom(item: PackedItem) -> int:
     return 2 if item.grid is not None or any(cut.in_rows for cut in item.cuts) else bool(item.cuts)
 
 
-def pack_in_order(items: PackedItems, way: PackingOrder) -> list[TablePart] | None:
-    """Parts of all items on their devices; None at a dead end."""
+def pack_in_order(items: PackedItems, order: Sequence[int], tightest: bool) -> list[TablePart] | None:
+    """Return the parts of all items on their devices; None at a dead end.
+
+    Args:
+        tightest: an item goes to the device with the least memory left that has room, and parts by columns fill their
+            devices; else it goes to the one with the most, and parts are even.
+    """
     room, found = Room(items), items.replica_parts()
-    for number in way.order:
+    for number in order:
         item = items.items[number]
-        used = _place(item, room.of(item), way)
+        used = _place(item, room.of(item), tightest)
         if used is None:
             return None
         parts, bytes_of = used
@@ -225,16 +179,15 @@ def pack_in_order(items: PackedItems, way: PackingOrder) -> list[TablePart] | No
 _Placed = tuple[list[TablePart], Mapping[int, int]]
 
 
-def _place(item: PackedItem, left_D: npt.NDArray[np.int64], way: PackingOrder) -> _Placed | None:
+def _place(item: PackedItem, left_D: npt.NDArray[np.int64], tightest: bool) -> _Placed | None:
     """Place an item where there is room; -1 left means no room for any part."""
     if item.may_be_whole and left_D.max() >= item.size_bytes:
-        roomy_D = np.where(left_D >= item.size_bytes, left_D, np.iinfo(np.int64).max if way.tightest else -1)
-        device = int(roomy_D.argmin() if way.tightest else roomy_D.argmax())
+        roomy_D = np.where(left_D >= item.size_bytes, left_D, np.iinfo(np.int64).max if tightest else -1)
+        device = int(roomy_D.argmin() if tightest else roomy_D.argmax())
         return item.whole(device), {device: item.size_bytes}
-    cuts = item.cuts[::-1] if way.rows_first else item.cuts
-    for cut in cuts:
+    for cut in item.cuts:
         for scope in _roomiest(cut, left_D):
-            blocks = _in_rows(cut, left_D[scope]) if cut.in_rows else _by_columns(cut, left_D[scope], way.tightest)
+            blocks = _in_rows(cut, left_D[scope]) if cut.in_rows else _by_columns(cut, left_D[scope], tightest)
             if blocks is not None:
                 return _hold(item, cut, scope, blocks)
     if item.grid is not None and (found := _grid(item, left_D)) is not None:
@@ -322,15 +275,12 @@ def _grid(item: PackedItem, left_D: npt.NDArray[np.int64]) -> _Placed | None:
     most = np.array([grid.most_blocks(left_D[node]) for node in grid.nodes])
     if (found := _in_fewest(grid, most, fill=False)) is None:
         return None
-    parts: list[TablePart] = []
-    bytes_of: dict[int, int] = {}
-    chosen, blocks = found
-    for at, columns in zip(chosen, lay_out((COLUMN_STEP * blocks).tolist()), strict=True):
-        node = grid.nodes[at]
-        rows_cut = grid.rows_cut(columns.size // COLUMN_STEP, node)
-        if (rows := _in_rows(rows_cut, left_D[node])) is None:
-            return None
-        of_node, node_bytes = _hold(item, rows_cut, node, rows)
-        parts += [replace(part, columns=columns) for part in of_node]
-        bytes_of.update(node_bytes)
-    return parts, bytes_of
+    blocks = np.zeros_like(most)
+    blocks[found[0]] = found[1]
+    bytes_of = {
+        device: line.part.device + int(count) * line.block.device
+        for node, count in zip(grid.nodes, blocks, strict=True)
+        for device, (_, line) in zip(node.tolist(), grid.even, strict=False)
+        if count
+    }
+    return grid.even_parts(item.tables[0], blocks.tolist()), bytes_of

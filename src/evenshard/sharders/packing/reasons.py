@@ -13,7 +13,6 @@ Legend: I items, D devices.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -35,16 +34,8 @@ MORE_MEMORY = "Raise memory_cap_gb"
 MORE_ROOM = f"{MORE_MEMORY} or num_devices"
 
 
-@dataclass(frozen=True)
-class Reason:
-    """Why no placement of a task can exist, and what to do: two sentences."""
-
-    problem: str
-    remedy: str
-
-
-def reason(task: ShardingTask, items: PackedItems | None = None) -> Reason | None:
-    """Return the reason why no placement of a task can exist; None without a plain one.
+def reason(task: ShardingTask, items: PackedItems | None = None) -> InfeasibleTask | None:
+    """Return the error of a task for which no placement can exist for a plain reason; None without one.
 
     The most specific reason: rules that leave a table no sharding type, replicas that fill a device, rules that
     contradict each other, then tables larger than each device they may live on, then tables that overfill the few
@@ -58,7 +49,7 @@ def reason(task: ShardingTask, items: PackedItems | None = None) -> Reason | Non
 def require_sharding_room(task: ShardingTask, items: PackedItems | None = None) -> None:
     """Raise InfeasibleTask if no placement can exist for a plain reason."""
     if (why := reason(task, items)) is not None:
-        raise InfeasibleTask(why.problem, why.remedy)
+        raise why
 
 
 def require_room(task: ShardingTask) -> PackedItems:
@@ -93,7 +84,7 @@ def require_types(task: ShardingTask) -> None:
             f"Allow it another type, or {FUSED}.",
         )
     for why in _without_types(task):
-        raise InfeasibleTask(why.problem, why.remedy)
+        raise why
 
 
 def no_room(task: ShardingTask, tables: Sequence[int], used_bytes: Sequence[int]) -> InfeasibleTask:
@@ -143,7 +134,7 @@ def _needs_and_room(items: PackedItems) -> str:
     return f"the tables need {room} ({caps_text(rooms)}), the largest ({_names([largest])}) {gb_text(size)}"
 
 
-def _without_types(task: ShardingTask, _: PackedItems | None = None) -> Iterator[Reason]:
+def _without_types(task: ShardingTask, _: PackedItems | None = None) -> Iterator[InfeasibleTask]:
     for position in (at for at, types in enumerate(task.types) if not types):
         table, why = task.tables[position], ruled_out(task, position)
         asked = [one for one in SHARDING_TYPES if one in task.limits_of(position).types]
@@ -156,31 +147,31 @@ def _without_types(task: ShardingTask, _: PackedItems | None = None) -> Iterator
                 f"Cut it by columns over {task.fewest_column_parts(table)} devices or more, or make it several tables "
                 f"of at most {task.max_columns:,} columns, in the model too."
             )
-        yield Reason(f"table {brief(table.name)} {limits}, but {clauses}.", remedy)
+        yield InfeasibleTask(f"table {brief(table.name)} {limits}, but {clauses}.", remedy)
 
 
-def _overfull_by_replicas(task: ShardingTask, items: PackedItems) -> Iterator[Reason]:
+def _overfull_by_replicas(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask]:
     if items.room_D.min() < 0:
         device = int(items.room_D.argmin())
         need, room = task.room_bytes[device] - int(items.room_D[device]), task.room_bytes[device]
         names = brief(", ".join(table.name for table in items.replicas))
-        yield Reason(
+        yield InfeasibleTask(
             f"replicas of {names}, which may only be sharded {' or '.join(REPLICATED)}, need {gb_text(need)} on "
             f"every device; device {device} has {gb_text(room)}.",
             f"{MORE_MEMORY}, or allow them another type.",
         )
 
 
-def _contradictions(task: ShardingTask, items: PackedItems) -> Iterator[Reason]:
+def _contradictions(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask]:
     devices, allowed_ID = task.num_devices, items.allowed_ID
     for number in np.flatnonzero(~allowed_ID.any(axis=1)).tolist():
         item = items.items[number]
         for position, table in zip(item.positions, item.tables, strict=True):
             if not device_mask(devices, task.limits_of(position).devices).any():
-                yield Reason(
+                yield InfeasibleTask(
                     f"{_subject([table])} may live on no device.", f"Allow it at least one of 0 to {devices - 1}."
                 )
-        yield Reason(
+        yield InfeasibleTask(
             f"tables {_names(item.tables)} must stay together, but no device is allowed for all of them.",
             "Allow them a common device, or drop the rule.",
         )
@@ -189,7 +180,7 @@ def _contradictions(task: ShardingTask, items: PackedItems) -> Iterator[Reason]:
         for number in numbers:
             both = [position for position in items.items[number].positions if position in group]
             if len(both) > 1:
-                yield Reason(
+                yield InfeasibleTask(
                     f"tables {_names([task.tables[position] for position in both])} must stay both together and apart.",
                     "Drop one of the two rules.",
                 )
@@ -200,10 +191,10 @@ def _contradictions(task: ShardingTask, items: PackedItems) -> Iterator[Reason]:
                 room, remedy = f"there are {devices} devices", f"Raise num_devices to at least {len(inside)}"
                 if not allowed_D.all():
                     room, remedy = f"may only live on {_devices(allowed_D)}", "Allow them more devices"
-                yield Reason(f"tables {names} must stay apart, but {room}.", f"{remedy}, or keep fewer apart.")
+                yield InfeasibleTask(f"tables {names} must stay apart, but {room}.", f"{remedy}, or keep fewer apart.")
 
 
-def _too_large(task: ShardingTask, items: PackedItems) -> Iterator[Reason]:
+def _too_large(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask]:
     most_I = np.where(items.allowed_ID, items.room_D, -1).max(axis=1)
     rooms = zip(items.items, most_I.tolist(), strict=True)
     too_large = [(item, room) for item, room in rooms if not item.is_free and not legal_mask(0, item.size_bytes, room)]
@@ -220,10 +211,12 @@ def _too_large(task: ShardingTask, items: PackedItems) -> Iterator[Reason]:
     missing = missing_text(item.size_bytes - room)
     if len(too_large) > 1:
         missing += f"; too large as well: {len(too_large) - 1} more"
-    yield Reason(f"{subject} {_needs(item.tables, item.size_bytes)}, more than {limit}: {missing}.", f"{remedy}.")
+    yield InfeasibleTask(
+        f"{subject} {_needs(item.tables, item.size_bytes)}, more than {limit}: {missing}.", f"{remedy}."
+    )
 
 
-def _overfull(task: ShardingTask, items: PackedItems) -> Iterator[Reason]:
+def _overfull(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask]:
     needs_I = np.array([_least_bytes(item, items.room_D) for item in items.items], dtype=np.int64)
     for allowed_D, inside in _confinements(items.allowed_ID):
         need, room = int(needs_I[inside].sum()), int(items.room_D[allowed_D].sum())
@@ -234,24 +227,24 @@ def _overfull(task: ShardingTask, items: PackedItems) -> Iterator[Reason]:
         needs = _needs(tables, need, at_least=any(item.is_free for item in confined))
         if allowed_D.all():
             subject = "the tables" if len(tables) > 1 else _subject(tables)
-            yield Reason(
+            yield InfeasibleTask(
                 f"{subject} {needs}, the {task.num_devices} devices have {gb_text(room)} "
                 f"({caps_text(items.room_D.tolist())}): {missing}.",
                 f"{MORE_ROOM}.",
             )
         else:
-            yield Reason(
+            yield InfeasibleTask(
                 f"{_subject(tables)} {needs} and may only live on {_devices(allowed_D)} with {gb_text(room)}: "
                 f"{missing}.",
                 f"{MORE_MEMORY}, or allow some of them elsewhere.",
             )
 
 
-def _unfit(task: ShardingTask, items: PackedItems) -> Iterator[Reason]:
+def _unfit(task: ShardingTask, items: PackedItems) -> Iterator[InfeasibleTask]:
     for item in items.items:
         if item.is_free and not _fits_alone(task, item, items.room_D):
             types = ", ".join(one for one in SHARDING_TYPES if one in task.types[item.positions[0]])
-            yield Reason(
+            yield InfeasibleTask(
                 f"table {brief(item.tables[0].name)} does not fit the devices that it may live on, however it may be "
                 f"sharded ({types}): they have room for {_most_of(item, items.room_D)} "
                 f"({caps_text(items.room_D.tolist())}).",

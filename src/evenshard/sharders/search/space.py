@@ -8,30 +8,22 @@ Legend: G groups, D devices, N changes, C kernel calls, L collectives.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property, lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
-from evenshard.measure.collectives import VOLUMES, latencies_ms, part_volume
-from evenshard.measure.kernel_calls import KernelCall, Lookup, kernel_call, part_lookups, replica_lookups
-from evenshard.measure.price.loads import LookupColumns
+from evenshard.measure.collectives import latencies_ms
+from evenshard.measure.price.loads import Indices, Mask
 from evenshard.measure.price.step import PartCosts
 from evenshard.placement.parts import (
     COLUMN_STEP,
     FUSED,
     ON_DEVICE,
-    Span,
     Storage,
-    TablePart,
-    busiest_rows,
     even_widths,
-    lookup_share,
     row_starts,
     storages_of,
-    whole_part,
 )
 from evenshard.placement.placement import allowed_together, apart_groups, joined_groups
 from evenshard.placement.sharding import (
@@ -46,9 +38,10 @@ from evenshard.placement.sharding import (
     freest_by_columns,
     types_on_all,
 )
-from evenshard.placement.task import ShardingTask, common_kernels, memory_of_part
-from evenshard.sharders.search.arrays import FlatOptions, PieceArrays
-from evenshard.sharders.search.sharding_option import Piece, ShardingOption, TableGroup
+from evenshard.placement.task import ShardingTask, common_kernels
+from evenshard.sharders.search.means import MeanCollections
+from evenshard.sharders.search.piece_builder import PieceArrays, PieceBuilder
+from evenshard.sharders.search.sharding_option import Cuts, OptionRun, OptionTable, ShardingOption, TableGroup
 from evenshard.tables.reuse import FloatArray
 from evenshard.tables.table import Table
 
@@ -56,26 +49,23 @@ MAX_CUTS = 128
 # Tables times devices up to which everything is tried; of larger tasks, less.
 SMALL = 2**16
 CACHE_LOAD_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8)
-# Part of the devices' memory that is filled before options with less memory are preferred.
-FULL_SHARE = 0.97
 # Part of the devices' memory that tables fill, whole, before other storage than device memory is looked for.
 SHORT_SHARE = 0.85
 # Share of a device's room: smaller tables stay in device memory.
 LEAST_OFFLOADED = 1e-3
 
 
+_BY_ROWS = tuple(one for one in TYPES.values() if one.cuts_rows)
+
+
 class SearchSpace:
     """All groups of a task with their options, and the columns of all their pieces.
 
     Attributes:
-        groups: the groups.
-        calls: kernel calls by number.
-        collective_of_call: the module and the type of each kernel call; calls that share them share a collective.
-        pieces: all pieces of all options.
-        lookups: all that is looked up by any option.
+        groups: single tables, then the tables that stay together.
+        calls, collective_of_call, lookups: see ``PieceBuilder``.
         is_small: everything may be tried.
         offloads: tables may be kept outside of device memory.
-        shifted: (group, number) of the options that only shifts of columns have made.
 
     Args:
         costs: what placements cost.
@@ -87,35 +77,19 @@ class SearchSpace:
         self.costs, self.task = costs, costs.task
         self.offloads = is_short_of_memory(costs.task) if offloads is None else offloads
         self.is_small = len(self.task.tables) * self.task.num_devices <= SMALL
-        self.calls: dict[KernelCall, int] = {}
-        self.collective_of_call: list[tuple[str, str]] = []
-        self.pieces: list[Piece] = []
-        self.lookups = LookupColumns(costs.prices)
-        self._arrays: PieceArrays | None = None
-        self._piece_of: dict[tuple[int, str, TablePart], Piece] = {}
-        self.shifted: set[tuple[int, int]] = set()
-        self._numbers: dict[tuple[int, str, tuple[int, ...], Storage], int] = {}
-        # Which collective each kernel call takes part in, and the latencies of each.
-        self._latencies: tuple[npt.NDArray[np.bool_], FloatArray] = (np.zeros((0, 0), dtype=bool), np.zeros((0, 3)))
+        self._builder = PieceBuilder(costs)
+        self.calls, self.collective_of_call = self._builder.calls, self._builder.collective_of_call
+        self.lookups = self._builder.lookups
+        self._cuts_of: dict[tuple[object, ...], tuple[tuple[str, Cuts], ...]] = {}
         self.groups = tuple(self._groups())
         self.lookups.update()
-
-    @cached_property
-    def flat(self) -> FlatOptions:
-        """The options that the space began with."""
-        return FlatOptions.of(self.groups)
-
-    @cached_property
-    def widest_G(self) -> npt.NDArray[np.int64]:
-        """[G] the largest dim of the tables of each group."""
-        tables = self.task.tables
-        return np.array([max(tables[at].embedding_dim for at in group.tables) for group in self.groups])
 
     @cached_property
     def lane_limits(self) -> tuple[int, ...]:
         """Widths up to which rows take fewer lanes, as far as some groups are wider and some are not."""
         limits = {limit for price in self.costs.prices for limit in price.lane_limits}
-        return tuple(limit for limit in sorted(limits) if self.widest_G.min() <= limit < self.widest_G.max())
+        widest = [max(self.task.tables[at].embedding_dim for at in group.tables) for group in self.groups]
+        return tuple(limit for limit in sorted(limits) if min(widest) <= limit < max(widest))
 
     @property
     def span_of_call(self) -> list[int]:
@@ -123,70 +97,99 @@ class SearchSpace:
         return [TYPES[call.sharding_type].span(self.task.machine) for call in self.calls]
 
     @cached_property
-    def room_D(self) -> npt.NDArray[np.int64]:
+    def room_D(self) -> Indices:
         """Memory of the devices."""
         return np.array(self.task.room_bytes, dtype=np.int64)
 
-    @property
+    @cached_property
     def piece_arrays(self) -> PieceArrays:
         """All pieces as arrays."""
-        if self._arrays is None or len(self._arrays.span_P) < len(self.pieces):
-            self._arrays = PieceArrays.of(self.pieces, len(self.costs.kinds))
-        return self._arrays
+        return self._builder.arrays()
 
-    def latencies(self, is_used_NC: npt.NDArray[np.bool_]) -> FloatArray:
-        """[3, N] latencies of the three exchanges of the kernel calls that are used; calls that share one count once.
+    @cached_property
+    def means(self) -> MeanCollections:
+        """Collections with MEAN tables that go in rows as a whole."""
+        return MeanCollections(self)
 
-        In the order of ``ExchangeTimes``.
+    @cached_property
+    def table(self) -> OptionTable:
+        """All options as arrays."""
+        runs = [run for group in self.groups for run in group.runs]
+        of_type: dict[str, int] = {}
+        of_storage: dict[Storage, int] = {}
+        type_R = np.array([of_type.setdefault(run.sharding_type, len(of_type)) for run in runs])
+        storage_R = np.array([of_storage.setdefault(run.storage, len(of_storage)) for run in runs])
+        of_widths: dict[tuple[int, ...], int] = {}
+        cut_of = {
+            cuts: np.array([of_widths.setdefault(widths, len(of_widths)) for widths in cuts.of_options])
+            for cuts in dict.fromkeys(run.cuts for run in runs)
+        }
+        homes = [(TYPES[one].span(self.task.machine), TYPES[one].home_span(self.task.machine)) for one in of_type]
+        options_R = np.array([len(run.cuts.slots) for run in runs])
+        return OptionTable(
+            np.array([_num_options(group.runs) for group in self.groups]),
+            np.concatenate([run.cuts.count_O for run in runs]),
+            np.concatenate([run.first_piece + run.cuts.slot_A for run in runs]),
+            (tuple(of_type), type_R.repeat(options_R)),
+            (tuple(of_storage), storage_R.repeat(options_R)),
+            np.array(homes)[type_R.repeat(options_R)].T,
+            np.concatenate([cut_of[run.cuts] for run in runs]),
+            self.piece_arrays,
+        )
+
+    def options(self, group: int) -> list[ShardingOption]:
+        """Return the options of a group."""
+        return [self.option(group, number) for number in range(int(self.table.num_options_G[group]))]
+
+    def option(self, group: int, number: int) -> ShardingOption:
+        """Return an option of a group."""
+        return self.table.option(int(self.table.first_option_G[group]) + number)
+
+    def latencies(self, is_used_NC: Mask) -> FloatArray:
+        """Return the latencies of the exchanges of the used kernel calls, [3, N], in the order of ``ExchangeTimes``.
+
+        Calls that share an exchange count once.
         """
-        if len(self._latencies[0]) < len(self.calls):
-            names = list(dict.fromkeys(self.collective_of_call))
-            of_call_CL = np.array([[own == name for name in names] for own in self.collective_of_call])
-            latencies = [latencies_ms(self.task.machine, {name}, self.costs.links) for name in names]
-            self._latencies = of_call_CL, np.array(latencies)
-        of_call_CL, latency_L3 = self._latencies
+        of_call_CL, latency_L3 = self._collectives
         return np.asarray(((is_used_NC @ of_call_CL) @ latency_L3).T)
 
-    def add_options(self, group: int, options: Sequence[ShardingOption]) -> None:
-        """More options for a group, which ``option_of`` made."""
-        old = self.groups[group]
-        groups = list(self.groups)
-        groups[group] = replace(old, options=(*old.options, *options))
-        self.groups = tuple(groups)
-        self.lookups.update()
+    @cached_property
+    def _collectives(self) -> tuple[Mask, FloatArray]:
+        """[C, L] the collective that each kernel call takes part in, and [L, 3] the latencies of each."""
+        names = list(dict.fromkeys(self.collective_of_call))
+        of_call_CL = np.array([[own == name for name in names] for own in self.collective_of_call])
+        return of_call_CL, np.array([latencies_ms(self.task.machine, {name}, self.costs.links) for name in names])
 
-    def number_of(
-        self, group: int, name: str, widths: Sequence[int], storage: Storage, is_shifted: bool = False
-    ) -> int | None:
-        """The number of a group's option of this type, storage and widths, in this order; a new one where it has none.
-
-        A new one is of rows that stay together, or kept outside of device memory; None where it is neither.
+    def add_options(self, group: int, shapes: Iterable[tuple[str, Sequence[int], Storage]]) -> range:
+        """Add options to a group of one table, and return their numbers.
 
         Args:
-            is_shifted: whether columns are shifted to come to it: a new option is then one of ``shifted``.
+            shapes: type, widths of the parts and storage of each.
         """
-        key = (group, name, tuple(widths), storage)
-        number = self._numbers[key] if key in self._numbers else self._find_number(*key)
-        if number is None:
-            own, stays = self.groups[group], not (TYPES[name].cuts_rows or TYPES[name].is_replicated)
-            if not own.options or len(own.tables) > 1 or not (stays or storage != ON_DEVICE):
-                return None
-            number = len(own.options)
-            self.add_options(group, [self.option_of(group, self.usual_name(own.tables[0], name), widths, storage)])
-            if is_shifted:
-                self.shifted.add((group, number))
-        if not is_shifted:
-            self.shifted.discard((group, number))
-        self._numbers[key] = number
-        return number
-
-    def _find_number(self, group: int, name: str, widths: tuple[int, ...], storage: Storage) -> int | None:
         own = self.groups[group]
-        named = self.usual_name(own.tables[0], name)
-        for number, option in enumerate(own.options):
-            same = len(own.tables) > 1 or tuple(one.columns for one in option.pieces) == widths
-            if same and option.sharding_type == named and option.storage == storage:
-                return number
+        (position,), first = own.tables, _num_options(own.runs)
+        own.runs.extend(self._run(position, name, storage, Cuts.of([widths])) for name, widths, storage in shapes)
+        self.lookups.update()
+        for outdated in ("piece_arrays", "table", "means", "_collectives"):
+            vars(self).pop(outdated, None)
+        return range(first, _num_options(own.runs))
+
+    def number_of(self, group: int, name: str, widths: Sequence[int], storage: Storage) -> int | None:
+        """Return the number of a group's option of this type, storage and widths, in this order.
+
+        An option that is missing is added if its rows stay together or it leaves device memory; else None.
+        """
+        own = self.groups[group]
+        usual, is_alone, first = self.usual_name(own.tables[0], name), len(own.tables) == 1, 0
+        for run in own.runs:
+            if (run.sharding_type, run.storage) == (usual, storage):
+                for number, of_option in enumerate(run.cuts.of_options, first):
+                    if of_option == tuple(widths) or not is_alone:
+                        return number
+            first += len(run.cuts.slots)
+        stays = not (TYPES[name].cuts_rows or TYPES[name].is_replicated)
+        if own.runs and is_alone and (stays or storage != ON_DEVICE):
+            return self.add_options(group, [(usual, widths, storage)])[0]
         return None
 
     def _groups(self) -> Iterator[TableGroup]:
@@ -195,62 +198,62 @@ class SearchSpace:
         groups = joined_groups(len(task.tables), task.together)
         # Single tables come first, then the groups in the order of the rules.
         for members in sorted(groups, key=lambda group: max(number_of.get(position, -1) for position in group)):
-            options, apart = self._options(members), apart_groups(task, members)
-            yield TableGroup(members, options, allowed_together(task, members), apart)
+            allowed_D, apart = allowed_together(task, members), apart_groups(task, members)
+            yield TableGroup(members, list(self._runs(members)), allowed_D, apart)
 
-    def _options(self, members: Sequence[int]) -> tuple[ShardingOption, ...]:
-        if len(members) > 1:
-            return tuple(self._together(members, storage) for storage in self._storages(members))
-        (position,) = members
-        inside, *outside = self._storages(members)
-        return (
-            *(
-                self._option(position, *shape, inside)
-                for shape in self._shapes(position, on_device=inside == ON_DEVICE)
-            ),
-            *(
-                self._option(position, *shape, one)
-                for shape in self._shapes(position, on_device=False)
-                for one in outside
-            ),
-        )
+    def _runs(self, members: Sequence[int]) -> Iterator[OptionRun]:
+        for storage in self._storages(members):
+            if len(members) > 1:
+                columns = _whole(sum(self.task.tables[at].embedding_dim for at in members))
+                yield OptionRun(TABLE_WISE, storage, columns, self._builder.add_together(members, storage))
+                continue
+            for name, cuts in self._cuts(members[0], storage.is_on_device):
+                yield self._run(members[0], name, storage, cuts)
 
-    def _together(self, members: Sequence[int], storage: Storage) -> ShardingOption:
-        wholes = [(at, whole_part(self.task.tables[at], (0,), storage)) for at in members]
-        return self._option_in(TABLE_WISE, (self._piece(wholes, TABLE_WISE),), storage)
+    def _run(self, position: int, name: str, storage: Storage, cuts: Cuts) -> OptionRun:
+        return OptionRun(name, storage, cuts, self._builder.add(position, name, storage, cuts.widths))
 
     def _storages(self, members: Sequence[int]) -> list[Storage]:
         kernels = common_kernels(self.task, members)
-        is_large = any(self._is_large(position) for position in members)
-        elsewhere = [one for one in kernels if one != FUSED and ((self.offloads and is_large) or FUSED not in kernels)]
+        leaves = FUSED not in kernels or (self.offloads and any(map(self._is_large, members)))
+        elsewhere = [one for one in kernels if one != FUSED and leaves]
         return [
             *([ON_DEVICE] if FUSED in kernels else []),
             *(one for kernel in elsewhere for one in storages_of(kernel, CACHE_LOAD_FACTORS)),
         ]
 
-    def _shapes(self, position: int, on_device: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield types with widths; no replicas outside of device memory, where columns are cut into powers of two."""
+    def _cuts(self, position: int, on_device: bool) -> tuple[tuple[str, Cuts], ...]:
+        """Return types with cuts; no replicas outside of device memory, where columns are cut into powers of two."""
+        task, limits, table = self.task, self.task.limits_of(position), self.task.tables[position]
+        allowed = task.num_devices if limits.devices is None else len(limits.devices)
+        has_rows = tuple(_has_rows_for(table, own.span(task.machine)) for own in _BY_ROWS)
+        alike = (limits.min_columns, allowed, position in task.kept_apart, on_device)
+        key = (frozenset(task.types[position]), table.embedding_dim, has_rows, *alike)
+        if key not in self._cuts_of:
+            self._cuts_of[key] = tuple(self._list_cuts(position, allowed, on_device))
+        return self._cuts_of[key]
+
+    def _list_cuts(self, position: int, allowed: int, on_device: bool) -> Iterator[tuple[str, Cuts]]:
         limits, machine = self.task.limits_of(position), self.task.machine
-        allowed = machine.num_devices if limits.devices is None else len(limits.devices)
         whole_columns = self.task.tables[position].embedding_dim
+        fewest = self.task.fewest_column_parts(self.task.tables[position])
         for own in self._types(position):
             if own.is_replicated and not on_device:
                 continue
             if not own.cuts_columns:
-                yield own.name, (whole_columns,)
+                yield own.name, _whole(whole_columns)
                 continue
             most = own.most_column_parts(machine) if own.cuts_rows else min(own.most_column_parts(machine), allowed)
-            fewest = self.task.fewest_column_parts(self.task.tables[position])
-            for widths in column_cuts(whole_columns, most, limits.min_columns, fewest):
-                if (self.is_small and on_device) or len(widths).bit_count() == 1 or len(widths) == fewest:
-                    yield own.name, widths
+            cuts = _usual_cuts(whole_columns, most, limits.min_columns, fewest, self.is_small and on_device)
+            if cuts.slots:
+                yield own.name, cuts
 
     def by_columns(self, position: int) -> str:
-        """The type of a table that is cut by columns: it may leave its node only where that is allowed."""
+        """Return the type of a table that is cut by columns; it may leave its node only where that is allowed."""
         return freest_by_columns(self.task.types[position], self.task.machine, TABLE_COLUMN_WISE)
 
     def usual_name(self, position: int, name: str) -> str:
-        """What a type that a table's parts are of is called among its options."""
+        """Return the type among a table's options that stands for the type of its parts."""
         return self.by_columns(position) if name == COLUMN_WISE else name
 
     def _is_large(self, position: int) -> bool:
@@ -259,10 +262,10 @@ class SearchSpace:
 
     def _types(self, position: int) -> list[ShardingType]:
         """Return the types, fewest pieces first, without those that cut a table as another type does."""
-        machine, types = self.task.machine, set(self.task.types[position])
+        machine, table, types = self.task.machine, self.task.tables[position], set(self.task.types[position])
         if machine.num_devices == 1:
             return [TYPES[TABLE_WISE]]
-        is_narrow = self.task.fewest_column_parts(self.task.tables[position]) == 1
+        is_narrow = self.task.fewest_column_parts(table) == 1
         if is_narrow and any(TYPES[one].may_be_whole for one in types):
             types.add(TABLE_WISE)
         if rows_of_all := types & {*ROWS_ALONE} & {*types_on_all(machine)}:
@@ -272,83 +275,38 @@ class SearchSpace:
             fewer = {one for one in types if TYPES[one].span(machine) == 1}
         else:
             # A search's sums take every device for one with rows: cuts that leave some without are a last resort.
-            fewer = {one for one in types if not TYPES[one].cuts_rows or self._has_rows_for(position, TYPES[one])}
+            fewer = {one for one in types if not TYPES[one].cuts_rows or _has_rows_for(table, TYPES[one].span(machine))}
         found = (TYPES[one] for one in TYPES if one in (fewer or types))
         return sorted(found, key=lambda one: (one.is_replicated, one.cuts_rows))
 
-    def _has_rows_for(self, position: int, option: ShardingType) -> bool:
-        """Return whether every device receives at least one row."""
-        devices = option.span(self.task.machine)
-        return len(row_starts(self.task.tables[position].num_rows, devices)) == devices
 
-    def option_of(self, group: int, name: str, widths: Sequence[int], storage: Storage = ON_DEVICE) -> ShardingOption:
-        """A table sharded in a type, in parts of these widths, and kept so."""
-        (position,) = self.groups[group].tables
-        return self._option(position, name, tuple(widths), storage)
+def _num_options(runs: Sequence[OptionRun]) -> int:
+    return sum(len(run.cuts.slots) for run in runs)
 
-    def _option(self, position: int, name: str, widths: tuple[int, ...], storage: Storage) -> ShardingOption:
-        """Cut a table into these widths; of its rows, the part with the most lookups stands for all."""
-        table, own, machine = self.task.tables[position], TYPES[name], self.task.machine
-        rows = busiest_rows(table, own.span(machine) if own.cuts_rows else 1)
-        devices = tuple(range(machine.num_devices if own.is_replicated else 1))
-        part_of = {width: TablePart(table.name, rows, Span(0, width), devices, storage) for width in widths}
-        for part in part_of.values():
-            if (position, name, part) not in self._piece_of:
-                self._piece_of[position, name, part] = self._piece([(position, part)], name)
-        pieces = tuple(self._piece_of[position, name, part_of[width]] for width in widths)
-        return self._option_in(name, pieces, storage)
 
-    def _option_in(self, name: str, pieces: tuple[Piece, ...], storage: Storage) -> ShardingOption:
-        machine = self.task.machine
-        return ShardingOption(name, TYPES[name].span(machine), TYPES[name].home_span(machine), pieces, storage)
-
-    def _piece(self, parts: Sequence[tuple[int, TablePart]], option: str) -> Piece:
-        devices, is_replica = self.task.num_devices, TYPES[option].is_replicated
-        of_call: dict[int, tuple[Lookup, ...]] = {}
-        volumes, memory, offloads, values = [], [], [], 0.0
-        for position, part in parts:
-            table = self.task.tables[position]
-            call = self._call(table, option)
-            own = replica_lookups(table, self.task) if is_replica else part_lookups(part, table, self.task)
-            of_call[call] = (*of_call.get(call, ()), *own)
-            memory.append(memory_of_part(self.task, table, part))
-            if is_replica:
-                values += table.num_rows * table.embedding_dim
-                continue
-            volumes.append(
-                part_volume(table, option, part.columns.size, lookup_share(table, part.rows), devices).numbers_V
-            )
-            offloads.append(self.costs.offload_K2(part, table))
-        piece = Piece(
-            number=len(self.pieces),
-            columns=sum(part.columns.size for _, part in parts),
-            span=TYPES[option].span(self.task.machine),
-            cells=tuple((call, self.lookups.row(lookups)) for call, lookups in of_call.items()),
-            volume_V=np.sum(volumes, axis=0) if volumes else np.zeros(len(VOLUMES)),
-            size_bytes=sum(one.device_bytes for one in memory),
-            host_bytes=sum(one.host_bytes for one in memory),
-            ssd_bytes=sum(one.ssd_weights for one in memory),
-            offload_K2=tuple(map(tuple, np.sum(offloads, axis=0).tolist())) if any(offloads) else (),
-            values=values,
-        )
-        self.pieces.append(piece)
-        return piece
-
-    def _call(self, table: Table, option: str) -> int:
-        call = kernel_call(table, option, self.task.optimizer_of(table.name))
-        if call not in self.calls:
-            self.calls[call] = len(self.calls)
-            self.collective_of_call.append((call.module, call.sharding_type))
-        return self.calls[call]
+def _has_rows_for(table: Table, devices: int) -> bool:
+    """Return whether every device receives at least one row."""
+    return len(row_starts(table.num_rows, devices)) == devices
 
 
 def is_short_of_memory(task: ShardingTask) -> bool:
-    """Whether tables may leave device memory, and fill it as far as it is filled gladly, or one must leave it."""
+    """Return True if tables may leave device memory, and either fill ``SHORT_SHARE`` of it or one of them must."""
     if not task.may_offload:
         return False
     return sum(task.table_bytes) > SHORT_SHARE * sum(task.room_bytes) or any(
         FUSED not in task.kernels_of(position) for position in range(len(task.tables))
     )
+
+
+@lru_cache(maxsize=4096)
+def _whole(columns: int) -> Cuts:
+    return Cuts.of([(columns,)])
+
+
+@lru_cache(maxsize=4096)
+def _usual_cuts(columns: int, most: int, least_width: int, fewest: int, tries_all: bool) -> Cuts:
+    found = column_cuts(columns, most, least_width, fewest)
+    return Cuts.of(one for one in found if tries_all or len(one).bit_count() == 1 or len(one) == fewest)
 
 
 def column_cuts(columns: int, most: int, least_width: int, fewest: int = 2) -> Iterator[tuple[int, ...]]:

@@ -114,12 +114,13 @@ def replan(
     config: PlaceConfig | None = None,
     tables_from: str | None = None,
 ) -> PlacementAnswer:
-    """Place today's tables on the devices, and by the rules, of an old answer.
+    """Place today's tables on the devices, and by the rules, of an old answer, no worse than it does.
 
     Raises:
         InfeasibleTask: if they do not fit there any more.
     """
-    return place_request(request_now(old.request, tables, batch_size), model, config, tables_from=tables_from)
+    request = request_now(old.request, tables, batch_size)
+    return place_request(request, model, config, tables_from=tables_from, known=(old.parts,))
 
 
 def request_now(old: PlacementRequest, tables: TableSet, batch_size: int) -> PlacementRequest:

@@ -141,8 +141,11 @@ class ModelPlanner:
         model, hardware = chosen_model(knobs.search.model, knobs.machine.hardware, on)
         config = PlaceConfig(replace(effort_called(knobs.search.effort), time_limit_s=limit_s), knobs.search.seed)
 
-        def count(predicted_ms: float) -> None:
-            result.num_found += 1
+        better_ms: set[float] = set()
+
+        def count(predicted_ms: float, done: float) -> None:
+            better_ms.add(predicted_ms)
+            result.num_found = len(better_ms)
 
         theirs = _default_plan(request, limit_s)
         if limit_s is not None:

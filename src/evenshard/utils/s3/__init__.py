@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 
+from evenshard.utils.atomic import scratch_folder
 from evenshard.utils.errors import BadConfig, BadInput
 from evenshard.utils.s3.client import SCHEME, Address
 from evenshard.utils.s3.transfer import content_hash, download, remove, upload
-from evenshard.utils.scratch import scratch_folder
 
 __all__ = [
     "SCHEME",

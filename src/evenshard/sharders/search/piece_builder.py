@@ -1,0 +1,221 @@
+"""The pieces of all options of a search, built as arrays.
+
+Pieces of a table that share a sharding type and a storage differ only in their columns. Memory and volumes grow in
+proportion to the columns, beside a constant, so that each table is asked twice, whatever the number of its pieces.
+
+Legend: L lines, P pieces, E some of them, C cells (kernel calls of a piece), V kinds of volumes, K kinds of devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+
+from evenshard.measure.collectives import VOLUMES, part_volume
+from evenshard.measure.kernel_calls import KernelCall, Lookup, kernel_call, part_lookups, replica_lookups
+from evenshard.measure.price.loads import Indices, LookupColumns, repeat_numbers
+from evenshard.measure.price.step import PartCosts
+from evenshard.placement.parts import COLUMN_STEP, Span, Storage, TablePart, busiest_rows, lookup_share, whole_part
+from evenshard.placement.sharding import DEVICE, NODE, TABLE_WISE, TYPES
+from evenshard.placement.task import memory_of_part
+from evenshard.tables.reuse import FloatArray
+from evenshard.tables.table import Table
+
+_volumes_of = attrgetter(*VOLUMES)
+_NO_BYTES, _NO_VOLUMES = (0, 0, 0), (0.0,) * len(VOLUMES)
+# Where the numbers of a line end: see ``PieceBuilder``.
+_ENDS = tuple(accumulate((1, 3, 3, len(VOLUMES), len(VOLUMES), 1)))
+
+
+class _Strip(NamedTuple):
+    """Rows of a table that live together, whatever their columns.
+
+    Attributes:
+        rows: the rows.
+        line: number of its line.
+        lookups: of all columns.
+        row_of: row of the columns of lookups, by width.
+    """
+
+    rows: Span
+    line: int
+    lookups: tuple[Lookup, ...]
+    row_of: dict[int, int]
+
+
+@dataclass(frozen=True)
+class PieceArrays:
+    """All pieces as arrays.
+
+    Attributes:
+        columns_P: columns of each.
+        span_P: devices, one after the other, that each have as much of it.
+        size_P, host_P, ssd_P: bytes of device memory, of the host's memory, and of the host's SSDs.
+        values_P: weights of a replica.
+        volume_PV: volumes that it adds to each of its devices (``PartVolume``).
+        offload_PK2: added time of forward and backward outside of device memory, ms; zeros in device memory.
+        cells_P: cells of each: a kernel call and a row of the matrix of columns, each call once. ``call_C`` and
+            ``row_C`` have those of all pieces, the first at ``first_P``.
+    """
+
+    columns_P: Indices
+    span_P: Indices
+    size_P: Indices
+    host_P: Indices
+    ssd_P: Indices
+    values_P: FloatArray
+    volume_PV: FloatArray
+    offload_PK2: FloatArray
+    cells_P: Indices
+    first_P: Indices
+    call_C: Indices
+    row_C: Indices
+
+    def cells_of(self, piece_E: Indices) -> tuple[Indices, Indices]:
+        """Return the number of each cell's piece in ``piece_E``, and the number of the cell."""
+        from_C, offset_C = repeat_numbers(self.cells_P[piece_E])
+        return from_C, self.first_P[piece_E[from_C]] + offset_C
+
+
+class PieceBuilder:
+    """Numbers pieces, kernel calls and lookups.
+
+    Attributes:
+        calls: kernel calls by number.
+        collective_of_call: the module and the type of each kernel call; calls that share them share a collective.
+        lookups: all that is looked up by any piece, complete after ``lookups.update()``.
+    """
+
+    def __init__(self, costs: PartCosts) -> None:
+        self.calls: dict[KernelCall, int] = {}
+        self.collective_of_call: list[tuple[str, str]] = []
+        self.lookups = LookupColumns(costs.prices)
+        self._costs, self._task = costs, costs.task
+        self._every_device = tuple(range(costs.task.num_devices))
+        # By table, where its rows live, and storage.
+        self._strips: dict[tuple[int, str, Storage], _Strip] = {}
+        # Of each line: the span, three sizes in bytes, their growth with each ``COLUMN_STEP`` columns, volumes, their
+        # growth with each column, and the weights of a replica. Numbers in one list, which costs the least to make.
+        self._numbers: list[float] = []
+        self._line_P: list[int] = []
+        self._columns_P: list[int] = []
+        self._cells_P: list[int] = []
+        self._call_C: list[int] = []
+        self._row_C: list[int] = []
+        self._offload_K2_of: dict[int, tuple[tuple[float, float], ...]] = {}
+
+    def add(self, position: int, name: str, storage: Storage, widths: Sequence[int]) -> int:
+        """Add a piece of a table for each of these widths, and return the number of the first.
+
+        Of a table that is cut by rows, the part with the most lookups stands for all.
+        """
+        table, first, count = self._task.tables[position], len(self._columns_P), len(widths)
+        key = position, TYPES[name].scope, storage
+        if (strip := self._strips.get(key)) is None:
+            strip = self._strips[key] = self._strip(position, name, storage)
+        row_of = strip.row_of
+        for width in widths:
+            if width not in row_of:
+                row_of[width] = self.lookups.row(strip.lookups, width)
+        self._columns_P += widths
+        self._line_P += [strip.line] * count
+        self._cells_P += [1] * count
+        self._call_C += [self._call(table, name)] * count
+        self._row_C += [row_of[width] for width in widths]
+        if not storage.is_on_device:
+            for number, width in enumerate(widths, first):
+                part = TablePart(table.name, strip.rows, Span(0, width), (0,), storage)
+                self._offload_K2_of[number] = self._costs.offload_K2(part, table)
+        return first
+
+    def add_together(self, members: Sequence[int], storage: Storage) -> int:
+        """Add the piece of whole tables that stay together, and return its number."""
+        number, of_call = len(self._columns_P), dict[int, tuple[Lookup, ...]]()
+        parts = [(self._task.tables[at], whole_part(self._task.tables[at], (0,), storage)) for at in members]
+        lines = [self._line(table, part, TABLE_WISE) for table, part in parts]
+        for table, part in parts:
+            call = self._call(table, TABLE_WISE)
+            of_call[call] = (*of_call.get(call, ()), *part_lookups(part, table, self._task))
+        self._columns_P.append(sum(table.embedding_dim for table, _ in parts))
+        self._line_P.append(self._add_line((lines[0][0], *np.sum(lines, axis=0)[1:].tolist())))
+        self._cells_P.append(len(of_call))
+        self._call_C += of_call
+        self._row_C += map(self.lookups.row, of_call.values())
+        if not storage.is_on_device:
+            each = np.array([self._costs.offload_K2(part, table) for table, part in parts])
+            self._offload_K2_of[number] = tuple(map(tuple, each.sum(axis=0).tolist()))
+        return number
+
+    def arrays(self) -> PieceArrays:
+        """All pieces."""
+        columns_P = np.array(self._columns_P, dtype=np.int64)
+        numbers_P = np.array(self._numbers, dtype=np.float64).reshape(-1, _ENDS[-1])[self._line_P]
+        span_P1, bytes_P3, more_P3, volume_PV, more_PV, values_P1 = np.split(numbers_P, _ENDS[:-1], axis=1)
+        bytes_P3 = bytes_P3 + more_P3 * (columns_P // COLUMN_STEP)[:, None]
+        size_P, host_P, ssd_P = bytes_P3.T.astype(np.int64)
+        offload_PK2 = np.zeros((len(columns_P), len(self._costs.kinds), 2))
+        for number, offload_K2 in self._offload_K2_of.items():
+            offload_PK2[number] = offload_K2
+        cells_P = np.array(self._cells_P, dtype=np.int64)
+        return PieceArrays(
+            columns_P,
+            span_P1[:, 0].astype(np.int64),
+            size_P,
+            host_P,
+            ssd_P,
+            values_P1[:, 0],
+            volume_PV + more_PV * columns_P[:, None],
+            offload_PK2,
+            cells_P,
+            np.cumsum(cells_P) - cells_P,
+            np.array(self._call_C, dtype=np.int64),
+            np.array(self._row_C, dtype=np.int64),
+        )
+
+    def _strip(self, position: int, name: str, storage: Storage) -> _Strip:
+        table, own = self._task.tables[position], TYPES[name]
+        rows = busiest_rows(table, own.span(self._task.machine)) if own.cuts_rows else Span(0, table.num_rows)
+        devices = self._every_device if own.is_replicated else (0,)
+        part = TablePart(table.name, rows, Span(0, table.embedding_dim), devices, storage)
+        may_be_cut = own.scope in (DEVICE, NODE) and table.embedding_dim % COLUMN_STEP == 0
+        line = self._add_line(self._line(table, part, name, may_be_cut and table.embedding_dim > COLUMN_STEP))
+        lookups = replica_lookups(table, self._task) if own.is_replicated else part_lookups(part, table, self._task)
+        return _Strip(rows, line, lookups, {})
+
+    def _line(self, table: Table, part: TablePart, name: str, may_be_cut: bool = False) -> tuple[float, ...]:
+        """Return the numbers of a part, with those of narrower parts only where it may be cut."""
+        span, columns = TYPES[name].span(self._task.machine), table.embedding_dim
+        whole_3 = self._bytes_3(table, part)
+        if TYPES[name].is_replicated:
+            return (span, *whole_3, *_NO_BYTES, *_NO_VOLUMES, *_NO_VOLUMES, float(table.num_rows * columns))
+        share, devices = lookup_share(table, part.rows), self._task.num_devices
+        if not may_be_cut:
+            volume_V = _volumes_of(part_volume(table, name, columns, share, devices))
+            return (span, *whole_3, *_NO_BYTES, *volume_V, *_NO_VOLUMES, 0.0)
+        narrow = TablePart(part.table, part.rows, Span(0, COLUMN_STEP), part.devices, part.storage)
+        steps, least_3 = columns // COLUMN_STEP, self._bytes_3(table, narrow)
+        more_3 = [(whole - least) // (steps - 1) for whole, least in zip(whole_3, least_3, strict=True)]
+        bytes_3 = [least - more for least, more in zip(least_3, more_3, strict=True)]
+        none_V, one_V = (_volumes_of(part_volume(table, name, at, share, devices)) for at in (0, 1))
+        more_V = [one - none for one, none in zip(one_V, none_V, strict=True)]
+        return (span, *bytes_3, *more_3, *none_V, *more_V, 0.0)
+
+    def _add_line(self, line: tuple[float, ...]) -> int:
+        self._numbers += line
+        return len(self._numbers) // _ENDS[-1] - 1
+
+    def _bytes_3(self, table: Table, part: TablePart) -> tuple[int, ...]:
+        memory = memory_of_part(self._task, table, part)
+        return memory.device_bytes, memory.host_bytes, memory.ssd_weights
+
+    def _call(self, table: Table, name: str) -> int:
+        call = kernel_call(table, name, self._task.optimizer_of(table.name))
+        if call not in self.calls:
+            self.calls[call] = len(self.calls)
+            self.collective_of_call.append((call.module, call.sharding_type))
+        return self.calls[call]

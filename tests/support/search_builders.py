@@ -1,0 +1,101 @@
+"""Small tasks for tests of the search, and every placement of the smallest ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import islice, permutations, product
+
+import numpy as np
+
+from evenshard.measure.collectives import Links
+from evenshard.measure.link import LINKS
+from evenshard.measure.price.step import DeviceKind, PartCosts
+from evenshard.measure.simulated.gpu_profile import gpu_profile
+from evenshard.measure.simulated.price import simulated_kind
+from evenshard.placement.machine import Machine
+from evenshard.placement.parts import TablePart
+from evenshard.placement.sharding import sharding_type
+from evenshard.placement.task import ShardingTask, TableLimits
+from evenshard.sharders.search.chains import chains_of, choices_from
+from evenshard.sharders.search.choices import parts_of
+from evenshard.sharders.search.greedy import GreedyPlacer, GreedyStarts, Placed
+from evenshard.sharders.search.sharding_option import Choice
+from evenshard.sharders.search.space import SearchSpace
+from evenshard.tables.table import Table
+
+GB = 2**30
+FOUR, TWO_NODES = Machine.one_node(4), Machine(4, 2, inter="infiniband_ndr")
+
+
+@cache
+def _kind(profile: str) -> DeviceKind:
+    return simulated_kind(gpu_profile(profile), Machine(1, 1))
+
+
+def some_tables(count: int, seed: int = 5) -> tuple[Table, ...]:
+    """Tables of unlike sizes, widths and pooling factors."""
+    rng = np.random.default_rng(seed)
+    return tuple(
+        Table(f"t{n}", int(10 ** rng.uniform(2, 6.5)), int(rng.choice([16, 64, 128])), float(rng.choice([1, 5, 40])))
+        for n in range(count)
+    )
+
+
+def costs_of(
+    tables: Sequence[Table],
+    machine: Machine = FOUR,
+    room_bytes: int = 64 * GB,
+    profile: str = "h200",
+    **changes: object,
+) -> PartCosts:
+    """Costs on simulated GPUs with so much memory each, and with other fields of the task."""
+    task = ShardingTask(tuple(tables), machine, (room_bytes,) * machine.num_devices, 16_384)
+    inter = LINKS["infiniband_ndr"] if machine.num_domains > 1 else None
+    links = Links(LINKS[f"nvlink_{profile}"], inter)
+    task = replace(task, **changes)  # type: ignore[arg-type]
+    return PartCosts(task, [_kind(profile)], [0] * machine.num_devices, links)
+
+
+def of_types(tables: Sequence[Table], *types: str) -> tuple[TableLimits, ...]:
+    """The same sharding types for all tables."""
+    return (TableLimits(frozenset(types)),) * len(tables)
+
+
+def starts_of(costs: PartCosts) -> GreedyStarts:
+    space = SearchSpace(costs)
+    return GreedyStarts(GreedyPlacer(space))
+
+
+def parts_of_start(starts: GreedyStarts, placed: Placed) -> tuple[TablePart, ...]:
+    return parts_of(starts.space, choices_from(starts.table, placed.start.option_G, placed.place_GS))
+
+
+def types_of(task: ShardingTask, parts: Sequence[TablePart]) -> dict[str, str]:
+    """The sharding type of each table."""
+    by_name = {table.name: table for table in task.tables}
+    of_table: dict[str, list[TablePart]] = {name: [] for name in by_name}
+    for part in parts:
+        of_table[part.table].append(part)
+    return {name: sharding_type(own, by_name[name], task.machine) for name, own in of_table.items()}
+
+
+def all_choices(space: SearchSpace, group: int) -> Iterator[Choice]:
+    """Yield every option of a group, everywhere."""
+    for number, option in enumerate(space.options(group)):
+        in_home = option.home_span // option.span
+        for first in range(0, space.task.num_devices // option.span, in_home):
+            for places in permutations(range(first, first + in_home), len(option.pieces)):
+                yield Choice(number, places)
+
+
+def least_ms(space: SearchSpace) -> float:
+    """The time of the best of all placements with enough memory; rules of tables are not checked."""
+    per_group = [list(all_choices(space, group)) for group in range(len(space.groups))]
+    found, rest = float("inf"), product(*per_group)
+    while placements := list(islice(rest, 4096)):
+        chains = chains_of(space, placements)
+        fits_N = chains.overflow_N == 0
+        found = min(found, float(chains.cost_N[fits_N].min(initial=np.inf)))
+    return found
