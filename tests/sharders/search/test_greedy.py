@@ -22,6 +22,8 @@ from evenshard.placement.sharding import (
 )
 from evenshard.placement.task import ShardingTask, TableLimits
 from evenshard.sharders.search.greedy import (
+    BY_COLUMNS,
+    EIGHTHS,
     SHARES_OF_MEMORY,
     GreedyStarts,
     Placed,
@@ -131,7 +133,7 @@ def test_devices_get_tables_as_long_as_they_have_memory() -> None:
     assert one.overflow == 0 and np.bincount(one.place_GS[:, 0]).tolist() == [2] * 4
 
 
-def test_tables_sorted_by_width_leave_devices_of_one_width() -> None:
+def test_each_class_of_widths_has_devices_of_its_own() -> None:
     """Narrow tables on the first devices, wide ones on the last, with an equal share of the work each."""
     tables = tuple(Table(f"t{at}", 10**5, (128, 16)[at % 2], 8.0) for at in range(16))
     starts = starts_of(costs_of(tables, profile="h100"))
@@ -140,6 +142,26 @@ def test_tables_sorted_by_width_leave_devices_of_one_width() -> None:
     assert [max(own) for own in widths] == sorted(max(own) for own in widths)
     assert sum(len(own) > 1 for own in widths) <= 1 and widths[0] != widths[-1]
     assert loads(starts, one).max() < 2 * loads(starts, one).mean()
+
+
+def test_wide_tables_are_cut_as_far_as_devices_with_wide_pieces_have_no_memory() -> None:
+    """Most bytes are of wide tables and most work is of narrow ones: devices that all are full have pieces alike."""
+    tables = [Table(f"wide{at}", 10**5, 128, 1.0) for at in range(12)]
+    tables += [Table(f"narrow{at}", 10**5, 16, 8.0) for at in range(24)]
+    starts = starts_of(costs_of(tables, room_bytes=int(0.3 * sum(one.size_bytes for one in tables)), profile="h100"))
+    found = []
+    for one in starts.all():
+        if one.start.by_width and not one.overflow:
+            widths = [0] * 4
+            for part in parts_of_start(starts, one):
+                widths[part.device] = max(widths[part.device], part.columns.size)
+            found.append(widths)
+    assert any(widths[0] <= 32 < widths[-1] == 128 for widths in found)
+    table, shares = starts.table, []
+    for start in starts._widen(BY_COLUMNS):
+        bytes_G = (table.bytes_O * table.count_O)[start.option_G]
+        shares.append(bytes_G[table.width_O[start.option_G] == 128].sum() / bytes_G.sum())
+    assert 0.3 < max(shares) <= max(EIGHTHS) / 8
 
 
 # Options --------------------------------------------------------------------------------------------------------------
