@@ -19,7 +19,7 @@ from benchmarks.shardbench.results import FITS, ILLEGAL, NO_PLAN, ORACLES, OVER_
 OURS = "evenshard"
 # Whom evenshard is compared with: the best plan of each family, by the oracle that is asked.
 FAMILIES = {
-    "TorchRec as it comes": ("torchrec_default",),
+    "TorchRec's default": ("torchrec_default",),
     "TorchRec swept": ("torchrec_default", "torchrec_swept"),
     "rules of thumb": ("greedy", "rule_of_thumb"),
     "learned": ("dreamshard", "autoshard"),

@@ -119,7 +119,7 @@ def means_in_rows(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]
 
 
 def as_cut(task: ShardingTask, by_table: Mapping[str, Sequence[TablePart]]) -> ShardingTask:
-    """The task in which collections with MEAN tables that a placement cuts by rows alone may be cut so alone.
+    """Return the task in which collections with MEAN tables that a placement has in rows must stay in rows.
 
     In it such a placement is legal, and no other type of a table of such a collection is.
     """

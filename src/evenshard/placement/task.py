@@ -388,7 +388,7 @@ def cut_by_rows(task: ShardingTask, collections: Collection[object]) -> Sharding
 
 
 def allow_means_of_rows(task: ShardingTask) -> ShardingTask:
-    """The task of a search: collections with MEAN tables may be cut by rows, and are where a rule leaves no other type.
+    """Return the task of a search. Rows of MEAN tables are allowed, and required where a rule leaves no other type.
 
     Only a placement that ``plan.check_sharding`` allows is an answer to it.
     """

@@ -258,7 +258,7 @@ def make_small_tables_whole(costs: PartCosts, found: PredictedParts) -> Predicte
 
 
 def _with_whole(costs: PartCosts, found: PredictedParts, tables: Sequence[Table]) -> PredictedParts:
-    """Put these tables, one after the other, on the device with the least work."""
+    """Place tables one by one on the device with the least work."""
     names = {table.name for table in tables}
     parts, own = [], dict[str, TablePart]()
     for part in found.parts:

@@ -317,7 +317,7 @@ def cost_model_round(
 def calibrate(
     model: CostModel, measured: Sequence[MeasuredPlacement], held_out_by_N: torch.Tensor
 ) -> tuple[Calibration, float]:
-    """What the held-out errors say about intervals, and their median in per cent.
+    """Return the widths of intervals by held-out errors, and the median error in per cent.
 
     Whole placements count; random shards only where nothing else was measured. A single member errs more than the
     ensemble does, which makes up for the tables that the other placements share with a held-out one.
@@ -356,7 +356,7 @@ def _members_KN(predicted: Sequence[PredictedParts]) -> torch.Tensor:
 
 
 def conformal_factor(errors_N: torch.Tensor, deviations_N: torch.Tensor) -> float:
-    """How many deviations wide an interval must be to hold a new error nine times in ten.
+    """Return the deviations by which an interval must be wide to hold a new error nine times in ten.
 
     Of n errors and a new one, any order is as likely: that is why it is the 0.9 (n + 1)-th of them.
     """

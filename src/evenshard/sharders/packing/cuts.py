@@ -105,7 +105,7 @@ class Grid:
         return [part for node, columns in cut if columns.size for part in cut_rows(table, node.tolist(), columns)]
 
     def most_blocks(self, left_D: npt.NDArray[np.int64]) -> int:
-        """Return the blocks of the widest part that the devices of a node have room for; 0 for none."""
+        """Return the blocks of the widest part that fits in memory on a node's devices; 0 for none."""
         most = [
             (left - line.part.device) // max(line.block.device, 1)
             for left, (_, line) in zip(left_D.tolist(), self.even, strict=False)

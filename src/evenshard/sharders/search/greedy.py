@@ -159,7 +159,7 @@ class GreedyPlacer:
         return _cheapest(self.table, self.works.total_O + FAULT * fault_O)
 
     def place(self, option_NG: Indices, by_width_N: Mask, scale_NG: FloatArray | float = 1.0) -> Indices:
-        """[N, G, S] places of all groups, whose works are scaled; memory may not suffice."""
+        """Return the places of all groups, [N, G, S]. They may need more memory than there is."""
         table, devices, works = self.table, self._devices, self.works
         count, groups = option_NG.shape
         place_NGS = np.zeros((count, groups, table.most_pieces), dtype=table.place_type)
@@ -413,7 +413,7 @@ class GreedyStarts:
         return _cheapest(table, work_O + high * bytes_O)
 
     def _widen(self, types: frozenset[str]) -> Iterator[Start]:
-        """Yield starts with wide pieces on some eighths of the devices, as far as their work and memory go there."""
+        """Yield starts that keep wide pieces on some eighths of the devices, within their work and memory."""
         works, table, lanes = self.works, self.table, [*self.space.lane_limits, np.inf]
         bytes_O = (table.bytes_O * table.count_O).astype(np.float64)
         narrow_G, *wider = (self.options(types, works.even_ms, lane) for lane in lanes)
@@ -446,7 +446,7 @@ class GreedyStarts:
                 yield Start(f"{number} {name} in {count} beside {start.family}", option_G)
 
     def means_in_rows(self, starts: Sequence[Placed]) -> list[Placed]:
-        """Return the best of starts, now with collections with MEAN tables in rows: each by itself, and all."""
+        """Return the best starts with one collection of MEAN tables put in rows, and with all of them."""
         table, means, found = self.table, self.space.means, list[Placed]()
         if not means.names:
             return found

@@ -209,7 +209,7 @@ class PlanSearch:
     def legal_starts(
         self, placer: GreedyPlacer, option_NG: Indices, place_NGS: Indices, moves: Moves | None = None
     ) -> Best:
-        """Return the placements that the rules allow; memory may not suffice."""
+        """Return the placements that the rules allow. They may need more memory than there is."""
         chains = Chains(self.space, option_NG, place_NGS, moves=moves)
         return Best.of(chains).select(np.flatnonzero(placer.is_legal(chains)))
 
